@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vit_jax.hosts import cluster
-from vit_jax.hosts.join import find_place
-from vit_jax.hosts.slurm import find_host, idle_tasks
+from vit_jax.hosts.join import find_process
+from vit_jax.hosts.slurm import count_idle_tasks, find_host
 
 EXPLICIT = {
     "VIT_JAX_COORDINATOR": "a:1234",
@@ -44,7 +44,7 @@ SLURM |= {
 
 
 def find(environment, *, gpus=0):
-    return find_place(
+    return find_process(
         environment,
         has_tpu=False,
         count_gpus=lambda: gpus,
@@ -52,8 +52,8 @@ def find(environment, *, gpus=0):
     )
 
 
-def numbers(place):
-    return place.coordinator, place.num_processes, place.process_id
+def numbers(process):
+    return process.coordinator, process.num_processes, process.process_id
 
 
 def without(environment, *names):
@@ -182,7 +182,9 @@ def pod(monkeypatch):
 
 
 def on_tpu(environment):
-    return find_place(environment, has_tpu=True, count_gpus=lambda: 0, find_host=lambda node: node)
+    return find_process(
+        environment, has_tpu=True, count_gpus=lambda: 0, find_host=lambda node: node
+    )
 
 
 def test_a_tpu_pod_as_jax_sees_it(pod):
@@ -228,7 +230,7 @@ def test_jaxs_private_detection_has_the_names_that_are_used():
         for name in ("get_process_count", "get_process_id", "get_coordinator_address"):
             assert callable(getattr(kind, name)), moved
 
-    assert cluster.tpu_place({}, 1) is None
+    assert cluster.find_tpu_process({}, 1) is None
 
 
 OF_A_JOB = {
@@ -278,9 +280,9 @@ def test_a_step():
 )
 def test_a_shell_in_a_job_runs_alone(shell):
     assert find(shell) is None
-    assert idle_tasks(OF_A_JOB) == 4
-    assert idle_tasks(SLURM | OF_A_JOB) == 0
-    assert idle_tasks({"SLURM_NTASKS": "4"}) == 0
+    assert count_idle_tasks(OF_A_JOB) == 4
+    assert count_idle_tasks(SLURM | OF_A_JOB) == 0
+    assert count_idle_tasks({"SLURM_NTASKS": "4"}) == 0
 
 
 def test_a_step_of_one_task_in_a_job_of_many():

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from vit_jax.hosts import exits, peers
-from vit_jax.hosts.peers import LOST_SECONDS, POLL_SECONDS, Peers
+from vit_jax.hosts.peers import LOST_SECONDS, POLL_SECONDS, PeerMonitor
 
 
 class Store:
@@ -59,7 +59,9 @@ def run(ended, clock):
     store = Store()
 
     def process(number):
-        made = Peers(store, number, 3, leave=lambda exit_code: ended.setdefault(number, exit_code))
+        made = PeerMonitor(
+            store, number, 3, leave=lambda exit_code: ended.setdefault(number, exit_code)
+        )
         made.step_done(7)
         made.clock = clock
         made.ended = ended
@@ -217,7 +219,7 @@ def test_a_process_that_was_stopped_and_resumed_has_not_hung(run, clock, ended):
 
 
 def test_a_run_of_one_process_cannot_lose_any(ended, clock):
-    alone = Peers(
+    alone = PeerMonitor(
         None,
         0,
         1,

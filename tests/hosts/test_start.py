@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.launchers import free_port
 from vit_jax import hosts
-from vit_jax.hosts.cluster import Place
+from vit_jax.hosts.cluster import ProcessInfo
 from vit_jax.hosts.join import start_service, tell_service
 
 
@@ -100,7 +100,7 @@ def test_cpus_connect_when_all_processes_are_there(fresh, service):
         process_allgather=lambda _: service.barriers.append("collective")
     )
     fresh.global_state = types.SimpleNamespace(client=service, process_id=0, num_processes=2)
-    fresh.Peers = lambda *_, **__: types.SimpleNamespace(start=lambda: None)
+    fresh.PeerMonitor = lambda *_, **__: types.SimpleNamespace(start=lambda: None)
     fresh.atexit = types.SimpleNamespace(register=lambda *_: None)
     fresh.start()
     fresh.start()  # has no effect
@@ -136,8 +136,8 @@ def test_errors_are_reported_unless_all_processes_raise_them(monkeypatch):
     assert heard == [error]
 
 
-def place():
-    return Place(
+def process_info():
+    return ProcessInfo(
         launcher="test",
         coordinator=f"127.0.0.1:{free_port()}",
         num_processes=2,
@@ -146,7 +146,7 @@ def place():
 
 
 def test_the_service_continues_after_the_first_process_for_the_given_time():
-    service = start_service(place())
+    service = start_service(process_info())
 
     assert service is not None
 
@@ -173,10 +173,10 @@ def test_a_jaxlib_that_has_no_such_service(monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", without)
 
-    assert start_service(place()) is None
+    assert start_service(process_info()) is None
 
 
 def test_an_address_that_cannot_be_listened_on(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/echo")  # prints something else than ready
     with pytest.raises(ValueError, match="The first process cannot listen on"):
-        start_service(place())
+        start_service(process_info())

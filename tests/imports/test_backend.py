@@ -89,7 +89,7 @@ def test_the_other_processes_of_a_run_hear_the_same_message(monkeypatch):
     monkeypatch.setattr(
         hosts,
         "_this_process",
-        type("Peers", (), {"fail": staticmethod(heard.append)}),
+        type("PeerMonitor", (), {"fail": staticmethod(heard.append)}),
     )
 
     with rejects("JAX_PLATFORMS=bogus"), hosts.ends_together():

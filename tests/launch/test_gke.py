@@ -15,7 +15,7 @@ import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
 from tests.launch.conftest import STAND_INS
-from vit_jax.hosts.cluster import jobset_place
+from vit_jax.hosts.cluster import read_jobset_process
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 KUBERNETES = "1.33"
@@ -173,10 +173,10 @@ def test_gpus_are_told_where_the_others_are():
     # The names and numbers are those that vit_jax/hosts reads; Kubernetes sets
     # JOB_COMPLETION_INDEX.
     known = {"JOBSET_NAME": "vit-h", "REPLICATED_JOB_NAME": replicated["name"], "JOB_INDEX": "2"}
-    place = jobset_place(values | known | {"JOB_COMPLETION_INDEX": "1"})
+    process = read_jobset_process(values | known | {"JOB_COMPLETION_INDEX": "1"})
 
-    assert (place.num_processes, place.process_id) == (12, 9)
-    assert place.coordinator == "vit-h-worker-0-0.vit-h:8476"
+    assert (process.num_processes, process.process_id) == (12, 9)
+    assert process.coordinator == "vit-h-worker-0-0.vit-h:8476"
     assert {"containerPort": 8476} in container["ports"]
 
 

@@ -1,7 +1,7 @@
-"""The processes of one run: how they find each other, which one prints and writes, and that all end together.
+"""The processes of one run: they find each other, one prints and writes, and all end together.
 
-`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` watches,
-`notice` polls the platform, `exits` has exit codes.
+`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` monitors the
+other processes, `notice` polls the platform, `exits` has exit codes.
 """
 
 import atexit
@@ -22,12 +22,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.hosts import exits, peers
 from vit_jax.hosts.internals import global_state
-from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
-from vit_jax.hosts.peers import MEETING_SECONDS, Peers, Report, Verdict
+from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_this_process, join, tell_service
+from vit_jax.hosts.peers import MEETING_SECONDS, PeerMonitor, Report, Verdict
 from vit_jax.imports.backend import explained_backend
 
 __all__ = [
-    "Peers",
+    "PeerMonitor",
     "Report",
     "Verdict",
     "ends_together",
@@ -36,14 +36,13 @@ __all__ = [
     "is_first",
     "start",
     "this_process",
+    "wait_for_all",
 ]
-__all__ += ["wait_for_all"]
 
 _LOST_SECONDS = "VIT_JAX_LOST_SECONDS"
-_folders = itertools.cycle(
-    ("vit_jax/gathered/even", "vit_jax/gathered/odd")
-)  # of the store, for `gather`
-_this_process: Peers | None = None
+_folders = itertools.cycle(("vit_jax/gathered/even", "vit_jax/gathered/odd"))
+"""Folders of the store, for `gather`."""
+_this_process: PeerMonitor | None = None
 
 
 def start() -> None:
@@ -59,16 +58,18 @@ def start() -> None:
     global _this_process
     if _this_process is not None:
         return
-    lost_seconds = _lost_seconds()
-    place = None
+    lost_seconds = _read_lost_seconds()
+    process = None
     service = None
     if not jax.distributed.is_initialized():
-        place = find_own_place()
-        service = join(place, lost_seconds + 10) if place else None
+        process = find_this_process()
+    if process is not None:
+        service = join(process, lost_seconds + 10)
+
     if global_state.client is None:
-        _this_process = Peers(None, 0, 1)
+        _this_process = PeerMonitor(None, 0, 1)
         return
-    _this_process = Peers(
+    _this_process = PeerMonitor(
         global_state.client,
         global_state.process_id,
         global_state.num_processes,
@@ -78,9 +79,10 @@ def start() -> None:
     _this_process.start()
     atexit.register(_end, _this_process, service)
     _connect()
-    if place and place.process_id == 0:
+    if process is not None and process.process_id == 0:
         print(
-            f"{place.num_processes} processes by {place.launcher}, the first at {place.coordinator}",
+            f"{process.num_processes} processes by {process.launcher}, "
+            f"the first at {process.coordinator}",
             flush=True,
         )
 
@@ -93,20 +95,20 @@ def _connect() -> None:
     the collective itself.
     """
     wait_for_all("devices")
-    if jax.process_count() > 1 and jax.default_backend() == "cpu":
-        split = NamedSharding(Mesh(jax.devices(), "device"), PartitionSpec("device"))
-        ones = jax.make_array_from_callback(
-            (jax.device_count(),), split, lambda _: np.ones(1, np.float32)
-        )
-        total = jax.jit(jnp.sum).lower(ones).compile()
-        wait_for_all("compiled")
-        total(ones).block_until_ready()
-        multihost_utils.process_allgather(
-            np.zeros(1)
-        )  # other groups of devices: a device of each process
+    if jax.process_count() == 1 or jax.default_backend() != "cpu":
+        return
+    split = NamedSharding(Mesh(jax.devices(), "device"), PartitionSpec("device"))
+    ones = jax.make_array_from_callback(
+        (jax.device_count(),), split, lambda _: np.ones(1, np.float32)
+    )
+    total = jax.jit(jnp.sum).lower(ones).compile()
+    wait_for_all("compiled")
+    total(ones).block_until_ready()
+    # This collective has another group of devices: one of each process.
+    multihost_utils.process_allgather(np.zeros(1))
 
 
-def _lost_seconds() -> float:
+def _read_lost_seconds() -> float:
     text = os.environ.get(_LOST_SECONDS, f"{peers.LOST_SECONDS:.0f}")
     if not text.isdecimal() or not 5 <= int(text) <= 90:
         raise ValueError(
@@ -115,10 +117,11 @@ def _lost_seconds() -> float:
     return float(text)
 
 
-def _end(process: Peers, service: Popen | None) -> None:
+def _end(process: PeerMonitor, service: Popen | None) -> None:
     """End the processes and threads that `start` began; called last, before JAX shuts down."""
-    if (error := getattr(sys, "last_value", None)) is not None:  # an uncaught exception
-        process.fail(error)
+    uncaught = getattr(sys, "last_value", None)
+    if uncaught is not None:
+        process.fail(uncaught)
     client = global_state.client
     assert client is not None
     process.end(lambda: client.wait_at_barrier("vit_jax end", SHUTDOWN_SECONDS * 1000))
@@ -131,7 +134,7 @@ def _leave(exit_code: int, service: Popen | None) -> None:
 
 
 def _dismiss(service: Popen | None, seconds: int) -> None:
-    """Make the coordination service end so many seconds after this process."""
+    """Make the coordination service end this number of seconds after this process."""
     if service is None or service.stdin is None or service.stdin.closed:
         return
     tell_service(service, seconds)
@@ -142,7 +145,7 @@ def _dismiss(service: Popen | None, seconds: int) -> None:
 
 @contextlib.contextmanager
 def ends_together(*orderly: type[BaseException]) -> Iterator[None]:
-    """An error in this context ends every process of the run, with a message that names the process.
+    """End every process of the run at an error in this context, with a message that names the process.
 
     Args:
       *orderly: exceptions that all processes raise together and that are not errors.
@@ -158,23 +161,23 @@ def ends_together(*orderly: type[BaseException]) -> Iterator[None]:
         raise
 
 
-def this_process() -> Peers:
-    """Return the peers of this process, once the run has started."""
+def this_process() -> PeerMonitor:
+    """Return the peer monitor of this process, once the run has started."""
     global _this_process
     if _this_process is None:
-        _this_process = Peers(None, 0, 1)
+        _this_process = PeerMonitor(None, 0, 1)
     return _this_process
 
 
 def is_first() -> bool:
-    """Return whether this is the process that prints and writes."""
+    """Return True in the process that prints and writes."""
     return jax.process_index() == 0
 
 
 def wait_for_all(name: str) -> None:
     """Return once every process has called this with the same name, however late one comes.
 
-    A name serves again, and should: the service keeps each for as long as the run lasts.
+    Use few names, again and again: the service keeps each for as long as the run lasts.
     """
     if jax.process_count() > 1:
         assert global_state.client is not None
@@ -182,17 +185,20 @@ def wait_for_all(name: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, of JSON, by process id.
+    """Return the values of all processes, as JSON has them, by process id.
 
-    Every process calls this as often as the others.
+    Every process must call this as often as the others.
     """
     client = global_state.client
     if client is None or jax.process_count() == 1:
         return [json.loads(json.dumps(value))]
-    # Who meets others here has left the meeting before: two folders in turn suffice, and the store
-    # does not grow.
+    # A process that arrives here has read the values of the previous call. Two folders in turn
+    # suffice, and the store does not grow.
     folder = next(_folders)
     client.key_value_set(f"{folder}/{jax.process_index()}", json.dumps(value), allow_overwrite=True)
     wait_for_all("gathered")
-    values = dict(client.key_value_dir_get(folder))
-    return [json.loads(values[f"{folder}/{process}"]) for process in range(jax.process_count())]
+    texts = dict(client.key_value_dir_get(folder))
+    values = []
+    for process in range(jax.process_count()):
+        values.append(json.loads(texts[f"{folder}/{process}"]))
+    return values

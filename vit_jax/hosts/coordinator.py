@@ -12,22 +12,21 @@ import socket
 import sys
 import time
 
-PORT_SECONDS = 120  # the service of the run before may still listen
+PORT_SECONDS = 120
+"""Time for the service of the previous run to free its port."""
 
 
 def main() -> None:
-    """`coordinator.py ADDRESS NUM_PROCESSES HEARTBEAT_SECONDS SHUTDOWN_SECONDS`; prints "ready", or why not.
+    """Run `coordinator.py ADDRESS NUM_PROCESSES HEARTBEAT_SECONDS SHUTDOWN_SECONDS`.
 
-    The end of input is the end of the first process. The service then continues for as many seconds
-    as the last line contains, so that the others can read the reason.
+    It prints "ready", or the reason why it cannot start. The end of input is the end of the first
+    process. The service then continues for the number of seconds in the last line, so that the
+    others can read the reason.
     """
     address, num_processes, heartbeat, shutdown = sys.argv[1:]
-    stay = "0"
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # sent to all processes of a job: the first process decides
-        signal.signal(number, signal.SIG_IGN)
+    # All processes of a job receive these signals; the first process decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         _wait_for_port(address)
         from jaxlib import _jax
@@ -42,6 +41,8 @@ def main() -> None:
         print(f"{type(error).__name__}: {error}".splitlines()[0], flush=True)
         sys.exit(1)
     print("ready", flush=True)
+
+    stay = "0"
     for line in sys.stdin:
         stay = line
     time.sleep(float(stay))
@@ -49,7 +50,10 @@ def main() -> None:
 
 
 def _wait_for_port(address: str) -> None:
-    """Wait until no other program listens there: the service would share the port, and runs would mix."""
+    """Wait until no other program listens there.
+
+    The service would share the port, and messages of two runs would mix.
+    """
     port = int(address.rpartition(":")[2])
     deadline = time.monotonic() + PORT_SECONDS
     parent = os.getppid()

@@ -16,11 +16,16 @@ METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 SIGNS = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 POLL_SECONDS = 3.0
 RESPONSE_SECONDS = 3.0
-MAX_FAILURES = 5  # in a row: a pod may have no access to the machine's metadata
+MAX_FAILURES = 5
+"""Failures in a row after which polling ends: a pod may have no access to the metadata."""
 
 
 def read_metadata(name: str) -> str:
-    """An entry of the machine's metadata. Raises OSError without access to the server."""
+    """Return an entry of the machine's metadata.
+
+    Raises:
+      OSError: there is no access to the server.
+    """
     request = urllib.request.Request(f"{METADATA}/{name}", headers={"Metadata-Flavor": "Google"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the address is local
     with direct.open(request, timeout=RESPONSE_SECONDS) as response:

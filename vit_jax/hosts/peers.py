@@ -13,7 +13,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -23,23 +23,37 @@ from vit_jax.hosts.exits import leave_at_once, say
 from vit_jax.text.printable import first_line
 
 POLL_SECONDS = 1.0
-LOST_SECONDS = 40.0  # without a sign of life; well below JAX's own 100
-SILENCE_SECONDS = 4.0  # within which several reports are due
-OWN_ERROR_SECONDS = 3.0  # where all processes meet the same error, each prints its own
-MEETING_SECONDS = 24 * 3600  # one that is lost or fails in the meantime is noticed
-UNWIND_SECONDS = 10.0  # for a failed process to close its files
+LOST_SECONDS = 40.0
+"""Time without a heartbeat after which a process is lost; well below the 100 s of JAX."""
+SILENCE_SECONDS = 4.0
+"""Time in which several reports are due."""
+OWN_ERROR_SECONDS = 3.0
+"""Time for a process to print its own error, where all processes meet the same one."""
+MEETING_SECONDS = 24 * 3600
+"""Time limit of barriers; a process that is lost or fails in the meantime is noticed."""
+UNWIND_SECONDS = 10.0
+"""Time for a failed process to close its files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """State of a process."""
+    """State of a process.
 
-    beat: int  # counts reports: a process whose count stops has no sign of life
+    Attributes:
+      beat: number of the report; the heartbeat of a process is that it rises.
+      host: name of the machine.
+      step: last completed step; None before the first.
+      progress: number of steps over all runs of the process.
+      idle_seconds: time since the last step; None while the process does not train.
+      has_ended: the process has ended without error and waits for the others.
+    """
+
+    beat: int
     host: str
-    step: int | None  # last completed step; None before the first
-    progress: int  # counts steps over all runs of the process
-    idle_seconds: float | None  # since then; None while it does not train
-    has_ended: bool = False  # normally: it waits for the others to end
+    step: int | None
+    progress: int
+    idle_seconds: float | None
+    has_ended: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +66,13 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure(Verdict):
-    """The error that ends a process."""
+    """The error that ends a process.
 
-    step: int | None  # last completed step; None before the first
+    Attributes:
+      step: last completed step; None before the first.
+    """
+
+    step: int | None
 
 
 class Store(Protocol):
@@ -70,11 +88,15 @@ class Store(Protocol):
 Rule = Callable[[Mapping[int, Report]], Verdict | None]
 
 
-class Peers:
-    """The peers of this process; a run of one process has no store.
+class PeerMonitor:
+    """The monitor of the other processes of a run.
 
-    A process without a sign of life for `lost_seconds` counts as lost. `leave(exit_code)` ends this
-    one at once.
+    Args:
+      store: messages of all processes; None for a run of one process.
+      process_id: number of this process.
+      num_processes: number of all processes.
+      lost_seconds: time without a heartbeat after which a process is lost.
+      leave: called with the exit code to end this process at once.
     """
 
     def __init__(
@@ -109,13 +131,13 @@ class Peers:
         self._judged_at = now
         self._failures: dict[int, Failure] = {}
         self._received_verdict: Verdict | None = None
-        self._showed_at = -1  # the progress at which stacks were last printed
+        self._progress_of_stacks = -1  # when stacks were last printed
         self._threads: list[threading.Thread] = []
 
     # Called by the main thread.
 
     def start(self) -> None:
-        """Start the threads; again has no effect."""
+        """Start the threads; a second call has no effect."""
         if self._threads:
             return
         actions = [self.check]
@@ -130,10 +152,12 @@ class Peers:
     def watch_steps(
         self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int
     ) -> None:
-        """Start to watch that steps follow each other, after those that were done before; wait for all processes.
+        """Wait for all processes, then watch that steps follow each other.
 
-        The first process calls `rule` with the reports of all. `last_checkpoint` gives its step,
-        for the last message.
+        Args:
+          rule: called by the first process with the reports of all.
+          last_checkpoint: returns the step of the last checkpoint, for the last message.
+          start_step: the last completed step.
         """
         self._rule = rule
         self._last_checkpoint = last_checkpoint
@@ -160,7 +184,10 @@ class Peers:
         self._idle_since = time.monotonic()
 
     def fail(self, error: BaseException) -> None:
-        """Report to the others that this process ends; does not return if another process caused the error."""
+        """Report to the others that this process ends.
+
+        It does not return if another process caused the error.
+        """
         if self._failure is not None or self._store is None:
             return
         if is_consequence(error) or self._is_first_silent():
@@ -181,7 +208,7 @@ class Peers:
                 self._post(f"all/failure/{self.process_id}", dataclasses.asdict(failure))
 
     def _is_first_silent(self) -> bool:
-        """Return whether the first process, on which all others depend, gives no sign of life from now on."""
+        """Return True if the first process, on which all others depend, sends no more reports."""
         began = time.monotonic()
         while self._threads and self.process_id != 0 and self._seen_at[0] <= began:
             if time.monotonic() - began > SILENCE_SECONDS:
@@ -190,7 +217,10 @@ class Peers:
         return False
 
     def end(self, wait_for_all: Callable[[], object]) -> None:
-        """Wait for the end of all; called last. Does not return if this process failed."""
+        """Wait for the end of all; called last.
+
+        It does not return if this process failed.
+        """
         self.rest()
         if self._failure is not None:
             self.leave(self._failure.exit_code)
@@ -203,7 +233,7 @@ class Peers:
 
     def _repeat(self, action: Callable[[], None]) -> None:
         while not self._is_closing.wait(POLL_SECONDS):
-            with contextlib.suppress(Exception):  # of the store: it then counts as silent
+            with contextlib.suppress(Exception):  # without the store, processes count as silent
                 action()
 
     def talk(self) -> None:
@@ -223,7 +253,7 @@ class Peers:
                 self._failures[int(process)] = Failure(**content)
             elif kind == "verdict":
                 self._received_verdict = Verdict(**content)
-            elif self.process_id in content:  # processes that shall print their stacks
+            elif self.process_id in content:  # the processes that must print their stacks
                 self._show_stacks()
 
     def _post(self, key: str, value: object) -> None:
@@ -234,7 +264,10 @@ class Peers:
         assert self._store is not None
         prefix = f"vit_jax/{folder}"
         messages = self._store.key_value_dir_get(prefix)
-        return [(key.removeprefix(f"{prefix}/"), json.loads(text)) for key, text in messages]
+        contents = []
+        for key, text in messages:
+            contents.append((key.removeprefix(f"{prefix}/"), json.loads(text)))
+        return contents
 
     def own_report(self) -> Report:
         """Return the state of this process, with the next beat."""
@@ -259,7 +292,10 @@ class Peers:
         self._reports[process] = report
 
     def check(self) -> None:
-        """End this process if the run is over; once a second, by another thread, since `talk` may block."""
+        """End this process if the run is over.
+
+        A thread of its own calls this once a second, because `talk` may block.
+        """
         if self._failure is not None:
             if time.monotonic() > self._failed_at + UNWIND_SECONDS:
                 self._end_with(self._failure.message, self._failure.exit_code)
@@ -268,8 +304,9 @@ class Peers:
         verdict = self._received_verdict or self._judge()
         if verdict is None:
             return
+
         if self.process_id == 0 and self._store is not None:
-            with contextlib.suppress(Exception):  # who does not read it finds this process gone
+            with contextlib.suppress(Exception):  # processes also notice that this one is gone
                 self._post("first/verdict", dataclasses.asdict(verdict))
         if verdict.exit_code != exits.LOST and self._fails_itself():
             return
@@ -295,13 +332,18 @@ class Peers:
         for process, failure in self._failures.items():
             return self._judge_failure(process, failure)
         if self._store is not None:
-            watched = range(1, self.num_processes) if self.process_id == 0 else [0]
-            for process in watched:
+            for process in self._list_watched():
                 if self._is_lost(process):
                     return self._judge_loss(process)
         if self._rule is None or self.process_id != 0:
             return None
         return self._rule({0: self.own_report()} | self._reports)
+
+    def _list_watched(self) -> Sequence[int]:
+        """Return the processes that this one watches: the first watches all, all watch the first."""
+        if self.process_id == 0:
+            return range(1, self.num_processes)
+        return (0,)
 
     def _is_lost(self, process: int) -> bool:
         report = self._reports.get(process)
@@ -310,22 +352,23 @@ class Peers:
         return time.monotonic() - self._seen_at[process] > self._lost_seconds
 
     def _judge_loss(self, process: int) -> Verdict:
-        report = self._reports.get(process)
-        step = report.step if report is not None else None
+        after = ""
+        if process in self._reports:
+            after = _spell_step(self._reports[process].step)
         message = (
-            f"{self.name(process)} was lost{_after(step)}: no sign of life for "
+            f"{self.describe(process)} was lost{after}: no sign of life for "
             f"{self._lost_seconds:.0f} s (killed, stopped, or its machine or network is gone). "
-            f"{self._advice()}"
+            f"{self._advise()}"
         )
         return Verdict(message=message, exit_code=exits.LOST)
 
     def _judge_failure(self, process: int, failure: Failure) -> Verdict:
-        subject = self.name(process)
-        after = _after(failure.step)
+        subject = self.describe(process)
+        after = _spell_step(failure.step)
         if failure.exit_code == exits.PREEMPTED:
-            message = f"{subject} was stopped by SIGTERM{after}. {self._advice()}"
+            message = f"{subject} was stopped by SIGTERM{after}. {self._advise()}"
         else:
-            advice = self._advice("fix that and ")
+            advice = self._advise("fix that and ")
             message = f"{subject} failed{after}: {failure.message}\n{advice}"
         return Verdict(message=message, exit_code=failure.exit_code)
 
@@ -341,7 +384,7 @@ class Peers:
 
     # Messages, also for rules.
 
-    def name(self, process: int) -> str:
+    def describe(self, process: int) -> str:
         """Return the name of a process, as in: process 2 of 4 (host)."""
         host = "host unknown"
         if process == self.process_id:
@@ -358,7 +401,7 @@ class Peers:
         if self._store is not None:
             self._post("first/stacks", stuck)
 
-    def _advice(self, first: str = "") -> str:
+    def _advise(self, first: str = "") -> str:
         if self._step is None:
             return f"{first}start the same command again.".capitalize()
         step = self._last_checkpoint()
@@ -368,20 +411,20 @@ class Peers:
         return f"{checkpoint}; {first}start the same command again."
 
     def _show_stacks(self) -> None:
-        if self._showed_at != self._progress:
-            self._showed_at = self._progress
-            say(f"{self.name(self.process_id)} is{_after(self._step)}; its Python stacks:")
+        if self._progress_of_stacks != self._progress:
+            self._progress_of_stacks = self._progress
+            say(f"{self.describe(self.process_id)} is{_spell_step(self._step)}; its Python stacks:")
             faulthandler.dump_traceback(file=2)
 
 
-def _after(step: int | None) -> str:
+def _spell_step(step: int | None) -> str:
     if step is None:
         return ""
     return f" after step {step}"
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether the end of another process may have caused the error: connections break."""
+    """Return True if the end of another process may have caused the error: connections break."""
     cause: BaseException | None = error
     while cause is not None:
         is_of_runtime = isinstance(cause, jax.errors.JaxRuntimeError)

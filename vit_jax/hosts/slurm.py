@@ -1,4 +1,4 @@
-"""A run's processes from SLURM's variables, and the GPUs of each of several processes on one node.
+"""A process and its GPUs from SLURM's variables; several processes of a node share its GPUs.
 
 JAX's own detection gives every task the GPU of its local number, so that one task for a node would
 use a single GPU, and reads the first name of "rack[1-2]n[01-04]" as "rack1".
@@ -15,41 +15,47 @@ from vit_jax.hosts.cluster import (
     Environment,
     FindHost,
     GpuCount,
-    Place,
-    given_coordinator,
-    index_and_count,
-    number,
+    ProcessInfo,
+    read_coordinator,
+    read_index_and_count,
+    read_number,
 )
 
 _RANGE = r"[0-9A-Za-z]+(?:-[0-9A-Za-z]+)?"
 _NODE = rf"(?:[0-9A-Za-z_.-]|\[{_RANGE}(?:,{_RANGE})*\])+"
-_OF_A_SHELL = ("4294967290", "4294967291")  # step numbers of salloc's shell and of sbatch's script
+_SHELL_STEPS = ("4294967290", "4294967291")
+"""Step numbers of salloc's shell and of sbatch's script."""
 
 
-def slurm_place(
+def read_slurm_process(
     environment: Environment, count_gpus: GpuCount, find_host: FindHost
-) -> Place | None:
-    """Return the place of a task that `srun` started; None outside of a step, where one process runs alone.
+) -> ProcessInfo | None:
+    """Return the task that `srun` started; None outside of a step, where one process runs alone.
 
-    `count_gpus`, the number of GPUs this process can use, is called where no variable gives it;
-    `find_host` with the name of the first node. Errors are those of `cluster`.
+    `count_gpus` is called where no variable gives the number of GPUs, `find_host` with the name of
+    the first node. Errors are those of `cluster`.
     """
     if not _is_in_step(environment):
         return None
-    count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
-    process_id, num_processes = index_and_count(environment, "SLURM_PROCID", count)
+    count = "SLURM_NTASKS"
+    if "SLURM_STEP_NUM_TASKS" in environment:
+        count = "SLURM_STEP_NUM_TASKS"
+    process_id, num_processes = read_index_and_count(environment, "SLURM_PROCID", count)
     if num_processes == 1:
         return None
-    coordinator = given_coordinator(environment)
+    coordinator = read_coordinator(environment)
     if not coordinator:
         host = find_host(_find_first_node(environment))
         coordinator = f"{host}:{_choose_port(environment)}"
     gpus = _find_gpu_share(environment, count_gpus)
-    return Place("SLURM", coordinator, num_processes, process_id, gpus)
+    return ProcessInfo("SLURM", coordinator, num_processes, process_id, gpus)
 
 
-def idle_tasks(environment: Environment) -> int:
-    """Return the number of a job's tasks that no `srun` has started; more than one is probably a mistake."""
+def count_idle_tasks(environment: Environment) -> int:
+    """Return the number of a job's tasks that no `srun` has started.
+
+    More than one is probably a mistake.
+    """
     tasks = environment.get("SLURM_NTASKS", "")
     if "SLURM_JOB_ID" not in environment or _is_in_step(environment) or not tasks.isdecimal():
         return 0
@@ -57,8 +63,11 @@ def idle_tasks(environment: Environment) -> int:
 
 
 def _is_in_step(environment: Environment) -> bool:
-    """Return whether `srun` started this process: shells of salloc and sbatch have the job's variables, too."""
-    if "SLURM_JOB_ID" not in environment or environment.get("SLURM_STEP_ID") in _OF_A_SHELL:
+    """Return True if `srun` started this process.
+
+    Shells of salloc and sbatch have the job's variables, too.
+    """
+    if "SLURM_JOB_ID" not in environment or environment.get("SLURM_STEP_ID") in _SHELL_STEPS:
         return False
     return "SLURM_STEP_ID" in environment or "SLURM_STEP_NODELIST" in environment
 
@@ -68,7 +77,7 @@ def _choose_port(environment: Environment) -> int:
 
     The next step, which may start while this one ends, has another port.
     """
-    job = number(environment, "SLURM_JOB_ID")
+    job = read_number(environment, "SLURM_JOB_ID")
     step = environment.get("SLURM_STEP_ID", "0")
     if step.isdecimal():
         job += 131 * int(step)
@@ -84,7 +93,8 @@ def _find_first_node(environment: Environment) -> str:
     match = re.fullmatch(rf"({_NODE})(,{_NODE})*", nodes)
     if match is None:
         raise ValueError(
-            f"SLURM_STEP_NODELIST={nodes!r} is not a list like node[01-03,07],x: set VIT_JAX_COORDINATOR."
+            f"SLURM_STEP_NODELIST={nodes!r} is not a list like node[01-03,07],x: "
+            "set VIT_JAX_COORDINATOR."
         )
     return re.sub(r"\[([0-9A-Za-z]+)[^\]]*\]", r"\1", match[1])
 
@@ -94,7 +104,7 @@ def _find_gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int
     if "JAX_LOCAL_DEVICE_IDS" in environment:  # the user has decided
         return None
     num_tasks = _count_tasks_of_node(environment)
-    task = number(environment, "SLURM_LOCALID")
+    task = read_number(environment, "SLURM_LOCALID")
     if num_tasks == 1:
         return None
     visible = _count_visible_gpus(environment, count_gpus)
@@ -102,19 +112,20 @@ def _find_gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int
         return None
     if task >= num_tasks:
         raise ValueError(
-            f"SLURM_LOCALID={task}, but SLURM_STEP_TASKS_PER_NODE gives this node {num_tasks} tasks."
+            f"SLURM_LOCALID={task}, but SLURM_STEP_TASKS_PER_NODE gives this node "
+            f"{num_tasks} tasks."
         )
     if visible % num_tasks:
         raise ValueError(
-            f"{visible} GPUs cannot be shared evenly by the {num_tasks} tasks of this node: choose another "
-            "--ntasks-per-node, or assign them with JAX_LOCAL_DEVICE_IDS."
+            f"{visible} GPUs cannot be shared evenly by the {num_tasks} tasks of this node: "
+            "choose another --ntasks-per-node, or assign them with JAX_LOCAL_DEVICE_IDS."
         )
     share = visible // num_tasks
     return tuple(range(task * share, (task + 1) * share))
 
 
 def _is_bound(environment: Environment, visible: int) -> bool:
-    """Return whether SLURM already shows each task only its own GPUs (--gpus-per-task, --gpu-bind)."""
+    """Return True if SLURM shows each task its own GPUs only (--gpus-per-task, --gpu-bind)."""
     if "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", ""):
         return True
     of_node = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
@@ -123,20 +134,19 @@ def _is_bound(environment: Environment, visible: int) -> bool:
 
 def _count_tasks_of_node(environment: Environment) -> int:
     """Return the number of tasks on this node; "2(x3),1" stands for nodes with 2, 2, 2 and 1."""
-    tasks = (
-        environment.get("SLURM_STEP_TASKS_PER_NODE")
-        or environment.get("SLURM_TASKS_PER_NODE")
-        or ""
-    )
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE")
+    if not tasks:
+        tasks = environment.get("SLURM_TASKS_PER_NODE", "")
     counts: list[int] = []
     for group in tasks.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)
         if match is None:
             raise ValueError(
-                f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list like 2(x3),1: start the run by srun."
+                f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list like 2(x3),1: "
+                "start the run by srun."
             )
         counts += [int(match[1])] * int(match[2] or 1)
-    node = number({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
+    node = read_number({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
     if node >= len(counts):
         raise ValueError(
             f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={tasks} names {len(counts)} nodes."
@@ -154,7 +164,7 @@ def _count_visible_gpus(environment: Environment, count_gpus: GpuCount) -> int:
 
 
 def find_host(node: str) -> str:
-    """Return the name of a node if this machine can resolve it, else the address that SLURM has for it (`NodeAddr`).
+    """Return the name of a node, or its address where this machine cannot resolve the name.
 
     Names of nodes need not resolve: SLURM itself uses the addresses of slurm.conf.
 
@@ -183,8 +193,9 @@ def _read_address(node: str) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
-    return match[1] if match else None
+    if match := re.search(r"\bNodeAddr=(\S+)", done.stdout):
+        return match[1]
+    return None
 
 
 def _resolves(host: str) -> bool:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from vit_jax.hosts import Peers, Report, exits
+from vit_jax.hosts import PeerMonitor, Report, exits
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.lifecycle.watchdog import Watchdog, find_stuck
 
@@ -38,7 +38,7 @@ def test_find_stuck(reports, stuck):
 
 @pytest.fixture
 def process(monkeypatch):
-    process = Peers(None, 0, 2)
+    process = PeerMonitor(None, 0, 2)
     monkeypatch.setattr(process, "start", lambda: None)
     return process
 

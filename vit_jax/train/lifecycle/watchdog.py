@@ -32,7 +32,7 @@ class Watchdog:
         folder: pathlib.Path,
         start_step: int,
         hang_seconds: float | None,
-        process: hosts.Peers | None = None,
+        process: hosts.PeerMonitor | None = None,
     ):
         self._folder = folder
         self._start_step = start_step
@@ -101,7 +101,7 @@ class Watchdog:
     def _describe_stuck(self, reports: Mapping[int, hosts.Report], stuck: tuple[int, ...]) -> str:
         """Return a sentence that names the stuck processes, their step, and that of the others."""
         first = reports[stuck[0]]
-        who = ", ".join(map(self._process.name, stuck))
+        who = ", ".join(map(self._process.describe, stuck))
         steps_of_others = []
         for process, report in reports.items():
             if process not in stuck:
