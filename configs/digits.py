@@ -27,12 +27,11 @@ TRANSFORMER: dict[str, Any] = {
     "mlp_dim": 256,
     "num_heads": 4,
     "pool": "gap",
-    # With so few steps, learned positions are still learning at the end
+    # In this number of steps, learned positions do not converge.
     "position_embedding": "sincos2d",
 }
-MODELS: dict[
-    str, tuple[int, dict[str, Any]]
-] = {  # side of the image in pixels; numbers beside the name
+# Side of the image in pixels, numbers beside the name.
+MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "ViT-mu/2": (8, TRANSFORMER),
     "R14x0.5": (16, {}),  # the root of a ResNet divides by 4, so the images are enlarged
     "R14x0.5+ViT-mu/4": (16, TRANSFORMER),
@@ -41,19 +40,19 @@ MODELS: dict[
 
 def get_config(argument: str = "") -> PretrainConfig:
     """Argument: MODEL[,epochs=N], one of `MODELS`."""
-    chosen = parse_argument(argument, model="ViT-mu/2", epochs=100)
-    if chosen["model"] not in MODELS:
+    arguments = parse_argument(argument, model="ViT-mu/2", epochs=100)
+    if arguments["model"] not in MODELS:
         raise ValueError(
-            f"model={chosen['model']!r} is not one of {', '.join(MODELS)}. For another network take the nearest of "
-            "them and override --config.model.name."
+            f"model={arguments['model']!r} is not one of {', '.join(MODELS)}. For another network "
+            "take the nearest of them and override --config.model.name."
         )
-    side, numbers = MODELS[chosen["model"]]
+    side, numbers = MODELS[arguments["model"]]
     return PretrainConfig(
         data="digits",
-        total=Duration(f"{chosen['epochs']} epochs"),
+        total=Duration(f"{arguments['epochs']} epochs"),
         global_batch=64,
         model=ModelConfig(
-            name=chosen["model"],
+            name=arguments["model"],
             head="linear",
             compute_dtype="float32",
             scan_unroll=4,  # on a CPU, unrolled layers are 1.6 times as fast
@@ -73,9 +72,8 @@ def get_config(argument: str = "") -> PretrainConfig:
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
         schedule=ScheduleConfig(learning_rate=3e-3, warmup=Duration("5 epochs"), decay="cosine"),
-        polyak=PolyakConfig(
-            factor=0.995
-        ),  # with 360 test images, a single set of weights is a lottery ticket
+        # With 360 test images, the accuracy of one step's weights varies much.
+        polyak=PolyakConfig(factor=0.995),
         evaluation=EvaluationConfig(every=Duration("20 epochs")),
         checkpoint=CheckpointConfig(every=Duration("20 epochs")),
         logging=LoggingConfig(every=Duration("200 steps")),

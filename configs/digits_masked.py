@@ -1,4 +1,4 @@
-"""Self-supervision on the digits: predict hidden patches without labels, then fine-tune on ten images a class.
+"""Self-supervision on digits: predict hidden patches, then fine-tune on ten images a class.
 
 Three runs; the third is the control, the same fine-tuning of a network that learnt nothing.
 
@@ -31,20 +31,23 @@ STAGES = ("pretrain", "untrained", "finetune", "scratch")
 
 def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     """Argument: STAGE[,epochs=N], one of `STAGES`; epochs of pre-training."""
-    chosen = parse_argument(argument, stage="pretrain", epochs=100)
-    stage = chosen["stage"]
+    arguments = parse_argument(argument, stage="pretrain", epochs=100)
+    stage = arguments["stage"]
+    epochs = arguments["epochs"]
     if stage not in STAGES:
         raise ValueError(f"stage={stage!r} is not one of {', '.join(STAGES)}.")
+    if stage == "pretrain" and epochs:
+        return configure_pretraining(f"{epochs} epochs", learning_rate=2e-3)
     if stage in ("pretrain", "untrained"):
-        return pretraining(epochs=chosen["epochs"] if stage == "pretrain" else None)
-    return finetuning()
+        return configure_pretraining("2 steps", learning_rate=0.0)
+    return configure_finetuning()
 
 
-def pretraining(epochs: int | None) -> PretrainConfig:
-    """All training images, without their labels; untrained is two steps with a learning rate of 0."""
+def configure_pretraining(total: str, *, learning_rate: float) -> PretrainConfig:
+    """Return a run on all training images, without their labels."""
     return PretrainConfig(
         data="digits",
-        total=Duration(f"{epochs} epochs" if epochs else "2 steps"),
+        total=Duration(total),
         global_batch=64,
         model=ModelConfig(
             name="ViT-mu/2",
@@ -57,11 +60,11 @@ def pretraining(epochs: int | None) -> PretrainConfig:
             compute_dtype="float32",
             scan_unroll=4,
         ),
-        input=inputs(shift_pixels=1),
+        input=configure_input(shift_pixels=1),
         objective=ObjectiveConfig(kind="masked_patch", loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
         schedule=ScheduleConfig(
-            learning_rate=2e-3 if epochs else 0.0, warmup=Duration("0.05 fraction"), decay="cosine"
+            learning_rate=learning_rate, warmup=Duration("0.05 fraction"), decay="cosine"
         ),
         polyak=PolyakConfig(factor=0.995),
         evaluation=EvaluationConfig(every=Duration("0.2 fraction")),
@@ -70,14 +73,14 @@ def pretraining(epochs: int | None) -> PretrainConfig:
     )
 
 
-def finetuning() -> FinetuneConfig:
-    """Ten images of each digit; the same search and length for both starts."""
+def configure_finetuning() -> FinetuneConfig:
+    """Return a run on ten images of each digit; both starts have the same search and length."""
     return FinetuneConfig(
         data="digits",
         total=Duration("200 steps"),
         global_batch=100,
         model=AdaptConfig(compute_dtype="float32", scan_unroll=4),
-        input=inputs(shift_pixels=1, train_examples_per_class=10),
+        input=configure_input(shift_pixels=1, train_examples_per_class=10),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
         schedule=ScheduleConfig(learning_rate=0.0, warmup=Duration("20 steps"), decay="cosine"),
@@ -88,7 +91,7 @@ def finetuning() -> FinetuneConfig:
     )
 
 
-def inputs(**options: object) -> InputConfig:
+def configure_input(**options: object) -> InputConfig:
     """Return the config that all stages share."""
     return InputConfig(
         train_split="train",

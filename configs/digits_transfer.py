@@ -1,4 +1,4 @@
-"""Transfer on real images in minutes: pre-train on the digits 0 to 4, fine-tune on ten images each of 5 to 9.
+"""Transfer in minutes: pre-train on the digits 0 to 4, fine-tune on ten images each of 5 to 9.
 
 Three runs, in this order; the third is the control, the same loop and the same grid on a network
 that learnt nothing.
@@ -29,27 +29,32 @@ from vit_jax.config import (
 
 SEEN = ("0", "1", "2", "3", "4")
 UNSEEN = ("5", "6", "7", "8", "9")
-RATES = {  # three for each, about the best of a coarser grid with SGD and with Adam
-    "finetune": (0.03, 0.1, 0.2),
-    "scratch": (0.001, 0.003, 0.01),
-}
+# Learning rates around the best of a coarser grid with SGD and with Adam.
+SGD_RATES = (0.03, 0.1, 0.2)
+ADAM_RATES = (0.001, 0.003, 0.01)
 
 
 def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     """Argument: pretrain, untrained, finetune or scratch."""
     stage = parse_argument(argument, stage="pretrain")["stage"]
-    if stage in ("pretrain", "untrained"):
-        return pretraining(is_trained=stage == "pretrain")
-    if stage in RATES:
-        return finetuning(stage)
+    if stage == "pretrain":
+        return configure_pretraining("150 epochs", learning_rate=3e-3)
+    if stage == "untrained":
+        return configure_pretraining("2 steps", learning_rate=0.0)
+    if stage == "finetune":
+        sgd = OptimizerConfig(name="sgd", clip_global_norm=1.0)
+        return configure_finetuning(sgd, SGD_RATES)
+    if stage == "scratch":
+        adam = OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0)
+        return configure_finetuning(adam, ADAM_RATES)
     raise ValueError(f"stage={stage!r} is not one of pretrain, untrained, finetune, scratch.")
 
 
-def pretraining(*, is_trained: bool) -> PretrainConfig:
-    """Digits 0 to 4 at 8x8 pixels; untrained is two steps with a learning rate of 0."""
+def configure_pretraining(total: str, *, learning_rate: float) -> PretrainConfig:
+    """Return a run on the digits 0 to 4 at 8x8 pixels."""
     return PretrainConfig(
         data="digits",
-        total=Duration("150 epochs" if is_trained else "2 steps"),
+        total=Duration(total),
         global_batch=64,
         model=ModelConfig(
             name="ViT-mu/2",
@@ -61,13 +66,11 @@ def pretraining(*, is_trained: bool) -> PretrainConfig:
             compute_dtype="float32",
             scan_unroll=3,
         ),
-        input=inputs(SEEN, image_size=(8, 8), shift_pixels=1, mixup_alpha=0.4),
+        input=configure_input(SEEN, image_size=(8, 8), shift_pixels=1, mixup_alpha=0.4),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
         schedule=ScheduleConfig(
-            learning_rate=3e-3 if is_trained else 0.0,
-            warmup=Duration("0.05 fraction"),
-            decay="cosine",
+            learning_rate=learning_rate, warmup=Duration("0.05 fraction"), decay="cosine"
         ),
         polyak=PolyakConfig(factor=0.995),
         evaluation=EvaluationConfig(every=Duration("75 epochs")),
@@ -76,28 +79,27 @@ def pretraining(*, is_trained: bool) -> PretrainConfig:
     )
 
 
-def finetuning(stage: str) -> FinetuneConfig:
-    """Digits 5 to 9, ten images of each, at 16x16 pixels."""
-    is_transfer = stage == "finetune"
+def configure_finetuning(optimizer: OptimizerConfig, rates: tuple[float, ...]) -> FinetuneConfig:
+    """Return a run on ten images of each of the digits 5 to 9, at 16x16 pixels."""
     return FinetuneConfig(
         data="digits",
         total=Duration("100 steps"),
         global_batch=50,
         model=AdaptConfig(compute_dtype="float32", scan_unroll=3),
-        input=inputs(UNSEEN, image_size=(16, 16), shift_pixels=2, train_examples_per_class=10),
+        input=configure_input(
+            UNSEEN, image_size=(16, 16), shift_pixels=2, train_examples_per_class=10
+        ),
         objective=ObjectiveConfig(loss="softmax"),
-        optimizer=OptimizerConfig(name="sgd", clip_global_norm=1.0)
-        if is_transfer
-        else OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
+        optimizer=optimizer,
         schedule=ScheduleConfig(learning_rate=0.0, warmup=Duration("10 steps"), decay="cosine"),
-        search=SearchConfig(learning_rates=RATES[stage], validation_fraction=0.5),
+        search=SearchConfig(learning_rates=rates, validation_fraction=0.5),
         evaluation=EvaluationConfig(every=Duration("100 steps"), global_batch=200),
         checkpoint=CheckpointConfig(every=Duration("100 steps"), keep_best=0),
         logging=LoggingConfig(every=Duration("50 steps")),
     )
 
 
-def inputs(classes: tuple[str, ...], **options: object) -> InputConfig:
+def configure_input(classes: tuple[str, ...], **options: object) -> InputConfig:
     """Return the config that both halves of the digits share."""
     return InputConfig(
         train_split="train",

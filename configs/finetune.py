@@ -1,20 +1,20 @@
-"""Fine-tuning as in ViT, Table 4 and App.
-
-B.1.1, for weights in any format; BiT-HyperRule for ResNets; your images.
+"""Fine-tuning as in ViT (Table 4, App. B.1.1) of weights in any format, and other rules.
 
 The paper names neither warm-up nor crop. 500, 100 and 200 steps, the inception crop and a plain
-resize for testing (`test_resize=direct`) are those of the released code. big_vision's transfer.py
+resize for testing (`test_resize=direct`) are from the released code. big_vision's transfer.py
 tests on the middle 384 pixels of images with a short side of 448: `test_resize=short_side`.
 ImageNet at 512 and 518 pixels with a Polyak average is the paper's Table 2; everything else is
 trained at 384 without.
 
-The rule augreg fine-tunes the weights of AugReg (2106.10270). Those of `FAMILIES` fine-tune current
-pre-trained ViTs: AdamW with layer decay, on 224 pixels unless image_size says otherwise. On
-ImageNet batch, length and learning rate are those of the table. On other tasks batch and length are
-the task's, and the learning rate falls with the root of the batch, which is our choice.
+The rule bit is BiT-HyperRule, for ResNets. The rule augreg fine-tunes the weights of AugReg
+(2106.10270). `FAMILIES` fine-tune current pre-trained ViTs: AdamW with layer decay, on 224 pixels
+unless image_size says otherwise. On ImageNet batch, length and learning rate are from the table. On
+other tasks batch and length are those of the task, and the learning rate falls with the root of the
+batch, which is our choice.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from vit_jax.config import (
@@ -38,13 +38,21 @@ from vit_jax.config.variants import parse_name
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """A row of Table 4, with the splits of the dataset and the part of train that chooses the learning rate."""
+    """A row of Table 4, with the splits of the dataset.
 
-    data: str | None = None  # None: set config.data
+    Attributes:
+      data: the dataset; None: set config.data.
+      num_examples: number of training images, where it is known.
+      is_small: images have fewer than 96 x 96 pixels.
+      learning_rates: rates that the search tries.
+      validation_fraction: part of the training split that the search holds out.
+    """
+
+    data: str | None = None
     train_split: str = "train"
     test_split: str = "test"
     num_examples: int | None = None
-    is_small: bool = False  # images of fewer than 96 x 96 pixels
+    is_small: bool = False
     total: str
     warmup: str
     global_batch: int = 512
@@ -87,8 +95,8 @@ TASKS = {
         validation_fraction=0.01,
     ),
     # Any of the 19 tasks of VTAB-1k, `data="vtab:TASK"`, with the setting that the paper found best
-    # for all of them; `vit-jax vtab` compares settings and leaves out what harms a task. Images are
-    # cropped as Big Transfer does.
+    # for all of them; `vit-jax vtab` compares settings and excludes those that harm a task. Images
+    # are cropped as in Big Transfer.
     "vtab": Task(
         train_split="train800val200",
         num_examples=1_000,
@@ -97,23 +105,32 @@ TASKS = {
         learning_rates=(0.01,),
         crop="resize",
     ),
-    # Own images: a batch and a resolution that a single GPU takes, a length that goes by their
-    # number.
+    # Your images: a batch and a resolution for a single GPU, a length in epochs.
     "own": Task(total="20 epochs", warmup="0.1 fraction", global_batch=64, pixels=224),
 }
-TABLE_2_PIXELS = {"ViT-L/16": 512, "ViT-H/14": 518}  # on ImageNet
-FOLLOWED = {  # how often a run is looked at and saved
+TABLE_2_PIXELS = {"ViT-L/16": 512, "ViT-H/14": 518}
+"""Side of the images of ImageNet in Table 2, by model."""
+FOLLOWED = {
     "evaluation": EvaluationConfig(every=Duration("0.2 fraction")),
     "checkpoint": CheckpointConfig(every=Duration("0.1 fraction")),
     "logging": LoggingConfig(every=Duration("0.01 fraction")),
 }
+"""Periods of evaluations, checkpoints and log lines."""
 CROPS = ("inception", "resize", "resize_short_side")
 TEST_RESIZES = ("direct", "short_side")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """Fine-tuning of weights from one kind of pre-training; the first values are for ImageNet."""
+    """Fine-tuning of weights from one kind of pre-training.
+
+    Attributes:
+      learning_rate: as the next fields up to `test_resize`, for ImageNet.
+      weight_decay: of kernels.
+      erasing: fraction of images with a random rectangle erased.
+      pool: pooling; None keeps the one of the weights.
+      final_norm: the last norm; None keeps the one of the weights.
+    """
 
     learning_rate: float
     global_batch: int = 1024
@@ -123,11 +140,11 @@ class Family:
     test_resize: str = "short_side"
     layer_decay: float
     stochastic_depth: float
-    weight_decay: float = 0.05  # of kernels
+    weight_decay: float = 0.05
     mixup: float = 0.0
     cutmix: float = 0.0
-    erasing: float = 0.0  # random erasing
-    pool: Pool | None = None  # None: as in the weights
+    erasing: float = 0.0
+    pool: Pool | None = None
     final_norm: FinalNorm | None = None
     head_stddev: float = 0.0
 
@@ -149,8 +166,8 @@ FAMILIES = {
         head_stddev=2e-5,
     ),
     # DINOv2, DINOv3: uncertain. Their authors publish no values for fine-tuning (DINOv2 took DeiT
-    # III's). These are usual for strong features; the class token and the mean of patches are what
-    # DINOv2's linear probe sees.
+    # III's). These are usual for strong features; DINOv2's linear probe sees the class token and
+    # the mean of patches.
     "dinov3": Family(
         learning_rate=4e-4, epochs=50, layer_decay=0.75, stochastic_depth=0.1, pool="token_gap"
     ),
@@ -168,7 +185,7 @@ FAMILIES = {
         erasing=0.25,
     ),
 }
-LARGER = {  # what the authors change for a model that the argument names
+LARGER = {
     ("mae", "ViT-L/16"): {
         "learning_rate": 4e-3,
         "epochs": 50,
@@ -188,7 +205,9 @@ LARGER = {  # what the authors change for a model that the argument names
         "layer_decay": 0.65,
     },
 }
-NAMED_RULES = ("augreg", *FAMILIES)  # may stand in the place of the model, which is then any
+"""Values that the authors change for larger models, by family and model."""
+NAMED_RULES = ("augreg", *FAMILIES)
+"""Rules that may stand in the place of the model, which is then any."""
 RULES = ("paper", "bit", "quick", *NAMED_RULES)
 
 
@@ -200,7 +219,29 @@ def get_config(argument: str = "") -> FinetuneConfig:
     "quick" is the paper's with the rate 0.01 instead of a search: one run instead of five. HOW is
     direct or short_side.
     """
-    chosen = parse_argument(
+    arguments = read_argument(argument)
+    task = TASKS[arguments["task"]]
+    rule = arguments["rule"]
+    if rule == "bit":
+        return configure_bit(arguments, task)
+    if arguments["examples"]:
+        raise ValueError(
+            "examples=N is for rule=bit; other rules do not go by the number of images."
+        )
+    if rule in FAMILIES:
+        return configure_family(arguments, task)
+    if rule == "augreg":
+        return configure_augreg(arguments, task)
+    return configure_paper(arguments, task)
+
+
+def read_argument(argument: str) -> dict[str, Any]:
+    """Return the values of the argument by name.
+
+    Raises:
+      ValueError: a value that is not one of those in the tables.
+    """
+    arguments = parse_argument(
         argument,
         model="any",
         task="own",
@@ -210,13 +251,15 @@ def get_config(argument: str = "") -> FinetuneConfig:
         examples=0,
         test_resize="",
     )
-    if chosen["model"] in NAMED_RULES:
-        if chosen["rule"] not in ("", chosen["model"]):
+    model = arguments["model"]
+    if model in NAMED_RULES:
+        if arguments["rule"] not in ("", model):
             raise ValueError(
-                f"rule={chosen['rule']}: {chosen['model']} is a rule already. Leave rule out."
+                f"rule={arguments['rule']}: {model} is a rule already. Leave rule out."
             )
-        chosen |= {"model": "any", "rule": chosen["model"]}
-    chosen["rule"] = chosen["rule"] or "paper"
+        arguments |= {"model": "any", "rule": model}
+    arguments["rule"] = arguments["rule"] or "paper"
+
     choices = {
         "task": tuple(TASKS),
         "rule": RULES,
@@ -224,66 +267,38 @@ def get_config(argument: str = "") -> FinetuneConfig:
         "test_resize": (*TEST_RESIZES, ""),
     }
     for name, allowed in choices.items():
-        if chosen[name] not in allowed:
-            raise ValueError(
-                f"{name}={chosen[name]!r} is not one of {', '.join(filter(None, allowed))}."
-            )
-    if chosen["model"] != "any":
-        parse_name(chosen["model"])
-    task = TASKS[chosen["task"]]
-    if chosen["rule"] == "bit":
-        return bit_hyperrule(chosen, task)
-    if chosen["examples"]:
-        raise ValueError(
-            "examples=N is for rule=bit; other rules do not go by the number of images."
-        )
-    if chosen["rule"] in FAMILIES:
-        changes: dict[str, Any] = LARGER.get((chosen["rule"], chosen["model"]), {})
-        return family_recipe(chosen, task, dataclasses.replace(FAMILIES[chosen["rule"]], **changes))
-    is_imagenet = chosen["task"] == "imagenet"
-    is_augreg = chosen["rule"] == "augreg"
-    is_table_2 = (
-        is_imagenet
-        and chosen["model"] in TABLE_2_PIXELS
-        and not chosen["image_size"]
-        and not is_augreg
-    )
-    task = augreg(task, is_long=is_imagenet) if is_augreg else task
-    pixels = chosen["image_size"] or (
-        TABLE_2_PIXELS[chosen["model"]] if is_table_2 else task.pixels
-    )
-    model = adapted(chosen["model"], pixels)
-    rates = (0.01,) if chosen["rule"] == "quick" else task.learning_rates
-    has_search = len(rates) > 1
-    return FinetuneConfig(
-        data=task.data,
-        total=Duration(task.total),
-        global_batch=task.global_batch,
-        model=dataclasses.replace(model, dropout_fraction=0.0) if is_augreg else model,
-        input=inputs(
-            chosen,
-            task,
-            pixels,
-            resize_pixels=256 if is_augreg and pixels == 224 else pixels * 448 // 384,
-        ),
-        objective=ObjectiveConfig(loss="softmax"),
-        optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
-        schedule=ScheduleConfig(
-            learning_rate=0.0 if has_search else rates[0],
-            warmup=Duration(task.warmup),
-            decay="cosine",
-        ),
-        search=SearchConfig(
-            learning_rates=rates if has_search else (), validation_fraction=task.validation_fraction
-        ),
-        polyak=PolyakConfig(factor=0.9999) if is_table_2 else PolyakConfig(),
-        **FOLLOWED,
+        if arguments[name] not in allowed:
+            known = ", ".join(filter(None, allowed))
+            raise ValueError(f"{name}={arguments[name]!r} is not one of {known}.")
+    if arguments["model"] != "any":
+        parse_name(arguments["model"])
+    return arguments
+
+
+def configure_paper(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
+    """Return the paper's run; the rule quick has one learning rate in place of a search."""
+    model = arguments["model"]
+    pixels = arguments["image_size"] or task.pixels
+    polyak = PolyakConfig()
+    has_table_2 = arguments["task"] == "imagenet" and model in TABLE_2_PIXELS
+    if has_table_2 and not arguments["image_size"]:
+        pixels = TABLE_2_PIXELS[model]
+        polyak = PolyakConfig(factor=0.9999)
+    if arguments["rule"] == "quick":
+        task = dataclasses.replace(task, learning_rates=(0.01,))
+
+    return configure_sgd(
+        task,
+        model=configure_model(model, pixels),
+        input=configure_input(arguments, task, pixels, resize_pixels=pixels * 448 // 384),
+        polyak=polyak,
     )
 
 
-def augreg(task: Task, *, is_long: bool) -> Task:
-    """500 steps, 20,000 on ImageNet; crops of 384 out of 448 pixels."""
-    return dataclasses.replace(
+def configure_augreg(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
+    """Return a run of 500 steps, 20,000 on ImageNet, on crops of 384 out of 448 pixels."""
+    is_long = arguments["task"] == "imagenet"
+    task = dataclasses.replace(
         task,
         total="20000 steps" if is_long else "500 steps",
         warmup="500 steps" if is_long else "100 steps",
@@ -292,45 +307,71 @@ def augreg(task: Task, *, is_long: bool) -> Task:
         crop="resize",
         learning_rates=(0.001, 0.003, 0.01, 0.03),
     )
+    pixels = arguments["image_size"] or task.pixels
+    resize_pixels = pixels * 448 // 384
+    if pixels == 224:
+        resize_pixels = 256
+    model = configure_model(arguments["model"], pixels)
+    return configure_sgd(
+        task,
+        model=dataclasses.replace(model, dropout_fraction=0.0),
+        input=configure_input(arguments, task, pixels, resize_pixels=resize_pixels),
+    )
 
 
-def family_recipe(chosen: dict[str, Any], task: Task, family: Family) -> FinetuneConfig:
-    """AdamW with layer decay; label smoothing, RandAugment and crops as MAE and FT-CLIP have them."""
-    is_published = chosen["task"] == "imagenet"
-    pixels = chosen["image_size"] or 224
-    global_batch = family.global_batch if is_published else task.global_batch
-    rate = family.learning_rate * (global_batch / family.global_batch) ** 0.5
-    how = chosen["test_resize"] or (family.test_resize if is_published else "direct")
-    resize = inputs(chosen | {"test_resize": how}, task, pixels, resize_pixels=pixels * 256 // 224)
-    is_inception = resize.train_crop == "inception"
+def configure_sgd(task: Task, **sections: Any) -> FinetuneConfig:
+    """Return SGD with the length of a task, and a search for its learning rate if it has several.
+
+    `sections` are the other sections of the config.
+    """
+    learning_rate = 0.0
+    searched_rates = task.learning_rates
+    if len(task.learning_rates) == 1:
+        learning_rate = task.learning_rates[0]
+        searched_rates = ()
     return FinetuneConfig(
         data=task.data,
-        total=Duration(f"{family.epochs} epochs") if is_published else Duration(task.total),
-        global_batch=global_batch,
-        model=dataclasses.replace(
-            adapted(chosen["model"], pixels),
-            pool=family.pool,
-            final_norm=family.final_norm,
-            head_stddev=family.head_stddev,
-            position_resize="library",
-            dropout_fraction=0.0,
-            stochastic_depth_fraction=family.stochastic_depth,
+        total=Duration(task.total),
+        global_batch=task.global_batch,
+        objective=ObjectiveConfig(loss="softmax"),
+        optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
+        schedule=ScheduleConfig(
+            learning_rate=learning_rate, warmup=Duration(task.warmup), decay="cosine"
         ),
-        input=dataclasses.replace(
-            resize,
-            **(
-                {"crop_area_fraction": (0.08, 1.0), "crop_distribution": "torchvision"}
-                if is_inception
-                else {}
-            ),
-            **({"test_crop_fraction": 224 / 256} if how == "short_side" else {}),
-            train_interpolation="bicubic",
-            test_interpolation="bicubic",
-            randaugment_layers=2,
-            randaugment_magnitude=9,
-            mixup_alpha=family.mixup,
-            cutmix_alpha=family.cutmix,
-            erasing_fraction=family.erasing,
+        search=SearchConfig(
+            learning_rates=searched_rates, validation_fraction=task.validation_fraction
+        ),
+        **sections,
+        **FOLLOWED,
+    )
+
+
+def configure_family(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
+    """Return AdamW with layer decay; label smoothing, RandAugment and crops of MAE and FT-CLIP."""
+    changes: dict[str, Any] = LARGER.get((arguments["rule"], arguments["model"]), {})
+    family = dataclasses.replace(FAMILIES[arguments["rule"]], **changes)
+    polyak = PolyakConfig()
+    test_resize = "direct"
+    if arguments["task"] == "imagenet":
+        task = dataclasses.replace(
+            task,
+            total=f"{family.epochs} epochs",
+            warmup=f"{family.warmup_epochs} epochs",
+            global_batch=family.global_batch,
+        )
+        polyak = PolyakConfig(factor=family.polyak)
+        test_resize = family.test_resize
+    rate = family.learning_rate * (task.global_batch / family.global_batch) ** 0.5
+
+    pixels = arguments["image_size"] or 224
+    test_resize = arguments["test_resize"] or test_resize
+    return FinetuneConfig(
+        data=task.data,
+        total=Duration(task.total),
+        global_batch=task.global_batch,
+        model=configure_family_model(arguments["model"], pixels, family),
+        input=configure_family_input(
+            arguments | {"test_resize": test_resize}, task, pixels, family
         ),
         objective=ObjectiveConfig(loss="softmax", label_smoothing_fraction=0.1),
         optimizer=OptimizerConfig(
@@ -341,81 +382,146 @@ def family_recipe(chosen: dict[str, Any], task: Task, family: Family) -> Finetun
         ),
         schedule=ScheduleConfig(
             learning_rate=float(f"{rate:.2g}"),
-            warmup=Duration(f"{family.warmup_epochs} epochs")
-            if is_published
-            else Duration(task.warmup),
+            warmup=Duration(task.warmup),
             decay="cosine",
             end_learning_rate=1e-6,
         ),
-        polyak=PolyakConfig(factor=family.polyak) if is_published else PolyakConfig(),
+        polyak=polyak,
         **FOLLOWED,
     )
 
 
-def bit_hyperrule(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
-    """BiT-HyperRule (Big Transfer): steps, resolution and mixup by the size of the dataset and of its images."""
+def configure_family_model(model: str, pixels: int, family: Family) -> AdaptConfig:
+    """Return the pooling, the head and the stochastic depth of a family."""
+    return dataclasses.replace(
+        configure_model(model, pixels),
+        pool=family.pool,
+        final_norm=family.final_norm,
+        head_stddev=family.head_stddev,
+        position_resize="library",
+        dropout_fraction=0.0,
+        stochastic_depth_fraction=family.stochastic_depth,
+    )
+
+
+def configure_family_input(
+    arguments: dict[str, Any], task: Task, pixels: int, family: Family
+) -> InputConfig:
+    """Return bicubic crops as torchvision makes them, and the augmentation of a family."""
+    config = configure_input(arguments, task, pixels, resize_pixels=pixels * 256 // 224)
+    if config.train_crop == "inception":
+        config = dataclasses.replace(
+            config, crop_area_fraction=(0.08, 1.0), crop_distribution="torchvision"
+        )
+    if config.test_resize == "short_side":
+        config = dataclasses.replace(config, test_crop_fraction=224 / 256)
+    return dataclasses.replace(
+        config,
+        train_interpolation="bicubic",
+        test_interpolation="bicubic",
+        randaugment_layers=2,
+        randaugment_magnitude=9,
+        mixup_alpha=family.mixup,
+        cutmix_alpha=family.cutmix,
+        erasing_fraction=family.erasing,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BitLength:
+    """Length and mixup of BiT-HyperRule for datasets of up to `most_examples` images."""
+
+    most_examples: float
+    steps: int
+    warmup_steps: int
+    drop_at_fraction: tuple[float, ...] = (0.3, 0.6, 0.9)
+    mixup: float = 0.1
+
+
+BIT_LENGTHS = (
+    BitLength(
+        most_examples=20_000 - 1,
+        steps=500,
+        warmup_steps=100,
+        drop_at_fraction=(0.4, 0.6, 0.8),
+        mixup=0.0,
+    ),
+    BitLength(most_examples=500_000 - 1, steps=10_000, warmup_steps=500),
+    BitLength(most_examples=math.inf, steps=20_000, warmup_steps=500),
+)
+
+
+def configure_bit(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
+    """Return BiT-HyperRule (Big Transfer).
+
+    Steps, resolution and mixup depend on the number of images and on their size.
+    """
     for name, fixed in (("crop", "resize"), ("test_resize", "direct")):
-        if chosen[name]:
+        if arguments[name]:
             raise ValueError(
-                f"{name}={chosen[name]} has no effect with rule=bit, whose {name} is {fixed}."
+                f"{name}={arguments[name]} has no effect with rule=bit, whose {name} is {fixed}."
             )
-    num_examples = chosen["examples"] or task.num_examples
+    num_examples = arguments["examples"] or task.num_examples
     if not num_examples:
         raise ValueError("rule=bit goes by the number of training images: add examples=N.")
-    steps, warmup, drops, mixup = (
-        (500, 100, (0.4, 0.6, 0.8), 0.0)
-        if num_examples < 20_000
-        else (10_000, 500, (0.3, 0.6, 0.9), 0.1)
-        if num_examples < 500_000
-        else (20_000, 500, (0.3, 0.6, 0.9), 0.1)
-    )
-    pixels = chosen["image_size"] or (128 if task.is_small else 480)
-    resize_pixels = pixels * 160 // 128 if task.is_small else pixels * 512 // 480
+    lengths = [length for length in BIT_LENGTHS if num_examples <= length.most_examples]
+    length = lengths[0]
+
+    if task.is_small:
+        pixels = arguments["image_size"] or 128
+        resize_pixels = pixels * 160 // 128
+    else:
+        pixels = arguments["image_size"] or 480
+        resize_pixels = pixels * 512 // 480
+    task = dataclasses.replace(task, crop="resize")
     return FinetuneConfig(
         data=task.data,
-        total=Duration(f"{steps} steps"),
+        total=Duration(f"{length.steps} steps"),
         global_batch=512,
-        model=adapted(chosen["model"], pixels),
+        model=configure_model(arguments["model"], pixels),
         input=dataclasses.replace(
-            inputs(chosen | {"crop": "resize"}, task, pixels, resize_pixels=resize_pixels),
-            mixup_alpha=mixup,
+            configure_input(arguments, task, pixels, resize_pixels=resize_pixels),
+            mixup_alpha=length.mixup,
         ),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(name="sgd"),
         schedule=ScheduleConfig(
             learning_rate=0.003,
-            warmup=Duration(f"{warmup} steps"),
+            warmup=Duration(f"{length.warmup_steps} steps"),
             decay="staircase",
-            drop_at_fraction=drops,
+            drop_at_fraction=length.drop_at_fraction,
         ),
         **FOLLOWED,
     )
 
 
-def adapted(model: str, pixels: int) -> AdaptConfig:
-    """The paper's head: a linear layer of zeros replaces that of pre-training.
+def configure_model(model: str, pixels: int) -> AdaptConfig:
+    """Return the paper's head: a linear layer of zeros replaces the one of pre-training.
 
     H/14 at 384 pixels sees 378 of them, as in the released code; `image_size=378` shows it all of
     the image instead.
     """
     if model == "any":
         return AdaptConfig()
-    is_covered = pixels % max(parse_name(model).patch) == 0
-    return AdaptConfig(name=model, uncovered_border="refuse" if is_covered else "drop")
+    if pixels % max(parse_name(model).patch) == 0:
+        return AdaptConfig(name=model, uncovered_border="refuse")
+    return AdaptConfig(name=model, uncovered_border="drop")
 
 
-def inputs(chosen: dict[str, Any], task: Task, pixels: int, *, resize_pixels: int) -> InputConfig:
-    """Square images; random crops from images a little larger, or inception crops."""
-    crop = chosen["crop"] or task.crop
-    test_resize = chosen["test_resize"] or "direct"
-    cropped = {} if test_resize == "direct" else {"test_crop_fraction": 384 / 448}
-    return InputConfig(
+def configure_input(
+    arguments: dict[str, Any], task: Task, pixels: int, *, resize_pixels: int
+) -> InputConfig:
+    """Return square images: random crops from images a little larger, or inception crops."""
+    config = InputConfig(
         train_split=task.train_split,
         test_split=task.test_split,
         image_size=(pixels, pixels),
-        train_crop=crop,
-        train_resize_pixels=None if crop == "inception" else resize_pixels,
-        test_resize=test_resize,
-        **cropped,
-        exif_orientation=chosen["task"] == "own",
+        train_crop=arguments["crop"] or task.crop,
+        test_resize=arguments["test_resize"] or "direct",
+        exif_orientation=arguments["task"] == "own",
     )
+    if config.train_crop != "inception":
+        config = dataclasses.replace(config, train_resize_pixels=resize_pixels)
+    if config.test_resize == "short_side":
+        config = dataclasses.replace(config, test_crop_fraction=384 / 448)
+    return config

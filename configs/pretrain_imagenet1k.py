@@ -23,9 +23,9 @@ HEAD_BIAS = {"sigmoid": -10.0, "softmax": 0.0}  # by loss
 
 def get_config(argument: str = "") -> PretrainConfig:
     """Argument: MODEL[,loss=sigmoid|softmax]; any ViT name is a model."""
-    chosen = parse_argument(argument, model="ViT-B/16", loss="sigmoid")
-    model = chosen["model"]
-    loss = chosen["loss"]
+    arguments = parse_argument(argument, model="ViT-B/16", loss="sigmoid")
+    model = arguments["model"]
+    loss = arguments["loss"]
     if loss not in HEAD_BIAS:
         raise ValueError(f"loss={loss!r} is not one of {', '.join(HEAD_BIAS)}.")
     return PretrainConfig(

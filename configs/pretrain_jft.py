@@ -1,10 +1,10 @@
 """ViTs, ResNets and hybrids on JFT-300M (ViT, Table 3).
 
-JFT is private: the recipe runs on what --config.data says.
+JFT is private: the recipe runs on the data of --config.data.
 
-The paper is silent on the loss: sigmoid with a head bias of -10 is JFT practice, an image having
-1.26 labels on average. It is silent on the end of the linear decay too: 1e-5 is what its authors
-gave for ImageNet-21k. Gradients are clipped only in its ImageNet runs.
+The paper does not state the loss: sigmoid with a head bias of -10 is usual on JFT, where an image
+has 1.26 labels on average. It does not state the end of the linear decay either: its authors gave
+1e-5 for ImageNet-21k. Gradients are clipped only in its ImageNet runs.
 """
 
 from vit_jax.config import (
@@ -21,7 +21,10 @@ from vit_jax.config import (
     choose_row,
 )
 
-LEARNING_RATES = {  # by model and epochs
+# Learning rates by model and epochs. Table 6 has two runs that Table 3 does not. Their rates are
+# guesses: for R152x2 the rate of 7 epochs, for R200x3 a lower one, because deeper ResNets have lower
+# rates.
+LEARNING_RATES = {
     ("ViT-B/16", 7): 8e-4,
     ("ViT-B/32", 7): 8e-4,
     ("ViT-L/32", 7): 6e-4,
@@ -33,11 +36,8 @@ LEARNING_RATES = {  # by model and epochs
     ("R101x1", 7): 8e-4,
     ("R152x1", 7): 6e-4,
     ("R152x2", 7): 6e-4,
-    (
-        "R152x2",
-        14,
-    ): 6e-4,  # a guess: Table 6 has this run and the next, but Table 3 does not; this is its 7-epoch rate
-    ("R200x3", 14): 4e-4,  # a guess: the deeper the ResNet, the lower its rate
+    ("R152x2", 14): 6e-4,
+    ("R200x3", 14): 4e-4,
     ("R50+ViT-B/16", 7): 8e-4,
     ("R50+ViT-B/32", 7): 8e-4,
     ("R50+ViT-L/32", 7): 2e-4,

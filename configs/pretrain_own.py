@@ -1,9 +1,9 @@
 """Any network from scratch on 1,000 to 100,000 of your images; data by `--config.data=folder:PATH`.
 
-The fewer the images, the longer and the stronger augmented: AugReg (2106.10270) found both to stand
-in for data. The network and its optimiser are those of the better plain ViT-S/16 (2205.01580), at a
-batch that one GPU takes. With fewer images, or with weights at hand, fine-tuning
-(`finetune.py:any,own`) gives more.
+Runs on fewer images are longer and have stronger augmentation: AugReg (2106.10270) found that both
+replace data. The network and its optimiser are those of the better plain ViT-S/16 (2205.01580), at
+a batch for one GPU. With fewer images, or with pre-trained weights, fine-tuning
+(`finetune.py:any,own`) gives higher accuracy.
 """
 
 from vit_jax.config import (
@@ -28,27 +28,27 @@ ROWS = ((3_000, 600, 64, 15, 0.5), (20_000, 300, 128, 15, 0.5), (100_000, 200, 2
 
 def get_config(argument: str = "") -> PretrainConfig:
     """Argument: MODEL[,examples=N][,image_size=N]; N training images, about."""
-    chosen = parse_argument(argument, model="ViT-Ti/16", examples=10_000, image_size=224)
-    if not 1 <= chosen["examples"] <= ROWS[-1][0]:
+    arguments = parse_argument(argument, model="ViT-Ti/16", examples=10_000, image_size=224)
+    examples = arguments["examples"]
+    if not 1 <= examples <= ROWS[-1][0]:
         raise ValueError(
-            f"examples={chosen['examples']}: give 1 to 100,000; for more see pretrain_imagenet1k.py."
+            f"examples={examples}: give 1 to 100,000; for more see pretrain_imagenet1k.py."
         )
-    _, epochs, batch, magnitude, alpha = next(row for row in ROWS if chosen["examples"] <= row[0])
-    is_transformer = parse_name(chosen["model"]).size is not None
-    forms = (
-        {"pool": "gap", "position_embedding": "sincos2d", "head": "linear"}
-        if is_transformer
-        else {}
-    )
+    _, epochs, batch, magnitude, alpha = next(row for row in ROWS if examples <= row[0])
+    side = arguments["image_size"]
+    forms = {}
+    has_transformer = parse_name(arguments["model"]).size is not None
+    if has_transformer:
+        forms = {"pool": "gap", "position_embedding": "sincos2d", "head": "linear"}
     return PretrainConfig(
         data=None,
         total=Duration(f"{epochs} epochs"),
         global_batch=batch,
-        model=ModelConfig(name=chosen["model"], **forms),
+        model=ModelConfig(name=arguments["model"], **forms),
         input=InputConfig(
             train_split="train",
             test_split="test",
-            image_size=(chosen["image_size"], chosen["image_size"]),
+            image_size=(side, side),
             crop_area_fraction=(0.2, 1.0),
             randaugment_layers=2,
             randaugment_magnitude=magnitude,

@@ -22,10 +22,10 @@ from vit_jax.config import (
 
 def get_config(argument: str = "") -> PretrainConfig:
     """Argument: epochs=N; the paper has 90, 150 and 300."""
-    chosen = parse_argument(argument, epochs=90)
+    arguments = parse_argument(argument, epochs=90)
     return PretrainConfig(
         data="tfds:imagenet2012",
-        total=Duration(f"{chosen['epochs']} epochs"),
+        total=Duration(f"{arguments['epochs']} epochs"),
         global_batch=1024,
         model=ModelConfig(
             name="ViT-S/16",
