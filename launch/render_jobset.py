@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Fills in gke_jobset.yaml: checks names, accelerator and topology, counts slices and hosts, prints the manifest.
+"""Fills in gke_jobset.yaml: checks names, accelerator and topology, prints the manifest.
 
-Needs only Python's standard library and contacts no cluster.
+It needs only Python's standard library and contacts no cluster.
 """
 
 import argparse
@@ -12,10 +12,12 @@ import string
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 TEMPLATE = Path(__file__).resolve().with_name("gke_jobset.yaml")
 FLAT = 2
-SOLID = 3  # dimensions of a slice's torus
+SOLID = 3
+"""Dimensions of the torus of a slice."""
 TPUS = {
     "tpu-v4-podslice": SOLID,
     "tpu-v5-lite-podslice": FLAT,
@@ -24,26 +26,21 @@ TPUS = {
     "tpu7x": SOLID,
 }
 FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-SMALL_SOLID_TOPOLOGIES = (
-    "2x2x1",
-    "2x2x2",
-    "2x2x4",
-    "2x4x4",
-)  # larger ones: every side a multiple of 4
+SMALL_SOLID_TOPOLOGIES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+"""Topologies below 4x4x4; the sides of larger ones are multiples of 4."""
 JOB = "worker"
-POD_NAME_LENGTH = 63  # of the longest name made from ours: NAME-worker-SLICE-HOST-abcde
-SHARED_VERBS = (
-    "study",
-    "sweep",
-    "vtab",
-)  # whose runs --index= and --count= deal to several machines
+POD_NAME_LENGTH = 63
+"""Length of the longest name that is made from --name: NAME-worker-SLICE-HOST-abcde."""
+SHARED_VERBS = ("study", "sweep", "vtab")
+"""Verbs with several runs, which --index= and --count= deal to several machines."""
 WORKDIR = "/workdir"
 DATA = "/data"
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"  # names of accounts and claims
+SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"
+"""Names of accounts and claims."""
 IMAGE = "[a-zA-Z0-9]+([-._:/@]+[a-zA-Z0-9]+)*"
 FOLDER_LETTERS = "-a-zA-Z0-9._=+@,"
-PLANNED = {  # kinds of `vit-jax plan --topology=`
+PLANNED = {
     "tpu-v4-podslice": "v4",
     "tpu-v5-lite-podslice": "v5e",
     "tpu-v5p-slice": "v5p",
@@ -52,11 +49,13 @@ PLANNED = {  # kinds of `vit-jax plan --topology=`
     "nvidia-tesla-a100": "a100-40gb",
     "nvidia-a100-80gb": "a100-80gb",
 }
-DEVICES_PER_CHIP = {"tpu7x": 2}  # as JAX counts them; of the others one
+"""Kinds of `vit-jax plan --topology=` by accelerator."""
+DEVICES_PER_CHIP = {"tpu7x": 2}
+"""Devices of a chip as JAX counts them; one for other accelerators."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Prints the manifest, or one message with exit code 2."""
+    """Print the manifest, or one message with exit code 2."""
     try:
         print(render(words), end="")
     except ValueError as error:
@@ -65,71 +64,88 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def render(words: Sequence[str] | None = None) -> str:
-    """Return the manifest for these words of the command line; with shares one for each, as documents of one file.
+    """Return the manifest for these words of the command line.
+
+    With shares, it is a document for each.
 
     Raises:
       ValueError: a name, accelerator, topology or workdir that Kubernetes or the run would not
         accept.
     """
-    options = _parser().parse_args(words)
-    values = _values(options)
+    options = _build_parser().parse_args(words)
+    values = _read_values(options)
     if options.machine:
-        return _machine(options, values)
-    cases = {_kind(options)} | {case for case in ("spot", "pull") if getattr(options, case)}
-    cases |= {"account"} if options.service_account else set()
-    cases |= {"bucket"} if options.workdir.startswith("gs://") else {"claim"}
-    cases |= {"data"} if options.data_bucket else set()
-    cases |= {"limit"} if options.max_hours is not None else set()
+        return _describe_machine(options, values)
+    cases = _list_cases(options)
     template = TEMPLATE.read_text()
     if options.shares is None:
         return fill(template, values, cases)
-    return "---\n".join(
-        fill(template, _share(values, index, options.shares), cases)
-        for index in range(options.shares)
-    )
+    documents = []
+    for index in range(options.shares):
+        documents.append(fill(template, _set_share(values, index, options.shares), cases))
+    return "---\n".join(documents)
 
 
-def _machine(options: argparse.Namespace, values: Mapping[str, object]) -> str:
-    """Return what gke.sh checks a run with, a line each.
+def _list_cases(options: argparse.Namespace) -> set[str]:
+    """Return the cases of the template that hold."""
+    is_bucket = options.workdir.startswith("gs://")
+    holds = {
+        _find_kind(options): True,
+        "spot": options.spot,
+        "pull": options.pull,
+        "account": options.service_account,
+        "bucket": is_bucket,
+        "claim": not is_bucket,
+        "data": options.data_bucket,
+        "limit": options.max_hours is not None,
+    }
+    return {case for case, is_true in holds.items() if is_true}
 
-    Devices and slices as JAX counts them, workdir, mounts, chips of all shares, the topology's name
-    in `vit-jax plan`.
+
+def _describe_machine(options: argparse.Namespace, values: Mapping[str, Any]) -> str:
+    """Return a line for each fact by which gke.sh checks a run.
+
+    They are: devices and slices as JAX counts them, workdir, mounts, chips of all shares, and the
+    topology's name in `vit-jax plan`.
     """
-    kind = _kind(options)
     nodes = options.slices * values["parallelism"]
-    per_node = DEVICES_PER_CHIP.get(options.accelerator, 1) * (values["chips_per_host"] or 1)  # type: ignore[operator]
+    chips = values["chips_per_host"]
+    devices_per_node = DEVICES_PER_CHIP.get(options.accelerator, 1) * (chips or 1)
+    kind = _find_kind(options)
     slices = {"tpu": options.slices, "gpu": nodes, "cpu": 1}[kind]
-    place, _ = _place(options.workdir, options.dry_run)
-    volume = (
-        f"gs://{values['bucket']}"
-        if options.workdir.startswith("gs://")
-        else f"claim:{values['claim']}"
-    )
+    volume = f"claim:{values['claim']}"
+    if options.workdir.startswith("gs://"):
+        volume = f"gs://{values['bucket']}"
+    workdir, _ = _find_workdir(options.workdir, options.dry_run)
+
     lines = [
-        f"devices {nodes * per_node}",
+        f"devices {nodes * devices_per_node}",
         f"slices {slices}",
-        f"workdir {place}",
+        f"workdir {workdir}",
         f"mount {WORKDIR} {volume}",
+        f"chips {nodes * chips * (options.shares or 1)}",
     ]
-    lines.append(f"chips {nodes * values['chips_per_host'] * (options.shares or 1)}")  # type: ignore[operator]
-    if planned := PLANNED.get(options.accelerator):
-        count, shape = (
-            (slices, options.topology) if kind == "tpu" else (nodes, options.chips_per_host)
-        )
-        lines.append(f"topology {count}*{planned}:{shape}")
+    planned = PLANNED.get(options.accelerator)
+    if planned and kind == "tpu":
+        lines.append(f"topology {slices}*{planned}:{options.topology}")
+    elif planned:
+        lines.append(f"topology {nodes}*{planned}:{options.chips_per_host}")
     if options.data_bucket is not None:
         lines.append(f"mount {DATA} gs://{values['data_bucket']}")
     return "\n".join(lines) + "\n"
 
 
-def _share(values: Mapping[str, object], index: int, count: int) -> dict[str, object]:
-    """A JobSet of its own: that of another share neither restarts it nor is waited for."""
-    words = [*values["arguments"], f"--index={index}", f"--count={count}"]  # type: ignore[misc]
+def _set_share(values: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
+    """Return the values of a JobSet for one share, which other shares neither restart nor wait for."""
+    words = [*values["arguments"], f"--index={index}", f"--count={count}"]
     return {**values, "name": f"{values['name']}-{index}", "arguments": words}
 
 
-def fill(template: str, values: Mapping[str, object], cases: Collection[str]) -> str:
-    """Drops comments and the lines whose cases do not hold, and puts the values in as JSON, which is YAML."""
+def fill(template: str, values: Mapping[str, Any], cases: Collection[str]) -> str:
+    """Return the template with the values as JSON, which is YAML.
+
+    Comments and lines whose cases do not hold are dropped.
+    """
     lines = []
     for line in template.splitlines():
         text, _, only = line.partition("# only: ")
@@ -142,94 +158,112 @@ def fill(template: str, values: Mapping[str, object], cases: Collection[str]) ->
     return string.Template("\n".join(lines) + "\n").substitute(quoted)
 
 
-def hosts_and_chips(accelerator: str, topology: str, chips_per_host: int | None) -> tuple[int, int]:
-    """Hosts of a TPU slice, and chips of each, from its topology.
+def count_hosts_and_chips(
+    accelerator: str, topology: str, chips_per_host: int | None
+) -> tuple[int, int]:
+    """Return the number of hosts of a TPU slice, and of chips of each, from its topology.
 
     Raises:
       ValueError: a topology that this accelerator does not have, or chips that do not divide into
         hosts.
     """
-    dims = TPUS[accelerator]
-    sides = (
-        [int(side) for side in topology.split("x")] if re.fullmatch(r"\d+(x\d+)*", topology) else []
-    )
-    if dims == FLAT and topology not in FLAT_TOPOLOGIES:
-        raise ValueError(f"--topology={topology}: {accelerator} has {', '.join(FLAT_TOPOLOGIES)}.")
-    is_large = (
-        len(sides) == SOLID
-        and all(side and side % 4 == 0 for side in sides)
-        and sides == sorted(sides)
-    )
-    if dims == SOLID and topology not in SMALL_SOLID_TOPOLOGIES and not is_large:
-        raise ValueError(
-            f"--topology={topology}: {accelerator} has {', '.join(SMALL_SOLID_TOPOLOGIES)}, and AxBxC of multiples "
-            "of 4, the smallest first."
-        )
-    chips = math.prod(sides)
+    if TPUS[accelerator] == FLAT:
+        _require_flat(accelerator, topology)
+    else:
+        _require_solid(accelerator, topology)
+    chips = math.prod(map(int, topology.split("x")))
     if chips_per_host is None:
         if topology == "2x4":
             raise ValueError(
-                "--topology=2x4 is one host of 8 chips or two hosts of 4, by the machine type of the node pool: say "
-                "--chips_per_host=8 (…-8t) or --chips_per_host=4 (…-4t)."
+                "--topology=2x4 is one host of 8 chips or two hosts of 4, by the machine type of "
+                "the node pool: say --chips_per_host=8 (…-8t) or --chips_per_host=4 (…-4t)."
             )
         chips_per_host = min(chips, 4)
-    if (
-        chips_per_host not in (1, 4, 8)
-        or chips % chips_per_host
-        or (chips_per_host != 4 and chips != chips_per_host)
-    ):
+
+    is_single_host = chips == chips_per_host
+    has_hosts_of_4 = chips_per_host == 4 and chips % 4 == 0
+    if chips_per_host not in (1, 4, 8) or not (is_single_host or has_hosts_of_4):
         raise ValueError(
-            f"--chips_per_host={chips_per_host}: hosts of a {topology} slice have {min(chips, 4)} chips."
+            f"--chips_per_host={chips_per_host}: hosts of a {topology} slice have "
+            f"{min(chips, 4)} chips."
         )
     return chips // chips_per_host, chips_per_host
 
 
-def _kind(options: argparse.Namespace) -> str:
-    if options.accelerator in TPUS:
+def _require_flat(accelerator: str, topology: str) -> None:
+    if topology not in FLAT_TOPOLOGIES:
+        raise ValueError(f"--topology={topology}: {accelerator} has {', '.join(FLAT_TOPOLOGIES)}.")
+
+
+def _require_solid(accelerator: str, topology: str) -> None:
+    """Raise ValueError unless a topology is a small one, or has ascending multiples of 4."""
+    if topology in SMALL_SOLID_TOPOLOGIES:
+        return
+    if re.fullmatch(r"\d+x\d+x\d+", topology):
+        sides = [int(side) for side in topology.split("x")]
+        are_multiples = all(side > 0 and side % 4 == 0 for side in sides)
+        if are_multiples and sides == sorted(sides):
+            return
+    raise ValueError(
+        f"--topology={topology}: {accelerator} has {', '.join(SMALL_SOLID_TOPOLOGIES)}, "
+        "and AxBxC of multiples of 4, the smallest first."
+    )
+
+
+def _find_kind(options: argparse.Namespace) -> str:
+    """Return "tpu", "gpu" or "cpu"."""
+    accelerator = options.accelerator
+    if accelerator in TPUS:
         return "tpu"
-    if options.accelerator == "cpu":
+    if accelerator == "cpu":
         return "cpu"
-    if (
-        re.fullmatch(f"nvidia-{LABEL}", options.accelerator)
-        and len(options.accelerator) <= POD_NAME_LENGTH
-    ):
+    if re.fullmatch(f"nvidia-{LABEL}", accelerator) and len(accelerator) <= POD_NAME_LENGTH:
         return "gpu"
     raise ValueError(
-        f"--accelerator={options.accelerator!r}: must be cpu, nvidia-... as GKE names the GPU, or one of "
+        f"--accelerator={accelerator!r}: must be cpu, nvidia-... as GKE names the GPU, or one of "
         f"{', '.join(TPUS)}."
     )
 
 
-def _values(options: argparse.Namespace) -> dict[str, object]:
-    kind = _kind(options)
+def _count_machines(options: argparse.Namespace) -> tuple[int, int]:
+    """Return the number of hosts of a slice or group, and of chips of each."""
+    kind = _find_kind(options)
+    chips_per_host = options.chips_per_host
     if kind == "tpu":
         if options.hosts is not None or options.topology is None:
             raise ValueError(
                 "a TPU slice is given by --topology (like 16x16), from which its hosts are counted."
             )
-        hosts, chips = hosts_and_chips(
-            options.accelerator, options.topology, options.chips_per_host
+        return count_hosts_and_chips(options.accelerator, options.topology, chips_per_host)
+    if options.topology is not None:
+        raise ValueError(
+            f"--topology={options.topology} is of TPUs; give --hosts for {options.accelerator}."
         )
-    else:
-        if options.topology is not None:
-            raise ValueError(
-                f"--topology={options.topology} is of TPUs; give --hosts for {options.accelerator}."
-            )
-        if kind == "cpu" and options.chips_per_host is not None:
-            raise ValueError(
-                f"--chips_per_host={options.chips_per_host}: there are none with --accelerator=cpu."
-            )
-        if kind == "gpu" and options.chips_per_host is None:
-            raise ValueError(
-                "--chips_per_host is needed with GPUs: how many a node of the pool has."
-            )
-        hosts = options.hosts or 1
-        chips = options.chips_per_host or 0
+    if kind == "cpu" and chips_per_host is not None:
+        raise ValueError(
+            f"--chips_per_host={chips_per_host}: there are none with --accelerator=cpu."
+        )
+    if kind == "gpu" and chips_per_host is None:
+        raise ValueError("--chips_per_host is needed with GPUs: how many a node of the pool has.")
+    return options.hosts or 1, chips_per_host or 0
+
+
+def _read_values(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of the template, after all options are checked."""
+    hosts, chips = _count_machines(options)
     _check_counts(options)
     _check_words(options)
-    last = "" if options.shares is None else f"-{options.shares - 1}"
-    _check_name(options.name, options.slices, hosts, last)
-    workdir, claim = _place(options.workdir, options.dry_run)
+    last_share = ""
+    if options.shares is not None:
+        last_share = f"-{options.shares - 1}"
+    _check_name(options.name, options.slices, hosts, last_share)
+    limit_seconds = None
+    if options.max_hours is not None:
+        limit_seconds = int(3600 * options.max_hours)
+    workdir, volume = _find_workdir(options.workdir, options.dry_run)
+    data_bucket = _read_data_bucket(options)
+    # Kubernetes would replace $(NAME) in an argument, and $$ is how it writes a dollar.
+    words = [word.replace("$", "$$") for word in _read_words(options)]
     return {
         "name": options.name,
         "job": JOB,
@@ -238,25 +272,26 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
         "parallelism": hosts,
         "chips_per_host": chips,
         "grace_seconds": options.grace_seconds,
-        "limit_seconds": None if options.max_hours is None else int(3600 * options.max_hours),
+        "limit_seconds": limit_seconds,
         "accelerator": options.accelerator,
         "topology": options.topology,
         "image": options.image,
         "service_account": options.service_account,
         "cpus": options.cpus,
         "memory": options.memory,
-        "bucket": claim,
-        "claim": claim,
-        "data_bucket": _data_bucket(options),
+        "bucket": volume,
+        "claim": volume,
+        "data_bucket": data_bucket,
         "cache_mb": 1024 * options.cache_gib,
-        # Kubernetes would replace $(NAME) in an argument, and $$ is how it writes a dollar.
-        "arguments": [word.replace("$", "$$") for word in _words(options)]
-        + [f"--workdir={workdir}"],
+        "arguments": [*words, f"--workdir={workdir}"],
     }
 
 
-def _words(options: argparse.Namespace) -> list[str]:
-    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+def _read_words(options: argparse.Namespace) -> list[str]:
+    """Return the words for vit-jax."""
+    words = options.words
+    if words[:1] == ["--"]:
+        words = words[1:]
     if not words:
         raise ValueError("give the command to run after --: ... -- pretrain --config=RECIPE")
     for word in words:
@@ -264,7 +299,8 @@ def _words(options: argparse.Namespace) -> list[str]:
             raise ValueError(f"{word} follows --: give --workdir=gs://BUCKET/FOLDER before it.")
     if options.shares is not None and words[0] not in SHARED_VERBS:
         raise ValueError(
-            f"--shares={options.shares}: {words[0]} is one run; {', '.join(SHARED_VERBS)} have several."
+            f"--shares={options.shares}: {words[0]} is one run; "
+            f"{', '.join(SHARED_VERBS)} have several."
         )
     return words
 
@@ -288,73 +324,80 @@ def _check_counts(options: argparse.Namespace) -> None:
         )
 
 
+_QUANTITY = (
+    r"[0-9]+(\.[0-9]+)?(m|[KMGTPE]i|[kMGTPE])?",
+    "a quantity of Kubernetes, like 4, 500m or 16Gi",
+)
+_ACCOUNT = (
+    SUBDOMAIN,
+    "lower-case letters, digits, hyphens and single dots, with a letter or digit at both ends",
+)
+_IMAGE = (IMAGE, "REGISTRY/NAME:TAG, of letters, digits and . _ - : / @")
+FORMS = {"cpus": _QUANTITY, "memory": _QUANTITY, "service_account": _ACCOUNT, "image": _IMAGE}
+"""Patterns of options, and their forms in words."""
+
+
 def _check_words(options: argparse.Namespace) -> None:
-    quantity = (
-        r"[0-9]+(\.[0-9]+)?(m|[KMGTPE]i|[kMGTPE])?",
-        "a quantity of Kubernetes, like 4, 500m or 16Gi",
-    )
-    account = (
-        SUBDOMAIN,
-        "lower-case letters, digits, hyphens and single dots, with a letter or digit at both ends",
-    )
-    image = (IMAGE, "REGISTRY/NAME:TAG, of letters, digits and . _ - : / @")
-    checks = {"cpus": quantity, "memory": quantity, "service_account": account, "image": image}
-    for name, (pattern, kind) in checks.items():
+    for name, (pattern, form) in FORMS.items():
         value = getattr(options, name)
-        if value is not None and (not re.fullmatch(pattern, value) or re.search(r"\.\.|//", value)):
-            raise ValueError(f"--{name}={value!r}: must be {kind}.")
+        if value is None:
+            continue
+        has_double_signs = re.search(r"\.\.|//", value)
+        if has_double_signs or not re.fullmatch(pattern, value):
+            raise ValueError(f"--{name}={value!r}: must be {form}.")
 
 
 def _check_name(name: str, slices: int, hosts: int, share: str) -> None:
     longest = POD_NAME_LENGTH - len(f"{share}-{JOB}-{slices - 1}-{hosts - 1}-abcde")
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
         raise ValueError(
-            f"--name={name}: must be at most {longest} lower-case letters, digits and hyphens, a letter first and no "
-            "hyphen last."
+            f"--name={name}: must be at most {longest} lower-case letters, digits and hyphens, "
+            "a letter first and no hyphen last."
         )
 
 
-def _data_bucket(options: argparse.Namespace) -> str | None:
+def _read_data_bucket(options: argparse.Namespace) -> str | None:
     if options.data_bucket is None:
         return None
-    return _bucket("data_bucket", options.data_bucket, is_placeholder=options.dry_run)
+    return _read_bucket("data_bucket", options.data_bucket, is_placeholder=options.dry_run)
 
 
-def _place(workdir: str, is_dry_run: bool) -> tuple[str, str]:
-    """Where the run finds its workdir, and the bucket or claim that is mounted for it."""
-    bucket = re.fullmatch(r"gs://([^/]+)/(.+?)/?", workdir)
-    claim = re.fullmatch(rf"claim:({SUBDOMAIN})/(.+?)/?", workdir)
-    if bucket:
-        name = _bucket("workdir", f"gs://{bucket[1]}", is_placeholder=is_dry_run)
-        return f"{WORKDIR}/{_folder(workdir, bucket[2])}", name
-    if claim:
-        return f"{WORKDIR}/{_folder(workdir, claim.groups()[-1])}", claim[1]
+def _find_workdir(workdir: str, is_dry_run: bool) -> tuple[str, str]:
+    """Return the workdir as the run finds it, and the bucket or claim that is mounted for it."""
+    if match := re.fullmatch(r"gs://([^/]+)/(.+?)/?", workdir):
+        bucket = _read_bucket("workdir", f"gs://{match[1]}", is_placeholder=is_dry_run)
+        _check_folder(workdir, match[2])
+        return f"{WORKDIR}/{match[2]}", bucket
+    if match := re.fullmatch(rf"claim:(?P<claim>{SUBDOMAIN})/(?P<folder>.+?)/?", workdir):
+        _check_folder(workdir, match["folder"])
+        return f"{WORKDIR}/{match['folder']}", match["claim"]
     raise ValueError(
-        f"--workdir={workdir}: must be gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent volume claim "
-        "(ReadWriteMany): all processes write into it, and it outlives them."
+        f"--workdir={workdir}: must be gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent "
+        "volume claim (ReadWriteMany): all processes write into it, and it outlives them."
     )
 
 
-def _folder(workdir: str, folder: str) -> str:
-    """Return the folder, which stays below its mount and which neither Kubernetes nor a shell expands."""
-    if any(
-        part in (".", "..") or not re.fullmatch(f"[{FOLDER_LETTERS}]+", part)
-        for part in folder.split("/")
-    ):
-        raise ValueError(
-            f"--workdir={workdir}: parts of the folder must be of letters, digits and . _ = + @ , - and none may be "
-            ". or .. or empty."
-        )
-    return folder
+def _check_folder(workdir: str, folder: str) -> None:
+    """Raise ValueError for a folder outside of its mount, or that Kubernetes or a shell expands."""
+    for part in folder.split("/"):
+        if part in (".", "..") or not re.fullmatch(f"[{FOLDER_LETTERS}]+", part):
+            raise ValueError(
+                f"--workdir={workdir}: parts of the folder must be of letters, digits and "
+                ". _ = + @ , - and none may be . or .. or empty."
+            )
 
 
-def _bucket(option: str, address: str, *, is_placeholder: bool = False) -> str:
-    """The name of a bucket; of one to be named, in capitals as in the README, where nothing is submitted."""
+def _read_bucket(option: str, address: str, *, is_placeholder: bool = False) -> str:
+    """Return the name of a bucket.
+
+    A dry run accepts capitals, as in the placeholders of the README.
+    """
     letters = "a-zA-Z0-9" if is_placeholder else "a-z0-9"
     match = re.fullmatch(rf"gs://([{letters}][-{letters}_.]{{1,61}}[{letters}])", address)
     if not match or ".." in address:
         raise ValueError(
-            f"--{option}={address}: must name a bucket, like gs://my-bucket: yours, in the place of BUCKET or IMAGES."
+            f"--{option}={address}: must name a bucket, like gs://my-bucket: "
+            "yours, in the place of BUCKET or IMAGES."
         )
     return match[1]
 
@@ -364,12 +407,22 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (--help lists the options)")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="render_jobset.py",
-        description="Prints the manifest of a run as a Kubernetes JobSet. What follows -- are the words for vit-jax.",
+        description=(
+            "Prints the manifest of a run as a Kubernetes JobSet. "
+            "What follows -- are the words for vit-jax."
+        ),
         allow_abbrev=False,
     )
+    _add_machine_options(parser)
+    _add_run_options(parser)
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="-- VERB ARGUMENTS of vit-jax")
+    return parser
+
+
+def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--name", required=True, help="of the JobSet")
     add(
@@ -396,6 +449,10 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="GPUs of a node; chips of a TPU host where the topology leaves it open",
     )
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--data_bucket", help="gs://BUCKET, mounted read-only at /data")
     add(
         "--cache_gib",
@@ -434,8 +491,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print devices, slices, workdir and mounts in place of the manifest",
     )
-    add("words", nargs=argparse.REMAINDER, help="-- VERB ARGUMENTS of vit-jax")
-    return parser
 
 
 if __name__ == "__main__":

@@ -284,7 +284,7 @@ def test_every_value_is_quoted():
     ],
 )
 def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, expected):
-    assert renderer["hosts_and_chips"](accelerator, topology, chips_per_host) == expected
+    assert renderer["count_hosts_and_chips"](accelerator, topology, chips_per_host) == expected
 
 
 @pytest.mark.parametrize(
