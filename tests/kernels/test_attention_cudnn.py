@@ -1,4 +1,4 @@
-"""cuDNN's form of attention without a GPU: against XLA's form and JAX's calls, choice, what is kept, compiled."""
+"""cuDNN's attention without a GPU: its numbers, choice, kept activations and compiled calls."""
 
 import collections
 import functools
@@ -25,56 +25,78 @@ from vit_jax.tools.plan import aot
 from vit_jax.tools.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of, assemble
 
-H100, T4, AMD = (
-    FakeDevices(platform="gpu", compute_capability=version) for version in ((9, 0), (7, 5), (0, 0))
-)
+H100 = FakeDevices(platform="gpu", compute_capability=(9, 0))
+T4 = FakeDevices(platform="gpu", compute_capability=(7, 5))
+AMD = FakeDevices(platform="gpu", compute_capability=(0, 0))
 SIZES = {"length": 197, "num_heads": 3, "head_dim": 64, "dtype": jnp.dtype("bfloat16")}
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """The calls of cuDNN, computed by XLA; the log of the sums must be what the forward call gave."""
+    """Replace the calls of cuDNN by XLA; the backward call checks what the forward call gave."""
 
     def forward(query_BSTh, key_BSTh, value_BSTh):
-        scores_BTSS = (
-            jnp.einsum("BSTh,BKTh->BTSK", query_BSTh, key_BSTh) / query_BSTh.shape[-1] ** 0.5
-        )
-        mixture_BTSh = jnp.einsum("BTSK,BKTh->BTSh", jax.nn.softmax(scores_BTSS), value_BSTh)
-
-        return mixture_BTSh, jax.nn.logsumexp(scores_BTSS, axis=-1)
+        scale = query_BSTh.shape[-1] ** -0.5
+        scores_BTSS = jnp.einsum("BSTh,BKTh->BTSK", query_BSTh, key_BSTh) * scale
+        weights_BTSS = jax.nn.softmax(scores_BTSS)
+        output_BTSh = jnp.einsum("BTSK,BKTh->BTSh", weights_BTSS, value_BSTh)
+        log_sums_BTS = jax.nn.logsumexp(scores_BTSS, axis=-1)
+        return output_BTSh, log_sums_BTS
 
     def backward(*operands_BSTh):
         *inputs, log_sums_BTS, gradient_BSTh, output_BSTh = operands_BSTh
-        mixture_BTSh, expected_BTS = forward(*inputs)
-        agree = jnp.allclose(expected_BTS, log_sums_BTS) & jnp.allclose(
-            mixture_BTSh,
-            _turned(output_BSTh),
-        )
-        gradients = jax.vjp(lambda *inputs: forward(*inputs)[0], *inputs)[1](_turned(gradient_BSTh))
+        expected_BTSh, expected_BTS = forward(*inputs)
+        same_sums = jnp.allclose(expected_BTS, log_sums_BTS)
+        same_output = jnp.allclose(expected_BTSh, swap_tokens_and_heads(output_BSTh))
 
-        return [jnp.where(agree, _turned(x), jnp.nan) for x in gradients]
+        _, pull_back = jax.vjp(lambda *inputs: forward(*inputs)[0], *inputs)
+        gradients = pull_back(swap_tokens_and_heads(gradient_BSTh))
+        agree = same_sums & same_output
+        return [jnp.where(agree, swap_tokens_and_heads(x), jnp.nan) for x in gradients]
 
     def ffi_call(target, results, **_):
         compute = backward if target.endswith("Backward") else forward
-        return lambda *operands: [*compute(*operands)[: len(results) - 1], jnp.zeros(0, jnp.uint8)]
+        workspace = jnp.zeros(0, jnp.uint8)
+
+        def call(*operands):
+            arrays = compute(*operands)
+            return [*arrays[: len(results) - 1], workspace]
+
+        return call
 
     monkeypatch.setattr(jax.ffi, "ffi_call", ffi_call)
-    monkeypatch.setattr(attention_cudnn, "_configuration", lambda *_: {})  # which knows no float32
+    # The configuration of a call knows no float32.
+    monkeypatch.setattr(attention_cudnn, "_configuration", lambda *_: {})
 
 
-def _turned(x):
+def swap_tokens_and_heads(x):
     return x.swapaxes(1, 2)
 
 
 @pytest.mark.parametrize("tokens", [16, 17])
 def test_values_and_gradients_are_those_of_xla(tokens, stand_in):
     operands, gradient = projections(2, tokens, 3, 8, "float32")
-    actual = distances(
-        results("cudnn", operands, gradient, 3),
-        results("xla", operands, gradient, 3),
-    )
 
-    assert max(actual) < 5e-6
+    by_cudnn = results("cudnn", operands, gradient, 3)
+    by_xla = results("xla", operands, gradient, 3)
+
+    assert max(distances(by_cudnn, by_xla)) < 5e-6
+
+
+def find_cudnn_calls(attend, dtype):
+    """Return the calls of cuDNN in a program for GPUs that runs attention with its gradient."""
+    operand = jax.ShapeDtypeStruct((2, 16, 3, 8), jnp.dtype(dtype))
+
+    def loss(*operands):
+        return attend(*operands).astype(jnp.float32).sum()
+
+    def run(*operands):
+        gradients = jax.grad(loss, argnums=(0, 1, 2))(*operands)
+        return attend(*operands), gradients
+
+    traced = jax.jit(run).trace(operand, operand, operand)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    return [describe_call(line) for line in text.splitlines() if "__cudnn$" in line]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -84,45 +106,37 @@ def test_calls_are_those_of_jax(dtype, monkeypatch):
         "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version",
         lambda: 91000,
     )
-    operand = jax.ShapeDtypeStruct((2, 16, 3, 8), jnp.dtype(dtype))
+    attend_by_jax = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
 
-    def calls(attend):
-        def loss(*operands):
-            return attend(*operands).astype(jnp.float32).sum()
+    expected = find_cudnn_calls(attend_by_jax, dtype)
 
-        step = jax.jit(
-            lambda *operands: (attend(*operands), jax.grad(loss, argnums=(0, 1, 2))(*operands))
-        )
-        text = step.trace(operand, operand, operand).lower(lowering_platforms=("cuda",)).as_text()
-
-        return [_described(line) for line in text.splitlines() if "__cudnn$" in line]
-
-    expected = calls(functools.partial(jax.nn.dot_product_attention, implementation="cudnn"))
     assert len(expected) == 3, "one without the log of the sums"
-    assert calls(attention_cudnn._attend) == expected
+    assert find_cudnn_calls(attention_cudnn._attend, dtype) == expected
 
 
-def _described(line):
-    """Return the call's target, attributes and types, without what XLA does not read or takes by default."""
+DEFAULTS = ([], "0", 0, 0.0, False, "PRIMITIVE_TYPE_INVALID")
+
+
+def remove_defaults(config):
+    for name, value in list(config.items()):
+        if value in DEFAULTS:
+            del config[name]
+
+
+def describe_call(line):
+    """Return a call's target, attributes and types, without fields that XLA ignores or sets itself."""
     target = re.search(r"@(__cudnn\$\w+|\"__cudnn\$\w+\")", line)[1].strip('"')
-    config = json.loads(
-        re.search(r'backend_config = "(.*?)(?<!\\)"[,}]', line)[1].replace("\\22", '"')
-    )["cudnn_fmha_backend_config"]
+    backend = re.search(r'backend_config = "(.*?)(?<!\\)"[,}]', line)[1]
+    config = json.loads(backend.replace("\\22", '"'))["cudnn_fmha_backend_config"]
     types = line.rpartition(" : ")[2]
     attributes = re.findall(r"_layouts = \[(.*?xindex>)\]", line)
-
     assert len(attributes) == 2, "of operands and of results"
 
     config["algorithm"].pop("tuning_knobs", None)
-    for place in (
-        config["intermediate_tensor_shape"],
-        config["intermediate_tensor_shape"]["layout"],
-        config,
-    ):
-        for name, value in [*place.items()]:
-            if value in ([], "0", 0, 0.0, False, "PRIMITIVE_TYPE_INVALID"):
-                del place[name]
-
+    tensor_shape = config["intermediate_tensor_shape"]
+    remove_defaults(tensor_shape)
+    remove_defaults(tensor_shape["layout"])
+    remove_defaults(config)
     config.pop("seed", None)
     return target, config, attributes, types
 
@@ -130,11 +144,12 @@ def _described(line):
 def test_devices_compute_their_images_and_heads(stand_in):
     mesh = build_mesh(jax.devices()[:4], ShardingConfig(num_model_shards=2))
     operands, gradient = projections(4, 17, 2, 8, "float32")
+    expected = results("xla", operands, gradient, 2)
 
     with trace_for(Placement(mesh)):
         actual = results("cudnn", operands, gradient, 2)
 
-    assert max(distances(actual, results("xla", operands, gradient, 2))) < 5e-6
+    assert max(distances(actual, expected)) < 5e-6
 
 
 @pytest.mark.parametrize(
@@ -170,28 +185,33 @@ def test_the_explicit_form_is_rejected_with_the_rule(devices, sizes, rule):
         dispatch.choose_attention("cudnn", **(SIZES | sizes))
 
 
-def test_forms_of_architectures():
-    sizes = {"width": 128, "num_heads": 2, "compute_dtype": "bfloat16"}
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        ({}, "cudnn"),
+        ({"pool": "gap", "block": "axial"}, "xla"),
+        ({"pool": "gap", "block": "axial", "attention": "cudnn"}, "cudnn"),
+        ({"pool": "gap", "position_embedding": "relative"}, "xla"),
+    ],
+    ids=["plain", "axial", "axial by cuDNN", "relative positions"],
+)
+def test_forms_of_architectures(options, form):
+    architecture = small(width=128, num_heads=2, compute_dtype="bfloat16", **options)
+
     with trace_for(H100):
-        assert attention_form(small(**sizes)) == "cudnn"
-        assert attention_form(small(**sizes, pool="gap", block="axial")) == "xla"
-        assert (
-            attention_form(small(**sizes, pool="gap", block="axial", attention="cudnn")) == "cudnn"
-        )
-        assert attention_form(small(**sizes, pool="gap", position_embedding="relative")) == "xla"
+        assert attention_form(architecture) == form
 
 
 @pytest.mark.parametrize(("remat", "forwards"), [("dots", 1), ("attention", 1), ("full", 2)])
 def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
     attention = Attention(64, 2, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0), form="cudnn")
+    x = jnp.zeros((2, 17, 64), jnp.bfloat16)
 
     @functools.partial(jax.checkpoint, policy=REMAT_POLICIES[remat], prevent_cse=False)
     def attend(attention, x):
         return attention(x, x).astype(jnp.float32).sum()
 
-    program = str(
-        jax.make_jaxpr(jax.grad(attend, argnums=1))(attention, jnp.zeros((2, 17, 64), jnp.bfloat16))
-    )
+    program = str(jax.make_jaxpr(jax.grad(attend, argnums=1))(attention, x))
 
     assert len(re.findall(r"target_name=__cudnn\$fmhaSoftmax\s", program)) == forwards
     assert len(re.findall(r"target_name=__cudnn\$fmhaSoftmaxBackward\s", program)) == 1
@@ -204,7 +224,6 @@ FIELDS = (
     "global_batch=16",
     "evaluation.global_batch=16",
 )
-FIELDS += ("model.remat=dots", "model.scan_unroll=1", "sharding.parameters=replicated")
 ONE_CALL = {"fmhaSoftmax": 1, "fmhaSoftmaxBackward": 1}  # in the body of the loop over blocks
 PROGRAMS = {
     "197 tokens, full remat": (
@@ -216,7 +235,12 @@ PROGRAMS = {
     ),
     "196 tokens, data": (ONE_CALL, 8, "train", "sharding.parameters=fsdp"),
     "257 tokens, data x model": (
-        *(ONE_CALL, 8, "train", "model.pool=token", "model.name=ViT-S/14", "model.remat=attention"),
+        ONE_CALL,
+        8,
+        "train",
+        "model.pool=token",
+        "model.name=ViT-S/14",
+        "model.remat=attention",
         "sharding.num_model_shards=2",
     ),
     "evaluation": (
@@ -229,33 +253,32 @@ PROGRAMS = {
 }
 
 
+def compile_case(step, num_gpus, fields):
+    """Return the program of a step for GPUs that need not be there."""
+    flags = [f"--config.{field}" for field in (*FIELDS, *fields)]
+    config = load_recipe("configs/pretrain_s16_baseline.py", flags)
+    devices = aot.topology_devices(parse_topology(f"h100:{num_gpus}"))
+    run = assemble(config, architecture_of(config, 1000), num_examples=10_000, devices=devices)
+    if step == "train":
+        return aot.compile_step(run)
+
+    image_size = run.architecture.image_size
+    batch = abstract_batch(run.evaluation_batch, image_size, run.batch_sharding)
+
+    def lower():
+        return run.evaluation_step.lower(run.abstract_state, batch)
+
+    return aot.compile_program(lower, devices[0])
+
+
 @pytest.mark.tools
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.newest
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_a_step_compiled_for_gpus_calls_cudnn(case):
     calls, num_gpus, step, *fields = PROGRAMS[case]
-    config = load_recipe(
-        "configs/pretrain_s16_baseline.py",
-        [f"--config.{field}" for field in (*FIELDS, *fields)],
-    )
-    devices = aot.topology_devices(parse_topology(f"h100:{num_gpus}"))
-    run = assemble(config, architecture_of(config, 1000), num_examples=10_000, devices=devices)
 
-    if step == "train":
-        compiled = aot.compile_step(run)
-    else:
-        batch = abstract_batch(
-            run.evaluation_batch,
-            run.architecture.image_size,
-            run.batch_sharding,
-        )
-        compiled = aot.compile_program(
-            lambda: run.evaluation_step.lower(run.abstract_state, batch),
-            devices[0],
-        )
+    text = compile_case(step, num_gpus, fields).text
+    targets = re.findall(r'custom_call_target="__cudnn\$(\w+)"', text)
 
-    assert (
-        collections.Counter(re.findall(r'custom_call_target="__cudnn\$(\w+)"', compiled.text))
-        == calls
-    )
+    assert collections.Counter(targets) == calls

@@ -1,79 +1,79 @@
+"""Forms of matrix products, held to the default product and to their programs."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.models.small_models import FakeDevices
+from tests.models.small_models import FakeDevices, assert_each_close
 from vit_jax.kernels.devices import trace_for
 from vit_jax.kernels.dispatch import multiply, multiply_each
 
-TOLERANCE = 2e-6  # of the largest number: float32 sums of 15 products at most, in another order
+# Relative to the largest number: float32 sums of at most 15 products, in another order.
+TOLERANCE = 2e-6
+
+
+def sample_arrays(*shapes):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
 def test_a_product_for_cpus_gives_the_same_numbers_and_gradients():
-    rng = np.random.default_rng(0)
-    x, kernel, weight = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 5, 4), (4, 6), (3, 5, 6))
-    )
+    x, kernel, weight = sample_arrays((3, 5, 4), (4, 6), (3, 5, 6))
 
-    def results(function):
+    def compute(function):
         y, pull_back = jax.vjp(function, x, kernel)
         return y, *pull_back(weight)
 
-    for here, there in zip(results(multiply), results(jnp.matmul), strict=True):
-        np.testing.assert_allclose(
-            here,
-            there,
-            rtol=0,
-            atol=TOLERANCE * float(jnp.abs(there).max()),
-        )
+    assert_each_close(compute(multiply), compute(jnp.matmul), TOLERANCE)
 
 
 def test_the_gradient_of_a_kernel_begins_with_the_input():
     x = jnp.ones((3, 5, 4))
     kernel = jnp.ones((4, 6))
-    program = jax.make_jaxpr(jax.grad(lambda kernel: multiply(x, kernel).sum()))(kernel)
-    product = [equation for equation in program.eqns if equation.primitive.name == "dot_general"][
-        -1
-    ]
 
-    assert [operand.aval.shape for operand in product.invars] == [(3, 5, 4), (3, 5, 6)]
+    def loss(kernel):
+        return multiply(x, kernel).sum()
+
+    program = jax.make_jaxpr(jax.grad(loss))(kernel)
+    products = [each for each in program.eqns if each.primitive.name == "dot_general"]
+    shapes = [operand.aval.shape for operand in products[-1].invars]
+
+    assert shapes == [(3, 5, 4), (3, 5, 6)]
+
+
+def find_operands_of_sums(program, shape):
+    """Return the names of the primitives that each sum of this shape adds."""
+    producers = {}
+    operands = []
+
+    for equation in program.eqns:
+        name = equation.primitive.name
+        if name == "add" and equation.outvars[0].aval.shape == shape:
+            operands.append([producers[operand] for operand in equation.invars])
+        producers |= dict.fromkeys(equation.outvars, name)
+
+    return operands
 
 
 def test_products_of_one_activation_on_gpus():
-    """They are those of each kernel.
+    """They equal the products by each kernel.
 
     In the sums of their gradients a product comes first, so that cuBLAS can add.
     """
-    rng = np.random.default_rng(0)
-    x, *kernels = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 5, 4), *[(4, 6)] * 3)
-    )
+    x, *kernels = sample_arrays((3, 5, 4), (4, 6), (4, 6), (4, 6))
+    gpu = FakeDevices(platform="gpu", compute_capability=None)
 
     def loss(x, kernels):
-        return sum(
-            scale * jnp.square(y).sum()
-            for scale, y in zip((1.0, 2.0, 3.0), multiply_each(x, kernels), strict=True)
-        )
+        first, second, third = [jnp.square(y).sum() for y in multiply_each(x, kernels)]
+        return first + 2.0 * second + 3.0 * third
 
     expected = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
-    with trace_for(FakeDevices(platform="gpu", compute_capability=None)):
+    with trace_for(gpu):
         actual = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
         program = jax.make_jaxpr(jax.grad(loss))(x, kernels)
 
-    for here, there in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(
-            here,
-            there,
-            rtol=0,
-            atol=10 * TOLERANCE * float(jnp.abs(there).max()),
-        )
-
-    made_by = {
-        output: equation.primitive.name for equation in program.eqns for output in equation.outvars
-    }
-    sums = [
-        e for e in program.eqns if e.primitive.name == "add" and e.outvars[0].aval.shape == x.shape
+    assert_each_close(actual, expected, 10 * TOLERANCE)
+    assert find_operands_of_sums(program, x.shape) == [
+        ["dot_general", "dot_general"],
+        ["dot_general", "add"],
     ]
-    operands = [[made_by[operand] for operand in each.invars] for each in sums]
-
-    assert operands == [["dot_general", "dot_general"], ["dot_general", "add"]]

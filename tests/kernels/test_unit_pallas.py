@@ -17,11 +17,27 @@ from vit_jax.sharding import Placement, build_mesh
 def unit(inputs, inner, *, stride=1, form="preactivation", dtype="float32"):
     """A unit with random parameters everywhere."""
     config = ModelConfig(name="R26x1", residual_unit=form, compute_dtype=dtype)
-    a = build_architecture(config, image_size=(64, 64), num_classes=7)
-    abstract = nnx.eval_shape(lambda: Unit(inputs, 4 * inner, stride, a, rngs=nnx.Rngs(0)))
+    architecture = build_architecture(config, image_size=(64, 64), num_classes=7)
     rng = np.random.default_rng(0)
 
-    return jax.tree.map(lambda x: jnp.float32(1 + rng.normal(size=x.shape)), abstract)
+    def build():
+        return Unit(inputs, 4 * inner, stride, architecture, rngs=nnx.Rngs(0))
+
+    def fill(leaf):
+        return jnp.float32(1 + rng.normal(size=leaf.shape))
+
+    return jax.tree.map(fill, nnx.eval_shape(build))
+
+
+def run_by_xla(unit, x):
+    return unit(x)
+
+
+def compute_relative_errors(arrays, exact):
+    errors = []
+    for here, there in zip(arrays, exact, strict=True):
+        errors.append(np.linalg.norm(here - there) / np.linalg.norm(there))
+    return np.array(errors)
 
 
 def maps(*shape):
@@ -40,39 +56,51 @@ def output_and_gradients(run, unit, x, gradient):
 @pytest.mark.parametrize(
     ("form", "size", "inputs", "inner", "stride"),
     [
-        ("preactivation", (3, 8), 256, 64, 1),
-        ("preactivation", (3, 7), 64, 64, 1),
-        ("preactivation", (4, 5), 512, 128, 1),
-        ("preactivation", (6, 12), 128, 128, 2),
-        ("postactivation", (3, 8), 256, 64, 1),
-        ("postactivation", (3, 7), 64, 64, 1),
-        pytest.param("postactivation", (6, 12), 128, 128, 2, marks=pytest.mark.slow),
-    ],
-    ids=[
-        *("two taps in a tile", "shortcut", "one tap in a tile", "stride"),
-        *("post-activation", "post-activation, shortcut", "post-activation, stride"),
+        pytest.param("preactivation", (3, 8), 256, 64, 1, id="two taps in a tile"),
+        pytest.param("preactivation", (3, 7), 64, 64, 1, id="shortcut"),
+        pytest.param("preactivation", (4, 5), 512, 128, 1, id="one tap in a tile"),
+        pytest.param("preactivation", (6, 12), 128, 128, 2, id="stride"),
+        pytest.param("postactivation", (3, 8), 256, 64, 1, id="post-activation"),
+        pytest.param("postactivation", (3, 7), 64, 64, 1, id="post-activation, shortcut"),
+        pytest.param(
+            "postactivation",
+            (6, 12),
+            128,
+            128,
+            2,
+            id="post-activation, stride",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_values_and_gradients_are_those_of_xla(form, size, inputs, inner, stride, monkeypatch):
-    monkeypatch.setattr(unit_sizes, "ROWS", 16)  # several products, the last one with fewer rows
+    # Several products, the last one with fewer rows.
+    monkeypatch.setattr(unit_sizes, "ROWS", 16)
     out_size = [side // stride for side in size]
     operands = (
         unit(inputs, inner, stride=stride, form=form),
         maps(2, *size, inputs),
         maps(2, *out_size, 4 * inner),
     )
-    expected = output_and_gradients(lambda unit, x: unit(x), *operands)
-    found = output_and_gradients(Unit.compute_by_kernel, *operands)
 
-    for ours, xla in zip(found, expected, strict=True):
-        assert_same_up_to_rounding(xla, ours)
+    by_xla = output_and_gradients(run_by_xla, *operands)
+    by_kernel = output_and_gradients(Unit.compute_by_kernel, *operands)
+
+    for expected, actual in zip(by_xla, by_kernel, strict=True):
+        assert_same_up_to_rounding(expected, actual)
 
 
 def test_every_device_computes_its_images_and_gradients_of_kernels_are_summed():
-    operands = unit(64, 64), maps(4, 3, 4, 64), maps(4, 3, 4, 256)
-    whole = output_and_gradients(Unit.compute_by_kernel, *operands)
+    operands = (
+        unit(64, 64),
+        maps(4, 3, 4, 64),
+        maps(4, 3, 4, 256),
+    )
+    placement = Placement(build_mesh(jax.devices()[:4]))
 
-    with trace_for(Placement(build_mesh(jax.devices()[:4]))):
+    whole = output_and_gradients(Unit.compute_by_kernel, *operands)
+    with trace_for(placement):
+        # A new function: JAX caches traces by function, whatever the devices.
         parts = output_and_gradients(lambda *x: Unit.compute_by_kernel(*x), *operands)
 
     assert_same_up_to_rounding(whole, parts)
@@ -80,57 +108,53 @@ def test_every_device_computes_its_images_and_gradients_of_kernels_are_summed():
 
 @pytest.mark.parametrize("form", ["preactivation", "postactivation"])
 def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
-    def outputs(run, dtype):
-        operands = maps(1, 6, 8, 128), maps(1, 3, 4, 512)
-        found = output_and_gradients(
-            run,
-            unit(128, 128, stride=2, form=form, dtype=dtype),
-            *(x.astype(dtype) for x in operands),
-        )
+    def compute(run, dtype):
+        of_dtype = unit(128, 128, stride=2, form=form, dtype=dtype)
+        x = maps(1, 6, 8, 128).astype(dtype)
+        gradient = maps(1, 3, 4, 512).astype(dtype)
+        results = output_and_gradients(run, of_dtype, x, gradient)
+        return [np.float32(leaf) for leaf in jax.tree.leaves(results)]
 
-        return [np.float32(x) for x in jax.tree.leaves(found)]
-
-    exact = outputs(lambda unit, x: unit(x), "float32")
-    by_kernel, by_xla = (
-        np.array(
-            [np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(found, exact, strict=True)]
-        )
-        for found in (
-            outputs(Unit.compute_by_kernel, "bfloat16"),
-            outputs(lambda unit, x: unit(x), "bfloat16"),
-        )
-    )
+    exact = compute(run_by_xla, "float32")
+    by_kernel = compute_relative_errors(compute(Unit.compute_by_kernel, "bfloat16"), exact)
+    by_xla = compute_relative_errors(compute(run_by_xla, "bfloat16"), exact)
 
     np.testing.assert_array_less(by_kernel, 1.2 * by_xla + 0.02)
+
+
+LARGER = {"stride": 2, "inputs": 128, "inner": 128}
 
 
 @pytest.mark.parametrize(
     ("kind", "size", "options", "is_taken"),
     [
         ("TPU v5 lite", 56, {}, True),
-        ("TPU v4", 56, {}, False),  # too little vector memory
+        # Too little vector memory.
+        ("TPU v4", 56, {}, False),
         ("NVIDIA H100 80GB HBM3", 56, {}, False),
         ("TPU v5 lite", 96, {}, False),
         ("TPU v5 lite", 56, {"dtype": "float32"}, False),
-        ("TPU v5 lite", 56, {"stride": 2}, False),  # 64 channels are no complete tiles
-        ("TPU v5 lite", 56, {"stride": 2, "inputs": 128, "inner": 128}, True),
-        (
-            "TPU v5 lite",
-            55,
-            {"stride": 2, "inputs": 128, "inner": 128},
-            False,
-        ),  # its planes differ in size
+        # 64 channels are no complete tiles.
+        ("TPU v5 lite", 56, {"stride": 2}, False),
+        ("TPU v5 lite", 56, LARGER, True),
+        # Its planes differ in size.
+        ("TPU v5 lite", 55, LARGER, False),
         ("TPU v5 lite", 56, {"form": "postactivation"}, True),
     ],
 )
 def test_the_kernel_is_taken_where_it_fits(kind, size, options, is_taken):
     options = {"dtype": "bfloat16", "inputs": 64, "inner": 64} | options
-    with trace_for(
-        FakeDevices(platform="tpu", device_kind=kind, map_shards=lambda function, *_: function)
-    ):
-        program = jax.make_jaxpr(lambda unit, x: unit(x))(
-            unit(**options),
-            jnp.zeros((1, size, size, options["inputs"])),
-        )
+    devices = FakeDevices(
+        platform="tpu",
+        device_kind=kind,
+        map_shards=lambda function, *_: function,
+    )
+    x = jnp.zeros((1, size, size, options["inputs"]))
+
+    def run(unit, x):
+        return unit(x)
+
+    with trace_for(devices):
+        program = jax.make_jaxpr(run)(unit(**options), x)
 
     assert ("pallas_call" in str(program)) == is_taken

@@ -19,45 +19,68 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
     `N*P*P*3*D + L*(S*(4*D*D + 2*D*M) + 2*S*S*D) + D*K`.
     """
     a = architecture
-    network = _resnet(a, count_padding) if a.has_resnet else 0
-
+    macs = _head(a)
+    macs += math.prod(a.grid) * a.width * a.patch_outputs
+    if a.has_resnet:
+        macs += _resnet(a, count_padding)
     if a.has_transformer:
-        patch_values = math.prod(a.patch_size) * a.map_channels
-        network += math.prod(a.grid) * patch_values * a.width + a.depth * _block(a) + _pooling(a)
-
-    hidden = a.feature_width * a.width if a.head == "mlp" else 0
-    head = hidden + (a.width if a.head == "mlp" else a.feature_width) * a.num_classes
-
-    return network + head + math.prod(a.grid) * a.width * a.patch_outputs
+        macs += _embedding(a) + a.depth * _block(a) + _pooling(a)
+    return macs
 
 
 def _resnet(a: Architecture, count_padding: bool) -> int:
-    units = (conv for unit in convolutions.residual_units(a) for conv in unit.convolutions)
-    return sum(convolution_macs(conv, count_padding) for conv in (convolutions.root(a), *units))
+    macs = convolution_macs(convolutions.root(a), count_padding)
+    for unit in convolutions.residual_units(a):
+        for convolution in unit.convolutions:
+            macs += convolution_macs(convolution, count_padding)
+    return macs
 
 
 def convolution_macs(conv: convolutions.Convolution, count_padding: bool) -> int:
-    """Padding is as large before the map as after it, or one less: as many taps meet zeros."""
-    taps = []
-    for length, num_outputs in zip(conv.size, conv.output_size, strict=True):
-        firsts = [output * conv.stride - conv.kernel // 2 for output in range(num_outputs)]
-        inside = sum(min(first + conv.kernel, length) - max(first, 0) for first in firsts)
-        taps.append(num_outputs * conv.kernel if count_padding else inside)
+    """Return the multiply-adds of a convolution, with or without the zeros around its map.
 
-    return math.prod(taps) * conv.inputs * conv.outputs
+    Padding is as large before the map as after it, or one less: as many taps meet zeros.
+    """
+    taps = 1
+    for length, num_outputs in zip(conv.size, conv.output_size, strict=True):
+        if count_padding:
+            taps *= num_outputs * conv.kernel
+        else:
+            taps *= _count_taps_inside(conv, length, num_outputs)
+    return taps * conv.inputs * conv.outputs
+
+
+def _count_taps_inside(conv: convolutions.Convolution, length: int, num_outputs: int) -> int:
+    taps = 0
+    for output in range(num_outputs):
+        first = output * conv.stride - conv.kernel // 2
+        last = first + conv.kernel
+        taps += min(last, length) - max(first, 0)
+    return taps
+
+
+def _embedding(a: Architecture) -> int:
+    patch_values = math.prod(a.patch_size) * a.map_channels
+    return math.prod(a.grid) * patch_values * a.width
 
 
 def _block(a: Architecture) -> int:
     tokens = a.sequence_length
-    dense_layers = 2 if a.mlp == "gelu" else 3  # with a gate
+    dense_layers = 2
+    if a.mlp != "gelu":
+        dense_layers = 3  # with a gate
     projections_and_mlp = tokens * (4 * a.width * a.width + dense_layers * a.width * a.mlp_dim)
-    # QK^T and AV; and Q times the keys of offsets
-    products = 3 if a.position_embedding == "relative" else 2
-    attention = [
-        products * tokens * length * a.width for length in a.attention_lengths
-    ]  # all heads: the full width
 
-    return len(attention) * projections_and_mlp + sum(attention)
+    products = 2  # QK^T and AV
+    if a.position_embedding == "relative":
+        products = 3  # and Q times the keys of offsets
+
+    macs = 0
+    for length in a.attention_lengths:
+        # All heads together have the full width.
+        attention = products * tokens * length * a.width
+        macs += projections_and_mlp + attention
+    return macs
 
 
 def _pooling(a: Architecture) -> int:
@@ -67,5 +90,12 @@ def _pooling(a: Architecture) -> int:
     tokens = a.sequence_length
     query_and_output = 2 * a.width * a.width  # of the one probe
     key_and_value = tokens * 2 * a.width * a.width
+    attention = 2 * tokens * a.width
+    mlp = 2 * a.width * a.mlp_dim
+    return query_and_output + key_and_value + attention + mlp
 
-    return query_and_output + key_and_value + 2 * tokens * a.width + 2 * a.width * a.mlp_dim
+
+def _head(a: Architecture) -> int:
+    if a.head == "mlp":
+        return a.feature_width * a.width + a.width * a.num_classes
+    return a.feature_width * a.num_classes

@@ -29,12 +29,14 @@ def filled(architecture):
 
 
 def apply(model, image_BHWC, intermediates=None, **options):
-    fixed = {} if intermediates is None else {"intermediates": intermediates}
-    return jax.jit(lambda model, x, options: model(x, **options, **fixed))(
-        model,
-        image_BHWC,
-        options,
-    )
+    fixed = {}
+    if intermediates is not None:
+        fixed["intermediates"] = intermediates
+
+    def run(model, x, options):
+        return model(x, **options, **fixed)
+
+    return jax.jit(run)(model, image_BHWC, options)
 
 
 def assert_same_up_to_rounding(a, b, tolerance=1e-5):
@@ -44,12 +46,16 @@ def assert_same_up_to_rounding(a, b, tolerance=1e-5):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * scale)
 
 
+def assert_each_close(actual, expected, tolerance):
+    """Assert that arrays agree in pairs, relative to the largest value of each."""
+    for here, there in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        largest = float(jnp.abs(there).max())
+        np.testing.assert_allclose(here, there, rtol=0, atol=tolerance * largest)
+
+
 def images(architecture, batch=2, seed=1):
-    return jax.random.uniform(
-        jax.random.key(seed),
-        (batch, *architecture.image_size, 3),
-        minval=-1.0,
-    )
+    shape = (batch, *architecture.image_size, 3)
+    return jax.random.uniform(jax.random.key(seed), shape, minval=-1.0)
 
 
 def size(tree):
@@ -57,16 +63,19 @@ def size(tree):
 
 
 def layers_of(stacked, depth=2):
-    return [jax.tree.map(lambda leaf, layer=layer: leaf[layer], stacked) for layer in range(depth)]
+    """Return the parameters of each layer of a stack."""
+
+    def read_layer(layer):
+        return jax.tree.map(lambda leaf: leaf[layer], stacked)
+
+    return [read_layer(layer) for layer in range(depth)]
 
 
 def embedded(model, x):
-    """Tokens before positions."""
+    """Return the tokens before positions, with the class token first if there is one."""
     tokens = model.embedding(x)
     if model.class_token is None:
         return tokens
 
-    return jnp.concatenate(
-        [jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2])), tokens],
-        1,
-    )
+    class_tokens = jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2]))
+    return jnp.concatenate([class_tokens, tokens], 1)

@@ -1,4 +1,4 @@
-"""The forms of attention against one another and against float32, by outputs and gradients; the norm's one pass."""
+"""The forms of attention against one another and against float32; the norm in one pass."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from vit_jax.models import attention as attentions
 from vit_jax.models.attention import Attention, Projections, attend
 from vit_jax.models.norm import LayerNorm
 
-# Images, tokens, heads, head dimension: tiles shared, filled, spanned; one block of queries and two
+# Images, tokens, heads, head dimension: tiles shared, filled, spanned; one block of queries and two.
 SHAPES = [
     (2, 49, 3, 64),
     (1, 197, 4, 64),
@@ -26,45 +26,54 @@ SHAPES = [
     (1, 17, 1, 192),
     (1, 700, 2, 64),
 ]
+
+SLOW_SHAPES = [pytest.param(*shape, marks=pytest.mark.slow) for shape in SHAPES[1:]]
+# Of the norm of the difference, relative; bfloat16 rounds to 4e-3.
 TOLERANCE = {
     "float32": 5e-6,
     "bfloat16": 8e-3,
-}  # of the norm of the difference, relative; bfloat16 rounds to 4e-3
+}
 
 
 def projections(images, tokens, heads, head_dim, dtype):
+    """Return query, key, value and bias of a dtype, and the gradient of the attention output."""
     rng = np.random.default_rng(0)
     width = heads * head_dim
-    arrays = [rng.normal(size=(images, tokens, width)) for _ in range(4)]
-    bias = rng.normal(size=(3, width))
 
-    return [jnp.asarray(x, dtype) for x in (*arrays[:3], bias)], jnp.asarray(arrays[3], dtype)
+    def sample(*shape):
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    query, key, value, gradient = [sample(images, tokens, width) for _ in range(4)]
+    bias = sample(3, width)
+    return [query, key, value, bias], gradient
 
 
 def results(form, operands, gradient, heads):
-    """The mixture and the gradients of all operands, float32."""
+    """Return the attention output and the gradients of all operands in float32."""
+
+    def compute_attention(*operands):
+        return attend(Projections(*operands), heads, form)
 
     @jax.jit
-    def mixture_and_gradients(operands, gradient):
-        mixture, pull_back = jax.vjp(
-            lambda *operands: attend(Projections(*operands), heads, form),
-            *operands,
-        )
-        return mixture, *pull_back(gradient.astype(mixture.dtype))
+    def compute(operands, gradient):
+        output, pull_back = jax.vjp(compute_attention, *operands)
+        gradients = pull_back(gradient.astype(output.dtype))
+        return output, *gradients
 
-    return [np.float32(x) for x in mixture_and_gradients(operands, gradient)]
+    return [np.float32(x) for x in compute(operands, gradient)]
 
 
 def distances(actual, expected):
-    return [
-        float(np.linalg.norm(a - b) / np.linalg.norm(b))
-        for a, b in zip(actual, expected, strict=True)
-    ]
+    """Return the norm of each difference, relative to the norm of the expected array."""
+    norms = []
+    for here, there in zip(actual, expected, strict=True):
+        norms.append(float(np.linalg.norm(here - there) / np.linalg.norm(there)))
+    return norms
 
 
 @pytest.mark.parametrize(
     ("images", "tokens", "heads", "head_dim"),
-    [SHAPES[0], *(pytest.param(*shape, marks=pytest.mark.slow) for shape in SHAPES[1:])],
+    [SHAPES[0], *SLOW_SHAPES],
 )
 def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, head_dim):
     """In bfloat16 it is as near to the exact result of the same operands as XLA's form is."""
@@ -72,12 +81,13 @@ def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, h
     exact_operands = [x.astype(jnp.float32) for x in operands]
     exact = results("xla", exact_operands, gradient, heads)
 
-    for dtype, given in (("float32", exact_operands), ("bfloat16", operands)):
-        of_kernel = distances(results("pallas", given, gradient, heads), exact)
-        assert max(of_kernel) < TOLERANCE[dtype]
+    in_float32 = distances(results("pallas", exact_operands, gradient, heads), exact)
+    by_kernel = distances(results("pallas", operands, gradient, heads), exact)
+    by_xla = distances(results("xla", operands, gradient, heads), exact)
 
-    of_xla = distances(results("xla", operands, gradient, heads), exact)
-    assert all(ours < 1.25 * theirs for ours, theirs in zip(of_kernel, of_xla, strict=True))
+    assert max(in_float32) < TOLERANCE["float32"]
+    assert max(by_kernel) < TOLERANCE["bfloat16"]
+    assert (np.array(by_kernel) < 1.25 * np.array(by_xla)).all()
 
 
 @pytest.mark.parametrize(
@@ -98,11 +108,11 @@ def test_heads_of_a_program(heads, head_dim, tokens, group):
     assert attention_pallas.count_heads_per_program(heads, head_dim, tokens) == group
 
 
-def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
+def test_what_does_not_fit_the_kernel_is_rejected_where_it_is_asked_for():
     operands, _ = projections(1, 1025, 16, 88, "bfloat16")
-    with pytest.raises(
-        ValueError, match=r"cannot hold 1025 tokens with heads of 88.*model.attention=xla"
-    ):
+    message = r"cannot hold 1025 tokens with heads of 88.*model.attention=xla"
+
+    with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: attend(Projections(*operands), 16, "pallas"))
 
 
@@ -112,38 +122,52 @@ def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
         ("tpu", "bfloat16", 50, "pallas"),
         ("tpu", "float32", 50, "xla"),
         ("cpu", "bfloat16", 50, "xla"),
-        (None, "bfloat16", 50, "xla"),  # nobody says where it runs
-        ("tpu", "bfloat16", 2000, "xla"),  # too long
+        # Nobody says where it runs.
+        (None, "bfloat16", 50, "xla"),
+        # Too long.
+        ("tpu", "bfloat16", 2000, "xla"),
     ],
 )
 def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form, monkeypatch):
-    taken = []
+    forms = []
 
-    def take(projections, num_heads, form):
-        taken.append(form)
+    def record_form(projections, num_heads, form):
+        forms.append(form)
         return projections.query_BQE
 
-    monkeypatch.setattr(attentions, "attend", take)
+    monkeypatch.setattr(attentions, "attend", record_form)
     attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)
+    devices = FakeDevices(platform=platform) if platform else None
 
-    with trace_for(FakeDevices(platform=platform) if platform else None):
+    with trace_for(devices):
         jax.eval_shape(lambda: attention(x, x))
         jax.eval_shape(lambda: attention(x[:, :1], x))
 
-    assert taken == [form, "xla"], "one query is no self-attention"
+    assert forms == [form, "xla"], "one query is no self-attention"
 
 
 @pytest.mark.parametrize("mean", [0.0, 10.0, 100.0])
 def test_the_norm_in_one_pass_loses_what_its_bound_says(mean):
-    """Mean of squares less square of mean: its error is some float32 epsilons of the square of mean over deviation."""
-    x = np.random.default_rng(0).normal(mean, 1.0, size=(64, 768)).astype(np.float32)
+    """The variance is the mean of squares less the square of the mean.
+
+    Its error is some float32 epsilons of the square of mean over deviation.
+    """
     norm = LayerNorm(small(width=768, num_heads=12))
+    x = np.random.default_rng(0).normal(mean, 1.0, size=(64, 768)).astype(np.float32)
     x64 = np.float64(x)
-    exact = (x64 - x64.mean(-1, keepdims=True)) / np.sqrt(x64.var(-1, keepdims=True) + norm.epsilon)
-    error = np.abs(np.asarray(norm(jnp.asarray(x))) - exact).max() / np.abs(exact).max()
+    centred = x64 - x64.mean(-1, keepdims=True)
+    exact = centred / np.sqrt(x64.var(-1, keepdims=True) + norm.epsilon)
+
+    difference = np.abs(np.asarray(norm(jnp.asarray(x))) - exact)
+    error = difference.max() / np.abs(exact).max()
 
     assert error < 4 * np.finfo(np.float32).eps * (1 + mean**2)
 
+
+def test_the_norm_of_a_constant_is_finite():
+    norm = LayerNorm(small(width=768, num_heads=12))
+
     constant = norm(jnp.full((2, 768), 1000.1))
+
     assert np.abs(np.asarray(constant)).max() < 1.0, "no variance below zero, no infinity"

@@ -1,4 +1,4 @@
-"""Relative positions, positions in every block and axial blocks, against loops over their parameters in NumPy."""
+"""Relative positions, positions in every block and axial blocks, held to loops in NumPy."""
 
 import functools
 
@@ -38,8 +38,8 @@ def heads(layer, x, num_heads=2):
     return (np.float64(x) @ kernel + bias).reshape(*x.shape[:2], num_heads, -1)
 
 
-def weights_by_loops(attention, x, key_of, sees):
-    """The weights (B, T, S, S), one logit after the other, of a query to the tokens that it sees."""
+def compute_weights_by_loops(attention, x, key_of, sees):
+    """Return the weights (B, T, S, S) of each query to the tokens that it sees, logit by logit."""
     query = heads(attention.query, x)
     key = heads(attention.key, x)
     batch, length, num_heads, head_dim = query.shape
@@ -47,10 +47,15 @@ def weights_by_loops(attention, x, key_of, sees):
 
     for b, t, q in np.ndindex(batch, num_heads, length):
         seen = [s for s in range(length) if sees(q, s)]
-        logits = [query[b, q, t] @ (key[b, s, t] + key_of(q, s)) / np.sqrt(head_dim) for s in seen]
-        weights[b, t, q, seen] = np.exp(logits) / np.exp(logits).sum()
+        keys = np.array([key[b, s, t] + key_of(q, s) for s in seen])
+        exponentials = np.exp(keys @ query[b, q, t] / np.sqrt(head_dim))
+        weights[b, t, q, seen] = exponentials / exponentials.sum()
 
     return weights
+
+
+def sees_all(query, key):
+    return True
 
 
 @functools.cache
@@ -63,29 +68,22 @@ def block_and_inputs(**options):
 def test_relative_positions_add_the_product_of_query_and_offset(pool):
     _, model, x = block_and_inputs(position_embedding="relative", pool=pool)
     output = apply(model, x, intermediates=("attention", "blocks"))
-    first = int(pool == "token")  # the place of the first patch
+    # The index of the first patch.
+    first = int(pool == "token")
+    inputs = (embedded(model, x), output.blocks_LBSD[0])
 
-    for layer, (block, entering) in enumerate(
-        zip(
-            layers_of(model.encoder.blocks),
-            (embedded(model, x), output.blocks_LBSD[0]),
-            strict=True,
-        )
-    ):
+    for layer, block in enumerate(layers_of(model.encoder.blocks)):
         table = np.float64(block.attention.positions.table[...])
         assert table.shape == (11 + 3 * first, 16)
 
         def key_of(query, key, table=table):
-            if query < first or key < first:  # a class token: as query, as key, as both
+            # Three rows for a class token: as key, as query, as both.
+            if query < first or key < first:
                 return table[11 + (query >= first) + 2 * (query < first and key < first)]
             return table[query - key + 5]
 
-        expected = weights_by_loops(
-            block.attention,
-            block.attention_norm(entering),
-            key_of,
-            lambda *_: True,
-        )
+        normed = block.attention_norm(inputs[layer])
+        expected = compute_weights_by_loops(block.attention, normed, key_of, sees_all)
 
         np.testing.assert_allclose(output.attention_LBTQS[layer], expected, rtol=1e-4, atol=1e-6)
 
@@ -115,46 +113,54 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
         tokens = run_block(block, tokens + positions())
         np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
 
-    if kind == "learned_1d":
-        shapes = {
-            name: leaf.shape
-            for name, leaf in pytree.named_leaves(model).items()
-            if "positions/table" in name
-        }
-        every = {"encoder/blocks/positions/table": (2, 1, 7, 32)}
-        shared = {"positions/table": (1, 7, 32)}
 
-        assert shapes == (every if layers == "every" else shared)
+@pytest.mark.parametrize(
+    ("layers", "name", "shape"),
+    [
+        ("every", "encoder/blocks/positions/table", (2, 1, 7, 32)),
+        ("shared", "positions/table", (1, 7, 32)),
+    ],
+)
+def test_tables_of_positions_of_blocks(layers, name, shape):
+    _, model, _ = block_and_inputs(position_layers=layers, position_embedding="learned_1d")
+
+    leaves = pytree.named_leaves(model)
+    tables = [leaf for leaf in leaves if "positions/table" in leaf]
+
+    assert tables == [name]
+    assert leaves[name].shape == shape
 
 
 def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     """First along rows, then along columns; relative positions are offsets within a line."""
     architecture, model, x = block_and_inputs(block="axial", position_embedding="relative")
-    assert architecture.pool == "gap"
-
     output = apply(model, x, intermediates=("attention", "blocks"))
+
+    assert architecture.pool == "gap"
     assert output.attention_LBTQS.shape == (4, 2, 2, 6, 6)
 
-    place = [np.unravel_index(token, GRID) for token in range(6)]
+    cell = [np.unravel_index(token, GRID) for token in range(6)]
     tokens = model.embedding(x)
     attentions = iter(output.attention_LBTQS)
 
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         for half, axis in ((block.rows, 1), (block.columns, 0)):
             table = np.float64(half.attention.positions.table[...])
-            norm = half.attention_norm(tokens)
+            normed = half.attention_norm(tokens)
 
             def key_of(query, key, table=table, axis=axis):
-                return table[place[query][axis] - place[key][axis] + GRID[axis] - 1]
+                offset = cell[query][axis] - cell[key][axis]
+                return table[offset + GRID[axis] - 1]
 
             def is_in_line(query, key, axis=axis):
-                return place[query][1 - axis] == place[key][1 - axis]
+                return cell[query][1 - axis] == cell[key][1 - axis]
 
-            expected = weights_by_loops(half.attention, norm, key_of, is_in_line)
-            np.testing.assert_allclose(next(attentions), expected, rtol=1e-4, atol=1e-6)
+            weights = compute_weights_by_loops(half.attention, normed, key_of, is_in_line)
+            np.testing.assert_allclose(next(attentions), weights, rtol=1e-4, atol=1e-6)
 
-            mixture = np.einsum("btqs,bsth->bqth", expected, heads(half.attention.value, norm))
-            tokens = tokens + half.attention.out(jnp.float32(mixture.reshape(tokens.shape)))
+            value = heads(half.attention.value, normed)
+            attended = np.einsum("btqs,bsth->bqth", weights, value).reshape(tokens.shape)
+            tokens = tokens + half.attention.out(jnp.float32(attended))
             tokens = tokens + half.mlp(half.mlp_norm(tokens))
 
         np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
@@ -176,7 +182,8 @@ def gradient(**options):
 
     def loss(model):
         output = model(x, dropout_key=jax.random.key(5))
-        return jnp.square(output.logits_BK).mean() + jnp.square(output.tokens_BND[:, :, :4]).mean()
+        tokens = output.tokens_BND[:, :, :4]
+        return jnp.square(output.logits_BK).mean() + jnp.square(tokens).mean()
 
     return jax.jit(jax.grad(loss))(model)
 
@@ -184,38 +191,45 @@ def gradient(**options):
 @pytest.mark.newest
 @pytest.mark.parametrize("options", NEW, ids=str)
 def test_every_parameter_learns(options):
-    """Rows of tables one by one: no token, offset or class token is left out."""
+    """Also every row of a table: every token, offset and class token."""
     for name, leaf in pytree.named_leaves(gradient(**options)).items():
-        if not name.endswith("key/bias"):  # it moves all logits of a query alike
-            assert (
-                np.abs(leaf).max(-1).min() > 0 if "positions/" in name else np.abs(leaf).max() > 0
-            ), name
+        # The bias of keys moves all logits of a query alike.
+        if name.endswith("key/bias"):
+            continue
+
+        magnitude = np.abs(leaf)
+        if "positions/" in name:
+            assert magnitude.max(-1).min() > 0, name
+        else:
+            assert magnitude.max() > 0, name
 
 
 @pytest.mark.slow
-def test_rematerialisation_and_unrolling_change_no_gradient():
-    options = {"block": "axial", "position_embedding": "relative", "dropout_fraction": 0.1}
-    options["stochastic_depth_fraction"] = 0.2
+@pytest.mark.parametrize("change", [{"remat": "dots"}, {"scan_unroll": 2}], ids=str)
+def test_rematerialisation_and_unrolling_change_no_gradient(change):
+    """One at a time: together they take XLA three times as long."""
+    options = {
+        "block": "axial",
+        "position_embedding": "relative",
+        "dropout_fraction": 0.1,
+        "stochastic_depth_fraction": 0.2,
+    }
 
-    for change in (
-        {"remat": "dots"},
-        {"scan_unroll": 2},
-    ):  # together they take XLA three times as long
-        assert_same_up_to_rounding(gradient(**options), gradient(**options, **change))
+    assert_same_up_to_rounding(gradient(**options), gradient(**options, **change))
 
 
 @pytest.mark.parametrize("block", [None, pytest.param("axial", marks=pytest.mark.slow)])
 def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
     """It changes no value and no gradient, with the same elements and examples dropped."""
     ranks = {}
-    name_it = blocks.checkpoint_name
+    name_activation = blocks.checkpoint_name
 
-    def checkpoint_name(x, name):
+    def record_rank(x, name):
         ranks.setdefault(name, x.ndim)
-        return name_it(x, name)
+        return name_activation(x, name)
 
     for module in (blocks, mlp, norm):
-        monkeypatch.setattr(module, "checkpoint_name", checkpoint_name)
+        monkeypatch.setattr(module, "checkpoint_name", record_rank)
 
     options = {
         "block": block,
@@ -228,7 +242,8 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
     for platform, rank in (("gpu", 2), ("cpu", 3)):
         ranks.clear()
         with trace_for(FakeDevices(platform=platform, compute_capability=None)):
-            gradients.append(gradient.__wrapped__(**options))  # the cache ignores the devices
+            # Without the cache, which ignores the devices.
+            gradients.append(gradient.__wrapped__(**options))
 
         assert {ranks[name] for name in ("statistics", "middle", "hidden")} == {rank}
 
@@ -238,11 +253,9 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
 @pytest.mark.parametrize("block", [None, "axial"])
 def test_the_kernel_computes_what_the_default_form_computes(block):
     _, model, x = block_and_inputs(block=block)
-    _, by_kernel, _ = block_and_inputs(block=block, attention="pallas")
+    _, model_with_kernel, _ = block_and_inputs(block=block, attention="pallas")
 
-    np.testing.assert_allclose(
-        apply(by_kernel, x).logits_BK,
-        apply(model, x).logits_BK,
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    logits = apply(model, x).logits_BK
+    by_kernel = apply(model_with_kernel, x).logits_BK
+
+    np.testing.assert_allclose(by_kernel, logits, rtol=1e-4, atol=1e-5)

@@ -37,12 +37,12 @@ from vit_jax.models.flops import count_macs, forward_macs
     ids=lambda options: options["name"],
 )
 def test_programs_count_what_formulas_count(options):
-    shape = {"image_size": (96, 160), "num_classes": 10}
-    config = ModelConfig(**{name: value for name, value in options.items() if name not in shape})
-    architecture = build_architecture(
-        config,
-        **(shape | {name: options[name] for name in shape.keys() & options}),
-    )
+    sizes = {
+        "image_size": options.get("image_size", (96, 160)),
+        "num_classes": options.get("num_classes", 10),
+    }
+    network = {name: value for name, value in options.items() if name not in sizes}
+    architecture = build_architecture(ModelConfig(**network), **sizes)
 
     for count_padding in (True, False):
         expected = formulas.forward_macs(architecture, count_padding=count_padding)
@@ -52,47 +52,66 @@ def test_programs_count_what_formulas_count(options):
 SQUARE = jnp.zeros((4, 4))
 
 
-def repeated(x, times):
+def multiply_repeatedly(x, times):
     return jax.lax.fori_loop(0, times, lambda _, x: x @ x, x)
+
+
+def multiply_under_condition(x):
+    return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
+
+
+def multiply_by_rows(x):
+    multiply_row = jax.vmap(jnp.dot, (None, 0))
+    return jax.vmap(multiply_row, (0, None))(x, x)
+
+
+def subtract_in_a_loop(x):
+    return jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x - 1, x)
+
+
+def sum_sines(x):
+    return jnp.sin(x @ x).sum()
 
 
 @pytest.mark.parametrize(
     ("function", "macs"),
     [
-        (lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x), 128),
-        (lambda x: repeated(x, 5), 320),
-        (lambda x: jax.nn.relu(x @ x), 64),  # a function with a derivative of its own
-        (lambda x: jax.vmap(jax.vmap(jnp.dot, (None, 0)), (0, None))(x, x), 64),
-        (lambda x: jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x - 1, x), 0),
-        (jax.grad(lambda x: jnp.sin(x @ x).sum()), 192),
+        (multiply_under_condition, 128),
+        (lambda x: multiply_repeatedly(x, 5), 320),
+        # relu is a function with a custom derivative.
+        (lambda x: jax.nn.relu(x @ x), 64),
+        (multiply_by_rows, 64),
+        (subtract_in_a_loop, 0),
+        (jax.grad(sum_sines), 192),
     ],
+    ids=["cond", "fori_loop", "relu", "vmap", "while_loop", "grad"],
 )
 def test_by_hand(function, macs):
     assert count_macs(function, SQUARE) == macs
 
 
-def test_a_product_in_a_loop_of_unknown_length_is_refused():
+def test_a_product_in_a_loop_of_unknown_length_is_rejected():
     with pytest.raises(ValueError, match="while loop of unknown length cannot be counted"):
-        count_macs(repeated, SQUARE, 5)
+        count_macs(multiply_repeatedly, SQUARE, 5)
 
 
 @pytest.mark.parametrize(
     ("dilation", "groups", "outputs", "inside"),
-    [(1, 1, 12, 34), (2, 1, 10, 28), (1, 4, 12, 34)],
+    [
+        (1, 1, 12, 34),
+        (2, 1, 10, 28),
+        (1, 4, 12, 34),
+    ],
 )
 def test_convolutions_with_dilation_and_groups(dilation, groups, outputs, inside):
     """A kernel of 3 over 12 values and one zero on either side: all but 2 products are inside."""
-
-    options = {
-        "rhs_dilation": (dilation,),
-        "dimension_numbers": ("NWC", "WIO", "NWC"),
-        "feature_group_count": groups,
-    }
     convolve = functools.partial(
         jax.lax.conv_general_dilated,
         window_strides=(1,),
         padding=[(1, 1)],
-        **options,
+        rhs_dilation=(dilation,),
+        dimension_numbers=("NWC", "WIO", "NWC"),
+        feature_group_count=groups,
     )
     x = jnp.zeros((1, 12, 4))
     kernel = jnp.zeros((3, 4 // groups, 4))

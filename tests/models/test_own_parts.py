@@ -1,6 +1,6 @@
-"""Blocks and positions of the user's own, named in a config, against plain loops over their parameters.
+"""Blocks, positions, poolings and heads of a user, named in a config, held to plain loops.
 
-Networks of one's own are trained in tests/docs.
+Networks of a user are trained in tests/docs.
 """
 
 import jax
@@ -33,10 +33,9 @@ class GatedBlock(nnx.Module):
     """x + gate * tanh(x W): no attention."""
 
     def __init__(self, architecture, *, rngs):
-        self.novelty = nnx.Param(
-            jax.random.normal(rngs.params(), (architecture.width, architecture.width)) / 8
-        )
-        self.gate = nnx.Param(jnp.full((architecture.width,), 0.5))
+        width = architecture.width
+        self.novelty = nnx.Param(jax.random.normal(rngs.params(), (width, width)) / 8)
+        self.gate = nnx.Param(jnp.full((width,), 0.5))
 
     def __call__(self, x_BSD, drop_fraction, key):
         return x_BSD + self.gate[...] * jnp.tanh(x_BSD @ self.novelty[...])
@@ -85,10 +84,13 @@ def needs_more(architecture, classes, *, rngs):
 
 
 def small(name="ViT-mu/4", **references):
-    parts = {field: f"{__name__}:{part}" for field, part in references.items()}
-    size = {"depth": 3} if name.startswith("ViT") else {}
-    config = from_dict(ModelConfig, {"name": name, "compute_dtype": "float32"} | size | parts)
+    values = {"name": name, "compute_dtype": "float32"}
+    if name.startswith("ViT"):
+        values["depth"] = 3
+    for field, part in references.items():
+        values[field] = f"{__name__}:{part}"
 
+    config = from_dict(ModelConfig, values)
     return build_architecture(config, image_size=(8, 12), num_classes=5)
 
 
@@ -96,17 +98,17 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
     architecture = small(block="GatedBlock", position_embedding="ScaledPositions")
     model = filled(architecture)
     x = images(architecture)
+    blocks = model.encoder.blocks
 
     assert model.positions().shape == (1, 7, 32)
-    assert model.encoder.blocks.novelty.shape == (3, 32, 32)
+    assert blocks.novelty.shape == (3, 32, 32)
 
     output = apply(model, x, intermediates=("blocks",))
     token_BSD = embedded(model, x) + model.positions()
 
-    for layer, (weights, gate) in enumerate(
-        zip(model.encoder.blocks.novelty, model.encoder.blocks.gate, strict=True)
-    ):
-        token_BSD = token_BSD + gate * np.tanh(token_BSD @ weights)
+    for layer in range(3):
+        hidden_BSD = np.tanh(token_BSD @ blocks.novelty[layer])
+        token_BSD = token_BSD + blocks.gate[layer] * hidden_BSD
         np.testing.assert_allclose(output.blocks_LBSD[layer], token_BSD, rtol=1e-4, atol=1e-4)
 
     assert output.attention_LBTQS is None
@@ -114,38 +116,43 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
         apply(model, x, intermediates=("attention",))
 
 
-def test_positions_of_another_shape_are_refused():
+def test_positions_of_another_shape_are_rejected():
     architecture = small(position_embedding="ShortPositions")
-    with pytest.raises(
-        ValueError, match=r"ShortPositions returns positions \(1, 1, 32\) for \(1, 7, 32\)"
-    ):
+    message = r"ShortPositions returns positions \(1, 1, 32\) for \(1, 7, 32\)"
+
+    with pytest.raises(ValueError, match=message):
         apply(filled(architecture), images(architecture))
 
 
 def test_a_pooling_and_a_head():
-    """The pooling sees patches only, the head the pooled vector; parameters lie under "pooling" and "head"."""
+    """The pooling sees patches only, the head the pooled vector.
+
+    Their parameters lie under "pooling" and "head".
+    """
     architecture = small(pool="MaxPooling", head="QuadraticHead")
     model = filled(architecture)
-    x = images(architecture)
-    expected = (None, 6, False)
 
-    assert (model.class_token, architecture.sequence_length, architecture.is_standard) == expected
-
-    output = apply(model, x)
+    output = apply(model, images(architecture))
     pooled_BD = model.pooling.gain[...] * np.asarray(output.tokens_BND).max(axis=1)
+    features_BD = pooled_BD**2
 
+    assert model.class_token is None
+    assert architecture.sequence_length == 6
+    assert architecture.is_standard is False
     np.testing.assert_allclose(output.pooled_BD, pooled_BD, rtol=1e-6)
-    np.testing.assert_allclose(output.features_BD, pooled_BD**2, rtol=1e-6)
-    np.testing.assert_allclose(output.logits_BK, pooled_BD**2 @ model.head.kernel[...], rtol=1e-4)
+    np.testing.assert_allclose(output.features_BD, features_BD, rtol=1e-6)
+    np.testing.assert_allclose(output.logits_BK, features_BD @ model.head.kernel[...], rtol=1e-4)
 
 
-def test_a_resnet_has_a_custom_head_and_no_custom_pooling():
+def test_a_resnet_has_a_custom_head():
     architecture = small("R14x0.5", head="QuadraticHead")
-    model = filled(architecture)
-    x = images(architecture)
-    output = apply(model, x)
+
+    output = apply(filled(architecture), images(architecture))
 
     np.testing.assert_allclose(output.features_BD, np.square(output.pooled_BD), rtol=1e-6)
+
+
+def test_a_resnet_has_no_custom_pooling():
     with pytest.raises(ValueError, match=r"config\.model\.pool='\S+:MaxPooling'.*Use gap or None"):
         small("R14x0.5", pool="MaxPooling")
 
@@ -179,7 +186,7 @@ def test_a_pooling_or_head_of_another_form_is_rejected(part, words):
 
 @pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
 def test_a_reference_to_nothing_names_its_field(field):
-    with pytest.raises(
-        ValueError, match=f"config.model.{field}='{__name__}:Missing'.* has no 'Missing'"
-    ):
+    message = f"config.model.{field}='{__name__}:Missing'.* has no 'Missing'"
+
+    with pytest.raises(ValueError, match=message):
         abstract(small(**{field: "Missing"}))

@@ -50,12 +50,14 @@ EVERYTHING = dataclasses.replace(
 )
 
 
-def gradient(a):
+def gradient(architecture):
+    x = images(architecture)
+
     def loss(model):
-        output = model(images(a), dropout_key=jax.random.key(0))
+        output = model(x, dropout_key=jax.random.key(0))
         return jnp.square(output.logits_BK - 1).mean()
 
-    return jax.jit(jax.grad(loss))(filled(a))
+    return jax.jit(jax.grad(loss))(filled(architecture))
 
 
 def test_every_parameter_of_every_part_is_trained():
@@ -66,77 +68,75 @@ def test_every_parameter_of_every_part_is_trained():
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"remat": "dots"}, {"remat": "full"}, {"scan_unroll": 2}])
 def test_rematerialisation_and_unrolling_change_no_gradient_of_parts(changes):
-    assert_same_up_to_rounding(
-        gradient(EVERYTHING),
-        gradient(dataclasses.replace(EVERYTHING, **changes)),
-    )
+    changed = dataclasses.replace(EVERYTHING, **changes)
+
+    assert_same_up_to_rounding(gradient(EVERYTHING), gradient(changed))
 
 
 def test_the_kernel_for_tpus_takes_rotary_positions():
+    x = images(EVERYTHING)
     model = filled(EVERYTHING)
-    kernel = filled(dataclasses.replace(EVERYTHING, attention="pallas"))
-    logits = apply(model, images(EVERYTHING)).logits_BK
+    model_with_kernel = filled(dataclasses.replace(EVERYTHING, attention="pallas"))
+    devices = FakeDevices(platform="cpu", map_shards=lambda function, *_: function)
 
-    with trace_for(FakeDevices(platform="cpu", map_shards=lambda function, *_: function)):
-        other = apply(kernel, images(EVERYTHING)).logits_BK
+    logits = apply(model, x).logits_BK
+    with trace_for(devices):
+        by_kernel = apply(model_with_kernel, x).logits_BK
 
-    np.testing.assert_allclose(logits, other, rtol=0, atol=1e-5 * np.abs(logits).max())
+    np.testing.assert_allclose(logits, by_kernel, rtol=0, atol=1e-5 * np.abs(logits).max())
 
 
 def test_pooling_reads_class_tokens_and_patches_but_no_registers():
-    model = filled(EVERYTHING)
-    output = apply(model, images(EVERYTHING))
+    output = apply(filled(EVERYTHING), images(EVERYTHING))
+    mean_of_patches = output.tokens_BND.mean(axis=1)
 
     assert output.tokens_BND.shape == (2, 6, 32)
     assert output.pooled_BD.shape == (2, 3 * 32)
-    np.testing.assert_allclose(
-        output.pooled_BD[:, 64:],
-        output.tokens_BND.mean(axis=1),
-        rtol=0,
-        atol=1e-5,
-    )
+    np.testing.assert_allclose(output.pooled_BD[:, 64:], mean_of_patches, rtol=0, atol=1e-5)
+
+
+def read_pairs(heads, kind):
+    """Return the pairs of values of each head as complex numbers."""
+    if kind == "centred":
+        return heads[..., :8] + 1j * heads[..., 8:]
+    return heads[..., ::2] + 1j * heads[..., 1::2]
 
 
 @pytest.mark.parametrize("kind", ["centred", "grid", "index"])
 def test_rotary_positions_turn_pairs_of_patches_alone(kind):
-    a = dataclasses.replace(SMALL, rope=kind, registers=1)
-    x = np.random.default_rng(0).normal(size=(2, a.sequence_length, a.width)).astype(np.float32)
-    turned = np.asarray(RotaryPositions(a)(jnp.asarray(x), a.num_heads)).reshape(
-        *x.shape[:2],
-        a.num_heads,
-        -1,
-    )
-    heads = x.reshape(turned.shape)
+    architecture = dataclasses.replace(SMALL, rope=kind, registers=1)
+    num_heads = architecture.num_heads
+    shape = (2, architecture.sequence_length, architecture.width)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    heads = x.reshape(*shape[:2], num_heads, -1)
+
+    turned = np.asarray(RotaryPositions(architecture)(jnp.asarray(x), num_heads))
+    turned = turned.reshape(heads.shape)
+    angles_Np = rotary_angles(kind, architecture.grid, 16, has_class_token=True)[:, None]
+    expected = read_pairs(heads[:, 2:], kind) * np.exp(1j * angles_Np)
 
     np.testing.assert_array_equal(turned[:, :2], heads[:, :2])
-
-    angles_Np = rotary_angles(kind, a.grid, 16, has_class_token=True)[:, None]
-    half = (
-        (heads[..., :8], heads[..., 8:])
-        if kind == "centred"
-        else (heads[..., ::2], heads[..., 1::2])
-    )
-    pairs = (half[0] + 1j * half[1])[:, 2:] * np.exp(1j * angles_Np)
-    parts = (
-        np.concatenate([pairs.real, pairs.imag], -1)
-        if kind == "centred"
-        else np.stack([pairs.real, pairs.imag], -1)
-    )
-
-    np.testing.assert_allclose(turned[:, 2:], parts.reshape(turned[:, 2:].shape), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(read_pairs(turned[:, 2:], kind), expected, rtol=0, atol=1e-5)
 
 
-def test_coordinates_of_rotary_positions():
-    """The first frequency is 2 pi of half the image, or 1 of a patch; columns come first if counted by index."""
-    frequencies = {"centred": 2 * np.pi, "grid": 1.0, "index": 1.0}
-    first = {
-        kind: rotary_angles(kind, (2, 4), 8, has_class_token=True)[:, [0, 2]] / frequency
-        for kind, frequency in frequencies.items()
-    }
+@pytest.mark.parametrize(
+    ("kind", "frequency", "expected"),
+    [
+        ("centred", 2 * np.pi, [[-0.5, -0.75], [0.5, 0.75]]),
+        ("grid", 1.0, [[0, 0], [8, 12]]),
+        ("index", 1.0, [[1, 1], [4, 2]]),
+    ],
+    ids=["centred", "grid", "index"],
+)
+def test_coordinates_of_rotary_positions(kind, frequency, expected):
+    """The first frequency is 2 pi of half the image, or 1 of a patch.
 
-    np.testing.assert_allclose(first["centred"][[0, 7]], [[-0.5, -0.75], [0.5, 0.75]], rtol=1e-6)
-    np.testing.assert_allclose(first["grid"][[0, 7]], [[0, 0], [8, 12]], rtol=1e-6)
-    np.testing.assert_allclose(first["index"][[0, 7]], [[1, 1], [4, 2]], rtol=1e-6)
+    Columns come first if counted by index.
+    """
+    angles_Np = rotary_angles(kind, (2, 4), 8, has_class_token=True)
+    coordinates = angles_Np[:, [0, 2]] / frequency
+
+    np.testing.assert_allclose(coordinates[[0, 7]], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -169,30 +169,36 @@ def test_coordinates_of_rotary_positions():
     ],
 )
 def test_parts_that_do_not_fit_are_rejected(options, words):
+    config = ModelConfig(name="ViT-mu/16", **options)
+
     with pytest.raises(ValueError, match=words):
-        build_architecture(
-            ModelConfig(name="ViT-mu/16", **options),
-            image_size=(32, 32),
-            num_classes=3,
-        )
+        build_architecture(config, image_size=(32, 32), num_classes=3)
 
 
-def test_a_resnet_has_no_such_parts():
-    for options in ({"registers": 1}, {"layer_scale": 0.1}, {"rope": "grid"}, {"qkv_bias": "none"}):
-        with pytest.raises(
-            ValueError,
-            match=f"{next(iter(options))}=.* has no effect on R26x1, without a Transformer",
-        ):
-            build_architecture(
-                ModelConfig(name="R26x1", **options),
-                image_size=(32, 32),
-                num_classes=3,
-            )
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("registers", 1),
+        ("layer_scale", 0.1),
+        ("rope", "grid"),
+        ("qkv_bias", "none"),
+    ],
+)
+def test_a_resnet_has_no_parts_of_transformers(field, value):
+    config = ModelConfig(name="R26x1", **{field: value})
+    message = f"{field}=.* has no effect on R26x1, without a Transformer"
+
+    with pytest.raises(ValueError, match=message):
+        build_architecture(config, image_size=(32, 32), num_classes=3)
+
+
+def is_scale_of_no_norm(name):
+    return "scale" in name.rpartition("/")[2] and "norm" not in name
 
 
 def test_the_papers_network_has_no_parts():
     assert SMALL.modern_options == {}
     assert EVERYTHING.modern_options.keys() >= {"registers", "rope", "mlp", "norm"}
 
-    names = pytree.named_leaves(abstract(SMALL)).keys()
-    assert not [name for name in names if "scale" in name.rpartition("/")[2] and "norm" not in name]
+    names = pytree.named_leaves(abstract(SMALL))
+    assert not list(filter(is_scale_of_no_norm, names))

@@ -1,3 +1,5 @@
+"""Vision Transformers: shapes, intermediates, gradients, dropout and initial values."""
+
 import functools
 
 import jax
@@ -43,54 +45,74 @@ def small(image_size=(16, 8), num_classes=10, **options) -> Architecture:
     ],
 )
 def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype):
-    options = {"pool": pool, "position_embedding": positions, "head": head, "compute_dtype": dtype}
-    architecture = small(image_size=(24, 8), **options)
+    architecture = small(
+        image_size=(24, 8),
+        pool=pool,
+        position_embedding=positions,
+        head=head,
+        compute_dtype=dtype,
+    )
     model = filled(architecture)
-    output = apply(model, images(architecture), intermediates=("blocks", "attention"))
     length = 12 + (pool == "token")
+
+    output = apply(model, images(architecture), intermediates=("blocks", "attention"))
 
     assert output.logits_BK.shape == (2, 10)
     assert output.tokens_BND.shape == (2, 6 * 2, 32)
-    assert output.features_BD.shape == output.pooled_BD.shape == (2, 32)
+    assert output.features_BD.shape == (2, 32)
+    assert output.pooled_BD.shape == (2, 32)
     assert output.blocks_LBSD.shape == (2, 2, length, 32)
     assert output.attention_LBTQS.shape == (2, 2, 2, length, length)
-    assert output.logits_BK.dtype == output.attention_LBTQS.dtype == jnp.float32
-    assert output.tokens_BND.dtype == output.blocks_LBSD.dtype == jnp.dtype(dtype)
+    assert output.logits_BK.dtype == jnp.float32
+    assert output.attention_LBTQS.dtype == jnp.float32
+    assert output.tokens_BND.dtype == jnp.dtype(dtype)
+    assert output.blocks_LBSD.dtype == jnp.dtype(dtype)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(model))
     np.testing.assert_allclose(output.attention_LBTQS.sum(-1), 1.0, rtol=1e-5)
 
 
 def test_patch_embedding_equals_a_convolution():
     architecture = small(name="ViT-mu/4x2", image_size=(16, 12))
-    assert architecture.grid == (4, 6)
-
     embedding = filled(architecture).embedding
     x = images(architecture)
-    numbers = ("NHWC", "HWIO", "NHWC")
-    expected = jax.lax.conv_general_dilated(
+    map_BHWD = jax.lax.conv_general_dilated(
         x,
         embedding.kernel[...],
         (4, 2),
         "VALID",
-        dimension_numbers=numbers,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
+    expected = map_BHWD.reshape(2, -1, 32) + embedding.bias[...]
 
-    np.testing.assert_allclose(
-        embedding(x),
-        expected.reshape(2, -1, 32) + embedding.bias[...],
-        atol=1e-5,
-    )
+    assert architecture.grid == (4, 6)
+    np.testing.assert_allclose(embedding(x), expected, atol=1e-5)
 
-    larger = jnp.pad(
-        x,
-        ((0, 0), (0, 3), (0, 1), (0, 0)),
-        constant_values=jnp.nan,
-    )  # a border that no patch covers
+
+def test_a_border_that_no_patch_covers_is_ignored():
+    architecture = small(name="ViT-mu/4x2", image_size=(16, 12))
+    embedding = filled(architecture).embedding
+    x = images(architecture)
+
+    larger = jnp.pad(x, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=jnp.nan)
 
     np.testing.assert_array_equal(embedding(larger), embedding(x))
 
 
-def test_taps_are_the_blocks_one_after_the_other():
+def compute_attention_weights(attention, normed):
+    """Return the attention weights of two heads in float64, by definition."""
+
+    def project(layer):
+        projected = normed @ np.float64(layer.kernel[...]) + layer.bias[...]
+        return projected.reshape(*normed.shape[:2], 2, -1)
+
+    query = project(attention.query)
+    key = project(attention.key)
+    logits = np.einsum("bqth,bsth->btqs", query, key) / np.sqrt(query.shape[-1])
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def test_intermediates_are_the_blocks_one_after_the_other():
     """The forward passes are compared with the libraries' in tests/weights/test_reference_logits."""
     architecture = small(head="mlp", remat="full", scan_unroll=2)
     model = filled(architecture)
@@ -101,57 +123,55 @@ def test_taps_are_the_blocks_one_after_the_other():
 
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         normed = np.float64(block.attention_norm(tokens))
-        query, key = (
-            (normed @ np.float64(project.kernel[...]) + project.bias[...]).reshape(
-                *normed.shape[:2],
-                2,
-                -1,
-            )
-            for project in (block.attention.query, block.attention.key)
-        )
-        logits = np.einsum("bqth,bsth->btqs", query, key) / np.sqrt(query.shape[-1])
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-
+        weights = compute_attention_weights(block.attention, normed)
         np.testing.assert_allclose(output.attention_LBTQS[layer], weights, rtol=1e-4, atol=1e-5)
 
         tokens = run_block(block, tokens)
         np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
 
     pooled = model.encoder.norm(tokens)[:, 0]
+    logits, _ = model.head(pooled)
     np.testing.assert_allclose(output.pooled_BD, pooled, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(output.logits_BK, model.head(pooled)[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(output.logits_BK, logits, rtol=1e-4, atol=1e-4)
 
 
-def test_intermediates_not_asked_for_add_nothing_to_the_program():
-    """The scan over blocks carries the tokens and returns no more; every intermediate adds one output to it."""
+def count_outputs(intermediates=None):
+    """Return the numbers of outputs of the scan over blocks and of the program."""
     architecture = small(dropout_fraction=0.1, remat="dots")
-    arguments = (
-        abstract(architecture),
-        jax.ShapeDtypeStruct((2, *architecture.image_size, 3), "float32"),
-    )
+    x = jax.ShapeDtypeStruct((2, *architecture.image_size, 3), "float32")
+    options = {"dropout_key": jax.random.key(0)}
+    if intermediates is not None:
+        options["intermediates"] = intermediates
 
-    def outputs_of_scan(**options):
-        jaxpr = jax.make_jaxpr(lambda model, x: model(x, dropout_key=jax.random.key(0), **options))(
-            *arguments
-        )
-        (scan,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
+    def run(model, x):
+        return model(x, **options)
 
-        return len(scan.outvars), len(jaxpr.jaxpr.outvars)
+    program = jax.make_jaxpr(run)(abstract(architecture), x)
+    (scan,) = [equation for equation in program.eqns if equation.primitive.name == "scan"]
+    return len(scan.outvars), len(program.jaxpr.outvars)
 
-    assert outputs_of_scan() == outputs_of_scan(intermediates=()) == (1, 5)
-    assert (
-        outputs_of_scan(intermediates=("blocks",))
-        == outputs_of_scan(intermediates=("attention",))
-        == (2, 6)
-    )
-    assert outputs_of_scan(intermediates=("blocks", "attention")) == (3, 7)
 
-    for intermediates in ("blocks", ("stages",), ("blocks", "block")):
-        with pytest.raises(
-            ValueError, match="give a tuple of names that this network has: blocks, attention"
-        ):
-            outputs_of_scan(intermediates=intermediates)
+@pytest.mark.parametrize(
+    ("intermediates", "expected"),
+    [
+        (None, (1, 5)),
+        ((), (1, 5)),
+        (("blocks",), (2, 6)),
+        (("attention",), (2, 6)),
+        (("blocks", "attention"), (3, 7)),
+    ],
+)
+def test_intermediates_not_asked_for_add_nothing_to_the_program(intermediates, expected):
+    """The scan carries the tokens and returns no more; every intermediate adds one output to it."""
+    assert count_outputs(intermediates) == expected
+
+
+@pytest.mark.parametrize("intermediates", ["blocks", ("stages",), ("blocks", "block")])
+def test_unknown_intermediates_are_rejected(intermediates):
+    message = "give a tuple of names that this network has: blocks, attention"
+
+    with pytest.raises(ValueError, match=message):
+        count_outputs(intermediates)
 
 
 @pytest.mark.newest
@@ -161,9 +181,10 @@ def test_intermediates_not_asked_for_add_nothing_to_the_program():
     ids=str,
 )
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
-    assert_same_up_to_rounding(
-        *(gradient(small(dropout_fraction=0.1, **options)) for options in ({}, change))
-    )
+    plain = gradient(small(dropout_fraction=0.1))
+    changed = gradient(small(dropout_fraction=0.1, **change))
+
+    assert_same_up_to_rounding(plain, changed)
 
 
 @pytest.mark.parametrize(
@@ -182,22 +203,24 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
 )
 def test_blocks_are_in_no_loop_on_accelerators_unless_little_is_kept(platform, options, unroll):
     architecture = small(depth=3, **options)
-    with trace_for(FakeDevices(platform=platform, compute_capability=None)):
-        program = jax.make_jaxpr(lambda model, x: model(x).logits_BK)(
-            abstract(architecture),
-            images(architecture),
-        )
+    model = abstract(architecture)
+    x = images(architecture)
 
+    def compute_logits(model, x):
+        return model(x).logits_BK
+
+    with trace_for(FakeDevices(platform=platform, compute_capability=None)):
+        program = jax.make_jaxpr(compute_logits)(model, x)
     (loop,) = [equation for equation in program.eqns if equation.primitive.name == "scan"]
+
     assert loop.params["unroll"] == unroll
 
 
 @functools.cache
 def gradient(architecture):
     def loss(model):
-        return jnp.square(
-            model(images(architecture), dropout_key=jax.random.key(5)).logits_BK
-        ).mean()
+        output = model(images(architecture), dropout_key=jax.random.key(5))
+        return jnp.square(output.logits_BK).mean()
 
     return jax.jit(jax.grad(loss))(filled(architecture))
 
@@ -206,18 +229,20 @@ def test_dropout_needs_a_key_and_is_a_function_of_it():
     architecture = small(dropout_fraction=0.5)
     model = filled(architecture)
     x = images(architecture)
+
     plain = apply(model, x).logits_BK
-    first, again, other = (
-        apply(model, x, dropout_key=jax.random.key(seed)).logits_BK for seed in (0, 0, 1)
-    )
+    first = apply(model, x, dropout_key=jax.random.key(0)).logits_BK
+    again = apply(model, x, dropout_key=jax.random.key(0)).logits_BK
+    other = apply(model, x, dropout_key=jax.random.key(1)).logits_BK
 
     np.testing.assert_array_equal(first, again)
     assert not np.allclose(first, other)
     assert not np.allclose(first, plain)
 
 
-def test_stochastic_depth_spares_the_first_block_and_drops_whole_examples():
+def test_stochastic_depth_drops_whole_examples():
     branch = jnp.ones((1000, 3, 4))
+
     kept = drop_examples(branch, 0.25, jax.random.key(0))
     per_example = np.unique(np.asarray(kept).reshape(1000, -1), axis=1)
 
@@ -225,12 +250,26 @@ def test_stochastic_depth_spares_the_first_block_and_drops_whole_examples():
     np.testing.assert_allclose(np.unique(kept), [0.0, 1 / 0.75], rtol=1e-6)
     assert abs(float(kept.mean()) - 1.0) < 0.1
 
+
+def test_stochastic_depth_spares_the_first_block():
     architecture = small(depth=1, stochastic_depth_fraction=0.9)
     model = filled(architecture)
     x = images(architecture)
+
     trained = apply(model, x, dropout_key=jax.random.key(1))
 
     np.testing.assert_allclose(trained.logits_BK, apply(model, x).logits_BK, rtol=1e-5)
+
+
+def check_initial_value(name, leaf):
+    if name in STANDARD_DEVIATIONS:
+        assert float(leaf.std()) == pytest.approx(STANDARD_DEVIATIONS[name], rel=0.05), name
+    elif name.endswith("scale"):
+        assert (leaf == 1).all(), name
+    elif name == "head/linear/bias":
+        assert (leaf == -10).all(), name
+    elif name.endswith("bias") or name in ("class_token", "head/linear/kernel"):
+        assert (leaf == 0).all(), name
 
 
 STANDARD_DEVIATIONS = {
@@ -253,18 +292,11 @@ def test_initial_values():
     model = jax.jit(lambda: build_model(architecture, jax.random.key(0)))()
 
     assert jax.tree.structure(model) == jax.tree.structure(abstract(architecture))
-
     for name, leaf in pytree.named_leaves(model).items():
-        if name in STANDARD_DEVIATIONS:
-            assert float(leaf.std()) == pytest.approx(STANDARD_DEVIATIONS[name], rel=0.05), name
-        elif name.endswith("scale"):
-            assert (leaf == 1).all(), name
-        elif name.endswith("bias") or name in ("class_token", "head/linear/kernel"):
-            assert (leaf == (-10 if name == "head/linear/bias" else 0)).all(), name
+        check_initial_value(name, leaf)
 
     limit = (6 / (192 + 192)) ** 0.5
     attention = model.encoder.blocks.attention
-
     for projection in (attention.query, attention.key, attention.value, attention.out):
         kernel = projection.kernel[...]
         assert 0.99 * limit < float(jnp.abs(kernel).max()) <= limit

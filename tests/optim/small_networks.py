@@ -13,7 +13,7 @@ DEPTH = 3
 
 
 def abstract(name="ViT-Ti/16", **options):
-    """Shapes of a network of `DEPTH` blocks and width 8, or of a ResNet."""
+    """Return the shapes of a network of `DEPTH` blocks and width 8, or of a ResNet."""
     if "/" in name:
         options = {"width": 8, "depth": DEPTH, "mlp_dim": 8, "num_heads": 2, **options}
 
@@ -26,25 +26,24 @@ def abstract(name="ViT-Ti/16", **options):
 
 
 def fill(tree, seed):
-    """The tree with normal float32 numbers."""
-    generator = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32),
-        tree,
-    )
+    """Return the tree with normal float32 numbers."""
+    rng = np.random.default_rng(seed)
+
+    def sample(leaf):
+        return jnp.asarray(rng.normal(size=leaf.shape), jnp.float32)
+
+    return jax.tree.map(sample, tree)
 
 
 def run(config, parameters, gradients, schedule=lambda step: jnp.float32(0.1), peak=0.2):
-    """The parameters after one update for each gradient."""
+    """Return the parameters after one update for each gradient."""
     optimizer = build_optimizer(config, schedule, peak)
     state = optimizer.init(parameters)
     update = jax.jit(optimizer.update)
 
     for gradient in gradients:
         updates, state = update(gradient, state, parameters)
-        parameters = optax.apply_updates(
-            parameters,
-            updates,
-        )  # not compiled, for a compiler may leave + 0 out
+        # Not compiled, because a compiler may remove + 0.
+        parameters = optax.apply_updates(parameters, updates)
 
     return parameters

@@ -13,12 +13,22 @@ from vit_jax.config.schema import OptimizerConfig
 from vit_jax.optim.by_name import check_patterns, layers_to_head
 from vit_jax.optim.optimizers import build_optimizer
 
+
+def find_layers(tree):
+    """Return the distances to the head of the parameters of each part."""
+    layers = {}
+    for name, distance in layers_to_head(tree).items():
+        part = re.match(r"(encoder|body)/\w+|\w+", name)[0]
+        layers.setdefault(part, set()).update(distance.ravel().tolist())
+    return layers
+
+
 RATE = 0.1
 DECAY = 0.5
 SETTINGS = {"weight_decay": 0.3, "clip_global_norm": 1.0}
 
 
-def updates_of(**config):
+def compute_updates(**config):
     """The first updates, compiled, of a gradient."""
     model = fill(abstract(), seed=0)
     gradients = fill(abstract(), seed=1)
@@ -51,28 +61,25 @@ STAGES = {"body/stage1": {4}, "body/stage2": {3}, "body/stage3": {2}, "body/stag
         ({"name": "R26+ViT-B/32"}, TRANSFORMER | {"class_token": {4}, "stem": {4}}),
         (
             {"registers": 2, "embedding_norm": "tokens", "final_norm": "pooled"},
-            {name: layers for name, layers in TRANSFORMER.items() if name != "encoder/norm"}
-            | {
+            {
+                "encoder/blocks": {3, 2, 1},
+                "embedding": {4},
+                "embedding_norm": {4},
+                "positions": {4},
                 "class_token": {4},
                 "register_tokens": {4},
-                "embedding_norm": {4},
                 "pooled_norm": {0},
+                "head": {0},
             },
         ),
         ({"name": "R26"}, {"body/root": {5}, **STAGES, "norm": {0}, "head": {0}}),
     ],
 )
 def test_layers_between_a_parameter_and_the_head(options, expected):
-    actual = {}
-    for name, distance in layers_to_head(abstract(**options)).items():
-        actual.setdefault(re.match(r"(encoder|body)/\w+|\w+", name)[0], set()).update(
-            distance.ravel().tolist()
-        )
-
-    assert actual == expected
+    assert find_layers(abstract(**options)) == expected
 
 
-def test_a_parameter_whose_place_is_not_known_is_refused_unless_layers_do_not_count():
+def test_a_parameter_of_an_unknown_layer_is_rejected_unless_layers_do_not_count():
     tree = {"adapter": {"kernel": jnp.ones(2)}}
     run(OptimizerConfig(layer_decay=1.0), tree, [tree])
 
@@ -82,43 +89,75 @@ def test_a_parameter_whose_place_is_not_known_is_refused_unless_layers_do_not_co
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_layer_decay_scales_the_complete_step(name):
-    """Clipping sees unscaled gradients; weight decay is scaled too, and their sum may round in another order."""
-    unscaled = updates_of(name=name, **SETTINGS)
-    layers = layers_to_head(abstract())
+    """Clipping sees unscaled gradients; weight decay is scaled too.
 
-    for leaf, update in updates_of(name=name, layer_decay=DECAY, **SETTINGS).items():
+    The sum of both may round in another order.
+    """
+    layers = layers_to_head(abstract())
+    unscaled = compute_updates(name=name, **SETTINGS)
+
+    scaled = compute_updates(name=name, layer_decay=DECAY, **SETTINGS)
+
+    for leaf, update in scaled.items():
         expected = unscaled[leaf] * DECAY ** layers[leaf]
         np.testing.assert_allclose(update, expected, rtol=1e-6, atol=1e-8, err_msg=leaf)
+
+
+def find_factor(name):
+    if name == "head/linear/kernel":
+        return 0.25
+    if not name.startswith("encoder/"):
+        return 1.0
+    if name.endswith("/bias"):
+        return 4.0
+    return 0.5
 
 
 # Patterns.
 
 
 def test_the_first_pattern_that_matches_scales_the_update():
-    of_sgd = updates_of(name="sgd")
-    multipliers = {"encoder/*/bias": 4.0, "encoder/*": 0.5, "head/linear/kernel": 0.25}
+    multipliers = {
+        "encoder/*/bias": 4.0,
+        "encoder/*": 0.5,
+        "head/linear/kernel": 0.25,
+    }
+    unscaled = compute_updates(name="sgd")
 
-    for name, update in updates_of(name="sgd", learning_rate_multipliers=multipliers).items():
-        factor = 0.25 if name == "head/linear/kernel" else 1.0
-        if name.startswith("encoder/"):
-            factor = 4.0 if name.endswith("/bias") else 0.5
+    scaled = compute_updates(name="sgd", learning_rate_multipliers=multipliers)
 
-        np.testing.assert_array_equal(update, of_sgd[name] * np.float32(factor), err_msg=name)
+    for name, update in scaled.items():
+        expected = unscaled[name] * np.float32(find_factor(name))
+        np.testing.assert_array_equal(update, expected, err_msg=name)
 
 
 def test_frozen_parameters_change_nothing_for_the_others():
-    """Layers are counted in the complete network: with its blocks frozen the embedding is as far from the head."""
+    """Layers are counted in the complete network.
+
+    With its blocks frozen the embedding is as far from the head.
+    """
     scales = {"layer_decay": 0.5, "learning_rate_multipliers": {"head/*": 3.0}}
-    everything, some = (
-        updates_of(name="sgd", frozen=frozen, **scales) for frozen in ((), ("encoder/blocks/*",))
-    )
+    complete = compute_updates(name="sgd", **scales)
 
-    for name, update in some.items():
-        expected = (
-            np.full_like(update, -0.0) if name.startswith("encoder/blocks/") else everything[name]
-        )
+    partial = compute_updates(name="sgd", frozen=("encoder/blocks/*",), **scales)
 
+    for name, update in partial.items():
+        expected = complete[name]
+        if name.startswith("encoder/blocks/"):
+            expected = np.full_like(update, -0.0)
         assert update.tobytes() == expected.tobytes(), name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OptimizerConfig(frozen=("embedding/*",), learning_rate_multipliers={"head/*": 3.0}),
+        OptimizerConfig(trained="head"),
+    ],
+    ids=["patterns", "head"],
+)
+def test_patterns_of_the_model_are_accepted(config):
+    check_patterns(config, abstract())
 
 
 @pytest.mark.parametrize(
@@ -144,34 +183,35 @@ def test_frozen_parameters_change_nothing_for_the_others():
     ],
 )
 def test_patterns_are_checked(fields, message):
-    check_patterns(
-        OptimizerConfig(frozen=("embedding/*",), learning_rate_multipliers={"head/*": 3.0}),
-        abstract(),
-    )
-    check_patterns(OptimizerConfig(trained="head"), abstract())
-
     with pytest.raises(ValueError, match=rf"config\.optimizer.*{message}"):
         check_patterns(OptimizerConfig(**fields), abstract())
 
+
+def test_a_model_without_a_head_has_nothing_to_train():
+    without_head = {"norm": {"scale": jnp.ones(2)}}
+
     with pytest.raises(ValueError, match=r"trained='head', frozen=\(\) leaves no parameter"):
-        check_patterns(OptimizerConfig(trained="head"), {"norm": {"scale": jnp.ones(2)}})
+        check_patterns(OptimizerConfig(trained="head"), without_head)
+
+
+def is_of_head(name):
+    return name.startswith("head/")
 
 
 # What is trained.
 
 
-def head_of(model):
-    return {
-        name: leaf for name, leaf in pytree.named_leaves(model).items() if name.startswith("head/")
-    }
+def select_head(model):
+    return {name: leaf for name, leaf in pytree.named_leaves(model).items() if is_of_head(name)}
 
 
-def with_frozen(model, value):
-    """The tree with one number in every leaf outside the head."""
-    return pytree.map_with_names(
-        lambda name, leaf: leaf if name.startswith("head/") else jnp.full_like(leaf, value),
-        model,
-    )
+def replace_frozen(model, value):
+    """Return the tree with one number in every leaf outside the head."""
+
+    def replace(name, leaf):
+        return leaf if is_of_head(name) else jnp.full_like(leaf, value)
+
+    return pytree.map_with_names(replace, model)
 
 
 @pytest.mark.parametrize(
@@ -189,43 +229,43 @@ def with_frozen(model, value):
         ("optax:lion", 0.0),
     ],
 )
-def test_what_is_not_trained_stays_to_the_bit(name, value, fields):
+def test_frozen_parameters_stay_to_the_bit(name, value, fields):
     settings = {} if ":" in name else SETTINGS
-    model = with_frozen(fill(abstract(), seed=0), value)
-    after = run(
-        OptimizerConfig(name=name, **fields, **settings),
-        model,
-        [fill(model, seed=seed) for seed in (1, 2)],
-    )
-    before = pytree.named_leaves(model)
+    config = OptimizerConfig(name=name, **fields, **settings)
+    model = replace_frozen(fill(abstract(), seed=0), value)
+    gradients = [fill(model, seed=1), fill(model, seed=2)]
 
-    for leaf, array in pytree.named_leaves(after).items():
-        same = np.asarray(array).tobytes() == np.asarray(before[leaf]).tobytes()
-        assert same == (not leaf.startswith("head/")), leaf
+    before = pytree.named_leaves(model)
+    after = pytree.named_leaves(run(config, model, gradients))
+
+    for leaf, array in after.items():
+        is_same = np.asarray(array).tobytes() == np.asarray(before[leaf]).tobytes()
+        assert is_same == (not is_of_head(leaf)), leaf
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_the_head_is_trained_as_if_it_stood_alone(name):
+    """Also clipping ignores the gradients of frozen parameters, even NaN."""
+    model = fill(abstract(), seed=0)
+    gradients = [replace_frozen(fill(model, seed=seed), float("nan")) for seed in (1, 2, 3)]
+    gradients_of_head = [select_head(gradient) for gradient in gradients]
+    settings = OptimizerConfig(name=name, **SETTINGS)
+    frozen_settings = OptimizerConfig(name=name, trained="head", **SETTINGS)
+
+    alone = run(settings, select_head(model), gradients_of_head)
+    trained = select_head(run(frozen_settings, model, gradients))
+
+    for leaf, array in alone.items():
+        np.testing.assert_array_equal(trained[leaf], array, err_msg=leaf)
 
 
 @pytest.mark.parametrize(("name", "moments"), [("adam", 2), ("sgd", 1)])
-def test_the_head_is_trained_as_if_it_stood_alone(name, moments):
-    """Clipping and all; what happens to be the gradient of a frozen parameter makes no difference, not even NaN."""
-    model = fill(abstract(), seed=0)
+def test_frozen_parameters_have_no_moments(name, moments):
+    model = abstract()
     config = OptimizerConfig(name=name, trained="head", **SETTINGS)
-    gradients = [with_frozen(fill(model, seed=seed), float("nan")) for seed in (1, 2, 3)]
-    ours = head_of(run(config, model, gradients))
-    alone = run(
-        OptimizerConfig(name=name, **SETTINGS),
-        head_of(model),
-        [head_of(gradient) for gradient in gradients],
-    )
+    optimizer = build_optimizer(config, lambda step: jnp.float32(RATE), RATE)
 
-    for leaf, array in alone.items():
-        np.testing.assert_array_equal(ours[leaf], array, err_msg=leaf)
-
-    state = jax.eval_shape(
-        build_optimizer(config, lambda step: jnp.float32(RATE), RATE).init,
-        model,
-    )
+    state = jax.eval_shape(optimizer.init, model)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim)
 
-    assert numbers == moments * sum(leaf.size for leaf in alone.values()), (
-        "no moments of frozen parameters"
-    )
+    assert numbers == moments * sum(leaf.size for leaf in select_head(model).values())

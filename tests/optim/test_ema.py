@@ -10,75 +10,104 @@ from vit_jax import pytree
 from vit_jax.optim import ema
 
 
-def history(num_steps):
-    """Parameters before the first step and after each: (num_steps + 1, 3)."""
-    return np.random.default_rng(0).normal(loc=2.0, size=(num_steps + 1, 3)).astype(np.float32)
+def sample_history(num_steps):
+    """Return parameters before the first step and after each: (num_steps + 1, 3)."""
+    rng = np.random.default_rng(0)
+    return rng.normal(loc=2.0, size=(num_steps + 1, 3)).astype(np.float32)
 
 
-def average_of(parameters, **settings):
-    """Our average after the last step, its steps traced."""
+def compute_average(parameters, **settings):
+    """Return the average after the last step, its steps traced."""
 
     def step(average, index_and_parameters):
         index, now = index_and_parameters
         return ema.update(average, now, index, **settings), None
 
+    first = ema.init(jnp.asarray(parameters[0]))
     steps = jnp.arange(1, len(parameters))
-    return np.asarray(
-        jax.lax.scan(step, ema.init(jnp.asarray(parameters[0])), (steps, parameters[1:]))[0]
+    average, _ = jax.lax.scan(step, first, (steps, parameters[1:]))
+    return np.asarray(average)
+
+
+def average_by_loop(first, seen, weights):
+    """Return an average in float64 that begins at `first`, with the weight of the past at each step."""
+    average = first.astype(np.float64)
+    for now, weight in zip(seen, weights, strict=True):
+        average = weight * average + (1 - weight) * now
+    return average
+
+
+LENGTHS = [
+    (1, 0, 0.9),
+    (1, 1, 0.9),
+    (2, 1, 0.9),
+    (6, 6, 0.9),
+    (8, 0, 0.9),
+    (8, 7, 0.9),
+    (40, 7, 0.9),
+    (5000, 0, 0.9999),
+]
+
+
+def find_tolerance(num_steps):
+    return 1e-5 if num_steps < 100 else 2e-5
+
+
+@pytest.mark.parametrize(("num_steps", "start_step", "factor"), LENGTHS)
+def test_a_corrected_average_is_a_weighted_mean_since_the_start(num_steps, start_step, factor):
+    parameters = sample_history(num_steps)
+    seen = parameters[start_step + 1 :].astype(np.float64)
+    expected = parameters[-1]
+    if len(seen):
+        weights = factor ** np.arange(len(seen))[::-1]
+        expected = weights @ seen / weights.sum()
+
+    average = compute_average(
+        parameters,
+        factor=factor,
+        start_step=start_step,
+        bias_correction=True,
     )
 
+    np.testing.assert_allclose(average, expected, rtol=find_tolerance(num_steps))
 
-@pytest.mark.parametrize(
-    ("num_steps", "start_step", "factor"),
-    [
-        (1, 0, 0.9),
-        (1, 1, 0.9),
-        (2, 1, 0.9),
-        (6, 6, 0.9),
-        (8, 0, 0.9),
-        (8, 7, 0.9),
-        (40, 7, 0.9),
-        (5000, 0, 0.9999),
-    ],
-)
-def test_against_a_float64_loop(num_steps, start_step, factor):
-    """Corrected: a weighted mean of what came after the start.
 
-    Otherwise: begun at the parameters of the start.
-    """
-    parameters = history(num_steps)
+@pytest.mark.parametrize(("num_steps", "start_step", "factor"), LENGTHS)
+def test_an_uncorrected_average_begins_at_the_parameters_of_the_start(
+    num_steps, start_step, factor
+):
+    parameters = sample_history(num_steps)
     seen = parameters[start_step + 1 :].astype(np.float64)
-    weights = factor ** np.arange(len(seen))[::-1]
-    corrected = weights @ seen / weights.sum() if len(seen) else parameters[-1]
-    uncorrected = parameters[start_step].astype(np.float64)
+    expected = average_by_loop(parameters[start_step], seen, [factor] * len(seen))
 
-    for now in seen:
-        uncorrected = factor * uncorrected + (1 - factor) * now
+    average = compute_average(
+        parameters,
+        factor=factor,
+        start_step=start_step,
+        bias_correction=False,
+    )
 
-    for bias_correction, expected in ((True, corrected), (False, uncorrected)):
-        ours = average_of(
-            parameters,
-            factor=factor,
-            start_step=start_step,
-            bias_correction=bias_correction,
-        )
+    np.testing.assert_allclose(average, expected, rtol=find_tolerance(num_steps))
 
-        np.testing.assert_allclose(ours, expected, rtol=1e-5 if num_steps < 100 else 2e-5)
+
+def compute_warmup_weight(warmup, n):
+    """Return the weight of tf.train.ExponentialMovingAverage or of timm's ModelEmaV3."""
+    if warmup == "ratio":
+        return (1 + n) / (10 + n)
+    return 1 - (1 + n / 1.0) ** -(2 / 3)
 
 
 @pytest.mark.parametrize("warmup", ["ratio", "power"])
 def test_warm_up_against_a_float64_loop(warmup):
-    """The weights of tf.train.ExponentialMovingAverage, and of timm's ModelEmaV3, for the n-th update from 0 on."""
-    parameters = history(60)
+    """Updates are counted from 0 on."""
+    parameters = sample_history(60)
     factor = 0.9
     start = 7
-    expected = parameters[start].astype(np.float64)
+    seen = parameters[start + 1 :]
+    weights = [min(factor, compute_warmup_weight(warmup, n)) for n in range(len(seen))]
+    expected = average_by_loop(parameters[start], seen, weights)
 
-    for n, now in enumerate(parameters[start + 1 :]):
-        weight = (1 + n) / (10 + n) if warmup == "ratio" else 1 - (1 + n / 1.0) ** -(2 / 3)
-        expected = min(factor, weight) * expected + (1 - min(factor, weight)) * now
-
-    ours = average_of(
+    average = compute_average(
         parameters,
         factor=factor,
         start_step=start,
@@ -86,31 +115,35 @@ def test_warm_up_against_a_float64_loop(warmup):
         warmup=warmup,
     )
 
-    np.testing.assert_allclose(ours, expected, rtol=1e-5)
-    assert min(factor, weight) > 0.85  # the warm-up has nearly ended
+    assert weights[-1] > 0.85, "the warm-up has nearly ended"
+    np.testing.assert_allclose(average, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_constant_parameters_are_their_own_average(bias_correction):
     parameters = np.full((3001, 3), [0.1, -3.0, 1e-8], np.float32)
-    ours = average_of(parameters, factor=0.9999, start_step=5, bias_correction=bias_correction)
-    np.testing.assert_array_equal(ours, parameters[0])
 
-
-def test_the_average_of_a_module_is_one_of_float32_with_buffers_of_its_own():
-    network = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    settings = {"factor": 0.9, "start_step": 0, "bias_correction": True}
-    average = ema.init(network)
-    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), network)
-    updated = jax.jit(ema.update, static_argnames=tuple(settings))(
-        average,
-        half,
-        jnp.int32(1),
-        **settings,
+    average = compute_average(
+        parameters,
+        factor=0.9999,
+        start_step=5,
+        bias_correction=bias_correction,
     )
+
+    np.testing.assert_array_equal(average, parameters[0])
+
+
+def test_the_average_of_a_module_is_one_of_float32_that_shares_no_buffer():
+    network = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), network)
+    settings = {"factor": 0.9, "start_step": 0, "bias_correction": True}
+    update = jax.jit(ema.update, static_argnames=tuple(settings))
+
+    average = ema.init(network)
+    updated = update(average, half, jnp.int32(1), **settings)
+    dtypes = {str(leaf.dtype) for leaf in pytree.named_leaves(updated).values()}
+    buffer = average.kernel[...].unsafe_buffer_pointer()
 
     assert isinstance(updated, nnx.Linear)
-    assert {str(leaf.dtype) for leaf in pytree.named_leaves(updated).values()} == {"float32"}
-    assert (
-        average.kernel[...].unsafe_buffer_pointer() != network.kernel[...].unsafe_buffer_pointer()
-    )
+    assert dtypes == {"float32"}
+    assert buffer != network.kernel[...].unsafe_buffer_pointer()

@@ -15,6 +15,40 @@ from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.optim.optimizers import build_optimizer
 
+
+def clip_by_norm(gradients, largest_norm):
+    """Return float64 gradients whose common norm is bounded."""
+    gradients = {name: np.asarray(g, np.float64) for name, g in gradients.items()}
+    norm = np.sqrt(sum(np.square(g).sum() for g in gradients.values()))
+    scale = min(1.0, (largest_norm or np.inf) / norm)
+    return {name: g * scale for name, g in gradients.items()}
+
+
+def find_direction(config, name, gradient, m, v, t):
+    """Return the direction of a parameter's step and update its moments."""
+    if config.name == "adam":
+        m[name] = config.beta1 * m[name] + (1 - config.beta1) * gradient
+        v[name] = config.beta2 * v[name] + (1 - config.beta2) * gradient * gradient
+        mean = m[name] / (1 - config.beta1**t)
+        root = np.sqrt(v[name] / (1 - config.beta2**t))
+        return mean / (root + config.epsilon)
+
+    direction = config.momentum * m[name] + gradient
+    m[name] = direction.astype(jnp.dtype(config.first_moment_dtype)).astype(np.float64)
+    return direction
+
+
+def find_decay(config, name, rate):
+    """Return the share of a parameter by which weight decay lowers it."""
+    if config.weight_decay_meaning == "paper":
+        return rate * config.weight_decay
+    if not name.endswith("kernel"):
+        return 0.0
+    if config.weight_decay_meaning == "big_vision":
+        return rate / PEAK * config.weight_decay
+    return rate * config.weight_decay
+
+
 RATE = 0.1
 PEAK = 0.2
 
@@ -33,98 +67,92 @@ def scalars(value):
     return {"kernel": jnp.float32(value), "bias": jnp.float32(value)}
 
 
-def reference(config, parameters, gradients, rates):
-    """The definitions, leaf by leaf in float64, but for SGD's buffer, which is rounded once a step."""
+def compute_by_definition(config, parameters, gradients, rates):
+    """Return the parameters after all steps, leaf by leaf in float64.
+
+    SGD's buffer alone is rounded once a step.
+    """
     after = {name: np.asarray(p, np.float64) for name, p in parameters.items()}
     m = dict.fromkeys(after, 0.0)
     v = dict.fromkeys(after, 0.0)
 
     for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
-        norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradient.values()))
-        scale = min(1.0, (config.clip_global_norm or np.inf) / norm)
-
+        clipped = clip_by_norm(gradient, config.clip_global_norm)
         for name, p in after.items():
-            g = np.asarray(gradient[name], np.float64) * scale
-            if config.name == "adam":
-                m[name] = config.beta1 * m[name] + (1 - config.beta1) * g
-                v[name] = config.beta2 * v[name] + (1 - config.beta2) * g * g
-                root = np.sqrt(v[name] / (1 - config.beta2**t))
-                direction = m[name] / (1 - config.beta1**t) / (root + config.epsilon)
-            else:
-                direction = config.momentum * m[name] + g
-                m[name] = direction.astype(jnp.dtype(config.first_moment_dtype)).astype(np.float64)
-
-            decays = config.weight_decay_meaning == "paper" or name.endswith("kernel")
-            decay_rate = rate / PEAK if config.weight_decay_meaning == "big_vision" else rate
-            after[name] = (
-                p - rate * direction - (decay_rate * config.weight_decay * p if decays else 0.0)
-            )
+            direction = find_direction(config, name, clipped[name], m, v, t)
+            after[name] = p - rate * direction - find_decay(config, name, rate) * p
 
     return after
 
 
-CASES = {"adam": {"beta1": 0.8, "beta2": 0.95}, "sgd": {"name": "sgd"}}
-CASES |= {"sgd_bfloat16": {"name": "sgd", "first_moment_dtype": "bfloat16"}}
-CASES |= {"sgd_without_momentum": {"name": "sgd", "momentum": 0.0}}
+CASES = {
+    "adam": {"beta1": 0.8, "beta2": 0.95},
+    "sgd": {"name": "sgd"},
+    "sgd_bfloat16": {"name": "sgd", "first_moment_dtype": "bfloat16"},
+    "sgd_without_momentum": {"name": "sgd", "momentum": 0.0},
+}
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("meaning", ["paper", "paper_kernels", "big_vision"])
 @pytest.mark.parametrize("case", CASES)
 def test_module_against_float64_loop(case, meaning, clip):
-    """With this seed nothing comes near to where float32 and float64 would round to different bfloat16."""
+    """With this seed no value is near to where float32 and float64 round to different bfloat16."""
     config = OptimizerConfig(
         weight_decay=0.3,
         weight_decay_meaning=meaning,
         clip_global_norm=clip,
         **CASES[case],
     )
-    network, rates = (
-        Network(),
-        [0.0, 0.1, 0.2, 0.15, 0.05],
-    )  # update number n takes the rate of n steps taken
+    network = Network()
     gradients = [fill(network, seed) for seed in range(5)]
-    after = run(
-        config,
-        network,
-        gradients,
-        lambda step: jnp.asarray(rates, jnp.float32)[step],
-        PEAK,
-    )
-
-    assert isinstance(after, Network)
-
-    expected = reference(
+    # Update number n takes the rate of n steps taken.
+    rates = [0.0, 0.1, 0.2, 0.15, 0.05]
+    expected = compute_by_definition(
         config,
         pytree.named_leaves(network),
-        [*map(pytree.named_leaves, gradients)],
+        [pytree.named_leaves(gradient) for gradient in gradients],
         rates,
     )
 
+    def schedule(step):
+        return jnp.asarray(rates, jnp.float32)[step]
+
+    after = run(config, network, gradients, schedule, PEAK)
+
+    assert isinstance(after, Network)
     for name, leaf in pytree.named_leaves(after).items():
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+def read_moment(state, name):
+    return optax.tree.get(state, name)["kernel"]
+
+
 def test_first_moment_of_adam_in_bfloat16():
     config = OptimizerConfig(first_moment_dtype="bfloat16")
-    state = build_optimizer(config, lambda step: RATE, PEAK).init(scalars(1.0))
-
-    assert optax.tree.get(state, "mu")["kernel"].dtype == jnp.bfloat16
-    assert optax.tree.get(state, "nu")["kernel"].dtype == jnp.float32
-
     optimizer = build_optimizer(config, lambda step: RATE, PEAK)
+
+    state = optimizer.init(scalars(1.0))
+
+    assert read_moment(state, "mu").dtype == jnp.bfloat16
+    assert read_moment(state, "nu").dtype == jnp.float32
+
     for gradient in (10.0, 0.0):
         _, state = optimizer.update(scalars(gradient), state, scalars(1.0))
 
-    assert (
-        float(optax.tree.get(state, "mu")["kernel"]) == 0.8984375
-    )  # beta1 is rounded too, as the documentation says
+    # beta1 is rounded too, as the documentation says.
+    assert float(read_moment(state, "mu")) == 0.8984375
+
+
+def test_parameters_stay_float32_with_a_first_moment_in_bfloat16():
+    config = OptimizerConfig(first_moment_dtype="bfloat16")
 
     after = run(config, scalars(1.0), [scalars(0.3)] * 3)["kernel"]
+
     assert after.dtype == jnp.float32
-    assert float(after) == pytest.approx(
-        1 - 3 * RATE, abs=3 * RATE * 2**-7
-    )  # a bfloat16 has 8 bits
+    # A bfloat16 has 8 bits.
+    assert float(after) == pytest.approx(1 - 3 * RATE, abs=3 * RATE * 2**-7)
 
 
 def no_optimizer(learning_rate):
@@ -144,6 +172,8 @@ def no_optimizer(learning_rate):
         ("optax:no_such", {}, "optax has no 'no_such'"),
     ],
 )
-def test_what_is_no_optimiser_is_refused(name, arguments, message):
+def test_what_is_no_optimiser_is_rejected(name, arguments, message):
+    config = OptimizerConfig(name=name, arguments=arguments)
+
     with pytest.raises(ValueError, match=rf"config\.optimizer\.name='{name}'.*{message}"):
-        build_optimizer(OptimizerConfig(name=name, arguments=arguments), lambda step: RATE, PEAK)
+        build_optimizer(config, lambda step: RATE, PEAK)

@@ -23,7 +23,7 @@ def config(decay, **changes):
     return dataclasses.replace(given, decay=decay, **changes)
 
 
-def rates(decay, *steps, lengths=LENGTHS, **changes):
+def compute_rates(decay, *steps, lengths=LENGTHS, **changes):
     schedule = build_schedule(config(decay, **changes), lengths)
     return [float(schedule(step)) for step in steps]
 
@@ -31,92 +31,112 @@ def rates(decay, *steps, lengths=LENGTHS, **changes):
 @pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"])
 def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     schedule = build_schedule(config(decay), LENGTHS)
-    every = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(TOTAL + 10)))
+    warming_up = BASE * np.arange(WARMUP + 1) / WARMUP
 
-    assert every.dtype == jnp.float32
-    np.testing.assert_allclose(
-        every[: WARMUP + 1],
-        BASE * np.arange(WARMUP + 1) / WARMUP,
-        rtol=1e-6,
-    )
-    assert (np.diff(every[WARMUP:]) <= 0).all()
+    traced = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(TOTAL + 10)))
+    not_traced = schedule(345)
 
-    rate = schedule(345)  # not traced
-    assert (rate.shape, float(rate)) == ((), pytest.approx(float(every[345]), rel=1e-5))
+    assert traced.dtype == jnp.float32
+    np.testing.assert_allclose(traced[: WARMUP + 1], warming_up, rtol=1e-6)
+    assert (np.diff(traced[WARMUP:]) <= 0).all()
+    assert not_traced.shape == ()
+    assert float(not_traced) == pytest.approx(float(traced[345]), rel=1e-5)
 
-    expected = pytest.approx([BASE], rel=1e-6)
-    assert rates(decay, 0, lengths=dataclasses.replace(LENGTHS, warmup=0)) == expected
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"])
+def test_a_schedule_without_warm_up_begins_at_the_base(decay):
+    lengths = dataclasses.replace(LENGTHS, warmup=0)
+
+    assert compute_rates(decay, 0, lengths=lengths) == pytest.approx([BASE], rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("decay", "end", "step", "expected"),
     [
         ("linear", 1e-5, 600, (BASE + 1e-5) / 2),
-        ("cosine", 0.0, 350, BASE * 0.85355339),  # (1 + cos 45 degrees) / 2
+        # (1 + cos 45 degrees) / 2.
+        ("cosine", 0.0, 350, BASE * 0.85355339),
         ("cosine", 1e-5, 600, (BASE + 1e-5) / 2),
         ("rsqrt", 0.0, WARMUP + 3 * TIMESCALE, BASE / 2),
         ("constant", 0.0, 777, BASE),
         ("wsd", 1e-5, TOTAL - 400, BASE),
-        ("wsd", 0.0, TOTAL - 300, BASE / 2),  # a quarter of the cooldown, whose root is a half
-        *((decay, 0.0, TOTAL, 0.0) for decay in ("linear", "cosine", "wsd")),
-        *(
-            (decay, 1e-5, step, 1e-5)
-            for decay in ("linear", "cosine", "wsd")
-            for step in (TOTAL, TOTAL + 9)
-        ),
+        # A quarter of the cooldown, whose root is a half.
+        ("wsd", 0.0, TOTAL - 300, BASE / 2),
     ],
 )
 def test_decay_on_its_way(decay, end, step, expected):
-    assert rates(decay, step, end_learning_rate=end) == pytest.approx([expected], rel=1e-5)
+    rates = compute_rates(decay, step, end_learning_rate=end)
+
+    assert rates == pytest.approx([expected], rel=1e-5)
 
 
-def test_a_linear_cooldown_and_a_stable_part_that_runs_of_all_lengths_share():
-    expected = pytest.approx([1e-5 + 0.75 * (BASE - 1e-5)], rel=1e-6)
-    assert rates("wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5) == expected
+@pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
+@pytest.mark.parametrize(("end", "step"), [(0.0, TOTAL), (1e-5, TOTAL), (1e-5, TOTAL + 9)])
+def test_decay_ends_at_the_end_learning_rate(decay, end, step):
+    rates = compute_rates(decay, step, end_learning_rate=end)
 
+    assert rates == pytest.approx([end], rel=1e-5)
+
+
+def test_a_linear_cooldown():
+    expected = 1e-5 + 0.75 * (BASE - 1e-5)
+
+    rates = compute_rates("wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5)
+
+    assert rates == pytest.approx([expected], rel=1e-6)
+
+
+def test_runs_of_all_lengths_share_the_stable_part():
     shorter = dataclasses.replace(LENGTHS, total=800, cooldown=100)
-    assert rates("wsd", *range(0, 701, 7), lengths=shorter) == rates("wsd", *range(0, 701, 7))
+    steps = range(0, 701, 7)
+
+    assert compute_rates("wsd", *steps, lengths=shorter) == compute_rates("wsd", *steps)
 
 
 def test_staircase_of_bit_hyperrule():
     """As released, for datasets of medium size."""
     lengths = ScheduleSteps(warmup=500, total=10_000, timescale=1, cooldown=0)
     schedule = build_schedule(config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)), lengths)
-    every = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(500, 10_000)))
     falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]
+    expected = np.repeat(falling, [2500, 3000, 3000, 1000])
 
-    np.testing.assert_allclose(every, np.repeat(falling, [2500, 3000, 3000, 1000]), rtol=1e-6)
+    rates = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(500, 10_000)))
 
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+
+
+def test_drops_between_steps():
+    """The rate drops at steps 3.5 and 5.6."""
     lengths = ScheduleSteps(warmup=0, total=7, timescale=1, cooldown=0)
-    ours = rates(
+    expected = [BASE] * 4 + [BASE / 10] * 2 + [BASE / 100]
+
+    rates = compute_rates(
         "staircase",
         *range(7),
         lengths=lengths,
         drop_at_fraction=(0.5, 0.8),
-    )  # steps 3.5 and 5.6
+    )
 
-    assert ours == pytest.approx([BASE] * 4 + [BASE / 10] * 2 + [BASE / 100], rel=1e-6)
+    assert rates == pytest.approx(expected, rel=1e-6)
 
 
 def test_long_runs_keep_their_resolution():
-    """14 epochs of JFT at batch 4096: one million steps, of which each still lowers the rate."""
-    schedule = build_schedule(
-        config("linear"),
-        ScheduleSteps(warmup=10_000, total=1_035_645, timescale=1, cooldown=0),
-    )
-    values = [float(schedule(step)) for step in (1_000_000, 1_000_001, 1_035_644)]
+    """14 epochs of JFT at batch 4096 are one million steps, of which each still lowers the rate."""
+    lengths = ScheduleSteps(warmup=10_000, total=1_035_645, timescale=1, cooldown=0)
 
-    assert values[0] > values[1]
-    assert values[2] == pytest.approx(
-        BASE / 1_025_645, rel=0.07
-    )  # remaining = 1 - progress, progress near 1
+    rates = compute_rates("linear", 1_000_000, 1_000_001, 1_035_644, lengths=lengths)
+
+    assert rates[0] > rates[1]
+    # The remaining fraction is 1 - progress, with progress near 1.
+    assert rates[2] == pytest.approx(BASE / 1_025_645, rel=0.07)
 
 
 def rsqrt_of_mine(learning_rate, warmup_steps, total_steps):
-    return lambda step: (
-        learning_rate
-        * jnp.minimum(1.0, jnp.float32(warmup_steps) / (jnp.float32(step) + total_steps))
-    )
+    def schedule(step):
+        fraction = jnp.float32(warmup_steps) / (jnp.float32(step) + total_steps)
+        return learning_rate * jnp.minimum(1.0, fraction)
+
+    return schedule
 
 
 def no_scalar(learning_rate, warmup_steps, total_steps):
@@ -125,13 +145,12 @@ def no_scalar(learning_rate, warmup_steps, total_steps):
 
 def test_a_reference_gives_the_complete_schedule():
     schedule = build_schedule(config(f"{__name__}:rsqrt_of_mine"), LENGTHS)
-    rate = jax.jit(schedule)(jnp.int32(10))
-    expected = (
-        jnp.float32,
-        pytest.approx(BASE * WARMUP / (10 + TOTAL), rel=1e-6),
-    )
+    expected = BASE * WARMUP / (10 + TOTAL)
 
-    assert (rate.dtype, float(rate)) == expected
+    rate = jax.jit(schedule)(jnp.int32(10))
+
+    assert rate.dtype == jnp.float32
+    assert float(rate) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +164,6 @@ def test_a_reference_gives_the_complete_schedule():
         ("optax:no_such", "optax has no 'no_such'"),
     ],
 )
-def test_references_that_give_no_schedule_are_refused(name, message):
+def test_references_that_give_no_schedule_are_rejected(name, message):
     with pytest.raises(ValueError, match=rf"config.schedule.decay='{name}'.*{message}"):
         build_schedule(config(name), LENGTHS)

@@ -1,4 +1,7 @@
+"""Meshes of made-up devices: the order of slices, and compiler options."""
+
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from vit_jax.sharding.mesh import KIND_OPTIONS, TPU_OPTIONS
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What mesh_utils asks of a device."""
+    """The attributes of a device that mesh_utils reads."""
 
     id: int
     slice_index: int
@@ -22,18 +25,21 @@ class Chip:
     client: object = None
 
 
-def slices(count, side=2):
-    """Slices of `side` x `side` chips."""
-    places = [(x, y, 0) for y in range(side) for x in range(side)]
-    return [
-        Chip(len(places) * s + i, s, place) for s in range(count) for i, place in enumerate(places)
-    ]
+def slices(count, side=2, **changes):
+    """Return the chips of slices of `side` x `side` chips."""
+    chips = []
+    for slice_index in range(count):
+        for y, x in itertools.product(range(side), range(side)):
+            chip = Chip(len(chips), slice_index, (x, y, 0), **changes)
+            chips.append(chip)
+    return chips
 
 
 @pytest.mark.parametrize(
     ("num_slices", "config", "shape"),
     [
-        (1, ShardingConfig(num_replicas=2), (2, 2, 1)),  # the data axis takes what is left
+        # The data axis takes the remaining chips.
+        (1, ShardingConfig(num_replicas=2), (2, 2, 1)),
         (1, ShardingConfig(num_replicas=2, num_model_shards=2), (2, 1, 2)),
         (2, ShardingConfig(), (2, 4, 1)),
         (4, ShardingConfig(num_model_shards=2), (4, 2, 2)),
@@ -43,35 +49,46 @@ def slices(count, side=2):
 )
 def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(num_slices, config, shape):
     chips = slices(num_slices)
+
     mesh = build_mesh(chips, config)
+    slice_indices = np.vectorize(lambda chip: chip.slice_index)(mesh.devices)
 
     assert mesh.devices.shape == shape
     assert sorted(chip.id for chip in mesh.devices.flat) == list(range(len(chips)))
-
-    index = np.vectorize(lambda chip: chip.slice_index)(mesh.devices)
-    assert (index == index[:, :, :1]).all()  # one slice holds all shards of a model
-    assert (np.diff(index.reshape(-1)) >= 0).all()  # a slice's chips are neighbours in the batch
+    # One slice holds all shards of a model.
+    assert (slice_indices == slice_indices[:, :, :1]).all()
+    # The chips of a slice are neighbours in the batch.
+    assert (np.diff(slice_indices.reshape(-1)) >= 0).all()
 
 
 def test_options_are_those_of_the_chip():
-    v5e = [dataclasses.replace(chip, device_kind="TPU v5 lite") for chip in slices(1)]
-    assert compiler_options(build_mesh(v5e)) == TPU_OPTIONS | KIND_OPTIONS["TPU v5 lite"]
-    assert compiler_options(build_mesh(slices(1))) == TPU_OPTIONS
+    v4 = build_mesh(slices(1))
+    v5e = build_mesh(slices(1, device_kind="TPU v5 lite"))
+
+    assert compiler_options(v5e) == TPU_OPTIONS | KIND_OPTIONS["TPU v5 lite"]
+    assert compiler_options(v4) == TPU_OPTIONS
 
 
-def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus():
-    gpus = [
-        dataclasses.replace(chip, platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
-        for chip in slices(2)
-    ]
+@pytest.fixture
+def gpus():
+    """Two nodes of four GPUs."""
+    return slices(2, platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
 
-    assert build_mesh(gpus).devices.shape == (2, 4, 1)
-    with pytest.raises(
-        ValueError, match="num_model_shards=8: must divide the 4 devices of a slice"
-    ):
+
+def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus(gpus):
+    mesh = build_mesh(gpus)
+
+    assert mesh.devices.shape == (2, 4, 1)
+    assert compiler_options(mesh) is None
+
+
+def test_the_shards_of_a_model_divide_a_slice(gpus):
+    message = "num_model_shards=8: must divide the 4 devices of a slice"
+
+    with pytest.raises(ValueError, match=message):
         build_mesh(gpus, ShardingConfig(num_model_shards=8))
 
+
+def test_replicas_divide_the_slices():
     with pytest.raises(ValueError, match="num_replicas=4: must divide the 6 slices"):
         build_mesh(slices(6), ShardingConfig(num_replicas=4))
-
-    assert compiler_options(build_mesh(gpus)) is None

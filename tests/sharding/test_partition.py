@@ -1,10 +1,9 @@
-"""Placement of the parameters of our networks (golden tables for large ones), of others, and of optimiser states.
+"""Placement of the parameters of known networks (golden tables), of others, and of optimiser states.
 
 `UPDATE_GOLDEN=1 pytest tests/sharding` renews the tables.
 """
 
 import functools
-import itertools
 import math
 import os
 import pathlib
@@ -31,46 +30,53 @@ MODELS = ("ViT-B/16", "ViT-L/16", "ViT-H/14", "ViT-G/14", "R152x4", "R50+ViT-L/1
 AXES = {"replica": 2, "data": 16, "model": 4}
 
 
-@functools.cache
-def parameters(name, **options):
+def abstract_model(name, num_classes=18_291, **options):
     architecture = build_architecture(
         ModelConfig(name=name, **options),
         image_size=(224, 224),
-        num_classes=18_291,
+        num_classes=num_classes,
     )
-    return pytree.named_leaves(jax.eval_shape(lambda: build_model(architecture, jax.random.key(0))))
+    return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+
+
+@functools.cache
+def parameters(name, **options):
+    return pytree.named_leaves(abstract_model(name, **options))
 
 
 def parts(spec, axes=AXES):
-    """Into how many pieces a spec cuts an array."""
+    """Return the number of pieces into which a spec cuts an array."""
     return math.prod(axes[axis] for axis in spec if axis is not None)
 
 
-def table(name):
-    """A line for each parameter: its shape, its dimensions over the axes, with FSDP and tensor parallelism."""
+def write_table(name):
+    """Return a line for each parameter: its shape, and the axes of its dimensions.
+
+    Parameters are placed with FSDP and tensor parallelism.
+    """
+    lines = []
+    total = 0
+    held = 0
     leaves = parameters(name)
-    specs = {leaf: spec_of(leaf, x.shape, AXES, "fsdp") for leaf, x in leaves.items()}
-    total = sum(x.size for x in leaves.values())
-    held = sum(x.size // parts(specs[leaf]) for leaf, x in leaves.items())
-    mesh = " x ".join(f"{size} {axis}" for axis, size in AXES.items())
-    lines = [
-        f"{name} on {mesh}, fsdp: {total:,} parameters, {held:,} on each device (1/{total / held:.1f})",
-        "",
-    ]
     width = max(map(len, leaves))
 
     for leaf, x in leaves.items():
+        spec = spec_of(leaf, x.shape, AXES, "fsdp")
+        total += x.size
+        held += x.size // parts(spec)
         shape = " ".join(map(str, x.shape))
-        spec = " ".join(axis or "-" for axis in specs[leaf]) or "whole"
-        lines.append(f"{leaf:<{width}}  {shape:<18}  {spec}")
+        axes = " ".join(axis or "-" for axis in spec) or "whole"
+        lines.append(f"{leaf:<{width}}  {shape:<18}  {axes}")
 
-    return "\n".join(lines) + "\n"
+    mesh = " x ".join(f"{size} {axis}" for axis, size in AXES.items())
+    counts = f"{total:,} parameters, {held:,} on each device (1/{total / held:.1f})"
+    return "\n".join([f"{name} on {mesh}, fsdp: {counts}", "", *lines]) + "\n"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_golden_tables(name):
     path = GOLDEN / f"{name.replace('/', '_').replace('+', '_')}.txt"
-    text = table(name)
+    text = write_table(name)
 
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -79,87 +85,96 @@ def test_golden_tables(name):
     assert text == path.read_text()
 
 
-POOLS_AND_HEADS = itertools.product(("token", "gap", "map"), ("mlp", "linear"))
 EVERY_KIND = [
-    *({"name": "ViT-S/16", "pool": pool, "head": head} for pool, head in POOLS_AND_HEADS),
-    *(
-        {"name": "ViT-S/16", "position_embedding": kind}
-        for kind in ("learned_1d", "learned_2d", "sincos2d", "none")
-    ),
+    {"name": "ViT-S/16", "pool": "token", "head": "mlp"},
+    {"name": "ViT-S/16", "pool": "token", "head": "linear"},
+    {"name": "ViT-S/16", "pool": "gap", "head": "mlp"},
+    {"name": "ViT-S/16", "pool": "gap", "head": "linear"},
+    {"name": "ViT-S/16", "pool": "map", "head": "mlp"},
+    {"name": "ViT-S/16", "pool": "map", "head": "linear"},
+    {"name": "ViT-S/16", "position_embedding": "learned_1d"},
+    {"name": "ViT-S/16", "position_embedding": "learned_2d"},
+    {"name": "ViT-S/16", "position_embedding": "sincos2d"},
+    {"name": "ViT-S/16", "position_embedding": "none"},
     {"name": "ViT-S/16", "position_embedding": "relative"},
     {"name": "ViT-S/16", "position_layers": "every"},
     {"name": "ViT-S/16", "block": "axial"},
-    *({"name": "R26x1", "residual_unit": form} for form in ("preactivation", "postactivation")),
+    {"name": "R26x1", "residual_unit": "preactivation"},
+    {"name": "R26x1", "residual_unit": "postactivation"},
     {"name": "R26+ViT-S/32"},
 ]
 
+SPLIT_OVER_MODEL = re.compile(
+    r"(blocks|pooling)/.*kernel|(conv[123]|shortcut/conv)/kernel|(query|key|value|expand)/bias"
+)
+
 
 @pytest.mark.parametrize("options", EVERY_KIND, ids=lambda options: "-".join(options.values()))
-def test_every_large_parameter_is_split_over_data_and_what_computes_most_over_model(options):
-    data = {"replica": 1, "data": 8, "model": 1}
-    model = {"replica": 2, "data": 2, "model": 2}
+def test_every_large_parameter_is_split_over_data(options):
+    axes = {"replica": 1, "data": 8, "model": 1}
 
     for name, leaf in parameters(**options).items():
         if leaf.size >= 50_000:
-            assert parts(spec_of(name, leaf.shape, data, "fsdp"), data) == 8, name
+            assert parts(spec_of(name, leaf.shape, axes, "fsdp"), axes) == 8, name
 
-        computes_most = (
-            re.search(r"(blocks|pooling)/.*kernel|(conv[123]|shortcut/conv)/kernel", name)
-            is not None
-        )
-        spread = parts(spec_of(name, leaf.shape, model, "replicated"), model)
 
-        assert spread == (
-            2 if computes_most or re.search("(query|key|value|expand)/bias", name) else 1
-        ), name
+@pytest.mark.parametrize("options", EVERY_KIND, ids=lambda options: "-".join(options.values()))
+def test_parameters_that_compute_most_are_split_over_model(options):
+    axes = {"replica": 2, "data": 2, "model": 2}
+
+    for name, leaf in parameters(**options).items():
+        expected = 2 if SPLIT_OVER_MODEL.search(name) else 1
+        spec = spec_of(name, leaf.shape, axes, "replicated")
+        assert parts(spec, axes) == expected, name
 
 
 def test_every_rule_decides_something_and_known_networks_need_no_last_one():
     patterns = [(pattern, pattern) for pattern, _ in RULES]
-    names = {name for options in EVERY_KIND for name in parameters(**options)}
-    shapes = {name: leaf.shape for name, leaf in parameters("ViT-B/16", mlp="swiglu").items()}
-    names |= factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=())).keys()
+    names = set()
+    for options in EVERY_KIND:
+        names.update(parameters(**options))
+    leaves = parameters("ViT-B/16", mlp="swiglu")
+    shapes = {name: leaf.shape for name, leaf in leaves.items()}
+    names.update(factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=())))
+
     used = {pytree.first_match(patterns, name) for name in names}
 
     assert used == {pattern for pattern, _ in RULES[:-1]}
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "axes", "strategy", "expected"),
+    ("name", "shape", "axes", "expected"),
     [
-        (
-            "head/linear/kernel",
-            (384, 10),
-            {"replica": 1, "data": 7, "model": 1},
-            "fsdp",
-            (),
-        ),  # 7 divides nothing
-        (
-            "encoder/novelty",
-            (32, 768, 96),
-            AXES,
-            "fsdp",
-            (None, "data", None),
-        ),  # the largest dimension
-        ("encoder/novelty", (32, 100, 96), AXES, "fsdp", (None, None, "data")),  # that 16 divides
-        ("encoder/novelty", (33, 100), AXES, "fsdp", ()),
-        ("encoder/novelty", (), AXES, "fsdp", ()),
-        (
-            "encoder/mine/mlp/expand/kernel",
-            (768,),
-            AXES,
-            "fsdp",
-            ("data",),
-        ),  # too few dimensions for its rule
+        # 7 divides nothing.
+        ("head/linear/kernel", (384, 10), {"replica": 1, "data": 7, "model": 1}, ()),
+        # The largest dimension, and the largest that 16 divides.
+        ("encoder/novelty", (32, 768, 96), AXES, (None, "data", None)),
+        ("encoder/novelty", (32, 100, 96), AXES, (None, None, "data")),
+        ("encoder/novelty", (33, 100), AXES, ()),
+        ("encoder/novelty", (), AXES, ()),
+        # Too few dimensions for its rule.
+        ("encoder/mine/mlp/expand/kernel", (768,), AXES, ("data",)),
     ],
 )
-def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, strategy, expected):
-    assert spec_of(name, shape, axes, strategy) == PartitionSpec(*expected)
+def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, expected):
+    assert spec_of(name, shape, axes, "fsdp") == PartitionSpec(*expected)
 
 
 def preconditioners(parameters):
-    """As Shampoo and SOAP have them: for each kernel two square matrices."""
-    return jax.tree.map(lambda x: [jnp.zeros((x.shape[dim],) * 2) for dim in (0, -1)], parameters)
+    """Return two square matrices for each kernel, as Shampoo and SOAP keep them."""
+
+    def build_matrices(x):
+        return [jnp.zeros((x.shape[dim],) * 2) for dim in (0, -1)]
+
+    return jax.tree.map(build_matrices, parameters)
+
+
+def find_parameter(leaf, names):
+    """Return the parameter that a leaf of the state belongs to by its name, if any."""
+    for name in names:
+        if leaf.endswith(f"/{name}"):
+            return name
+    return None
 
 
 def ours(**options):
@@ -179,52 +194,45 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_states_of_optimizers(name):
-    """Arrays with their parameter's shape are placed like it; the others are spread without tensor parallelism.
+    """Arrays with their parameter's shape are placed like it.
 
-    All that our own optimisers keep is of their parameters' shapes, but for counters of steps.
+    The others are spread without tensor parallelism. The project's optimisers keep arrays of their
+    parameters' shapes, and counters of steps.
     """
-    architecture = build_architecture(
-        ModelConfig(name="ViT-S/16"),
-        image_size=(224, 224),
-        num_classes=1000,
-    )
-    model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+    model = abstract_model("ViT-S/16", num_classes=1000)
     state = jax.eval_shape(
         lambda model: init_state(model, OPTIMIZERS[name], with_polyak=True),
         model,
     )
-    placed = pytree.named_leaves(shard_tree(state, AbstractMesh((1, 8, 2), tuple(AXES)), "fsdp"))
+    mesh = AbstractMesh((1, 8, 2), tuple(AXES))
     shapes = {leaf: x.shape for leaf, x in pytree.named_leaves(model).items()}
 
+    placed = pytree.named_leaves(shard_tree(state, mesh, "fsdp"))
+
     for leaf, x in pytree.named_leaves(state).items():
-        parameter = next((known for known in shapes if leaf.endswith(f"/{known}")), None)
+        spec = placed[leaf].spec
+        parameter = find_parameter(leaf, shapes)
         if parameter and x.shape == shapes[parameter]:
-            assert placed[leaf].spec == placed[f"model/{parameter}"].spec, leaf
-        else:
-            is_split = any(size % 8 == 0 for size in x.shape)
-            assert parts(placed[leaf].spec, {"data": 8}) == (8 if is_split else 1), leaf
-            assert (
-                not name.startswith(("adam", "sgd")) or leaf == "step" or leaf.endswith("/count")
-            ), leaf
+            assert spec == placed[f"model/{parameter}"].spec, leaf
+            continue
+
+        is_split = any(size % 8 == 0 for size in x.shape)
+        assert parts(spec, {"data": 8}) == (8 if is_split else 1), leaf
+        if name.startswith(("adam", "sgd")):
+            assert leaf == "step" or leaf.endswith("/count"), leaf
+
+
+def place(name, data_axis):
+    mesh = AbstractMesh((1, data_axis, 1), ("replica", "data", "model"))
+    return shard_tree(parameters(name), mesh, "fsdp")
 
 
 def test_a_data_axis_that_does_not_divide_the_width_is_an_error():
-    """1,664 values over 512 devices of a pod: nothing would be split."""
-    mesh = AbstractMesh((1, 512, 1), ("replica", "data", "model"))
-    with pytest.raises(
-        ValueError, match=r"data axis of 512 devices .* Choose config.sharding.num_replicas=4"
-    ):
-        shard_tree(parameters("ViT-G/14"), mesh, "fsdp")
+    """Of 1,664 values over 512 devices of a pod nothing would be split."""
+    message = r"data axis of 512 devices .* Choose config.sharding.num_replicas=4"
 
-    shard_tree(
-        parameters("ViT-H/14"),
-        AbstractMesh((1, 256, 1), ("replica", "data", "model")),
-        "fsdp",
-    )
-
+    place("ViT-H/14", 256)
+    with pytest.raises(ValueError, match=message):
+        place("ViT-G/14", 512)
     with pytest.raises(ValueError, match="Choose parameters=replicated"):
-        shard_tree(
-            parameters("ViT-S/16"),
-            AbstractMesh((1, 7, 1), ("replica", "data", "model")),
-            "fsdp",
-        )
+        place("ViT-S/16", 7)
