@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, DamagedCheckpoint
-from vit_jax.checkpoint.digests import array_digests
+from vit_jax.checkpoint.digests import compute_digests
 from vit_jax.checkpoint.reader import read_workdir
 from vit_jax.sharding import build_mesh
 
@@ -361,10 +361,10 @@ def test_a_checkpoint_from_before_there_were_digests_is_read(workdir):
 def test_a_digest_does_not_depend_on_the_layout(dtype):
     array = jnp.asarray(np.random.default_rng(2).normal(size=(8, 6, 5)) * 3).astype(dtype)
     mesh = build_mesh(jax.devices())
-    expected = array_digests({"a": array})
+    expected = compute_digests({"a": array})
 
     for spec in (PartitionSpec(), PartitionSpec("data")):
-        assert array_digests({"a": jax.device_put(array, NamedSharding(mesh, spec))}) == expected
+        assert compute_digests({"a": jax.device_put(array, NamedSharding(mesh, spec))}) == expected
 
 
 @settings(max_examples=50, derandomize=True, deadline=None)
@@ -375,7 +375,7 @@ def test_a_digest_changes_with_a_bit_and_with_an_exchange(place, bit, other):
     exchanged = words.copy()
     changed[place] ^= np.uint32(1 << bit)
     exchanged[[place, other]] = exchanged[[other, place]]
-    digests = array_digests({"words": words, "changed": changed, "exchanged": exchanged})
+    digests = compute_digests({"words": words, "changed": changed, "exchanged": exchanged})
 
     assert digests["changed"] != digests["words"]
     assert (digests["exchanged"] != digests["words"]) is (place != other)

@@ -15,7 +15,7 @@ from tests.evals.samples import DIRECT, NAMES, SEVEN, sample_pixels, sample_weig
 from tests.integration.commands import run, succeed
 from tests.tiny import RECIPE, flags
 from tests.weights.small_networks import arrays_of
-from vit_jax.checkpoint.reader import METADATA, METADATA_DIGEST, metadata_digest
+from vit_jax.checkpoint.reader import METADATA, METADATA_DIGEST, digest_metadata
 from vit_jax.weights.card import model_card
 from vit_jax.weights.description import TrainingData, describe
 from vit_jax.weights.formats import write_safetensors
@@ -254,7 +254,7 @@ def downloaded(here, tiny_run):
         metadata = json.loads(file.read_text())
         metadata["training"] |= {"data": "evil:open_data"}
         del metadata[METADATA_DIGEST]
-        file.write_text(json.dumps(metadata | {METADATA_DIGEST: metadata_digest(metadata)}))
+        file.write_text(json.dumps(metadata | {METADATA_DIGEST: digest_metadata(metadata)}))
 
     config = json.loads((here / "tiny/config.json").read_text())
     (here / "tiny/config.json").write_text(json.dumps(config | {"data": "evil:open_data"}))

@@ -29,13 +29,14 @@ _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 # INVALID_ARGUMENT.
 _STATUS = re.compile(r"(?:([A-Z_]+): )?Error (?:opening|reading|decoding|parsing) ")
 _DAMAGE = {None, "DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
-# Classes of errors of JAX; subclasses have other meanings.
-_OF_DEVICES = (RuntimeError, jax.errors.JaxRuntimeError)
+# Errors of devices by JAX; subclasses have other meanings.
+_DEVICE_ERRORS = (RuntimeError, jax.errors.JaxRuntimeError)
 _SHARDING = "_sharding"  # orbax's description of the layout of arrays
 _ARRAYS = "array_metadatas"  # orbax's folder of shapes of pieces
 # Files by a part of the name of the function that parses them.
 _PARSERS = {"array_metadata": _ARRAYS, "sharding": _SHARDING}
-_MAX_REASON = 200  # letters
+_MAX_ERROR_CHARACTERS = 200
+_SPECIFICATION = re.compile(r" \[tensorstore_spec|\. See full")
 _ERROR_NUMBER = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
 
 
@@ -52,14 +53,14 @@ class DamagedCheckpoint(ValueError):
         self.problem = problem
 
 
-def damage_of(error: Exception, folder: pathlib.Path) -> str:
+def describe_damage(error: Exception, folder: pathlib.Path) -> str:
     """Return the damage of files in `folder` that an error reports; raise the error otherwise.
 
     orbax and tensorstore parse files without checking them, so that a changed byte can end in any
     exception. Every exception means damage, except errors of the system, of memory and of a device.
 
     Raises:
-      OSError: in the place of a ValueError by which tensorstore reports an error of the system.
+      OSError: an error of the system, which tensorstore reports by a ValueError.
     """
     cause = error
     if type(error) is Exception and isinstance(error.__cause__, Exception):
@@ -70,9 +71,9 @@ def damage_of(error: Exception, folder: pathlib.Path) -> str:
     if not _means_damage(cause):
         raise error
     if isinstance(cause, DamagedCheckpoint | OSError) or str(folder) in str(cause):
-        return reason(cause)  # which names the file
+        return describe_error(cause)  # which names the file
     file = _name_file(folder, cause)
-    return f"{file} cannot be parsed ({type(cause).__name__}: {reason(cause)})"
+    return f"{file} cannot be parsed ({type(cause).__name__}: {describe_error(cause)})"
 
 
 def _find_system_error(error: Exception, folder: pathlib.Path) -> OSError | None:
@@ -88,7 +89,7 @@ def _find_system_error(error: Exception, folder: pathlib.Path) -> OSError | None
     if number is None and status[1] in _DAMAGE:
         return None
     number = number or errno.EIO
-    return OSError(number, f"{os.strerror(number)} ({reason(error)})", str(folder))
+    return OSError(number, f"{os.strerror(number)} ({describe_error(error)})", str(folder))
 
 
 def _find_error_number(text: str) -> int | None:
@@ -101,26 +102,25 @@ def _find_error_number(text: str) -> int | None:
 
 
 def _means_damage(error: Exception) -> bool:
-    """Return whether an error other than of the system by tensorstore means damaged files."""
+    """Return whether an error means damaged files, unless tensorstore reports one of the system."""
     if isinstance(error, FileNotFoundError):  # of orbax, without a number
         return True
     if isinstance(error, OSError):
         return error.errno in _MISSING
-    return not isinstance(error, MemoryError) and type(error) not in _OF_DEVICES
+    return not isinstance(error, MemoryError) and type(error) not in _DEVICE_ERRORS
 
 
-def damage_of_description(error: Exception, item: pathlib.Path) -> str:
+def describe_item_damage(error: Exception, item: pathlib.Path) -> str:
     """Return the damage that an error reports while orbax reads the description of an item.
 
-    Only the description itself is known to be damaged if it lacks a key; otherwise the same as
-    `damage_of`.
+    It is the description itself if that lacks a key; otherwise the damage of `describe_damage`.
     """
     is_parsed = isinstance(
         error, (AttributeError, LookupError, RecursionError, TypeError, ValueError)
     )
     if is_parsed and not _STATUS.match(str(error)) and not _is_description(item / _TREE):
         return f"{item.name}/{_TREE} cannot be parsed"
-    return damage_of(error, item)
+    return describe_damage(error, item)
 
 
 def _name_file(folder: pathlib.Path, error: BaseException) -> str:
@@ -131,10 +131,12 @@ def _name_file(folder: pathlib.Path, error: BaseException) -> str:
                 read_json(file)
             except ValueError:
                 return str(file.relative_to(folder.parent))
+
     functions = []
     trace = error.__traceback__
     while trace is not None:
-        functions.append(trace.tb_frame.f_code.co_filename + trace.tb_frame.f_code.co_name)
+        code = trace.tb_frame.f_code
+        functions.append(f"{code.co_filename}{code.co_name}")
         trace = trace.tb_next
     for part, name in _PARSERS.items():
         if any(part in function for function in functions):
@@ -176,7 +178,7 @@ def _list_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, os.stat_re
 
 
 def _find_problem(path: pathlib.Path, status: os.stat_result) -> str:
-    """Return why a path may not be read; empty if it may."""
+    """Return the reason not to read a path; "" without any."""
     if stat.S_ISDIR(status.st_mode):
         return "is a link to a folder" if path.is_symlink() else ""
     if not stat.S_ISREG(status.st_mode):
@@ -189,9 +191,9 @@ def _find_problem(path: pathlib.Path, status: os.stat_result) -> str:
     return ""
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the text of an error in one line, without the specification of an array."""
     if isinstance(error, DamagedCheckpoint):
         return error.problem
-    text = re.split(r" \[tensorstore_spec|\. See full", first_line(error))[0]
-    return text[:_MAX_REASON].rstrip(".")
+    text, *_ = _SPECIFICATION.split(first_line(error))
+    return text[:_MAX_ERROR_CHARACTERS].rstrip(".")

@@ -17,18 +17,20 @@ GOLDEN_RATIO = 0x9E3779B9  # spreads consecutive indices over all bits
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
-def array_digests(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
+def compute_digests(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
     """Return the digest of each array by its name; the same in every process."""
     if not arrays:
         return {}
-    digests = np.asarray(_digest_all(list(arrays.values())))
+    values = list(arrays.values())
+    digests = np.asarray(_digest_all(values))
     return dict(zip(arrays, digests.tolist(), strict=True))
 
 
 @jax.jit
 def _digest_all(arrays: list[jax.Array]) -> jax.Array:
     """Return the digests of several arrays by one program."""
-    return jnp.stack(list(map(_digest, arrays)))
+    digests = list(map(_digest, arrays))
+    return jnp.stack(digests)
 
 
 def _digest(array: jax.Array) -> jax.Array:
@@ -36,15 +38,21 @@ def _digest(array: jax.Array) -> jax.Array:
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)
     word = _WORDS[array.dtype.itemsize]
-    words = jax.lax.bitcast_convert_type(array, word).astype(jnp.uint32)
+    words = jax.lax.bitcast_convert_type(array, word)
+    words = words.astype(jnp.uint32)
 
-    index = jnp.zeros(words.shape, jnp.uint32)
-    for axis, size in enumerate(words.shape):
-        along_axis = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        index = index * np.uint32(size) + along_axis
-
-    mixed = _mix(words ^ (index * np.uint32(GOLDEN_RATIO)))
+    spread_index = _number_elements(words.shape) * np.uint32(GOLDEN_RATIO)
+    mixed = _mix(words ^ spread_index)
     return jnp.sum(mixed, dtype=jnp.uint32)
+
+
+def _number_elements(shape: tuple[int, ...]) -> jax.Array:
+    """Return the index of each element in C order, modulo 2**32."""
+    index = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape):
+        index_along_axis = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        index = index * np.uint32(size) + index_along_axis
+    return index
 
 
 def _mix(words: jax.Array) -> jax.Array:
@@ -52,6 +60,8 @@ def _mix(words: jax.Array) -> jax.Array:
 
     It is a bijection of 32 bits, in which every input bit changes half of the output bits.
     """
-    words = (words ^ (words >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    words = (words ^ (words >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    words = words ^ (words >> np.uint32(16))
+    words = words * np.uint32(0x85EBCA6B)
+    words = words ^ (words >> np.uint32(13))
+    words = words * np.uint32(0xC2B2AE35)
     return words ^ (words >> np.uint32(16))

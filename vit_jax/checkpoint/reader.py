@@ -7,7 +7,7 @@ import logging
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -19,33 +19,40 @@ from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.damage import (
     METADATA,
     DamagedCheckpoint,
-    damage_of,
-    damage_of_description,
-    reason,
+    describe_damage,
+    describe_error,
+    describe_item_damage,
     require_plain_files,
 )
-from vit_jax.checkpoint.digests import array_digests
+from vit_jax.checkpoint.digests import compute_digests
 from vit_jax.imports.references import mark_stored
 from vit_jax.storage.files import MAX_JSON_BYTES, JsonObject, expanded, parse_json, read_bounded
 
 T = TypeVar("T")
-ShapesOf = Callable[[JsonObject], Mapping[str, tuple[int, ...]]]
-"""From the metadata of a checkpoint to the name and shape of every parameter."""
+ComputeShapes = Callable[[JsonObject], Mapping[str, tuple[int, ...]]]
+"""Function from the metadata of a checkpoint to the shape of every parameter by name."""
 
 FOLDER = "checkpoints"
 # Names within the metadata.
 DIGESTS = "array_digests"
 METADATA_DIGEST = "metadata_sha256"
 BEST_STEPS = "best_steps"  # of a run with early stopping, the best first
-MOST_VALUES = 2**40  # of one array; a larger one would take 4 TiB
-_MOST_CHANGED = 3  # arrays that an error names
+MAX_VALUES = 2**40  # of one array; a larger one would take 4 TiB
+_MAX_NAMED = 3  # changed arrays that an error names
+
+
+class _RestoredItem(NamedTuple):
+    """An item of a checkpoint that was read."""
+
+    leaves: dict[str, jax.Array]
+    checked: list[str]  # leaves with the stored dtype, which have the stored digest
 
 
 class CheckpointReader:
     """The checkpoints of one workdir. Creates, changes and deletes nothing."""
 
     def __init__(self, workdir: str | pathlib.Path, allowed: tuple[str, ...] = ()):
-        """Take packages whose code the metadata may name, from `references.allowed_code`."""
+        """Take a workdir, and packages whose code the metadata may name (`allowed_code`)."""
         workarounds.apply()
         self.folder = expanded(workdir).absolute() / FOLDER
         self.allowed = allowed
@@ -88,64 +95,29 @@ class CheckpointReader:
         """
         folder = self.folder / str(step)
 
-        restored: dict[str, dict[str, jax.Array]] = {}
-        checked_leaves: dict[str, list[str]] = {}
+        restored: dict[str, _RestoredItem] = {}
         digests: JsonObject = {}
         problem = ""
         try:
             digests = self._metadata(step)[DIGESTS]
             for item, tree in abstract.items():
-                restored[item], checked_leaves[item] = self._restore_item(step, item, tree)
-        except _OtherModel:
+                restored[item] = _restore_item(folder / item, tree)
+        except _WrongModel:
             raise  # in every process: their descriptions are the same files
         except Exception as error:
-            problem = damage_of(error, folder)
+            problem = describe_damage(error, folder)
 
         if not _is_local(abstract):
             problem = _find_first_problem(problem)
         if not problem:
-            problem = _describe_changes(restored, checked_leaves, digests)
+            problem = _describe_changes(restored, digests)
         if problem:
             raise DamagedCheckpoint(folder, problem)
 
         trees = {}
         for item, tree in abstract.items():
-            trees[item] = pytree.from_named_leaves(tree, restored[item])
+            trees[item] = pytree.from_named_leaves(tree, restored[item].leaves)
         return trees
-
-    def _restore_item(
-        self, step: int, name: str, tree: object
-    ) -> tuple[dict[str, jax.Array], list[str]]:
-        """Return the leaves of an item by name, and the names of those with their stored dtype."""
-        path = self.folder / str(step) / name
-        wanted = pytree.named_leaves(tree)
-        if not path.is_dir():
-            raise _OtherModel(f"{path.parent} has no item {name!r}.")
-        # Handlers within a checkpointer wait for all processes, also for one that failed.
-        handler = ocp.PyTreeCheckpointHandler()
-        try:
-            stored = pytree.named_leaves(dict(handler.metadata(path).tree))
-        except Exception as error:
-            raise DamagedCheckpoint(path.parent, damage_of_description(error, path)) from error
-        expected = {leaf: _with_heads(value, stored.get(leaf)) for leaf, value in wanted.items()}
-        differences = pytree.differences(expected, stored)
-        if differences:
-            raise _OtherModel(
-                f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(differences)}"
-            )
-
-        nested = unflatten_dict(expected, sep="/")
-        restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
-        args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
-        leaves = pytree.named_leaves(handler.restore(path, args=args))
-
-        same_dtype = []
-        for leaf, value in expected.items():
-            if stored[leaf].dtype == value.dtype:
-                same_dtype.append(leaf)
-            if value is not wanted[leaf]:
-                leaves[leaf] = _reshape(leaves[leaf], wanted[leaf])
-        return leaves, same_dtype
 
     def _metadata(self, step: int) -> JsonObject:
         """Return metadata with digests, which may be empty; the files are read once."""
@@ -154,23 +126,58 @@ class CheckpointReader:
         folder = self.folder / str(step)
         try:
             require_plain_files(folder)
-            metadata = _parse_metadata(read_bounded(folder / METADATA / METADATA, MAX_JSON_BYTES))
-            if metadata.pop(METADATA_DIGEST, None) not in (None, metadata_digest(metadata)):
-                raise ValueError(f"other bytes than were written in {METADATA}")
-            if not _are_digests(metadata.setdefault(DIGESTS, {})):
-                raise ValueError(
-                    f"{DIGESTS} in {METADATA} must be an integer or null by item and array"
-                )
+            metadata = _read_metadata(folder / METADATA / METADATA)
         except OSError as error:
-            raise DamagedCheckpoint(folder, damage_of(error, folder)) from error
+            raise DamagedCheckpoint(folder, describe_damage(error, folder)) from error
         except (TypeError, ValueError) as error:
-            raise DamagedCheckpoint(folder, reason(error)) from error
+            raise DamagedCheckpoint(folder, describe_error(error)) from error
         self._described[step] = mark_stored(metadata, str(folder), self.allowed)
         return self._described[step]
 
 
-class _OtherModel(ValueError):
+class _WrongModel(ValueError):
     """A checkpoint that is not damaged but lacks items or has other arrays."""
+
+
+def _restore_item(path: pathlib.Path, tree: object) -> _RestoredItem:
+    """Read an item into the structure of a tree.
+
+    Raises:
+      _WrongModel: the checkpoint does not have the item, or it has other arrays.
+      DamagedCheckpoint: its description cannot be read.
+      Exception: an error of the read.
+    """
+    wanted = pytree.named_leaves(tree)
+    if not path.is_dir():
+        raise _WrongModel(f"{path.parent} has no item {path.name!r}.")
+    # Handlers within a checkpointer wait for all processes, also for one that failed.
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        stored = pytree.named_leaves(dict(handler.metadata(path).tree))
+    except Exception as error:
+        raise DamagedCheckpoint(path.parent, describe_item_damage(error, path)) from error
+
+    expected = {}
+    for name, leaf in wanted.items():
+        expected[name] = _separate_stored_heads(leaf, stored.get(name))
+    differences = pytree.differences(expected, stored)
+    if differences:
+        raise _WrongModel(
+            f"{path.parent}, item {path.name!r}, is not of this model:{pytree.listed(differences)}"
+        )
+
+    nested = unflatten_dict(expected, sep="/")
+    restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
+    args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
+    leaves = pytree.named_leaves(handler.restore(path, args=args))
+
+    checked = []
+    for name, leaf in expected.items():
+        if stored[name].dtype == leaf.dtype:
+            checked.append(name)
+        if leaf is not wanted[name]:
+            leaves[name] = _reshape(leaves[name], wanted[name])
+    return _RestoredItem(leaves, checked)
 
 
 def _is_local(abstract: Mapping[str, object]) -> bool:
@@ -189,45 +196,62 @@ def _find_first_problem(problem: str) -> str:
 
 
 def _describe_changes(
-    restored: Mapping[str, Mapping[str, jax.Array]],
-    checked_leaves: Mapping[str, list[str]],
+    restored: Mapping[str, _RestoredItem],
     digests: Mapping[str, Mapping[str, int | None]],
 ) -> str:
     """Return a clause on arrays that no longer have their digests; "" without any.
 
     Args:
-      restored: leaves by item and name.
-      checked_leaves: names of leaves to check by item; other leaves were converted.
-      digests: by item and name.
+      restored: items by name.
+      digests: digests by item and leaf.
     """
     changed = []
-    for item, leaves in checked_leaves.items():
-        known = {}
-        for leaf in leaves:
-            digest = digests.get(item, {}).get(leaf)
-            if digest is not None:
-                known[leaf] = digest
-
-        current = array_digests({leaf: restored[item][leaf] for leaf in known})
-        for leaf, digest in known.items():
-            if current[leaf] != digest:
-                changed.append(f"{item}/{leaf}")
+    for name, item in restored.items():
+        changed += _list_changed(name, item, digests.get(name, {}))
     if not changed:
         return ""
 
-    text = f"other bytes than were written in {', '.join(changed[:_MOST_CHANGED])}"
-    num_more = len(changed) - _MOST_CHANGED
+    text = f"other bytes than were written in {', '.join(changed[:_MAX_NAMED])}"
+    num_more = len(changed) - _MAX_NAMED
     if num_more > 0:
         text += f" and {num_more} more"
     return text
 
 
-def _parse_metadata(content: bytes) -> JsonObject:
-    """Return the metadata in a file; raise ValueError, which names the file, for other content."""
+def _list_changed(
+    name: str,
+    item: _RestoredItem,
+    digests: Mapping[str, int | None],
+) -> list[str]:
+    """Return the leaves of an item that no longer have their digests."""
+    known = {leaf: digests[leaf] for leaf in item.checked if digests.get(leaf) is not None}
+    current = compute_digests({leaf: item.leaves[leaf] for leaf in known})
+    changed = []
+    for leaf, digest in known.items():
+        if current[leaf] != digest:
+            changed.append(f"{name}/{leaf}")
+    return changed
+
+
+def _read_metadata(file: pathlib.Path) -> JsonObject:
+    """Return the metadata in a file, with digests of arrays.
+
+    Raises:
+      ValueError: other content. The message names the file.
+    """
+    content = read_bounded(file, MAX_JSON_BYTES)
     try:
-        return dict(parse_json(content))
+        metadata = dict(parse_json(content))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{METADATA}/{METADATA}: {reason(error)}") from error
+        raise ValueError(f"{METADATA}/{METADATA}: {describe_error(error)}") from error
+
+    stored_digest = metadata.pop(METADATA_DIGEST, None)
+    if stored_digest not in (None, digest_metadata(metadata)):
+        raise ValueError(f"other bytes than were written in {METADATA}")
+    digests = metadata.setdefault(DIGESTS, {})
+    if not _are_digests(digests):
+        raise ValueError(f"{DIGESTS} in {METADATA} must be an integer or null by item and array")
+    return metadata
 
 
 def _are_digests(value: object) -> bool:
@@ -243,10 +267,11 @@ def _are_digests(value: object) -> bool:
     return True
 
 
-def metadata_digest(metadata: Mapping[str, object]) -> str:
+def digest_metadata(metadata: Mapping[str, object]) -> str:
     """Return the SHA-256 of JSON values, the same before writing and after reading."""
-    as_read = json.loads(json.dumps(metadata))
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+    values = json.loads(json.dumps(metadata))
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def has_checkpoints(workdir: str | pathlib.Path) -> bool:
@@ -257,23 +282,23 @@ def has_checkpoints(workdir: str | pathlib.Path) -> bool:
 
 def read_workdir(
     folder: pathlib.Path,
-    shapes_of: ShapesOf,
+    compute_shapes: ComputeShapes,
     *,
     polyak: bool = True,
     allowed: tuple[str, ...] = (),
 ) -> tuple[dict[str, np.ndarray], JsonObject, str]:
     """Read a run's parameters into this machine's memory, whatever devices they were saved from.
 
-    They are those of the newest checkpoint; with early stopping those of the best one that is kept.
+    The newest checkpoint is read; with early stopping the best one that is kept.
 
     Args:
       folder: a workdir that has checkpoints.
-      shapes_of: from the checkpoint's metadata, name and shape of every parameter.
+      compute_shapes: a function from the metadata of a checkpoint to the shape of every parameter.
       polyak: take the Polyak average where the checkpoint has one, which was evaluated.
       allowed: packages whose code the metadata may name, from `references.allowed_code`.
 
     Returns:
-      Parameters by name, the metadata, and what they are: "Polyak average of step 5".
+      Parameters by name, the metadata, and a description: "Polyak average of step 5".
 
     Raises:
       ValueError: no checkpoint is complete, or names or shapes differ from the stored ones;
@@ -281,23 +306,25 @@ def read_workdir(
     """
     reader = CheckpointReader(folder, allowed)
     problems: list[str] = []
-    for step in _steps_to_read(reader):
+    for step in _list_steps_to_read(reader):
         try:
-            read = _read_weights(reader, step, shapes_of, polyak=polyak)
+            weights = _read_weights(reader, step, compute_shapes, polyak=polyak)
         except DamagedCheckpoint as error:
             problems.append(str(error))
             continue
 
+        _, _, description = weights
         for problem in problems:
-            logging.warning("%s Read instead: %s.", problem, read[2])
-        return read
+            logging.warning("%s Read instead: %s.", problem, description)
+        return weights
+
     advice = "Is it half written, or copied in part? Copy it again."
     reasons = problems or ["None is completely on disk."]
     lines = [f"No checkpoint in {reader.folder} can be used. {advice}", *reasons]
     raise ValueError("\n".join(lines))
 
 
-def _steps_to_read(reader: CheckpointReader) -> list[int]:
+def _list_steps_to_read(reader: CheckpointReader) -> list[int]:
     """Return every step: first the best ones by the newest readable checkpoint, then the newest."""
     newest_first = reader.all_steps()[::-1]
     for step in newest_first:
@@ -309,7 +336,11 @@ def _steps_to_read(reader: CheckpointReader) -> list[int]:
 
 
 def _read_weights(
-    reader: CheckpointReader, step: int, shapes_of: ShapesOf, *, polyak: bool
+    reader: CheckpointReader,
+    step: int,
+    compute_shapes: ComputeShapes,
+    *,
+    polyak: bool,
 ) -> tuple[dict[str, np.ndarray], JsonObject, str]:
     """Return the parameters of a checkpoint, its metadata, and a description of the parameters."""
     metadata = reader.metadata(step)
@@ -321,44 +352,60 @@ def _read_weights(
 
     abstract = {}
     parameters = {}
-    for name, shape in shapes_of(metadata).items():
+    for name, shape in compute_shapes(metadata).items():
         size = math.prod(shape)
-        if size > MOST_VALUES:
+        if size > MAX_VALUES:
             problem = f"{METADATA} states {name} with the shape {shape}"
             raise DamagedCheckpoint(reader.folder / str(step), problem)
         if size == 0:  # not stored
             parameters[name] = np.zeros(shape, np.float32)
-        else:
-            # A NumPy array is restored into memory; this one takes none.
-            placeholder = np.broadcast_to(np.float32(0), shape)
-            abstract[name] = placeholder
-            parameters[name] = placeholder
-    parameters |= reader.restore(step, {item: abstract})[item]
+            continue
+        # A NumPy array is restored into memory; this one takes none.
+        placeholder = np.broadcast_to(np.float32(0), shape)
+        abstract[name] = placeholder
+        parameters[name] = placeholder
+
+    restored = reader.restore(step, {item: abstract})
+    parameters |= restored[item]
     return parameters, metadata, description
 
 
-def _with_heads(leaf: Any, stored: Any) -> Any:
-    """Return `leaf`, or its like with an axis of heads if the stored array has one.
+def _separate_stored_heads(leaf: Any, stored: Any) -> Any:
+    """Return the leaf to restore, with an axis of heads if the stored array has one.
 
     Before 0.3 the projections of attention, and their moments, had the shape (D, T, h); now it is
     (D, T h).
     """
     shape = leaf.shape
-    heads = getattr(stored, "shape", leaf.shape)
-    axis = _find_different_axis(shape, heads)
+    stored_shape = getattr(stored, "shape", shape)
+    axis = _find_different_axis(shape, stored_shape)
     if axis is None:
         return leaf
-    merged = (*heads[:axis], math.prod(heads[axis : axis + 2]), *heads[axis + 2 :])
-    if merged != shape:
+
+    before = stored_shape[:axis]
+    heads = stored_shape[axis : axis + 2]
+    after = stored_shape[axis + 2 :]
+    if (*before, math.prod(heads), *after) != shape:
         return leaf
+
     if isinstance(leaf, np.ndarray):
-        return np.broadcast_to(np.zeros((), leaf.dtype), heads)
+        return np.broadcast_to(np.zeros((), leaf.dtype), stored_shape)
     sharding = leaf.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
-        parts = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
-        spec = jax.sharding.PartitionSpec(*parts[: axis + 1], None, *parts[axis + 1 :])
-        sharding = jax.sharding.NamedSharding(sharding.mesh, spec)
-    return jax.ShapeDtypeStruct(heads, leaf.dtype, sharding=sharding)
+        sharding = _insert_axis(sharding, axis + 1, leaf.ndim)
+    return jax.ShapeDtypeStruct(stored_shape, leaf.dtype, sharding=sharding)
+
+
+def _insert_axis(
+    sharding: jax.sharding.NamedSharding,
+    axis: int,
+    ndim: int,
+) -> jax.sharding.NamedSharding:
+    """Return the sharding of an array with `ndim` axes and a new axis, which is not sharded."""
+    parts = list(sharding.spec)
+    parts += [None] * (ndim - len(parts))
+    parts.insert(axis, None)
+    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*parts))
 
 
 def _find_different_axis(first: tuple[int, ...], second: tuple[int, ...]) -> int | None:

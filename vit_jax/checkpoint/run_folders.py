@@ -17,7 +17,7 @@ RUN_FILES = (
     "divergence.json",
     "run.lock",
 )
-_ONLY_OF_RUNS = ("start.json", "metrics.jsonl")  # other folders may have files of the other names
+_RUN_MARKS = ("start.json", "metrics.jsonl")  # other folders may have files of the other names
 
 
 def is_run(folder: pathlib.Path) -> bool:
@@ -25,7 +25,7 @@ def is_run(folder: pathlib.Path) -> bool:
 
     A folder that `convert` wrote has a checkpoint of step 0 only.
     """
-    for name in _ONLY_OF_RUNS:
+    for name in _RUN_MARKS:
         if (folder / name).is_file():
             return True
     checkpoints = folder / FOLDER
@@ -34,24 +34,24 @@ def is_run(folder: pathlib.Path) -> bool:
     return any(child.name.isdecimal() and int(child.name) > 0 for child in checkpoints.iterdir())
 
 
-def require_outside_runs(path: pathlib.Path, word: str) -> None:
-    """Raise ValueError, which begins with `word`, if writing a file or folder would change a run.
+def require_outside_runs(path: pathlib.Path, subject: str) -> None:
+    """Raise ValueError, which begins with `subject`, if writing a path would change a run.
 
-    New files and folders within a workdir, of names that runs do not have, are allowed. Links are
+    New files and folders within a workdir, with names that runs do not have, are allowed. Links are
     followed.
     """
     if is_in_bucket(path):
         return
     target = pathlib.Path(os.path.realpath(path))
-    workdir = _changed_run(target)
+    workdir = _find_changed_run(target)
     if workdir is not None:
         raise ValueError(
-            f"{word}: {printable(str(workdir))!r} is the workdir of a run, whose files must stay. "
+            f"{subject}: {printable(str(workdir))!r} is the workdir of a run, whose files must stay. "
             "Choose another folder or name."
         )
 
 
-def _changed_run(target: pathlib.Path) -> pathlib.Path | None:
+def _find_changed_run(target: pathlib.Path) -> pathlib.Path | None:
     """Return the workdir of the run that a write to the target would change; None without any."""
     if is_run(target):
         return target

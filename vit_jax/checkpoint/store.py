@@ -25,21 +25,22 @@ from orbax.checkpoint import checkpoint_managers
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.damage import METADATA
-from vit_jax.checkpoint.digests import array_digests
+from vit_jax.checkpoint.digests import compute_digests
 from vit_jax.checkpoint.presence import build_checked_handler, require_exact_path
 from vit_jax.checkpoint.reader import (
     DIGESTS,
     FOLDER,
     METADATA_DIGEST,
     CheckpointReader,
-    metadata_digest,
+    digest_metadata,
 )
 from vit_jax.config.metric_names import Mode
 from vit_jax.storage.files import OUT_OF_FILES, expanded, read_json, remove_tree, write_atomically
 from vit_jax.text.printable import first_line
 
-METRICS = "metrics"  # orbax's name for the item of what is measured
+METRICS = "metrics"  # orbax's name for the item of metrics
 LATE_SECONDS = 1
+_POLL_SECONDS = 0.05
 ITEMS = ("progress", "model", "optimizer", "polyak")
 _EXPECTED_MESSAGES = re.compile(r"tracked_metric|already exists\. Removing")  # of orbax
 
@@ -49,7 +50,7 @@ class SaveError(RuntimeError):
 
 
 class _Manager(ocp.CheckpointManager):
-    """Leaves JAX's preemption service alone.
+    """A manager that does not use JAX's preemption service.
 
     orbax reports the number of a step to it at every save, but a run counts its queries
     (`train.interruption`): a notice in between would belong to an earlier query, and the run would
@@ -66,11 +67,11 @@ class CheckpointStore:
 
     Args:
       workdir: the run's folder; checkpoints are in its sub-folder `checkpoints/`.
-      keep_latest: how many of the newest to keep.
-      keep_best: how many of the best by `best_metric` to keep besides.
+      keep_latest: number of the newest checkpoints to keep.
+      keep_best: number of the best checkpoints by `best_metric` to keep besides.
       best_metric: a name among the metrics given to `save`.
       best_mode: "max" if higher is better, "min" if lower is better.
-      check_workdir: raises a RuntimeError where the workdir is not the run's any more, such as
+      check_workdir: raises a RuntimeError if the workdir no longer belongs to the run, such as
         `WorkdirLock.check`.
 
     Raises:
@@ -116,14 +117,14 @@ class CheckpointStore:
         """Start to save; return once the arrays are copied off the devices, before files are ready.
 
         Args:
-          step: steps done.
+          step: number of finished steps.
           items: a tree for each of `ITEMS` that the run has.
           metadata: JSON values that belong to the checkpoint.
-          metrics: of which one decides which checkpoint is the best; may be empty.
+          metrics: metrics, one of which ranks the checkpoints; may be empty.
 
         Raises:
           SaveError: this save, or the one before, failed.
-          RuntimeError: of `check_workdir`.
+          RuntimeError: the error of `check_workdir`.
         """
         self._check_workdir()
         self._last_save = step
@@ -131,10 +132,10 @@ class CheckpointStore:
         args: dict[str, ocp.args.CheckpointArgs] = {}
         for name, tree in items.items():
             leaves = pytree.named_leaves(tree)
-            digests[name] = array_digests(leaves)
+            digests[name] = compute_digests(leaves)
             args[name] = ocp.args.PyTreeSave(unflatten_dict(leaves, sep="/"))
         described = {**metadata, DIGESTS: digests}
-        described[METADATA_DIGEST] = metadata_digest(described)
+        described[METADATA_DIGEST] = digest_metadata(described)
         args[METADATA] = ocp.args.JsonSave(described)
 
         save = functools.partial(
@@ -163,11 +164,11 @@ class CheckpointStore:
             folder = self.folder / str(step)
             described = read_json(folder / METADATA / METADATA) | metadata
             described.pop(METADATA_DIGEST, None)
-            described[METADATA_DIGEST] = metadata_digest(described)
+            described[METADATA_DIGEST] = digest_metadata(described)
             if metrics:
                 (folder / METRICS).mkdir(exist_ok=True)
                 write_atomically(folder / METRICS / METRICS, json.dumps(metrics))
-            # Last, because it says that no evaluation is owed any more.
+            # Last, because it states that no evaluation is due any more.
             write_atomically(folder / METADATA / METADATA, json.dumps(described))
         hosts.wait_for_all("checkpoint completed")
         self._manager.reload()
@@ -193,45 +194,62 @@ class CheckpointStore:
         orbax creates the folders again. After an error it may still write some arrays: return once
         there is no new file for `LATE_SECONDS`.
         """
+        if self._owns_workdir():
+            return
+        quiet_since = time.monotonic()
+        while time.monotonic() < quiet_since + LATE_SECONDS:
+            if self._holds_last_save_only():
+                remove_tree(self.folder)
+                with contextlib.suppress(OSError):
+                    self.folder.parent.rmdir()
+                quiet_since = time.monotonic()
+            time.sleep(_POLL_SECONDS)
+
+    def _owns_workdir(self) -> bool:
+        """Return whether the workdir still belongs to the run."""
         try:
             self._check_workdir()
         except RuntimeError:
-            quiet_since = time.monotonic()
-            while time.monotonic() < quiet_since + LATE_SECONDS:
-                if self._holds_last_save_only():
-                    remove_tree(self.folder)
-                    with contextlib.suppress(OSError):
-                        self.folder.parent.rmdir()
-                    quiet_since = time.monotonic()
-                time.sleep(0.05)
+            return False
+        return True
 
     def _holds_last_save_only(self) -> bool:
         """Return whether the workdir has files of the last save only, and none of another run."""
-        names = {path.name for path in self.folder.parent.glob("*")}
-        steps = {path.name.partition(".")[0] for path in self.folder.glob("*")}
-        return names == {FOLDER} and steps <= {str(self._last_save)}
+        names = [path.name for path in self.folder.parent.glob("*")]
+        if names != [FOLDER]:
+            return False
+        for path in self.folder.glob("*"):
+            step, _, _ = path.name.partition(".")
+            if step != str(self._last_save):
+                return False
+        return True
 
     def _guard(self, action: Callable[[], object]) -> None:
+        """Call an action of orbax; raise `SaveError`, with a remedy, for its errors."""
         try:
             action()
         except Exception as error:
             self._check_workdir()
-            kept = "there is no earlier checkpoint"
-            with contextlib.suppress(Exception):  # storage that failed may fail again
-                steps = CheckpointReader(self.folder.parent).all_steps()
-                if steps:
-                    kept = f"the checkpoint of step {steps[-1]} is intact"
-            cure = "Make room, or repair the folder"
+            remedy = "Make room, or repair the folder"
             if _is_out_of_files(error):
-                cure = "Raise the limit of open files (ulimit -n 65536)"
+                remedy = "Raise the limit of open files (ulimit -n 65536)"
             raise SaveError(
                 f"A checkpoint could not be written to {self.folder}: {first_line(error)}\n"
-                f"Nothing else was touched: {kept}. {cure}, and start the same command again."
+                f"Nothing else was touched: {self._describe_latest()}. {remedy}, "
+                "and start the same command again."
             ) from error
+
+    def _describe_latest(self) -> str:
+        """Return a clause on the newest checkpoint that is complete."""
+        with contextlib.suppress(Exception):  # storage that failed may fail again
+            steps = CheckpointReader(self.folder.parent).all_steps()
+            if steps:
+                return f"the checkpoint of step {steps[-1]} is intact"
+        return "there is no earlier checkpoint"
 
 
 def _is_out_of_files(error: BaseException) -> bool:
-    """Return True if the limit of open files is a cause; the array writer states it in words only."""
+    """Return True if the limit of open files is a cause, which the array writer states in words."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in OUT_OF_FILES:
@@ -245,7 +263,7 @@ def _is_out_of_files(error: BaseException) -> bool:
 def _build_options(
     keep_latest: int, keep_best: int, best_metric: str, best_mode: Mode
 ) -> ocp.CheckpointManagerOptions:
-    """Return the options by which orbax keeps checkpoints; arguments as of `CheckpointStore`."""
+    """Return the options by which orbax keeps checkpoints, from arguments of `CheckpointStore`."""
     policies: list[checkpoint_managers.PreservationPolicy] = [
         checkpoint_managers.LatestN(keep_latest)
     ]
@@ -270,7 +288,7 @@ def _build_options(
 
 def _build_handlers() -> dict[str, ocp.CheckpointHandler]:
     """Return the handlers of the items of a checkpoint, by name."""
-    arrays = workarounds.handlers_of_arrays()
+    arrays = workarounds.build_array_handlers()
     handlers: dict[str, ocp.CheckpointHandler] = {}
     for name in ITEMS:
         handlers[name] = build_checked_handler(arrays)
@@ -290,8 +308,8 @@ def write_workdir(
 ) -> None:
     """Write a checkpoint of step 0 with parameters and metadata, for `config.init_from`.
 
-    Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0
-    is replaced.
+    Parameters without elements, such as a head without classes, are not stored. A checkpoint of
+    step 0 is replaced.
 
     Raises:
       ValueError: it holds checkpoints of a training run, or its path cannot hold any.
@@ -306,17 +324,18 @@ def write_workdir(
         raise ValueError(
             f"{taken} holds checkpoints of a run ({', '.join(others)}): choose another folder."
         )
-    # The old one stays until the new one is complete, which is written inside: the folder may be a
-    # mount.
-    beside = folder / f".new.{secrets.token_hex(8)}"
-    store = CheckpointStore(beside)
+
+    stored = {name: array for name, array in parameters.items() if array.size}
+    # The old checkpoint stays until the new one is complete, which is written inside: the folder
+    # may be a mount.
+    new = folder / f".new.{secrets.token_hex(8)}"
+    store = CheckpointStore(new)
     try:
-        items = {"model": {name: array for name, array in parameters.items() if array.size}}
-        store.save(0, items, metadata=metadata, metrics={})
+        store.save(0, {"model": stored}, metadata=metadata, metrics={})
         store.wait()
         with contextlib.suppress(FileNotFoundError):
-            taken.replace(beside / "replaced")
-        (beside / FOLDER).replace(taken)
+            taken.replace(new / "replaced")
+        (new / FOLDER).replace(taken)
     finally:
         store.close()
-        remove_tree(beside)
+        remove_tree(new)

@@ -35,8 +35,8 @@ def apply() -> None:
     Without the answer it treats all buckets as flat, which works with both kinds.
     """
     logging.getLogger("asyncio").addFilter(_is_retrieved)
-    threading.excepthook = _without_orbax(threading.excepthook)
-    sys.unraisablehook = _without_orbax(sys.unraisablehook)
+    threading.excepthook = _ignore_orbax(threading.excepthook)
+    sys.unraisablehook = _ignore_orbax(sys.unraisablehook)
     warnings.filterwarnings(
         "ignore", r"coroutine '.*serialize.*' was never awaited", RuntimeWarning
     )
@@ -45,7 +45,7 @@ def apply() -> None:
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *direction: 0
 
 
-def handlers_of_arrays() -> ocp.type_handlers.TypeHandlerRegistry:
+def build_array_handlers() -> ocp.type_handlers.TypeHandlerRegistry:
     """Return the handlers of arrays of orbax, with another rule for small arrays.
 
     With the handlers of orbax, devices that hold the same array share the work of saving it,
@@ -77,7 +77,7 @@ def _is_retrieved(record: logging.LogRecord) -> bool:
     return "exception was never retrieved" not in record.getMessage()
 
 
-def _without_orbax(hook: Any) -> Any:
+def _ignore_orbax(hook: Any) -> Any:
     """Return a hook of uncaught errors that ignores those of orbax."""
 
     def report_others(report: Any) -> None:
