@@ -24,15 +24,15 @@ from tests.weights.small_networks import (
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import describe
-from vit_jax.weights.families.vision_transformer import Style, make_style_rules
+from vit_jax.weights.families.vision_transformer import LINEN_STYLE, Style, make_style_rules
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.names import unstack
 from vit_jax.weights.names.entry import make_entries
 from vit_jax.weights.names.ours import unstacked_shapes
 from vit_jax.weights.saving import save_weights
 
-LINEN = Style(numbers=(1, 0, 0), group_norm="")
-BIG_VISION = Style(numbers=(1, 0, 0), positions="pos_embedding")
+LINEN = dataclasses.replace(LINEN_STYLE, group_norm="")
+BIG_VISION = dataclasses.replace(LINEN_STYLE, positions="pos_embedding")
 STACKED = dataclasses.replace(BIG_VISION, is_stacked=True)
 
 

@@ -1,8 +1,8 @@
-"""Names of networks in `config.json`: those that are read, facts that only the name states, and reasons for the others.
+"""Names of networks in `config.json`: names that are read, and reasons for the others.
 
 A name decides more than its arrays show: heads of attention, the place of norms, rotary positions.
 So a name is read only if `tests/weights/reference/compare_registry.py` compared its outputs with
-ours. `families` holds the names.
+ours. `families` holds the names, and the facts that only a name states.
 """
 
 import re
@@ -17,19 +17,27 @@ from vit_jax.weights.formats.stored import shown
 TIMM_VERSION = "1.0.31"
 """The version of timm that models were compared with."""
 
-_REFERENCE_OF_GRID = [16, 16]  # of the places of "grid"
-# Arguments of timm's classes that the arrays show, `sidecar` reads, or that change no output.
-_ARGUMENTS = r"""
-img_size|patch_size|in_chans|num_classes|global_pool|embed_dim|depth|num_heads|mlp_ratio|act_layer|attn_pool_num_heads|
-attn_pool_mlp_ratio|ref_feat_shape|pool_include_prefix|class_token|no_embed_class|reg_tokens|num_reg_tokens|pos_embed|
-pre_norm|final_norm|fc_norm|use_fc_norm|use_pre_transformer_norm|use_post_transformer_norm|embed_norm_layer|init_values|
-qkv_bias|qkv_fused|proj_bias|swiglu_mlp|swiglu_align_to|scale_mlp|scale_attn_inner|use_abs_pos_emb|dynamic_img_size|
-dynamic_img_pad|strict_img_size|\w*drop\w*|weight_init|fix_init|head_init_scale|layers|channels|stem_chs
+_GRID_REFERENCE = [16, 16]
+"""Rows and columns of the places that the rotary positions "grid" count."""
+
+# Arguments of timm's classes that the arrays show, `sidecar` reads, or that change no output; also
+# every argument with "drop" in its name.
+_KNOWN_ARGUMENTS = """
+img_size patch_size in_chans num_classes global_pool embed_dim depth num_heads mlp_ratio act_layer
+attn_pool_num_heads attn_pool_mlp_ratio ref_feat_shape pool_include_prefix class_token
+no_embed_class reg_tokens num_reg_tokens pos_embed pre_norm final_norm fc_norm use_fc_norm
+use_pre_transformer_norm use_post_transformer_norm embed_norm_layer init_values qkv_bias qkv_fused
+proj_bias swiglu_mlp swiglu_align_to scale_mlp scale_attn_inner use_abs_pos_emb dynamic_img_size
+dynamic_img_pad strict_img_size weight_init fix_init head_init_scale layers channels stem_chs
 """
-_KNOWN_ARGUMENT = re.compile(_ARGUMENTS.replace("\n", ""))
+_DROPOUT_ARGUMENT = re.compile(r"\w*drop\w*")
 
 _SHOWN_CHARACTERS = 80
-_FIXED_VALUES = {"rope_theta": 100.0, "pooler_act": "tanh", "is_native": False}
+_FIXED_VALUES = {
+    "rope_theta": 100.0,
+    "pooler_act": "tanh",
+    "is_native": False,
+}
 """Values of transformers' configurations that our networks have, and that no array shows."""
 
 
@@ -90,12 +98,16 @@ def require_compared(name: str) -> Family:
     family = find_family(name)
     if family is not None:
         return family
-    if reason := find_unsupported(name):
-        remedy = "Take weights of a family that docs/pretrained.md lists."
-        raise ValueError(f"architecture={shown(name)}: {reason}. {remedy}")
+    reason = find_unsupported(name)
+    if reason:
+        raise ValueError(
+            f"architecture={shown(name)}: {reason}. "
+            "Take weights of a family that docs/pretrained.md lists."
+        )
     raise ValueError(
-        f"architecture={shown(name)}: must be a model of timm that was compared with this program. If another model "
-        "computes the same, give its name, such as architecture=vit_base_patch16_224."
+        f"architecture={shown(name)}: must be a model of timm that was compared with this "
+        "program. If another model computes the same, give its name, such as "
+        "architecture=vit_base_patch16_224."
     )
 
 
@@ -113,19 +125,19 @@ def timm_fields(name: str, arguments: Mapping[str, Any]) -> dict[str, object]:
 
     fields = {"rope": None, **_find_named_fields(family, name), **sizes._asdict()}
     reference = arguments.get("ref_feat_shape")
-    match fields["rope"]:
-        case "index":
-            fields["rope_grid"] = _reference_grid(name, reference)
-        case "grid":
-            _require_reference_of_grid(reference)
-        case None:
-            pools_all = fields.get("pooled_tokens") == "all"
-            pools_all = arguments.get("pool_include_prefix", pools_all)
-            fields["pooled_tokens"] = "all" if pools_all else "patches"
+    if fields["rope"] == "index":
+        fields["rope_grid"] = _read_reference_grid(name, reference)
+    elif fields["rope"] == "grid":
+        _require_grid_reference(reference)
+    elif fields["rope"] is None:
+        pools_all = fields.get("pooled_tokens") == "all"
+        pools_all = arguments.get("pool_include_prefix", pools_all)
+        fields["pooled_tokens"] = "all" if pools_all else "patches"
     return fields
 
 
 def _find_named_fields(family: Family, name: str) -> Mapping[str, object]:
+    """Return the fields of the architecture that no array of a model shows."""
     for pattern, fields in family.named_fields.items():
         if re.search(pattern, name):
             return fields
@@ -133,35 +145,43 @@ def _find_named_fields(family: Family, name: str) -> Mapping[str, object]:
 
 
 def _require_known_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    known_arguments = _KNOWN_ARGUMENTS.split()
     for argument, value in arguments.items():
-        if not _KNOWN_ARGUMENT.fullmatch(argument):
-            raise ValueError(
-                f"model_args.{argument}={shown(str(value))}: is not supported. Remove it if it is the default of "
-                f"{name}."
-            )
-
-
-def _require_reference_of_grid(reference: object) -> None:
-    if reference not in (None, _REFERENCE_OF_GRID):
+        if argument in known_arguments or _DROPOUT_ARGUMENT.fullmatch(argument):
+            continue
         raise ValueError(
-            f"model_args.ref_feat_shape={reference}: must be {_REFERENCE_OF_GRID}. Take other weights."
+            f"model_args.{argument}={shown(str(value))}: is not supported. Remove it if it is the "
+            f"default of {name}."
         )
+
+
+def _require_grid_reference(reference: object) -> None:
+    if reference not in (None, _GRID_REFERENCE):
+        raise ValueError(
+            f"model_args.ref_feat_shape={reference}: must be {_GRID_REFERENCE}. Take other weights."
+        )
+
+
+def _read_reference_grid(name: str, stated: object) -> tuple[int, int]:
+    """Return rows and columns of the grid that the places of Perception Encoder count.
+
+    The default is the grid of the model, whose name ends in the sizes of patches and images.
+    """
+    if stated is None:
+        patch_size, image_size = map(int, re.findall(r"\d+", name)[-2:])
+        side = image_size // patch_size
+        return side, side
+    if not isinstance(stated, list) or len(stated) != 2 or not all(map(_is_count, stated)):
+        raise ValueError(
+            f"model_args.ref_feat_shape={shown(str(stated))}: must be rows and columns. "
+            "Correct the file."
+        )
+    rows, columns = stated
+    return rows, columns
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value > 0
-
-
-def _reference_grid(name: str, stated: object) -> tuple[int, int]:
-    """Return rows and columns of the grid that the places of Perception Encoder count."""
-    if stated is None:
-        patch, image = map(int, re.findall(r"\d+", name)[-2:])
-        return image // patch, image // patch
-    if not isinstance(stated, list) or len(stated) != 2 or not all(map(_is_count, stated)):
-        raise ValueError(
-            f"model_args.ref_feat_shape={shown(str(stated))}: must be rows and columns. Correct the file."
-        )
-    return stated[0], stated[1]
 
 
 def huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -> dict[str, object]:
@@ -173,11 +193,13 @@ def huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -> dic
     types = model_types()
     if model_type is not None and model_type not in types:
         raise ValueError(
-            f"model_type={shown(model_type)}: must be one of {', '.join(types)}. If one of these computes "
-            "the same, give its name, such as architecture=vit."
+            f"model_type={shown(model_type)}: must be one of {', '.join(types)}. If one of these "
+            "computes the same, give its name, such as architecture=vit."
         )
     for name, value in _FIXED_VALUES.items():
         if config.get(name) not in (None, value):
             stated = shortened(repr(config[name]), _SHOWN_CHARACTERS)
             raise ValueError(f"{name}={stated}: must be {value!r}. Take other weights.")
-    return {} if model_type is None else dict(types[model_type])
+    if model_type is None:
+        return {}
+    return dict(types[model_type])

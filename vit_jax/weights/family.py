@@ -1,4 +1,4 @@
-"""The description of a family of pre-trained weights: all facts that the mechanics of this folder ask a family for.
+"""The description of a family of pre-trained weights: all facts that differ between families.
 
 Each module of `families` holds one, as `FAMILY`. Every part may be absent: a family whose files
 have names and a class that another family describes has its releases alone.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vit_jax.weights.packing import Packing
 
 TimmBody = tuple[str, tuple[int, ...], float]
-"""A ResNet, alone or below a transformer: family of the network, units of the stages, factor of the width."""
+"""A ResNet, alone or below a transformer: family of the network, units of the stages, width factor."""
 
 
 class Sizes(NamedTuple):
@@ -114,17 +114,22 @@ class Family:
 
 
 def read_models(text: str) -> dict[str, Sizes | None]:
-    """Return the sizes of timm's models by name, from lines of width/depth/heads, each before indented names."""
+    """Return the sizes of timm's models by name, from a table.
+
+    It has lines of width/depth/heads, or "resnet", each before indented names.
+    """
     models: dict[str, Sizes | None] = {}
     for block in split_blocks(text):
         head, *names = block.split()
-        sizes = None if head == "resnet" else Sizes(*map(int, head.split("/")))
+        sizes = None
+        if head != "resnet":
+            sizes = Sizes(*map(int, head.split("/")))
         models |= dict.fromkeys(names, sizes)
     return models
 
 
 def read_deprecated(text: str) -> dict[str, str]:
-    """Return current names by older names, from a line of both for each."""
+    """Return current names by older names, from lines with an older and a current name."""
     names: dict[str, str] = {}
     for line in text.strip().splitlines():
         older, current = line.split()
@@ -133,7 +138,10 @@ def read_deprecated(text: str) -> dict[str, str]:
 
 
 def read_addresses(text: str) -> dict[str, tuple[str, ...]]:
-    """Return addresses by the name of a network, from a line with the name before indented addresses with {A,B}."""
+    """Return addresses by the name of a network, from a table.
+
+    It has lines with the name, each before indented addresses with {A,B}.
+    """
     by_name: dict[str, tuple[str, ...]] = {}
     for block in split_blocks(text):
         name, *short_addresses = block.split()
@@ -155,8 +163,11 @@ def expand(address: str) -> list[str]:
     if not brace:
         return [address]
     words, _, end = rest.partition("}")
-    endings = expand(end)
-    return [f"{start}{word}{ending}" for word in words.split(",") for ending in endings]
+    addresses = []
+    for word in words.split(","):
+        for ending in expand(end):
+            addresses.append(f"{start}{word}{ending}")
+    return addresses
 
 
 def split_blocks(text: str) -> list[str]:

@@ -40,9 +40,11 @@ def huggingface_model(a: Architecture) -> TransformersModel:
 
 
 def huggingface_class(a: Architecture) -> str:
-    """Return the name of that class, with a classifier if the network has one."""
+    """Return the name of the class of transformers, with a classifier if the network has one."""
     model = huggingface_model(a)
-    return model.classifier if a.num_classes else model.name
+    if a.num_classes:
+        return model.classifier
+    return model.name
 
 
 def _find_nearest(models: Sequence[Model], a: Architecture) -> Model:

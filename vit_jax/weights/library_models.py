@@ -1,7 +1,7 @@
-"""Models of timm and classes of transformers for which networks are written, by the parts that they compute.
+"""Models of timm and classes of transformers for which networks are written.
 
-`families` holds them, and `library_lookup` finds the one for a network; this module has what
-several share.
+They are described by the parts that they compute. `families` holds the models, and `library_lookup`
+finds the one for a network; this module has the parts that several share.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class LibraryModel:
     """A model that a library builds from its `config.json`.
 
     Attributes:
-      name: of timm's model, or of the class of transformers without a classifier; "" if there is
-        none.
+      name: name of timm's model, or of the class of transformers without a classifier; "" if there
+        is none.
       held: field of the architecture → the values that the model computes, or a test. Other parts
         must be those of the paper's ViT.
       packing: how its files pack parameters.
@@ -63,13 +63,13 @@ class LibraryModel:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TimmModel(LibraryModel):
-    """A model of timm; `epsilon` is that of its norms."""
+    """A model of timm."""
 
-    epsilon: float = 1e-6
+    epsilon: float = 1e-6  # of its norms
 
 
 def state_nothing(a: Architecture, pixels: Normalisation) -> dict[str, object]:
-    """Return no arguments, for classes that have none of their own."""
+    """Return no arguments, for classes without further ones."""
     return {}
 
 
@@ -80,9 +80,9 @@ class TransformersModel(LibraryModel):
     Attributes:
       model_type: its name in `config.json`.
       classifier: the class with a classifier; "" if there is none.
-      prefix: of the names of the network, below a classifier.
+      prefix: prefix of the names of the network, below a classifier.
       keeps_prefix: the names have the prefix without a classifier too.
-      names: of its parameters.
+      names: names of its parameters.
       arguments: fields of `config.json` that not all classes have, for a network and the
         normalisation of its pixels; "mlp_ratio" replaces the width of the MLP.
       names_silu: the activation of a gated MLP is stated by its name.
@@ -104,7 +104,9 @@ class TransformersModel(LibraryModel):
     def make_rules(self, a: Architecture) -> "list[Rule]":
         """Return the names of the parameters of a network."""
         assert self.names is not None
-        prefix = self.prefix if a.num_classes or self.keeps_prefix else ""
+        prefix = ""
+        if a.num_classes or self.keeps_prefix:
+            prefix = self.prefix
         return self.names.make_rules(prefix, is_packed=a.mlp == "swiglu")
 
     def make_arrays(self, a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray]:
@@ -117,7 +119,10 @@ class TransformersModel(LibraryModel):
 
 
 def is_eva(a: Architecture) -> bool:
-    """Return True for a network of timm's Eva: rotary positions, or biases of queries and values only."""
+    """Return True for a network of timm's Eva.
+
+    It has rotary positions, or biases of queries and values only.
+    """
     return a.rope is not None or a.qkv_bias == "query_value"
 
 
@@ -152,4 +157,4 @@ EVA: Held = {**_COMMON, "gelu": ("exact",), "linear_bias": (True,), "pool_num_he
 ANY_CLASS: Held = {"gelu": ANY, "patch_bias": ANY, "head": ("linear",)}
 WITHOUT_CLASSES: Held = {**ANY_CLASS, "num_classes": (0,)}
 READER_POOLS = ("token", "gap", "token_gap")
-"""Poolings of features: without a classifier the reader of last_hidden_state pools."""
+"""Poolings of features: without a classifier the user of last_hidden_state pools."""

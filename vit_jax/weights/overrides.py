@@ -1,4 +1,7 @@
-"""Options for weights whose file does not state everything, without jax: the command line reads them for its help."""
+"""Options for weights whose file does not state everything.
+
+This module imports no jax: the command line reads the options for its help.
+"""
 
 OPTIONS = {
     "architecture": (

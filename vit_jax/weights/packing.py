@@ -42,7 +42,10 @@ class Packing:
     pads_class_position = True
 
     def is_in(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
-        """Return True for a file, by its shapes under canonical names and its arrays under the file's names."""
+        """Return True for a file that packs parameters so.
+
+        Its shapes are by canonical names, its arrays by names in the file.
+        """
         return False
 
     def complete_facts(
@@ -52,7 +55,10 @@ class Packing:
         return facts
 
     def split_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-        """Return the parts of our parameters that a file holds, from the shapes of our network, taken apart."""
+        """Return the shapes of the parts that a file holds, from those of our parameters.
+
+        Layers are taken apart.
+        """
         return dict(shapes)
 
     def adapt_entries(self, entries: "Sequence[Entry]", a: Architecture) -> "list[Entry]":

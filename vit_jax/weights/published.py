@@ -1,9 +1,7 @@
 """Public weights by network and by family, in formats that `load` reads.
 
-This module downloads nothing.
-
-`families` holds them. An address is a file in a bucket of its authors, to be downloaded first, or
-`hf://owner/name`. {A,B} stands for both.
+`families` holds them; this module downloads nothing. An address is `hf://owner/name`, or a file in
+a bucket of its authors, to be downloaded first. {A,B} stands for both names.
 """
 
 import re
@@ -11,7 +9,7 @@ import re
 from vit_jax.weights.families import load_families
 from vit_jax.weights.family import Release
 
-SOURCES = {  # beginning of an address: name of what is published there
+SOURCES = {
     "gs://vit_models/imagenet21k": "ViT",
     "gs://vit_models/augreg/": "AugReg",
     "gs://vit_models/sam/": "SAM",
@@ -20,6 +18,7 @@ SOURCES = {  # beginning of an address: name of what is published there
     "hf://google/": "Hugging Face",
     "hf://timm/": "timm",
 }
+"""Beginning of an address → name of the weights that are published there."""
 
 RELEASE_HEAD = ("family", "good for", "licence", "pixels", "accuracy", "source")
 
@@ -35,11 +34,11 @@ def published_addresses() -> dict[str, tuple[str, ...]]:
 def sources_of(name: str) -> list[str]:
     """Return the names of the sources that have weights of this network."""
     addresses = published_addresses().get(name, ())
-    return [
-        source
-        for start, source in SOURCES.items()
-        if any(address.startswith(start) for address in addresses)
-    ]
+    sources = []
+    for start, source in SOURCES.items():
+        if any(address.startswith(start) for address in addresses):
+            sources.append(source)
+    return sources
 
 
 def list_releases() -> list[Release]:
@@ -63,11 +62,16 @@ def release_cells(release: Release) -> tuple[str, ...]:
 
 
 def licence_of(name: str) -> str:
-    """Return the licence of the family of a Hub name, a timm model with its tag, or a model type of transformers.
+    """Return the licence of the family that a name belongs to; "" for none, or several licences.
 
-    "" if no or several families have it.
+    The name is one of the Hub, a timm model with its tag, or a model type of transformers.
     """
     if not name:
         return ""
-    licences = {release.licence for release in list_releases() if re.search(release.pattern, name)}
-    return licences.pop() if len(licences) == 1 else ""
+    licences = set()
+    for release in list_releases():
+        if re.search(release.pattern, name):
+            licences.add(release.licence)
+    if len(licences) != 1:
+        return ""
+    return licences.pop()

@@ -4,7 +4,6 @@ A value that is absent or null is None. Any other value has the type that its re
 an error.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from vit_jax.text.printable import shortened
 Values = Mapping[str, Any]
 LARGEST_COUNT = 2**31 - 1
 _SHOWN_CHARACTERS = 80
+_SHOWN_KEY_CHARACTERS = 40
 
 
 def wrong_value(name: str, value: object, rule: str) -> ValueError:
@@ -27,7 +27,8 @@ def read_count(values: Values, name: str, least: int = 1) -> int | None:
     if value is None:
         return None
     if not _is_count(value, least):
-        raise wrong_value(name, value, f"must be a whole number from {least} to {LARGEST_COUNT:,}")
+        rule = f"must be a whole number from {least} to {LARGEST_COUNT:,}"
+        raise wrong_value(name, value, rule)
     return int(value)
 
 
@@ -40,8 +41,8 @@ def read_positive(values: Values, name: str) -> float | None:
     value = values.get(name)
     if value is None:
         return None
-    is_number = type(value) in (int, float) and 0 < value <= LARGEST_COUNT and math.isfinite(value)
-    if not is_number:
+    is_number = type(value) in (int, float)
+    if not is_number or not 0 < value <= LARGEST_COUNT:
         raise wrong_value(name, value, "must be a finite number above 0")
     return float(value)
 
@@ -72,26 +73,39 @@ def read_object(values: Values, name: str) -> dict[str, Any]:
     return value
 
 
+# Sizes of images and patches.
+
+
 def read_size(values: Values, name: str) -> tuple[int, int] | None:
-    """Return height and width in any of the libraries' forms; None of an object with other edges."""
+    """Return height and width in pixels.
+
+    The libraries state one number for both, a pair, or an object. An object with other edges than
+    height and width is None.
+    """
     value = values.get(name)
     if value is None:
         return None
     if isinstance(value, dict):
         return _read_edges(value, name)
-    sides = [value, value] if type(value) is int else value
-    is_pair = isinstance(sides, list) and len(sides) == 2 and all(_is_count(side) for side in sides)
-    if not is_pair:
+    if _is_count(value):
+        return value, value
+    if not _is_pair(value):
         raise wrong_value(name, value, "must be one or two whole numbers of pixels above 0")
-    return sides[0], sides[1]
+    height, width = value
+    return height, width
+
+
+def _is_pair(value: object) -> bool:
+    """Return True for a list of two numbers of pixels."""
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
 
 def _read_edges(edges: Values, name: str) -> tuple[int, int] | None:
-    for edge in edges:
-        if edges[edge] is not None and not _is_count(edges[edge]):
-            raise wrong_value(
-                f"{name}.{edge}", edges[edge], "must be a whole number of pixels above 0"
-            )
+    """Return height and width of an object; None if either is absent."""
+    for edge, length in edges.items():
+        if length is not None and not _is_count(length):
+            rule = "must be a whole number of pixels above 0"
+            raise wrong_value(f"{name}.{edge}", length, rule)
     height = edges.get("height")
     width = edges.get("width")
     if height is None or width is None:
@@ -101,21 +115,28 @@ def _read_edges(edges: Values, name: str) -> tuple[int, int] | None:
 
 def require_three_channels(name: str, channels: object) -> None:
     """Raise ValueError unless a number of channels is absent or three."""
-    if channels is not None and (type(channels) is not int or channels != 3):
+    if channels is None:
+        return
+    if type(channels) is not int or channels != 3:
         raise wrong_value(name, channels, "must be 3, since networks take images in RGB")
 
 
+# Class names.
+
+
 def read_class_names(values: Values, name: str) -> tuple[str, ...] | None:
-    """Return class names in the order of their numbers: a list, or an object whose keys are the numbers from 0."""
+    """Return class names in the order of their numbers.
+
+    The libraries state a list, or an object whose keys are the numbers from 0.
+    """
     labels = values.get(name)
     if labels is None or labels in ({}, []):
         return None
     if isinstance(labels, dict):
         labels = _order_by_number(labels, name)
     if not isinstance(labels, list):
-        raise wrong_value(
-            name, labels, "must be a list of texts, or an object with numbers and texts"
-        )
+        rule = "must be a list of texts, or an object with numbers and texts"
+        raise wrong_value(name, labels, rule)
     for number, label in enumerate(labels):
         if not isinstance(label, str):
             raise wrong_value(f"{name}[{number}]", label, "must be text")
@@ -128,23 +149,29 @@ def _order_by_number(labels: Mapping[str, object], name: str) -> list[object]:
     Raises:
       ValueError: a key is no number, has the value of another key, or numbers are missing.
     """
+    count = len(labels)
     by_number: dict[int, object] = {}
     for key, label in labels.items():
-        is_number = key.isascii() and key.isdecimal() and len(key) < 10
-        if not is_number or int(key) in by_number:
-            raise _wrong_keys(
-                name,
-                len(labels),
-                f"{shortened(key, 40)!r} is another, or has the value of another key",
-            )
+        if not _is_number(key) or int(key) in by_number:
+            shown = repr(shortened(key, _SHOWN_KEY_CHARACTERS))
+            reason = f"{shown} is another, or has the value of another key"
+            raise _wrong_keys(name, count, reason)
         by_number[int(key)] = label
-    missing = [number for number in range(len(labels)) if number not in by_number]
-    if missing:
-        raise _wrong_keys(name, len(labels), f"{missing[0]} is missing")
-    return [by_number[number] for number in range(len(labels))]
+
+    ordered = []
+    for number in range(count):
+        if number not in by_number:
+            raise _wrong_keys(name, count, f"{number} is missing")
+        ordered.append(by_number[number])
+    return ordered
+
+
+def _is_number(key: str) -> bool:
+    return key.isascii() and key.isdecimal() and len(key) < 10
 
 
 def _wrong_keys(name: str, count: int, reason: str) -> ValueError:
     return ValueError(
-        f"{name}: its keys must be the numbers of the outputs, 0 to {count - 1}, each once; {reason}. Correct the file."
+        f"{name}: its keys must be the numbers of the outputs, 0 to {count - 1}, each once; "
+        f"{reason}. Correct the file."
     )

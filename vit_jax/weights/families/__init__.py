@@ -38,5 +38,8 @@ def load_families() -> tuple[Family, ...]:
 
 @functools.cache
 def _import_families(names: tuple[str, ...]) -> tuple[Family, ...]:
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return tuple(module.FAMILY for module in modules)
+    families: list[Family] = []
+    for name in names:
+        module = importlib.import_module(f"{__name__}.{name}")
+        families.append(module.FAMILY)
+    return tuple(families)

@@ -10,7 +10,12 @@ from vit_jax.weights.library_models import (
     TimmModel,
     TransformersModel,
 )
-from vit_jax.weights.names.huggingface_names import GATED, PROJECTIONS, HuggingFaceNames
+from vit_jax.weights.names.huggingface_names import (
+    GATED,
+    PROJECTIONS,
+    HuggingFaceNames,
+    prefix_values,
+)
 from vit_jax.weights.names.original_names import OriginalNames
 
 _MODELS = """
@@ -46,7 +51,7 @@ _HUGGINGFACE_NAMES = HuggingFaceNames(
         **PROJECTIONS,
         ".attention/out": ".attention.out_proj",
         ".mlp_norm": ".rms_norm2",
-        **{ours: f".ffn.{theirs}" for ours, theirs in GATED.items()},
+        **prefix_values(".ffn.", GATED),
         "encoder/norm": "rms_norm",
     },
     arrays={"positions/table": "embeddings.position_embedding.weight"},

@@ -10,7 +10,6 @@ from vit_jax.weights.library_models import (
     TimmModel,
     TransformersModel,
 )
-from vit_jax.weights.names.entry import QKV
 from vit_jax.weights.names.huggingface_names import TWO_LAYERS, HuggingFaceNames
 from vit_jax.weights.names.original_names import OriginalNames
 
@@ -77,7 +76,9 @@ HUGGINGFACE_NAMES = HuggingFaceNames(
     layers={
         "embedding_norm": "pre_layrnorm",
         ".attention_norm": ".layer_norm1",
-        **{f".attention/{ours}": f".self_attn.{ours[0]}_proj" for ours in QKV},
+        ".attention/query": ".self_attn.q_proj",
+        ".attention/key": ".self_attn.k_proj",
+        ".attention/value": ".self_attn.v_proj",
         ".attention/out": ".self_attn.out_proj",
         ".mlp_norm": ".layer_norm2",
         **TWO_LAYERS,

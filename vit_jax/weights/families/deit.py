@@ -39,19 +39,20 @@ class DistilledTokens(Packing):
     """
 
     note = (
-        "The heads of the class and the distillation token are one head on both tokens, with the mean "
-        "of their logits."
+        "The heads of the class and the distillation token are one head on both tokens, with the "
+        "mean of their logits."
     )
 
     def is_in(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
         """Return True for a file with a distillation token that a head reads."""
-        in_timm = {"cls_token", "dist_token"} <= shapes.keys()
-        return in_timm or set(_WITH_TEACHER_NAMES.marks) <= shapes.keys()
+        if {"cls_token", "dist_token"} <= shapes.keys():
+            return True
+        return shapes.keys() >= set(_WITH_TEACHER_NAMES.marks)
 
     def split_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         """Return the shapes of two tokens and two heads."""
-        _, _, width = shapes[_TOKENS[0]]
-        _, num_classes = shapes[_KERNELS[0]]
+        _, _, width = shapes["class_token"]
+        _, num_classes = shapes["head/linear/kernel"]
         apart = dict(shapes)
         apart |= dict.fromkeys(_TOKENS, (1, 1, width))
         apart |= dict.fromkeys(_KERNELS, (width, num_classes))
@@ -61,21 +62,24 @@ class DistilledTokens(Packing):
     def unpack(self, parts: Parameters, file: ArrayFile, a: Architecture) -> Unpacked:
         """Return the parameters of our network."""
         joined = dict(parts)
-        tokens = [joined.pop(name) for name in _TOKENS]
-        joined[_TOKENS[0]] = np.concatenate(tokens, axis=1)
-        if _KERNELS[0] in joined:
-            kernels = [joined.pop(name) for name in _KERNELS]
-            joined[_KERNELS[0]] = np.concatenate(kernels) / 2
-            first, second = (joined.pop(name) for name in _BIASES)
-            joined[_BIASES[0]] = (first + second) / 2
+        tokens = list(map(joined.pop, _TOKENS))
+        joined["class_token"] = np.concatenate(tokens, axis=1)
+        if "head/linear/kernel" in joined:
+            kernels = list(map(joined.pop, _KERNELS))
+            first_bias, second_bias = map(joined.pop, _BIASES)
+            joined["head/linear/kernel"] = np.concatenate(kernels) / 2
+            joined["head/linear/bias"] = (first_bias + second_bias) / 2
         return Unpacked(joined)
 
     def pack(self, parameters: Parameters) -> dict[str, np.ndarray]:
         """Return parameters of two heads with the same logits; `unpack` inverts it up to biases."""
         apart = dict(parameters)
-        apart |= zip(_TOKENS, np.split(apart[_TOKENS[0]], 2, axis=1), strict=True)
-        apart |= zip(_KERNELS, np.split(2 * apart[_KERNELS[0]], 2), strict=True)
-        return apart | dict.fromkeys(_BIASES, apart[_BIASES[0]])
+        tokens = np.split(parameters["class_token"], 2, axis=1)
+        apart |= zip(_TOKENS, tokens, strict=True)
+        kernels = np.split(2 * parameters["head/linear/kernel"], 2)
+        apart |= zip(_KERNELS, kernels, strict=True)
+        apart |= dict.fromkeys(_BIASES, parameters["head/linear/bias"])
+        return apart
 
 
 _DISTILLED_TOKENS = DistilledTokens()

@@ -27,6 +27,7 @@ from vit_jax.weights.names.huggingface_names import (
     SCALES,
     TOKENS,
     HuggingFaceNames,
+    prefix_values,
 )
 from vit_jax.weights.names.original_names import OriginalNames
 from vit_jax.weights.packing import Packing, Parameters, Shapes, Unpacked
@@ -69,7 +70,7 @@ _HUGGINGFACE_NAMES = HuggingFaceNames(
         **NORMS,
         **PROJECTIONS,
         ".attention/out": ".attention.o_proj",
-        **{ours: f".mlp.{theirs}" for ours, theirs in GATED.items()},
+        **prefix_values(".mlp.", GATED),
         "encoder/norm": "norm",
     },
     arrays={**TOKENS, **SCALES},

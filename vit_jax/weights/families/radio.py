@@ -54,7 +54,6 @@ _NORMALISATION = (
     "radio_model.input_conditioner.norm_mean",
     "radio_model.input_conditioner.norm_std",
 )
-_PREFIX_TOKENS = ("class_token", "register_tokens")
 
 
 class RadioTokens(Packing):
@@ -65,8 +64,9 @@ class RadioTokens(Packing):
     """
 
     note = (
-        "Positions are resized to the longer side (bilinear) and cropped, as transformers and C-RADIOv4 do "
-        "(align_corners=False). C-RADIOv3 B and H were trained with align_corners=True: take timm's files of these."
+        "Positions are resized to the longer side (bilinear) and cropped, as transformers and "
+        "C-RADIOv4 do (align_corners=False). C-RADIOv3 B and H were trained with "
+        "align_corners=True: take timm's files of these."
     )
     fits_any_grid = True
     pads_class_position = False
@@ -78,21 +78,28 @@ class RadioTokens(Packing):
     def complete_facts(
         self, facts: Facts, shapes: Shapes, arrays: Mapping[str, StoredArray]
     ) -> Facts:
-        """Return the facts with as many class tokens as the file chooses; the first one if it states no choice."""
+        """Return the facts with as many class tokens as the file chooses.
+
+        It is one if the file states no choice.
+        """
         num_tokens, _ = shape_of(shapes, "cls_token", 2)
-        chosen = 1
+        num_chosen = 1
         if _CHOICE in arrays and len(arrays[_CHOICE].shape) == 1:
-            chosen = arrays[_CHOICE].shape[0]
-        if not 0 < chosen <= num_tokens:
-            raise ValueError(f"it chooses {chosen} of {num_tokens} prefix tokens: {_CHOICE}")
-        counts = {"class_tokens": chosen, "registers": num_tokens - chosen}
-        modern_options = {**facts.modern_options, **counts}
+            num_chosen = arrays[_CHOICE].shape[0]
+        if not 0 < num_chosen <= num_tokens:
+            raise ValueError(f"it chooses {num_chosen} of {num_tokens} prefix tokens: {_CHOICE}")
+
+        modern_options = dict(facts.modern_options)
+        modern_options["class_tokens"] = num_chosen
+        modern_options["registers"] = num_tokens - num_chosen
         absent = frozenset(["register_tokens"])
         return dataclasses.replace(facts, modern_options=modern_options, absent=absent)
 
     def split_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         """Return the shapes without registers, which are in the array of the class token."""
-        return {name: shape for name, shape in shapes.items() if name != "register_tokens"}
+        parts = dict(shapes)
+        parts.pop("register_tokens", None)
+        return parts
 
     def adapt_entries(self, entries: Sequence[Entry], a: Architecture) -> list[Entry]:
         """Return the arrays with all prefix tokens in that of the class token."""
@@ -104,36 +111,49 @@ class RadioTokens(Packing):
         Raises:
           ValueError: the chosen numbers are not those of different tokens.
         """
-        choice = file.read(_CHOICE) if _CHOICE in file.arrays else np.zeros(1, np.int64)
-        positions = crop_square(parts["positions/table"][0], a.grid)[None]
-        tokens = _split_tokens(parts["class_token"], choice)
-        parameters = {**parts, **tokens, "positions/table": positions}
-        if not set(_NORMALISATION) <= file.arrays.keys():
+        chosen = np.zeros(1, np.int64)
+        if _CHOICE in file.arrays:
+            chosen = file.read(_CHOICE)
+        tokens = _split_tokens(parts["class_token"], chosen)
+        table_SD = parts["positions/table"][0]
+        positions_1SD = crop_square(table_SD, a.grid)[None]
+        parameters = {**parts, **tokens, "positions/table": positions_1SD}
+        if not file.arrays.keys() >= set(_NORMALISATION):
             return Unpacked(parameters)
-        mean, std = (file.read(name).ravel().tolist() for name in _NORMALISATION)
+
+        mean, std = [file.read(name).ravel().tolist() for name in _NORMALISATION]
         return Unpacked(parameters, parse_normalisation(mean, std))
 
     def pack(self, parameters: Parameters) -> dict[str, np.ndarray]:
         """Return the parameters with all prefix tokens in the array of the class token."""
         packed = dict(parameters)
-        tokens = [packed.pop(name) for name in _PREFIX_TOKENS if name in parameters]
+        tokens = [packed.pop("class_token")]
+        if "register_tokens" in packed:
+            tokens.append(packed.pop("register_tokens"))
         packed["class_token"] = np.concatenate(tokens, axis=1)
         return packed
 
 
 def _split_tokens(tokens_1PD: np.ndarray, chosen: np.ndarray) -> dict[str, np.ndarray]:
-    """Return our class tokens and registers."""
-    count = tokens_1PD.shape[1]
+    """Return our class tokens and registers.
+
+    Args:
+      tokens_1PD: all prefix tokens.
+      chosen: their numbers that are class tokens.
+    """
     numbers = chosen.tolist()
-    if len(set(numbers)) != len(numbers) or not set(numbers) <= set(range(count)):
+    all_numbers = range(tokens_1PD.shape[1])
+    others = [number for number in all_numbers if number not in numbers]
+    if sorted(numbers + others) != list(all_numbers):
         raise ValueError(
-            f"{_CHOICE}={numbers}: must be different numbers below {count}. Correct the file."
+            f"{_CHOICE}={numbers}: must be different numbers below {len(all_numbers)}. "
+            "Correct the file."
         )
-    others = [place for place in range(count) if place not in numbers]
     return {"class_token": tokens_1PD[:, chosen], "register_tokens": tokens_1PD[:, others]}
 
 
-_RENAMES = {  # timm's names → C-RADIO's, below the prefix
+# timm's names → C-RADIO's, below the prefix.
+_RENAMES = {
     r"^patch_embed\.proj": "patch_generator.embedder",
     "^pos_embed$": "patch_generator.pos_embed",
     "^cls_token$": "patch_generator.cls_token.token",
@@ -153,8 +173,12 @@ class RadioModel(TransformersModel):
 
     def make_rules(self, a: Architecture) -> list[Rule]:
         """Return the names of the parameters of a network."""
-        rules = timm.make_vit_rules(timm.Style(embeds_linearly=True))
-        return [rule._replace(name=_rename(str(rule.name))) for rule in rules]
+        style = timm.Style(embeds_linearly=True)
+        rules = []
+        for rule in timm.make_vit_rules(style):
+            name = _rename(str(rule.name))
+            rules.append(rule._replace(name=name))
+        return rules
 
     def make_arrays(self, a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray]:
         """Return the choice of class tokens, and the normalisation."""

@@ -1,4 +1,7 @@
-"""Networks that are not read, because ours do not compute a part of theirs, and how their files are recognised."""
+"""Networks that are not read, because ours do not compute a part of theirs.
+
+Patterns recognise them by name or by an array of the file.
+"""
 
 from vit_jax.weights.family import Family, RejectedArrays, RejectedModels
 
@@ -86,7 +89,8 @@ _MODELS = (
 )
 _ARRAYS = (
     RejectedArrays(
-        r"(.*\.)?(detection_tokens|mid_position_embeddings):|(class_labels_classifier|bbox_predictor)\.",
+        r"(.*\.)?(detection_tokens|mid_position_embeddings):"
+        r"|(class_labels_classifier|bbox_predictor)\.",
         "a detector (YOLOS, DETR)",
         "tokens or heads for boxes",
         "take weights for classification, such as DeiT's",
@@ -140,13 +144,15 @@ _ARRAYS = (
         "take weights of a family that docs/pretrained.md lists, such as DINOv3",
     ),
     RejectedArrays(
-        r".*\.(SCB|absmax|nested_absmax|quant_map|weight_format):|.*\.quant_state\.|.*weight:\d+:[iu]",
+        r".*\.(SCB|absmax|nested_absmax|quant_map|weight_format):|.*\.quant_state\."
+        r"|.*weight:\d+:[iu]",
         "a quantised network",
         "integers, with scales, in place of weights",
         "take the file in float32, float16 or bfloat16",
     ),
     RejectedArrays(
-        r"embeds\.proj\.weight:2|(.*/)?embedding/kernel:2|(.*\.)?embeddings\.patch_embedding\.weight:2",
+        r"embeds\.proj\.weight:2|(.*/)?embedding/kernel:2"
+        r"|(.*\.)?embeddings\.patch_embedding\.weight:2",
         "a NaFlex model",
         "a linear patch embedding for images of any aspect ratio",
         "take weights of SigLIP 2 for one resolution, such as google/siglip2-base-patch16-224",

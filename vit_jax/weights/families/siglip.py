@@ -26,8 +26,8 @@ _MODELS = """
 """
 
 _NOTE = (
-    "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP models with the "
-    "exact GELU: its logits differ a little there."
+    "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP "
+    "models with the exact GELU: its logits differ a little there."
 )
 _TRANSFORMERS_MODEL = TransformersModel(
     name="SiglipVisionModel",

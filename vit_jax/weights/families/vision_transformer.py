@@ -1,8 +1,9 @@
-"""ViT: the networks of the paper, AugReg, SAM and big_vision in the authors' files (.npz), timm's and transformers'.
+"""ViT: the networks of the paper, AugReg, SAM and big_vision.
 
-In the authors' files the original code numbers submodules over all classes (MlpBlock_3), newer Flax
-over each (MlpBlock_0). big_vision keeps positions at the top, without the class token's row, may
-have all layers in one array, and a prefix.
+Their files are the authors' (.npz), timm's and transformers'. In the authors' files the original
+code numbers submodules over all classes (MlpBlock_3), newer Flax over each class (MlpBlock_0).
+big_vision keeps positions at the top, without the class token's row, may have all layers in one
+array, and a prefix.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_
 from vit_jax.weights.names.format import Format
 from vit_jax.weights.names.huggingface_names import ATTENTION, CLASSIC, TOKENS, HuggingFaceNames
 from vit_jax.weights.names.ours import Shape
+from vit_jax.weights.patterns import NEVER
 
 _MODELS = """
 64/6/2
@@ -143,14 +145,16 @@ ViT-H/14
 
 # The authors' files.
 
-# Arrays of optimiser and clock, in a checkpoint of training
+# Arrays of optimiser and clock, in a checkpoint of training.
 _STATE = r"(opt|chrono|extra)/|(epoch|state)$"
-_BESIDE = {  # prefix of the network → prefixes allowed beside it
+_BESIDE = {
     "params/img/": rf"{_STATE}|params/(?!img/)",
     "params/": _STATE,
     "opt/target/": _STATE,
-    "": r"(?!)",
+    "": NEVER,
 }
+"""Prefix of the network → pattern of names beside it that are ignored."""
+
 _BIG_VISION_POSITIONS = "pos_embedding"
 
 
@@ -158,33 +162,32 @@ _BIG_VISION_POSITIONS = "pos_embedding"
 class Style:
     """Differences between files of this family; the default is the original's."""
 
-    numbers: tuple[int, int, int] = (
-        2,
-        1,
-        3,
-    )  # of the second norm, the attention and the MLP in a block
+    # Numbers of submodules in a block.
+    mlp_norm: str = "LayerNorm_2"
+    attention: str = "MultiHeadDotProductAttention_1"
+    mlp: str = "MlpBlock_3"
     positions: str = "Transformer/posembed_input/pos_embedding"
     is_stacked: bool = False  # all layers in one array
     group_norm: str = "C->111C"  # layout of the parameters
 
+    @property
+    def block(self) -> str:
+        """Name of the first block, or of all blocks in one array."""
+        if self.is_stacked:
+            return "Transformer/encoderblock"
+        return "Transformer/encoderblock_0"
+
+
+LINEN_STYLE = Style(
+    mlp_norm="LayerNorm_1",
+    attention="MultiHeadDotProductAttention_0",
+    mlp="MlpBlock_0",
+)
+"""Names of newer Flax, which numbers the submodules of each class."""
+
 
 def make_style_rules(style: Style) -> list[Rule]:
     """Return the names of ViTs and hybrids."""
-    norm2, attention, mlp = style.numbers
-    layout = STACKED if style.is_stacked else ""
-    ours = r"encoder/blocks/(\d+)"
-    theirs = r"Transformer/encoderblock" if style.is_stacked else r"Transformer/encoderblock_\1"
-    block = [
-        Rule(rf"{ours}/attention_norm/(\w+)", rf"{theirs}/LayerNorm_0/\2", layout),
-        Rule(rf"{ours}/mlp_norm/(\w+)", rf"{theirs}/LayerNorm_{norm2}/\2", layout),
-        Rule(
-            rf"{ours}/attention/(.+)",
-            rf"{theirs}/MultiHeadDotProductAttention_{attention}/\2",
-            layout,
-        ),
-        Rule(rf"{ours}/mlp/expand/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_0/\2", layout),
-        Rule(rf"{ours}/mlp/contract/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_1/\2", layout),
-    ]
     unit = r"stem/stage(\d+)/unit(\d+)"
     return [
         Rule(r"stem/root/conv/kernel", "conv_root/kernel"),
@@ -196,7 +199,7 @@ def make_style_rules(style: Style) -> list[Rule]:
         Rule(r"embedding/(\w+)", r"embedding/\1"),
         Rule(r"class_token", "cls"),
         Rule(r"positions/table", style.positions),
-        *block,
+        *_make_block_rules(style),
         Rule(r"encoder/norm/(\w+)", r"Transformer/encoder_norm/\1"),
         Rule(r"pooling/probe", "MAPHead_0/probe"),
         Rule(r"pooling/attention/(.+)", r"MAPHead_0/MultiHeadDotProductAttention_0/\1"),
@@ -205,6 +208,23 @@ def make_style_rules(style: Style) -> list[Rule]:
         Rule(r"pooling/mlp/contract/(\w+)", r"MAPHead_0/MlpBlock_0/Dense_1/\1"),
         Rule(r"head/hidden/(\w+)", r"pre_logits/\1"),
         Rule(r"head/linear/(\w+)", r"head/\1"),
+    ]
+
+
+def _make_block_rules(style: Style) -> list[Rule]:
+    """Return the names of the parameters of a block."""
+    ours = r"encoder/blocks/(\d+)"
+    theirs = r"Transformer/encoderblock_\1"
+    layout = ""
+    if style.is_stacked:
+        theirs = "Transformer/encoderblock"
+        layout = STACKED
+    return [
+        Rule(rf"{ours}/attention_norm/(\w+)", rf"{theirs}/LayerNorm_0/\2", layout),
+        Rule(rf"{ours}/mlp_norm/(\w+)", rf"{theirs}/{style.mlp_norm}/\2", layout),
+        Rule(rf"{ours}/attention/(.+)", rf"{theirs}/{style.attention}/\2", layout),
+        Rule(rf"{ours}/mlp/expand/(\w+)", rf"{theirs}/{style.mlp}/Dense_0/\2", layout),
+        Rule(rf"{ours}/mlp/contract/(\w+)", rf"{theirs}/{style.mlp}/Dense_1/\2", layout),
     ]
 
 
@@ -219,79 +239,123 @@ def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
     With a prefix, the state of training and other networks are omitted, nothing else.
     """
     names = set(names)
-    prefix = next((prefix for prefix in _BESIDE if f"{prefix}embedding/kernel" in names), None)
-    if prefix is None:
-        return None
-    kept = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    left = {
-        name
-        for name in names
-        if not name.startswith(prefix) and not re.match(_BESIDE[prefix], name)
-    }
-    return kept | {name: name for name in left}
+    for prefix, beside in _BESIDE.items():
+        if f"{prefix}embedding/kernel" in names:
+            return _remove_prefix(names, prefix, beside)
+    return None
+
+
+def _remove_prefix(names: set[str], prefix: str, beside: str) -> dict[str, str]:
+    """Return names without a prefix → names in the file, except names `beside` the prefix."""
+    short_names = {}
+    others = {}
+    for name in names:
+        if name.startswith(prefix):
+            short_names[name.removeprefix(prefix)] = name
+        elif not re.match(beside, name):
+            others[name] = name
+    return short_names | others
 
 
 def read_style(shapes: Mapping[str, Shape]) -> Style:
     """Return the style of names without prefix."""
+    style = Style()
+    if _has_linen_numbers(shapes):
+        style = LINEN_STYLE
+    if _BIG_VISION_POSITIONS in shapes:
+        style = dataclasses.replace(style, positions=_BIG_VISION_POSITIONS)
+    if len(shapes.get("gn_root/scale", ())) == 1:
+        style = dataclasses.replace(style, group_norm="")
     is_stacked = any(name.startswith("Transformer/encoderblock/") for name in shapes)
-    is_linen = any(re.match(r"Transformer/encoderblock(_0)?/LayerNorm_1/", name) for name in shapes)
-    return Style(
-        numbers=(1, 0, 0) if is_linen else Style.numbers,
-        positions=_BIG_VISION_POSITIONS if _BIG_VISION_POSITIONS in shapes else Style.positions,
-        is_stacked=is_stacked,
-        group_norm="" if len(shapes.get("gn_root/scale", ())) == 1 else Style.group_norm,
-    )
+    return dataclasses.replace(style, is_stacked=is_stacked)
 
 
-def is_big_vision(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> bool:
-    """Return True if a file of this family is big_vision's."""
-    style = read_style(shapes)
-    if (
-        names["embedding/kernel"].startswith("params/")
-        or style.is_stacked
-        or _BIG_VISION_POSITIONS in shapes
-    ):
-        return True
-    return style.numbers != Style.numbers and Style.positions not in shapes
+def _has_linen_numbers(shapes: Mapping[str, Shape]) -> bool:
+    """Return True for submodules that are numbered in each class."""
+    pattern = re.compile(r"Transformer/encoderblock(_0)?/LayerNorm_1/")
+    return any(map(pattern.match, shapes))
 
 
 def find_facts(shapes: Mapping[str, Shape]) -> Facts:
-    """Return the facts of a file; ValueError as for `shape_of`."""
+    """Return the facts of a file.
+
+    Raises:
+      ValueError: as for `shape_of`.
+    """
     style = read_style(shapes)
-    _, attention, mlp = style.numbers
-    block = "Transformer/encoderblock" if style.is_stacked else "Transformer/encoderblock_0"
-    extra = int(style.is_stacked)
-    height, patch_width, _, width = shape_of(shapes, "embedding/kernel", 4)
-    query = shape_of(
-        shapes, f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel", 3 + extra
-    )
-    expand = shape_of(shapes, f"{block}/MlpBlock_{mlp}/Dense_0/kernel", 2 + extra)
-    has_stem = "conv_root/kernel" in shapes
-    pool = "token" if "cls" in shapes else "map" if "MAPHead_0/probe" in shapes else "gap"
-    at_top = style.positions == _BIG_VISION_POSITIONS
+    patch_height, patch_width, _, width = shape_of(shapes, "embedding/kernel", 4)
+
+    layer_axes = int(style.is_stacked)
+    query_kernel = f"{style.block}/{style.attention}/query/kernel"
+    query_shape = shape_of(shapes, query_kernel, 3 + layer_axes)
+    expand_kernel = f"{style.block}/{style.mlp}/Dense_0/kernel"
+    expand_shape = shape_of(shapes, expand_kernel, 2 + layer_axes)
+    depth = query_shape[0]
+    if not style.is_stacked:
+        depth = count(shapes, r"Transformer/encoderblock_(\d+)/")
+
+    family = "vit"
+    root_channels = 64
+    if "conv_root/kernel" in shapes:
+        family = "hybrid"
+        root_channels = shape_of(shapes, "conv_root/kernel", 4)[-1]
+
+    position_rows = None
+    if style.positions in shapes:
+        _, position_rows, _ = shape_of(shapes, style.positions, 3)
+
+    pool = _find_pool(shapes)
+    has_class_token = pool == "token"
+    has_hidden_layer = "pre_logits/kernel" in shapes
     return Facts(
-        family="hybrid" if has_stem else "vit",
-        patch_size=(height, patch_width),
+        family=family,
+        patch_size=(patch_height, patch_width),
         width=width,
-        depth=query[0] if style.is_stacked else count(shapes, r"Transformer/encoderblock_(\d+)/"),
-        mlp_dim=expand[-1],
-        num_heads=query[-2],
+        depth=depth,
+        mlp_dim=expand_shape[-1],
+        num_heads=query_shape[-2],
         units=counts(shapes, r"block(\d+)/unit(\d+)/"),
-        root_channels=shape_of(shapes, "conv_root/kernel", 4)[-1] if has_stem else 64,
+        root_channels=root_channels,
         pool=pool,
-        head="mlp" if "pre_logits/kernel" in shapes else "linear",
+        head="mlp" if has_hidden_layer else "linear",
         num_classes=classes_of(shapes, "head/kernel", -1, "head/bias"),
-        position_rows=shape_of(shapes, style.positions, 3)[1]
-        if style.positions in shapes
-        else None,
-        prefix_rows=(0,) if pool != "token" else (0, 1) if at_top else (1,),
+        position_rows=position_rows,
+        prefix_rows=_list_prefix_rows(style, has_class_token),
         defaults={"gelu": "tanh", "layer_norm_epsilon": 1e-6},
-        modern_options={"class_tokens": int(pool == "token")},
+        modern_options={"class_tokens": int(has_class_token)},
     )
+
+
+def _find_pool(shapes: Mapping[str, Shape]) -> str:
+    if "cls" in shapes:
+        return "token"
+    if "MAPHead_0/probe" in shapes:
+        return "map"
+    return "gap"
+
+
+def _list_prefix_rows(style: Style, has_class_token: bool) -> tuple[int, ...]:
+    """Return the possible numbers of rows of the class token in the table of positions."""
+    if not has_class_token:
+        return (0,)
+    if style.positions == _BIG_VISION_POSITIONS:
+        return (0, 1)
+    return (1,)
 
 
 def _name_style(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> str:
-    return "big_vision" if is_big_vision(shapes, names) else ""
+    """Return "big_vision" for its files; "" for those of the paper."""
+    style = read_style(shapes)
+    has_prefix = names["embedding/kernel"].startswith("params/")
+    if has_prefix or style.is_stacked or _BIG_VISION_POSITIONS in shapes:
+        return "big_vision"
+    if _has_linen_numbers(shapes) and Style.positions not in shapes:
+        return "big_vision"
+    return ""
+
+
+def _holds_hidden_layer(a: Architecture) -> bool:
+    return True
 
 
 _FORMAT = Format(
@@ -301,7 +365,7 @@ _FORMAT = Format(
     rules=make_rules,
     families=("vit", "hybrid"),
     other_families="it holds ViTs and hybrids; a ResNet goes to bit or timm",
-    holds_hidden_layer=lambda a: True,
+    holds_hidden_layer=_holds_hidden_layer,
     name_style=_name_style,
 )
 

@@ -1,7 +1,8 @@
-"""Names of Hugging Face's vision transformers (.safetensors), by class of the library; `families` holds them.
+"""Names of Hugging Face's vision transformers (.safetensors), by class of the library.
 
-Files carry the classic names; newer versions of the library use shorter ones in memory, which are
-read too. Text towers, decoders of pre-training and mask tokens are ignored.
+`families` holds the tables of names. Files carry the classic names; newer versions of the library
+use shorter ones in memory, which are read too. Text towers, decoders of pre-training and mask
+tokens are ignored.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from vit_jax.weights.names.huggingface_names import HuggingFaceNames
 from vit_jax.weights.names.ours import Shape
 
 
-def load_names() -> list[HuggingFaceNames]:
+def load_tables() -> list[HuggingFaceNames]:
     """Return the names of all families, those that are recognised by most names first."""
     tables: list[HuggingFaceNames] = []
     for family in load_families():
@@ -30,9 +31,9 @@ def load_names() -> list[HuggingFaceNames]:
 
 
 def find_table(canonical_names: Iterable[str]) -> HuggingFaceNames | None:
-    """Return the names of the family that a file has."""
+    """Return the table of names that a file has."""
     names = set(canonical_names)
-    for table in load_names():
+    for table in load_tables():
         if table.recognised_by <= names:
             return table
     return None
@@ -41,67 +42,78 @@ def find_table(canonical_names: Iterable[str]) -> HuggingFaceNames | None:
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Return classic names → names in the file; None where the file is of another format.
 
-    A pooler beside a classifier is left out: the library's classifier does not see it.
+    A pooler beside a classifier is ignored: the library's classifier does not see it.
     """
     names = set(names)
-    for table in load_names():
+    for table in load_tables():
         for prefix in table.prefixes:
-            kept = _read_names(names, table, prefix)
-            if find_table(kept.values()) is table:
-                return _leave_out_pooler(invert(kept), table)
+            classic_names = _read_names(names, table, prefix)
+            if find_table(classic_names.values()) is table:
+                return _ignore_pooler(invert(classic_names), table)
     return None
 
 
 def _read_names(names: Iterable[str], table: HuggingFaceNames, prefix: str) -> dict[str, str]:
     """Return names in the file → classic names, without those that are not part of the network."""
-    kept = {}
+    classic_names = {}
     for name in names:
-        classic = table.to_classic(name, prefix)
-        if not re.match(table.ignored, classic):
-            kept[name] = classic
-    return kept
+        classic_name = table.to_classic(name, prefix)
+        if not re.match(table.ignored, classic_name):
+            classic_names[name] = classic_name
+    return classic_names
 
 
-def _leave_out_pooler(names: Mapping[str, str], table: HuggingFaceNames) -> dict[str, str]:
-    pooler = table.layers.get("head/hidden")
+def _ignore_pooler(names: dict[str, str], table: HuggingFaceNames) -> dict[str, str]:
+    """Return names without those of a pooler beside a classifier."""
+    pooler = _find_pooler(table)
     if pooler is None or "classifier.weight" not in names:
-        return dict(names)
-    start = f"{table.prefixes[0]}{pooler}"
-    return {classic: name for classic, name in names.items() if not classic.startswith(start)}
+        return names
+    return {classic: name for classic, name in names.items() if not classic.startswith(pooler)}
+
+
+def _find_pooler(table: HuggingFaceNames) -> str | None:
+    """Return the canonical name of the pooler, which is the hidden layer of our head."""
+    pooler = table.layers.get("head/hidden")
+    if pooler is None:
+        return None
+    return f"{table.prefixes[0]}{pooler}"
 
 
 def find_names(names: Iterable[str], in_file: Iterable[str]) -> dict[str, str]:
     """Return names that the library has in memory → names in a file, for those that the file has."""
     names = list(names)
-    classic_names = canonical(in_file)
-    if classic_names is None:
+    file_names = canonical(in_file)
+    if file_names is None:
         return {}
-    table = find_table(classic_names)
+    table = find_table(file_names)
     assert table is not None
+
     best: dict[str, str] = {}
     for prefix in table.prefixes:
         found = {}
         for name in names:
-            classic = table.to_classic(name, prefix)
-            if classic in classic_names:
-                found[name] = classic_names[classic]
-        best = max(best, found, key=len)
+            classic_name = table.to_classic(name, prefix)
+            if classic_name in file_names:
+                found[name] = file_names[classic_name]
+        if len(found) > len(best):
+            best = found
     return best
 
 
 def make_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     """Return the names of a file, or without shapes of the class for a network."""
-    if table := find_table(shapes):
-        return _make_file_rules(table, shapes)
-    return huggingface_model(a).make_rules(a)
+    table = find_table(shapes)
+    if table is None:
+        return huggingface_model(a).make_rules(a)
+    return _make_file_rules(table, shapes)
 
 
 def _make_file_rules(table: HuggingFaceNames, shapes: Mapping[str, Shape]) -> list[Rule]:
     prefix = table.prefixes[0]
     is_packed = False
     if table.packed_layers:
-        packed = f"{table.block}0{table.packed_layers['.mlp/expand']}.weight"
-        is_packed = f"{prefix}{packed}" in shapes
+        packed_layer = table.packed_layers[".mlp/expand"]
+        is_packed = f"{prefix}{table.block}0{packed_layer}.weight" in shapes
     return table.make_rules(prefix, is_packed=is_packed)
 
 
@@ -111,25 +123,38 @@ def add_arrays(a: Architecture, normalisation: Normalisation) -> dict[str, np.nd
 
 
 def find_facts(shapes: Mapping[str, Shape]) -> Facts:
-    """Return the facts of a file; not the number of heads. ValueError as for `shape_of`."""
+    """Return the facts of a file, without the number of heads.
+
+    Raises:
+      ValueError: as for `shape_of`.
+    """
     table = find_table(shapes)
     assert table is not None
     head = table.heads["head/linear"]
-    pooler = f"{table.prefixes[0]}{table.layers.get('head/hidden')}"
-    vit = vit_facts(
+    head_kernel = f"{head}.weight"
+    num_classes = classes_of(shapes, head_kernel, 0, f"{head}.bias")
+    pooler = _find_pooler(table)
+    has_hidden_layer = pooler is not None and f"{pooler}.weight" in shapes
+    absent = frozenset[str]()
+    if not table.has_head_bias:
+        absent = frozenset(["head/linear/bias"])
+
+    facts = vit_facts(
         shapes,
         _make_file_rules(table, shapes),
-        num_classes=classes_of(shapes, f"{head}.weight", 0, f"{head}.bias"),
-        head="mlp" if f"{pooler}.weight" in shapes else "linear",
+        num_classes=num_classes,
+        head="mlp" if has_hidden_layer else "linear",
         fixed_positions=table.fixed_positions,
         defaults={"gelu": "exact", "layer_norm_epsilon": table.epsilon},
-        absent=frozenset() if table.has_head_bias else frozenset(["head/linear/bias"]),
+        absent=absent,
     )
-    head_width = shapes.get(f"{head}.weight", (0, 0))[-1]
-    has_wide_head = head_width == 2 * vit.width
-    pool = table.wide_head_pool if table.wide_head_pool and has_wide_head else vit.pool
-    modern_options = {**vit.modern_options, **table.fields}
-    return dataclasses.replace(vit, pool=pool, modern_options=modern_options)
+
+    pool = facts.pool
+    head_width = shapes.get(head_kernel, (0, 0))[-1]
+    if table.wide_head_pool and head_width == 2 * facts.width:
+        pool = table.wide_head_pool
+    modern_options = {**facts.modern_options, **table.fields}
+    return dataclasses.replace(facts, pool=pool, modern_options=modern_options)
 
 
 def find_lacking(a: Architecture) -> dict[str, object]:
@@ -137,7 +162,7 @@ def find_lacking(a: Architecture) -> dict[str, object]:
     if a.family != "vit":
         return a.modern_options
     lacking = huggingface_model(a).lacking(a)
-    lacking.pop("head", None)  # a reason of its own
+    lacking.pop("head", None)  # `names` has the reason for it
     return lacking
 
 

@@ -5,7 +5,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from vit_jax.weights.names.entry import QKV, Rule, pytorch_rules, transformer_rules
+from vit_jax.weights.names.entry import Rule, pytorch_rules, transformer_rules
 from vit_jax.weights.patterns import NEVER
 
 Names = Mapping[str, str]
@@ -17,20 +17,47 @@ TOKENS = {
     "positions/table": "embeddings.position_embeddings",
 }
 ATTENTION = {
-    **{f".attention/{ours}": f".attention.attention.{ours}" for ours in QKV},
+    ".attention/query": ".attention.attention.query",
+    ".attention/key": ".attention.attention.key",
+    ".attention/value": ".attention.attention.value",
     ".attention/out": ".attention.output.dense",
 }
-PROJECTIONS = {f".attention/{ours}": f".attention.{ours[0]}_proj" for ours in QKV}
-SCALES = {".attention_scale": ".layer_scale1.lambda1", ".mlp_scale": ".layer_scale2.lambda1"}
-GATED = {".mlp/gate": "gate_proj", ".mlp/expand": "up_proj", ".mlp/contract": "down_proj"}
-TWO_LAYERS = {".mlp/expand": ".mlp.fc1", ".mlp/contract": ".mlp.fc2"}
-NORMS = {".attention_norm": ".norm1", ".mlp_norm": ".norm2"}
+PROJECTIONS = {
+    ".attention/query": ".attention.q_proj",
+    ".attention/key": ".attention.k_proj",
+    ".attention/value": ".attention.v_proj",
+}
+SCALES = {
+    ".attention_scale": ".layer_scale1.lambda1",
+    ".mlp_scale": ".layer_scale2.lambda1",
+}
+GATED = {
+    ".mlp/gate": "gate_proj",
+    ".mlp/expand": "up_proj",
+    ".mlp/contract": "down_proj",
+}
+TWO_LAYERS = {
+    ".mlp/expand": ".mlp.fc1",
+    ".mlp/contract": ".mlp.fc2",
+}
+NORMS = {
+    ".attention_norm": ".norm1",
+    ".mlp_norm": ".norm2",
+}
 
 # Newer → classic names, below a layer.
 CLASSIC = {
-    **{f"attention.{ours[0]}_proj": f"attention.attention.{ours}" for ours in QKV},
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
     "attention.o_proj": "attention.output.dense",
 }
+_NEWER_LAYER = re.compile(r"(?:model\.|encoder\.)?layers?\.(\d+)\.(.+)\.(\w+)")
+
+
+def prefix_values(prefix: str, names: Names) -> Names:
+    """Return a table whose theirs names begin with a prefix."""
+    return {ours: f"{prefix}{theirs}" for ours, theirs in names.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,20 +65,20 @@ class HuggingFaceNames:
     """Names that some classes of the library share.
 
     Attributes:
-      prefixes: of the network in a file; the first is used in canonical names.
+      prefixes: prefixes of the network in a file; the first is used in canonical names.
       patches: name of the patch embedding. Files are recognised by it and by the first norm of a
         block.
-      marks: names of further arrays by which files are recognised, in full.
+      marks: full names of further arrays by which files are recognised.
       block: beginning of the names of a block, before its number.
       layers: our names → theirs; names that begin with a dot are in a block.
       packed_layers: names that differ where gate and hidden layer of the MLP are one array.
       arrays: the same for single arrays.
-      layouts: of single arrays.
+      layouts: layouts of single arrays.
       heads: names of linear layers behind the network, which have no prefix.
       newer: newer → classic names, below a layer.
       ignored: regular expression of names that are not part of the network, without prefix.
       has_head_bias: the head has a bias.
-      epsilon: of norms, where the configuration states none.
+      epsilon: epsilon of norms, where the configuration states none.
       fixed_positions: the positions of files without a table.
       wide_head_pool: pooling of networks whose head reads twice the width; "" where there are none.
       fields: fields of the architecture of all networks with these names.
@@ -77,9 +104,10 @@ class HuggingFaceNames:
     @functools.cached_property
     def recognised_by(self) -> frozenset[str]:
         """Canonical names that a file of this family has."""
-        norm = self.layers[".attention_norm"]
-        names = (f"{self.patches}.weight", f"{self.block}0{norm}.weight")
-        return frozenset((*(f"{self.prefixes[0]}{name}" for name in names), *self.marks))
+        prefix = self.prefixes[0]
+        first_norm = f"{self.block}0{self.layers['.attention_norm']}"
+        patches = f"{prefix}{self.patches}.weight"
+        return frozenset((patches, f"{prefix}{first_norm}.weight", *self.marks))
 
     def make_rules(self, prefix: str, *, is_packed: bool = False) -> list[Rule]:
         """Return the names of parameters, with the prefix of the network."""
@@ -91,14 +119,19 @@ class HuggingFaceNames:
 
     def to_classic(self, name: str, prefix: str) -> str:
         """Return the canonical name of an array whose network has this prefix in the file."""
-        is_of_head = name.startswith(tuple(f"{head}." for head in self.heads.values()))
-        if not name.startswith(prefix) or is_of_head:
+        if not name.startswith(prefix) or self._is_in_head(name):
             return name
-        short = name.removeprefix(prefix)
-        if re.match(self.ignored, short):
-            return short
-        layer = re.fullmatch(r"(?:model\.|encoder\.)?layers?\.(\d+)\.(.+)\.(\w+)", short)
-        if layer and self.block != "encoder.layers.":  # these are the classic names themselves
-            number, part, leaf = layer.groups()
-            short = f"{self.block}{number}.{self.newer.get(part, part)}.{leaf}"
-        return f"{self.prefixes[0]}{short}"
+        short_name = name.removeprefix(prefix)
+        if re.match(self.ignored, short_name):
+            return short_name
+
+        match = _NEWER_LAYER.fullmatch(short_name)
+        if match and self.block != "encoder.layers.":  # these are the classic names themselves
+            number, part, leaf = match.groups()
+            classic_part = self.newer.get(part, part)
+            short_name = f"{self.block}{number}.{classic_part}.{leaf}"
+        return f"{self.prefixes[0]}{short_name}"
+
+    def _is_in_head(self, name: str) -> bool:
+        """Return True for a parameter of a linear layer behind the network."""
+        return any(name.startswith(f"{head}.") for head in self.heads.values())
