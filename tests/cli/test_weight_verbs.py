@@ -86,8 +86,8 @@ def contents(folder):
         ("predict w.npz a.png --weights.num_heads=two", "--weights.num_heads=two: must be int"),
         ("predict w.npz a.png --weights.image_size=9", "must divide the image height of 9"),
         ("predict w.npz a.png --weights.raw", "w.npz has no Polyak average"),
-        ("predict w.npz a.png --weights.raw", "leave out --weights.raw."),
-        ("predict w.npz a.png --raw", "leave out --raw."),
+        ("predict w.npz a.png --weights.raw", "omit --weights.raw."),
+        ("predict w.npz a.png --raw", "omit --raw."),
         ("predict w.npz a.png --image-size=9", "must divide the image height of 9"),
         ("predict w.npz a.png --weights.compute_dtype=int8", "--weights.compute_dtype=int8: "),
         ("convert w.npz o.npz --compute_dtype=bfloat16", "--compute_dtype=bfloat16: has no effect"),
@@ -449,7 +449,7 @@ def test_polyak_average_or_raw_parameters(here):
 
     for inside in ("run/checkpoints", "run/checkpoints/5"):
         message = fails("evaluate", inside, "--data=digits")
-        assert f"{inside} holds no checkpoints of ours" in message
+        assert f"{inside} holds no vit_jax checkpoints" in message
         assert message.endswith(f": give the workdir, {here}/run.")
 
 

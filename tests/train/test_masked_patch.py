@@ -133,7 +133,7 @@ def test_fine_tuning_leaves_the_head_behind_and_says_so(finished):
     assert "head/mask" not in fitted.parameters
     assert fitted.parameters["head/linear/kernel"].shape == (16, 10)
     assert (
-        "note     the head that predicts masked patches, and its [mask] embedding, are left out."
+        "note     the head that predicts masked patches, and its [mask] embedding, are dropped."
         in report
     )
 

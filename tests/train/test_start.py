@@ -20,7 +20,7 @@ from vit_jax.train import start
 from vit_jax.train.assemble import assemble
 from vit_jax.train.start import state_of_parameters
 from vit_jax.train.starting_weights import adapt
-from vit_jax.weights.fit import fit, without_head
+from vit_jax.weights.fit import fit, remove_head
 from vit_jax.weights.saving import save_weights
 
 FACTS = {
@@ -194,7 +194,7 @@ def test_weights_get_a_new_head(save):
         "linear",
     )
 
-    expected = fit(without_head(weights_of(VIT)), architecture)
+    expected = fit(remove_head(weights_of(VIT)), architecture)
     for name, array in expected.parameters.items():
         assert fitted.parameters[name].tobytes() == array.tobytes(), name
 

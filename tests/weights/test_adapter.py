@@ -313,7 +313,7 @@ def test_a_base_that_cannot_be_had_is_named(tmp_path, monkeypatch):
         load_weights(folder)
 
     write_adapter(folder, folder, {})
-    with pytest.raises(ValueError, match="not a run of ours or another adapter"):
+    with pytest.raises(ValueError, match="not a workdir or another adapter"):
         load_weights(folder)
 
 

@@ -8,7 +8,7 @@ from tests.weights.reference import networks
 from tests.weights.small_networks import SQUARE, VIT, arrays_of, assert_same, weights_of
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
-from vit_jax.weights.load import class_names_file
+from vit_jax.weights.locate import find_class_names_file
 from vit_jax.weights.saving import OWN, save_weights
 
 ROOT = f"gs://{gcs.BUCKET}"
@@ -20,7 +20,7 @@ def weights_folder(cloud, tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     names = [f"class {number}" for number in range(SQUARE.num_classes)]
     write_npz(folder / "one.npz", arrays_of(SQUARE, "released"), {})
-    class_names_file(folder / "one.npz").write_text("\n".join(names) + "\n")
+    find_class_names_file(folder / "one.npz").write_text("\n".join(names) + "\n")
     save_weights(weights_of(VIT), folder / "hf", "huggingface")
     save_weights(weights_of(VIT), folder / "run", OWN)
     save_weights(weights_of(VIT), folder / "shards", "huggingface")
@@ -93,6 +93,6 @@ def test_what_is_not_there(weights_folder):
         load_weights(f"{ROOT}/none.npz")
 
     with pytest.raises(
-        ValueError, match=r"gs://bucket: must have checkpoints of ours or a \.safetensors"
+        ValueError, match=r"gs://bucket: must have vit_jax checkpoints or a \.safetensors"
     ):
         load_weights(ROOT)

@@ -16,7 +16,7 @@ from tests.weights.small_networks import HYBRID, PREPROCESSING, TRAINING, VIT, w
 from vit_jax.imports.extras import install_command
 from vit_jax.text.printable import printable
 from vit_jax.weights.card import model_card
-from vit_jax.weights.fit import without_head
+from vit_jax.weights.fit import remove_head
 from vit_jax.weights.saving import OWN, save_weights
 
 NAMES = ("cat", "dog | `x`", "bird")
@@ -160,7 +160,7 @@ def test_a_card_says_how_outputs_become_probabilities(format_name):
 
 def test_what_is_not_known_is_said(tmp_path):
     front, text = card_of(
-        without_head(weights_of(HYBRID), keep_hidden=False),
+        remove_head(weights_of(HYBRID), keep_hidden=False),
         tmp_path / "features",
         "timm",
     )

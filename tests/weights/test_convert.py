@@ -18,7 +18,7 @@ from tests.weights.small_networks import (
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
-from vit_jax.weights.load_report import ArrayStatus, table
+from vit_jax.weights.load_report import ArrayStatus, list_arrays
 from vit_jax.weights.saving import OWN, convert, save_weights
 
 
@@ -65,7 +65,7 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
         (
             "out.safetensors",
             None,
-            "does not determine whose names are wanted. Give --to=timm or --to=huggingface",
+            "does not determine the format. Give --to=timm or --to=huggingface",
         ),
         ("out.npz", "torch", "to='torch': must be one of released, bit, timm, huggingface"),
         ("out.npz", "vit_jax", "our own checkpoints are folders"),
@@ -184,7 +184,7 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
         "  opt/x     -                scalar  float32  ignored",
     ]
 
-    assert table(statuses).splitlines() == expected
+    assert list_arrays(statuses).splitlines() == expected
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from vit_jax.config import AdaptConfig, adapt_architecture
 from vit_jax.evals.features import make_feature_step
 from vit_jax.models import build_model
 from vit_jax.weights.description import describe_preparation
-from vit_jax.weights.fit import ending_in, fit
+from vit_jax.weights.fit import cut_after_layer, fit
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.load import load_weights
-from vit_jax.weights.names import refuse_unwritable
+from vit_jax.weights.names import require_writable
 from vit_jax.weights.saving import save_weights
 
 RECORDED, ADAPTED = (
@@ -327,10 +327,10 @@ def test_a_trained_patch_bias_that_timm_lacks_is_rejected(tmp_path):
 )
 def test_networks_that_no_class_of_timm_computes_are_rejected(case, changes, part, tmp_path):
     architecture = load_weights(write(f"timm/{case}", tmp_path)).architecture
-    refuse_unwritable("timm", architecture)
+    require_writable("timm", architecture)
 
     with pytest.raises(ValueError, match=rf"cannot hold .*: it is not written with {part}\."):
-        refuse_unwritable("timm", dataclasses.replace(architecture, **changes))
+        require_writable("timm", dataclasses.replace(architecture, **changes))
 
 
 def cases(recorded, fast):
@@ -347,7 +347,7 @@ def test_networks_with_a_class_token_have_it_as_a_feature_whatever_they_pool(cas
     weights = load_weights(write(case, tmp_path))
     a = weights.architecture
     make_feature_step("token_mean", a)
-    read = ending_in(weights, "token_mean").architecture
+    read = cut_after_layer(weights, "token_mean").architecture
 
     assert (read.pool, read.feature_width) == ("token_gap", (a.num_class_tokens + 1) * a.width)
 
@@ -417,7 +417,7 @@ def test_the_border_that_no_patch_covers_is_left_out_of_so400m(tmp_path):
     weights = load_weights(write("huggingface/siglip", tmp_path, image_size=54))
     assert weights.architecture.image_size == (48, 48)
     assert any(
-        "54x54 images, where patches of 16x16 pixels leave out a border" in note
+        "54x54 images, where patches of 16x16 pixels do not cover a border" in note
         for note in weights.notes
     )
 

@@ -16,7 +16,7 @@ from tests.weights.reference import resizing
 from tests.weights.small_networks import NETWORKS, OURS, VIT, assert_same, weights_of
 from vit_jax import pytree
 from vit_jax.config import AdaptConfig, adapt_architecture
-from vit_jax.weights.fit import ending_in, fit, without_head
+from vit_jax.weights.fit import cut_after_layer, fit, remove_head
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
 
@@ -59,7 +59,7 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
     weights = weights_of(source)
     before = {name: array.copy() for name, array in weights.parameters.items()}
     target = changed(doubled(source) if resize else source, num_classes=7, head="linear")
-    fitted = fit(without_head(weights), target)
+    fitted = fit(remove_head(weights), target)
 
     assert_same(weights.parameters, before)  # nothing was changed in place
 
@@ -81,7 +81,7 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
             assert name in HEAD
             assert not made.any()
             assert made.dtype == np.float32
-        elif words == "left out":
+        elif words == "dropped":
             assert made is None
             assert name.startswith("head/hidden/")
         else:
@@ -119,7 +119,7 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
     )
 
     fitted = fit(
-        without_head(weights),
+        remove_head(weights),
         MLP,
     )  # the same number of classes, and still a fresh last layer
 
@@ -130,11 +130,11 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
     assert not any(fitted.parameters[name].any() for name in HEAD)
 
     summary = fit(
-        without_head(weights),
+        remove_head(weights),
         changed(doubled(MLP), num_classes=5, head="linear"),
     ).summary()
     expected = (
-        f"{len(weights.parameters) - 5} parameters copied, head/hidden/bias left out, head/hidden/kernel left out, "
+        f"{len(weights.parameters) - 5} parameters copied, head/hidden/bias dropped, head/hidden/kernel dropped, "
         "head/linear/bias replaced, head/linear/kernel replaced, "
         "positions/table resized from 2x3 to 4x6 (corners, as the released code)"
     )
@@ -176,7 +176,7 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
         new.parameters[f"pooled_norm/{name}"].tolist() for name in ("scale", "bias")
     ] == expected
     assert words_of(new)["pooled_norm/scale"] == "new"
-    assert [words_of(fit(weights, bare))[name] for name in norm] == ["left out"] * 2
+    assert [words_of(fit(weights, bare))[name] for name in norm] == ["dropped"] * 2
 
     pooling = changed(VIT, pool="map")
     gap = adapt_architecture(pooling, AdaptConfig(pool="gap"), image_size=(8, 12), num_classes=3)
@@ -186,8 +186,8 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
     fitted = fit(weights_of(pooling), gap)
     words = words_of(fitted)
 
-    assert "pooling/* (15 parameters) left out" in fitted.summary()
-    assert {how for name, how in words.items() if name.startswith("pooling/")} == {"left out"}
+    assert "pooling/* (15 parameters) dropped" in fitted.summary()
+    assert {how for name, how in words.items() if name.startswith("pooling/")} == {"dropped"}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
 )
 def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, layer):
     weights = weights_of(changed(VIT, **options))
-    ended = ending_in(weights, layer)
+    ended = cut_after_layer(weights, layer)
 
     assert {name: array.shape for name, array in ended.parameters.items()} == stacked_shapes(
         ended.architecture
@@ -265,7 +265,7 @@ def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_
     assert fitted["head/linear/kernel"].tolist() == [[0.0] * 4] * 16
     assert fitted["head/linear/bias"].tolist() == [-10.0] * 4
 
-    empty = without_head(weights, keep_hidden=False)
+    empty = remove_head(weights, keep_hidden=False)
     assert (empty.architecture, empty.class_names) == (changed(VIT, num_classes=0), None)
     assert {name: array.shape for name, array in empty.parameters.items()} == stacked_shapes(
         empty.architecture
@@ -284,7 +284,7 @@ def test_every_mismatch_is_listed_at_once():
     with pytest.raises(
         ValueError, match=r"^w\.npz \(released\) does not fit ViT-other/4 \(ViT-custom/4 is"
     ) as error:
-        fit(without_head(weights), target)
+        fit(remove_head(weights), target)
 
     told = str(error.value)
     assert "missing: head/hidden/kernel (24, 24)" in told

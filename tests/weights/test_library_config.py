@@ -17,10 +17,10 @@ from tests.weights.small_networks import (
 )
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import load_weights
-from vit_jax.weights.fit import without_head
+from vit_jax.weights.fit import remove_head
 from vit_jax.weights.formats import open_arrays, write_safetensors
 from vit_jax.weights.library_config import timm_config
-from vit_jax.weights.load import resized
+from vit_jax.weights.load import resize_weights
 from vit_jax.weights.saving import save_weights
 
 NAMES = ("cat", "dog", "bird")
@@ -92,7 +92,7 @@ def test_the_folder_tells_whether_images_have_several_labels(format_name, is_mul
             save_weights(read, path, other)
             assert load_weights(path).is_multilabel == is_multilabel
 
-        assert not without_head(read).is_multilabel
+        assert not remove_head(read).is_multilabel
 
 
 @pytest.fixture
@@ -136,11 +136,11 @@ def test_the_processor_decides_the_image_size(folder, processor, size):
         f"makes images of {size[0]}x{size[1]} pixels, config.json says 16x16: {size[0]}x{size[1]} is taken"
         in note
     )
-    assert_same(read.parameters, resized(before, size).parameters)
+    assert_same(read.parameters, resize_weights(before, size).parameters)
 
     asked = load_weights(folder, image_size=(20, 16))
     assert asked.architecture.image_size == (20, 16)
-    assert_same(asked.parameters, resized(before, (20, 16)).parameters)
+    assert_same(asked.parameters, resize_weights(before, (20, 16)).parameters)
 
     same = load_weights(folder, image_size=(16, 16))
     assert same.architecture.image_size == (16, 16)

@@ -13,7 +13,7 @@ from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import OPTIONS
 from vit_jax.weights.formats import StoredArray
 from vit_jax.weights.names import FORMATS
-from vit_jax.weights.recognise import recognise, validated_options
+from vit_jax.weights.recognise import recognise, validate_options
 from vit_jax.weights.saving import describe_weights
 
 FLOAT32 = np.dtype(np.float32)
@@ -118,7 +118,7 @@ def test_a_border_that_no_patch_covers_is_left_out_and_told():
     known = recognise(headers(SQUARE, "timm"), {}, stated={"image_size": (14, 15), "num_heads": 2})
     assert known.architecture == as_read(SQUARE, "timm")
 
-    said = "says 14x15 images, where patches of 4x4 pixels leave out a border; ours show all of the image in 12x12."
+    said = "says 14x15 images, where patches of 4x4 pixels do not cover a border; ours show all of the image in 12x12."
     assert [said in text for text in known.assumptions] == [True]
 
 
@@ -386,7 +386,7 @@ def test_every_option_has_a_possible_and_an_impossible_value(option, wrong, word
         "standardization_epsilon_added_to": "variance",
     }
 
-    assert validated_options({option: possible.get(option, 1e-6)})
-    assert validated_options({option: None}) == {}
+    assert validate_options({option: possible.get(option, 1e-6)})
+    assert validate_options({option: None}) == {}
     with pytest.raises(ValueError, match=f"^{re.escape(f'{option}={wrong!r}')}: {words}"):
-        validated_options({option: wrong})
+        validate_options({option: wrong})

@@ -14,7 +14,7 @@ from tests.weights.small_networks import assert_same
 from vit_jax import pytree
 from vit_jax.models import build_model
 from vit_jax.weights import Weights, load_weights
-from vit_jax.weights.fit import with_position_table
+from vit_jax.weights.fit import tabulate_positions
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.saving import save_weights
 
@@ -71,7 +71,7 @@ def test_files_have_the_library_s_arrays_and_come_back_the_same(case, tmp_path):
 
     assert shapes == GOLDEN[case]["arrays"]
 
-    expected = with_position_table(written)
+    expected = tabulate_positions(written)
     read = load_weights(path)
 
     assert read.architecture == expected.architecture

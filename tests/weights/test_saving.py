@@ -22,7 +22,7 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import adapt_architecture
 from vit_jax.config.schema import AdaptConfig
 from vit_jax.weights import load_weights
-from vit_jax.weights.fit import fit, without_head
+from vit_jax.weights.fit import fit, remove_head
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.names import FORMATS
 from vit_jax.weights.saving import OWN, save_weights
@@ -60,7 +60,7 @@ def test_a_custom_pooling_and_head_are_saved_loaded_and_replaced(tmp_path):
     target = adapt_architecture(a, AdaptConfig(), image_size=a.image_size, num_classes=7)
     assert (target.pool, target.head) == (parts["pool"], "linear")
 
-    fitted = fit(without_head(read), target).parameters
+    fitted = fit(remove_head(read), target).parameters
     assert fitted["head/linear/kernel"].shape == (a.width, 7)
     assert_same({"score": fitted["pooling/score"]}, {"score": written.parameters["pooling/score"]})
     with pytest.raises(ValueError, match=r"head='zero_keep_hidden'.*no hidden layer"):
@@ -160,12 +160,12 @@ def test_without_the_head_the_features_remain(format_name, tmp_path):
     a = dataclasses.replace(VIT, head="mlp")
     path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
     statuses, _ = save_weights(detailed(a), path, format_name, without_head=True)
-    left_out = [status.ours[0] for status in statuses if status.status == "left out"]
+    dropped = [status.ours[0] for status in statuses if status.status == "dropped"]
     expected = [
         f"head/{layer}/{leaf}" for layer in ("hidden", "linear") for leaf in ("bias", "kernel")
     ]
 
-    assert sorted(left_out) == expected
+    assert sorted(dropped) == expected
 
     read = load_weights(path)
     assert read.architecture == dataclasses.replace(VIT, num_classes=0)

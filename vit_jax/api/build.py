@@ -25,9 +25,9 @@ from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import build_model
 from vit_jax.weights.description import describe_preparation
-from vit_jax.weights.fit import ending_in, fit, with_classifier, without_head
+from vit_jax.weights.fit import cut_after_layer, fit, remove_head, set_classifier
 from vit_jax.weights.folding import stored_normalisation
-from vit_jax.weights.load import Weights, load_weights, resized
+from vit_jax.weights.load import Weights, load_weights, resize_weights
 
 if TYPE_CHECKING:
     from vit_jax.evals.least_squares import LinearClassifier
@@ -167,7 +167,7 @@ def from_weights(
       ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
     """
     if image_size is not None:
-        weights = resized(weights, _pair(image_size), position_resize)
+        weights = resize_weights(weights, _pair(image_size), position_resize)
     is_multilabel = weights.is_multilabel and num_classes is None
     options = {"compute_dtype": compute_dtype, "position_resize": position_resize}
     architecture = _adapt(weights.architecture, num_classes, options)
@@ -212,7 +212,7 @@ def _adapt(
 
 def _replace_head(weights: Weights, architecture: Architecture) -> tuple[Weights, str]:
     """Return the weights for an architecture with a new head, which is zero, and a summary."""
-    fitted = fit(without_head(weights, keep_hidden=False), architecture)
+    fitted = fit(remove_head(weights, keep_hidden=False), architecture)
     replaced = dataclasses.replace(
         weights, architecture=architecture, parameters=fitted.parameters, class_names=None
     )
@@ -263,9 +263,9 @@ def with_probe(
     """
     from vit_jax.evals.logistic import LogisticClassifier
 
-    base = ending_in(weights, layer)
+    base = cut_after_layer(weights, layer)
     preparation = describe_preparation(transform, stored_normalisation(weights.preprocessing))
-    fitted = with_classifier(base, *classifier.to_linear(), class_names)
+    fitted = set_classifier(base, *classifier.to_linear(), class_names)
     has_several_labels = (
         isinstance(classifier, LogisticClassifier) and classifier.has_several_labels
     )

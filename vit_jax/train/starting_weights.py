@@ -11,7 +11,7 @@ from vit_jax.evals.imagenet_classes import match_outputs
 from vit_jax.models.initial_values import truncated_normal
 from vit_jax.text.printable import printable
 from vit_jax.weights import Weights, load_weights
-from vit_jax.weights.fit import Fitted, fit, select_classes, without_head
+from vit_jax.weights.fit import Fitted, fit, remove_head, select_classes
 
 _LAST_LAYER = 2**31 - 2
 """Number of a stream of random numbers of the seed. No step has it."""
@@ -75,7 +75,7 @@ def keep_outputs(weights: Weights, head: str, train: Source) -> Weights:
     if head == "select":
         outputs = match_outputs(weights, train.class_names)
         return select_classes(weights, outputs, train.class_names)
-    return without_head(weights)
+    return remove_head(weights)
 
 
 def _draw_last_layer(fitted: Fitted, stddev: float, seed: int) -> Fitted:

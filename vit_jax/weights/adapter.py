@@ -1,4 +1,4 @@
-"""Adapters of PEFT: thin factors of LoRA in a folder of their own, merged into their base when it is read.
+"""Adapters of PEFT: low-rank factors of LoRA in a folder, merged into their base when it is read.
 
 An adapter names its base in `adapter_config.json`. W + scale * B A is computed in float32 under the
 names of the base, so that any network that is read can be a base. Other methods, and options that
@@ -23,53 +23,22 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAX_BYTES = 4 * 2**20
 _PREFIX = "base_model.model."
-_WRAPPERS = ("", "timm_model.")  # of networks of timm in transformers
+_WRAPPER = "timm_model."  # of networks of timm in transformers
 _FACTOR = re.compile(r"(?P<layer>.+)\.lora_(?P<factor>[AB])\.weight")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _DEFAULTS = {"r": 8, "lora_alpha": 8}  # of peft, for a configuration without them
-_INITIAL = (
-    None,
-    True,
-    False,
-    "gaussian",
-    "eva",
-    "orthogonal",
-)  # that leave the arrays of the base as they are
-_NEUTRAL = {  # fields that change nothing when factors are merged, or are read here
-    *(
-        "peft_type",
-        "task_type",
-        "base_model_name_or_path",
-        "revision",
-        "peft_version",
-        "auto_mapping",
-    ),
-    *(
-        "inference_mode",
-        "r",
-        "lora_alpha",
-        "lora_dropout",
-        "use_rslora",
-        "rank_pattern",
-        "alpha_pattern",
-    ),
-    *(
-        "target_modules",
-        "exclude_modules",
-        "layers_to_transform",
-        "layers_pattern",
-        "modules_to_save",
-    ),
-    *(
-        "init_lora_weights",
-        "loftq_config",
-        "eva_config",
-        "megatron_core",
-        "qalora_group_size",
-        "runtime_config",
-        "bias",
-    ),
-}
+
+# Initialisations that do not change the arrays of the base.
+_INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
+
+# Fields that change nothing when factors are merged, or are read here.
+_KNOWN_FIELDS = """
+peft_type task_type base_model_name_or_path revision peft_version auto_mapping inference_mode
+r lora_alpha lora_dropout use_rslora rank_pattern alpha_pattern
+target_modules exclude_modules layers_to_transform layers_pattern modules_to_save
+init_lora_weights loftq_config eva_config megatron_core qalora_group_size runtime_config bias
+"""
+
 _MERGE = (
     "import sys; from peft import PeftModel; from transformers import AutoModelForImageClassification as M; "
     "PeftModel.from_pretrained(M.from_pretrained(sys.argv[1]), sys.argv[2]).merge_and_unload()"
@@ -85,16 +54,22 @@ class Adapter(NamedTuple):
     revision: str | None  # of the base on the Hub
     rank: int
     alpha: float
-    alphas: Mapping[str, float]  # of layers whose names end so
+    alphas: Mapping[str, float]  # by the end of a layer's name
     has_ranks: bool  # layers may have other ranks
     is_stabilised: bool  # alpha is divided by the root of the rank
 
-    def scale(self, layer: str, rank: int) -> float:
+    def compute_scale(self, layer: str, rank: int) -> float:
         """Return the factor of B A in a layer."""
-        endings = (end for end in self.alphas if layer == end or layer.endswith(f".{end}"))
-        end = next(endings, None)
-        alpha = self.alpha if end is None else self.alphas[end]
-        return alpha / math.sqrt(rank) if self.is_stabilised else alpha / rank
+        alpha = self._find_alpha(layer)
+        if self.is_stabilised:
+            return alpha / math.sqrt(rank)
+        return alpha / rank
+
+    def _find_alpha(self, layer: str) -> float:
+        for ending, alpha in self.alphas.items():
+            if layer == ending or layer.endswith(f".{ending}"):
+                return alpha
+        return self.alpha
 
 
 class Merged(NamedTuple):
@@ -102,15 +77,18 @@ class Merged(NamedTuple):
 
     file: ArrayFile
     note: str
-    replaced: frozenset[
-        str
-    ]  # arrays of the base that the adapter has as a whole, such as a classifier's
+    # Arrays of the base that the adapter has as a whole, such as a classifier's.
+    replaced: frozenset[str]
 
 
 def is_adapter(path: pathlib.Path) -> bool:
     """Return True for a folder with an adapter, and for the file of one."""
-    folder = path if path.is_dir() else path.parent
-    return (path.is_dir() or path.name == WEIGHTS) and (folder / CONFIG).is_file()
+    if path.is_dir():
+        return (path / CONFIG).is_file()
+    return path.name == WEIGHTS and path.with_name(CONFIG).is_file()
+
+
+# Configuration.
 
 
 def read_adapter(folder: pathlib.Path) -> Adapter:
@@ -128,20 +106,24 @@ def read_adapter(folder: pathlib.Path) -> Adapter:
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base or not base.isprintable():
         raise ValueError(
-            f"{path}: base_model_name_or_path={shown(str(base))}: must name the base. Set it to its folder."
+            f"{path}: base_model_name_or_path={shown(str(base))}: must name the base. "
+            "Set it to its folder."
         )
 
-    if problem := _find_problem(config):
-        command = f'python -c "{_MERGE}" {shlex.join([base, str(folder), "merged"])}'
+    problem = _find_problem(config)
+    if problem:
+        arguments = shlex.join([base, str(folder), "merged"])
         raise ValueError(
-            f"{path}: {problem}, which is not read for a PEFT adapter (of {base}). Merge it with peft, and give the "
-            f"folder merged: {command}"
+            f"{path}: {problem}, which is not read for a PEFT adapter (of {base}). "
+            f'Merge it with peft, and give the folder merged: python -c "{_MERGE}" {arguments}'
         )
+
     revision = config.get("revision")
+    has_revision = isinstance(revision, str) and revision != ""
     return Adapter(
         folder,
         base,
-        revision if isinstance(revision, str) and revision else None,
+        revision=revision if has_revision else None,
         rank=config.get("r", _DEFAULTS["r"]),
         alpha=config.get("lora_alpha", _DEFAULTS["lora_alpha"]),
         alphas=config.get("alpha_pattern") or {},
@@ -151,29 +133,31 @@ def read_adapter(folder: pathlib.Path) -> Adapter:
 
 
 def _find_problem(config: Mapping[str, object]) -> str:
-    """Return the field of a configuration that is not covered, with its value; "" if all are."""
-    for field, is_covered in _COVERED.items():
+    """Return the field of a configuration that is not covered, with its value; "" without any."""
+    for field, is_covered in _COVERED_VALUES.items():
         value = config.get(field, _DEFAULTS.get(field))
         if not is_covered(value):
             return f"{field}={shown(str(value))}"
-    unknown = [
-        field
-        for field, value in config.items()
-        if value and value != "none" and field not in _NEUTRAL
-    ]
-    return f"{shown(unknown[0])[1:-1]}={shown(str(config[unknown[0]]))}" if unknown else ""
+
+    known_fields = _KNOWN_FIELDS.split()
+    for field, value in config.items():
+        if field in known_fields or not value or value == "none":
+            continue
+        name = shown(field)[1:-1]
+        return f"{name}={shown(str(value))}"
+    return ""
 
 
-def _are_plain(alphas: object) -> bool:
-    """Return True for numbers by the ends of layers' names."""
-    return not alphas or (
-        isinstance(alphas, dict) and all(map(_is_plain_alpha, alphas, alphas.values()))
-    )
+def _is_lora(value: object) -> bool:
+    return value == "LORA"
 
 
-def _is_plain_alpha(ending: str, alpha: object) -> bool:
-    """Return True for the end of a layer's name with a number: expressions of others could take forever."""
-    return re.fullmatch(r"[\w.]+", ending) is not None and type(alpha) in (int, float)
+def _is_no_bias(value: object) -> bool:
+    return value in (None, "none")
+
+
+def _keeps_base(value: object) -> bool:
+    return value in _INITIALISATIONS
 
 
 def _is_rank(value: object) -> bool:
@@ -181,38 +165,78 @@ def _is_rank(value: object) -> bool:
 
 
 def _is_alpha(value: object) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is int
 
 
-_COVERED: Mapping[str, Callable[[object], bool]] = {  # field → True for values that are read
-    "peft_type": lambda value: value == "LORA",
-    "bias": lambda value: value in (None, "none"),
-    "init_lora_weights": lambda value: value in _INITIAL,
+def _are_plain_alphas(alphas: object) -> bool:
+    """Return True for numbers by the ends of layers' names.
+
+    Regular expressions, which peft allows there too, could take forever.
+    """
+    if not alphas:
+        return True
+    if not isinstance(alphas, dict):
+        return False
+    for ending, alpha in alphas.items():
+        is_plain = re.fullmatch(r"[\w.]+", ending) is not None
+        if not is_plain or type(alpha) not in (int, float):
+            return False
+    return True
+
+
+_COVERED_VALUES: Mapping[str, Callable[[object], bool]] = {
+    "peft_type": _is_lora,
+    "bias": _is_no_bias,
+    "init_lora_weights": _keeps_base,
     "r": _is_rank,
     "lora_alpha": _is_alpha,
-    "alpha_pattern": _are_plain,
+    "alpha_pattern": _are_plain_alphas,
 }
+"""Field of the configuration → test of the values that are read."""
 
 
-def base_address(adapter: Adapter, *, is_local: bool) -> str:
+def find_base(adapter: Adapter, *, is_local: bool) -> str:
     """Return the base as a source of weights.
 
-    A local adapter names a folder, as peft has it, or a name of the Hub; a downloaded one only the
-    latter.
+    A local adapter names a folder, as peft writes it, or a name of the Hub; a downloaded one only
+    the latter.
 
     Raises:
       ValueError: the base is neither.
     """
-    if is_local and (
-        adapter.base.startswith(("gs://", "hf://")) or pathlib.Path(adapter.base).exists()
-    ):
-        return adapter.base
-    if _HUB_NAME.fullmatch(adapter.base):
-        return f"hf://{adapter.base}" + (f"@{adapter.revision}" if adapter.revision else "")
-    raise ValueError(
-        f"{adapter.folder} is a PEFT adapter of {adapter.base}, which is neither a name of the Hub nor a folder of "
-        f"this machine. Set base_model_name_or_path in {CONFIG} of a local copy to the folder of the base."
-    )
+    base = adapter.base
+    if is_local and (base.startswith(("gs://", "hf://")) or pathlib.Path(base).exists()):
+        return base
+    if not _HUB_NAME.fullmatch(base):
+        raise ValueError(
+            f"{adapter.folder} is a PEFT adapter of {base}, which is neither a name of the Hub "
+            f"nor a folder of this machine. Set base_model_name_or_path in {CONFIG} of a local "
+            "copy to the folder of the base."
+        )
+    if adapter.revision:
+        return f"hf://{base}@{adapter.revision}"
+    return f"hf://{base}"
+
+
+# Arrays.
+
+
+class _Update(NamedTuple):
+    """A change of one kernel: W + scale * B A."""
+
+    thin: str  # name of A, (rank, ...), in the adapter
+    wide: str  # name of B, (..., rank), in the adapter
+    scale: float
+
+    def apply(self, kernel: np.ndarray, factors: ArrayFile) -> np.ndarray:
+        """Return the changed kernel in float32."""
+        thin = factors.read_array(self.thin).astype(np.float32)
+        wide = factors.read_array(self.wide).astype(np.float32)
+        product = wide.reshape(len(wide), -1) @ thin.reshape(len(thin), -1)
+        change = np.float32(self.scale) * product.reshape(kernel.shape)
+        return kernel.astype(np.float32) + change
 
 
 def merge_adapter(adapter: Adapter, base: ArrayFile, factors: ArrayFile) -> Merged:
@@ -223,73 +247,90 @@ def merge_adapter(adapter: Adapter, base: ArrayFile, factors: ArrayFile) -> Merg
         shapes.
     """
     pairs, whole = _sort_arrays(factors.arrays)
-    kernels = {layer: f"{layer}.weight" for layer in pairs}
-    places = find_places([*kernels.values(), *whole], base.arrays)
-    if missing := [layer for layer, kernel in kernels.items() if kernel not in places]:
-        raise ValueError(
-            f"its layer {shown(missing[0])} has no array in the base {base.path}. Give the right base."
-        )
+    kernels = [f"{layer}.weight" for layer in pairs]
+    places = find_places([*kernels, *whole], base.arrays)
 
     arrays = dict(base.arrays)
-    merged: dict[
-        str, tuple[str, str, float]
-    ] = {}  # array of the base → its factors and their scale
+    updates: dict[str, _Update] = {}
     for layer, pair in pairs.items():
-        place = places[kernels[layer]]
-        scale = _check_pair(adapter, layer, pair, factors.arrays, arrays[place].shape)
-        merged[place] = (pair["A"], pair["B"], scale)
-        arrays[place] = StoredArray(arrays[place].shape, np.dtype(np.float32))
-    replaced = {places.get(short, short): name for short, name in whole.items()}
-    arrays |= {place: factors.arrays[name] for place, name in replaced.items()}
+        place = places.get(f"{layer}.weight")
+        if place is None:
+            raise ValueError(
+                f"its layer {shown(layer)} has no array in the base {base.path}. "
+                "Give the right base."
+            )
+        shape = base.arrays[place].shape
+        rank = _check_pair(adapter, layer, pair, factors.arrays, shape)
+        scale = adapter.compute_scale(layer, rank)
+        updates[place] = _Update(pair["A"], pair["B"], scale)
+        arrays[place] = StoredArray(shape, np.dtype(np.float32))
+
+    replaced: dict[str, str] = {}
+    for short_name, name in whole.items():
+        place = places.get(short_name, short_name)
+        replaced[place] = name
+        arrays[place] = factors.arrays[name]
 
     def read(name: str) -> np.ndarray:
         if name in replaced:
             return factors.read_array(replaced[name])
         array = base.read_array(name)
-        if name not in merged:
-            return array
-        first, second, scale = merged[name]
-        thin = factors.read_array(first).astype(np.float32)
-        wide = factors.read_array(second).astype(np.float32)
-        product = wide.reshape(len(wide), -1) @ thin.reshape(len(thin), -1)
-        return array.astype(np.float32) + np.float32(scale) * product.reshape(array.shape)
+        if name in updates:
+            return updates[name].apply(array, factors)
+        return array
 
-    others = f", and {len(replaced)} arrays replaced" if replaced else ""
-    note = f"The LoRA factors of {len(merged)} layers in {adapter.folder} are merged into the base {base.path}{others}."
-    return Merged(ArrayFile(base.path, arrays, {}, read), note, frozenset(replaced))
+    note = (
+        f"The LoRA factors of {len(updates)} layers in {adapter.folder} are merged into the base "
+        f"{base.path}"
+    )
+    if replaced:
+        note += f", and {len(replaced)} arrays replaced"
+    return Merged(ArrayFile(base.path, arrays, {}, read), f"{note}.", frozenset(replaced))
 
 
 def _sort_arrays(arrays: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return the factors of each layer, and other arrays by their name in the network; ValueError for other methods."""
+    """Return the two factors of each layer, and other arrays by their name in the network.
+
+    Raises:
+      ValueError: the arrays are of another method.
+    """
     pairs: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
     for name in arrays:
-        short = name.removeprefix(_PREFIX)
-        match = _FACTOR.fullmatch(short)
-        if short == name or (match is None and "lora_" in short):
+        short_name = name.removeprefix(_PREFIX)
+        match = _FACTOR.fullmatch(short_name)
+        if short_name == name or (match is None and "lora_" in short_name):
             raise ValueError(
-                f"its array {shown(name)} is of no part of LoRA that is read. Merge the adapter with peft."
+                f"its array {shown(name)} is of no part of LoRA that is read. "
+                "Merge the adapter with peft."
             )
         if match is None:
-            whole[short] = name
+            whole[short_name] = name
         else:
-            pairs.setdefault(match["layer"], {})[match["factor"]] = name
+            pair = pairs.setdefault(match["layer"], {})
+            pair[match["factor"]] = name
     return pairs, whole
 
 
 def find_places(names: Iterable[str], in_base: Iterable[str]) -> dict[str, str]:
-    """Return names of an adapter → names in the base, for those it has, also under another generation of names."""
-    names = list(names)
-    in_base = set(in_base)
+    """Return names of an adapter → names in the base, for those it has.
+
+    The adapter can have another generation of Hugging Face's names.
+    """
+    base_names = set(in_base)
     found: dict[str, str] = {}
-    for wrapper in _WRAPPERS:
-        found |= {
-            name: name.removeprefix(wrapper)
-            for name in names
-            if name.removeprefix(wrapper) in in_base
-        }
-    others = [name for name in names if name not in found]
-    return {**huggingface.find_names(others, in_base), **found} if others else found
+    others = []
+    for name in names:
+        short_name = name.removeprefix(_WRAPPER)
+        if short_name in base_names:
+            found[name] = short_name
+        elif name in base_names:
+            found[name] = name
+        else:
+            others.append(name)
+    if not others:
+        return found
+    return {**huggingface.find_names(others, base_names), **found}
 
 
 def _check_pair(
@@ -298,22 +339,33 @@ def _check_pair(
     pair: Mapping[str, str],
     arrays: Mapping[str, StoredArray],
     shape: tuple[int, ...],
-) -> float:
-    """Return the scale of a layer; ValueError unless its factors are of its kernel's shape."""
+) -> int:
+    """Return the rank of a layer; raise ValueError unless its factors fit the kernel's shape."""
     if len(pair) < 2:
         raise ValueError(
             f"its layer {shown(layer)} has one factor of two. Fetch the adapter again."
         )
     thin = arrays[pair["A"]].shape
     wide = arrays[pair["B"]].shape
-    is_fitting = len(thin) >= 2 and thin[0] > 0 and wide[1:] == (thin[0], *(1 for _ in thin[2:]))
-    if not is_fitting or (wide[0], *thin[1:]) != shape:
+    if not _are_factors(thin, wide, shape):
         raise ValueError(
-            f"the factors of its layer {shown(layer)} have the shapes {thin} and {wide}, and the base {shape}. "
-            "Give the right base."
+            f"the factors of its layer {shown(layer)} have the shapes {thin} and {wide}, and the "
+            f"base {shape}. Give the right base."
         )
-    if thin[0] != adapter.rank and not adapter.has_ranks:
+    rank = thin[0]
+    if rank != adapter.rank and not adapter.has_ranks:
         raise ValueError(
-            f"its layer {shown(layer)} has the rank {thin[0]}, and {CONFIG} r={adapter.rank}."
+            f"its layer {shown(layer)} has the rank {rank}, and {CONFIG} r={adapter.rank}."
         )
-    return adapter.scale(layer, thin[0])
+    return rank
+
+
+def _are_factors(thin: tuple[int, ...], wide: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return True if A (rank, in, ...) and B (out, rank, 1, ...) are factors of (out, in, ...)."""
+    if len(thin) < 2 or len(wide) != len(thin):
+        return False
+    rank = thin[0]
+    ones = (1,) * (len(thin) - 2)
+    if rank == 0 or wide[1:] != (rank, *ones):
+        return False
+    return (wide[0], *thin[1:]) == shape

@@ -5,7 +5,7 @@ It begins with the metadata that the Hugging Face Hub reads.
 
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
@@ -13,13 +13,13 @@ from vit_jax.config.field_checks import is_value_range
 from vit_jax.storage.files import open_regular, write_atomically
 from vit_jax.text.tables import markdown_code, markdown_text
 from vit_jax.weights.description import TrainingData
-from vit_jax.weights.folding import OURS, stored_normalisation
+from vit_jax.weights.folding import OURS, format_numbers, stored_normalisation
 from vit_jax.weights.library_lookup import huggingface_class
 from vit_jax.weights.load import Weights
 
 CARD = "README.md"
 _BEGINNING = "---\nlibrary_name: "
-MOST_CLASSES = 20  # that a card names
+MAX_CLASSES = 20  # in a list
 HUB_LICENCES = ("apache-2.0", "mit", "cc-by-nc-4.0")
 _LIBRARY = {
     "timm": "timm",
@@ -56,10 +56,7 @@ _ALSO_READ = "`vit_jax.load_model` and `vit-jax finetune` read the same folder, 
 
 
 def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None:
-    """Write the card into the folder of the weights.
-
-    A README.md that is not a card stays.
-    """
+    """Write the card into the folder of the weights, unless another README.md is there."""
     path = folder / CARD
     if path.exists():
         with open_regular(path) as file:
@@ -72,10 +69,7 @@ def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None
 
 
 def model_card(weights: Weights, format_name: str, name: str) -> str:
-    """Return the text of a card, without paths of this machine.
-
-    A folder of images has its name only.
-    """
+    """Return the text of a card, without paths of this machine: folders of images by name only."""
     a = weights.architecture
     count = sum(array.size for array in weights.parameters.values())
     head = "no classifier: it ends in its features"
@@ -172,17 +166,13 @@ def _write_code(a: Architecture, format_name: str, name: str) -> str:
 
 
 def _describe_scaling(weights: Weights, format_name: str) -> str:
-    """Return how pixels are scaled for the arrays of the file."""
+    """Return the scaling of pixels for the arrays of the file."""
     pixels = stored_normalisation(weights.preprocessing)
     if format_name == "vit_jax" or pixels == OURS:
         return "scaled to [-1, 1]"
-    mean = _join_numbers(pixels.mean)
-    std = _join_numbers(pixels.std)
+    mean = format_numbers(pixels.mean)
+    std = format_numbers(pixels.std)
     return f"scaled to [0, 1], less the mean ({mean}), divided by the standard deviation ({std})"
-
-
-def _join_numbers(numbers: Iterable[float]) -> str:
-    return ", ".join(f"{number:g}" for number in numbers)
 
 
 _LISTINGS = {
@@ -192,7 +182,7 @@ _LISTINGS = {
 
 
 def _describe_data(data: str) -> str:
-    """Return data as in a config, without the folders that lead to it."""
+    """Return the data of a config, without the parent folders of a path."""
     kind, colon, path = data.partition(":")
     if not colon or kind not in _LISTINGS:
         return markdown_code(data, in_table=True)
@@ -227,8 +217,8 @@ def _describe_details(a: Architecture) -> str:
 def _list_classes(names: Sequence[str] | None) -> str:
     if names is None:
         return "Their names are not known."
-    first = ", ".join(map(markdown_code, names[:MOST_CLASSES]))
-    rest = len(names) - MOST_CLASSES
+    first = ", ".join(map(markdown_code, names[:MAX_CLASSES]))
+    rest = len(names) - MAX_CLASSES
     if rest > 0:
         return f"{first} and {rest:,} more."
     return f"{first}."

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from vit_jax.data.transforms import EvaluationTransform
 
 FORMAT_VERSION = 1  # of the metadata that we write
-MOST_LAYERS = 10_000
-MOST_STAGES = 8
+MAX_LAYERS = 10_000
+MAX_STAGES = 8
 
 
 def describe(
@@ -35,20 +35,28 @@ def describe(
     *,
     is_multilabel: bool = False,
 ) -> dict[str, object]:
-    """Return the metadata that weights carry; None, or "" for the licence, is unknown.
+    """Return the metadata of weights. Unknown values are None, an unknown licence is "".
 
-    Class names are in the order of the logits, preprocessing is as from `describe_preparation`, and
-    the licence is that of the pre-trained weights that these were made of. Outputs are single-label
-    unless it is stated that images may have several labels.
+    Args:
+      a: the network.
+      class_names: in the order of the logits.
+      preprocessing: as from `describe_preparation`.
+      training: data that the weights were trained on.
+      licence: licence of the pre-trained weights that these were made of.
+      is_multilabel: images may have several labels.
     """
-    metadata = {
+    metadata: dict[str, object] = {
         "format_version": FORMAT_VERSION,
         "architecture": dataclasses.asdict(a),
-        **_counts(a),
-        "class_names": None if class_names is None else list(class_names),
+        **_compute_counts(a),
+        "class_names": None,
         "preprocessing": preprocessing,
-        "training": None if training is None else dataclasses.asdict(training),
+        "training": None,
     }
+    if class_names is not None:
+        metadata["class_names"] = list(class_names)
+    if training is not None:
+        metadata["training"] = dataclasses.asdict(training)
     if licence:
         metadata["licence"] = licence
     if is_multilabel:
@@ -70,43 +78,62 @@ def states_several_labels(metadata: Mapping[str, object]) -> bool:
 
 
 def describe_preparation(
-    how: "EvaluationTransform", normalisation: Normalisation = OURS
+    transform: "EvaluationTransform",
+    normalisation: Normalisation = OURS,
 ) -> dict[str, object]:
-    """Describe how images are prepared, to pixels in [-1, 1], and the normalisation that is folded into the weights."""
+    """Return the preparation of images, to pixels in [-1, 1], as metadata.
+
+    The normalisation is the one that is folded into the weights.
+    """
+    crop_fraction = transform.crop_fraction
+    if transform.resize == "direct":
+        crop_fraction = 1.0
+    value_range = transform.value_range
     return {
-        "image_size": list(how.image_size),
-        "resize": how.resize,
-        "crop_fraction": 1.0 if how.resize == "direct" else how.crop_fraction,
-        "interpolation": how.interpolation,
-        "resize_library": how.library,
+        "image_size": list(transform.image_size),
+        "resize": transform.resize,
+        "crop_fraction": crop_fraction,
+        "interpolation": transform.interpolation,
+        "resize_library": transform.library,
         "pixel_range": [-1.0, 1.0],
-        "exif_orientation": how.exif_orientation,
-        "value_range": None if how.value_range is None else list(how.value_range),
+        "exif_orientation": transform.exif_orientation,
+        "value_range": None if value_range is None else list(value_range),
         **describe_normalisation(normalisation),
     }
 
 
-def _counts(a: Architecture) -> dict[str, object]:
-    """Return numbers that follow from the network, for readers who do not build it; we validate them on reading."""
+def _compute_counts(a: Architecture) -> dict[str, object]:
+    """Return numbers that follow from the network, for readers who do not build it.
+
+    They are compared when metadata is read.
+    """
     return {"grid": list(a.grid), "num_class_tokens": a.num_class_tokens}
 
 
 def stored_architecture(metadata: Mapping[str, object]) -> Architecture:
-    """Return the architecture in metadata; ValueError if it is from a newer version, absent or contradictory."""
+    """Return the architecture in metadata.
+
+    Raises:
+      ValueError: the metadata is from a newer version, has no architecture, or contradicts itself.
+    """
     version = metadata.get("format_version", FORMAT_VERSION)
     if type(version) is not int or version > FORMAT_VERSION:
         raise ValueError(
-            f"its metadata is of version {version!r}, this program reads {FORMAT_VERSION}: update vit_jax"
+            f"its metadata is of version {version!r}, this program reads {FORMAT_VERSION}: "
+            "update vit_jax"
         )
     fields = metadata.get("architecture")
     if not isinstance(fields, Mapping):
         raise ValueError("its metadata describes no network: there is no 'architecture' in it")
+
     a = bounded_architecture(fields)
-    for name, computed in _counts(a).items():
-        if metadata.get(name, computed) != computed:
+    for name, computed in _compute_counts(a).items():
+        stated = metadata.get(name, computed)
+        if stated != computed:
             raise ValueError(
-                f"its metadata contradicts itself: {name} is {metadata[name]!r}, but {a.name} on images of "
-                f"{a.image_size} has {computed!r}: write it anew from the weights that it was made of"
+                f"its metadata contradicts itself: {name} is {stated!r}, but {a.name} on images "
+                f"of {a.image_size} has {computed!r}: write it anew from the weights that it was "
+                "made of"
             )
     return a
 
@@ -119,41 +146,47 @@ def bounded_architecture(fields: Mapping[str, object]) -> Architecture:
       ValueError: fields are missing or unknown, do not fit together, or are too large.
     """
     a = read_architecture(fields)
+    # Checked before a caller asks for shapes, which builds the network.
     for _, reference in references(a):
-        if isinstance(
-            reference, StoredReference
-        ):  # here, before anything asks for shapes, which builds the network
+        if isinstance(reference, StoredReference):
             reference.require_allowed()
-    if (
-        a.depth > MOST_LAYERS
-        or len(a.units) > MOST_STAGES
-        or not all(0 < number <= MOST_LAYERS for number in a.units)
-    ):
+
+    has_possible_units = all(0 < number <= MAX_LAYERS for number in a.units)
+    if a.depth > MAX_LAYERS or len(a.units) > MAX_STAGES or not has_possible_units:
         raise ValueError(
-            f"depth {a.depth}, units {a.units}: at most {MOST_LAYERS} layers and {MOST_STAGES} stages are possible"
+            f"depth {a.depth}, units {a.units}: at most {MAX_LAYERS} layers and {MAX_STAGES} "
+            "stages are possible"
         )
     return a
 
 
 def stored_training_data(metadata: Mapping[str, object]) -> TrainingData | None:
-    """Return the training data in metadata; None if there is none, or none that we understand."""
+    """Return the training data in metadata; None if they are unknown, or of another form."""
     stored = metadata.get("training")
     config = metadata.get("config")
-    if stored is None and isinstance(config, dict) and isinstance(config.get("input"), dict):
-        stored = {**config["input"], **config}  # checkpoints of older versions
+    if stored is None and isinstance(config, dict):
+        section = config.get("input")
+        if isinstance(section, dict):  # checkpoints of older versions
+            stored = {**section, **config}
     if not isinstance(stored, dict):
         return None
-    names = [field.name for field in dataclasses.fields(TrainingData) if field.name in stored]
+
+    known = {}
+    for field in dataclasses.fields(TrainingData):
+        if field.name in stored:
+            known[field.name] = stored[field.name]
     with contextlib.suppress(ValueError):
-        return from_dict(TrainingData, {name: stored[name] for name in names}, "training.")
+        return from_dict(TrainingData, known, "training.")
     return None
 
 
 def stored_lora(metadata: Mapping[str, Any]) -> Lora | None:
-    """Return the factors beside the kernels of a run's checkpoint; None where there are none.
+    """Return the factors beside the kernels of a run's checkpoint; None without any.
 
     Raises:
       ValueError: their description is damaged.
     """
     stored = metadata.get("lora")
-    return None if stored is None else from_dict(Lora, stored, "lora.")
+    if stored is None:
+        return None
+    return from_dict(Lora, stored, "lora.")

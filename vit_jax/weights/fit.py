@@ -1,28 +1,44 @@
-"""Weights of one network fitted to another: a new head, another resolution, positions in another form.
+"""Weights of one network fitted to another: new head, other resolution, other form of positions.
 
-Legend: h w rows and columns of patches, S sequence length, D width.
+Legend: h w rows and columns of patches, S sequence length, D width, K classes of the source, L
+classes of the target.
 """
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.config.adaptation import set_pooling
+from vit_jax.config.network_options import HeadForm
+from vit_jax.config.rules import Reference
 from vit_jax.imports.references import is_reference
 from vit_jax.models.positions import fixed_positions
 from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import ArrayStatus
-from vit_jax.weights.names import Shape, stacked_shapes
+from vit_jax.weights.names import HEAD_BIAS, HEAD_KERNEL, Shape, stacked_shapes
 from vit_jax.weights.position_resize import resize_positions
 
+T = TypeVar("T")
+Grid = tuple[int, int]
+"""Rows and columns of patches."""
+
+_HEAD = "head/"
 _LAST_LAYER = "head/linear/"
-_HEAD_KERNEL = f"{_LAST_LAYER}kernel"
-_HEAD_BIAS = f"{_LAST_LAYER}bias"
-_NO_PATCH_HEAD = "the head that predicts masked patches, and its [mask] embedding, are left out."
+_LARGE_GROUP = 5  # parameters that a summary does not list
+_NO_PATCH_HEAD = "the head that predicts masked patches, and its [mask] embedding, are dropped."
+
+# Parameter of the last norm → its name in a network that pools otherwise.
+_MOVED_NORMS = {
+    "encoder/norm/scale": "pooled_norm/scale",
+    "encoder/norm/bias": "pooled_norm/bias",
+    "pooled_norm/scale": "encoder/norm/scale",
+    "pooled_norm/bias": "encoder/norm/bias",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +58,20 @@ class Fitted:
         """
         groups: dict[tuple[str, str], list[str]] = {}
         num_copied = 0
-        for name, _, _, _, how in self.statuses:
-            if how == "copied":
+        for name, _, _, _, status in self.statuses:
+            if status == "copied":
                 num_copied += 1
                 continue
-            group, _, _ = name.partition("/")
-            groups.setdefault((group, how), []).append(name)
+            folder, _, _ = name.partition("/")
+            groups.setdefault((folder, status), []).append(name)
 
         words = [f"{num_copied} parameters copied"]
-        for (group, how), names in groups.items():
-            if len(names) >= 5:
-                words.append(f"{group}/* ({len(names)} parameters) {how}")
+        for (folder, status), names in groups.items():
+            if len(names) >= _LARGE_GROUP:
+                words.append(f"{folder}/* ({len(names)} parameters) {status}")
                 continue
             for name in names:
-                words.append(f"{name} {how}")
+                words.append(f"{name} {status}")
         return ", ".join(words)
 
 
@@ -69,7 +85,7 @@ def fit(
 
     If the target has other classes, or no hidden layer in its head, the head is dropped: the last
     layer begins at zero (its bias at `target.head_bias_init`), a hidden layer stays if the target
-    has one. For a fresh head with the same classes remove it first (`without_head`). If the target
+    has one. For a fresh head with the same classes remove it first (`remove_head`). If the target
     pools otherwise, attention pooling is dropped, and the last norm moves between the tokens and
     the pooled features; a new norm begins at a scale of 1.
 
@@ -81,165 +97,152 @@ def fit(
         and head.
     """
     source = weights.architecture
-    expected = stacked_shapes(target)
-    parameters = dict(weights.parameters)
-    statuses = _fit_head(parameters, expected, target.head_bias_init)
+    adaptation = _Adaptation(weights.parameters, stacked_shapes(target))
 
-    source_ending = (source.pool, source.final_norm)
-    target_ending = (target.pool, target.final_norm)
-    if source_ending != target_ending:
-        statuses += _fit_pooling(parameters, expected)
-
+    if not adaptation.has_expected_head():
+        adaptation.replace_head(target.head_bias_init)
+    if (source.pool, source.final_norm) != (target.pool, target.final_norm):
+        adaptation.change_pooling()
     method = weights.resize_method(position_resize)
-    parameters, resized = resize_positions(parameters, source.grid, target.grid, method)
-    statuses += resized
+    adaptation.resize_positions(source.grid, target.grid, method)
 
     problem = f"{weights.source} does not fit {target.name} ({source.name} is there)"
-    _require_shapes(parameters, expected, problem)
-
-    fitted = {name: parameters[name] for name in expected}
-    reported = {status.name for status in statuses}
-    for name, array in fitted.items():
-        if name not in reported:
-            statuses.append(ArrayStatus.of(name, array, "copied"))
     return Fitted(
-        parameters=fitted,
-        statuses=tuple(statuses),
+        parameters=adaptation.select_expected(problem),
+        statuses=adaptation.list_statuses(),
         normalisation=stored_normalisation(weights.preprocessing),
         licence=weights.licence,
     )
 
 
-def _require_shapes(
-    parameters: Mapping[str, np.ndarray],
-    expected: Mapping[str, Shape],
-    problem: str,
-) -> None:
-    """Raise ValueError unless parameters have the expected names and shapes."""
-    arrays = {name: np.broadcast_to(np.float32(0), shape) for name, shape in expected.items()}
-    lines = pytree.differences(arrays, parameters)
-    if lines:
-        raise ValueError(f"{problem}:{pytree.listed(lines)}")
+class _Adaptation:
+    """Parameters on their way to another network, and the use of each.
 
-
-def _fit_head(
-    parameters: dict[str, np.ndarray],
-    expected: Mapping[str, Shape],
-    bias: float,
-) -> list[ArrayStatus]:
-    """Replace a head that is not the expected one, in place.
-
-    Return how each of its parameters is used.
+    A parameter without a status is copied.
     """
-    if _has_head(parameters, expected):
-        return []
 
-    statuses = []
-    for name in list(parameters):
-        if not name.startswith("head/"):
-            continue
-        is_kept = name in expected and not name.startswith(_LAST_LAYER)
-        if is_kept:
-            continue
-        array = parameters.pop(name)
-        status = "replaced" if name in expected else "left out"
-        statuses.append(ArrayStatus.of(name, array, status))
+    def __init__(
+        self,
+        parameters: Mapping[str, np.ndarray],
+        expected: Mapping[str, Shape],
+    ) -> None:
+        """Take the parameters of the source, and the names and shapes of the target."""
+        self.parameters = dict(parameters)
+        self.expected = expected
+        self.statuses: dict[str, ArrayStatus] = {}
 
-    for name, shape in expected.items():
-        if name.startswith(_LAST_LAYER):
-            value = bias if name.endswith("bias") else 0
-            parameters[name] = np.full(shape, value, np.float32)
-    return statuses
+    def has_expected_head(self) -> bool:
+        """Return True if the head has the names and shapes of the target."""
+        shapes = {name: array.shape for name, array in self.parameters.items()}
+        return _select_head(shapes) == _select_head(self.expected)
+
+    def replace_head(self, bias: float) -> None:
+        """Drop the head except hidden layers of the target, and add a last layer of zeros."""
+        for name in _select_head(self.parameters):
+            is_last = name.startswith(_LAST_LAYER)
+            if is_last or name not in self.expected:
+                self._drop(name)
+        for name in _select_head(self.expected):
+            if name == HEAD_BIAS:
+                self._add(name, bias)
+            elif name.startswith(_LAST_LAYER):
+                self._add(name, 0.0)
+
+    def change_pooling(self) -> None:
+        """Move the last norm to the place where the target has it, and drop attention pooling."""
+        for name in list(self.parameters):
+            if name in self.expected:
+                continue
+            if name.startswith("pooling/"):
+                self._drop(name)
+            elif name in _MOVED_NORMS:
+                self._move(name, _MOVED_NORMS[name])
+
+        for name in self.expected:
+            if name in _MOVED_NORMS and name not in self.parameters:
+                is_scale = name.endswith("scale")
+                self._add(name, float(is_scale))
+
+    def resize_positions(self, old: Grid, new: Grid, method: str) -> None:
+        """Resize every table of positions to another grid of patches."""
+        self.parameters, statuses = resize_positions(self.parameters, old, new, method)
+        for status in statuses:
+            self.statuses[status.name] = status
+
+    def select_expected(self, problem: str) -> dict[str, np.ndarray]:
+        """Return the parameters of the target, in its order.
+
+        Raises:
+          ValueError: names or shapes differ. The message begins with `problem`.
+        """
+        placeholders = {}
+        for name, shape in self.expected.items():
+            placeholders[name] = np.broadcast_to(np.float32(0), shape)
+        lines = pytree.differences(placeholders, self.parameters)
+        if lines:
+            raise ValueError(f"{problem}:{pytree.listed(lines)}")
+        return {name: self.parameters[name] for name in self.expected}
+
+    def list_statuses(self) -> tuple[ArrayStatus, ...]:
+        """Return the use of every parameter of either network."""
+        statuses = dict(self.statuses)
+        for name in self.expected:
+            array = self.parameters[name]
+            statuses.setdefault(name, ArrayStatus.of(name, array, "copied"))
+        return tuple(statuses.values())
+
+    def _drop(self, name: str) -> None:
+        array = self.parameters.pop(name)
+        is_replaced = name in self.expected
+        status = "replaced" if is_replaced else "dropped"
+        self.statuses[name] = ArrayStatus.of(name, array, status)
+
+    def _move(self, name: str, new_name: str) -> None:
+        if new_name not in self.expected:
+            self._drop(name)
+            return
+        array = self.parameters.pop(name)
+        self.parameters[new_name] = array
+        self.statuses[name] = ArrayStatus.of(name, array, f"moved to {new_name}")
+
+    def _add(self, name: str, value: float) -> None:
+        """Add a parameter of the target with one value in all elements."""
+        array = np.full(self.expected[name], value, np.float32)
+        self.parameters[name] = array
+        self.statuses.setdefault(name, ArrayStatus.of(name, array, "new"))
 
 
-def _has_head(
-    parameters: Mapping[str, np.ndarray],
-    expected: Mapping[str, Shape],
-) -> bool:
-    """Return True if parameters have the expected head, and nothing else in it."""
-    for name in (*parameters, *expected):
-        if not name.startswith("head/"):
-            continue
-        if name not in parameters or name not in expected:
-            return False
-        if parameters[name].shape != expected[name]:
-            return False
-    return True
+def _select_head(parameters: Mapping[str, T]) -> dict[str, T]:
+    """Return the parameters of the head."""
+    return {name: value for name, value in parameters.items() if name.startswith(_HEAD)}
 
 
-_NORMS = {
-    "encoder/norm/": "pooled_norm/",
-    "pooled_norm/": "encoder/norm/",
-}
-"""Folder of the last norm → its folder where the network pools otherwise."""
-
-
-def _fit_pooling(
-    parameters: dict[str, np.ndarray],
-    expected: Mapping[str, Shape],
-) -> list[ArrayStatus]:
-    """Change attention pooling and the last norm of `parameters`, in place.
-
-    Return how each changed parameter is used.
-    """
-    norms = tuple(_NORMS)
-    statuses = []
-    for name in list(parameters):
-        if name in expected or not name.startswith((*norms, "pooling/")):
-            continue
-        array = parameters.pop(name)
-        moved = _move_norm(name)
-        if moved in expected:
-            parameters[moved] = array
-            status = f"moved to {moved}"
-        else:
-            status = "left out"
-        statuses.append(ArrayStatus.of(name, array, status))
-
-    for name, shape in expected.items():
-        if name in parameters or not name.startswith(norms):
-            continue
-        is_scale = name.endswith("scale")
-        parameters[name] = np.full(shape, is_scale, np.float32)
-        statuses.append(ArrayStatus.of(name, parameters[name], "new"))
-    return statuses
-
-
-def _move_norm(name: str) -> str:
-    """Return the name of a parameter of the last norm at its other place; others keep theirs."""
-    folder, _, leaf = name.rpartition("/")
-    moved = _NORMS.get(f"{folder}/", f"{folder}/")
-    return f"{moved}{leaf}"
-
-
-def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
-    """Return the weights without their last layer: `fit` initialises a new one, for any number of classes.
+def remove_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
+    """Return the weights without their last layer; `fit` adds a new one, for any classes.
 
     With `keep_hidden` the hidden layer of the head stays, if there is one; otherwise the network
-    ends in its pooled features. A head of the user's own class is removed as a whole: which of its
-    layers is the last is not known.
+    ends in its pooled features. A head of a custom class is removed as a whole, since its last
+    layer is not known.
     """
     a = weights.architecture
-    left_out: tuple[str, ...]
+    head: HeadForm | Reference = "linear"
+    removed: tuple[str, ...] = (_HEAD,)
     if keep_hidden and not is_reference(a.head):
         head = a.head
-        left_out = (_LAST_LAYER, "head/mask")
-    else:
-        head = "linear"
-        left_out = ("head/",)
+        removed = (_LAST_LAYER, "head/mask")
     architecture = dataclasses.replace(a, num_classes=0, patch_outputs=0, head=head)
 
     parameters = {}
     for name, array in weights.parameters.items():
-        if not name.startswith(left_out):
+        if not name.startswith(removed):
             parameters[name] = array
     for name, shape in stacked_shapes(architecture).items():
         if name.startswith(_LAST_LAYER):
             parameters[name] = np.zeros(shape, np.float32)
 
-    notes = weights.notes
+    notes = list(weights.notes)
     if a.patch_outputs:
-        notes = [*notes, _NO_PATCH_HEAD]
+        notes.append(_NO_PATCH_HEAD)
     return dataclasses.replace(
         weights,
         architecture=architecture,
@@ -251,21 +254,22 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
 
 
 def select_classes(weights: Weights, output_L: np.ndarray, class_names: tuple[str, ...]) -> Weights:
-    """Return the weights with the outputs `output_L` alone, for classes of these names.
+    """Return the weights with some of their outputs, for classes of these names.
 
-    A class without an output, -1, has a kernel of zeros and the mean bias.
+    `output_L` is the output of each class. A class without an output, -1, has a kernel of zeros and
+    the mean bias.
     """
-    kernel_DK = weights.parameters[_HEAD_KERNEL]
-    bias_K = weights.parameters[_HEAD_BIAS]
+    kernel_DK = weights.parameters[HEAD_KERNEL]
+    bias_K = weights.parameters[HEAD_BIAS]
     is_known_L = output_L >= 0
     mean_bias = bias_K[output_L[is_known_L]].mean()
 
     parameters = dict(weights.parameters)
-    parameters[_HEAD_KERNEL] = np.where(is_known_L, kernel_DK[:, output_L], np.float32(0))
-    parameters[_HEAD_BIAS] = np.where(is_known_L, bias_K[output_L], mean_bias)
+    parameters[HEAD_KERNEL] = np.where(is_known_L, kernel_DK[:, output_L], np.float32(0))
+    parameters[HEAD_BIAS] = np.where(is_known_L, bias_K[output_L], mean_bias)
 
     architecture = dataclasses.replace(weights.architecture, num_classes=len(class_names))
-    return weights.with_network(architecture, parameters, class_names=class_names)
+    return weights.replace_network(architecture, parameters, class_names=class_names)
 
 
 LAYER_POOLS = {
@@ -276,7 +280,7 @@ LAYER_POOLS = {
 """Layers of features and the pooling that gives the same."""
 
 
-def ending_in(weights: Weights, layer: str) -> Weights:
+def cut_after_layer(weights: Weights, layer: str) -> Weights:
     """Return the network without its head, whose feature "pre_logits" is a layer of this one.
 
     The layer is "pre_logits", which keeps the hidden layer of the head, "pooled" or one of
@@ -285,7 +289,7 @@ def ending_in(weights: Weights, layer: str) -> Weights:
     Raises:
       ValueError: the network has no class token.
     """
-    base = without_head(weights, keep_hidden=layer == "pre_logits")
+    base = remove_head(weights, keep_hidden=layer == "pre_logits")
     if layer not in LAYER_POOLS:
         return base
     a = base.architecture
@@ -293,10 +297,10 @@ def ending_in(weights: Weights, layer: str) -> Weights:
     final_norm = "none" if a.final_norm == "pooled" else None
     architecture = set_pooling(a, LAYER_POOLS[layer], final_norm)
     fitted = fit(base, architecture)
-    return base.with_network(architecture, fitted.parameters)
+    return base.replace_network(architecture, fitted.parameters)
 
 
-def with_classifier(
+def set_classifier(
     weights: Weights,
     kernel_DK: np.ndarray,
     bias_K: np.ndarray,
@@ -309,25 +313,25 @@ def with_classifier(
     Raises:
       ValueError: the kernel does not fit the network.
     """
-    base = without_head(weights)
+    base = remove_head(weights)
     architecture = dataclasses.replace(base.architecture, num_classes=len(class_names))
     shapes = stacked_shapes(architecture)
     head = {
-        _HEAD_KERNEL: kernel_DK.astype(np.float32),
-        _HEAD_BIAS: bias_K.astype(np.float32),
+        HEAD_KERNEL: kernel_DK.astype(np.float32),
+        HEAD_BIAS: bias_K.astype(np.float32),
     }
     for name, array in head.items():
         if array.shape != shapes[name]:
             raise ValueError(f"{name} has the shape {array.shape}: must be {shapes[name]}.")
 
     parameters = {**base.parameters, **head}
-    return base.with_network(architecture, parameters, class_names=class_names)
+    return base.replace_network(architecture, parameters, class_names=class_names)
 
 
-def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weights:
-    """Return the same network with one learned row of position for each token.
+def tabulate_positions(weights: Weights, *, of_patches: bool = False) -> Weights:
+    """Return the same network with a learned table of positions, one row for each token.
 
-    Its positions can have any form. With `of_patches` a table of patches alone stays so.
+    Its positions can have any form. With `of_patches` a table of patches alone stays as it is.
     """
     a = weights.architecture
     if not a.has_transformer:
@@ -340,7 +344,7 @@ def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weight
     parameters = dict(weights.parameters)
     parameters["positions/table"] = _build_position_table(a, parameters)
     architecture = dataclasses.replace(a, position_embedding="learned_1d", position_tokens="all")
-    return weights.with_network(architecture, parameters)
+    return weights.replace_network(architecture, parameters)
 
 
 def _build_position_table(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.ndarray:

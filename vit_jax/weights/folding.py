@@ -5,7 +5,7 @@ do not overlap and nothing is padded, so a kernel and a bias with the same outpu
 trains the folded kernel: weight decay and learning rate act on it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +24,17 @@ class Normalisation(NamedTuple):
 
     def scaled(self, factor: float) -> "Normalisation":
         """Return the normalisation of pixels that are multiplied by `factor`."""
-        mean = tuple(factor * number for number in self.mean)
-        std = tuple(factor * number for number in self.std)
-        return Normalisation(mean, std)
+        mean = factor * np.asarray(self.mean)
+        std = factor * np.asarray(self.std)
+        return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
 OURS = Normalisation()
+
+
+def format_numbers(numbers: Iterable[float]) -> str:
+    """Return a mean or a standard deviation for a sentence."""
+    return ", ".join(f"{number:g}" for number in numbers)
 
 
 def fold(

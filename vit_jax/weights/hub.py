@@ -1,4 +1,4 @@
-"""Weights from and to the Hugging Face Hub, `hf://owner/name[@revision]`, by huggingface_hub where it is installed.
+"""Weights from and to the Hugging Face Hub, `hf://owner/name[@revision]`, by huggingface_hub.
 
 Only weights and their configuration are fetched, nothing that could run.
 """
@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from vit_jax.imports.extras import install_command
-from vit_jax.weights.formats.pickled import advise, choose_pickles, safetensors_name
+from vit_jax.weights.formats.pickled import advise, choose_pickles, name_replacement
 
 PATTERNS = [
     "*.safetensors",
@@ -36,12 +36,14 @@ def fetch(source: str) -> pathlib.Path:
     )
     try:
         folder = library.snapshot_download(
-            match["name"], revision=match["revision"], allow_patterns=PATTERNS
+            match["name"],
+            revision=match["revision"],
+            allow_patterns=PATTERNS,
         )
-    except (
-        Exception
-    ) as error:  # of the network, the Hub or the address; the library has no one class for them
+    # Errors of the network, the Hub or the address: the library has no class for all of them.
+    except Exception as error:
         raise ValueError(f"{source} cannot be fetched: {error}") from error
+
     local = pathlib.Path(folder)
     if not any(local.glob("*.safetensors")):
         _reject_pickles(source, match, library)
@@ -49,20 +51,27 @@ def fetch(source: str) -> pathlib.Path:
 
 
 def _reject_pickles(source: str, match: re.Match[str], library: Any) -> None:
-    """Raise ValueError if a repository has weights of PyTorch only, with the commands that convert them."""
+    """Raise ValueError if a repository has weights of PyTorch only, with commands to convert them."""
     try:
-        names = library.HfApi().list_repo_files(match["name"], revision=match["revision"])
+        files = library.HfApi().list_repo_files(match["name"], revision=match["revision"])
     except Exception:  # as in `fetch`; the caller reports that there are no weights
         return
-    folder = match["name"].rpartition("/")[2]
-    if chosen := choose_pickles([name for name in names if "/" not in name]):
-        revision = f" --revision={match['revision']}" if match["revision"] else ""
-        inputs = [f"{folder}/{name}" for name in chosen]
-        raise ValueError(
-            f"{source} has no .safetensors but {chosen[0]}, a PyTorch file. Download it by hf download "
-            f"{match['name']}{revision} --local-dir={folder}, and give that folder. The file is a pickle, "
-            f"{advise(f'{folder}/{safetensors_name(chosen)}', inputs)}"
-        )
+    top_files = [name for name in files if "/" not in name]
+    pickles = choose_pickles(top_files)
+    if not pickles:
+        return
+
+    _, _, folder = match["name"].rpartition("/")
+    revision = ""
+    if match["revision"]:
+        revision = f" --revision={match['revision']}"
+    inputs = [f"{folder}/{name}" for name in pickles]
+    output = f"{folder}/{name_replacement(pickles)}"
+    raise ValueError(
+        f"{source} has no .safetensors but {pickles[0]}, a PyTorch file. Download it by "
+        f"hf download {match['name']}{revision} --local-dir={folder}, and give that folder. "
+        f"The file is a pickle, {advise(output, inputs)}"
+    )
 
 
 def require_hub(address: str) -> None:
@@ -73,10 +82,12 @@ def require_hub(address: str) -> None:
 
 
 def push(folder: pathlib.Path, address: str) -> str:
-    """Upload a folder of weights as a repository, which is created if it does not exist; return its address.
+    """Upload a folder of weights as a repository; return its address.
+
+    The repository is created if it does not exist.
 
     Raises:
-      ValueError: as `require_hub`, or the Hub refuses; the folder stays.
+      ValueError: as `require_hub`, or the Hub rejects the upload; the folder stays.
     """
     match, library = _open(address, "upload the folder yourself")
     try:
@@ -95,7 +106,8 @@ def _open(address: str, instead: str) -> tuple[re.Match[str], Any]:
     match = _REPOSITORY.fullmatch(address)
     if not match:
         raise ValueError(
-            f"{address!r} is not an address of the form hf://owner/name or hf://owner/name@revision."
+            f"{address!r} is not an address of the form hf://owner/name or "
+            "hf://owner/name@revision."
         )
     try:
         import huggingface_hub

@@ -1,8 +1,8 @@
-"""Weights in memory, and the path into it from every format.
+"""Weights in memory, read from every format.
 
-File → arrays by name → recognised format → our names and the architecture → `Weights`. All names
-and shapes are compared before any data is read. Numbers stay as they are; half precision becomes
-float32.
+A file becomes arrays by name, a recognised format, our names and the architecture, and then
+`Weights`. All names and shapes are compared before any data is read. Numbers stay as they are; half
+precision becomes float32.
 """
 
 import contextlib
@@ -26,17 +26,23 @@ from vit_jax.weights.adapter import CONFIG as ADAPTER_CONFIG
 from vit_jax.weights.adapter import (
     Adapter,
     Merged,
-    base_address,
+    find_base,
     is_adapter,
     merge_adapter,
     read_adapter,
 )
 from vit_jax.weights.description import TrainingData
-from vit_jax.weights.folding import OURS, Normalisation
+from vit_jax.weights.folding import OURS, Normalisation, format_numbers
 from vit_jax.weights.formats import ArrayFile, StoredArray, naming, open_arrays
 from vit_jax.weights.formats.sharded import is_index
 from vit_jax.weights.load_report import ArrayStatus
-from vit_jax.weights.names import find_wrapping, is_network, stack, stacked_shapes
+from vit_jax.weights.names import (
+    HEAD_KERNEL,
+    find_wrapping,
+    is_network,
+    stack,
+    stacked_shapes,
+)
 from vit_jax.weights.names.wrappers import Wrapping
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.position_resize import resize_positions
@@ -44,25 +50,20 @@ from vit_jax.weights.published import licence_of, published_addresses
 from vit_jax.weights.recognise import (
     Recognised,
     recognise,
-    refuse_contradictions,
-    validated_options,
+    reject_contradictions,
+    validate_options,
 )
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, name_sidecar, read_sidecar
 
-HEAD = "head/linear/kernel"
-_OF_LIBRARIES = ("timm", "huggingface")
-_IGNORED = {
+_LIBRARY_FORMATS = ("timm", "huggingface")
+_IGNORED_FOLDERS = {
     "opt": "optimiser state",
     "chrono": "bookkeeping of training",
     "extra": "bookkeeping of training",
     "epoch": "bookkeeping of training",
     "state": "bookkeeping of training",
 }
-
-
-def class_names_file(path: pathlib.Path) -> pathlib.Path:
-    """Return the file for the class names of a .npz whose metadata has no room for them."""
-    return path.with_name(f"{path.name}.classes.txt")
+"""Folder of arrays in a checkpoint of training → the reason why they are ignored."""
 
 
 def read_class_names(path: pathlib.Path) -> list[str]:
@@ -76,22 +77,22 @@ def read_class_names(path: pathlib.Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A network's parameters and their metadata; None is not known."""
+    """A network's parameters and their metadata; None is unknown."""
 
     architecture: Architecture
     parameters: Mapping[str, np.ndarray]  # float32 by the names of our model's leaves, in its order
     class_names: tuple[str, ...] | None = None  # in the order of the logits
     preprocessing: Mapping[str, object] | None = None  # of the images, as checkpoints have it
     source: str = ""  # "PATH (format)"
-    statuses: Sequence[ArrayStatus] = ()  # how each array that was read is used
+    statuses: Sequence[ArrayStatus] = ()  # use of each array that was read
     notes: Sequence[str] = ()  # sentences: assumptions, and odd values
-    training: TrainingData | None = None  # the data of the run that made them
+    training: TrainingData | None = None  # the data of the run that trained the weights
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
-    licence: str = ""  # as the Hub names it; "" if it is not known
-    has_several_labels: bool = False  # of an image, as their configuration states
+    licence: str = ""  # as the Hub names it; "" if it is unknown
+    has_several_labels: bool = False  # images may have several labels, by the configuration
 
     def resize_method(self, position_resize: str = "library") -> str:
-        """Return how positions are resized.
+        """Return the method by which positions are resized.
 
         "library" is the method of the library whose names the file has.
         """
@@ -108,30 +109,24 @@ class Weights:
 
     @property
     def is_multilabel(self) -> bool:
-        """Return True if images may have several labels.
-
-        Their configuration states it, or the run that made them.
-        """
+        """True if images may have several labels, by the configuration or the training run."""
         if self.has_several_labels:
             return True
         return self.training is not None and self.training.is_multilabel
 
-    def with_network(
+    def replace_network(
         self,
         a: Architecture,
         parameters: Mapping[str, np.ndarray],
         **changes: Any,
     ) -> "Weights":
-        """Return the weights with another network.
-
-        Its parameters are chosen and ordered by its names.
-        """
-        chosen = {name: parameters[name] for name in stacked_shapes(a)}
-        return dataclasses.replace(self, architecture=a, parameters=chosen, **changes)
+        """Return the weights with another network, whose names select and order its parameters."""
+        ordered = {name: parameters[name] for name in stacked_shapes(a)}
+        return dataclasses.replace(self, architecture=a, parameters=ordered, **changes)
 
     def warnings(self) -> list[str]:
         """Return warnings for uses of the head without training."""
-        head = self.parameters.get(HEAD)
+        head = self.parameters.get(HEAD_KERNEL)
         if head is None or not head.size or head.any():
             return []
         return [
@@ -148,18 +143,20 @@ def load_weights(
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Weights:
-    """Read weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
+    """Read weights in any format, from a file, a folder or the Hub.
+
+    Without a head, `num_classes` is 0.
 
     Args:
       source: a .npz or .safetensors file; a folder with one .safetensors, model.safetensors among
         several, or shards with their index; a folder with an adapter of PEFT (LoRA), which names
-        its base; a workdir of ours; or "hf://owner/name". All but the last also at gs://..., from
-        where files are downloaded and kept.
-      polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
-      class_names: of a file that does not state them.
+        its base; a workdir; or "hf://owner/name". All but the last also at gs://..., from where
+        files are downloaded and kept.
+      polyak: take the Polyak average of a workdir that has one; False is for workdirs only.
+      class_names: class names of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
       **options: fields that the file does not state, from `vit_jax.weights.OPTIONS`: num_heads,
-        gelu, ...; and image_size: if the file has another, the network is `resized`.
+        gelu, ...; and image_size: if the file has another, the network is resized.
 
     Raises:
       ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or
@@ -174,8 +171,7 @@ def load_weights(
 
     address = str(source)
     allowed = allowed_code(allow_code)
-    names_pattern = class_names_file(pathlib.Path("{}")).name
-    path = locate.fetch_source(source, names_pattern)
+    path = locate.fetch_source(source)
 
     if has_checkpoints(path):
         weights = _load_workdir(path, polyak, options, allowed)
@@ -183,7 +179,7 @@ def load_weights(
         weights = _load_arrays(address, path, polyak, options, allowed)
 
     if options.get("image_size") is not None:
-        weights = resized(weights, tuple(options["image_size"]))
+        weights = resize_weights(weights, tuple(options["image_size"]))
     if class_names is not None:
         weights = _set_class_names(weights, tuple(class_names))
     return weights
@@ -210,7 +206,7 @@ def _load_arrays(
         if file.is_file() and not polyak:
             raise ValueError(
                 f"{file} has no Polyak average, so raw weights cannot be chosen: "
-                "leave out --weights.raw."
+                "omit --weights.raw."
             )
         sidecar = _find_configuration(path, file, options)
         weights = _load_file(file, sidecar, options, allowed)
@@ -237,12 +233,12 @@ def _load_adapter(
         factors = locate.find_adapter_file(folder)
 
     adapter = read_adapter(folder)
-    base = base_address(adapter, is_local=locate.is_local(address))
+    base = find_base(adapter, is_local=locate.is_local(address))
     try:
         base_path = locate.fetch_source(base)
         if has_checkpoints(base_path) or is_adapter(base_path):
             raise ValueError(
-                f"{base}: must hold the arrays of a network, not a run of ours or another adapter."
+                f"{base}: must hold the arrays of a network, not a workdir or another adapter."
             )
         file = locate.find_file(base_path)
     except ValueError as error:
@@ -258,16 +254,16 @@ def _load_adapter(
     return dataclasses.replace(weights, licence=licence)
 
 
-def resized(
+def resize_weights(
     weights: Weights,
     image_size: tuple[int, int],
     position_resize: str = "library",
 ) -> Weights:
     """Return the same network for images of another size.
 
-    It has a note for each table of positions that is resized. `position_resize` is a value of
-    `PositionResize`; "library" also scales the rotary positions of Perception Encoder to the grid
-    of the weights, as timm does.
+    The weights get a note for each table of positions that is resized. `position_resize` is a value
+    of `PositionResize`; "library" also scales the rotary positions of Perception Encoder to the
+    grid of the weights, as timm does.
 
     Raises:
       ValueError: patches do not divide the image size, or an unknown method.
@@ -294,7 +290,7 @@ def resized(
     preprocessing = weights.preprocessing
     if preprocessing:
         preprocessing = {**preprocessing, "image_size": list(image_size)}
-    return weights.with_network(
+    return weights.replace_network(
         target,
         parameters,
         preprocessing=preprocessing,
@@ -303,6 +299,11 @@ def resized(
 
 
 def _set_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights:
+    """Return weights of unknown classes with class names.
+
+    Raises:
+      ValueError: their number is wrong, or the weights have other names.
+    """
     source = weights.source
     num_classes = weights.architecture.num_classes
     num_names = len(class_names)
@@ -321,7 +322,7 @@ def _load_workdir(
     options: Mapping[str, object],
     allowed: tuple[str, ...],
 ) -> Weights:
-    """Read weights of a run of ours."""
+    """Read the weights of a run."""
     if options.get("architecture") is not None:
         raise ValueError(
             f"architecture: must not be set, as {path} states its network. Omit the option."
@@ -371,7 +372,7 @@ def _read_architecture(
     """Return the network of a checkpoint; ValueError if the options contradict it."""
     architecture = description.stored_architecture(metadata)
     stated = dataclasses.asdict(architecture)
-    refuse_contradictions(validated_options(options), stated, "the checkpoint")
+    reject_contradictions(validate_options(options), stated, "the checkpoint")
     return architecture
 
 
@@ -385,7 +386,7 @@ def _find_configuration(
     It is read if the source is the folder or the file has the usual name. The option `architecture`
     is the name that the caller gives to the network.
     """
-    name = validated_options(options).get("architecture")
+    name = validate_options(options).get("architecture")
     if source.is_dir() or file.name == WEIGHTS or is_index(file.name):
         return read_sidecar(file.parent, name)
     if name is not None:
@@ -399,7 +400,7 @@ def _find_configuration(
 
 
 class _Opened(NamedTuple):
-    """An open file of a network, without prefixes of its names, and with the factors of an adapter."""
+    """An open file of a network: names without prefixes, the factors of an adapter merged."""
 
     file: ArrayFile
     wrapping: Wrapping
@@ -444,7 +445,7 @@ def _open_network(
 ) -> Iterator[_Opened]:
     """Open the arrays of a network, below any wrappers, and with an adapter merged.
 
-    They are in one file or several.
+    The arrays are in one file or several.
     """
     with contextlib.ExitStack() as resources:
         file = resources.enter_context(open_arrays(path, allowed=allowed))
@@ -493,12 +494,12 @@ def _load_file(
         with naming(str(path)):
             sidecar = _find_sidecar(sidecar, opened)
             known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
-            _refuse_name(options, file, known)
+            _reject_name(options, file, known)
             shapes = stacked_shapes(known.architecture)
-            _require_all(known, file)
+            _require_arrays(known, file)
             preprocessing = _complete_preprocessing(sidecar, file, known)
 
-        parts, statuses, notes = _read(file, known)
+        parts, statuses, notes = _read_arrays(file, known)
         with naming(str(path)):
             unpacked = known.packing.unpack(parts, file, known.architecture)
         statuses = opened.describe_use(statuses)
@@ -533,25 +534,25 @@ def _load_file(
         weights = _fold_normalisation(weights, normalisation)
     if sidecar.fields and options.get("image_size") is None:
         weights = _resize_for_processor(weights, sidecar)
-    return _drop_other_names(weights)
+    return _drop_wrong_names(weights)
 
 
 def _find_sidecar(sidecar: Sidecar, opened: _Opened) -> Sidecar:
     """Return the facts of our metadata in a file, or else the configuration beside it."""
     if opened.file.metadata:
-        return _read_carried(opened.file)
+        return _read_our_metadata(opened.file)
     if opened.adapter:
         return _adapt_sidecar(sidecar, opened.adapter)
     return sidecar
 
 
-def _refuse_name(
+def _reject_name(
     options: Mapping[str, object],
     file: ArrayFile,
     known: Recognised,
 ) -> None:
     """Raise ValueError if the caller names a network that the file states."""
-    states_network = bool(file.metadata) or known.format not in _OF_LIBRARIES
+    states_network = bool(file.metadata) or known.format not in _LIBRARY_FORMATS
     if options.get("architecture") and states_network:
         raise ValueError(
             "architecture: must not be set, as the file states its network. Omit the option."
@@ -563,7 +564,7 @@ def _complete_preprocessing(
     file: ArrayFile,
     known: Recognised,
 ) -> Mapping[str, object] | None:
-    """Return the preprocessing, to the images of the network if the file has none of our metadata."""
+    """Return the preprocessing, by our metadata or to the image size of the network."""
     if not sidecar.preprocessing or file.metadata:
         return sidecar.preprocessing
     return {**sidecar.preprocessing, "image_size": list(known.architecture.image_size)}
@@ -576,26 +577,26 @@ def _find_normalisation(
 ) -> Normalisation:
     """Return the normalisation of the pixels that the arrays take.
 
-    In files of ours only the arrays of libraries have another.
+    Among files with our metadata only those in the format of a library have another.
     """
-    if file.metadata and known.format in _OF_LIBRARIES:
+    if file.metadata and known.format in _LIBRARY_FORMATS:
         return folding.stored_normalisation(sidecar.preprocessing)
     return sidecar.normalisation
 
 
 def _fold_positions(parameters: dict[str, np.ndarray], rows: int) -> list[str]:
-    """Add the positions of class tokens to these, in place; return notes."""
-    table = parameters["positions/table"]
-    of_tokens, of_patches = np.split(table, [rows], axis=1)
-    parameters["positions/table"] = of_patches
-    parameters["class_token"] = parameters["class_token"] + of_tokens
-    if not of_tokens.any():
+    """Add the positions of class tokens, the first `rows`, to the tokens, in place; return notes."""
+    table_1SD = parameters["positions/table"]
+    token_rows, patch_rows = np.split(table_1SD, [rows], axis=1)
+    parameters["positions/table"] = patch_rows
+    parameters["class_token"] = parameters["class_token"] + token_rows
+    if not token_rows.any():
         return []
     return ["The position of the class token was added to it, since registers have none."]
 
 
-def _drop_other_names(weights: Weights) -> Weights:
-    """Return the weights without class names, with a note, if these are not as many as the classes."""
+def _drop_wrong_names(weights: Weights) -> Weights:
+    """Return the weights without class names, and with a note, if their number is wrong."""
     names = weights.class_names
     num_classes = weights.architecture.num_classes
     if not names or len(names) == num_classes:
@@ -607,7 +608,7 @@ def _drop_other_names(weights: Weights) -> Weights:
 def _resize_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
     """Return the network for the images that Hugging Face's processor makes.
 
-    It has a note if config.json has others.
+    The weights get a note if config.json states another size.
     """
     a = weights.architecture
     stated_size = sidecar.fields.get("image_size")
@@ -634,7 +635,7 @@ def _resize_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
 
     note = f"{sizes}: {made} is taken. For another size set image_size."
     noted = dataclasses.replace(weights, notes=[*weights.notes, note])
-    return resized(noted, new_size)
+    return resize_weights(noted, new_size)
 
 
 def _format_size(size: tuple[int, int]) -> str:
@@ -644,8 +645,8 @@ def _format_size(size: tuple[int, int]) -> str:
 def _fold_normalisation(weights: Weights, normalisation: Normalisation) -> Weights:
     """Return the network for pixels in [-1, 1], with a note."""
     a = weights.architecture
-    mean = _format_numbers(normalisation.mean)
-    std = _format_numbers(normalisation.std)
+    mean = format_numbers(normalisation.mean)
+    std = format_numbers(normalisation.std)
     stated = f"mean ({mean}) and standard deviation ({std}) of pixels"
     if a.has_resnet:
         note = (
@@ -654,11 +655,11 @@ def _fold_normalisation(weights: Weights, normalisation: Normalisation) -> Weigh
         )
         return dataclasses.replace(weights, notes=[*weights.notes, note])
 
-    # Kept, so that the network can be written with the pixels of its library.
+    # Stated, so that the network can be written with the pixels of its library.
     preprocessing = dict(weights.preprocessing or {})
     preprocessing |= folding.describe_normalisation(normalisation)
     note = f"The {stated} are folded into the patch embedding: images stay in [-1, 1]."
-    return weights.with_network(
+    return weights.replace_network(
         dataclasses.replace(a, patch_bias=True),
         folding.fold(weights.parameters, normalisation),
         notes=[*weights.notes, note],
@@ -666,12 +667,11 @@ def _fold_normalisation(weights: Weights, normalisation: Normalisation) -> Weigh
     )
 
 
-def _format_numbers(numbers: Iterable[float]) -> str:
-    return ", ".join(f"{number:g}" for number in numbers)
+def _require_arrays(known: Recognised, file: ArrayFile) -> None:
+    """Raise ValueError unless the file has every expected array, and no other.
 
-
-def _require_all(known: Recognised, file: ArrayFile) -> None:
-    """Raise ValueError unless the file has every name, shape and type, and no other."""
+    Names, shapes and types are compared.
+    """
     stored = {name: file.arrays[in_file] for name, in_file in known.names.items()}
     expected = {entry.name: entry for entry in known.entries}
     lines = pytree.differences(expected, stored)
@@ -684,10 +684,10 @@ def _require_all(known: Recognised, file: ArrayFile) -> None:
         raise ValueError(f"these arrays are not of floating point: {', '.join(integers[:10])}")
 
 
-def _read_carried(file: ArrayFile) -> Sidecar:
-    """Return class names and preprocessing from our metadata, and a note if the names are lost."""
+def _read_our_metadata(file: ArrayFile) -> Sidecar:
+    """Return the facts in our metadata, with a note if the class names are lost."""
     metadata = file.metadata
-    class_names, notes = _read_carried_names(file)
+    class_names, notes = _read_our_class_names(file)
     preprocessing = metadata.get("preprocessing")
     if not isinstance(preprocessing, dict):
         preprocessing = None
@@ -700,11 +700,11 @@ def _read_carried(file: ArrayFile) -> Sidecar:
     )
 
 
-def _read_carried_names(file: ArrayFile) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """Return class names from our metadata or the file beside it, and notes."""
+def _read_our_class_names(file: ArrayFile) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Return the class names in our metadata or in the file beside the weights, and notes."""
     names = file.metadata.get("class_names")
     if names is None and file.metadata.get("class_names_beside"):
-        beside = class_names_file(file.path)
+        beside = locate.find_class_names_file(file.path)
         if not beside.exists():
             note = (
                 f"Its class names should be in {beside}, which does not exist: "
@@ -721,12 +721,12 @@ def _read_carried_names(file: ArrayFile) -> tuple[tuple[str, ...] | None, tuple[
     return tuple(names), ()
 
 
-def _read(
+def _read_arrays(
     file: ArrayFile,
     known: Recognised,
 ) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:
-    """Return parameters with layers taken apart, how each array is used, and notes."""
-    apart: dict[str, np.ndarray] = {}
+    """Return parameters with layers taken apart, the use of each array, and notes."""
+    parameters: dict[str, np.ndarray] = {}
     statuses = []
     notes = []
     for entry in known.entries:
@@ -736,18 +736,18 @@ def _read(
             numbers = array.astype(np.float32, copy=False)
         if not np.isfinite(numbers).all():
             notes.append(f"WARNING: {name} has values that are not finite in float32.")
-        apart |= entry.read(numbers)
+        parameters |= entry.read(numbers)
 
-        how = entry.status(reading=True)
+        status = entry.status(reading=True)
         if array.dtype != np.float32:
-            how = f"{how}, to float32"
-        statuses.append(ArrayStatus(name, entry.ours, array.shape, str(array.dtype), how))
+            status = f"{status}, to float32"
+        statuses.append(ArrayStatus(name, entry.ours, array.shape, str(array.dtype), status))
 
     if any(status.dtype == "float64" for status in statuses):
         notes.append("Arrays of float64 were rounded to float32.")
 
     for name in known.ignored:
         folder, _, _ = name.partition("/")
-        reason = _IGNORED.get(folder, "not part of this network")
+        reason = _IGNORED_FOLDERS.get(folder, "not part of this network")
         statuses.append(_describe_ignored(name, file.arrays[name], reason))
-    return apart, statuses, notes
+    return parameters, statuses, notes

@@ -35,15 +35,15 @@ class Report(NamedTuple):
     destination: str
     network: str  # one line about it
     read: Sequence[ArrayStatus]  # of every array of the source
-    written: Sequence[ArrayStatus]  # of every array of the destination, and of parameters left out
+    written: Sequence[ArrayStatus]  # of every array of the destination, and of omitted parameters
     notes: Sequence[str]
 
     def text(self, *, is_complete: bool) -> str:
-        """Return the report for a terminal, with each array or their numbers.
+        """Return the report for a terminal, with a line for each array or for each status.
 
         Notes come last, where they are seen.
         """
-        show = table if is_complete else counted
+        show = list_arrays if is_complete else count_arrays
         sections = [
             f"Read from {printable(self.source)}:",
             show(self.read),
@@ -56,7 +56,7 @@ class Report(NamedTuple):
         return "\n".join(sections)
 
 
-def counted(statuses: Iterable[ArrayStatus]) -> str:
+def count_arrays(statuses: Iterable[ArrayStatus]) -> str:
     """Return one line for each status: the number of arrays."""
     counts = collections.Counter(status.status for status in statuses)
     lines = []
@@ -65,18 +65,18 @@ def counted(statuses: Iterable[ArrayStatus]) -> str:
     return "\n".join(lines)
 
 
-def table(statuses: Iterable[ArrayStatus]) -> str:
+def list_arrays(statuses: Iterable[ArrayStatus]) -> str:
     """Return one line for each array."""
     rows = [_HEADINGS]
     for name, ours, shape, dtype, status in statuses:
-        names = joined_names(ours) or "-"
+        names = join_names(ours) or "-"
         size = "x".join(map(str, shape)) or "scalar"
         rows.append((name, names, size, dtype, status))
     text = columns(rows, "<<<<<")
     return textwrap.indent(text, "  ")
 
 
-def joined_names(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return names that differ in one place as one.
 
     Examples are `attention/{query,key,value}/kernel` and `blocks/{0..11}/scale`.

@@ -20,31 +20,28 @@ from vit_jax.config.sizes import (
     resnet_downsampling,
 )
 from vit_jax.weights import architectures
-from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
+from vit_jax.weights.description import MAX_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.families import load_families
 from vit_jax.weights.formats import StoredArray, naming
 from vit_jax.weights.names import FORMATS, Entry, Facts, Shape, with_shape
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.packing import PLAIN, Packing
 
-_NOT_FIELDS = ("pool", "pooled_tokens")  # of what is stated beside a file
+# Facts of a configuration that are not fields of the architecture to take from it.
+_FACTS_OF_FILE = ("pool", "pooled_tokens")
 # Fields that the file decides; a configuration must agree.
 _DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")
-_FOR_RESNETS = ("group_norm_", "standardization_")  # beginnings of options
-_REMEDY = "take weights of a family that docs/pretrained.md lists"
+_RESNET_OPTIONS = ("group_norm_", "standardization_")  # beginnings of their names
 _UNNAMED = (
     "The file does not name its network: norms before each branch are assumed, as most models "
     "of timm have them. If its name is known, give it, such as architecture=vit_base_patch16_224."
 )
-_TEXT_TOWER = (
+_TEXT_TOWER = re.compile(
     r"text_(model|encoder|projection)\.|logit_(scale|bias)$|temperature$|(.*\.)?token_embedding\."
 )
 
-Stated = Mapping[str, Any]
-"""Fields that a configuration beside a file states."""
-
-Chosen = Mapping[str, Any]
-"""Fields that the caller gives."""
+Fields = Mapping[str, Any]
+"""Fields of the architecture, stated by a configuration beside a file or given by the caller."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +50,12 @@ class Recognised:
 
     Attributes:
       format: "released", "big_vision", "bit", "timm" or "huggingface".
-      entries: arrays that the file must have, under the format's own names.
-      names: the format's own name → name in the file; everything that must be read.
+      entries: arrays that the file must have, by canonical names of the format.
+      names: canonical name → name in the file, of every array to read.
       ignored: names in the file that are not part of the network.
       folded_rows: leading rows of the table of positions that belong to class tokens, and are added
         to these.
-      packing: how the file packs parameters.
+      packing: form in which the file packs parameters.
       assumptions: a sentence for each value that the file does not state.
     """
 
@@ -77,7 +74,7 @@ def recognise(
     arrays: Mapping[str, StoredArray],
     metadata: Mapping[str, object],
     *,
-    stated: Stated | None = None,
+    stated: Fields | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Recognised:
     """Find the format and the network of a file.
@@ -91,7 +88,7 @@ def recognise(
         or contradicts it.
     """
     stated = stated or {}
-    chosen = validated_options(options or {})
+    chosen = validate_options(options or {})
     chosen.pop("architecture", None)  # `stated` has its facts
 
     name, names = _find_format(arrays)
@@ -105,7 +102,7 @@ def recognise(
     assumptions: list[str] = []
     if metadata:
         architecture = stored_architecture(metadata)
-        refuse_contradictions(chosen, dataclasses.asdict(architecture), "the file's metadata")
+        reject_contradictions(chosen, dataclasses.asdict(architecture), "the file's metadata")
     else:
         architecture = _Completion(facts, packing, stated, chosen, assumptions).build()
         if name == "timm" and not stated and architecture.has_transformer:
@@ -137,7 +134,7 @@ def _find_packing(
     shapes: Mapping[str, Shape],
     arrays: Mapping[str, StoredArray],
 ) -> Packing:
-    """Return how a file packs parameters.
+    """Return the form in which a file packs parameters.
 
     Its shapes are by canonical names, its arrays by names in the file.
     """
@@ -155,7 +152,7 @@ def _count_folded_rows(facts: Facts, a: Architecture) -> int:
     return max(0, facts.position_rows - math.prod(a.grid))
 
 
-def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def validate_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None, image_size as a tuple.
 
     Raises:
@@ -214,15 +211,12 @@ def _find_rule(option: str) -> tuple[Callable[[Any], bool], str]:
     return _RULES.get(option, _NUMBER_RULE)
 
 
-def refuse_contradictions(
+def reject_contradictions(
     options: Mapping[str, object],
     known: Mapping[str, object],
     source: str,
 ) -> None:
-    """Raise ValueError for an option whose value is known, if it is another.
-
-    The image size may change.
-    """
+    """Raise ValueError for an option whose known value is another, except the image size."""
     for name, value in options.items():
         if name == "image_size":
             continue
@@ -235,14 +229,14 @@ def refuse_contradictions(
 
 def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]]:
     """Return the name of the format of a file, and its canonical names → names in the file."""
-    _refuse_unread(arrays)
+    _reject_unread(arrays)
     for name, format_ in FORMATS.items():
         with naming(f"the file has the names of {name}"):
             names = format_.canonical(arrays)
             if names:
                 return name, names
 
-    if any(re.match(_TEXT_TOWER, name) for name in arrays):
+    if any(map(_TEXT_TOWER.match, arrays)):
         raise ValueError(
             "the file is of a text tower alone, which is no image network: "
             "take the file with both towers"
@@ -255,8 +249,8 @@ def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]
     )
 
 
-def _refuse_unread(arrays: Mapping[str, StoredArray]) -> None:
-    """Raise ValueError, with the reason, for a file of a network that is not read."""
+def _reject_unread(arrays: Mapping[str, StoredArray]) -> None:
+    """Raise ValueError, with the reason, for a file of an unsupported network."""
     kinds = {}
     for name, array in arrays.items():
         kinds[f"{name}:{len(array.shape)}:{array.dtype.kind}"] = name
@@ -271,22 +265,19 @@ def _refuse_unread(arrays: Mapping[str, StoredArray]) -> None:
 
 
 class _Completion:
-    """The architecture of a file from its facts, and from other values.
-
-    These are stated beside it or given by the caller.
-    """
+    """The architecture of a file, from its facts, a configuration, and options of the caller."""
 
     def __init__(
         self,
         facts: Facts,
         packing: Packing,
-        stated: Stated,
-        chosen: Chosen,
+        stated: Fields,
+        chosen: Fields,
         assumptions: list[str],
     ) -> None:
-        """Take values from three places.
+        """Take the facts of the file, the stated and the chosen fields.
 
-        Sentences about values that none of them has go to `assumptions`.
+        Sentences about values that are in none of them go to `assumptions`.
 
         Raises:
           ValueError: they contradict each other.
@@ -298,17 +289,17 @@ class _Completion:
         self.chosen = chosen
         self.assumptions = assumptions
         _require_pooled_tokens(self.facts, stated)
-        _refuse_known(self.facts, stated, chosen)
-        _refuse_without_effect(facts, chosen)
+        _require_agreement(self.facts, stated, chosen)
+        _require_effect(facts, chosen)
 
     def build(self) -> Architecture:
         """Return the architecture.
 
         Raises:
-          ValueError: a value is in none of the three places, or the values give no network.
+          ValueError: a value is unknown, or the values give no network.
         """
         chosen_fields = self.find_choices()
-        fields = format_defaults(self.facts)
+        fields = collect_fields(self.facts)
         fields["num_heads"] = self.find_num_heads(chosen_fields.pop("num_heads", None))
         fields["image_size"], prefix_rows = self.find_image_size()
         fields["name"] = _name_network(self.facts, fields["num_heads"])
@@ -316,7 +307,7 @@ class _Completion:
 
         usual_class_tokens = int(self.facts.pool in ("token", "token_gap"))
         if fields.get("class_tokens") == usual_class_tokens:
-            fields["class_tokens"] = None  # as the pooling has it
+            fields["class_tokens"] = None  # the number follows from the pooling
 
         a = bounded_architecture(fields | chosen_fields)
         if a.modern_options.keys() - {"position_tokens"} and not self.stated:
@@ -328,9 +319,9 @@ class _Completion:
         return a
 
     def find_choices(self) -> dict[str, Any]:
-        """Return the fields of the architecture that are stated or given, but for the image size."""
+        """Return the stated or chosen fields of the architecture, except the image size."""
         choices = {**self.stated, **self.chosen}
-        for field in (*_NOT_FIELDS, *_DECIDED, "image_size"):
+        for field in (*_FACTS_OF_FILE, *_DECIDED, "image_size"):
             choices.pop(field, None)
         if self.facts.needs_rope and "rope" not in choices:
             raise ValueError(
@@ -340,10 +331,7 @@ class _Completion:
         return choices
 
     def find_num_heads(self, chosen: int | None) -> int:
-        """Return the number of heads.
-
-        It is the one of the file, the given one, or the one of the ViT of this size.
-        """
+        """Return the number of heads: of the file, the chosen one, or of the ViT of this size."""
         facts = self.facts
         if facts.num_heads is not None:
             return facts.num_heads
@@ -359,7 +347,8 @@ class _Completion:
         for name, size in VIT_SIZES.items():
             if (size.width, size.depth, size.mlp_dim) == sizes:
                 self.assumptions.append(
-                    f"The file does not state the number of heads; {size.num_heads} is ViT-{name}'s."
+                    "The file does not state the number of heads; "
+                    f"{size.num_heads} is ViT-{name}'s."
                 )
                 return size.num_heads
         raise ValueError(
@@ -395,10 +384,9 @@ class _Completion:
             chosen_fields["rope_grid"] = None
 
     def find_image_size(self) -> tuple[tuple[int, int], int]:
-        """Return height and width in pixels, and the number of positions that belong to prefix tokens.
+        """Return height and width in pixels, and the number of positions of prefix tokens.
 
-        The size that the caller gives counts if no other is stated, or if the file has positions
-        for it alone.
+        The chosen size counts if no other is stated, or if the file has positions for it alone.
         """
         patch = _find_patch(self.facts)
         chosen = self.chosen.get("image_size")
@@ -439,7 +427,7 @@ class _Completion:
         if (height, width) != size:
             self.assumptions.append(
                 f"The configuration beside it says {size[0]}x{size[1]} images, where patches of "
-                f"{patch[0]}x{patch[1]} pixels leave out a border; ours show all of the image "
+                f"{patch[0]}x{patch[1]} pixels do not cover a border; ours show all of the image "
                 f"in {height}x{width}."
             )
         return height, width
@@ -463,11 +451,11 @@ class _Completion:
         return None
 
 
-def _refuse_known(facts: Facts, stated: Stated, chosen: Chosen) -> None:
-    """Raise ValueError for a given value if the file or the name of the network states another."""
+def _require_agreement(facts: Facts, stated: Fields, chosen: Fields) -> None:
+    """Raise ValueError for a chosen value if the file or the name of the network states another."""
     positions = "learned_1d" if facts.position_rows else None
     known = {"num_heads": facts.num_heads, "position_embedding": positions}
-    refuse_contradictions(chosen, known, "the file")
+    reject_contradictions(chosen, known, "the file")
 
     if "rope" not in stated or "rope" not in chosen:
         return
@@ -478,10 +466,10 @@ def _refuse_known(facts: Facts, stated: Stated, chosen: Chosen) -> None:
         )
 
 
-def _refuse_without_effect(facts: Facts, chosen: Chosen) -> None:
-    """Raise ValueError for a given value that a network does not use."""
+def _require_effect(facts: Facts, chosen: Fields) -> None:
+    """Raise ValueError for a chosen value that a network does not use."""
     for name in chosen.keys() - {"image_size"}:
-        other_family = "vit" if name.startswith(_FOR_RESNETS) else "resnet"
+        other_family = "vit" if name.startswith(_RESNET_OPTIONS) else "resnet"
         if facts.family == other_family:
             value = chosen[name]
             raise ValueError(
@@ -496,7 +484,7 @@ def _find_grid(fields: Mapping[str, Any]) -> tuple[int, int]:
     return height // patch_height, width // patch_width
 
 
-def _require_pooled_tokens(facts: Facts, stated: Stated) -> None:
+def _require_pooled_tokens(facts: Facts, stated: Fields) -> None:
     """Raise ValueError if the network beside a file pools other tokens than ours.
 
     Our attention pools all tokens, our mean the patches.
@@ -506,7 +494,10 @@ def _require_pooled_tokens(facts: Facts, stated: Stated) -> None:
     if not facts.prefix_length or ours is None or theirs == ours:
         return
     pooled = "all tokens" if theirs == "all" else "patches without prefix tokens"
-    raise ValueError(f"it pools {pooled} by {facts.pool}, which is not supported: {_REMEDY}")
+    raise ValueError(
+        f"it pools {pooled} by {facts.pool}, which is not supported: "
+        "take weights of a family that docs/pretrained.md lists"
+    )
 
 
 _POOLED_TOKENS = {
@@ -515,11 +506,10 @@ _POOLED_TOKENS = {
 }
 
 
-def _require_same_network(facts: Facts, stated: Mapping[str, object]) -> None:
+def _require_same_network(facts: Facts, stated: Fields) -> None:
     """Raise ValueError if the configuration beside a file is of another network.
 
-    If it has more layers, the file may be incomplete. Either side may have no head. Poolings
-    without parameters agree.
+    Either side may have no head. Poolings without parameters agree.
     """
     compared = {*_DECIDED, "pool"}
     if not facts.num_classes or stated.get("num_classes") == 0:
@@ -541,7 +531,7 @@ def _require_same_network(facts: Facts, stated: Mapping[str, object]) -> None:
         )
 
 
-def format_defaults(facts: Facts) -> dict[str, Any]:
+def collect_fields(facts: Facts) -> dict[str, Any]:
     """Return the fields of the architecture that the file decides or the format fixes.
 
     A format fixes the GELU form and epsilons.
@@ -566,7 +556,7 @@ def _find_patch(facts: Facts) -> tuple[int, int]:
     height, width = facts.patch_size
     if facts.family != "hybrid":
         return height, width
-    divisor = resnet_downsampling(facts.units[: MOST_STAGES + 1])
+    divisor = resnet_downsampling(facts.units[: MAX_STAGES + 1])
     return height * divisor, width * divisor
 
 
@@ -649,7 +639,10 @@ def _name_size(facts: Facts, num_heads: int) -> str:
 
 
 def _name_units(units: tuple[int, ...]) -> str:
-    """Return the depth of the ResNet with these units; a hybrid of fewer stages has the units of all."""
+    """Return the depth of the ResNet with these units; "-custom" for other ResNets.
+
+    The last stage of a hybrid with fewer stages has the units of all remaining stages.
+    """
     last = len(units) - 1
     for depth, all_units in RESNET_UNITS.items():
         merged_units = (*all_units[:last], sum(all_units[last:]))

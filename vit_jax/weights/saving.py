@@ -1,4 +1,4 @@
-"""Weights from memory into every format, with their metadata; and from any format to any other, with a report."""
+"""Weights written in every format, with their metadata, and converted between formats."""
 
 import contextlib
 import dataclasses
@@ -22,22 +22,23 @@ from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.library_lookup import huggingface_model, timm_model
 from vit_jax.weights.library_models import LibraryModel, TransformersModel
-from vit_jax.weights.load import Weights, class_names_file, load_weights
+from vit_jax.weights.load import Weights, load_weights
 from vit_jax.weights.load_report import ArrayStatus, Report
+from vit_jax.weights.locate import find_class_names_file
 from vit_jax.weights.names import (
     FORMATS,
+    HEAD_BIAS,
     Entry,
-    refuse_unwritable,
     require_standard,
+    require_writable,
     unstack,
     with_shape,
 )
 from vit_jax.weights.packing import PLAIN
-from vit_jax.weights.recognise import format_defaults
+from vit_jax.weights.recognise import collect_fields
 from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
-HEAD_BIAS = "head/linear/bias"
 WRITABLE = (*FORMATS, OWN)
 ADDED = "made for the class of the library"
 LIBRARIES: dict[str, tuple[str, ...]] = {
@@ -54,7 +55,7 @@ def save_weights(
     *,
     without_head: bool = False,
 ) -> tuple[list[ArrayStatus], list[str]]:
-    """Write weights, completely or not at all, replacing existing ones.
+    """Write weights, completely or not at all; existing ones are replaced.
 
     Return the use of every parameter, and notes. A folder for "timm" or "huggingface" also gets
     their configuration. Without the head the network ends in its features.
@@ -69,10 +70,10 @@ def save_weights(
 
     # No other format has the head that predicts masked patches.
     has_patch_head = weights.architecture.patch_outputs > 0
-    left_out: list[ArrayStatus] = []
+    dropped: list[ArrayStatus] = []
     if without_head or (has_patch_head and format_name != OWN):
-        left_out = _describe_head(weights)
-        weights = fit.without_head(weights, keep_hidden=False)
+        dropped = _describe_head(weights)
+        weights = fit.remove_head(weights, keep_hidden=False)
 
     notes: list[str] = []
     if format_name == OWN:
@@ -81,21 +82,21 @@ def save_weights(
         statuses, notes = _save_for_library(weights, path, format_name)
     else:
         statuses, notes = _save_file(weights, path, format_name)
-    return statuses + left_out, notes
+    return statuses + dropped, notes
 
 
 def _describe_head(weights: Weights) -> list[ArrayStatus]:
-    """Return the use of the parameters of a head that is left out."""
+    """Return the use of the parameters of a head that is dropped."""
     statuses = []
     for name, array in weights.parameters.items():
         if name.startswith("head/"):
-            status = ArrayStatus.of(name, array, "left out")
+            status = ArrayStatus.of(name, array, "dropped")
             statuses.append(status._replace(name="-"))
     return statuses
 
 
 def _save_ours(weights: Weights, path: pathlib.Path) -> list[ArrayStatus]:
-    """Write a checkpoint of ours."""
+    """Write a checkpoint of step 0."""
     write_workdir(path, weights.parameters, describe_weights(weights))
     write_card(weights, OWN, path)
     return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()]
@@ -149,8 +150,8 @@ def _adapt(weights: Weights, format_name: str) -> Weights:
     require_standard(weights.architecture, format_name)
     has_registers = weights.architecture.registers > 0
     of_patches = format_name == "timm" or (format_name == "huggingface" and has_registers)
-    adapted = fit.with_position_table(weights, of_patches=of_patches)
-    refuse_unwritable(format_name, adapted.architecture)
+    adapted = fit.tabulate_positions(weights, of_patches=of_patches)
+    require_writable(format_name, adapted.architecture)
     if format_name in LIBRARIES and adapted.architecture.family == "vit":
         return _with_library_pixels(adapted, format_name)
     return adapted
@@ -175,7 +176,7 @@ def _build_arrays(
     format_name: str,
     weights: Weights,
 ) -> tuple[list[Entry], dict[str, np.ndarray]]:
-    """Return the entries of a file, and its arrays by name, with those that only readers need."""
+    """Return the entries of a file, and its arrays by name, also arrays that only readers need."""
     a = weights.architecture
     format_ = FORMATS[format_name]
     model = find_library_model(format_name, a)
@@ -198,10 +199,7 @@ def _build_arrays(
 
 
 def find_library_model(format_name: str, a: Architecture) -> LibraryModel | None:
-    """Return the model of timm or the class of transformers for a network.
-
-    It is None for other formats.
-    """
+    """Return the model of timm or the class of transformers for a network; None otherwise."""
     if format_name == "timm":
         return timm_model(a)
     if format_name == "huggingface":
@@ -210,7 +208,7 @@ def find_library_model(format_name: str, a: Architecture) -> LibraryModel | None
 
 
 def _find_absent(model: LibraryModel | None, weights: Weights) -> tuple[str, ...]:
-    """Return the parameters that a file does not have, since they are zeros there.
+    """Return the parameters that a file does not store, since its readers take zeros.
 
     Raises:
       ValueError: they are not zeros.
@@ -223,15 +221,15 @@ def _find_absent(model: LibraryModel | None, weights: Weights) -> tuple[str, ...
     if weights.parameters[HEAD_BIAS].any():
         raise ValueError(
             f"The format huggingface cannot hold {a.name}: the head of CLIP has no bias there, "
-            "and this one is not zero. Leave the head out (without_head), or write vit_jax."
+            "and this one is not zero. Omit the head (without_head), or write vit_jax."
         )
     return (HEAD_BIAS,)
 
 
 def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
-    """Return the ViT for pixels that are normalised as its library does it.
+    """Return the ViT for pixels as its library normalises them.
 
-    It has the library's patch bias or none.
+    It has a patch bias if the model of the library has one.
     """
     a = weights.architecture
     normalisation = stored_normalisation(weights.preprocessing)
@@ -242,14 +240,11 @@ def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
 
     unfolded = unfold(weights.parameters, normalisation, has_bias=has_bias)
     architecture = dataclasses.replace(a, patch_bias=has_bias)
-    return weights.with_network(architecture, unfolded)
+    return weights.replace_network(architecture, unfolded)
 
 
 def names_folder(path: str | pathlib.Path) -> bool:
-    """Return True if weights go into a folder of this name.
-
-    A folder exists there, or the name has no suffix or ends in a slash.
-    """
+    """Return True for the path of a folder: it exists, has no suffix, or ends in a slash."""
     if str(path).endswith("/"):
         return True
     if not pathlib.Path(path).suffix:
@@ -286,7 +281,7 @@ def _write(
         write_npz(path, arrays, metadata)
         return []
 
-    beside = class_names_file(path)
+    beside = find_class_names_file(path)
     _write_class_names(path, beside, names)
     metadata["class_names"] = None
     metadata["class_names_beside"] = True
@@ -352,7 +347,7 @@ def _list_differences(
             continue
         notes.append(
             f"These weights go with {field}={value}; readers of {format_name} files compute with "
-            f"{default}, so their logits differ a little. Read by vit_jax, the file keeps its own."
+            f"{default}, so their logits differ a little. vit_jax reads {value} from the file."
         )
     return notes
 
@@ -376,15 +371,12 @@ def _read_defaults(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
             continue
         canonical_shapes = {name: shapes[in_file] for name, in_file in names.items()}
         facts = reader.facts(canonical_shapes)
-        return format_defaults(facts)
+        return collect_fields(facts)
     raise AssertionError("no format reads this file")
 
 
 def _describe_array(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
-    """Return how an array of the file is made of `weights`.
-
-    Their positions may have another form.
-    """
+    """Return the use of an array of a file; the weights' positions may have another form."""
     ours = entry.ours
     words = entry.status(reading=False)
     if ours == ("positions/table",) and "positions/table" not in weights.parameters:
@@ -486,7 +478,8 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
     """
     if "://" in destination:
         raise ValueError(
-            f"{destination}: must be a path on this machine. Give a local path, and copy that there."
+            f"{destination}: must be a path on this machine. Give a local path, and copy its "
+            "files there."
         )
     if to not in (None, *WRITABLE):
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
@@ -499,7 +492,7 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
         require_exact_path(path.absolute())
     require_outside_runs(path, destination)
     if not overwrite:
-        _refuse_existing(path)
+        _reject_existing(path)
     return path
 
 
@@ -518,7 +511,7 @@ def _find_file_problem(path: pathlib.Path, to: str | None) -> str:
         if path.suffix == ".npz":
             return ""
         options = " or ".join(f"--to={name}" for name in LIBRARIES)
-        return f"does not determine whose names are wanted. Give {options}; or a .npz or a folder"
+        return f"does not determine the format. Give {options}; or a .npz or a folder"
 
     suffix = FORMATS[to].suffix
     if path.suffix == suffix:
@@ -526,11 +519,11 @@ def _find_file_problem(path: pathlib.Path, to: str | None) -> str:
     return f"a file of the format {to} must end in {suffix}"
 
 
-def _refuse_existing(path: pathlib.Path) -> None:
+def _reject_existing(path: pathlib.Path) -> None:
     """Raise ValueError if a file that would be written, or a folder with files, is there."""
     files = [path]
     if path.suffix == ".npz" and not path.is_dir():
-        files.append(class_names_file(path))
+        files.append(find_class_names_file(path))
     for file in files:
         if _is_taken(file):
             raise ValueError(f"{file} exists: choose another destination, or give --overwrite.")

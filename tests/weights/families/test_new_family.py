@@ -10,7 +10,7 @@ from tests.weights.small_networks import VIT, arrays_of, assert_same, weights_of
 from vit_jax.weights import families, load_weights
 from vit_jax.weights.architectures import find_unsupported, is_known
 from vit_jax.weights.formats import open_arrays, write_safetensors
-from vit_jax.weights.names import refuse_unwritable
+from vit_jax.weights.names import require_writable
 from vit_jax.weights.published import licence_of, list_releases, published_addresses
 from vit_jax.weights.saving import save_weights
 
@@ -72,7 +72,7 @@ def test_its_names_are_unknown_without_the_module():
     assert not is_known("vit_acme_patch4")
     assert licence_of("acme/acme-s") == ""
     with pytest.raises(ValueError, match="The format huggingface cannot hold"):
-        refuse_unwritable("huggingface", dataclasses.replace(A, registers=3))
+        require_writable("huggingface", dataclasses.replace(A, registers=3))
 
 
 def test_its_names_and_releases_are_known(acme):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.weights.formats.samples import archive, read_all
-from vit_jax.weights.formats.pickled import choose_pickles, converting_command
+from vit_jax.weights.formats.pickled import choose_pickles, write_command
 
 ARCHIVE = [("archive/data.pkl", pickle.dumps({})), ("archive/data/0", b"")]
 
@@ -78,7 +78,7 @@ def test_the_command_joins_files_and_names_of_entries_and_omits_the_optimiser(ru
             "args": argparse.Namespace(lr=1),
         },
     }
-    saved = run(converting_command("out dir/model.safetensors", list(contents)), contents)
+    saved = run(write_command("out dir/model.safetensors", list(contents)), contents)
     expected = {"state_dict.module.head.weight": (1,), "teacher.backbone.norm.bias": (3,)}
 
     assert saved == {"out dir/model.safetensors": expected}

@@ -6,7 +6,7 @@ import pytest
 
 from tests.weights.small_networks import NETWORKS
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.weights.names import FORMATS, refuse_unwritable, require_standard
+from vit_jax.weights.names import FORMATS, require_standard, require_writable
 
 WRITABLE = {
     "released": (
@@ -188,17 +188,17 @@ def test_a_format_tells_the_network_back(name, network):
 def test_what_a_format_cannot_hold_is_refused(name):
     for network, a in NETWORKS.items():
         if network in (*WRITABLE[name], *TABLED.get(name, ())):
-            refuse_unwritable(name, a)
+            require_writable(name, a)
             continue
 
         with pytest.raises(
             ValueError, match=f"The format {name} cannot hold .*vit_jax holds every network"
         ):
-            refuse_unwritable(name, a)
+            require_writable(name, a)
 
     if name == "huggingface":
         with pytest.raises(ValueError, match=r"hidden layer.*norm='rms'"):  # all reasons
-            refuse_unwritable(name, dataclasses.replace(NETWORKS["token"], head="mlp", norm="rms"))
+            require_writable(name, dataclasses.replace(NETWORKS["token"], head="mlp", norm="rms"))
 
 
 @pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])

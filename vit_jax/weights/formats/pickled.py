@@ -1,20 +1,19 @@
-"""The command that converts weights of PyTorch: pickles run code when they are opened, so this program opens none."""
+"""The command that converts weights of PyTorch: pickles can run code, so none is opened here."""
 
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 
 SUFFIXES = (".bin", ".pth", ".pt", ".ckpt", ".pth.tar")
-_NO_WEIGHTS = {  # beside weights, as transformers' trainer writes them
-    *(
-        "training_args.bin",
-        "optimizer.pt",
-        "optimizer.bin",
-        "scheduler.pt",
-        "scheduler.bin",
-        "rng_state.pth",
-    ),
-}
+# Files beside weights, by the trainer of transformers.
+_NO_WEIGHTS = (
+    "training_args.bin",
+    "optimizer.pt",
+    "optimizer.bin",
+    "scheduler.pt",
+    "scheduler.bin",
+    "rng_state.pth",
+)
 _USUAL = ("pytorch_model.bin", "adapter_model.bin", "model.pth")
 _SHARD = re.compile(r"-\d+-of-\d+\.\w+$")
 # Entries in entries, as checkpoints of training have them, get names joined by dots. The
@@ -24,12 +23,13 @@ _PROGRAM = """\
 import sys, argparse, torch, safetensors.torch as s; \
 torch.serialization.add_safe_globals([argparse.Namespace]); \
 flat = lambda d, p='': {k: v for n, x in d.items() if n != 'optimizer' for k, v in \
-(flat(x, f'{p}{n}.').items() if isinstance(x, dict) else [(f'{p}{n}', x)]) if torch.is_tensor(v)}; \
+(flat(x, f'{p}{n}.').items() if isinstance(x, dict) else [(f'{p}{n}', x)]) \
+if torch.is_tensor(v)}; \
 s.save_file({k: v.contiguous().clone() for f in sys.argv[2:] for k, v in \
 flat(torch.load(f, 'cpu', weights_only=True)).items()}, sys.argv[1])"""
 
 
-def converting_command(output: str, inputs: Sequence[str]) -> str:
+def write_command(output: str, inputs: Sequence[str]) -> str:
     """Return a command of a shell that writes the tensors of pickled files into one .safetensors."""
     files = shlex.join([output, *inputs])
     return f'python -c "{_PROGRAM}" {files}'
@@ -38,28 +38,28 @@ def converting_command(output: str, inputs: Sequence[str]) -> str:
 def advise(output: str, inputs: Sequence[str]) -> str:
     """Return the advice for pickled files: the reason why they are not read, and the command."""
     return (
-        "which runs code when it is opened and is therefore not read. If you trust it, convert it where torch and "
-        f"safetensors are installed: {converting_command(output, inputs)}"
+        "which runs code when it is opened and is therefore not read. If you trust it, convert it "
+        f"where torch and safetensors are installed: {write_command(output, inputs)}"
     )
 
 
 def find_pickles(names: Iterable[str]) -> list[str]:
-    """Return the names of files that hold weights of PyTorch, as their suffix says."""
+    """Return the names of files that hold weights of PyTorch, by their suffix."""
     return sorted(name for name in names if name.endswith(SUFFIXES) and name not in _NO_WEIGHTS)
 
 
 def choose_pickles(names: Iterable[str]) -> list[str]:
-    """Return the files to convert together: all shards of one model, or one file; none without any."""
-    found = find_pickles(names)
-    usual = [name for name in found if name in _USUAL]
-    shards = [name for name in found if _SHARD.search(name)]
-    return usual[:1] or shards or found[:1]
+    """Return the files to convert together: one file, or all shards of a model; none without any."""
+    pickles = find_pickles(names)
+    for name in pickles:
+        if name in _USUAL:
+            return [name]
+    shards = list(filter(_SHARD.search, pickles))
+    return shards or pickles[:1]
 
 
-def safetensors_name(chosen: Sequence[str]) -> str:
-    """Return the usual name of a file that replaces pickled ones."""
-    return (
-        "adapter_model.safetensors"
-        if chosen[0].startswith("adapter_model")
-        else "model.safetensors"
-    )
+def name_replacement(pickles: Sequence[str]) -> str:
+    """Return the usual name of the file that replaces pickled ones."""
+    if pickles[0].startswith("adapter_model"):
+        return "adapter_model.safetensors"
+    return "model.safetensors"

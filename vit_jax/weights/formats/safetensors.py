@@ -1,7 +1,7 @@
-"""`.safetensors` files, read and written by the library of that name, which checks its headers before it allocates.
+"""`.safetensors` files, read and written by the library of that name.
 
-The format has no checksums, so files with our metadata carry SHA-256 digests, which are compared
-when they are read.
+The library checks headers before it allocates memory. The format has no checksums, so files with
+our metadata carry SHA-256 digests, which are compared when they are read.
 """
 
 import contextlib
@@ -33,36 +33,51 @@ _LENGTH = struct.Struct("<Q")  # of the header, which follows
 _METADATA = "__metadata__"
 _OURS = "vit_jax"
 _DIGESTS = "vit_jax_sha256"
+
 # Other libraries look for the framework whose layout the arrays have; transformers once read no
 # other than this.
 _FORMAT = {"format": "pt"}
-_KINDS = {"f": "F", "i": "I", "u": "U", "V": "BF", "b": "BOOL"}
-_DTYPES = {
-    _KINDS[dtype.kind] + (str(8 * dtype.itemsize) if dtype != np.bool_ else ""): dtype
-    for dtype in DTYPES
-}
+_KINDS = {"f": "F", "i": "I", "u": "U", "V": "BF"}
+
+
+def _name_dtype(dtype: np.dtype) -> str:
+    """Return the name of a dtype in the format, such as F32 or BOOL."""
+    if dtype == np.bool_:
+        return "BOOL"
+    bits = 8 * dtype.itemsize
+    return f"{_KINDS[dtype.kind]}{bits}"
+
+
+_DTYPES = {_name_dtype(dtype): dtype for dtype in DTYPES}
 
 
 def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
     """Open a file and check its header; `resources` close it."""
     # Not mapped into memory: a mapped file that another process shortens ends this one.
     file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
+    names = file.keys()
+    stored.check_number(len(names))
+
     arrays = {}
-    stored.check_number(len(file.keys()))
-    for name in file.keys():  # noqa: SIM118 (it is no dictionary)
+    for name in names:
         stored.check_name(name)
         announced = file.get_slice(name)
-        if (code := announced.get_dtype()) not in _DTYPES:
+        code = announced.get_dtype()
+        if code not in _DTYPES:
             raise ValueError(
                 f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}"
             )
         arrays[name] = StoredArray(tuple(announced.get_shape()), _DTYPES[code])
+
     texts = file.metadata() or {}
-    metadata = metadata_texts.decode(texts[_OURS]) if _OURS in texts else {}
-    if _DIGESTS not in texts:  # another's file, or an older one
+    metadata: dict[str, object] = {}
+    if _OURS in texts:
+        metadata = metadata_texts.decode(texts[_OURS])
+    if _DIGESTS not in texts:  # a file of another program, or an older one
         return ArrayFile(path, arrays, metadata, file.get_tensor)
+
     digests = metadata_texts.decode(texts[_DIGESTS])
-    if digests.get(_METADATA) != hashlib.sha256(texts.get(_OURS, "").encode()).hexdigest():
+    if digests.get(_METADATA) != _digest_text(texts.get(_OURS, "")):
         raise ValueError(f"its metadata was changed. {DAMAGED}")
 
     def read(name: str) -> np.ndarray:
@@ -81,8 +96,8 @@ def write_safetensors(
 ) -> None:
     """Write arrays, completely or not at all; equal input gives equal bytes.
 
-    The metadata is one text in the file's own metadata, under "vit_jax", beside "format": "pt" and
-    the digests.
+    The metadata is one text in the file's metadata, under "vit_jax", beside "format": "pt" and the
+    digests.
 
     Raises:
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot
@@ -93,32 +108,43 @@ def write_safetensors(
             raise ValueError(
                 f"{_METADATA!r} cannot be the name of an array: it holds the metadata."
             )
-        texts = dict(_FORMAT)
         ordered = stored.to_stored(arrays)
+        texts = dict(_FORMAT)
         if metadata:
-            texts[_OURS] = metadata_texts.encode(metadata)
+            text = metadata_texts.encode(metadata)
             digests = {name: _digest(array) for name, array in ordered.items()}
-            digests[_METADATA] = hashlib.sha256(texts[_OURS].encode()).hexdigest()
+            digests[_METADATA] = _digest_text(text)
+            texts[_OURS] = text
             texts[_DIGESTS] = metadata_texts.encode(digests)
-        content = save(ordered, metadata=texts)
-    (length,) = _LENGTH.unpack_from(content)
+        content = memoryview(save(ordered, metadata=texts))
+
+    (header_bytes,) = _LENGTH.unpack_from(content)
+    header_end = _LENGTH.size + header_bytes
+    header = bytes(content[_LENGTH.size : header_end])
     with open_atomically(path) as file:
         file.write(content[: _LENGTH.size])
-        file.write(_ordered(content[_LENGTH.size : _LENGTH.size + length]))
-        file.write(memoryview(content)[_LENGTH.size + length :])
+        file.write(_sort_texts(header))
+        file.write(content[header_end:])
+
+
+def _digest_text(text: str) -> str:
+    """Return the SHA-256 of a text in UTF-8."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digest(array: np.ndarray) -> str:
-    """SHA-256 of type, shape and bytes, of an array in C order."""
+    """Return the SHA-256 of type, shape and bytes of an array, in C order."""
+    plain = np.ascontiguousarray(array).reshape(-1)
     digest = hashlib.sha256(f"{array.dtype.name} {array.shape} ".encode())
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    digest.update(plain.view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _ordered(header: bytes) -> bytes:
+def _sort_texts(header: bytes) -> bytes:
     """Return the header with texts sorted by name: the library's order differs between runs."""
     fields = json.loads(header)
     fields[_METADATA] = dict(sorted(fields[_METADATA].items()))
-    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode().ljust(len(header))
-    assert len(text) == len(header), "the same fields in another order take as many bytes"
-    return text
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    padded = text.encode().ljust(len(header))
+    assert len(padded) == len(header), "the same fields in another order take as many bytes"
+    return padded

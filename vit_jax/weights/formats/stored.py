@@ -1,6 +1,7 @@
-"""An open file of named arrays, and the rules of every format: plain names, known types, no more than the memory.
+"""An open file of named arrays, and the rules of every format.
 
-Every error in a file becomes a ValueError that names the file and the part.
+Names are plain, types are known, and arrays are no larger than the memory. Every error in a file
+becomes a ValueError that names the file and the part.
 """
 
 import contextlib
@@ -32,7 +33,9 @@ ALLOWED = f"Allowed: {', '.join(map(str, DTYPES))}."
 DAMAGED = "The file is damaged or incomplete: fetch it again."
 MAX_ARRAYS = 10_000  # 16 in each of 600 layers; a header takes a third of a millisecond
 MAX_NAME_CHARACTERS = 1024
+_ODD_PARTS = {"", ".", ".."}
 _SHOWN_CHARACTERS = 80
+_MAX_ERROR_CHARACTERS = 500
 # Errors of the system and of parsers on damaged bytes; RuntimeError includes RecursionError and
 # NotImplementedError.
 _BUILT_IN = (
@@ -57,23 +60,27 @@ _PARSERS = (
 
 @contextlib.contextmanager
 def naming(subject: str) -> Iterator[None]:
-    """Turn any error inside into a ValueError whose message starts with the subject: a file, or a part."""
+    """Turn any error inside into a ValueError whose message starts with the subject.
+
+    The subject is a file, or a part of one.
+    """
     try:
         yield
     except CodeNotAllowed:  # it names the file
         raise
     except _PARSERS as error:
-        raise ValueError(f"{subject}: {_reason(error)}") from error
+        raise ValueError(f"{subject}: {_describe_error(error)}") from error
 
 
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if type(error) is ValueError:
         return str(error)
     if isinstance(error, MemoryError):
         return "there is not enough memory for it."
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}."
-    return f"{str(error).rstrip('.')[:500] or type(error).__name__}. {DAMAGED}"
+    text = str(error).rstrip(".")[:_MAX_ERROR_CHARACTERS]
+    return f"{text or type(error).__name__}. {DAMAGED}"
 
 
 def shown(name: str) -> str:
@@ -122,11 +129,13 @@ def check_number(number: int) -> None:
 
 def check_name(name: str) -> None:
     """Raise ValueError for a name that could be taken for another path, or garble a terminal."""
-    odd_parts = {"", ".", ".."}.intersection(name.split("/"))
-    if odd_parts or "\\" in name or not name.isprintable() or len(name) > MAX_NAME_CHARACTERS:
+    has_odd_parts = not _ODD_PARTS.isdisjoint(name.split("/"))
+    is_garbled = "\\" in name or not name.isprintable()
+    if has_odd_parts or is_garbled or len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(
             f"the array name {shown(name)} is not allowed: names are words joined by '/', "
-            f"without '..', backslashes and control characters, of at most {MAX_NAME_CHARACTERS} characters."
+            "without '..', backslashes and control characters, of at most "
+            f"{MAX_NAME_CHARACTERS} characters."
         )
 
 
@@ -139,13 +148,18 @@ def check_fits(arrays: Iterable[StoredArray]) -> None:
     total_bytes = sum(array.num_bytes for array in arrays)
     if total_bytes > memory_bytes:
         raise ValueError(
-            f"its arrays take {total_bytes / 1e9:,.1f} GB and there are {memory_bytes / 1e9:,.1f} GB of memory. "
-            f"Use a machine with more memory, if the file is what you expect."
+            f"its arrays take {total_bytes / 1e9:,.1f} GB and there are "
+            f"{memory_bytes / 1e9:,.1f} GB of memory. Use a machine with more memory, "
+            "if this is the right file."
         )
 
 
 def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays in name order, each in C order and little-endian; without a copy if they are so already."""
+    """Return the arrays in name order, each in C order and little-endian, copied only if needed.
+
+    Raises:
+      ValueError: a name or a dtype is not allowed, or there are too many arrays.
+    """
     check_number(len(arrays))
     for name, array in arrays.items():
         check_name(name)
@@ -153,8 +167,10 @@ def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             raise ValueError(
                 f"array {shown(name)} is of dtype {array.dtype}, which cannot be written. {ALLOWED}"
             )
-    plain = {name: np.asarray(arrays[name]) for name in sorted(arrays)}
-    return {
-        name: array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
-        for name, array in plain.items()
-    }
+
+    ordered = {}
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        little_endian = array.dtype.newbyteorder("<")
+        ordered[name] = array.astype(little_endian, order="C", copy=False)
+    return ordered

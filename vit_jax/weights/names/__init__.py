@@ -14,27 +14,35 @@ from vit_jax.weights.names import huggingface, timm
 from vit_jax.weights.names.entry import Entry, with_shape
 from vit_jax.weights.names.facts import Facts
 from vit_jax.weights.names.format import Format
-from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack
+from vit_jax.weights.names.ours import (
+    HEAD_BIAS,
+    HEAD_KERNEL,
+    Shape,
+    stack,
+    stacked_shapes,
+    unstack,
+)
 from vit_jax.weights.names.wrappers import find_wrapping
 
 __all__ = [
     "FORMATS",
-    "TABULAR",
+    "HEAD_BIAS",
+    "HEAD_KERNEL",
     "Entry",
     "Facts",
     "Format",
     "Shape",
     "find_wrapping",
     "is_network",
-    "refuse_unwritable",
     "require_standard",
+    "require_writable",
     "stack",
     "stacked_shapes",
     "unstack",
     "with_shape",
 ]
 
-TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relative")
+_TABULAR = set(get_args(PositionEmbedding)) - {"relative"}
 """Position embeddings that are a table, or can be written as one."""
 
 
@@ -45,7 +53,9 @@ class _Formats(Mapping[str, Format]):
         table: dict[str, Format] = {}
         for family in load_families():
             table |= family.formats
-        return {**table, "timm": timm.FORMAT, "huggingface": huggingface.FORMAT}
+        table["timm"] = timm.FORMAT
+        table["huggingface"] = huggingface.FORMAT
+        return table
 
     def __getitem__(self, name: str) -> Format:
         return self._build_table()[name]
@@ -73,27 +83,53 @@ def _is_in_format(names: set[str], format_: Format) -> bool:
         return True
 
 
+_STANDARD_VALUES = {
+    "network": (None,),
+    "block": (None,),
+    "position_embedding": _TABULAR,
+    "position_layers": ("stem",),
+    "pool": get_args(Pool),
+    "head": get_args(HeadForm),
+}
+"""Field of the architecture → values that other formats can hold."""
+
+
 def require_standard(a: Architecture, format_name: str) -> None:
-    """Raise ValueError if a network has parts, ours or the user's, for which other formats have no names."""
-    fields = ("network", "block", "position_embedding", "position_layers", "pool", "head")
-    held = (*TABULAR, "stem", None, *get_args(Pool), *get_args(HeadForm))
-    custom = [f"{field}={getattr(a, field)!r}" for field in fields if getattr(a, field) not in held]
-    if custom:
+    """Raise ValueError if a network has parts for which other formats have no names.
+
+    These are parts of vit_jax or of the user.
+    """
+    other_parts = {}
+    for field, values in _STANDARD_VALUES.items():
+        value = getattr(a, field)
+        if value not in values:
+            other_parts[field] = value
+    if other_parts:
         raise ValueError(
-            f"The format {format_name} cannot hold {a.name}, which has {', '.join(custom)}: write vit_jax instead."
+            f"The format {format_name} cannot hold {a.name}, which has "
+            f"{_state_fields(other_parts)}: write vit_jax instead."
         )
 
 
-def refuse_unwritable(name: str, a: Architecture) -> None:
+def _state_fields(fields: Mapping[str, object]) -> str:
+    return ", ".join(f"{field}={value!r}" for field, value in fields.items())
+
+
+def require_writable(format_name: str, a: Architecture) -> None:
     """Raise ValueError, with all reasons, if a format cannot hold a network.
 
     Every format has room for a table of positions, so their form is no reason.
     """
-    format_ = FORMATS[name]
-    reasons = [reason for rule in _RULES if (reason := rule(format_, a))]
+    format_ = FORMATS[format_name]
+    reasons = []
+    for check in _CHECKS:
+        reason = check(format_, a)
+        if reason:
+            reasons.append(reason)
     if reasons:
         raise ValueError(
-            f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network."
+            f"The format {format_name} cannot hold {a.name}: {'; '.join(reasons)}. "
+            "vit_jax holds every network."
         )
 
 
@@ -101,13 +137,15 @@ def _check_hidden_layer(format_: Format, a: Architecture) -> str:
     if a.head != "mlp" or format_.holds_hidden_layer(a):
         return ""
     return (
-        "its head has a hidden layer, which only released and vit_jax hold (huggingface too where there are no "
-        "classes): leave the head out (without_head)"
+        "its head has a hidden layer, which only released and vit_jax hold (huggingface too where "
+        "there are no classes): omit the head (without_head)"
     )
 
 
 def _check_family(format_: Format, a: Architecture) -> str:
-    return "" if a.family in format_.families else format_.other_families
+    if a.family in format_.families:
+        return ""
+    return format_.other_families
 
 
 def _check_units(format_: Format, a: Architecture) -> str:
@@ -120,9 +158,11 @@ def _check_parts(format_: Format, a: Architecture) -> str:
     lacking = format_.find_lacking(a)
     if not lacking:
         return ""
-    missing = ", ".join(f"{field}={value!r}" for field, value in lacking.items())
-    hint = ": leave the head out (without_head)" if list(lacking) == ["num_classes"] else ""
-    return f"it is not written with {missing}{hint}"
+    reason = f"it is not written with {_state_fields(lacking)}"
+    if list(lacking) == ["num_classes"]:
+        return f"{reason}: omit the head (without_head)"
+    return reason
 
 
-_RULES = (_check_hidden_layer, _check_family, _check_units, _check_parts)
+_CHECKS = (_check_hidden_layer, _check_family, _check_units, _check_parts)
+"""Checks of a network for a format, each with its reason, or "" without any."""

@@ -18,6 +18,9 @@ from vit_jax.models import build_model
 
 Shape = tuple[int, ...]
 
+HEAD_KERNEL = "head/linear/kernel"
+HEAD_BIAS = "head/linear/bias"
+
 _BLOCK = re.compile(r"encoder/blocks/(\d+)/(.+)")
 _UNIT = re.compile(r"((?:body|stem)/stage\d+)/unit(\d+)/(.+)")
 _PROJECTION = re.compile(r".*attention/(?:(?:query|key|value)/(?:kernel|bias)|(out)/kernel)")

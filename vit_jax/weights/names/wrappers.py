@@ -1,8 +1,8 @@
-"""Prefixes that wrappers and checkpoints of training put before the names of a network, and the parts beside it.
+"""Prefixes that wrappers and checkpoints of training put before the names of a network.
 
 `module.` is of data parallelism, `_orig_mod.` of torch.compile, `student.` and `teacher.` of DINO,
 `state_dict.` and `state_dict_ema.` of timm's checkpoints. Only listed words are prefixes, so a
-network that is not known stays unknown.
+network that is not known stays unknown. The arrays beside the network are ignored, with a reason.
 """
 
 import collections
@@ -11,97 +11,52 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax.weights.formats import ArrayFile
 
 AVERAGED = frozenset(
     ("teacher", "target_encoder", "momentum_encoder", "state_dict_ema", "model_ema", "ema")
 )
-"""Averages over training, which their authors evaluate: taken where the file has another network, too."""
+"""Averages over training, which their authors evaluate: preferred to another network of the file."""
 
-WRAPPERS = AVERAGED | {
-    *(
-        "module",
-        "_orig_mod",
-        "model",
-        "backbone",
-        "student",
-        "encoder",
-        "base_encoder",
-        "net",
-        "network",
-    ),
-    *("state_dict", "model_state_dict", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
+_INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Wrappers of parts of a network, whose words are at any depth of a name."""
+
+WRAPPERS = AVERAGED.union(
+    _INSIDE,
+    ("module", "model", "backbone", "student", "encoder", "base_encoder", "net", "network"),
+    ("state_dict", "model_state_dict"),
+)
+_INNER = re.compile(rf"(?<![^.])(?:{'|'.join(_INSIDE)})\.")
+
+# The first words of names, below wrappers, of arrays that are not part of a network.
+_TRAINING_WORDS = """
+optimizer optimizers optimizer_states opt scheduler lr_scheduler lr_schedulers
+scaler amp_scaler loss_scaler epoch step global_step iteration loss loss_fn
+criterion dino_loss ibot_loss ibot_patch_loss koleo_loss center rng_state metric
+"""
+_PRETRAINING_WORDS = """
+dino_head ibot_head decoder decoder_embed decoder_blocks decoder_norm decoder_pred
+decoder_pos_embed predictor projector projection_head prototypes mask_token
+"""
+_REASONS = {
+    **dict.fromkeys(_TRAINING_WORDS.split(), "state of training"),
+    **dict.fromkeys(_PRETRAINING_WORDS.split(), "a part of pre-training"),
 }
-_INNER = re.compile(
-    r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
-)  # at any depth
-# Reason → the first words of names, below wrappers, of arrays that are no part of a network
-_PARTS = {
-    "state of training": (
-        *(
-            "optimizer",
-            "optimizers",
-            "optimizer_states",
-            "opt",
-            "scheduler",
-            "lr_scheduler",
-            "lr_schedulers",
-        ),
-        *(
-            "scaler",
-            "amp_scaler",
-            "loss_scaler",
-            "epoch",
-            "step",
-            "global_step",
-            "iteration",
-            "loss",
-            "loss_fn",
-        ),
-        *(
-            "criterion",
-            "dino_loss",
-            "ibot_loss",
-            "ibot_patch_loss",
-            "koleo_loss",
-            "center",
-            "rng_state",
-            "metric",
-        ),
-    ),
-    "a part of pre-training": (
-        *(
-            "dino_head",
-            "ibot_head",
-            "decoder",
-            "decoder_embed",
-            "decoder_blocks",
-            "decoder_norm",
-            "decoder_pred",
-        ),
-        *(
-            "decoder_pos_embed",
-            "predictor",
-            "projector",
-            "projection_head",
-            "prototypes",
-            "mask_token",
-        ),
-    ),
-}
-_REASONS = {word: reason for reason, words in _PARTS.items() for word in words}
-_LEFT_TO_FORMATS = {
-    "decoder",
-    "mask_token",
-    "epoch",
-}  # below the prefix, where each format knows them
+"""First word → the reason why its arrays are ignored."""
+
+_KNOWN_TO_FORMATS = {"decoder", "mask_token", "epoch"}
+"""Words below the prefix that stay, since each format knows them."""
+
 _HEADS = {"head", "heads", "head_dist", "fc_norm", "fc", "classifier", "linear_head"}
 _HEAD_REASON = "a head beside the network"
 _OTHER_REASON = "another network of the file"
+_MOST_LISTED = 4
 
 
 class Ignored(NamedTuple):
-    """An array that is no part of the network."""
+    """An array that is not part of the network."""
 
     part: str  # the beginning of its name
     reason: str
@@ -109,44 +64,59 @@ class Ignored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Wrapping:
-    """The network of a file without its prefix, and the arrays that are no part of it."""
+    """The network of a file without its prefix, and the arrays that are not part of it."""
 
     names: Mapping[str, str]  # without the prefix → in the file
     prefix: str = ""
-    ignored: Mapping[str, "Ignored"] = dataclasses.field(
-        default_factory=dict
-    )  # by name in the file
+    # By name in the file.
+    ignored: Mapping[str, Ignored] = dataclasses.field(default_factory=dict)
 
     def unwrap(self, file: ArrayFile) -> ArrayFile:
         """Return the file with the network's names only."""
-        if all(name == in_file for name, in_file in self.names.items()) and not self.ignored:
+        if not self._has_changed_names() and not self.ignored:
             return file
-        arrays = {name: file.arrays[in_file] for name, in_file in self.names.items()}
-        return dataclasses.replace(
-            file, arrays=arrays, read_array=lambda name: file.read_array(self.names[name])
-        )
+        arrays = {}
+        for name, in_file in self.names.items():
+            arrays[name] = file.arrays[in_file]
+
+        def read(name: str) -> np.ndarray:
+            return file.read_array(self.names[name])
+
+        return dataclasses.replace(file, arrays=arrays, read_array=read)
+
+    def _has_changed_names(self) -> bool:
+        return list(self.names) != list(self.names.values())
 
     def notes(self) -> list[str]:
         """Return a sentence about the prefix, and one about arrays that are not read."""
         notes = []
         if self.prefix:
             notes.append(
-                f"The names of the network begin with {self.prefix!r} in the file; this prefix is removed."
+                f"The names of the network begin with {self.prefix!r} in the file; "
+                "this prefix is removed."
             )
-        elif any(name != in_file for name, in_file in self.names.items()):
+        elif self._has_changed_names():
             notes.append(
-                "The names of wrappers inside the network's names, such as '_orig_mod.', are removed."
+                "The names of wrappers inside the network's names, such as '_orig_mod.', "
+                "are removed."
             )
         if self.ignored:
-            counts = collections.Counter(self.ignored.values())
-            listed = ", ".join(
-                f"{part} ({count}, {reason})" for (part, reason), count in counts.items()
-            )
-            has_head = any(reason == _HEAD_REASON for _, reason in counts)
-            mark = "WARNING: " if has_head else ""
-            end = " The outputs of this head are not computed." if has_head else ""
-            notes.append(f"{mark}Arrays of the file that are not read: {listed}.{end}")
+            notes.append(self._describe_ignored())
         return notes
+
+    def _describe_ignored(self) -> str:
+        """Return a sentence about arrays that are not read, a warning if a head is among them."""
+        words = []
+        has_head = False
+        counts = collections.Counter(self.ignored.values())
+        for (part, reason), count in counts.items():
+            words.append(f"{part} ({count}, {reason})")
+            has_head = has_head or reason == _HEAD_REASON
+
+        sentence = f"Arrays of the file that are not read: {', '.join(words)}."
+        if has_head:
+            return f"WARNING: {sentence} The outputs of this head are not computed."
+        return sentence
 
 
 def find_wrapping(names: Collection[str], is_network: Callable[[Iterable[str]], bool]) -> Wrapping:
@@ -159,66 +129,100 @@ def find_wrapping(names: Collection[str], is_network: Callable[[Iterable[str]], 
       ValueError: several networks of equal standing, or arrays of unknown parts beside the network;
         they are listed.
     """
-    plain = {name: _INNER.sub("", name) for name in names}
-    if len(set(plain.values())) < len(plain):
-        plain = {name: name for name in names}
-    prefix = _find_prefix(plain.values(), is_network)
+    plain_names = _remove_inner_wrappers(names)
+    prefix = _find_prefix(plain_names.values(), is_network)
 
     kept: dict[str, str] = {}
     ignored: dict[str, Ignored] = {}
     unknown = []
-    for in_file, name in plain.items():
-        rest = name.removeprefix(prefix)
-        word = rest.partition(".")[0]
+    for in_file, name in plain_names.items():
         if not name.startswith(prefix):
-            beside = _explain(name, prefix)
-            if beside.reason:
-                ignored[in_file] = beside
+            part = _describe_beside(name, prefix)
+            if part.reason:
+                ignored[in_file] = part
             else:
                 unknown.append(in_file)
-        elif word in _REASONS and word not in _LEFT_TO_FORMATS:
+            continue
+
+        below = name.removeprefix(prefix)
+        word, _, _ = below.partition(".")
+        if word in _REASONS and word not in _KNOWN_TO_FORMATS:
             ignored[in_file] = Ignored(f"{prefix}{word}", _REASONS[word])
         else:
-            kept[rest] = in_file
+            kept[below] = in_file
+
     if unknown:
-        listed = ", ".join(sorted(unknown)[:4]) + (", ..." if len(unknown) > 4 else "")
+        listed = ", ".join(sorted(unknown)[:_MOST_LISTED])
+        if len(unknown) > _MOST_LISTED:
+            listed += ", ..."
         raise ValueError(
-            f"it has a network whose names begin with {prefix!r}, and {len(unknown)} arrays of unknown parts beside "
-            f"it ({listed}). Write a file without them, if the network computes the same alone"
+            f"it has a network whose names begin with {prefix!r}, and {len(unknown)} arrays of "
+            f"unknown parts beside it ({listed}). Write a file without them, if the network "
+            "computes the same alone"
         )
-    return Wrapping(kept, _prefix_in_file(kept), ignored)
+    return Wrapping(kept, _find_prefix_in_file(kept), ignored)
+
+
+def _remove_inner_wrappers(names: Collection[str]) -> dict[str, str]:
+    """Return names in the file → names without wrappers of parts.
+
+    All names stay as they are if two would become equal.
+    """
+    plain_names = {name: _INNER.sub("", name) for name in names}
+    if len(set(plain_names.values())) < len(plain_names):
+        return dict(zip(names, names, strict=True))
+    return plain_names
 
 
 def _find_prefix(names: Collection[str], is_network: Callable[[Iterable[str]], bool]) -> str:
-    """Return the prefix of the network to read; "" if the names have none, or no network is recognised."""
+    """Return the prefix of the network to read.
+
+    If no network is recognised, it is the longest prefix of all names; "" without any.
+    """
     if is_network(names):
         return ""
-    chains = sorted({prefix for name in names for prefix in _prefixes_of(name)}, key=len)
+    prefixes = _list_all_prefixes(names)
     found: list[str] = []
-    for prefix in chains:
+    for prefix in prefixes:
+        if prefix.startswith(tuple(found)):
+            continue
         below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-        if not prefix.startswith(tuple(found)) and is_network(below):
+        if is_network(below):
             found.append(prefix)
-    if not found:
-        return next(
-            (
-                prefix
-                for prefix in reversed(chains)
-                if all(name.startswith(prefix) for name in names)
-            ),
-            "",
-        )
 
-    averaged = [prefix for prefix in found if AVERAGED & set(prefix.split("."))]
+    if not found:
+        return _find_common_prefix(names, prefixes)
+    averaged = list(filter(_is_averaged, found))
     best = averaged or found
     if len(best) > 1:
         raise ValueError(
-            f"it has several networks ({', '.join(best)}). Write a file with the arrays of one of them"
+            f"it has several networks ({', '.join(best)}). "
+            "Write a file with the arrays of one of them"
         )
     return best[0]
 
 
-def _prefixes_of(name: str) -> list[str]:
+def _is_averaged(prefix: str) -> bool:
+    return not AVERAGED.isdisjoint(prefix.split("."))
+
+
+def _find_common_prefix(names: Collection[str], prefixes: list[str]) -> str:
+    """Return the last of several prefixes that all names have; "" if none is one."""
+    for prefix in reversed(prefixes):
+        if all(name.startswith(prefix) for name in names):
+            return prefix
+    return ""
+
+
+def _list_all_prefixes(names: Collection[str]) -> list[str]:
+    """Return the prefixes of all names that consist of words for wrappers, the shortest first."""
+    prefixes: set[str] = set()
+    for name in names:
+        prefixes.update(_list_prefixes(name))
+    return sorted(sorted(prefixes), key=len)
+
+
+def _list_prefixes(name: str) -> list[str]:
     """Return the prefixes of a name that consist of words for wrappers, the shortest first."""
     prefixes = []
     prefix = ""
@@ -230,10 +234,15 @@ def _prefixes_of(name: str) -> list[str]:
     return prefixes
 
 
-def _explain(name: str, prefix: str) -> Ignored:
-    """Return the part that an array beside the network belongs to; its reason is empty for an unknown part."""
-    shared = [place for place in _prefixes_of(name) if prefix.startswith(place)]
-    common = shared[-1] if shared else ""
+def _describe_beside(name: str, prefix: str) -> Ignored:
+    """Return the part that an array beside the network belongs to.
+
+    The reason is empty for an unknown part.
+    """
+    common = ""
+    for shared in _list_prefixes(name):
+        if prefix.startswith(shared):
+            common = shared
     word, _, rest = name.removeprefix(common).partition(".")
     if word in WRAPPERS and rest:
         reason = _OTHER_REASON
@@ -244,8 +253,8 @@ def _explain(name: str, prefix: str) -> Ignored:
     return Ignored(f"{common}{word}", reason)
 
 
-def _prefix_in_file(names: Mapping[str, str]) -> str:
-    """Return what is before the names of the network in the file."""
+def _find_prefix_in_file(names: Mapping[str, str]) -> str:
+    """Return the text before the names of the network in the file."""
     for name, in_file in names.items():
         if in_file.endswith(name):
             return in_file.removesuffix(name)
