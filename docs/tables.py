@@ -13,7 +13,7 @@ from vit_jax.config.data_kinds import KINDS
 from vit_jax.data.kinds.image_files import DECODED
 from vit_jax.data.kinds.vtab_tasks import TASKS
 from vit_jax.evals.splits import RELEASED
-from vit_jax.weights.published import RELEASE_HEAD, list_releases, release_cells
+from vit_jax.weights.published import RELEASE_HEAD, list_cells, list_releases
 
 ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(
@@ -80,7 +80,7 @@ def families() -> str:
     """Return the table of current families of pre-trained networks."""
     lines = []
     for release in list_releases():
-        name, *cells = release_cells(release)
+        name, *cells = list_cells(release)
         lines.append([name, "<br>".join(f"`{address}`" for address in release.addresses), *cells])
     return table((RELEASE_HEAD[0], "on the Hub", *RELEASE_HEAD[1:]), lines)
 

@@ -16,7 +16,7 @@ from tests.integration.commands import run, succeed
 from tests.tiny import RECIPE, flags
 from tests.weights.small_networks import arrays_of
 from vit_jax.checkpoint.reader import METADATA, METADATA_DIGEST, digest_metadata
-from vit_jax.weights.card import model_card
+from vit_jax.weights.card import build_card
 from vit_jax.weights.description import TrainingData, describe
 from vit_jax.weights.formats import write_safetensors
 from vit_jax.weights.saving import OWN, save_weights
@@ -296,7 +296,7 @@ def test_data_that_the_user_names_are_opened(downloaded):
 
 
 def test_a_card_prints_a_reference(here):
-    card = model_card(sample_weights(training=TRAINING), OWN, "w")
+    card = build_card(sample_weights(training=TRAINING), OWN, "w")
 
     assert "`evil:open_data`" in card
     assert not (here / "ran").exists()

@@ -25,7 +25,7 @@ from vit_jax.train.overview import (
     start_of,
 )
 from vit_jax.train.progress import results_line
-from vit_jax.weights.description import FORMAT_VERSION, stored_architecture, stored_training_data
+from vit_jax.weights.description import FORMAT_VERSION, parse_architecture, parse_training_data
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_run_describes_its_network_as_every_format_does():
     assert not any(
         "sha256" in name for name in metadata
     )  # only a folder is identified by its files
-    assert stored_architecture(metadata) == run.architecture
+    assert parse_architecture(metadata) == run.architecture
     assert metadata["format_version"] == FORMAT_VERSION
     assert (metadata["grid"], metadata["class_names"]) == (list(run.architecture.grid), [*names])
     assert metadata["preprocessing"]["crop_fraction"] == 1.0
@@ -160,7 +160,7 @@ def test_a_checkpoint_states_what_a_folder_held_out(folder, split, num_stated):
     run = runs.build(f"data=folder:{folder}")
     data = open_datasets(run.config)
     metadata = json.loads(json.dumps(checkpoint_metadata(run, data)))
-    held = stored_training_data(metadata).held_up_to
+    held = parse_training_data(metadata).held_up_to
 
     assert held == (held_up_to(data.test, run.config.seed) if num_stated else {})
     assert len(held) == num_stated

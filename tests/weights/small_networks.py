@@ -93,7 +93,7 @@ def arrays_of(
 ):
     """The arrays of a foreign file of a network."""
     apart = unstack(parameters or networks.parameters(a), a.num_heads)
-    return {entry.name: entry.write(apart) for entry in FORMATS[format_name].entries(a)}
+    return {entry.name: entry.write(apart) for entry in FORMATS[format_name].make_entries(a)}
 
 
 def assert_same(read: Mapping[str, np.ndarray], written: Mapping[str, np.ndarray]) -> None:

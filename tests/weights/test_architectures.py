@@ -12,24 +12,24 @@ from safetensors.numpy import save_file
 from tests.weights.reference.families import full_names, values
 from vit_jax.weights import architectures, load_weights
 from vit_jax.weights.architectures import (
-    compared_models,
-    current_name,
-    deprecated_names,
+    find_current_name,
+    find_huggingface_fields,
+    find_timm_fields,
     find_unsupported,
-    huggingface_fields,
     is_known,
-    model_types,
-    timm_fields,
+    list_deprecated_names,
+    list_model_types,
+    list_models,
 )
 from vit_jax.weights.families import load_families
 from vit_jax.weights.family import expand
-from vit_jax.weights.published import list_releases, published_addresses
+from vit_jax.weights.published import list_addresses, list_releases
 from vit_jax.weights.saving import save_weights
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = json.loads((ROOT / "tests/golden/families.json").read_text())["cases"]
-SIZES = compared_models()
-DEPRECATED = deprecated_names()
+SIZES = list_models()
+DEPRECATED = list_deprecated_names()
 
 
 def write_case(case, folder, **changes):
@@ -69,11 +69,11 @@ def test_no_name_of_the_list_has_a_reason_to_be_rejected():
 
 
 def test_names_of_the_list_give_sizes_or_are_resnets():
-    resnets = {name for name in SIZES if timm_fields(name, {}) == {}}
+    resnets = {name for name in SIZES if find_timm_fields(name, {}) == {}}
     assert resnets == {name for name in SIZES if name.startswith("resnetv2_")}
 
     for name in SIZES.keys() - resnets:
-        fields = timm_fields(name, {})
+        fields = find_timm_fields(name, {})
         assert fields["width"] % fields["num_heads"] == 0, name
         assert fields["rope"] in (None, "centred", "grid", "index"), name
 
@@ -96,7 +96,7 @@ def test_sizes_are_those_of_the_model(name, sizes):
 def test_published_weights_and_written_names_are_known():
     addresses = list(
         itertools.chain(
-            *published_addresses().values(),
+            *list_addresses().values(),
             *(release.addresses for release in list_releases()),
         )
     )
@@ -116,8 +116,8 @@ def test_published_weights_and_written_names_are_known():
 
 
 def test_tags_and_deprecated_names():
-    assert current_name("vit_base_patch16_224.mae") == "vit_base_patch16_224"
-    assert current_name("vit_small_patch16_224_dino.x") == "vit_small_patch16_224"
+    assert find_current_name("vit_base_patch16_224.mae") == "vit_base_patch16_224"
+    assert find_current_name("vit_small_patch16_224_dino.x") == "vit_small_patch16_224"
     assert is_known("dinov2")
     assert not is_known("vit_base_patch16_rpn_224")
 
@@ -159,7 +159,7 @@ REJECTED = [
 @pytest.mark.parametrize(("name", "words"), REJECTED)
 def test_a_name_is_rejected_with_its_reason(name, words):
     with pytest.raises(ValueError, match=re.escape(words)) as error:
-        timm_fields(name, {})
+        find_timm_fields(name, {})
 
     assert str(error.value).startswith(f"architecture='{name}': ")
     assert "rope=" not in str(error.value)
@@ -251,9 +251,9 @@ def test_a_model_type_that_was_not_compared(tmp_path):
     require_same(load_weights(folder, architecture="dinov2"), known)
 
 
-@pytest.mark.parametrize("model_type", [*model_types(), None])
+@pytest.mark.parametrize("model_type", [*list_model_types(), None])
 def test_model_types_that_are_read(model_type):
-    assert huggingface_fields(model_type, {}).keys() <= {"rope", "pool"}
+    assert find_huggingface_fields(model_type, {}).keys() <= {"rope", "pool"}
 
 
 @pytest.mark.parametrize(
@@ -266,16 +266,16 @@ def test_model_types_that_are_read(model_type):
 )
 def test_values_that_no_array_shows(name, value, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        huggingface_fields("vit", {name: value})
+        find_huggingface_fields("vit", {name: value})
 
     fixed = architectures._FIXED_VALUES[name]
-    assert huggingface_fields("vit", {name: fixed}) == {}
+    assert find_huggingface_fields("vit", {name: fixed}) == {}
 
 
 def test_arguments_that_change_a_network_in_an_unknown_way():
     name = "vit_base_patch16_224"
     assert (
-        timm_fields(name, {"embed_dim": 32, "drop_path_rate": 0.1, "dynamic_img_size": True})[
+        find_timm_fields(name, {"embed_dim": 32, "drop_path_rate": 0.1, "dynamic_img_size": True})[
             "rope"
         ]
         is None
@@ -283,24 +283,24 @@ def test_arguments_that_change_a_network_in_an_unknown_way():
 
     for argument in ("block_fn", "norm_layer", "rope_theta", "a" * 1000):
         with pytest.raises(ValueError, match=rf"model_args\.{argument}='x': is not supported"):
-            timm_fields(name, {argument: "x"})
+            find_timm_fields(name, {argument: "x"})
 
 
 def test_places_of_rotary_positions():
-    assert timm_fields("vit_pe_core_base_patch16_224", {})["rope_grid"] == (14, 14)
+    assert find_timm_fields("vit_pe_core_base_patch16_224", {})["rope_grid"] == (14, 14)
 
     expected = (3, 5)
     assert (
-        timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"]
+        find_timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"]
         == expected
     )
 
     for odd in ([3], [3, 0], ["3", 3], 3):
         with pytest.raises(ValueError, match=r"ref_feat_shape.*must be rows and columns"):
-            timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": odd})
+            find_timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": odd})
 
     with pytest.raises(ValueError, match=r"ref_feat_shape=\[8, 8\]: must be \[16, 16\]"):
-        timm_fields("eva02_base_patch14_224", {"ref_feat_shape": [8, 8]})
+        find_timm_fields("eva02_base_patch14_224", {"ref_feat_shape": [8, 8]})
 
 
 def test_attention_pooling_of_patches_alone_beside_registers(tmp_path):

@@ -15,7 +15,7 @@ from tests.integration.commands import run, succeed
 from tests.weights.small_networks import HYBRID, PREPROCESSING, TRAINING, VIT, weights_of
 from vit_jax.imports.extras import install_command
 from vit_jax.text.printable import printable
-from vit_jax.weights.card import model_card
+from vit_jax.weights.card import build_card
 from vit_jax.weights.fit import remove_head
 from vit_jax.weights.saving import OWN, save_weights
 
@@ -67,7 +67,7 @@ def test_names_stay_names(tmp_path, format_name):
     """Names of folders, classes and data are shown as text, whatever markup they have, and as one Python literal."""
     training = dataclasses.replace(TRAINING, data=f"tfds:{HOSTILE}")
     weights = weights_of(VIT, class_names=(HOSTILE, *NAMES[1:]), training=training)
-    text = model_card(weights, format_name, HOSTILE)
+    text = build_card(weights, format_name, HOSTILE)
 
     assert "\x1b" not in text
 
@@ -136,26 +136,26 @@ def test_a_card_says_how_values_of_more_than_8_bits_were_mapped(tmp_path, values
 @pytest.mark.parametrize("format_name", ["timm", "huggingface", OWN])
 def test_a_card_says_how_outputs_become_probabilities(format_name):
     several = weights_of(VIT, has_several_labels=True)
-    assert "| outputs | multi-label: the sigmoid of each logit" in model_card(
+    assert "| outputs | multi-label: the sigmoid of each logit" in build_card(
         several,
         format_name,
         "x",
     )
 
     trained = weights_of(VIT, training=dataclasses.replace(TRAINING, is_multilabel=True))
-    assert "| outputs | multi-label: the sigmoid of each logit" in model_card(
+    assert "| outputs | multi-label: the sigmoid of each logit" in build_card(
         trained,
         format_name,
         "x",
     )
-    assert "| outputs | single-label: the softmax of the logits" in model_card(
+    assert "| outputs | single-label: the softmax of the logits" in build_card(
         weights_of(VIT),
         format_name,
         "x",
     )
 
     features = weights_of(dataclasses.replace(VIT, num_classes=0))
-    assert "| outputs |" not in model_card(features, format_name, "x")
+    assert "| outputs |" not in build_card(features, format_name, "x")
 
 
 def test_what_is_not_known_is_said(tmp_path):

@@ -6,13 +6,12 @@ import json
 import pytest
 
 from tests.weights.small_networks import NETWORKS, RESNET, TRAINING, VIT
-from vit_jax.weights.description import describe, stored_architecture, stored_training_data
+from vit_jax.weights.description import describe, parse_architecture, parse_training_data
 
 
 def test_metadata_of_before_it_had_the_grid_and_class_tokens_is_read():
     assert (
-        stored_architecture({"architecture": describe(VIT, None, None, None)["architecture"]})
-        == VIT
+        parse_architecture({"architecture": describe(VIT, None, None, None)["architecture"]}) == VIT
     )
 
 
@@ -31,7 +30,7 @@ def test_metadata_of_before_it_had_the_grid_and_class_tokens_is_read():
 )
 def test_metadata_that_contradicts_itself_is_refused(a, wrong, words):
     with pytest.raises(ValueError, match=f"its metadata contradicts itself: {words}"):
-        stored_architecture(describe(a, None, None, None) | wrong)
+        parse_architecture(describe(a, None, None, None) | wrong)
 
 
 DATA = dataclasses.replace(TRAINING, test_split="val", classes=("cat",))
@@ -49,10 +48,10 @@ def test_checkpoints_that_have_the_config_alone():
         "total": "9 epochs",
     }
 
-    assert stored_training_data({"config": config, "class_names": ["a"]}) == DATA
-    assert stored_training_data({"training": STORED}) == DATA
+    assert parse_training_data({"config": config, "class_names": ["a"]}) == DATA
+    assert parse_training_data({"training": STORED}) == DATA
 
-    several = stored_training_data({"training": STORED | {"is_multilabel": True}})
+    several = parse_training_data({"training": STORED | {"is_multilabel": True}})
     assert several == dataclasses.replace(DATA, is_multilabel=True)
 
 
@@ -77,4 +76,4 @@ def test_checkpoints_that_have_the_config_alone():
     ],
 )
 def test_anything_else_is_as_if_it_were_not_there(metadata):
-    assert stored_training_data(metadata) is None
+    assert parse_training_data(metadata) is None

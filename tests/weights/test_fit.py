@@ -17,7 +17,7 @@ from tests.weights.small_networks import NETWORKS, OURS, VIT, assert_same, weigh
 from vit_jax import pytree
 from vit_jax.config import AdaptConfig, adapt_architecture
 from vit_jax.weights.fit import cut_after_layer, fit, remove_head
-from vit_jax.weights.names import stacked_shapes
+from vit_jax.weights.names import list_shapes
 from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "resizing.npz"
@@ -63,11 +63,11 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
 
     assert_same(weights.parameters, before)  # nothing was changed in place
 
-    expected = stacked_shapes(target)
+    expected = list_shapes(target)
     assert {name: array.shape for name, array in fitted.parameters.items()} == expected
 
     names = collections.Counter(status.name for status in fitted.statuses)
-    expected = collections.Counter(stacked_shapes(source).keys() | stacked_shapes(target).keys())
+    expected = collections.Counter(list_shapes(source).keys() | list_shapes(target).keys())
 
     assert names == expected
 
@@ -152,7 +152,7 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
         num_classes=2,
     )
     fitted = fit(weights, target)
-    expected = stacked_shapes(target)
+    expected = list_shapes(target)
 
     assert {name: array.shape for name, array in fitted.parameters.items()} == expected
 
@@ -205,7 +205,7 @@ def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, l
     weights = weights_of(changed(VIT, **options))
     ended = cut_after_layer(weights, layer)
 
-    assert {name: array.shape for name, array in ended.parameters.items()} == stacked_shapes(
+    assert {name: array.shape for name, array in ended.parameters.items()} == list_shapes(
         ended.architecture
     )
 
@@ -227,7 +227,7 @@ def test_positions_in_blocks_are_resized_block_by_block(network):
     target = doubled(OURS[network])
     before = weights_of(a).parameters
     fitted = fit(weights_of(a), target)
-    expected = stacked_shapes(target)
+    expected = list_shapes(target)
 
     assert {name: array.shape for name, array in fitted.parameters.items()} == expected
 
@@ -267,7 +267,7 @@ def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_
 
     empty = remove_head(weights, keep_hidden=False)
     assert (empty.architecture, empty.class_names) == (changed(VIT, num_classes=0), None)
-    assert {name: array.shape for name, array in empty.parameters.items()} == stacked_shapes(
+    assert {name: array.shape for name, array in empty.parameters.items()} == list_shapes(
         empty.architecture
     )
 
@@ -294,10 +294,8 @@ def test_every_mismatch_is_listed_at_once():
         "shape: encoder/blocks/mlp/expand/kernel is (2, 16, 24), the model has (5, 24, 24)" in told
     )
 
-    expected = stacked_shapes(target)
-    shared = stacked_shapes(doubled(VIT)).items() - {
-        (name, expected.get(name)) for name in expected
-    }
+    expected = list_shapes(target)
+    shared = list_shapes(doubled(VIT)).items() - {(name, expected.get(name)) for name in expected}
     different = {name for name, _ in shared} - {*HEAD, "class_token"}
 
     assert {line.split()[1] for line in told.splitlines() if "shape:" in line} == different

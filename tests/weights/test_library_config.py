@@ -19,7 +19,7 @@ from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import load_weights
 from vit_jax.weights.fit import remove_head
 from vit_jax.weights.formats import open_arrays, write_safetensors
-from vit_jax.weights.library_config import timm_config
+from vit_jax.weights.library_config import build_timm_config
 from vit_jax.weights.load import resize_weights
 from vit_jax.weights.saving import save_weights
 
@@ -184,7 +184,7 @@ def test_networks_without_classes_have_no_problem_type(tmp_path):
 )
 def test_published_networks_have_a_name_in_timm(name, expected):
     a = build_architecture(ModelConfig(name=name), image_size=(224, 224), num_classes=3)
-    config = timm_config(a, NAMES, PREPROCESSING)
+    config = build_timm_config(a, NAMES, PREPROCESSING)
 
     assert config["architecture"] == expected
     assert config["label_names"] == list(NAMES)
@@ -197,7 +197,7 @@ def test_published_networks_have_a_name_in_timm(name, expected):
             (336, 816),
             *((size, n) for size in (16, 48, 1152) for n in range(1, 3 * size, 7)),
         ]:
-            config = timm_config(
+            config = build_timm_config(
                 dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim),
                 NAMES,
                 PREPROCESSING,

@@ -10,14 +10,14 @@ from vit_jax.weights.family import expand
 from vit_jax.weights.hub import is_hub_address
 from vit_jax.weights.published import (
     SOURCES,
-    licence_of,
+    find_licence,
+    list_addresses,
     list_releases,
-    published_addresses,
-    sources_of,
+    list_sources,
 )
 
 TABLES = (ROOT / "vit_jax/weights/README.md").read_text()
-PUBLISHED = published_addresses()
+PUBLISHED = list_addresses()
 ADDRESSES = [address for addresses in PUBLISHED.values() for address in addresses]
 
 
@@ -25,7 +25,7 @@ def test_addresses_are_distinct_and_of_a_known_release():
     assert len(set(ADDRESSES)) == len(ADDRESSES)
     assert all(any(address.startswith(start) for start in SOURCES) for address in ADDRESSES)
     assert set(PUBLISHED) <= set(MODEL_NAMES)
-    assert {source for name in PUBLISHED for source in sources_of(name)} == set(SOURCES.values())
+    assert {source for name in PUBLISHED for source in list_sources(name)} == set(SOURCES.values())
 
 
 def test_every_file_of_the_documentation_is_listed():
@@ -65,7 +65,7 @@ def test_files_bear_the_name_of_their_network(name):
 def test_names_of_a_family_give_its_licence(family):
     for name in (one for address in family.addresses for one in expand(address)):
         assert is_hub_address(name)
-        assert licence_of(name.removeprefix("hf://")) == family.licence
+        assert find_licence(name.removeprefix("hf://")) == family.licence
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_names_of_a_family_give_its_licence(family):
     ],
 )
 def test_the_licence_is_that_of_the_family_or_unknown(name, licence):
-    assert licence_of(name) == licence
+    assert find_licence(name) == licence

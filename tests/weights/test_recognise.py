@@ -41,7 +41,8 @@ DEFAULTS = {
 
 def headers(a, format_name):
     return {
-        entry.name: StoredArray(entry.shape, FLOAT32) for entry in FORMATS[format_name].entries(a)
+        entry.name: StoredArray(entry.shape, FLOAT32)
+        for entry in FORMATS[format_name].make_entries(a)
     }
 
 

@@ -7,7 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from vit_jax.weights.sidecar import MAX_BYTES, Sidecar, of_huggingface, of_timm, read_sidecar
+from vit_jax.weights.sidecar import (
+    MAX_BYTES,
+    Sidecar,
+    read_huggingface_preparation,
+    read_sidecar,
+    read_timm_preparation,
+)
 
 
 def read(tmp_path, config, processor=None):
@@ -399,10 +405,13 @@ def prepared(size, resize="direct", crop_fraction=1.0, interpolation="bilinear",
 )
 def test_what_a_processor_says_and_ours_does(processor, expected):
     size = list(expected[0])
-    assert of_huggingface({"image_size": size}, HALF | processor) == (prepared(*expected), ())
+    assert read_huggingface_preparation({"image_size": size}, HALF | processor) == (
+        prepared(*expected),
+        (),
+    )
 
     stated = HALF | {"size": {"height": size[0], "width": size[1]}} | processor
-    assert of_huggingface({"image_size": 99}, stated) == (prepared(*expected), ())
+    assert read_huggingface_preparation({"image_size": 99}, stated) == (prepared(*expected), ())
 
 
 @pytest.mark.parametrize(
@@ -425,7 +434,9 @@ def test_what_a_processor_says_and_ours_does(processor, expected):
     ],
 )
 def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
-    preprocessing, (note,) = of_huggingface({"image_size": [32, 48]}, HALF | processor)
+    preprocessing, (note,) = read_huggingface_preparation(
+        {"image_size": [32, 48]}, HALF | processor
+    )
     assert preprocessing is None
     assert said in note
     assert "which ours cannot do, so their preprocessing is left unknown" in note
@@ -467,11 +478,15 @@ def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
 
 def test_another_interpolation_is_told():
     for resample, theirs, ours in ((1, "lanczos", "bicubic"), (0, "nearest", "bilinear")):
-        preprocessing, (note,) = of_huggingface({"image_size": 32}, HALF | {"resample": resample})
+        preprocessing, (note,) = read_huggingface_preparation(
+            {"image_size": 32}, HALF | {"resample": resample}
+        )
         assert preprocessing == prepared((32, 32), interpolation=ours)
         assert f"resized with {theirs} interpolation; ours is {ours}" in note
 
-    preprocessing, (note,) = of_timm({"crop_pct": 0.9, "interpolation": "lanczos"}, (32, 32))
+    preprocessing, (note,) = read_timm_preparation(
+        {"crop_pct": 0.9, "interpolation": "lanczos"}, (32, 32)
+    )
     assert preprocessing == prepared((32, 32), "short_side", 0.9, "bicubic", "timm")
     assert "resized with lanczos interpolation; ours is bicubic" in note
 
@@ -480,7 +495,7 @@ def test_the_short_side_of_a_processor_is_kept_exactly():
     for edge, kept in itertools.product(range(1, 600), (0.0, 0.5, 7 / 8, 0.99, 1.0)):
         crop = max(1, int(edge * kept))
         processor = {"size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": crop}
-        fraction = of_huggingface({}, HALF | processor)[0]["crop_fraction"]
+        fraction = read_huggingface_preparation({}, HALF | processor)[0]["crop_fraction"]
 
         assert 0 < fraction <= 1
         assert math.floor(crop / fraction) == edge
@@ -502,7 +517,7 @@ def test_the_short_side_of_a_processor_is_kept_exactly():
     ],
 )
 def test_what_timm_says_and_ours_does(config, expected):
-    assert of_timm(config, (32, 48)) == expected
+    assert read_timm_preparation(config, (32, 48)) == expected
 
 
 @pytest.mark.parametrize(
@@ -510,7 +525,7 @@ def test_what_timm_says_and_ours_does(config, expected):
     [{"crop_pct": 0.9, "crop_mode": "squash"}, {"crop_pct": 1.0, "crop_mode": "border"}],
 )
 def test_what_timm_does_and_ours_cannot(config):
-    preprocessing, (note,) = of_timm(config, (32, 48))
+    preprocessing, (note,) = read_timm_preparation(config, (32, 48))
     assert preprocessing is None
     assert (
         f"prepared by crop_pct={config['crop_pct']}, crop_mode={config['crop_mode']}, which ours cannot do"

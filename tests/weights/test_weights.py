@@ -28,7 +28,7 @@ from vit_jax.weights.families.vision_transformer import LINEN_STYLE, Style, make
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.names import unstack
 from vit_jax.weights.names.entry import make_entries
-from vit_jax.weights.names.ours import unstacked_shapes
+from vit_jax.weights.names.ours import list_unstacked_shapes
 from vit_jax.weights.saving import save_weights
 
 LINEN = dataclasses.replace(LINEN_STYLE, group_norm="")
@@ -47,7 +47,7 @@ def released_arrays(a, style):
     apart = unstack(networks.parameters(a), a.num_heads)
     return {
         entry.name: entry.write(apart)
-        for entry in make_entries(make_style_rules(style), unstacked_shapes(a))
+        for entry in make_entries(make_style_rules(style), list_unstacked_shapes(a))
     }
 
 

@@ -26,7 +26,7 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import build_model
 from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.fit import cut_after_layer, fit, remove_head, set_classifier
-from vit_jax.weights.folding import stored_normalisation
+from vit_jax.weights.folding import read_normalisation
 from vit_jax.weights.load import Weights, load_weights, resize_weights
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def from_weights(
         notes=tuple(notes),
         training=weights.training,
         is_multilabel=is_multilabel,
-        normalisation=stored_normalisation(weights.preprocessing),
+        normalisation=read_normalisation(weights.preprocessing),
         licence=weights.licence,
     )
 
@@ -264,7 +264,7 @@ def with_probe(
     from vit_jax.evals.logistic import LogisticClassifier
 
     base = cut_after_layer(weights, layer)
-    preparation = describe_preparation(transform, stored_normalisation(weights.preprocessing))
+    preparation = describe_preparation(transform, read_normalisation(weights.preprocessing))
     fitted = set_classifier(base, *classifier.to_linear(), class_names)
     has_several_labels = (
         isinstance(classifier, LogisticClassifier) and classifier.has_several_labels

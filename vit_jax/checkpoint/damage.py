@@ -45,7 +45,7 @@ class DamagedCheckpoint(ValueError):
 
     Args:
       folder: the checkpoint.
-      problem: what is damaged, in a few words.
+      problem: the damaged part, in a few words.
     """
 
     def __init__(self, folder: pathlib.Path, problem: str):
@@ -71,7 +71,7 @@ def describe_damage(error: Exception, folder: pathlib.Path) -> str:
     if not _means_damage(cause):
         raise error
     if isinstance(cause, DamagedCheckpoint | OSError) or str(folder) in str(cause):
-        return describe_error(cause)  # which names the file
+        return describe_error(cause)  # its text names the file
     file = _name_file(folder, cause)
     return f"{file} cannot be parsed ({type(cause).__name__}: {describe_error(cause)})"
 
@@ -103,7 +103,7 @@ def _find_error_number(text: str) -> int | None:
 
 def _means_damage(error: Exception) -> bool:
     """Return whether an error means damaged files, unless tensorstore reports one of the system."""
-    if isinstance(error, FileNotFoundError):  # of orbax, without a number
+    if isinstance(error, FileNotFoundError):  # an error of orbax, without a number
         return True
     if isinstance(error, OSError):
         return error.errno in _MISSING

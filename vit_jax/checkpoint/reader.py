@@ -36,8 +36,8 @@ FOLDER = "checkpoints"
 # Names within the metadata.
 DIGESTS = "array_digests"
 METADATA_DIGEST = "metadata_sha256"
-BEST_STEPS = "best_steps"  # of a run with early stopping, the best first
-MAX_VALUES = 2**40  # of one array; a larger one would take 4 TiB
+BEST_STEPS = "best_steps"  # kept steps of a run with early stopping, the best first
+MAX_VALUES = 2**40  # elements of one array; a larger one would take 4 TiB
 _MAX_NAMED = 3  # changed arrays that an error names
 
 

@@ -42,7 +42,8 @@ METRICS = "metrics"  # orbax's name for the item of metrics
 LATE_SECONDS = 1
 _POLL_SECONDS = 0.05
 ITEMS = ("progress", "model", "optimizer", "polyak")
-_EXPECTED_MESSAGES = re.compile(r"tracked_metric|already exists\. Removing")  # of orbax
+# Messages of orbax that need no attention.
+_EXPECTED_MESSAGES = re.compile(r"tracked_metric|already exists\. Removing")
 
 
 class SaveError(RuntimeError):
@@ -155,7 +156,7 @@ class CheckpointStore:
         Args:
           step: saved before, and on disk.
           metadata: JSON values, which replace values of the same names.
-          metrics: as for `save`, if the checkpoint has none.
+          metrics: metrics for `save`, if the checkpoint has none.
 
         Raises:
           OSError: the folder cannot be written.

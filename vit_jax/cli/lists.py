@@ -60,7 +60,7 @@ def _measure_model(name: str) -> dict[str, Any]:
     """Return the size of a network, the work of one image, and its public weights."""
     from vit_jax.config import ModelConfig, build_architecture
     from vit_jax.models.flops import FLOPS_PER_MAC, count_parameters, forward_macs
-    from vit_jax.weights.published import published_addresses
+    from vit_jax.weights.published import list_addresses
 
     config = ModelConfig(name=name, head="linear")
     size = (_PIXELS, _PIXELS)
@@ -69,14 +69,14 @@ def _measure_model(name: str) -> dict[str, Any]:
         "name": name,
         "parameters": count_parameters(architecture),
         "flops": FLOPS_PER_MAC * forward_macs(architecture),
-        "weights": published_addresses().get(name, ()),
+        "weights": list_addresses().get(name, ()),
     }
 
 
 def _print_models(rows: Sequence[dict[str, Any]]) -> None:
     """Print a table of networks."""
     from vit_jax.text.tables import aligned
-    from vit_jax.weights.published import sources_of
+    from vit_jax.weights.published import list_sources
 
     head = ("name", "million parameters", "GFLOPs", "public weights")
     lines = []
@@ -85,7 +85,7 @@ def _print_models(rows: Sequence[dict[str, Any]]) -> None:
             row["name"],
             _shorten_number(row["parameters"] / 1e6),
             _shorten_number(row["flops"] / 1e9),
-            ", ".join(sources_of(row["name"])),
+            ", ".join(list_sources(row["name"])),
         ]
         lines.append(line)
     print(aligned(head, lines, (head[0], head[3])), end="")
@@ -132,7 +132,7 @@ class Weights(Options):
 
     def run(self) -> None:
         from vit_jax.text.tables import aligned
-        from vit_jax.weights.published import RELEASE_HEAD, list_releases, release_cells
+        from vit_jax.weights.published import RELEASE_HEAD, list_cells, list_releases
 
         known = {family.name: family for family in list_releases()}
         families = []
@@ -146,7 +146,7 @@ class Weights(Options):
             print(json.dumps(objects, indent=2))
             return
         if self.list:
-            print(aligned(RELEASE_HEAD, list(map(release_cells, families)), RELEASE_HEAD))
+            print(aligned(RELEASE_HEAD, list(map(list_cells, families)), RELEASE_HEAD))
         for family in families:
             print(f"{family.name}:", *family.addresses, sep="\n  ", end="\n\n")
         print(_NOTE_OF_TABLE if self.list else _NOTE_OF_ADDRESSES)

@@ -23,10 +23,10 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAX_BYTES = 4 * 2**20
 _PREFIX = "base_model.model."
-_WRAPPER = "timm_model."  # of networks of timm in transformers
+_WRAPPER = "timm_model."  # prefix of networks of timm in transformers
 _FACTOR = re.compile(r"(?P<layer>.+)\.lora_(?P<factor>[AB])\.weight")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_DEFAULTS = {"r": 8, "lora_alpha": 8}  # of peft, for a configuration without them
+_DEFAULTS = {"r": 8, "lora_alpha": 8}  # values that peft takes if they are absent
 
 # Initialisations that do not change the arrays of the base.
 _INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -51,7 +51,7 @@ class Adapter(NamedTuple):
 
     folder: pathlib.Path
     base: str  # a folder, or a name of the Hub
-    revision: str | None  # of the base on the Hub
+    revision: str | None  # revision of the base on the Hub
     rank: int
     alpha: float
     alphas: Mapping[str, float]  # by the end of a layer's name

@@ -41,7 +41,7 @@ _FIXED_VALUES = {
 """Values of transformers' configurations that our networks have, and that no array shows."""
 
 
-def compared_models() -> dict[str, Sizes | None]:
+def list_models() -> dict[str, Sizes | None]:
     """Return the sizes of timm's models that are read, by name; None for a ResNet."""
     models: dict[str, Sizes | None] = {}
     for family in load_families():
@@ -49,7 +49,7 @@ def compared_models() -> dict[str, Sizes | None]:
     return models
 
 
-def deprecated_names() -> dict[str, str]:
+def list_deprecated_names() -> dict[str, str]:
     """Return current names of timm's models that are read, by older names."""
     names: dict[str, str] = {}
     for family in load_families():
@@ -57,7 +57,7 @@ def deprecated_names() -> dict[str, str]:
     return names
 
 
-def model_types() -> dict[str, Mapping[str, object]]:
+def list_model_types() -> dict[str, Mapping[str, object]]:
     """Return the model types of transformers that are read, with fields that no array shows."""
     types: dict[str, Mapping[str, object]] = {}
     for family in load_families():
@@ -65,15 +65,15 @@ def model_types() -> dict[str, Mapping[str, object]]:
     return types
 
 
-def current_name(name: str) -> str:
+def find_current_name(name: str) -> str:
     """Return timm's name without its tag, and the current one for a deprecated one."""
     name = name.partition(".")[0]
-    return deprecated_names().get(name, name)
+    return list_deprecated_names().get(name, name)
 
 
 def is_known(name: str) -> bool:
     """Return True for a name that is read: timm's, or a model type of transformers."""
-    return current_name(name) in compared_models() or name in model_types()
+    return find_current_name(name) in list_models() or name in list_model_types()
 
 
 def find_family(name: str) -> Family | None:
@@ -111,7 +111,7 @@ def require_compared(name: str) -> Family:
     )
 
 
-def timm_fields(name: str, arguments: Mapping[str, Any]) -> dict[str, object]:
+def find_timm_fields(name: str, arguments: Mapping[str, Any]) -> dict[str, object]:
     """Return the fields of the architecture that a model of timm has by its name and arguments.
 
     Raises:
@@ -184,13 +184,13 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value > 0
 
 
-def huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -> dict[str, object]:
+def find_huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -> dict[str, object]:
     """Return the fields of the architecture that a model type of transformers has by its name.
 
     Raises:
       ValueError: the model type is not read, or a value is one that our networks do not have.
     """
-    types = model_types()
+    types = list_model_types()
     if model_type is not None and model_type not in types:
         raise ValueError(
             f"model_type={shown(model_type)}: must be one of {', '.join(types)}. If one of these "

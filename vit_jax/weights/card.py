@@ -13,8 +13,8 @@ from vit_jax.config.field_checks import is_value_range
 from vit_jax.storage.files import open_regular, write_atomically
 from vit_jax.text.tables import markdown_code, markdown_text
 from vit_jax.weights.description import TrainingData
-from vit_jax.weights.folding import OURS, format_numbers, stored_normalisation
-from vit_jax.weights.library_lookup import huggingface_class
+from vit_jax.weights.folding import OURS, format_numbers, read_normalisation
+from vit_jax.weights.library_lookup import name_huggingface_class
 from vit_jax.weights.load import Weights
 
 CARD = "README.md"
@@ -64,11 +64,11 @@ def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None
         if beginning != _BEGINNING.encode():
             return
 
-    text = model_card(weights, format_name, folder.absolute().name)
+    text = build_card(weights, format_name, folder.absolute().name)
     write_atomically(path, text)
 
 
-def model_card(weights: Weights, format_name: str, name: str) -> str:
+def build_card(weights: Weights, format_name: str, name: str) -> str:
     """Return the text of a card, without paths of this machine: folders of images by name only."""
     a = weights.architecture
     count = sum(array.size for array in weights.parameters.values())
@@ -158,7 +158,7 @@ def _write_code(a: Architecture, format_name: str, name: str) -> str:
     """Return the code that loads the folder."""
     code = _USE[format_name]
     if format_name == "huggingface":
-        code = code.replace("CLASS", huggingface_class(a))
+        code = code.replace("CLASS", name_huggingface_class(a))
     source = name
     if format_name == "timm":
         source = f"local-dir:{name}"
@@ -167,7 +167,7 @@ def _write_code(a: Architecture, format_name: str, name: str) -> str:
 
 def _describe_scaling(weights: Weights, format_name: str) -> str:
     """Return the scaling of pixels for the arrays of the file."""
-    pixels = stored_normalisation(weights.preprocessing)
+    pixels = read_normalisation(weights.preprocessing)
     if format_name == "vit_jax" or pixels == OURS:
         return "scaled to [-1, 1]"
     mean = format_numbers(pixels.mean)

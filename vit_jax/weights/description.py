@@ -21,7 +21,7 @@ from vit_jax.weights.folding import OURS, Normalisation, describe_normalisation
 if TYPE_CHECKING:
     from vit_jax.data.transforms import EvaluationTransform
 
-FORMAT_VERSION = 1  # of the metadata that we write
+FORMAT_VERSION = 1  # version of the metadata that this program writes
 MAX_LAYERS = 10_000
 MAX_STAGES = 8
 
@@ -40,7 +40,7 @@ def describe(
     Args:
       a: the network.
       class_names: in the order of the logits.
-      preprocessing: as from `describe_preparation`.
+      preprocessing: preparation of images, from `describe_preparation`.
       training: data that the weights were trained on.
       licence: licence of the pre-trained weights that these were made of.
       is_multilabel: images may have several labels.
@@ -64,7 +64,7 @@ def describe(
     return metadata
 
 
-def stored_licence(metadata: Mapping[str, object]) -> str:
+def parse_licence(metadata: Mapping[str, object]) -> str:
     """Return the licence in metadata; "" if there is none."""
     licence = metadata.get("licence")
     if isinstance(licence, str) and re.fullmatch(r"[\w.-]{1,60}", licence):
@@ -110,7 +110,7 @@ def _compute_counts(a: Architecture) -> dict[str, object]:
     return {"grid": list(a.grid), "num_class_tokens": a.num_class_tokens}
 
 
-def stored_architecture(metadata: Mapping[str, object]) -> Architecture:
+def parse_architecture(metadata: Mapping[str, object]) -> Architecture:
     """Return the architecture in metadata.
 
     Raises:
@@ -126,7 +126,7 @@ def stored_architecture(metadata: Mapping[str, object]) -> Architecture:
     if not isinstance(fields, Mapping):
         raise ValueError("its metadata describes no network: there is no 'architecture' in it")
 
-    a = bounded_architecture(fields)
+    a = parse_bounded_architecture(fields)
     for name, computed in _compute_counts(a).items():
         stated = metadata.get(name, computed)
         if stated != computed:
@@ -138,7 +138,7 @@ def stored_architecture(metadata: Mapping[str, object]) -> Architecture:
     return a
 
 
-def bounded_architecture(fields: Mapping[str, object]) -> Architecture:
+def parse_bounded_architecture(fields: Mapping[str, object]) -> Architecture:
     """Return the architecture with these fields, whose numbers are not trusted but bounded.
 
     Raises:
@@ -160,7 +160,7 @@ def bounded_architecture(fields: Mapping[str, object]) -> Architecture:
     return a
 
 
-def stored_training_data(metadata: Mapping[str, object]) -> TrainingData | None:
+def parse_training_data(metadata: Mapping[str, object]) -> TrainingData | None:
     """Return the training data in metadata; None if they are unknown, or of another form."""
     stored = metadata.get("training")
     config = metadata.get("config")
@@ -180,7 +180,7 @@ def stored_training_data(metadata: Mapping[str, object]) -> TrainingData | None:
     return None
 
 
-def stored_lora(metadata: Mapping[str, Any]) -> Lora | None:
+def parse_lora(metadata: Mapping[str, Any]) -> Lora | None:
     """Return the factors beside the kernels of a run's checkpoint; None without any.
 
     Raises:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vit_jax.weights.packing import Packing
 
 TimmBody = tuple[str, tuple[int, ...], float]
-"""A ResNet, alone or below a transformer: family of the network, units of the stages, width factor."""
+"""A ResNet, alone or below a transformer: family of the network, units, width factor."""
 
 
 class Sizes(NamedTuple):
@@ -38,10 +38,10 @@ class Release(NamedTuple):
     # Regular expression of Hub names, timm's models with their tag, and transformers' model types.
     pattern: str
     use: str
-    licence: str  # as the Hub names it, when this was written
+    licence: str  # name on the Hub, when this was written
     pixels: str  # preprocessing of its authors
     accuracy: str = ""  # ImageNet-1k top-1 in percent; "" if the source below was not at hand
-    source: str = ""  # of the accuracy
+    source: str = ""  # paper or page that states the accuracy
 
 
 class RejectedModels(NamedTuple):
@@ -84,7 +84,7 @@ class Family:
       formats: formats that only this family has, by name.
       original: names of arrays in the authors' files.
       huggingface: names of arrays in transformers' files, in one or more variants.
-      packings: arrays that hold several parameters of ours, or parts of one.
+      packings: arrays that hold several of our parameters, or parts of one.
       timm_models: models of timm for which networks are written.
       timm_bodies: models of timm for which networks with a ResNet are written, by name.
       transformers_models: classes of transformers for which networks are written.

@@ -17,10 +17,10 @@ from vit_jax.config.network_options import HeadForm
 from vit_jax.config.rules import Reference
 from vit_jax.imports.references import is_reference
 from vit_jax.models.positions import fixed_positions
-from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
+from vit_jax.weights.folding import OURS, Normalisation, read_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import ArrayStatus
-from vit_jax.weights.names import HEAD_BIAS, HEAD_KERNEL, Shape, stacked_shapes
+from vit_jax.weights.names import HEAD_BIAS, HEAD_KERNEL, Shape, list_shapes
 from vit_jax.weights.position_resize import resize_positions
 
 T = TypeVar("T")
@@ -46,10 +46,10 @@ class Fitted:
     """Parameters for another network."""
 
     parameters: Mapping[str, np.ndarray]  # float32, for every parameter of the target
-    statuses: tuple[ArrayStatus, ...]  # of every parameter of either network
+    statuses: tuple[ArrayStatus, ...]  # the use of every parameter of either network
     # Normalisation of the pixels that the weights were trained on, folded into them.
     normalisation: Normalisation = OURS
-    licence: str = ""  # of the weights
+    licence: str = ""  # licence of the weights
 
     def summary(self) -> str:
         """Return the number of copied parameters, and the names of the others.
@@ -97,7 +97,7 @@ def fit(
         and head.
     """
     source = weights.architecture
-    adaptation = _Adaptation(weights.parameters, stacked_shapes(target))
+    adaptation = _Adaptation(weights.parameters, list_shapes(target))
 
     if not adaptation.has_expected_head():
         adaptation.replace_head(target.head_bias_init)
@@ -110,7 +110,7 @@ def fit(
     return Fitted(
         parameters=adaptation.select_expected(problem),
         statuses=adaptation.list_statuses(),
-        normalisation=stored_normalisation(weights.preprocessing),
+        normalisation=read_normalisation(weights.preprocessing),
         licence=weights.licence,
     )
 
@@ -188,14 +188,14 @@ class _Adaptation:
         statuses = dict(self.statuses)
         for name in self.expected:
             array = self.parameters[name]
-            statuses.setdefault(name, ArrayStatus.of(name, array, "copied"))
+            statuses.setdefault(name, ArrayStatus.describe(name, array, "copied"))
         return tuple(statuses.values())
 
     def _drop(self, name: str) -> None:
         array = self.parameters.pop(name)
         is_replaced = name in self.expected
         status = "replaced" if is_replaced else "dropped"
-        self.statuses[name] = ArrayStatus.of(name, array, status)
+        self.statuses[name] = ArrayStatus.describe(name, array, status)
 
     def _move(self, name: str, new_name: str) -> None:
         if new_name not in self.expected:
@@ -203,13 +203,13 @@ class _Adaptation:
             return
         array = self.parameters.pop(name)
         self.parameters[new_name] = array
-        self.statuses[name] = ArrayStatus.of(name, array, f"moved to {new_name}")
+        self.statuses[name] = ArrayStatus.describe(name, array, f"moved to {new_name}")
 
     def _add(self, name: str, value: float) -> None:
         """Add a parameter of the target with one value in all elements."""
         array = np.full(self.expected[name], value, np.float32)
         self.parameters[name] = array
-        self.statuses.setdefault(name, ArrayStatus.of(name, array, "new"))
+        self.statuses.setdefault(name, ArrayStatus.describe(name, array, "new"))
 
 
 def _select_head(parameters: Mapping[str, T]) -> dict[str, T]:
@@ -236,7 +236,7 @@ def remove_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     for name, array in weights.parameters.items():
         if not name.startswith(removed):
             parameters[name] = array
-    for name, shape in stacked_shapes(architecture).items():
+    for name, shape in list_shapes(architecture).items():
         if name.startswith(_LAST_LAYER):
             parameters[name] = np.zeros(shape, np.float32)
 
@@ -315,7 +315,7 @@ def set_classifier(
     """
     base = remove_head(weights)
     architecture = dataclasses.replace(base.architecture, num_classes=len(class_names))
-    shapes = stacked_shapes(architecture)
+    shapes = list_shapes(architecture)
     head = {
         HEAD_KERNEL: kernel_DK.astype(np.float32),
         HEAD_BIAS: bias_K.astype(np.float32),

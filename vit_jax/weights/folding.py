@@ -22,7 +22,7 @@ class Normalisation(NamedTuple):
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
-    def scaled(self, factor: float) -> "Normalisation":
+    def scale(self, factor: float) -> "Normalisation":
         """Return the normalisation of pixels that are multiplied by `factor`."""
         mean = factor * np.asarray(self.mean)
         std = factor * np.asarray(self.std)
@@ -111,11 +111,11 @@ def unfold(
     return result
 
 
-def stored_normalisation(preprocessing: Mapping[str, object] | None) -> Normalisation:
+def read_normalisation(preprocessing: Mapping[str, object] | None) -> Normalisation:
     """Return the normalisation that the preprocessing of weights states; ours if it states none.
 
     Raises:
-      ValueError: as for `parse_normalisation`.
+      ValueError: they are not three numbers each, or a standard deviation is not positive.
     """
     if not preprocessing:
         return OURS

@@ -54,7 +54,7 @@ def _reject_pickles(source: str, match: re.Match[str], library: Any) -> None:
     """Raise ValueError if a repository has weights of PyTorch only, with commands to convert them."""
     try:
         files = library.HfApi().list_repo_files(match["name"], revision=match["revision"])
-    except Exception:  # as in `fetch`; the caller reports that there are no weights
+    except Exception:  # the caller reports that there are no weights
         return
     top_files = [name for name in files if "/" not in name]
     pickles = choose_pickles(top_files)
@@ -87,14 +87,14 @@ def push(folder: pathlib.Path, address: str) -> str:
     The repository is created if it does not exist.
 
     Raises:
-      ValueError: as `require_hub`, or the Hub rejects the upload; the folder stays.
+      ValueError: an upload is impossible, or the Hub rejects it; the folder stays.
     """
     match, library = _open(address, "upload the folder yourself")
     try:
         hub = library.HfApi()
         hub.create_repo(match["name"], exist_ok=True)
         hub.upload_folder(repo_id=match["name"], folder_path=str(folder))
-    except Exception as error:  # as in `fetch`
+    except Exception as error:  # the library has no class for its errors
         raise ValueError(
             f"{folder} is written, and cannot be uploaded to {address}: {error}"
         ) from error

@@ -11,12 +11,12 @@ from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.storage.files import write_atomically
-from vit_jax.weights.folding import stored_normalisation
+from vit_jax.weights.folding import read_normalisation
 from vit_jax.weights.library_lookup import (
-    huggingface_class,
-    huggingface_model,
-    timm_body,
-    timm_model,
+    find_huggingface_model,
+    find_timm_body,
+    find_timm_model,
+    name_huggingface_class,
 )
 from vit_jax.weights.library_models import TransformersModel, is_eva
 from vit_jax.weights.sidecar import (
@@ -57,7 +57,7 @@ def write_library_config(
     *,
     is_multilabel: bool = False,
 ) -> tuple[str, ...]:
-    """Write the configuration of a network whose weights are in `folder`; return notes for the report.
+    """Write the configuration of a network into the folder of its weights; return notes.
 
     A configuration of other weights is replaced or removed. Unknown preprocessing is not written,
     so that readers of the folder choose it instead of trusting a guess.
@@ -65,11 +65,11 @@ def write_library_config(
     config: dict[str, object] | None
     processor: dict[str, object] | None
     if format_name == "timm":
-        config = timm_config(a, class_names, preprocessing)
+        config = build_timm_config(a, class_names, preprocessing)
         processor = None
     else:
-        config = huggingface_config(a, class_names, preprocessing)
-        processor = _processor_config(a, preprocessing)
+        config = build_huggingface_config(a, class_names, preprocessing)
+        processor = _build_processor_config(a, preprocessing)
 
     if config is not None and a.num_classes:  # timm ignores the field; we read it again
         config["problem_type"] = MULTI_LABEL if is_multilabel else SINGLE_LABEL
@@ -106,7 +106,7 @@ def _describe_huggingface(
     preprocessing: Preprocessing | None,
     processor: Mapping[str, object] | None,
 ) -> list[str]:
-    """Return notes on differences between a network and its class of transformers with the processor."""
+    """Return notes on differences between a network and its class and processor of transformers."""
     notes = []
     if not a.num_classes and a.pool not in ("token", "map"):
         notes.append(
@@ -130,19 +130,19 @@ def is_known(preprocessing: Preprocessing | None) -> bool:
 # transformers.
 
 
-def huggingface_config(
+def build_huggingface_config(
     a: Architecture,
     class_names: Sequence[str] | None,
     preprocessing: Preprocessing | None,
 ) -> dict[str, object]:
     """Return the `config.json` of the class of transformers that computes a ViT."""
     labels = class_names or [f"LABEL_{number}" for number in range(a.num_classes)]
-    model = huggingface_model(a)
-    pixels = stored_normalisation(preprocessing)
+    model = find_huggingface_model(a)
+    pixels = read_normalisation(preprocessing)
     arguments = model.arguments(a, pixels)
 
     config: dict[str, object] = {
-        "architectures": [huggingface_class(a)],
+        "architectures": [name_huggingface_class(a)],
         "model_type": model.model_type,
         "image_size": _shorten(a.image_size),
         "patch_size": _shorten(a.patch_size),
@@ -171,7 +171,7 @@ def _name_activation(a: Architecture, model: TransformersModel) -> str:
     return _ACTIVATIONS[a.gelu]
 
 
-def _processor_config(
+def _build_processor_config(
     a: Architecture,
     preprocessing: Preprocessing | None,
 ) -> dict[str, object] | None:
@@ -179,7 +179,7 @@ def _processor_config(
     if preprocessing is None or not is_known(preprocessing):
         return None
 
-    pixels = stored_normalisation(preprocessing)
+    pixels = read_normalisation(preprocessing)
     resample = _PILLOW_BILINEAR
     if preprocessing.get("interpolation") == "bicubic":
         resample = _PILLOW_BICUBIC
@@ -188,7 +188,7 @@ def _processor_config(
         "resample": resample,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
-        "do_normalize": huggingface_model(a).normalises_pixels,
+        "do_normalize": find_huggingface_model(a).normalises_pixels,
         "image_mean": list(pixels.mean),
         "image_std": list(pixels.std),
     }
@@ -217,7 +217,7 @@ def _describe_resizing(a: Architecture, preprocessing: Preprocessing) -> dict[st
 # timm.
 
 
-def timm_config(
+def build_timm_config(
     a: Architecture,
     class_names: Sequence[str] | None,
     preprocessing: Preprocessing | None,
@@ -226,24 +226,24 @@ def timm_config(
 
     It is None if timm has no such model.
     """
-    name = timm_model(a).name if a.family == "vit" else timm_body(a)
+    name = find_timm_model(a).name if a.family == "vit" else find_timm_body(a)
     if name is None:
         return None
 
     arguments: dict[str, object] = {}
     if a.has_transformer:
-        arguments |= _transformer_arguments(a)
+        arguments |= _list_transformer_arguments(a)
     if a.family == "vit" and is_eva(a):
-        arguments |= _eva_arguments(a)
+        arguments |= _list_eva_arguments(a)
     elif a.family == "vit":
-        arguments |= _vit_arguments(a)
+        arguments |= _list_vit_arguments(a)
 
     config: dict[str, object] = {
         "architecture": name,
         "num_classes": a.num_classes,
         "num_features": a.width,
         "model_args": arguments,
-        "pretrained_cfg": _pretrained_config(a, preprocessing),
+        "pretrained_cfg": _build_pretrained_config(a, preprocessing),
     }
     if class_names is not None:
         config["label_names"] = list(class_names)
@@ -252,10 +252,12 @@ def timm_config(
     return config
 
 
-def _pretrained_config(a: Architecture, preprocessing: Preprocessing | None) -> dict[str, object]:
+def _build_pretrained_config(
+    a: Architecture, preprocessing: Preprocessing | None
+) -> dict[str, object]:
     """Return the preprocessing as timm states it."""
     # Only a ViT is written for other pixels than ours.
-    pixels = stored_normalisation(preprocessing if a.family == "vit" else None)
+    pixels = read_normalisation(preprocessing if a.family == "vit" else None)
     config: dict[str, object] = {
         "input_size": [3, *a.image_size],
         "mean": list(pixels.mean),
@@ -271,7 +273,7 @@ def _pretrained_config(a: Architecture, preprocessing: Preprocessing | None) -> 
     return config
 
 
-def _transformer_arguments(a: Architecture) -> dict[str, object]:
+def _list_transformer_arguments(a: Architecture) -> dict[str, object]:
     """Return the arguments that all of timm's classes with a transformer have."""
     arguments: dict[str, object] = {
         "img_size": list(a.image_size),
@@ -293,8 +295,8 @@ def _transformer_arguments(a: Architecture) -> dict[str, object]:
     return arguments
 
 
-def _vit_arguments(a: Architecture) -> dict[str, object]:
-    """Return the arguments of timm's VisionTransformer for parts that the paper's ViT does not have."""
+def _list_vit_arguments(a: Architecture) -> dict[str, object]:
+    """Return the arguments of timm's VisionTransformer for parts beyond the paper's ViT."""
     arguments: dict[str, object] = {
         "init_values": a.layer_scale,
         "qkv_bias": a.qkv_bias != "none",
@@ -311,8 +313,8 @@ def _vit_arguments(a: Architecture) -> dict[str, object]:
     return arguments
 
 
-def _eva_arguments(a: Architecture) -> dict[str, object]:
-    """Return the arguments of timm's Eva for parts that the paper's ViT does not have."""
+def _list_eva_arguments(a: Architecture) -> dict[str, object]:
+    """Return the arguments of timm's Eva for parts beyond the paper's ViT."""
     arguments: dict[str, object] = {
         "init_values": a.layer_scale,
         "qkv_bias": a.qkv_bias != "none",
@@ -337,7 +339,7 @@ def _eva_arguments(a: Architecture) -> dict[str, object]:
 
 
 def _compute_ratio(a: Architecture) -> float:
-    """Return a ratio of MLP and width from which timm computes `mlp_dim`: it multiplies and rounds down."""
+    """Return a ratio of MLP and width from which timm, which rounds down, computes `mlp_dim`."""
     # Packed SwiGLU of VisionTransformer counts gate and value as one.
     mlp_dim = a.mlp_dim
     is_packed = a.mlp == "swiglu" and a.rope is None and a.norm == "layer"

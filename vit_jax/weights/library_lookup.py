@@ -1,4 +1,4 @@
-"""The model of timm and the class of transformers for a network, from the families that have them."""
+"""The model of timm and the class of transformers for a network, among those of all families."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,7 +12,7 @@ Model = TypeVar("Model", bound=LibraryModel)
 _WITH_RESNET = TimmModel(name="", held={"position_tokens": ANY})
 
 
-def timm_model(a: Architecture) -> TimmModel:
+def find_timm_model(a: Architecture) -> TimmModel:
     """Return timm's model that computes most parts of a network."""
     if a.family != "vit":
         return _WITH_RESNET
@@ -22,7 +22,7 @@ def timm_model(a: Architecture) -> TimmModel:
     return _find_nearest(models, a)
 
 
-def timm_body(a: Architecture) -> str | None:
+def find_timm_body(a: Architecture) -> str | None:
     """Return the name of timm's model with the ResNet of a network; None if there is none."""
     for family in load_families():
         name = family.timm_bodies.get((a.family, a.units, a.width_factor))
@@ -31,7 +31,7 @@ def timm_body(a: Architecture) -> str | None:
     return None
 
 
-def huggingface_model(a: Architecture) -> TransformersModel:
+def find_huggingface_model(a: Architecture) -> TransformersModel:
     """Return the class of transformers that computes most parts of a ViT."""
     models: list[TransformersModel] = []
     for family in load_families():
@@ -39,9 +39,9 @@ def huggingface_model(a: Architecture) -> TransformersModel:
     return _find_nearest(models, a)
 
 
-def huggingface_class(a: Architecture) -> str:
+def name_huggingface_class(a: Architecture) -> str:
     """Return the name of the class of transformers, with a classifier if the network has one."""
-    model = huggingface_model(a)
+    model = find_huggingface_model(a)
     if a.num_classes:
         return model.classifier
     return model.name
@@ -51,7 +51,7 @@ def _find_nearest(models: Sequence[Model], a: Architecture) -> Model:
     """Return the model that lacks the fewest parts; one with the same rotary positions first."""
 
     def count_lacking(model: Model) -> tuple[bool, int, int]:
-        lacking = model.lacking(a)
+        lacking = model.find_lacking(a)
         return "rope" in lacking, len(lacking), -model.preference
 
     return min(models, key=count_lacking)

@@ -47,7 +47,7 @@ class LibraryModel:
     has_patch_bias: bool = True
     preference: int = 0
 
-    def lacking(self, a: Architecture) -> dict[str, object]:
+    def find_lacking(self, a: Architecture) -> dict[str, object]:
         """Return the parts of a network that this model does not compute, by field."""
         fields = {**self.held, **a.modern_options}
         return {field: getattr(a, field) for field in fields if not self._holds(field, a)}
@@ -65,7 +65,7 @@ class LibraryModel:
 class TimmModel(LibraryModel):
     """A model of timm."""
 
-    epsilon: float = 1e-6  # of its norms
+    epsilon: float = 1e-6  # epsilon of its norms
 
 
 def state_nothing(a: Architecture, pixels: Normalisation) -> dict[str, object]:
@@ -87,8 +87,8 @@ class TransformersModel(LibraryModel):
         normalisation of its pixels; "mlp_ratio" replaces the width of the MLP.
       names_silu: the activation of a gated MLP is stated by its name.
       normalises_pixels: images are normalised before the network, not in it.
-      mask_shape: leading axes of the array of a mask token, which no parameter of ours is in; None
-        without one.
+      mask_shape: leading axes of the array of a mask token, which holds none of our parameters;
+        None without one.
     """
 
     model_type: str
@@ -110,7 +110,7 @@ class TransformersModel(LibraryModel):
         return self.names.make_rules(prefix, is_packed=a.mlp == "swiglu")
 
     def make_arrays(self, a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray]:
-        """Return arrays that the class demands and that hold no parameter of ours."""
+        """Return arrays that the class demands and that hold none of our parameters."""
         if self.mask_shape is None:
             return {}
         prefix = self.prefix if a.num_classes else ""

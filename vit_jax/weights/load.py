@@ -40,20 +40,20 @@ from vit_jax.weights.names import (
     HEAD_KERNEL,
     find_wrapping,
     is_network,
+    list_shapes,
     stack,
-    stacked_shapes,
 )
 from vit_jax.weights.names.wrappers import Wrapping
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.position_resize import resize_positions
-from vit_jax.weights.published import licence_of, published_addresses
+from vit_jax.weights.published import find_licence, list_addresses
 from vit_jax.weights.recognise import (
     Recognised,
     recognise,
     reject_contradictions,
     validate_options,
 )
-from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, name_sidecar, read_sidecar
+from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, build_sidecar, read_sidecar
 
 _LIBRARY_FORMATS = ("timm", "huggingface")
 _IGNORED_FOLDERS = {
@@ -82,13 +82,13 @@ class Weights:
     architecture: Architecture
     parameters: Mapping[str, np.ndarray]  # float32 by the names of our model's leaves, in its order
     class_names: tuple[str, ...] | None = None  # in the order of the logits
-    preprocessing: Mapping[str, object] | None = None  # of the images, as checkpoints have it
+    preprocessing: Mapping[str, object] | None = None  # in the form of our checkpoints
     source: str = ""  # "PATH (format)"
     statuses: Sequence[ArrayStatus] = ()  # use of each array that was read
     notes: Sequence[str] = ()  # sentences: assumptions, and odd values
     training: TrainingData | None = None  # the data of the run that trained the weights
-    format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
-    licence: str = ""  # as the Hub names it; "" if it is unknown
+    format: str = ""  # format of another library: "released", "bit", "timm", ...
+    licence: str = ""  # name on the Hub; "" if it is unknown
     has_several_labels: bool = False  # images may have several labels, by the configuration
 
     def resize_method(self, position_resize: str = "library") -> str:
@@ -121,7 +121,7 @@ class Weights:
         **changes: Any,
     ) -> "Weights":
         """Return the weights with another network, whose names select and order its parameters."""
-        ordered = {name: parameters[name] for name in stacked_shapes(a)}
+        ordered = {name: parameters[name] for name in list_shapes(a)}
         return dataclasses.replace(self, architecture=a, parameters=ordered, **changes)
 
     def warnings(self) -> list[str]:
@@ -193,7 +193,7 @@ def _load_arrays(
     allowed: tuple[str, ...],
 ) -> Weights:
     """Read weights of a file, a folder or an adapter, which were fetched from an address."""
-    if not path.exists() and address in published_addresses():
+    if not path.exists() and address in list_addresses():
         raise ValueError(
             f"{address}: this is the name of a network, not a file or folder of weights. "
             f"Run `vit-jax models {address} --weights` for addresses of its weights."
@@ -212,7 +212,7 @@ def _load_arrays(
         weights = _load_file(file, sidecar, options, allowed)
 
     if hub.is_hub_address(address) and not weights.licence:
-        licence = licence_of(address.removeprefix("hf://"))
+        licence = find_licence(address.removeprefix("hf://"))
         weights = dataclasses.replace(weights, licence=licence)
     if is_address(address):
         format_name = weights.format or "vit_jax"
@@ -250,7 +250,7 @@ def _load_adapter(
 
     sidecar = _find_configuration(base_path, file, options)
     weights = _load_file(file, sidecar, options, allowed, (adapter, factors))
-    licence = weights.licence or licence_of(base.removeprefix("hf://"))
+    licence = weights.licence or find_licence(base.removeprefix("hf://"))
     return dataclasses.replace(weights, licence=licence)
 
 
@@ -331,18 +331,18 @@ def _load_workdir(
     def compute_shapes(metadata: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
         with naming(str(path)):
             architecture = _read_architecture(metadata, options)
-            shapes = stacked_shapes(architecture)
-            factors = description.stored_lora(metadata)
+            shapes = list_shapes(architecture)
+            factors = description.parse_lora(metadata)
             if factors is None:
                 return shapes
             factor_shapes = lora.factor_shapes(shapes, factors)
             return {**shapes, **factor_shapes}
 
     parameters, metadata, kind = read_workdir(path, compute_shapes, polyak=polyak, allowed=allowed)
-    statuses = [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()]
+    statuses = [ArrayStatus.describe(name, array, "copied") for name, array in parameters.items()]
 
     notes = []
-    factors = description.stored_lora(metadata)
+    factors = description.parse_lora(metadata)
     if factors is not None:
         parameters = lora.merge(parameters, factors)
         notes.append(
@@ -359,8 +359,8 @@ def _load_workdir(
         source=f"{path} (vit_jax, {kind})",
         statuses=statuses,
         notes=notes,
-        training=description.stored_training_data(metadata),
-        licence=description.stored_licence(metadata),
+        training=description.parse_training_data(metadata),
+        licence=description.parse_licence(metadata),
         has_several_labels=description.states_several_labels(metadata),
     )
 
@@ -370,7 +370,7 @@ def _read_architecture(
     options: Mapping[str, object],
 ) -> Architecture:
     """Return the network of a checkpoint; ValueError if the options contradict it."""
-    architecture = description.stored_architecture(metadata)
+    architecture = description.parse_architecture(metadata)
     stated = dataclasses.asdict(architecture)
     reject_contradictions(validate_options(options), stated, "the checkpoint")
     return architecture
@@ -390,7 +390,7 @@ def _find_configuration(
     if source.is_dir() or file.name == WEIGHTS or is_index(file.name):
         return read_sidecar(file.parent, name)
     if name is not None:
-        return name_sidecar(name)
+        return build_sidecar(name)
 
     config_path = file.parent / CONFIG
     if file.suffix != ".safetensors" or not config_path.is_file():
@@ -495,7 +495,7 @@ def _load_file(
             sidecar = _find_sidecar(sidecar, opened)
             known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
             _reject_name(options, file, known)
-            shapes = stacked_shapes(known.architecture)
+            shapes = list_shapes(known.architecture)
             _require_arrays(known, file)
             preprocessing = _complete_preprocessing(sidecar, file, known)
 
@@ -523,7 +523,7 @@ def _load_file(
         source=f"{place} ({known.format})",
         statuses=statuses,
         notes=[*known.assumptions, *sidecar.notes, *notes],
-        training=description.stored_training_data(file.metadata),
+        training=description.parse_training_data(file.metadata),
         format=known.format,
         licence=sidecar.licence,
         has_several_labels=sidecar.is_multilabel and known.architecture.num_classes > 0,
@@ -580,7 +580,7 @@ def _find_normalisation(
     Among files with our metadata only those in the format of a library have another.
     """
     if file.metadata and known.format in _LIBRARY_FORMATS:
-        return folding.stored_normalisation(sidecar.preprocessing)
+        return folding.read_normalisation(sidecar.preprocessing)
     return sidecar.normalisation
 
 
@@ -695,7 +695,7 @@ def _read_our_metadata(file: ArrayFile) -> Sidecar:
         class_names=class_names,
         preprocessing=preprocessing,
         notes=notes,
-        licence=description.stored_licence(metadata),
+        licence=description.parse_licence(metadata),
         is_multilabel=description.states_several_labels(metadata),
     )
 

@@ -17,13 +17,13 @@ class ArrayStatus(NamedTuple):
     """The use of one array of a file."""
 
     name: str  # in the file, as shape and dtype are
-    ours: tuple[str, ...]  # our names, layers taken apart; empty if it is not a parameter of ours
+    ours: tuple[str, ...]  # our parameters that it holds, layers taken apart
     shape: tuple[int, ...]
     dtype: str
     status: str  # "copied", "transposed, stacked", "ignored (optimiser state)", ...
 
     @classmethod
-    def of(cls, name: str, array: np.ndarray, status: str) -> Self:
+    def describe(cls, name: str, array: np.ndarray, status: str) -> Self:
         """Return the status of one of our parameters that has the same name on both sides."""
         return cls(name, (name,), array.shape, str(array.dtype), status)
 
@@ -34,8 +34,9 @@ class Report(NamedTuple):
     source: str  # "PATH (format)", as the destination
     destination: str
     network: str  # one line about it
-    read: Sequence[ArrayStatus]  # of every array of the source
-    written: Sequence[ArrayStatus]  # of every array of the destination, and of omitted parameters
+    read: Sequence[ArrayStatus]  # the use of every array of the source
+    # The use of every array of the destination, and of omitted parameters.
+    written: Sequence[ArrayStatus]
     notes: Sequence[str]
 
     def text(self, *, is_complete: bool) -> str:

@@ -1,6 +1,6 @@
-"""Arrays of a file that hold several parameters of ours, or parts of one.
+"""Arrays of a file that hold several of our parameters, or parts of one.
 
-The base class is for files without any.
+The base class is for files with one array for each parameter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Unpacked(NamedTuple):
     """Parameters of our network, layers taken apart."""
 
     parameters: dict[str, np.ndarray]
-    normalisation: Normalisation | None = None  # of pixels, if an array of the file states it
+    normalisation: Normalisation | None = None  # if an array of the file states that of pixels
 
 
 class Packing:
@@ -33,8 +33,7 @@ class Packing:
     Attributes:
       note: sentence for the report of a file that is read.
       fits_any_grid: positions are of no particular grid of patches.
-      pads_class_position: on the way out, a table of patches gets a row of zeros for the class
-        token.
+      pads_class_position: a table of patches is written with a row of zeros for the class token.
     """
 
     note = ""

@@ -85,22 +85,22 @@ def _sum_weighted(
     return sums_HWD.astype(np.float32)
 
 
-def _linear_weights(places: np.ndarray, old: int) -> np.ndarray:
+def _compute_linear_weights(places: np.ndarray, old: int) -> np.ndarray:
     """Return weights (new, old) of samples at these places, between old ones at 0, 1, ..."""
     old_places = np.arange(old)
     distances = np.abs(places[:, None] - old_places[None])
     return np.maximum(0.0, 1.0 - distances)
 
 
-def _corner_weights(old: int, new: int) -> np.ndarray:
+def _compute_corner_weights(old: int, new: int) -> np.ndarray:
     """Return weights (new, old) of samples whose first and last keep their places."""
     if new == 1:
-        return _linear_weights(np.zeros(1), old)
+        return _compute_linear_weights(np.zeros(1), old)
     places = np.linspace(0.0, old - 1.0, new)
-    return _linear_weights(places, old)
+    return _compute_linear_weights(places, old)
 
 
-def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
+def _compute_bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
     """Return weights (new, old) of PyTorch's bicubic without antialiasing.
 
     Its slope is -0.75, and the border is repeated. DINOv2 adds an offset to `new` in the scale.
@@ -123,11 +123,11 @@ def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
 
 
 def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return positions for a grid from those of a large square, as C-RADIO does: float32 (rows * columns, D).
+    """Return positions for a grid from a table for a large square: float32 (rows * columns, D).
 
-    The square is resized to the longer side of the grid, by PyTorch's bilinear without antialiasing
-    (samples are middles of cells, the border is repeated). Then the rows and columns at its top
-    left corner are taken.
+    C-RADIO resizes the square to the longer side of the grid, by PyTorch's bilinear without
+    antialiasing (samples are middles of cells, the border is repeated), and takes the rows and
+    columns at its top left corner.
     """
     rows, columns = grid
     longer = max(grid)
@@ -136,7 +136,7 @@ def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     scale = side / longer
     centres = (np.arange(longer) + 0.5) * scale - 0.5
     centres = np.clip(centres, 0, side - 1)
-    weights = _linear_weights(centres, side)
+    weights = _compute_linear_weights(centres, side)
 
     square_hwD = table_SD.reshape(side, side, -1)
     cropped_HWD = _sum_weighted(square_hwD, weights[:rows], weights[:columns])
@@ -144,9 +144,9 @@ def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 _WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
-    "corners": _corner_weights,
-    "huggingface": _bicubic_weights,
-    "dinov2": functools.partial(_bicubic_weights, offset=0.1),
+    "corners": _compute_corner_weights,
+    "huggingface": _compute_bicubic_weights,
+    "dinov2": functools.partial(_compute_bicubic_weights, offset=0.1),
 }
 
 
@@ -249,7 +249,7 @@ def resize_positions(
         result[name] = _resize(name, array, old_grid, new_grid, method)
         sizes = "{}x{} to {}x{}".format(*old_grid, *new_grid)
         how = f"resized from {sizes} ({method}, {EQUALS[method]})"
-        statuses.append(ArrayStatus.of(name, result[name], how))
+        statuses.append(ArrayStatus.describe(name, result[name], how))
     return result, statuses
 
 

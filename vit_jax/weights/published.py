@@ -23,7 +23,7 @@ SOURCES = {
 RELEASE_HEAD = ("family", "good for", "licence", "pixels", "accuracy", "source")
 
 
-def published_addresses() -> dict[str, tuple[str, ...]]:
+def list_addresses() -> dict[str, tuple[str, ...]]:
     """Return the addresses of public weights, by the name of their network."""
     addresses: dict[str, tuple[str, ...]] = {}
     for family in load_families():
@@ -31,9 +31,9 @@ def published_addresses() -> dict[str, tuple[str, ...]]:
     return addresses
 
 
-def sources_of(name: str) -> list[str]:
+def list_sources(name: str) -> list[str]:
     """Return the names of the sources that have weights of this network."""
-    addresses = published_addresses().get(name, ())
+    addresses = list_addresses().get(name, ())
     sources = []
     for start, source in SOURCES.items():
         if any(address.startswith(start) for address in addresses):
@@ -49,7 +49,7 @@ def list_releases() -> list[Release]:
     return releases
 
 
-def release_cells(release: Release) -> tuple[str, ...]:
+def list_cells(release: Release) -> tuple[str, ...]:
     """Return the cells of a release below `RELEASE_HEAD`."""
     return (
         release.name,
@@ -61,7 +61,7 @@ def release_cells(release: Release) -> tuple[str, ...]:
     )
 
 
-def licence_of(name: str) -> str:
+def find_licence(name: str) -> str:
     """Return the licence of the family that a name belongs to; "" for none, or several licences.
 
     The name is one of the Hub, a timm model with its tag, or a model type of transformers.

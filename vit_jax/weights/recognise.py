@@ -20,10 +20,10 @@ from vit_jax.config.sizes import (
     resnet_downsampling,
 )
 from vit_jax.weights import architectures
-from vit_jax.weights.description import MAX_STAGES, bounded_architecture, stored_architecture
+from vit_jax.weights.description import MAX_STAGES, parse_architecture, parse_bounded_architecture
 from vit_jax.weights.families import load_families
 from vit_jax.weights.formats import StoredArray, naming
-from vit_jax.weights.names import FORMATS, Entry, Facts, Shape, with_shape
+from vit_jax.weights.names import FORMATS, Entry, Facts, Shape, replace_shape
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.packing import PLAIN, Packing
 
@@ -95,25 +95,25 @@ def recognise(
     format_ = FORMATS[name]
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     with naming(f"the file has the names of {name}"):
-        facts = format_.facts(shapes)
+        facts = format_.find_facts(shapes)
         packing = _find_packing(shapes, arrays)
         facts = packing.complete_facts(facts, shapes, arrays)
 
     assumptions: list[str] = []
     if metadata:
-        architecture = stored_architecture(metadata)
+        architecture = parse_architecture(metadata)
         reject_contradictions(chosen, dataclasses.asdict(architecture), "the file's metadata")
     else:
         architecture = _Completion(facts, packing, stated, chosen, assumptions).build()
         if name == "timm" and not stated and architecture.has_transformer:
             assumptions.append(_UNNAMED)
 
-    entries = format_.entries(architecture, shapes, facts.absent, packing)
+    entries = format_.make_entries(architecture, shapes, facts.absent, packing)
     folded_rows = _count_folded_rows(facts, architecture)
     if folded_rows:
         num_rows = math.prod(architecture.grid) + folded_rows
         shape = (1, num_rows, architecture.width)
-        entries = with_shape(entries, "positions/table", shape)
+        entries = replace_shape(entries, "positions/table", shape)
 
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
@@ -232,7 +232,7 @@ def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]
     _reject_unread(arrays)
     for name, format_ in FORMATS.items():
         with naming(f"the file has the names of {name}"):
-            names = format_.canonical(arrays)
+            names = format_.find_canonical(arrays)
             if names:
                 return name, names
 
@@ -309,7 +309,7 @@ class _Completion:
         if fields.get("class_tokens") == usual_class_tokens:
             fields["class_tokens"] = None  # the number follows from the pooling
 
-        a = bounded_architecture(fields | chosen_fields)
+        a = parse_bounded_architecture(fields | chosen_fields)
         if a.modern_options.keys() - {"position_tokens"} and not self.stated:
             self.assumptions.append(
                 f"WARNING: without the config.json of these weights, gelu={a.gelu}, "
@@ -373,7 +373,7 @@ class _Completion:
 
         if not has_table and facts.family != "resnet":
             fields["position_embedding"] = facts.fixed_positions
-            has_rope = chosen_fields.get("rope") is not None  # which needs no table
+            has_rope = chosen_fields.get("rope") is not None  # rotary positions have no table
             if "position_embedding" not in chosen_fields and not has_rope:
                 self.assumptions.append(
                     f"It has no table of positions; {facts.fixed_positions!r} is assumed. "

@@ -16,11 +16,11 @@ from vit_jax.storage.files import expanded, make_folder, refuse_bucket, write_at
 from vit_jax.weights import fit
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
-from vit_jax.weights.folding import OURS, stored_normalisation, unfold
+from vit_jax.weights.folding import OURS, read_normalisation, unfold
 from vit_jax.weights.formats import write_npz, write_safetensors
-from vit_jax.weights.formats.metadata import to_comment
+from vit_jax.weights.formats.metadata import encode_comment
 from vit_jax.weights.library_config import write_library_config
-from vit_jax.weights.library_lookup import huggingface_model, timm_model
+from vit_jax.weights.library_lookup import find_huggingface_model, find_timm_model
 from vit_jax.weights.library_models import LibraryModel, TransformersModel
 from vit_jax.weights.load import Weights, load_weights
 from vit_jax.weights.load_report import ArrayStatus, Report
@@ -29,10 +29,10 @@ from vit_jax.weights.names import (
     FORMATS,
     HEAD_BIAS,
     Entry,
+    replace_shape,
     require_standard,
     require_writable,
     unstack,
-    with_shape,
 )
 from vit_jax.weights.packing import PLAIN
 from vit_jax.weights.recognise import collect_fields
@@ -90,7 +90,7 @@ def _describe_head(weights: Weights) -> list[ArrayStatus]:
     statuses = []
     for name, array in weights.parameters.items():
         if name.startswith("head/"):
-            status = ArrayStatus.of(name, array, "dropped")
+            status = ArrayStatus.describe(name, array, "dropped")
             statuses.append(status._replace(name="-"))
     return statuses
 
@@ -99,7 +99,9 @@ def _save_ours(weights: Weights, path: pathlib.Path) -> list[ArrayStatus]:
     """Write a checkpoint of step 0."""
     write_workdir(path, weights.parameters, describe_weights(weights))
     write_card(weights, OWN, path)
-    return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()]
+    return [
+        ArrayStatus.describe(name, array, "copied") for name, array in weights.parameters.items()
+    ]
 
 
 def _save_file(
@@ -121,7 +123,7 @@ def _save_for_library(
     a = written.architecture
     entries, arrays = _build_arrays(format_name, written)
     stated = LIBRARIES[format_name]
-    if format_name == "timm" and a.layer_norm_epsilon == timm_model(a).epsilon:
+    if format_name == "timm" and a.layer_norm_epsilon == find_timm_model(a).epsilon:
         stated = (*stated, "layer_norm_epsilon")
     notes = _list_differences(format_name, entries, weights.architecture, stated)
 
@@ -184,26 +186,26 @@ def _build_arrays(
     apart = unstack(weights.parameters, a.num_heads)
     parts = packing.pack(apart)
     absent = _find_absent(model, weights)
-    entries = format_.entries(a, None, absent, packing)
+    entries = format_.make_entries(a, None, absent, packing)
 
     has_class_row = format_name == "huggingface" and packing.pads_class_position
     if has_class_row and a.position_tokens == "patches":
         table = np.pad(parts["positions/table"], ((0, 0), (1, 0), (0, 0)))
         parts["positions/table"] = table
-        entries = with_shape(entries, "positions/table", table.shape)
+        entries = replace_shape(entries, "positions/table", table.shape)
 
     arrays = {entry.name: entry.write(parts) for entry in entries}
-    normalisation = stored_normalisation(weights.preprocessing)
-    arrays |= format_.added(a, normalisation)
+    normalisation = read_normalisation(weights.preprocessing)
+    arrays |= format_.make_arrays(a, normalisation)
     return entries, arrays
 
 
 def find_library_model(format_name: str, a: Architecture) -> LibraryModel | None:
     """Return the model of timm or the class of transformers for a network; None otherwise."""
     if format_name == "timm":
-        return timm_model(a)
+        return find_timm_model(a)
     if format_name == "huggingface":
-        return huggingface_model(a)
+        return find_huggingface_model(a)
     return None
 
 
@@ -232,7 +234,7 @@ def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
     It has a patch bias if the model of the library has one.
     """
     a = weights.architecture
-    normalisation = stored_normalisation(weights.preprocessing)
+    normalisation = read_normalisation(weights.preprocessing)
     model = find_library_model(format_name, a)
     has_bias = a.embedding_norm != "tokens" and model is not None and model.has_patch_bias
     if normalisation == OURS and a.patch_bias == has_bias:
@@ -285,7 +287,7 @@ def _write(
     _write_class_names(path, beside, names)
     metadata["class_names"] = None
     metadata["class_names_beside"] = True
-    if weights.training and weights.training.classes:  # as long a list
+    if weights.training and weights.training.classes:  # a list of the same length
         metadata["training"] = None
     write_npz(path, arrays, metadata)
     return [
@@ -313,7 +315,7 @@ def _write_class_names(
 
 def _has_room(metadata: Mapping[str, object]) -> bool:
     with contextlib.suppress(ValueError):
-        to_comment(metadata)
+        encode_comment(metadata)
         return True
     return False
 
@@ -366,11 +368,11 @@ def _list_unstated(a: Architecture) -> list[str]:
 def _read_defaults(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the fields of the architecture that a reader takes for a file with these arrays."""
     for reader in FORMATS.values():
-        names = reader.canonical(shapes)
+        names = reader.find_canonical(shapes)
         if not names:
             continue
         canonical_shapes = {name: shapes[in_file] for name, in_file in names.items()}
-        facts = reader.facts(canonical_shapes)
+        facts = reader.find_facts(canonical_shapes)
         return collect_fields(facts)
     raise AssertionError("no format reads this file")
 
@@ -432,7 +434,7 @@ def save(
     """Write weights, and describe the use of every array.
 
     Args:
-      weights: of any network that the format can hold.
+      weights: weights of a network that the format can hold.
       destination: a .npz or .safetensors file, or a folder.
       to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the
         network's family, a folder is ours. A .safetensors file, and a folder for a library, need

@@ -17,7 +17,7 @@ from vit_jax.storage.files import read_json
 from vit_jax.weights import architectures
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
 from vit_jax.weights.formats.stored import naming, shown
-from vit_jax.weights.published import licence_of
+from vit_jax.weights.published import find_licence
 from vit_jax.weights.typed_values import (
     read_class_names,
     read_count,
@@ -76,7 +76,7 @@ _SHORT_SIDE_PROCESSORS = ("CLIP", "Bit")
 MULTI_LABEL = "multi_label_classification"
 SINGLE_LABEL = "single_label_classification"
 Prepared = tuple[dict[str, object] | None, tuple[str, ...]]
-"""Preprocessing as our checkpoints have it, and notes."""
+"""Preprocessing in the form of our checkpoints, and notes."""
 # Fields of Hugging Face. Arrays tell whether there are biases, but a value of another type is a
 # mistake.
 _CHECKED_FLAGS = ("attention_bias", "mlp_bias", "qkv_bias")
@@ -88,10 +88,12 @@ class Sidecar(NamedTuple):
     # Fields of the architecture, and those that the file decides, to compare.
     fields: Mapping[str, object] = {}
     class_names: tuple[str, ...] | None = None  # in the order of the logits
-    preprocessing: Mapping[str, object] | None = None  # as our checkpoints have it
+    preprocessing: Mapping[str, object] | None = None  # in the form of our checkpoints
     notes: tuple[str, ...] = ()  # sentences for the report
-    normalisation: Normalisation = OURS  # of the pixels that the file's parameters take
-    licence: str = ""  # of the family that the configuration names
+    normalisation: Normalisation = (
+        OURS  # normalisation of the pixels that the file's parameters take
+    )
+    licence: str = ""  # licence of the family that the configuration names
     is_multilabel: bool = False  # images may have several labels: sigmoid instead of softmax
 
 
@@ -108,7 +110,7 @@ def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidec
     if not config:
         if architecture is None:
             return Sidecar()
-        return name_sidecar(architecture)
+        return build_sidecar(architecture)
 
     is_timm = "pretrained_cfg" in config or "architecture" in config
     if architecture is not None:
@@ -124,24 +126,24 @@ def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidec
         sidecar = _from_huggingface(config)
     with naming(str(folder / PREPROCESSOR)):
         tower = {**config, **read_object(config, "vision_config")}
-        preprocessing, notes = of_huggingface(tower, processor)
+        preprocessing, notes = read_huggingface_preparation(tower, processor)
         normalisation = _read_normalisation(processor, "image_mean", "image_std")
     return sidecar._replace(preprocessing=preprocessing, notes=notes, normalisation=normalisation)
 
 
-def name_sidecar(architecture: str) -> Sidecar:
+def build_sidecar(architecture: str) -> Sidecar:
     """Return the facts that the name of a network states, for weights without a configuration."""
     note = (
         "WARNING: there is no config.json, so pixels in [-1, 1] are assumed, which other families "
         "do not have. Give the folder with both files."
     )
-    if architecture in architectures.model_types():
-        fields = architectures.huggingface_fields(architecture, {})
+    if architecture in architectures.list_model_types():
+        fields = architectures.find_huggingface_fields(architecture, {})
         return Sidecar(fields, notes=(note,))
 
-    current_name = architectures.current_name(architecture)
-    fields = architectures.timm_fields(current_name, {})
-    return Sidecar(fields, notes=(note,), licence=licence_of(architecture))
+    current_name = architectures.find_current_name(architecture)
+    fields = architectures.find_timm_fields(current_name, {})
+    return Sidecar(fields, notes=(note,), licence=find_licence(architecture))
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -158,7 +160,7 @@ def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
     model_type = read_string(config, "model_type")
     # A model with a text tower has another object for the network of images.
     config = {**config, **read_object(config, "vision_config")}
-    named = architectures.huggingface_fields(model_type, config)
+    named = architectures.find_huggingface_fields(model_type, config)
     require_three_channels("num_channels", config.get("num_channels"))
     for flag in _CHECKED_FLAGS:
         read_flag(config, flag)
@@ -187,7 +189,7 @@ def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
     return Sidecar(
         fields=_select_known(fields),
         class_names=_select_given_names(labels),
-        licence=licence_of(model_type or ""),
+        licence=find_licence(model_type or ""),
         is_multilabel=read_problem_type(config),
     )
 
@@ -216,8 +218,8 @@ def _from_timm(config: Mapping[str, object]) -> Sidecar:
     arguments = read_object(config, "model_args")
 
     stated_name = read_string(config, "architecture") or ""
-    name = architectures.current_name(stated_name)
-    named = architectures.timm_fields(name, arguments)
+    name = architectures.find_current_name(stated_name)
+    named = architectures.find_timm_fields(name, arguments)
     family = architectures.require_compared(name)
     require_three_channels("in_chans", arguments.get("in_chans"))
 
@@ -239,7 +241,7 @@ def _from_timm(config: Mapping[str, object]) -> Sidecar:
     for ours, theirs in TIMM_SIZES.items():
         fields[ours] = read_count(arguments, theirs)
 
-    preprocessing, notes = of_timm(pretrained, size)
+    preprocessing, notes = read_timm_preparation(pretrained, size)
     if family.note:
         notes = (*notes, family.note)
     labelled = pretrained
@@ -252,13 +254,13 @@ def _from_timm(config: Mapping[str, object]) -> Sidecar:
         preprocessing=preprocessing,
         notes=notes,
         normalisation=_read_normalisation(pretrained, "mean", "std"),
-        licence=licence_of(f"{name}.{pretrained.get('tag', '')}"),
+        licence=find_licence(f"{name}.{pretrained.get('tag', '')}"),
         is_multilabel=read_problem_type(config),
     )
 
 
 def _read_pool(values: Mapping[str, object]) -> str | None:
-    """Return our pooling for timm's; None where it is not stated, or the weights give all tokens."""
+    """Return our pooling for timm's; None if it is not stated, or the weights give all tokens."""
     pool = read_string(values, "global_pool")
     if not pool:
         return None
@@ -284,7 +286,7 @@ def _multiply(width: int | None, ratio: float | None) -> int | None:
     """Return the product rounded down, as timm does; a ratio is written with rounding errors."""
     if width is None or ratio is None:
         return None
-    with contextlib.suppress(OverflowError, ValueError):  # of numbers that are not finite
+    with contextlib.suppress(OverflowError, ValueError):  # numbers that are not finite
         return int(width * ratio + 1e-6)
     return None
 
@@ -315,15 +317,17 @@ def _select_given_names(labels: tuple[str, ...] | None) -> tuple[str, ...] | Non
     return labels
 
 
-# How images are prepared: resized directly, or the middle cropped; pixels in [-1, 1].
+# Preparation of images: resized directly, or the middle cropped; pixels in [-1, 1].
 
 
-def of_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Prepared:
+def read_huggingface_preparation(
+    config: Mapping[str, object], processor: Mapping[str, object]
+) -> Prepared:
     """Return the preparation that `preprocessor_config.json` states.
 
     It is to its image size, or to the one of `config.json`.
     """
-    if not processor:  # the network takes images of some size; how they are resized is not stated
+    if not processor:  # no file states the resizing
         return None, ()
 
     size, edge = _read_resizing(config, processor)
@@ -370,7 +374,7 @@ def _describe_crop(
 def _read_resizing(
     config: Mapping[str, object], processor: Mapping[str, object]
 ) -> tuple[tuple[int, int] | None, int | None]:
-    """Return the size of both sides or the short side, to which images are resized before a crop."""
+    """Return the size of both sides or of the short side after resizing, before a crop."""
     stated = processor.get("size")
     size = read_size(processor, "size")
     kind = read_string(processor, "image_processor_type")
@@ -386,7 +390,7 @@ def _read_resizing(
 
 
 def _find_fraction(crop: int, edge: int) -> float:
-    """Return the fraction of the short side that a crop keeps, so that no pixel is lost by rounding."""
+    """Return the fraction of the short side that a crop keeps; rounding loses no pixel."""
     fraction = crop / edge
     if crop / fraction < edge:
         return math.nextafter(fraction, 0.0)
@@ -403,7 +407,9 @@ def _read_resampling(processor: Mapping[str, object]) -> str:
     return _RESAMPLING[number]
 
 
-def of_timm(pretrained: Mapping[str, object], size: tuple[int, int] | None) -> Prepared:
+def read_timm_preparation(
+    pretrained: Mapping[str, object], size: tuple[int, int] | None
+) -> Prepared:
     """Return the preparation that timm's `pretrained_cfg` states."""
     crop = read_positive(pretrained, "crop_pct")
     mode = read_string(pretrained, "crop_mode") or "center"
@@ -429,7 +435,7 @@ def _add_interpolation(
     values: Mapping[str, object],
     names: tuple[str, ...],
 ) -> Prepared:
-    """Add the interpolation, or the closest of ours and a note.
+    """Add the interpolation, or our closest one and a note.
 
     Without a preparation, the note has the stated values.
     """
@@ -486,4 +492,4 @@ def _read_normalisation(values: Mapping[str, object], mean: str, std: str) -> No
 
     if abs(step * 255 - 1) < 1e-3:
         return stated
-    return stated.scaled(1 / (255 * step))
+    return stated.scale(1 / (255 * step))

@@ -11,7 +11,7 @@ from vit_jax.weights import families, load_weights
 from vit_jax.weights.architectures import find_unsupported, is_known
 from vit_jax.weights.formats import open_arrays, write_safetensors
 from vit_jax.weights.names import require_writable
-from vit_jax.weights.published import licence_of, list_releases, published_addresses
+from vit_jax.weights.published import find_licence, list_addresses, list_releases
 from vit_jax.weights.saving import save_weights
 
 MODULE = """
@@ -70,7 +70,7 @@ def acme(tmp_path, monkeypatch):
 
 def test_its_names_are_unknown_without_the_module():
     assert not is_known("vit_acme_patch4")
-    assert licence_of("acme/acme-s") == ""
+    assert find_licence("acme/acme-s") == ""
     with pytest.raises(ValueError, match="The format huggingface cannot hold"):
         require_writable("huggingface", dataclasses.replace(A, registers=3))
 
@@ -79,9 +79,9 @@ def test_its_names_and_releases_are_known(acme):
     assert is_known("vit_acme_patch4.tag")
     assert is_known("acme")
     assert find_unsupported("vit_acmex_4") == "Acme X is not supported: it has a part of its own"
-    assert licence_of("acme/acme-s") == "mit"
+    assert find_licence("acme/acme-s") == "mit"
     assert list_releases()[-1].name == "Acme"
-    assert published_addresses()["ViT-Acme/4"] == ("hf://acme/acme-s",)
+    assert list_addresses()["ViT-Acme/4"] == ("hf://acme/acme-s",)
 
 
 def test_a_file_of_its_authors_is_read_with_timm_s_configuration(acme, tmp_path):

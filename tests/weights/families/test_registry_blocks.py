@@ -9,7 +9,7 @@ from tests.weights.reference.compare_registry import (
     models_blocks,
     replace_block,
 )
-from vit_jax.weights.architectures import compared_models, deprecated_names
+from vit_jax.weights.architectures import list_deprecated_names, list_models
 from vit_jax.weights.families import NAMES, load_families
 
 
@@ -22,8 +22,8 @@ def test_each_model_is_in_the_family_that_its_name_gives():
 @pytest.mark.parametrize(
     ("constant", "blocks"),
     [
-        ("_MODELS", models_blocks(compared_models())),
-        ("_DEPRECATED", deprecated_blocks(deprecated_names())),
+        ("_MODELS", models_blocks(list_models())),
+        ("_DEPRECATED", deprecated_blocks(list_deprecated_names())),
     ],
 )
 def test_writing_the_same_names_again_changes_no_module(constant, blocks):

@@ -17,7 +17,7 @@ import pytest
 
 from tests.weights.formats.samples import METADATA, a_few, archive, npy, numbers, read_all, same
 from vit_jax.weights.formats import open_arrays, write_safetensors
-from vit_jax.weights.formats.metadata import to_comment
+from vit_jax.weights.formats.metadata import encode_comment
 from vit_jax.weights.formats.stored import BFLOAT16
 
 NUM_CASES = 300
@@ -92,7 +92,7 @@ def damage(rng, content):
 def test_damaged_archives(tmp_path, method, seed):
     path = tmp_path / "x.npz"
     members = [(f"{name}.npy", numbers(array)) for name, array in a_few().items()]
-    content = archive(members, method, to_comment(METADATA))
+    content = archive(members, method, encode_comment(METADATA))
     end = content.rindex(b"PK\x05\x06")
     marker = content[end + 22 : content.index(b"\n", end) + 1]
     rng = random.Random(seed)

@@ -302,7 +302,7 @@ def test_a_bomb_in_the_comment_is_not_unpacked():
 
     try:
         with pytest.raises(ValueError, match="more than 4,194,304 characters"):
-            metadata_texts.from_comment(bomb)
+            metadata_texts.decode_comment(bomb)
 
         assert tracemalloc.get_traced_memory()[1] < 4 * metadata_texts.MAX_TEXT_CHARACTERS
     finally:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.weights.names.entry import STACKED, Entry, Rule, make_entries
-from vit_jax.weights.names.ours import stacked_name, unstack
+from vit_jax.weights.names.ours import find_stacked_name, unstack
 
 
 def numbers(*shape):
@@ -103,4 +103,7 @@ def test_layers_are_numbered_and_in_their_places():
     assert apart["stem/stage2/unit2/conv1/kernel"] == 0
     assert apart["stem/stage2/unit3/conv1/kernel"] == 1
     assert apart["encoder/norm/scale"] == 1
-    assert stacked_name("stem/stage2/unit3/conv1/kernel") == ("stem/stage2/rest/conv1/kernel", 1)
+    assert find_stacked_name("stem/stage2/unit3/conv1/kernel") == (
+        "stem/stage2/rest/conv1/kernel",
+        1,
+    )

@@ -44,7 +44,7 @@ def published(name, image_size=(224, 224), **options):
 
 
 def shapes(a, format_name):
-    return {entry.name: entry.shape for entry in FORMATS[format_name].entries(a)}
+    return {entry.name: entry.shape for entry in FORMATS[format_name].make_entries(a)}
 
 
 def test_the_released_vit():
@@ -147,7 +147,7 @@ def test_big_transfer():
 def test_a_format_tells_the_network_back(name, network):
     a = NETWORKS[network]
     names = shapes(a, name)
-    canonical = FORMATS[name].canonical(names)
+    canonical = FORMATS[name].find_canonical(names)
 
     assert set(canonical.values()) == names.keys()  # all but the prefix of a class of transformers
     assert name == "huggingface" or canonical.keys() == names.keys()
@@ -155,12 +155,12 @@ def test_a_format_tells_the_network_back(name, network):
     others = [
         other
         for other, format_ in FORMATS.items()
-        if other != name and format_.canonical(names) is not None
+        if other != name and format_.find_canonical(names) is not None
     ]
 
     assert others == []
 
-    facts = FORMATS[name].facts({own: names[array] for own, array in canonical.items()})
+    facts = FORMATS[name].find_facts({own: names[array] for own, array in canonical.items()})
     for field in (
         "family",
         "patch_size",

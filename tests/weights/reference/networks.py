@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights.names import stacked_shapes
+from vit_jax.weights.names import list_shapes
 
 SIZES = {"width": 48, "depth": 3, "mlp_dim": 96, "num_heads": 4}
 VIT = Architecture(
@@ -83,7 +83,7 @@ NUM_IMAGES = 3
 
 def parameters(a: Architecture) -> dict[str, np.ndarray]:
     """Float32 parameters of sensible size, none of them zero; a function of names and shapes alone."""
-    return {name: _values(name, shape) for name, shape in stacked_shapes(a).items()}
+    return {name: _values(name, shape) for name, shape in list_shapes(a).items()}
 
 
 def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:

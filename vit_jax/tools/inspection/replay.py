@@ -43,7 +43,7 @@ from vit_jax.train.start import given_state, restore
 from vit_jax.train.starting_weights import adapt
 from vit_jax.train.state import TrainState, items_of
 from vit_jax.train.step_compiler import Leaves
-from vit_jax.weights.description import stored_architecture
+from vit_jax.weights.description import parse_architecture
 
 FOLDER = "replay"
 """Sub-folder of a workdir, with one folder for each replayed step."""
@@ -218,7 +218,7 @@ def open_checkpoint(
       DamagedCheckpoint: files of the checkpoint are damaged.
     """
     stored = reader.metadata(saved_step)
-    assembly = _assemble(config, stored_architecture(stored), data)
+    assembly = _assemble(config, parse_architecture(stored), data)
     metadata = overview.checkpoint_metadata(assembly, data, None)
     return OpenRun(
         assembly=assembly,

@@ -11,7 +11,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.sizes import RESNET_UNITS
 from vit_jax.weights.family import Family, TimmBody, expand_all, read_deprecated, read_models
 from vit_jax.weights.names.entry import Rule, invert
-from vit_jax.weights.names.facts import Facts, classes_of, counts, shape_of
+from vit_jax.weights.names.facts import Facts, count_classes, count_units, read_shape
 from vit_jax.weights.names.format import Format
 from vit_jax.weights.names.ours import Shape
 
@@ -101,24 +101,26 @@ def find_facts(shapes: Mapping[str, Shape]) -> Facts:
     """Return the facts of a file, without an image size: a ResNet takes any.
 
     Raises:
-      ValueError: as for `shape_of`.
+      ValueError: an array is missing, or has a wrong shape.
     """
     return Facts(
         family="resnet",
-        width=shape_of(shapes, "resnet/group_norm/gamma", 1)[0],
-        units=counts(shapes, r"resnet/block(\d+)/unit(\d+)/"),
-        root_channels=shape_of(shapes, _ROOT, 4)[-1],
+        width=read_shape(shapes, "resnet/group_norm/gamma", 1)[0],
+        units=count_units(shapes, r"resnet/block(\d+)/unit(\d+)/"),
+        root_channels=read_shape(shapes, _ROOT, 4)[-1],
         pool="gap",
-        num_classes=classes_of(shapes, "resnet/head/conv2d/kernel", -1, "resnet/head/conv2d/bias"),
+        num_classes=count_classes(
+            shapes, "resnet/head/conv2d/kernel", -1, "resnet/head/conv2d/bias"
+        ),
         defaults={"residual_unit": "preactivation"},
     )
 
 
 _FORMAT = Format(
     suffix=".npz",
-    canonical=find_canonical,
-    facts=find_facts,
-    rules=make_rules,
+    find_canonical=find_canonical,
+    find_facts=find_facts,
+    make_rules=make_rules,
     families=("resnet",),
     other_families="it holds ResNets only; a ViT or a hybrid goes to released or timm",
 )

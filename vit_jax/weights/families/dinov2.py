@@ -69,7 +69,10 @@ _HUGGINGFACE_NAMES = HuggingFaceNames(
 
 
 def find_whole_ratio(a: Architecture) -> int | None:
-    """Return the number from which transformers' DINOv2 computes the width of the MLP; None if none does."""
+    """Return the ratio from which transformers' DINOv2 computes the width of the MLP.
+
+    It is None if no whole number gives this width.
+    """
     for ratio in range(1, 17):
         mlp_dim = a.width * ratio
         if a.mlp == "swiglu":
@@ -80,7 +83,9 @@ def find_whole_ratio(a: Architecture) -> int | None:
 
 
 def _holds_pool(a: Architecture) -> bool:
-    return a.pool == "token_gap" if a.num_classes else a.pool in READER_POOLS
+    if a.num_classes:
+        return a.pool == "token_gap"
+    return a.pool in READER_POOLS
 
 
 def _state_sizes(a: Architecture) -> dict[str, object]:
@@ -154,7 +159,7 @@ FAMILY = Family(
                 "hf://timm/vit_base_patch14_reg4_dinov2.lvd142m",
             ),
             pattern="dinov2-with-registers|reg4_dinov2|^dinov2_with_registers$",
-            use="as DINOv2, with cleaner attention pictures",
+            use="as DINOv2, with cleaner attention maps",
             licence="apache-2.0",
             pixels="short side 256 bicubic, middle 224",
             accuracy="k-NN S 79.1, B 82.0, L 83.8, g 83.7; linear S 80.9, B 84.6, L 86.7, g 87.1",

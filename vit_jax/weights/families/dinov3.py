@@ -99,7 +99,7 @@ class MaskedKeyBias(Packing):
         return Unpacked(parameters)
 
 
-_FIELDS = {"rope": "centred", "layer_norm_epsilon": 1e-5}  # of timm's models
+_FIELDS = {"rope": "centred", "layer_norm_epsilon": 1e-5}  # facts of timm's models
 _HELD: Held = {
     "rope": ("centred",),
     "position_embedding": ("none",),

@@ -18,8 +18,8 @@ from vit_jax.weights.library_models import (
     hold_any,
 )
 from vit_jax.weights.names import timm
-from vit_jax.weights.names.entry import Entry, Rule, with_shape
-from vit_jax.weights.names.facts import Facts, shape_of
+from vit_jax.weights.names.entry import Entry, Rule, replace_shape
+from vit_jax.weights.names.facts import Facts, read_shape
 from vit_jax.weights.names.original_names import OriginalNames
 from vit_jax.weights.packing import Packing, Parameters, Shapes, Unpacked
 from vit_jax.weights.position_resize import crop_square
@@ -59,8 +59,8 @@ _NORMALISATION = (
 class RadioTokens(Packing):
     """All prefix tokens in one array, positions of a large square, and the normalisation of pixels.
 
-    The output of the network is a choice of its class tokens, which become the class tokens of
-    ours; the others are registers. Prefix tokens have no positions, so their order changes nothing.
+    The output of the network is a choice of its prefix tokens, which become our class tokens; the
+    others are registers. Prefix tokens have no positions, so their order changes nothing.
     """
 
     note = (
@@ -82,7 +82,7 @@ class RadioTokens(Packing):
 
         It is one if the file states no choice.
         """
-        num_tokens, _ = shape_of(shapes, "cls_token", 2)
+        num_tokens, _ = read_shape(shapes, "cls_token", 2)
         num_chosen = 1
         if _CHOICE in arrays and len(arrays[_CHOICE].shape) == 1:
             num_chosen = arrays[_CHOICE].shape[0]
@@ -103,7 +103,7 @@ class RadioTokens(Packing):
 
     def adapt_entries(self, entries: Sequence[Entry], a: Architecture) -> list[Entry]:
         """Return the arrays with all prefix tokens in that of the class token."""
-        return with_shape(entries, "class_token", (1, a.prefix_length, a.width))
+        return replace_shape(entries, "class_token", (1, a.prefix_length, a.width))
 
     def unpack(self, parts: Parameters, file: ArrayFile, a: Architecture) -> Unpacked:
         """Return our tokens and positions, and the normalisation that the file has, if any.

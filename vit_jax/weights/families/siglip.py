@@ -70,7 +70,7 @@ FAMILY = Family(
     registry_rows={
         "SigLIP, SigLIP 2": r"vit_\w+_siglip",
     },
-    named_fields={"_siglip_": {"gelu": "tanh"}},  # as in the authors' code
+    named_fields={"_siglip_": {"gelu": "tanh"}},  # the form in the authors' code
     note=_NOTE,
     model_types={"siglip": {}, "siglip_vision_model": {}},
     transformers_models=(_TRANSFORMERS_MODEL,),

@@ -23,7 +23,7 @@ from vit_jax.weights.library_models import (
     TransformersModel,
 )
 from vit_jax.weights.names.entry import STACKED, Rule
-from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_of
+from vit_jax.weights.names.facts import Facts, count_classes, count_units, count_values, read_shape
 from vit_jax.weights.names.format import Format
 from vit_jax.weights.names.huggingface_names import ATTENTION, CLASSIC, TOKENS, HuggingFaceNames
 from vit_jax.weights.names.ours import Shape
@@ -280,29 +280,29 @@ def find_facts(shapes: Mapping[str, Shape]) -> Facts:
     """Return the facts of a file.
 
     Raises:
-      ValueError: as for `shape_of`.
+      ValueError: an array is missing, or has a wrong shape.
     """
     style = read_style(shapes)
-    patch_height, patch_width, _, width = shape_of(shapes, "embedding/kernel", 4)
+    patch_height, patch_width, _, width = read_shape(shapes, "embedding/kernel", 4)
 
     layer_axes = int(style.is_stacked)
     query_kernel = f"{style.block}/{style.attention}/query/kernel"
-    query_shape = shape_of(shapes, query_kernel, 3 + layer_axes)
+    query_shape = read_shape(shapes, query_kernel, 3 + layer_axes)
     expand_kernel = f"{style.block}/{style.mlp}/Dense_0/kernel"
-    expand_shape = shape_of(shapes, expand_kernel, 2 + layer_axes)
+    expand_shape = read_shape(shapes, expand_kernel, 2 + layer_axes)
     depth = query_shape[0]
     if not style.is_stacked:
-        depth = count(shapes, r"Transformer/encoderblock_(\d+)/")
+        depth = count_values(shapes, r"Transformer/encoderblock_(\d+)/")
 
     family = "vit"
     root_channels = 64
     if "conv_root/kernel" in shapes:
         family = "hybrid"
-        root_channels = shape_of(shapes, "conv_root/kernel", 4)[-1]
+        root_channels = read_shape(shapes, "conv_root/kernel", 4)[-1]
 
     position_rows = None
     if style.positions in shapes:
-        _, position_rows, _ = shape_of(shapes, style.positions, 3)
+        _, position_rows, _ = read_shape(shapes, style.positions, 3)
 
     pool = _find_pool(shapes)
     has_class_token = pool == "token"
@@ -314,11 +314,11 @@ def find_facts(shapes: Mapping[str, Shape]) -> Facts:
         depth=depth,
         mlp_dim=expand_shape[-1],
         num_heads=query_shape[-2],
-        units=counts(shapes, r"block(\d+)/unit(\d+)/"),
+        units=count_units(shapes, r"block(\d+)/unit(\d+)/"),
         root_channels=root_channels,
         pool=pool,
         head="mlp" if has_hidden_layer else "linear",
-        num_classes=classes_of(shapes, "head/kernel", -1, "head/bias"),
+        num_classes=count_classes(shapes, "head/kernel", -1, "head/bias"),
         position_rows=position_rows,
         prefix_rows=_list_prefix_rows(style, has_class_token),
         defaults={"gelu": "tanh", "layer_norm_epsilon": 1e-6},
@@ -360,9 +360,9 @@ def _holds_hidden_layer(a: Architecture) -> bool:
 
 _FORMAT = Format(
     suffix=".npz",
-    canonical=find_canonical,
-    facts=find_facts,
-    rules=make_rules,
+    find_canonical=find_canonical,
+    find_facts=find_facts,
+    make_rules=make_rules,
     families=("vit", "hybrid"),
     other_families="it holds ViTs and hybrids; a ResNet goes to bit or timm",
     holds_hidden_layer=_holds_hidden_layer,

@@ -49,7 +49,7 @@ def decode(text: str) -> dict[str, object]:
     return value
 
 
-def to_comment(metadata: Mapping[str, object]) -> bytes:
+def encode_comment(metadata: Mapping[str, object]) -> bytes:
     """Return the comment of an archive that carries the metadata, empty for none.
 
     Raises:
@@ -78,8 +78,8 @@ def _mark(packing: bytes, content: bytes) -> bytes:
     return b"vit_jax metadata %s %08x\n%s" % (packing, zlib.crc32(content), content)
 
 
-def from_comment(comment: bytes) -> dict[str, object]:
-    """Return the inverse of `to_comment`, empty for any other comment.
+def decode_comment(comment: bytes) -> dict[str, object]:
+    """Return the inverse of `encode_comment`, empty for any other comment.
 
     Raises:
       ValueError: it is damaged.

@@ -1,4 +1,4 @@
-"""`.npz` files: a ZIP archive with one `.npy` member for each array; metadata is the archive's comment.
+"""`.npz` files: a ZIP archive with a `.npy` member for each array, and metadata as its comment.
 
 NumPy reads and writes the arrays. Before it does, the directory of the archive and the header of
 every array are compared with the size of the file, so that neither can claim memory; nothing is
@@ -34,7 +34,7 @@ _RATIOS = {
     zipfile.ZIP_STORED: 1,
     zipfile.ZIP_DEFLATED: 1032,
 }
-MAX_HEADER_BYTES = 10_000  # NumPy's own limit
+MAX_HEADER_BYTES = 10_000  # the limit of NumPy
 # zipfile reads the directory as a whole, 30,000 entries a second.
 MAX_DIRECTORY_BYTES = 256 * stored.MAX_ARRAYS
 _SUFFIX = ".npy"
@@ -68,7 +68,7 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
     def read(name: str) -> np.ndarray:
         return _read_array(archive, name, arrays[name])
 
-    metadata = metadata_texts.from_comment(archive.comment)
+    metadata = metadata_texts.decode_comment(archive.comment)
     return ArrayFile(path, arrays, metadata, read)
 
 
@@ -122,7 +122,7 @@ def write_npz(
         write it.
     """
     with naming(str(path)):
-        comment = metadata_texts.to_comment(metadata or {})
+        comment = metadata_texts.encode_comment(metadata or {})
         ordered = stored.to_stored(arrays)
     with open_atomically(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.comment = comment
@@ -180,7 +180,7 @@ def _check_sizes(member: zipfile.ZipInfo) -> None:
 
 
 def _find_end(member: zipfile.ZipInfo, file: BinaryIO) -> int:
-    """Return the byte after a member, whose local header states two lengths of its own."""
+    """Return the byte after a member, by the lengths that its local header states."""
     start = member.header_offset
     file.seek(start + _LOCAL_HEADER_BYTES - 4)
     name_bytes, extra_bytes = struct.unpack("<2H", file.read(4))

@@ -29,7 +29,7 @@ from vit_jax.weights.formats.stored import (
     shown,
 )
 
-_LENGTH = struct.Struct("<Q")  # of the header, which follows
+_LENGTH = struct.Struct("<Q")  # bytes of the header, which follows
 _METADATA = "__metadata__"
 _OURS = "vit_jax"
 _DIGESTS = "vit_jax_sha256"

@@ -11,15 +11,15 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.network_options import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.families import load_families
 from vit_jax.weights.names import huggingface, timm
-from vit_jax.weights.names.entry import Entry, with_shape
+from vit_jax.weights.names.entry import Entry, replace_shape
 from vit_jax.weights.names.facts import Facts
 from vit_jax.weights.names.format import Format
 from vit_jax.weights.names.ours import (
     HEAD_BIAS,
     HEAD_KERNEL,
     Shape,
+    list_shapes,
     stack,
-    stacked_shapes,
     unstack,
 )
 from vit_jax.weights.names.wrappers import find_wrapping
@@ -34,12 +34,12 @@ __all__ = [
     "Shape",
     "find_wrapping",
     "is_network",
+    "list_shapes",
+    "replace_shape",
     "require_standard",
     "require_writable",
     "stack",
-    "stacked_shapes",
     "unstack",
-    "with_shape",
 ]
 
 _TABULAR = set(get_args(PositionEmbedding)) - {"relative"}
@@ -78,7 +78,7 @@ def is_network(names: Iterable[str]) -> bool:
 
 def _is_in_format(names: set[str], format_: Format) -> bool:
     try:
-        return format_.canonical(names) is not None
+        return format_.find_canonical(names) is not None
     except ValueError:
         return True
 

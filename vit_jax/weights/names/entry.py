@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.weights.names.ours import Shape, stacked_name
+from vit_jax.weights.names.ours import Shape, find_stacked_name
 
 QKV = ("query", "key", "value")
-STACKED = "stacked"  # a layout: all layers in one array, on a new leading axis
+STACKED = "stacked"
+"""A layout: all layers in one array, on a new leading axis."""
 
 
 class Rule(NamedTuple):
@@ -101,7 +102,7 @@ class Entry:
         elif self._piece() != self.parameter_shape:
             words.append("reshaped")
 
-        _, layer = stacked_name(self.ours[0])
+        _, layer = find_stacked_name(self.ours[0])
         if layer is not None:
             words.append("stacked" if reading else "unstacked")
         return ", ".join(words) or "copied"
@@ -116,8 +117,8 @@ class Entry:
         return tuple(piece)
 
 
-def with_shape(entries: Sequence[Entry], name: str, shape: Shape) -> list[Entry]:
-    """Return the entries with another shape of one parameter, which has an array of its own."""
+def replace_shape(entries: Sequence[Entry], name: str, shape: Shape) -> list[Entry]:
+    """Return the entries with another shape of one parameter, whose array holds no other."""
     changed = []
     for entry in entries:
         if entry.ours == (name,):
@@ -142,9 +143,9 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
             continue
 
         rule = _find_rule(rules, name)
-        foreign = name_of(rules, name)
+        foreign = find_name(rules, name)
         if rule is None or not foreign:
-            stacked, _ = stacked_name(name)
+            stacked, _ = find_stacked_name(name)
             nameless.append(stacked)
             continue
 
@@ -175,7 +176,7 @@ def _find_rule(rules: Sequence[Rule], ours: str) -> Rule | None:
     return None
 
 
-def name_of(rules: Sequence[Rule], ours: str) -> str:
+def find_name(rules: Sequence[Rule], ours: str) -> str:
     """Return the name of a parameter by the first rule that matches; "" if there is none.
 
     `ours` is its name with layers taken apart.
@@ -235,7 +236,7 @@ _PYTORCH = {
 }
 
 
-def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) -> list[Rule]:
+def make_pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) -> list[Rule]:
     """Return rules for layers in PyTorch's layouts, by pattern and name as in `Rule`.
 
     Layers of one name are joined.
@@ -276,7 +277,7 @@ def _make_suffixed(
     return make_name(match) + suffix
 
 
-def transformer_rules(
+def make_transformer_rules(
     block: str,
     layers: Mapping[str, str],
     arrays: Mapping[str, str],
@@ -303,7 +304,7 @@ def transformer_rules(
     complete_layers = {}
     for ours, theirs in layers.items():
         complete_layers[_complete_pattern(ours)] = complete_name(theirs)
-    return rules + pytorch_rules(complete_layers)
+    return rules + make_pytorch_rules(complete_layers)
 
 
 def _complete_pattern(name: str) -> str:
@@ -314,7 +315,11 @@ def _complete_pattern(name: str) -> str:
 
 
 def invert(names: Mapping[str, str]) -> dict[str, str]:
-    """Return a dictionary from values to keys; ValueError if two keys have the same value."""
+    """Return a dictionary from values to keys.
+
+    Raises:
+      ValueError: two keys have the same value.
+    """
     inverse: dict[str, str] = {}
     for key, value in names.items():
         if value in inverse:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vit_jax.weights.names.entry import Rule, name_of
+from vit_jax.weights.names.entry import Rule, find_name
 from vit_jax.weights.names.ours import Shape
 
 
@@ -24,7 +24,7 @@ class Facts:
         epsilons.
       modern_options: fields of the architecture that the arrays decide: registers, biases, norms.
       needs_rope: the network has rotary positions, whose form is not in the file.
-      absent: parameters of ours that are zeros and not in the file.
+      absent: our parameters that are zeros and not in the file.
     """
 
     family: str = "vit"
@@ -54,7 +54,7 @@ class Facts:
         return int(class_tokens + registers)
 
 
-def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
+def read_shape(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
     """Return the shape of an array.
 
     Raises:
@@ -70,23 +70,23 @@ def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
     return shape
 
 
-def classes_of(
+def count_classes(
     shapes: Mapping[str, Shape],
     kernel: str,
     axis: int,
     bias: str,
 ) -> int:
-    """Return the number of classes, from the first or last axis of the head's kernel; 0 without a head.
+    """Return the number of classes, from an axis of the head's kernel; 0 without a head.
 
-    The bias states it too, so that a kernel under another name is reported as missing.
+    The bias is read too, so that a kernel under another name is reported as missing.
     """
     kernel_shape = shapes.get(kernel) or (0,)
     bias_shape = shapes.get(bias) or (0,)
     return kernel_shape[axis] or bias_shape[0]
 
 
-def count(names: Iterable[str], pattern: str) -> int:
-    """Return how many values the group of `pattern` has at the beginning of names.
+def count_values(names: Iterable[str], pattern: str) -> int:
+    """Return the number of values that the group of `pattern` has at the beginning of names.
 
     Gaps are reported later, by name.
     """
@@ -97,11 +97,8 @@ def count(names: Iterable[str], pattern: str) -> int:
     return len(values)
 
 
-def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
-    """Return how many values the second group has for each number of the first.
-
-    They are the units of every stage.
-    """
+def count_units(names: Iterable[str], pattern: str) -> tuple[int, ...]:
+    """Return the number of units of every stage, from a pattern with groups of stage and unit."""
     units: dict[str, set[str]] = {}
     for name in names:
         if match := re.match(pattern, name):
@@ -124,7 +121,7 @@ class Parts:
 
     def name(self, ours: str) -> str:
         """Return the file's name of a parameter; "" if it has none."""
-        return name_of(self.rules, ours)
+        return find_name(self.rules, ours)
 
     def find(self, ours: str) -> Shape | None:
         """Return the shape of a parameter; None if it is absent."""
@@ -161,7 +158,7 @@ class Parts:
         first_norm = self.name(f"{_BLOCK}/attention_norm/scale")
         beginning, _, _ = first_norm.partition("0")
         start = re.escape(beginning)
-        return count(self.shapes, start + r"(\d+)\.")
+        return count_values(self.shapes, start + r"(\d+)\.")
 
     def find_pool(self) -> str:
         """Return the pooling."""
@@ -219,7 +216,7 @@ class Parts:
         }
 
 
-def vit_facts(
+def find_vit_facts(
     shapes: Mapping[str, Shape],
     rules: Sequence[Rule],
     *,
@@ -230,14 +227,16 @@ def vit_facts(
 ) -> Facts:
     """Return the facts about a ViT in PyTorch's layouts, whose names have these rules.
 
-    The number of heads is not among them. Further arguments are fields of `Facts`. ValueError as
-    for `shape_of`.
+    The number of heads is not among them. Further arguments are fields of `Facts`.
+
+    Raises:
+      ValueError: an array is missing, or has a wrong shape.
     """
     parts = Parts(shapes, rules)
     embedding = parts.name("embedding/kernel")
-    width, _, patch_height, patch_width = shape_of(shapes, embedding, 4)
+    width, _, patch_height, patch_width = read_shape(shapes, embedding, 4)
     contract = parts.name(f"{_BLOCK}/mlp/contract/kernel")
-    _, mlp_dim = shape_of(shapes, contract, 2)
+    _, mlp_dim = read_shape(shapes, contract, 2)
     return Facts(
         patch_size=(patch_height, patch_width),
         width=width,

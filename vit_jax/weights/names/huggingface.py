@@ -14,9 +14,9 @@ import numpy as np
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.families import load_families
 from vit_jax.weights.folding import Normalisation
-from vit_jax.weights.library_lookup import huggingface_model
+from vit_jax.weights.library_lookup import find_huggingface_model
 from vit_jax.weights.names.entry import Rule, invert
-from vit_jax.weights.names.facts import Facts, classes_of, vit_facts
+from vit_jax.weights.names.facts import Facts, count_classes, find_vit_facts
 from vit_jax.weights.names.format import Format
 from vit_jax.weights.names.huggingface_names import HuggingFaceNames
 from vit_jax.weights.names.ours import Shape
@@ -39,7 +39,7 @@ def find_table(canonical_names: Iterable[str]) -> HuggingFaceNames | None:
     return None
 
 
-def canonical(names: Iterable[str]) -> dict[str, str] | None:
+def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Return classic names → names in the file; None where the file is of another format.
 
     A pooler beside a classifier is ignored: the library's classifier does not see it.
@@ -82,7 +82,7 @@ def _find_pooler(table: HuggingFaceNames) -> str | None:
 def find_names(names: Iterable[str], in_file: Iterable[str]) -> dict[str, str]:
     """Return names that the library has in memory → names in a file, for those that the file has."""
     names = list(names)
-    file_names = canonical(in_file)
+    file_names = find_canonical(in_file)
     if file_names is None:
         return {}
     table = find_table(file_names)
@@ -104,7 +104,7 @@ def make_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     """Return the names of a file, or without shapes of the class for a network."""
     table = find_table(shapes)
     if table is None:
-        return huggingface_model(a).make_rules(a)
+        return find_huggingface_model(a).make_rules(a)
     return _make_file_rules(table, shapes)
 
 
@@ -117,29 +117,29 @@ def _make_file_rules(table: HuggingFaceNames, shapes: Mapping[str, Shape]) -> li
     return table.make_rules(prefix, is_packed=is_packed)
 
 
-def add_arrays(a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray]:
-    """Return arrays of the library's class that hold no parameter of ours, such as mask tokens."""
-    return huggingface_model(a).make_arrays(a, normalisation)
+def make_arrays(a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray]:
+    """Return arrays of the library's class that hold none of our parameters, such as mask tokens."""
+    return find_huggingface_model(a).make_arrays(a, normalisation)
 
 
 def find_facts(shapes: Mapping[str, Shape]) -> Facts:
     """Return the facts of a file, without the number of heads.
 
     Raises:
-      ValueError: as for `shape_of`.
+      ValueError: an array is missing, or has a wrong shape.
     """
     table = find_table(shapes)
     assert table is not None
     head = table.heads["head/linear"]
     head_kernel = f"{head}.weight"
-    num_classes = classes_of(shapes, head_kernel, 0, f"{head}.bias")
+    num_classes = count_classes(shapes, head_kernel, 0, f"{head}.bias")
     pooler = _find_pooler(table)
     has_hidden_layer = pooler is not None and f"{pooler}.weight" in shapes
     absent = frozenset[str]()
     if not table.has_head_bias:
         absent = frozenset(["head/linear/bias"])
 
-    facts = vit_facts(
+    facts = find_vit_facts(
         shapes,
         _make_file_rules(table, shapes),
         num_classes=num_classes,
@@ -161,19 +161,23 @@ def find_lacking(a: Architecture) -> dict[str, object]:
     """Return the parts of a network that the nearest class of the library does not compute."""
     if a.family != "vit":
         return a.modern_options
-    lacking = huggingface_model(a).lacking(a)
+    lacking = find_huggingface_model(a).find_lacking(a)
     lacking.pop("head", None)  # `names` has the reason for it
     return lacking
 
 
+def _holds_hidden_layer(a: Architecture) -> bool:
+    return a.num_classes == 0
+
+
 FORMAT = Format(
     suffix=".safetensors",
-    canonical=canonical,
-    facts=find_facts,
-    rules=make_rules,
-    added=add_arrays,
+    find_canonical=find_canonical,
+    find_facts=find_facts,
+    make_rules=make_rules,
+    make_arrays=make_arrays,
     find_lacking=find_lacking,
     families=("vit",),
     other_families="it holds pure ViTs only",
-    holds_hidden_layer=lambda a: a.num_classes == 0,
+    holds_hidden_layer=_holds_hidden_layer,
 )

@@ -5,7 +5,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from vit_jax.weights.names.entry import Rule, pytorch_rules, transformer_rules
+from vit_jax.weights.names.entry import Rule, make_pytorch_rules, make_transformer_rules
 from vit_jax.weights.patterns import NEVER
 
 Names = Mapping[str, str]
@@ -114,8 +114,8 @@ class HuggingFaceNames:
         layers = {"embedding": self.patches, **self.layers}
         if is_packed:
             layers |= self.packed_layers
-        network = transformer_rules(self.block, layers, self.arrays, self.layouts, prefix)
-        return [*network, *pytorch_rules(self.heads)]
+        network = make_transformer_rules(self.block, layers, self.arrays, self.layouts, prefix)
+        return [*network, *make_pytorch_rules(self.heads)]
 
     def to_classic(self, name: str, prefix: str) -> str:
         """Return the canonical name of an array whose network has this prefix in the file."""

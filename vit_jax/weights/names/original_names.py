@@ -1,4 +1,4 @@
-"""A table of names in the authors' own files of a family."""
+"""A table of names in the authors' files of a family."""
 
 import re
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ class OriginalNames(NamedTuple):
     # A name that only this family has, below the prefix; "" for files without any mark, as timm's
     # are.
     mark: str
-    renames: Mapping[str, str]  # regular expression → replacement, in this order; all matches apply
-    prefixes: tuple[str, ...] = ("",)  # of the network's names, the first of these
+    # Regular expression → replacement. All matches apply, in this order.
+    renames: Mapping[str, str]
+    prefixes: tuple[str, ...] = ("",)  # the first one that the network's names have is removed
     ignored: str = NEVER  # other names without the prefix are ignored too
 
     def rename(self, name: str) -> str:

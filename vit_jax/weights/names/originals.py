@@ -1,4 +1,4 @@
-"""Names in the authors' own files, renamed to timm's names; `families` holds them.
+"""Names in the authors' files, renamed to timm's names; `families` holds them.
 
 Layouts stay as they are in the file: `timm.Style` has them. Text towers and arrays of pre-training
 are ignored.
@@ -12,8 +12,12 @@ from vit_jax.weights.names.entry import invert
 from vit_jax.weights.names.original_names import OriginalNames
 
 
-def canonical(names: Iterable[str]) -> dict[str, str]:
-    """Return timm's names → names in the file; ValueError if two arrays get the same name."""
+def rename(names: Iterable[str]) -> dict[str, str]:
+    """Return timm's names → names in the file.
+
+    Raises:
+      ValueError: two arrays get the same name.
+    """
     names = set(names)
     original, prefix = _find_original(names)
     renamed = {}

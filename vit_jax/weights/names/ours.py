@@ -28,7 +28,7 @@ _FIRST_OR_REST = re.compile(r"((?:body|stem)/stage\d+)/(first|rest)/(.+)")
 
 
 @functools.lru_cache(maxsize=64)
-def stacked_shapes(a: Architecture) -> Mapping[str, Shape]:
+def list_shapes(a: Architecture) -> Mapping[str, Shape]:
     """Return name and shape of every parameter of the model, computing none.
 
     Raises:
@@ -45,10 +45,10 @@ def stacked_shapes(a: Architecture) -> Mapping[str, Shape]:
     return shapes
 
 
-def unstacked_shapes(a: Architecture) -> dict[str, Shape]:
+def list_unstacked_shapes(a: Architecture) -> dict[str, Shape]:
     """Return name and shape of every parameter, layers taken apart."""
     shapes = {}
-    for name, shape in stacked_shapes(a).items():
+    for name, shape in list_shapes(a).items():
         for apart, place in _list_names_apart(name, shape):
             layer_shape = shape
             if place is not None:
@@ -57,7 +57,7 @@ def unstacked_shapes(a: Architecture) -> dict[str, Shape]:
     return shapes
 
 
-def stacked_name(name: str) -> tuple[str, int | None]:
+def find_stacked_name(name: str) -> tuple[str, int | None]:
     """Return the model's name of a parameter taken apart, and its place on the layer axis.
 
     The place is None without this axis. The first unit of a stage is alone; the others are stacked,
@@ -83,7 +83,7 @@ def stack(apart: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> dict[
     """
     parameters = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     for name, array in apart.items():
-        stacked, place = stacked_name(name)
+        stacked, place = find_stacked_name(name)
         parameter = parameters[stacked]
         if place is not None:
             parameter = parameter[place]

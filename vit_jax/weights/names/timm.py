@@ -2,7 +2,7 @@
 
 They are VisionTransformer, its hybrids, Eva, and ResNetV2 as Big Transfer's.
 VisionTransformer keeps query, key and value in one array, Eva (DINOv3, EVA-02, PE) sometimes apart.
-Names in the authors' own files are renamed to these first.
+Names in the authors' files are renamed to these first.
 """
 
 import dataclasses
@@ -12,11 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.weights.library_lookup import timm_model
+from vit_jax.weights.library_lookup import find_timm_model
 from vit_jax.weights.library_models import is_eva
 from vit_jax.weights.names import originals
-from vit_jax.weights.names.entry import QKV, Rule, pytorch_rules, transformer_rules
-from vit_jax.weights.names.facts import Facts, classes_of, counts, shape_of, vit_facts
+from vit_jax.weights.names.entry import QKV, Rule, make_pytorch_rules, make_transformer_rules
+from vit_jax.weights.names.facts import (
+    Facts,
+    count_classes,
+    count_units,
+    find_vit_facts,
+    read_shape,
+)
 from vit_jax.weights.names.format import Format
 from vit_jax.weights.names.ours import Shape
 
@@ -27,13 +33,13 @@ RESNET_DEFAULTS: dict[str, Any] = {
 }
 STEM = "patch_embed.backbone"
 _PATCHES = "patch_embed.proj.weight"
-_OF_EVA = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"}
+_EVA_NAMES = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"}
 
 
 class Style(NamedTuple):
     """Names of the parts of a block in timm's classes."""
 
-    scale: str = "ls{}.gamma"  # of LayerScale
+    scale: str = "ls{}.gamma"  # name of LayerScale
     splits_qkv: bool = False  # one array each for queries, keys and values
     splits_bias: bool = False  # the same for their biases, if kernels are in one array
     splits_gate: bool = False  # one array each for the gate and the gated layer of SwiGLU
@@ -91,17 +97,17 @@ def make_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     stem_root = STEM
     if a.units:
         stem_root = f"{STEM}.stem"
-    layers = _resnet_layers("stem", stem_root, f"{STEM}.stages")
+    layers = _name_resnet_layers("stem", stem_root, f"{STEM}.stages")
     if a.residual_unit == "preactivation":
-        layers |= _resnet_layers("body", "stem", "stages")
+        layers |= _name_resnet_layers("body", "stem", "stages")
     layers["norm"] = "norm"
 
     if a.has_transformer:
         layers["head/linear"] = "head"
-        return [*make_vit_rules(style), *pytorch_rules(layers)]
+        return [*make_vit_rules(style), *make_pytorch_rules(layers)]
     layers["head/linear"] = "head.fc"
     kernel = Rule("head/linear/kernel", "head.fc.weight", "io->oi11")  # a convolution
-    return [kernel, *make_vit_rules(style), *pytorch_rules(layers)]
+    return [kernel, *make_vit_rules(style), *make_pytorch_rules(layers)]
 
 
 def make_vit_rules(style: Style) -> list[Rule]:
@@ -142,7 +148,7 @@ def make_vit_rules(style: Style) -> list[Rule]:
     if style.embeds_linearly:
         arrays["embedding/kernel"] = "patch_embed.proj.weight"
         layouts |= {"class_token": "aPD->(aP)D", "embedding/kernel": "hwCD->D(Chw)"}
-    return transformer_rules("blocks.", layers, arrays, layouts)
+    return make_transformer_rules("blocks.", layers, arrays, layouts)
 
 
 def _name_projections(style: Style) -> dict[str, str]:
@@ -170,8 +176,10 @@ def _name_pooling(style: Style) -> dict[str, str]:
     }
 
 
-def _resnet_layers(
-    ours: str, root: str, stages: str
+def _name_resnet_layers(
+    ours: str,
+    root: str,
+    stages: str,
 ) -> dict[str, str | Callable[[re.Match[str]], str]]:
     unit = rf"{ours}/stage(\d+)/unit(\d+)"
 
@@ -193,13 +201,13 @@ def _resnet_layers(
     }
 
 
-def canonical(names: Iterable[str]) -> dict[str, str] | None:
+def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Return timm's names → names in the file; None for another format.
 
     Raises:
       ValueError: a network of timm's that ours does not compute, or two arrays of one name.
     """
-    renamed = originals.canonical(names)
+    renamed = originals.rename(names)
     names = set(renamed)
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
     if not is_resnet and "patch_embed.proj.weight" not in names:
@@ -219,23 +227,28 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 
 def find_facts(shapes: Mapping[str, Shape]) -> Facts:
-    """Return the facts of a file; not the number of heads. ValueError as for `shape_of`."""
+    """Return the facts of a file, without the number of heads.
+
+    Raises:
+      ValueError: an array is missing, or has a wrong shape.
+    """
     if _PATCHES not in shapes:
         return _find_resnet_facts(shapes)
     style = read_style(shapes)
     if style.embeds_linearly:
         shapes = {**shapes, _PATCHES: _unfold_patches(shapes)}
-    facts = _find_vit_facts(shapes, style)
+    facts = _find_transformer_facts(shapes, style)
 
     changes: dict[str, Any] = {}
     if facts.modern_options["mlp"] == "swiglu_norm" and not style.splits_gate:
         raise ValueError(
-            "it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm"
+            "it has a norm in MLPs without a gate, which our networks do not compute: "
+            "blocks.0.mlp.norm"
         )
     first_layer = shapes.get("blocks.0.mlp.fc1.weight", (0,))
     has_packed_gate = first_layer[0] == 2 * facts.mlp_dim
     if not style.splits_gate and not has_packed_gate:
-        changes["mlp"] = "gelu"  # gate and expand have one name, which is that of one layer
+        changes["mlp"] = "gelu"  # gate and expand share their name with the layer of a plain MLP
     if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
     modern_options = {**facts.modern_options, **changes}
@@ -244,21 +257,21 @@ def find_facts(shapes: Mapping[str, Shape]) -> Facts:
 
 def _unfold_patches(shapes: Mapping[str, Shape]) -> Shape:
     """Return the shape of a linear patch embedding as that of a convolution."""
-    width, numbers = shape_of(shapes, _PATCHES, 2)
+    width, numbers = read_shape(shapes, _PATCHES, 2)
     side = math.isqrt(numbers // 3)
     return width, 3, side, side
 
 
-def _find_vit_facts(shapes: Mapping[str, Shape], style: Style) -> Facts:
+def _find_transformer_facts(shapes: Mapping[str, Shape], style: Style) -> Facts:
     root = f"{STEM}.stem.conv.weight"
     if root not in shapes:
-        root = f"{STEM}.conv.weight"  # of a stem without stages
+        root = f"{STEM}.conv.weight"  # a stem without stages
     is_hybrid = root in shapes
 
-    num_classes = classes_of(shapes, "head.weight", 0, "head.bias")
+    num_classes = count_classes(shapes, "head.weight", 0, "head.bias")
     absent = frozenset[str]()
     if style.is_flat:
-        num_classes = classes_of(shapes, "proj", -1, "")
+        num_classes = count_classes(shapes, "proj", -1, "")
         absent = frozenset(["head/linear/bias"])
 
     family = "vit"
@@ -267,14 +280,14 @@ def _find_vit_facts(shapes: Mapping[str, Shape], style: Style) -> Facts:
     if is_hybrid:
         family = "hybrid"
         defaults |= RESNET_DEFAULTS
-        root_channels = shape_of(shapes, root, 4)[0]
+        root_channels = read_shape(shapes, root, 4)[0]
 
-    return vit_facts(
+    return find_vit_facts(
         shapes,
         make_vit_rules(style),
         num_classes=num_classes,
         family=family,
-        units=counts(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
+        units=count_units(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
         root_channels=root_channels,
         fixed_positions="none",
         defaults=defaults,
@@ -284,8 +297,8 @@ def _find_vit_facts(shapes: Mapping[str, Shape], style: Style) -> Facts:
 
 
 def _has_rope(shapes: Mapping[str, Shape], style: Style) -> bool:
-    """Return True for a file of timm's Eva, or of the authors' names of networks that timm computes by it."""
-    if _OF_EVA & shapes.keys() or style.joins_pooling:
+    """Return True for a network that timm computes by Eva, in timm's or the authors' names."""
+    if _EVA_NAMES & shapes.keys() or style.joins_pooling:
         return True
     if {"cls_token", "attn_pool.latent"} <= shapes.keys():
         return True
@@ -295,24 +308,24 @@ def _has_rope(shapes: Mapping[str, Shape], style: Style) -> bool:
 def _find_resnet_facts(shapes: Mapping[str, Shape]) -> Facts:
     return Facts(
         family="resnet",
-        width=shape_of(shapes, "norm.weight", 1)[0],
-        units=counts(shapes, r"stages\.(\d+)\.blocks\.(\d+)\."),
-        root_channels=shape_of(shapes, "stem.conv.weight", 4)[0],
+        width=read_shape(shapes, "norm.weight", 1)[0],
+        units=count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\."),
+        root_channels=read_shape(shapes, "stem.conv.weight", 4)[0],
         pool="gap",
-        num_classes=classes_of(shapes, "head.fc.weight", 0, "head.fc.bias"),
+        num_classes=count_classes(shapes, "head.fc.weight", 0, "head.fc.bias"),
         defaults={"residual_unit": "preactivation", **RESNET_DEFAULTS},
     )
 
 
 def find_lacking(a: Architecture) -> dict[str, object]:
     """Return the parts of a network that timm's nearest model does not compute."""
-    return timm_model(a).lacking(a)
+    return find_timm_model(a).find_lacking(a)
 
 
 FORMAT = Format(
     suffix=".safetensors",
-    canonical=canonical,
-    facts=find_facts,
-    rules=make_rules,
+    find_canonical=find_canonical,
+    find_facts=find_facts,
+    make_rules=make_rules,
     find_lacking=find_lacking,
 )
