@@ -14,8 +14,8 @@ from vit_jax.tools.figures import page
 from vit_jax.tools.figures.curves import RunLog, read_run
 from vit_jax.tools.sweeps.catalogue import STUDIES
 from vit_jax.tools.sweeps.grid import make_grid
-from vit_jax.tools.sweeps.results import folder_of, rows_of
-from vit_jax.tools.sweeps.vtab import outcome_of as outcome_of_task
+from vit_jax.tools.sweeps.results import build_rows, get_run_folder
+from vit_jax.tools.sweeps.vtab import read_result
 from vit_jax.train import rate_search, run_files
 from vit_jax.train.lifecycle import workdir
 from vit_jax.train.series import state_of
@@ -256,14 +256,14 @@ def test_metrics(run, draw_nothing):
 
 def test_summary(run, draw_nothing):
     grid = make_grid(STUDIES["pooling"], "digits_studies", [], {})
-    in_study = folder_of(run.parent, grid.runs[0])
+    in_study = get_run_folder(run.parent, grid.runs[0])
     in_study.parent.mkdir(parents=True)
     in_study.symlink_to(run)
 
     def of_study(folder):
         try:
-            state_of(folder_of(folder.parent, grid.runs[0]))
-            rows_of(grid, folder.parent)
+            state_of(get_run_folder(folder.parent, grid.runs[0]))
+            build_rows(grid, folder.parent)
         except ValueError as error:
             raise ValueError(
                 f"{folder}: {error}"
@@ -277,7 +277,7 @@ def test_summary(run, draw_nothing):
                 {0.1: found, 0.2: {rate_search.ACCURACY: 0.5, rate_search.LOSS: 1.0}}
             )
 
-    rejected = fuzz(run, "summary.json", (make_page, outcome_of_task, of_search, of_study), seed=2)
+    rejected = fuzz(run, "summary.json", (make_page, read_result, of_search, of_study), seed=2)
     assert all(0 < number < NUM_CASES for number in rejected.values())
 
 

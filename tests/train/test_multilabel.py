@@ -20,7 +20,7 @@ from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
 from vit_jax.tools.sweeps.suite import Task
-from vit_jax.tools.sweeps.vtab import unavailable
+from vit_jax.tools.sweeps.vtab import find_unavailable
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.evaluations import with_best_metric
 from vit_jax.train.inputs import open_datasets
@@ -244,7 +244,7 @@ def test_tasks_of_a_sweep_have_one_label(data):
         validation="test",
         train_and_validation="train",
     )
-    (reason,) = unavailable([task], load_recipe("configs/finetune.py:any,own", [])).values()
+    (reason,) = find_unavailable([task], load_recipe("configs/finetune.py:any,own", [])).values()
 
     assert reason.endswith("its images may have several labels, and a task has one for each.")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vit_jax.tools.plan.topology import Topology
     from vit_jax.tools.sweeps import vtab as vtab_sweeps
     from vit_jax.tools.sweeps.grid import Grid
-    from vit_jax.tools.sweeps.runs import Halving
+    from vit_jax.tools.sweeps.halving import Halving
     from vit_jax.tools.sweeps.suite import Task
 
 PLANNING = When("dry_run")
@@ -94,7 +94,7 @@ class _Runs(Share, Recipe):
         self, grid: "Grid", topology: "Topology | None", halving: "Halving | None"
     ) -> None:
         """Print this machine's share of the runs with states and costs."""
-        from vit_jax.tools.sweeps.runs import plan_to_markdown
+        from vit_jax.tools.sweeps.runs_plan import plan_to_markdown
 
         index, count = self.share
         sizes = self.collect_values("num_examples", "num_classes")
@@ -114,7 +114,7 @@ class _Runs(Share, Recipe):
         from vit_jax import hosts
         from vit_jax.tools.figures.drawing import require_drawing
         from vit_jax.tools.sweeps import speed
-        from vit_jax.tools.sweeps.results import write_results
+        from vit_jax.tools.sweeps.results_table import write_results
         from vit_jax.tools.sweeps.runs import run_grid
         from vit_jax.train import finetune, pretrain
 
@@ -174,7 +174,7 @@ class Sweep(_Runs):
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
         from vit_jax.tools.sweeps.fields import make_sweep
-        from vit_jax.tools.sweeps.runs import Halving
+        from vit_jax.tools.sweeps.halving import Halving
 
         halving = None
         if self.stop_after is not None:
@@ -265,11 +265,11 @@ class Study(_Runs):
         if self.dry_run or self.topology is not None:
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
-        from vit_jax.tools.sweeps.grid import make_grid, on_machine
+        from vit_jax.tools.sweeps.grid import make_grid, plan_on_machine
 
         grid = make_grid(study, self.config, self.overrides, self._choose_axes())
         if self.topology is not None and not study.is_trained:
-            grid = on_machine(grid, self.topology)
+            grid = plan_on_machine(grid, self.topology)
         self.perform(grid, with_paper=self.paper)
 
     def _choose_axes(self) -> dict[str, Any]:
@@ -351,9 +351,9 @@ class Vtab(Share, Overrides):
     config: str = option("RECIPE", "recipe of the fine-tuning", VTAB_RECIPE)
 
     def run(self) -> None:
-        from vit_jax.tools.sweeps.grid import reject_taken
+        from vit_jax.tools.sweeps.grid import reject_overrides
 
-        reject_taken(self.overrides, _SET_OTHERWISE)
+        reject_overrides(self.overrides, _SET_OTHERWISE)
         _run_together(self._run, self.workdir)
 
     def _run(self) -> None:
@@ -372,24 +372,30 @@ class Vtab(Share, Overrides):
         """Return the sweep; the data of every task can be opened."""
         from vit_jax.tools.sweeps.grid import require_different
         from vit_jax.tools.sweeps.suite import load_suite, select_tasks
-        from vit_jax.tools.sweeps.vtab import LEARNING_RATES, LENGTHS, Sweep, grid, unavailable
+        from vit_jax.tools.sweeps.vtab import (
+            LEARNING_RATES,
+            LENGTHS,
+            Sweep,
+            build_settings,
+            find_unavailable,
+        )
 
         index, count = self.share
         config = self._load()
-        asked = select_tasks(load_suite(self.suite), self.tasks)
-        problems = unavailable(asked, config)
-        tasks = tuple(task for task in asked if task not in problems)
-        self._report_unavailable(problems, len(asked))
+        requested = select_tasks(load_suite(self.suite), self.tasks)
+        problems = find_unavailable(requested, config)
+        tasks = tuple(task for task in requested if task not in problems)
+        self._report_unavailable(problems, len(requested))
 
         rates = self.learning_rates or LEARNING_RATES
         lengths = self.lengths or LENGTHS
         require_different("--learning_rates=", rates)
         require_different("--lengths=", [steps for steps, _ in lengths])
         return Sweep(
-            asked=asked,
+            requested=requested,
             tasks=tasks,
-            own=tasks[index::count],
-            settings=grid(list(rates), list(lengths)),
+            local_tasks=tasks[index::count],
+            settings=build_settings(list(rates), list(lengths)),
             is_shared=self.sweep == "shared",
             config=dataclasses.replace(config, init_from=self.weights),
             folder=expanded(self.workdir).absolute(),
@@ -409,7 +415,7 @@ class Vtab(Share, Overrides):
             )
         return config
 
-    def _report_unavailable(self, problems: "Mapping[Task, str]", num_asked: int) -> None:
+    def _report_unavailable(self, problems: "Mapping[Task, str]", num_requested: int) -> None:
         """Note the tasks whose data cannot be opened.
 
         Raises:
@@ -419,7 +425,7 @@ class Vtab(Share, Overrides):
 
         if not problems:
             return
-        has_others = len(problems) < num_asked
+        has_others = len(problems) < num_requested
         if has_others and self.available:
             if hosts.is_first():
                 for task, problem in problems.items():
@@ -430,5 +436,7 @@ class Vtab(Share, Overrides):
         if has_others:
             lines.append("With --available the other tasks are run.")
         raise UsageError(
-            "\n".join([f"Data of {len(problems)} of {num_asked} tasks cannot be opened:", *lines])
+            "\n".join(
+                [f"Data of {len(problems)} of {num_requested} tasks cannot be opened:", *lines]
+            )
         )

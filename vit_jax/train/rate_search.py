@@ -119,15 +119,15 @@ def choose(results: Mapping[float, JsonObject]) -> float:
     Raises:
       ValueError: the loss diverged in all trials.
     """
-    outcomes = {}
+    results_by_rate = {}
     for rate, summary in results.items():
-        outcomes[rate] = [series.outcome_of(summary, "validation")]
-    if all(outcome.accuracy is None for (outcome,) in outcomes.values()):
+        results_by_rate[rate] = [series.parse_result(summary, "validation")]
+    if all(result.accuracy is None for (result,) in results_by_rate.values()):
         rates = ", ".join(map("{:g}".format, results))
         raise ValueError(
             f"With none of the learning rates {rates} the loss stayed finite: try lower ones."
         )
-    return series.choose(outcomes)
+    return series.choose(results_by_rate)
 
 
 def table(results: Mapping[float, JsonObject], best: float) -> str:
@@ -139,10 +139,10 @@ def table(results: Mapping[float, JsonObject], best: float) -> str:
     width = len(title)
     lines = [f"learning rate  {title}  validation loss"]
     for rate, summary in results.items():
-        outcome = series.outcome_of(summary, "validation")
+        result = series.parse_result(summary, "validation")
         figures = "diverged"
-        if outcome.accuracy is not None:
-            figures = f"{outcome.accuracy:>{width}.2%}  {outcome.loss:>15.4f}"
+        if result.accuracy is not None:
+            figures = f"{result.accuracy:>{width}.2%}  {result.loss:>15.4f}"
         line = f"{rate:<13g}  {figures:>{width + 17}}"
         if rate == best:
             line += MARK

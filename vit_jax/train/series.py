@@ -29,7 +29,7 @@ class Unfinished(Interrupted):
     """The runs of this machine have ended; the next stage waits for other machines."""
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """The results of a run that has ended.
 
     Attributes:
@@ -50,18 +50,18 @@ class Outcome(NamedTuple):
         return (self.accuracy, self.loss)
 
 
-def outcome_of(summary: Mapping[str, Any], split: str = "test") -> Outcome:
+def parse_result(summary: Mapping[str, Any], split: str = "test") -> RunResult:
     """Return the results on a split; the last update diverged if the loss is not finite."""
     loss = summary[f"{split}_loss"]
     accuracy = summary.get(f"{split}_accuracy")
     accuracy = summary.get(f"{split}_{MULTILABEL_RESULTS[0]}", accuracy)
     num_images = int(summary.get(f"{split}_images", 0))
     if accuracy is None or loss is None or not math.isfinite(loss):
-        return Outcome(None, math.inf, num_images)
-    return Outcome(accuracy, loss, num_images)
+        return RunResult(None, math.inf, num_images)
+    return RunResult(accuracy, loss, num_images)
 
 
-def choose(trials: Mapping[Setting, Sequence[Outcome]]) -> Setting:
+def choose(trials: Mapping[Setting, Sequence[RunResult]]) -> Setting:
     """Return the setting with the highest mean accuracy.
 
     Of settings with equal accuracies, the one with the lowest mean loss, then the least setting.

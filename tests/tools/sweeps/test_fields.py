@@ -72,7 +72,7 @@ def test_random_settings_are_those_of_the_seed_and_the_first_of_more():
 def test_draws_are_even_over_the_range(range_, middle):
     """Half of 1,000 draws lie below the middle of the range, or of its logarithm, within five standard deviations."""
     rng = random.Random(0)
-    drawn = [float(range_.draw(rng)) for _ in range(1000)]
+    drawn = [float(range_.sample(rng)) for _ in range(1000)]
 
     assert range_.low <= min(drawn) < max(drawn) <= range_.high
     assert abs(sum(value < middle for value in drawn) - 500) < 5 * math.sqrt(1000 / 4)

@@ -1,4 +1,4 @@
-"""Results, on outcomes that are made up: what is shown of several seeds and searched axes, and what is drawn."""
+"""Results, from made-up runs: what is shown of several seeds and searched axes, and what is drawn."""
 
 import itertools
 import json
@@ -8,17 +8,18 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from vit_jax.tools.figures.drawing import new_figure
-from vit_jax.tools.sweeps import results
+from vit_jax.tools.sweeps import results_table
 from vit_jax.tools.sweeps.catalogue import STUDIES
 from vit_jax.tools.sweeps.grid import make_grid
-from vit_jax.tools.sweeps.picture import draw, pareto_front
-from vit_jax.tools.sweeps.results import folder_of, rows_of, write_results
+from vit_jax.tools.sweeps.plots import draw, pareto_front
+from vit_jax.tools.sweeps.results import build_rows, get_run_folder
+from vit_jax.tools.sweeps.results_table import write_results
 from vit_jax.train.run_files import write_summary
 
 
 def leave(workdir, run, evaluations=(), **summary):
     """What a run that has ended leaves."""
-    folder = folder_of(workdir, run)
+    folder = get_run_folder(workdir, run)
     folder.mkdir(parents=True)
     costs = {"exaflops": 1.0, "parameters": 10, "wall_seconds": 2.0, "steps": 9}
     write_summary(folder, costs | summary)
@@ -46,7 +47,7 @@ def test_seeds_make_a_mean_and_missing_runs_are_named(tmp_path):
     for run, accuracy in zip(grid.runs, (0.5, 0.7, 0.4), strict=False):
         leave(tmp_path, run, test_accuracy=accuracy)
 
-    token, gap = rows_of(grid, tmp_path)
+    token, gap = build_rows(grid, tmp_path)
 
     assert [token[f"test_accuracy{end}"] for end in ("", "_low", "_high")] == pytest.approx(
         [0.6, 0.5, 0.7]
@@ -80,7 +81,7 @@ def test_early_stopping_and_the_search_go_by_validation_alone(tmp_path):
         lines = [{"step": step, "test_accuracy": a, "final_accuracy": b} for step, a, b in curve]
         leave(tmp_path, run, lines, test_accuracy=0.0, final_accuracy=0.0)
 
-    (row,) = rows_of(grid, tmp_path)
+    (row,) = build_rows(grid, tmp_path)
 
     assert (row["final_accuracy"], row["step"], row["dropout"]) == (0.5, 2, "0")
 
@@ -89,7 +90,7 @@ def test_a_run_that_diverged_is_counted_and_not_drawn(tmp_path):
     grid = grid_of("optimizer", optimizers=["adam"], rate_factors=["1", "3"])
     leave(tmp_path, grid.runs[0], test_accuracy=0.5)
     leave(tmp_path, grid.runs[1], test_accuracy=None, diverged="Step 3: the loss is nan")
-    (row,) = rows_of(grid, tmp_path)
+    (row,) = build_rows(grid, tmp_path)
 
     assert (row["test_accuracy"], row["rate_factor"], row["ended"], row["diverged"]) == (
         0.5,
@@ -107,7 +108,7 @@ def test_a_measure_that_runs_do_not_have_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"has no imagenet_5shot_accuracy \(--measures=\); it has test_accuracy"
     ):
-        rows_of(grid, tmp_path)
+        build_rows(grid, tmp_path)
 
 
 def test_without_the_evaluation_that_chooses_nothing_is_chosen(tmp_path):
@@ -120,7 +121,7 @@ def test_without_the_evaluation_that_chooses_nothing_is_chosen(tmp_path):
         with pytest.raises(
             ValueError, match=rf"no test_accuracy \(config.checkpoint.best_metric\); it has {have}"
         ):
-            rows_of(grid, tmp_path)
+            build_rows(grid, tmp_path)
 
 
 def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
@@ -128,7 +129,7 @@ def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
     for run, cost in zip(grid.runs, (2.0, 4.0, 7.0), strict=True):
         leave(tmp_path, run, test_accuracy=cost / 10, exaflops=cost)
 
-    figure = draw(grid.study, rows_of(grid, tmp_path), title="t")
+    figure = draw(grid.study, build_rows(grid, tmp_path), title="t")
 
     assert drawn(figure) == {"depth": [[1, 20], [2, 40]], "width": [[1, 20], [3.5, 70]]}
     assert labels_of(figure) == {"base": (1, 20), "×2": (3.5, 70)}  # the last of two
@@ -139,7 +140,7 @@ def test_a_shape_that_has_not_learnt_is_marked(tmp_path):
     for run, accuracy in zip(grid.runs, (0.9, 0.44, 0.46), strict=True):
         leave(tmp_path, run, test_accuracy=accuracy, exaflops=1 + accuracy)
 
-    labels = labels_of(draw(grid.study, rows_of(grid, tmp_path), title="t"))
+    labels = labels_of(draw(grid.study, build_rows(grid, tmp_path), title="t"))
 
     assert list(labels) == ["base", "×2, did not learn", "×0.5"]
 
@@ -158,10 +159,10 @@ def test_labels_cover_neither_each_other_nor_points():
     assert not any(box.contains(*place) for box in boxes for place in places)
 
 
-def test_a_picture_has_a_title_and_the_name_of_the_data(tmp_path, monkeypatch):
+def test_a_plot_has_a_title_and_the_name_of_the_data(tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr(
-        results, "draw", lambda *_, title, **options: titles.append(title) or new_figure(1, 1)
+        results_table, "draw", lambda *_, title, **options: titles.append(title) or new_figure(1, 1)
     )
     for data, name in (
         ("digits", "digits"),
@@ -178,7 +179,7 @@ def test_places_of_positions_are_beside_each_other(tmp_path):
     for run in grid.runs:
         leave(tmp_path, run, test_accuracy=0.5)
 
-    points = drawn(draw(grid.study, rows_of(grid, tmp_path), title="t"))
+    points = drawn(draw(grid.study, build_rows(grid, tmp_path), title="t"))
     places = {name: np.round([x for x, _ in place]).tolist() for name, place in points.items()}
 
     assert places == {"stem": [0, 1], "every": [1], "shared": [1]}
@@ -195,7 +196,7 @@ def test_the_papers_points_are_under_ours_where_the_axes_meet(tmp_path, exaflops
     for run in grid.runs:
         leave(tmp_path, run, test_accuracy=0.8, exaflops=exaflops)
 
-    figure = draw(grid.study, rows_of(grid, tmp_path), title="t", with_paper=True)
+    figure = draw(grid.study, build_rows(grid, tmp_path), title="t", with_paper=True)
 
     assert len(figure.axes) == panels
 

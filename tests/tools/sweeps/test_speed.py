@@ -5,7 +5,7 @@ import pytest
 from tests.integration.commands import succeed
 from tests.tools.plan.test_aot import needs_libtpu
 from tests.tools.sweeps.test_runs import rows
-from vit_jax.tools.sweeps.speed import peak
+from vit_jax.tools.sweeps.speed import find_peak
 
 SMALL = [
     "--config=digits_studies",
@@ -16,13 +16,13 @@ SMALL = [
 
 
 def test_the_fastest_and_the_largest_batch():
-    summary = peak({1: 0.1, 2: 0.1, 4: 0.4, 8: None}.get, most=64)
+    summary = find_peak({1: 0.1, 2: 0.1, 4: 0.4, 8: None}.get, most=64)
 
     assert (summary["images_per_second"], summary["fastest_batch"]) == (20, 2)
     assert (summary["largest_batch"], summary["is_limited_by_memory"]) == (4, True)
-    assert peak({1: 0.1, 2: 0.1}.get, most=3)["is_limited_by_memory"] is False
+    assert find_peak({1: 0.1, 2: 0.1}.get, most=3)["is_limited_by_memory"] is False
     with pytest.raises(ValueError, match="not even for one image"):
-        peak({1: None}.get, most=4)
+        find_peak({1: None}.get, most=4)
 
 
 @pytest.mark.parametrize(

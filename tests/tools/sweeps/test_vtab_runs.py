@@ -9,20 +9,20 @@ from vit_jax.config import load_recipe, resolve
 from vit_jax.config.parsing import flatten, to_dict
 from vit_jax.tools.sweeps.suite import VTAB
 from vit_jax.tools.sweeps.vtab import (
-    Outcome,
+    RunResult,
     Setting,
+    build_run_config,
+    build_settings,
     choose,
-    config_of_run,
-    folder_of_run,
-    grid,
-    outcome_of,
+    get_run_folder,
+    read_result,
 )
 from vit_jax.train.run_files import write_summary
 
 CONFIG = dataclasses.replace(load_recipe("configs/finetune.py:ViT-L/16,vtab"), init_from="weights")
 SHORT = Setting(500, 100, 0.01)
 LONG = Setting(2500, 200, 0.01)
-LOST = Outcome(None, math.inf, 200)
+LOST = RunResult(None, math.inf, 200)
 
 
 def by_name(name):
@@ -32,13 +32,13 @@ def by_name(name):
 def differing(task, part, setting=LONG):
     """Fields that differ from the recipe, and what they are."""
     before, after = (
-        flatten(to_dict(c)) for c in (CONFIG, config_of_run(CONFIG, task, part, setting))
+        flatten(to_dict(c)) for c in (CONFIG, build_run_config(CONFIG, task, part, setting))
     )
     return {name: after[name] for name in after if after[name] != before[name]}
 
 
 def test_the_grid_is_two_rates_by_two_lengths_the_papers_choice_among_them():
-    assert grid() == (
+    assert build_settings() == (
         Setting(500, 100, 0.003),
         Setting(500, 100, 0.01),
         Setting(2500, 200, 0.003),
@@ -75,7 +75,7 @@ def test_a_final_run_trains_on_all_and_is_tested_once():
     ],
 )
 def test_exceptions_of_augmentation(name, flip, crop):
-    inputs = config_of_run(CONFIG, by_name(name), "final", SHORT).input
+    inputs = build_run_config(CONFIG, by_name(name), "final", SHORT).input
 
     assert (inputs.flip, inputs.train_crop) == (flip, crop)
     assert inputs.train_resize_pixels == (448 if crop == "resize" else None)
@@ -95,40 +95,40 @@ def test_every_task_resolves_with_every_recipe(argument, part, override):
 
     config = load_recipe(f"configs/finetune.py:{argument}", [f"--config.input.{override}"])
     for task in VTAB:
-        for setting in grid():
+        for setting in build_settings():
             steps = resolve(
-                config_of_run(config, task, part, setting), num_examples=800, num_devices=1
+                build_run_config(config, task, part, setting), num_examples=800, num_devices=1
             )
             assert (steps.total, steps.warmup) == (setting.num_steps, setting.warmup_steps)
 
 
 def test_what_a_run_came_to(tmp_path):
-    folder = folder_of_run(tmp_path, by_name("pets"), "trials", SHORT)
+    folder = get_run_folder(tmp_path, by_name("pets"), "trials", SHORT)
 
     assert folder == tmp_path / "pets" / "trials" / "learning_rate=0.01,steps=500"
-    assert outcome_of(folder) is None
+    assert read_result(folder) is None
 
     folder.mkdir(parents=True)
     for accuracy, loss, expected in ((0.5, 1.2, 0.5), (None, None, None), (0.9, math.nan, None)):
         write_summary(folder, {"test_accuracy": accuracy, "test_loss": loss, "test_images": 200})
-        assert outcome_of(folder).accuracy == expected
+        assert read_result(folder).accuracy == expected
 
 
-def outcomes(*accuracies, loss=1.0):
-    return [Outcome(accuracy, loss, 200) for accuracy in accuracies]
+def results(*accuracies, loss=1.0):
+    return [RunResult(accuracy, loss, 200) for accuracy in accuracies]
 
 
 def test_the_mean_over_tasks_decides():
     slow = Setting(500, 100, 0.003)
 
-    assert choose({SHORT: outcomes(0.9, 0.1), LONG: outcomes(0.6, 0.5)}) == LONG
-    assert choose({LONG: outcomes(0.9, 0.1), SHORT: outcomes(0.6, 0.5)}) == SHORT
+    assert choose({SHORT: results(0.9, 0.1), LONG: results(0.6, 0.5)}) == LONG
+    assert choose({LONG: results(0.9, 0.1), SHORT: results(0.6, 0.5)}) == SHORT
     # Ties: the lower loss, then the shorter run, then the lower rate.
-    assert choose({SHORT: outcomes(0.5, 0.5), LONG: outcomes(0.5, 0.5, loss=0.9)}) == LONG
-    assert choose({LONG: outcomes(0.5), SHORT: outcomes(0.5), slow: outcomes(0.5)}) == slow
+    assert choose({SHORT: results(0.5, 0.5), LONG: results(0.5, 0.5, loss=0.9)}) == LONG
+    assert choose({LONG: results(0.5), SHORT: results(0.5), slow: results(0.5)}) == slow
 
 
 def test_a_trial_that_diverged_counts_as_nothing_right():
-    assert choose({LONG: [*outcomes(0.9), LOST], SHORT: outcomes(0.5, 0.5)}) == SHORT
-    assert choose({LONG: [*outcomes(0.9), LOST], SHORT: outcomes(0.3, 0.3)}) == LONG
+    assert choose({LONG: [*results(0.9), LOST], SHORT: results(0.5, 0.5)}) == SHORT
+    assert choose({LONG: [*results(0.9), LOST], SHORT: results(0.3, 0.3)}) == LONG
     assert choose({LONG: [LOST], SHORT: [LOST]}) == SHORT

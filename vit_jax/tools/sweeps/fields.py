@@ -1,4 +1,4 @@
-"""Sweeps over any fields of a recipe: from words `FIELD=A,B,...` to settings, all or drawn at random."""
+"""Sweeps over any fields of a recipe: from words `FIELD=A,B,...` to settings, all or a random sample."""
 
 import dataclasses
 import itertools
@@ -11,22 +11,29 @@ from vit_jax.config import load_recipe, to_text
 from vit_jax.tools.sweeps.grid import SEED, Axis, Grid, Study, field_axis, make_runs
 
 _RANGE = re.compile(r"(log|uniform)\((.*),(.*)\)")
-_MOST_DRAWS = 1000  # in a row that give no new setting
+_MOST_REPEATS = 1000  # samples in a row that are known settings, before sampling ends
+
+Setting = dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """A range of numbers to draw from: uniformly, or the logarithm uniformly."""
+    """A range of numbers to sample from: uniformly, or the logarithm uniformly."""
 
     is_log: bool
     low: float
     high: float
 
-    def draw(self, rng: random.Random) -> str:
+    def sample(self, rng: random.Random) -> str:
         """Return a number, rounded to three digits."""
         if self.is_log:
-            return f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}"
-        return f"{rng.uniform(self.low, self.high):.3g}"
+            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            value = rng.uniform(self.low, self.high)
+        return f"{value:.3g}"
+
+
+Choices = Range | tuple[str, ...]
 
 
 def make_sweep(
@@ -45,7 +52,7 @@ def make_sweep(
       overrides: of the command, "--config.model.width=64".
       words: "FIELD=A,B", "FIELD=A,B;C,D" for values with commas, "FIELD=log(LOW,HIGH)" or
         "FIELD=uniform(LOW,HIGH)".
-      metric: by which settings are compared; None: `checkpoint.best_metric`.
+      metric: result that settings are compared by; None: `checkpoint.best_metric`.
       num_settings: number of random settings; None: all combinations. The first N of more settings
         are the same.
       seed: random seed.
@@ -54,88 +61,137 @@ def make_sweep(
       ValueError: other words, a range without `num_settings`, fewer settings than that, two equal
         runs, or an invalid config.
     """
-    values: dict[str, Range | tuple[str, ...]] = {}
-    for word in words:
-        field, choices = _parse(word)
-        if field in values:
-            raise ValueError(
-                f"--grid={word}: {field} has a --grid= already. Give all its values in one."
-            )
-        if isinstance(choices, Range) and (num_settings is None or field == SEED.name):
-            raise ValueError(
-                f"--grid={word}: must be a list A,B. A range needs --random=N, and seeds are whole numbers."
-            )
-        values[field] = choices
-    fields = sorted(values, key=lambda field: field == SEED.name)  # the seed comes last
-    seeds = values.pop(SEED.name, ())
+    choices = _parse_words(words, is_random=num_settings is not None)
+    seeds = choices.pop(SEED.name, ())
     assert not isinstance(seeds, Range)
     if num_settings is None:
-        lists = [
-            choices for choices in values.values() if not isinstance(choices, Range)
-        ]  # all of them
-        settings = [dict(zip(values, one, strict=True)) for one in itertools.product(*lists)]
+        settings = _combine_values(choices)
     else:
-        settings = _draw(values, num_settings, random.Random(seed))
-    axes: dict[Axis, Sequence[str]] = {}
-    for field, choices in values.items():
-        drawn = dict.fromkeys(setting[field] for setting in settings)
-        axes[field_axis(field, field)] = tuple(drawn) if isinstance(choices, Range) else choices
+        settings = _sample_settings(choices, num_settings, random.Random(seed))
+
+    axes = _build_axes(choices, settings)
+    fields = list(choices)
+    measure = metric or load_recipe(recipe, overrides).checkpoint.best_metric
+    if seeds:
+        fields.append(SEED.name)
     study = Study(
         name="sweep",
         title="Sweep",
         about=f"a sweep over {', '.join(fields)}",
         axes=tuple(axes),
-        measures=(metric or load_recipe(recipe, overrides).checkpoint.best_metric,),
+        measures=(measure,),
         is_sweep=True,
     )
     if seeds:
         axes[SEED] = seeds
-        settings = [setting | {SEED.name: one} for setting in settings for one in seeds]
+        settings = [setting | {SEED.name: value} for setting in settings for value in seeds]
     grid = make_runs(study, recipe, overrides, axes, settings)
-    seen: dict[str, str] = {}
-    for run in grid.runs:
-        if (other := seen.setdefault(to_text(run.config), run.name)) != run.name:
-            raise ValueError(
-                f"{other} and {run.name} are the same run. Leave one of the values out."
-            )
+    _reject_equal_runs(grid)
     return grid
 
 
-def _parse(word: str) -> tuple[str, Range | tuple[str, ...]]:
+def _parse_words(words: Sequence[str], *, is_random: bool) -> dict[str, Choices]:
+    """Return the choices by field, each field with one word."""
+    choices_by_field: dict[str, Choices] = {}
+    for word in words:
+        field, choices = _parse_word(word)
+        if field in choices_by_field:
+            raise ValueError(
+                f"--grid={word}: {field} has a --grid= already. Give all its values in one."
+            )
+        if isinstance(choices, Range) and (not is_random or field == SEED.name):
+            raise ValueError(
+                f"--grid={word}: must be a list A,B. A range needs --random=N, and seeds are whole numbers."
+            )
+        choices_by_field[field] = choices
+    return choices_by_field
+
+
+def _parse_word(word: str) -> tuple[str, Choices]:
     """Return the field and its values."""
     field, _, text = word.removeprefix("config.").partition("=")
     if match := _RANGE.fullmatch(text):
-        try:
-            ends = Range(match[1] == "log", float(match[2]), float(match[3]))
-        except ValueError:
-            ends = Range(False, math.nan, math.nan)
-        if not (0 if ends.is_log else -math.inf) < ends.low < ends.high < math.inf:
-            raise ValueError(
-                f"--grid={word}: must be two numbers, LOW below HIGH, of log above 0: log(1e-5,1e-2)."
-            )
-        return field, ends
-    values = tuple(text.split(";" if ";" in text else ","))
+        return field, _parse_range(word, *match.groups())
+
+    separator = ";" if ";" in text else ","
+    values = tuple(text.split(separator))
     if not field or "" in values:
         raise ValueError(f"--grid={word}: must be FIELD=VALUE,VALUE,... without an empty value.")
     return field, values
 
 
-def _draw(
-    values: Mapping[str, Range | tuple[str, ...]], number: int, rng: random.Random
-) -> list[dict[str, str]]:
-    """Return different settings."""
-    settings = list[dict[str, str]]()
-    misses = 0
-    while len(settings) < number:
-        drawn = {
-            name: v.draw(rng) if isinstance(v, Range) else rng.choice(v)
-            for name, v in values.items()
-        }
-        misses = misses + 1 if drawn in settings else 0
-        if misses > _MOST_DRAWS:
+def _parse_range(word: str, kind: str, low_text: str, high_text: str) -> Range:
+    is_log = kind == "log"
+    least = 0 if is_log else -math.inf
+    try:
+        low = float(low_text)
+        high = float(high_text)
+    except ValueError:
+        low = high = math.nan  # fails the check below
+    if not least < low < high < math.inf:
+        raise ValueError(
+            f"--grid={word}: must be two numbers, LOW below HIGH, of log above 0: log(1e-5,1e-2)."
+        )
+    return Range(is_log, low, high)
+
+
+def _combine_values(choices_by_field: Mapping[str, Choices]) -> list[Setting]:
+    """Return all combinations of lists of values."""
+    lists = []
+    for choices in choices_by_field.values():
+        assert not isinstance(choices, Range), "a range needs a number of settings"
+        lists.append(choices)
+    combinations = itertools.product(*lists)
+    return [dict(zip(choices_by_field, values, strict=True)) for values in combinations]
+
+
+def _sample_settings(
+    choices_by_field: Mapping[str, Choices], num_settings: int, rng: random.Random
+) -> list[Setting]:
+    """Return different random settings."""
+    settings: list[Setting] = []
+    num_repeats = 0
+    while len(settings) < num_settings:
+        setting = _sample_setting(choices_by_field, rng)
+        if setting not in settings:
+            settings.append(setting)
+            num_repeats = 0
+            continue
+        num_repeats += 1
+        if num_repeats > _MOST_REPEATS:
             raise ValueError(
-                f"--random={number}: there are only {len(settings)} different settings. Draw fewer."
+                f"--random={num_settings}: there are only {len(settings)} different settings. Use fewer."
             )
-        if not misses:
-            settings.append(drawn)
     return settings
+
+
+def _sample_setting(choices_by_field: Mapping[str, Choices], rng: random.Random) -> Setting:
+    setting = {}
+    for field, choices in choices_by_field.items():
+        if isinstance(choices, Range):
+            setting[field] = choices.sample(rng)
+        else:
+            setting[field] = rng.choice(choices)
+    return setting
+
+
+def _build_axes(
+    choices_by_field: Mapping[str, Choices], settings: Sequence[Setting]
+) -> dict[Axis, Sequence[str]]:
+    """Return an axis for each field with its values; for a range, the sampled ones."""
+    axes: dict[Axis, Sequence[str]] = {}
+    for field, choices in choices_by_field.items():
+        values = choices
+        if isinstance(values, Range):
+            values = tuple(dict.fromkeys(setting[field] for setting in settings))
+        axes[field_axis(field, field)] = values
+    return axes
+
+
+def _reject_equal_runs(grid: Grid) -> None:
+    """Raise ValueError if two settings give the same config, as 0.1 and 1e-1 do."""
+    names: dict[str, str] = {}
+    for run in grid.runs:
+        first = names.setdefault(to_text(run.config), run.name)
+        if first != run.name:
+            raise ValueError(f"{first} and {run.name} are the same run. Remove one of the values.")

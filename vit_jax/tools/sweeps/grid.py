@@ -13,7 +13,7 @@ from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, load_recip
 from vit_jax.config.parsing import load_studies
 
 Overrides = Callable[[PretrainConfig, str, Sequence[str]], Sequence[str]]
-"""Takes the config so far, a value of an axis and all values; returns overrides such as "model.pool=gap"."""
+"""Takes the config so far, a value of an axis and all its values; returns overrides such as "model.pool=gap"."""
 Point = Mapping[str, str]
 """A value of each axis, by its name."""
 
@@ -24,27 +24,29 @@ class Axis:
 
     Attributes:
       name: of the column of the table, and of the option with an s at its end.
-      overrides: overrides of a value.
+      overrides: returns the overrides of a value.
       values: the paper's; (): the axis has an effect only if the command or the recipe gives
         values.
-      takes: the fields that it sets, which the command must not set.
+      fields: the fields that the axis sets, which the command must not set.
       is_searched: only the value with the best evaluation is shown.
     """
 
     name: str
     overrides: Overrides
     values: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
     is_searched: bool = False
 
     @property
     def option(self) -> str:
-        return self.name if self.name.endswith("s") else f"{self.name}s"
+        if self.name.endswith("s"):
+            return self.name
+        return f"{self.name}s"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Picture:
-    """The figure of results: each measure over `x`, with a colour for each value of the column `series`."""
+class Plot:
+    """The plot of results: each measure over `x`, with a colour for each value of the column `series`."""
 
     x: str  # column; a number, or a word for bars beside each other
     x_label: str  # with its unit
@@ -59,13 +61,13 @@ class Study:
 
     Attributes:
       name: as in the command.
-      title: of the picture.
+      title: of the plot.
       about: figure or table of the paper, and the axes in words.
       axes: of the grid, besides the seed.
-      picture: how results are drawn.
+      plot: the plot of the results.
       config: overrides of all its runs; overrides of the recipe and of the command come after them.
       measures: names of results in `summary.json`, drawn side by side.
-      stops_early: measures are those of the best evaluation by `checkpoint.best_metric`, not of the
+      stops_early: measures belong to the best evaluation by `checkpoint.best_metric`, not to the
         last.
       allows: returns True for points of the grid.
       is_trained: False for a study whose runs are timed.
@@ -77,7 +79,7 @@ class Study:
     title: str
     about: str
     axes: tuple[Axis, ...]
-    picture: Picture = Picture(x="", x_label="", series="")
+    plot: Plot = Plot(x="", x_label="", series="")
     config: tuple[str, ...] = ()
     measures: tuple[str, ...] = ("test_accuracy",)
     stops_early: bool = False
@@ -93,8 +95,11 @@ class Study:
     def measure_option(self) -> str:
         return "--metric=" if self.is_sweep else "--measures="
 
-    def option(self, axis: Axis) -> str:
-        return f"--grid={axis.name}=" if self.is_sweep else f"--{axis.option}="
+    def format_option(self, axis: Axis) -> str:
+        """Return the option of the command that gives the values of an axis."""
+        if self.is_sweep:
+            return f"--grid={axis.name}="
+        return f"--{axis.option}="
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +114,8 @@ class Run:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        words = ",".join(f"{axis}={value}" for axis, value in self.point.items()) or "recipe"
-        return re.sub(r"[^\w.,=+:-]", "_", words)
+        values = [f"{axis}={value}" for axis, value in self.point.items()]
+        return re.sub(r"[^\w.,=+:-]", "_", ",".join(values) or "recipe")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,13 +144,17 @@ def field_axis(
     form: str = "{}",
     is_searched: bool = False,
 ) -> Axis:
-    """Return an axis whose values, in a form, are those of one field."""
+    """Return an axis over one field, whose values are inserted into a form."""
 
-    def overrides(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    def build_overrides(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
         return [f"{field}={form.format(value)}"]
 
     return Axis(
-        name=name, overrides=overrides, values=values, takes=(field,), is_searched=is_searched
+        name=name,
+        overrides=build_overrides,
+        values=values,
+        fields=(field,),
+        is_searched=is_searched,
     )
 
 
@@ -173,23 +182,33 @@ def make_grid(
     config = (*study.config, *table.pop("config", ()))
     measures = tuple(table.pop("measures", study.measures))
     study = dataclasses.replace(study, config=config, measures=measures)
-    known = {axis.option: axis for axis in study.all_axes}
-    if unknown := [option for option in table if option not in known]:
-        raise ValueError(
-            f"The study {study.name} has no --{unknown[0]}=; it has --{'=, --'.join(known)}=."
-        )
-    values = {
-        axis: tuple(map(str, table.get(option, axis.values))) for option, axis in known.items()
-    }
-    axes = {axis: choices for axis, choices in values.items() if choices}
-    names = [axis.name for axis in axes]
-    points = [
-        dict(zip(names, combination, strict=True))
-        for combination in itertools.product(*axes.values())
-    ]
-    return make_runs(
-        study, recipe, overrides, axes, [point for point in points if study.allows(point)]
-    )
+    axes = _collect_values(study, table)
+
+    points = []
+    for combination in itertools.product(*axes.values()):
+        names = (axis.name for axis in axes)
+        point = dict(zip(names, combination, strict=True))
+        if study.allows(point):
+            points.append(point)
+    return make_runs(study, recipe, overrides, axes, points)
+
+
+def _collect_values(
+    study: Study, table: Mapping[str, Sequence[object]]
+) -> dict[Axis, tuple[str, ...]]:
+    """Return the values of each axis that has some, from a table by option."""
+    axes_by_option = {axis.option: axis for axis in study.all_axes}
+    for option in table:
+        if option not in axes_by_option:
+            known = "=, --".join(axes_by_option)
+            raise ValueError(f"The study {study.name} has no --{option}=; it has --{known}=.")
+
+    values_by_axis = {}
+    for option, axis in axes_by_option.items():
+        values = tuple(map(str, table.get(option, axis.values)))
+        if values:
+            values_by_axis[axis] = values
+    return values_by_axis
 
 
 def make_runs(
@@ -205,9 +224,13 @@ def make_runs(
       ValueError: a repeated value, an override that an axis sets itself, no point, or an invalid
         config.
     """
+    options: dict[str, str] = {}
     for axis, values in axes.items():
-        require_different(study.option(axis), values)
-    reject_taken(overrides, {name: study.option(axis) for axis in axes for name in axis.takes})
+        option = study.format_option(axis)
+        require_different(option, values)
+        options |= dict.fromkeys(axis.fields, option)
+    reject_overrides(overrides, options)
+
     runs = tuple(_make_run(study, recipe, overrides, point, axes) for point in points)
     if not runs:
         raise ValueError(f"The study {study.name} has no run with these values.")
@@ -220,11 +243,12 @@ def require_different(option: str, values: Sequence[object]) -> None:
         raise ValueError(f"{option}{','.join(map(str, values))}: a value occurs twice.")
 
 
-def reject_taken(overrides: Sequence[str], options: Mapping[str, str]) -> None:
+def reject_overrides(overrides: Sequence[str], options: Mapping[str, str]) -> None:
     """Raise ValueError for an override of a field that is set for each run, by the option in `options`."""
     for word in overrides:
-        if option := options.get(word.removeprefix("--config.").partition("=")[0]):
-            raise ValueError(f"{word}: is set for each run. Use {option}.")
+        field, _, _ = word.removeprefix("--config.").partition("=")
+        if field in options:
+            raise ValueError(f"{word}: is set for each run. Use {options[field]}.")
 
 
 def _make_run(
@@ -234,39 +258,47 @@ def _make_run(
     point: Point,
     axes: Mapping[Axis, Sequence[str]],
 ) -> Run:
-    before = [*(f"--config.{word}" for word in study.config), *overrides]
-    own: list[str] = []
+    """Return the run of a point; the overrides of an axis may depend on the axes before it."""
+    words = [f"--config.{word}" for word in study.config]
+    words += overrides
     if MODEL in point:
-        recipe, own = _with_model(recipe, point[MODEL])
+        recipe, fields = _split_model(recipe, point[MODEL])
+        words += fields
     try:
         for axis, values in axes.items():
-            config = load_recipe(recipe, [*before, *own])
+            config = load_recipe(recipe, words)
             if not isinstance(config, PretrainConfig) and not study.is_sweep:
                 raise ValueError(
                     f"{recipe} is a recipe for {type(config).__name__}; studies pre-train."
                 )
-            own += [f"--config.{word}" for word in axis.overrides(config, point[axis.name], values)]
-        config = load_recipe(recipe, [*before, *own])
+            for word in axis.overrides(config, point[axis.name], values):
+                words.append(f"--config.{word}")
+        config = load_recipe(recipe, words)
     except ValueError as error:
-        raise ValueError(
-            f"{', '.join(f'{name}={value}' for name, value in point.items())}: {error}"
-        ) from None
-    return Run(point, recipe, (*before, *own), config)
+        values_of_point = ", ".join(f"{name}={value}" for name, value in point.items())
+        raise ValueError(f"{values_of_point}: {error}") from None
+    return Run(point, recipe, tuple(words), config)
 
 
-def _with_model(recipe: str, model: str) -> tuple[str, list[str]]:
+def _split_model(recipe: str, model: str) -> tuple[str, list[str]]:
     """Return the recipe with the argument in a value of the axis of models, and the overrides in it."""
-    path, _, argument = recipe.partition(":")
-    words = model.split(",")
-    fields = [word for word in words if re.match(r"[^=]*\.[^=]*=", word)]
-    arguments = [
-        *(word for word in words if word and word not in fields),
-        *([argument] if argument else []),
-    ]
-    return f"{path}:{','.join(arguments)}", [f"--config.{field}" for field in fields]
+    path, _, recipe_argument = recipe.partition(":")
+    arguments = []
+    overrides = []
+    for word in model.split(","):
+        if re.match(r"[^=]*\.[^=]*=", word):
+            overrides.append(f"--config.{word}")
+        elif word:
+            arguments.append(word)
+    if recipe_argument:
+        arguments.append(recipe_argument)
+    return f"{path}:{','.join(arguments)}", overrides
 
 
-def on_machine(grid: Grid, machine: str) -> Grid:
+def plan_on_machine(grid: Grid, machine: str) -> Grid:
     """Return the runs as planned for another machine, with other folders than runs measured on this one."""
-    runs = (dataclasses.replace(run, point={**run.point, "machine": machine}) for run in grid.runs)
+    runs = []
+    for run in grid.runs:
+        point = {**run.point, "machine": machine}
+        runs.append(dataclasses.replace(run, point=point))
     return dataclasses.replace(grid, runs=tuple(runs))

@@ -1,9 +1,7 @@
-"""The learning-rate range test (Smith, 2017, arXiv:1506.01186, sec.
+"""The learning-rate range test (Smith, 2017, arXiv:1506.01186, section 3.3), with exponential growth.
 
-3.3), with a rate that rises exponentially.
-
-A few steps of a recipe, each at a higher rate than the one before, until the loss diverges. Nothing
-is kept of them.
+A few steps of a recipe, each at a higher rate than the one before, until the loss diverges. Their
+weights are discarded.
 """
 
 import dataclasses
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAST_STEPS = 20
-WINDOW = 0.1  # of all steps: over which losses are smoothed, and in which nothing diverges
+WINDOW = 0.1  # fraction of all steps; losses are smoothed over it, and none of its steps diverges
 # Multiple of the loss at the start above which it has diverged; or the spread, if that is more
 MARGIN = 0.01
 
@@ -50,7 +48,7 @@ MARGIN = 0.01
 class RangeTest:
     """Learning rates in ascending order, and the training loss after the step with each.
 
-    The loss has diverged where its mean over the steps around is above that of the first steps,
+    The loss has diverged where its mean over the steps around is above the mean of the first steps,
     which learn nothing.
     """
 
@@ -67,31 +65,32 @@ class RangeTest:
     def smooth_P(self) -> np.ndarray:
         """Means over the window around each step, over fewer on both sides at the ends."""
         last = len(self.loss_P) - 1
-        sides = [min(self.half_window, place, last - place) for place in range(last + 1)]
-        return np.array(
-            [
-                self.loss_P[place - side : place + side + 1].mean()
-                for place, side in enumerate(sides)
-            ]
-        )
+        means = []
+        for step in range(last + 1):
+            num_neighbours = min(self.half_window, step, last - step)
+            window = self.loss_P[step - num_neighbours : step + num_neighbours + 1]
+            means.append(window.mean())
+        return np.array(means)
 
     @property
     def diverged(self) -> int | None:
-        """The first place at which the loss has diverged; None if it has not, as far as the window reaches."""
+        """The first step at which the loss has diverged; None if it has not, as far as the window reaches."""
         smooth_P = self.smooth_P
         num_first = 2 * self.half_window
-        infinite = len(smooth_P) - 1 if self.became_infinite else None
-        if len(smooth_P) < num_first:
-            return infinite
-        first_F = self.loss_P[:num_first]
-        limit = first_F.mean() + max(MARGIN * abs(first_F.mean()), first_F.std())
-        seen = range(num_first, len(smooth_P) - self.half_window)
-        return next((place for place in seen if smooth_P[place] > limit), infinite)
+        if len(smooth_P) >= num_first:
+            first_F = self.loss_P[:num_first]
+            mean = first_F.mean()
+            limit = mean + max(MARGIN * abs(mean), first_F.std())
+            for step in range(num_first, len(smooth_P) - self.half_window):
+                if smooth_P[step] > limit:
+                    return step
+        return len(smooth_P) - 1 if self.became_infinite else None
 
     @property
     def steepest(self) -> int:
-        """The place where the smoothed loss falls fastest over the logarithm of the rate, before it diverges."""
-        slope_P = np.gradient(self.smooth_P[: self.diverged], np.log(self.rate_P[: self.diverged]))
+        """The step where the smoothed loss falls fastest over the logarithm of the rate, before it diverges."""
+        before = slice(None, self.diverged)
+        slope_P = np.gradient(self.smooth_P[before], np.log(self.rate_P[before]))
         return int(np.argmin(slope_P))
 
     def suggestions(self) -> dict[str, float]:
@@ -111,13 +110,11 @@ class RangeTest:
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers as JSON values."""
-        series = {
-            "learning_rates": self.rate_P,
-            "losses": self.loss_P,
-            "smoothed_losses": self.smooth_P,
-        }
-        return {name: x.tolist() for name, x in series.items()} | {
-            "suggestions": self.suggestions()
+        return {
+            "learning_rates": self.rate_P.tolist(),
+            "losses": self.loss_P.tolist(),
+            "smoothed_losses": self.smooth_P.tolist(),
+            "suggestions": self.suggestions(),
         }
 
 
@@ -140,11 +137,12 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
             "config.resume_from: the test begins at step 0; use config.init_from for its weights."
         )
     use_compilation_cache(config.logging.compilation_cache)
-    run, source, state = _assemble(_shortened(config, high, num_steps), low, high, num_steps)
+
+    run, source, state = _assemble(_shorten(config, high, num_steps), low, high, num_steps)
     step = run.compile_train_step()
     leaves = pytree.named_leaves(state)
-    rates = list[float]()
-    losses = list[float]()
+    rates: list[float] = []
+    losses: list[float] = []
     with open_train_batches(run, source, 0) as (batches, _):
         for batch in itertools.islice(batches, num_steps + 1):
             leaves, metrics = step(leaves, batch)
@@ -152,15 +150,14 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
                 raise ValueError(
                     f"config.global_batch={config.global_batch}: no image of a batch can be read."
                 )
-            loss = float(
-                metrics["train_loss"]
-            )  # before this step's update, after that of the step before
-            if rates and math.isfinite(loss):
+            # The loss is measured before the update of its step, so it belongs to the rate before
+            loss = float(metrics["train_loss"])
+            is_finite = math.isfinite(loss)
+            if rates and is_finite:
                 losses.append(loss)
-            test = RangeTest(
-                num_steps, np.array(rates[: len(losses)]), np.array(losses), not math.isfinite(loss)
-            )
-            if test.diverged is not None or not math.isfinite(loss):
+            rates_of_losses = np.array(rates[: len(losses)])
+            test = RangeTest(num_steps, rates_of_losses, np.array(losses), not is_finite)
+            if test.diverged is not None or not is_finite:
                 break
             rates.append(float(metrics["learning_rate"]))
     return test
@@ -172,30 +169,34 @@ def _assemble(
     """Return the run, its training images, and its first state."""
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
-        return low * (high / low) ** (jnp.asarray(step, jnp.float32) / (num_steps - 1))
+        progress = jnp.asarray(step, jnp.float32) / (num_steps - 1)
+        return low * (high / low) ** progress
 
     train = open_datasets(config).train
-    fitted = None
+    weights = None
     if isinstance(config, FinetuneConfig):
-        architecture, fitted, _ = adapt(config, train)
+        architecture, weights, _ = adapt(config, train)
     else:
         architecture = architecture_of(config, train.num_classes)
-    options: dict[str, Any] = {
-        "label_shape": train.label_shape,
-        "devices": jax.devices(),
-        "schedule": schedule,
-    }
-    run = assemble(config, architecture, num_examples=len(train), **options)
-    if fitted is None:
-        return run, train, first_state(run)[0]
-    return run, train, state_of_parameters(run, fitted.parameters, str(config.init_from))
-
-
-def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:
-    """Return the config of the test, with one step more than rates, for the loss after the last one."""
-    fields: dict[str, Any] = (
-        {"search": SearchConfig()} if isinstance(config, FinetuneConfig) else {}
+    run = assemble(
+        config,
+        architecture,
+        num_examples=len(train),
+        label_shape=train.label_shape,
+        devices=jax.devices(),
+        schedule=schedule,
     )
+    if weights is None:
+        state, *_ = first_state(run)
+    else:
+        state = state_of_parameters(run, weights.parameters, str(config.init_from))
+    return run, train, state
+
+
+def _shorten(config: RunConfig, high: float, num_steps: int) -> RunConfig:
+    """Return the config of the test, with one step more than rates, for the loss after the last one."""
+    if isinstance(config, FinetuneConfig):
+        config = dataclasses.replace(config, search=SearchConfig())
     return dataclasses.replace(
         config,
         total=Duration(f"{num_steps + 1} steps"),
@@ -205,7 +206,6 @@ def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:
         checkpoint=dataclasses.replace(config.checkpoint, keep_best=0),
         stop_early=StopEarlyConfig(),
         logging=dataclasses.replace(config.logging, profile_start_step=None, profile_num_steps=5),
-        **fields,
     )
 
 
@@ -214,13 +214,12 @@ def draw(test: RangeTest, title: str) -> "Figure":
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
     axes.plot(test.rate_P, test.loss_P, ".", color=GREY, markersize=3, label="loss of a step")
-    axes.plot(
-        test.rate_P, test.smooth_P, color=BLUE, label=f"mean of {2 * test.half_window + 1} steps"
-    )
+    window_steps = 2 * test.half_window + 1
+    axes.plot(test.rate_P, test.smooth_P, color=BLUE, label=f"mean of {window_steps} steps")
     for (reason, rate), colour in zip(test.suggestions().items(), (GREEN, RED), strict=False):
         axes.axvline(rate, color=colour, linestyle="--", label=f"{rate:.2g}: {reason}")
-    room = np.ptp(test.smooth_P)  # a single loss may be far outside
-    limits = (test.smooth_P.min() - room, test.smooth_P.max() + room)
+    spread = np.ptp(test.smooth_P)  # a single loss may be far outside
+    limits = (test.smooth_P.min() - spread, test.smooth_P.max() + spread)
     axes.set(xscale="log", xlabel="learning rate", ylabel="training loss", title=title, ylim=limits)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower left")

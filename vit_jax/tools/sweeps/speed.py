@@ -1,4 +1,4 @@
-"""Inference speed of one device with batches of 1, 2, 4, …: measured here, or planned for a TPU that need not be there.
+"""Inference speed of one device with batches of 1, 2, 4, …: measured here, or planned for an absent TPU.
 
 As in the paper (ViT, App. D.5): the speed of the best batch, and the largest batch that fits.
 """
@@ -28,7 +28,7 @@ from vit_jax.train.run_files import write_summary
 NUM_CLASSES = 1000
 NUM_STEPS = 5  # of each batch, after a few that do not count
 
-SecondsOf = Callable[[int], float | None]
+GetSeconds = Callable[[int], float | None]
 """Takes a batch size; returns the seconds of a forward pass, or None if it does not fit."""
 
 
@@ -40,26 +40,29 @@ def measure(config: PretrainConfig, workdir: str, topology: Topology | None = No
     """
     architecture = architecture_of(config, NUM_CLASSES)
     if topology is None:
-        seconds_of = _measured(architecture)
-        where = machine()
+        get_seconds = _make_measurement(architecture)
+        device = machine()
     else:
-        seconds_of = _planned(architecture, topology)
-        where = {"device_kind": topology.chip.name}
+        get_seconds = _make_estimate(architecture, topology)
+        device = {"device_kind": topology.chip.name}
     with workdirs.claim(workdir, config) as claimed:
-        summary = peak(seconds_of, config.global_batch) | where
+        summary = find_peak(get_seconds, config.global_batch) | device
         if hosts.is_first():
             write_summary(claimed.folder, summary)
 
 
-def peak(seconds_of: SecondsOf, most: int) -> dict[str, Any]:
+def find_peak(get_seconds: GetSeconds, most: int) -> dict[str, Any]:
     """Return the best speed over batches of 1, 2, 4, … up to `most`, and the largest that fits.
 
     Raises:
       ValueError: not even one image fits.
     """
-    speeds = dict[int, float]()
+    speeds: dict[int, float] = {}
     batch = 1
-    while batch <= most and (seconds := seconds_of(batch)) is not None:
+    while batch <= most:
+        seconds = get_seconds(batch)
+        if seconds is None:
+            break
         speeds[batch] = batch / seconds
         batch *= 2
     if not speeds:
@@ -88,14 +91,14 @@ def _make_inference(
     return jax.jit(infer), replicated(mesh)
 
 
-def _measured(architecture: Architecture) -> SecondsOf:
-    infer, place = _make_inference(architecture, jax.devices()[0])
-    model = jax.device_put(
-        jax.jit(lambda key: build_model(architecture, key))(jax.random.key(0)), place
-    )
+def _make_measurement(architecture: Architecture) -> GetSeconds:
+    """Return a function that times the forward pass on this machine's first device."""
+    infer, sharding = _make_inference(architecture, jax.devices()[0])
+    initialise = jax.jit(lambda key: build_model(architecture, key))
+    model = jax.device_put(initialise(jax.random.key(0)), sharding)
 
-    def seconds_of(batch: int) -> float | None:
-        image = jax.device_put(np.zeros((batch, *architecture.image_size, 3), np.uint8), place)
+    def measure_seconds(batch: int) -> float | None:
+        image = jax.device_put(np.zeros((batch, *architecture.image_size, 3), np.uint8), sharding)
         try:
             return float(np.median(times_of(lambda: infer(model, image), NUM_STEPS)))
         except jax.errors.JaxRuntimeError as error:
@@ -103,30 +106,27 @@ def _measured(architecture: Architecture) -> SecondsOf:
                 raise
             return None
 
-    return seconds_of
+    return measure_seconds
 
 
-def _planned(architecture: Architecture, topology: Topology) -> SecondsOf:
+def _make_estimate(architecture: Architecture, topology: Topology) -> GetSeconds:
+    """Return a function that estimates the forward pass on one chip from the compiled schedule."""
     devices = aot.topology_devices(topology)[:1]
-    infer, place = _make_inference(architecture, devices[0])
-
-    def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-
+    infer, sharding = _make_inference(architecture, devices[0])
     model = jax.tree.map(
-        abstract, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(lambda: build_model(architecture, jax.random.key(0))),
     )
 
-    def seconds_of(batch: int) -> float | None:
-        image = jax.ShapeDtypeStruct(
-            (batch, *architecture.image_size, 3), jnp.uint8, sharding=place
-        )
+    def estimate_seconds(batch: int) -> float | None:
+        shape = (batch, *architecture.image_size, 3)
+        image = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=sharding)
         compiled = aot.compile_program(lambda: infer.lower(model, image), devices[0])
         if not isinstance(compiled, aot.Executable):
             return None
+        program = hlo.parse(compiled.text)
         collective_seconds = make_collective_seconds(devices, topology)
-        return step_timeline(
-            hlo.parse(compiled.text), topology, collective_seconds, compiled.bundles
-        ).seconds
+        timeline = step_timeline(program, topology, collective_seconds, compiled.bundles)
+        return timeline.seconds
 
-    return seconds_of
+    return estimate_seconds

@@ -16,14 +16,14 @@ class Task:
 
     Attributes:
       name: of the task, and of its folder.
-      group: over whose tasks a mean is taken.
+      group: name of the group; the table has a mean for each group.
       data: as in a recipe: "vtab:pets", "digits", "folder:PATH", "csv:FILE", "package.module:name".
       train, validation: splits of `data`: each setting is trained on the first and compared on the
         second.
-      train_and_validation, test: those of the final run.
-      flip, crop: whether training may mirror, and crop, the images.
-      published: top-1 accuracies of the paper in percent, in the order of `PUBLISHED`; () where
-        there are none.
+      train_and_validation, test: splits of the final run.
+      flip, crop: True if training may mirror, and crop, the images.
+      published: top-1 accuracies of the paper in percent, in the order of `PUBLISHED`; () without
+        any.
     """
 
     name: str
@@ -60,21 +60,30 @@ _TABLE_9 = {
     "smallnorb_elevation": (51.2, 51.1, 41.7),
 }
 
-VTAB = tuple(
-    Task(
-        name=task.name,
-        group=task.group,
-        data=f"vtab:{task.name}",
-        flip=task.flip,
-        crop=task.crop,
-        published=_TABLE_9[task.name],
-    )
-    for task in vtab_tasks.TASKS
-)
+
+def _build_vtab() -> tuple[Task, ...]:
+    """Return the tasks of VTAB-1k with the paper's results."""
+    tasks = []
+    for task in vtab_tasks.TASKS:
+        tasks.append(
+            Task(
+                name=task.name,
+                group=task.group,
+                data=f"vtab:{task.name}",
+                flip=task.flip,
+                crop=task.crop,
+                published=_TABLE_9[task.name],
+            )
+        )
+    return tuple(tasks)
+
+
+VTAB = _build_vtab()
+_NO_FOLDERS = ("", ".", "..", "all")  # names that no task can have
 
 
 def load_suite(reference: str | None) -> tuple[Task, ...]:
-    """VTAB's tasks, or those of a reference "package.module:name" to a list of `Task`.
+    """Return VTAB's tasks, or the list of `Task` that a reference "package.module:name" names.
 
     Raises:
       ValueError: it cannot be imported, is no such list, or two tasks have one name.
@@ -82,37 +91,35 @@ def load_suite(reference: str | None) -> tuple[Task, ...]:
     if reference is None:
         return VTAB
     tasks = resolve(reference, "--suite")
-    if (
-        not isinstance(tasks, (list, tuple))
-        or not tasks
-        or not all(isinstance(task, Task) for task in tasks)
-    ):
+    is_list = isinstance(tasks, (list, tuple)) and len(tasks) > 0
+    if not is_list or not all(isinstance(task, Task) for task in tasks):
         raise ValueError(f"--suite={reference}: must be a list of vit_jax.tools.sweeps.suite.Task.")
-    if odd := [task.name for task in tasks if len(task.published) not in (0, len(PUBLISHED))]:
-        raise ValueError(
-            f"--suite={reference}: {odd[0]!r} has other than {len(PUBLISHED)} published results, or none."
-        )
+    for task in tasks:
+        if len(task.published) not in (0, len(PUBLISHED)):
+            raise ValueError(
+                f"--suite={reference}: {task.name!r} has other than {len(PUBLISHED)} published results, or none."
+            )
     names = [task.name for task in tasks]
-    if wrong := [
-        name
-        for name in names
-        if names.count(name) > 1 or "/" in name or name in ("", ".", "..", "all")
-    ]:
-        raise ValueError(
-            f"--suite={reference}: {wrong[0]!r} names two tasks, or cannot name a folder."
-        )
+    for name in names:
+        if names.count(name) > 1 or "/" in name or name in _NO_FOLDERS:
+            raise ValueError(
+                f"--suite={reference}: {name!r} names two tasks, or cannot name a folder."
+            )
     return tuple(tasks)
 
 
 def select_tasks(suite: tuple[Task, ...], words: str) -> tuple[Task, ...]:
-    """Tasks by names and groups with commas between them, or "all", in the order of the suite.
+    """Return tasks by names and groups with commas between them, or "all", in the order of the suite.
 
     Raises:
       ValueError: there is no such task or group; the nearest is named.
     """
-    chosen: set[str] = set()
-    known = ["all", *dict.fromkeys(task.group for task in suite), *(task.name for task in suite)]
-    for word in words.split(","):
+    names = [task.name for task in suite]
+    groups = dict.fromkeys(task.group for task in suite)
+    known = ["all", *groups, *names]
+    selected = words.split(",")
+    for word in selected:
         require_known("--tasks", word, known)
-        chosen |= {task.name for task in suite if word in (task.name, task.group, "all")}
-    return tuple(task for task in suite if task.name in chosen)
+    if "all" in selected:
+        return suite
+    return tuple(task for task in suite if task.name in selected or task.group in selected)

@@ -2,149 +2,201 @@
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from vit_jax.evals.intervals import wilson_interval
 from vit_jax.storage.files import write_atomically
 from vit_jax.text.tables import aligned
 from vit_jax.text.tables import to_csv as rows_to_csv
-from vit_jax.tools.sweeps.suite import PUBLISHED
-from vit_jax.tools.sweeps.vtab import WEIGHTS_FILE, Sweep
+from vit_jax.tools.sweeps.suite import PUBLISHED, Task
+from vit_jax.tools.sweeps.vtab import WEIGHTS_FILE, Setting, Sweep
 from vit_jax.train.run_files import read_start
+from vit_jax.train.series import RunResult
 
 FILE = "results"  # in the sweep's folder, with the ending of each format
 Row = dict[str, Any]
-_HEAD = ("task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps")
-_WORDS = (
+_RESULTS_HEAD = ("task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps")
+_PLAN_HEAD = ("task", "group", "data", "this machine", "trials done", "final run")
+_TRIALS_HEAD = ("learning rate", "steps", "tasks", "mean validation top-1 %")
+_TEXT_COLUMNS = ("task", "group", "data", "this machine", "final run")
+_CSV_HEAD = (
     "task",
     "group",
-    "data",
-    "this machine",
-    "final run",
-)  # columns that are aligned to the left
+    "test_accuracy",
+    "low",
+    "high",
+    "test_images",
+    "learning_rate",
+    "steps",
+    "validation_accuracy",
+    *(f"paper_percent: {column}" for column in PUBLISHED),
+)
 
 
-def results_of(sweep: Sweep) -> list[Row]:
+def build_rows(sweep: Sweep) -> list[Row]:
     """Return one row for each task whose final run has ended and not diverged.
 
     Accuracies are fractions.
     """
     rows = []
-    for task, (setting, outcome) in sweep.finals().items():
-        if (accuracy := outcome.accuracy) is not None:
-            trial = sweep.outcome(task, "trials", setting)
-            num_images = outcome.num_images
-            row = {"task": task.name, "group": task.group, "test_accuracy": accuracy}
-            row |= {
-                "interval": wilson_interval(accuracy * num_images, num_images),
-                "test_images": num_images,
-            }  # 95 %
-            row |= {"learning_rate": setting.learning_rate, "steps": setting.num_steps}
-            row |= {
-                "validation_accuracy": trial.accuracy if trial else None,
-                "published_percent": task.published,
-            }
-            rows.append(row)
+    for task, (setting, result) in sweep.read_final_results().items():
+        if result.accuracy is not None:
+            rows.append(_build_row(sweep, task, setting, result, result.accuracy))
     return rows
 
 
-def means_of(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
+def _build_row(
+    sweep: Sweep, task: Task, setting: Setting, result: RunResult, accuracy: float
+) -> Row:
+    trial = sweep.read_result(task, "trials", setting)
+    num_correct = accuracy * result.num_images
+    return {
+        "task": task.name,
+        "group": task.group,
+        "test_accuracy": accuracy,
+        "interval": wilson_interval(num_correct, result.num_images),  # 95 %
+        "test_images": result.num_images,
+        "learning_rate": setting.learning_rate,
+        "steps": setting.num_steps,
+        "validation_accuracy": trial.accuracy if trial else None,
+        "published_percent": task.published,
+    }
+
+
+def compute_means(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
     """Return unweighted means of each group of several, and of all tasks; the paper's if it has all these tasks."""
-    groups = list(dict.fromkeys(task.group for task in sweep.asked))
+    groups = list(dict.fromkeys(task.group for task in sweep.requested))
     means = []
-    for group in [*(groups if len(groups) > 1 else []), None]:
-        members = [row for row in rows if group in (row["group"], None)]
-        figures = [row["published_percent"] for row in members]
-        if members:
-            mean = {
-                "name": group or "all tasks",
-                "accuracy": statistics.fmean(row["test_accuracy"] for row in members),
-            }
-            mean |= {
-                "num_tasks": len(members),
-                "of": sum(group in (task.group, None) for task in sweep.asked),
-            }
-            published = (
-                tuple(map(statistics.fmean, zip(*figures, strict=True))) if all(figures) else ()
-            )
-            means.append(mean | {"published": published})
+    if len(groups) > 1:
+        for group in groups:
+            members = [row for row in rows if row["group"] == group]
+            num_requested = sum(task.group == group for task in sweep.requested)
+            if members:
+                means.append(_compute_mean(group, members, num_requested))
+    if rows:
+        means.append(_compute_mean("all tasks", rows, len(sweep.requested)))
     return means
+
+
+def _compute_mean(name: str, rows: Sequence[Row], num_requested: int) -> Row:
+    published_by_task = [row["published_percent"] for row in rows]
+    published: tuple[float, ...] = ()
+    if all(published_by_task):
+        columns = zip(*published_by_task, strict=True)
+        published = tuple(map(statistics.fmean, columns))
+    return {
+        "name": name,
+        "accuracy": statistics.fmean(row["test_accuracy"] for row in rows),
+        "num_tasks": len(rows),
+        "of": num_requested,
+        "published": published,
+    }
 
 
 def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     """Return a table of top-1 in percent by task, then the means with their numbers of tasks."""
-    columns = PUBLISHED if any(row["published_percent"] for row in rows) else ()
+    has_published = any(row["published_percent"] for row in rows)
+    columns = PUBLISHED if has_published else ()
+    lines = [_format_task(row, len(columns)) for row in rows]
+    lines += [_format_mean(mean, len(columns)) for mean in compute_means(sweep, rows)]
+    table = aligned([*_RESULTS_HEAD, *columns], lines, _TEXT_COLUMNS)
 
-    def published(figures: Sequence[float], digits: int) -> list[str]:
-        return [f"{figure:.{digits}f}" for figure in figures] or ["–"] * len(columns)
+    finished = {row["task"] for row in rows}
+    missing = [task.name for task in sweep.requested if task.name not in finished]
+    if missing:
+        table += f"\nWithout a result: {', '.join(missing)}.\n"
+    return table
 
-    lines = []
-    for row in rows:
-        line = [row["task"], row["group"], f"{100 * row['test_accuracy']:.2f}"]
-        line += [
-            " to ".join(f"{100 * end:.2f}" for end in row["interval"]),
-            f"{row['test_images']:,}",
-        ]
-        line += [f"{row['learning_rate']:g}", f"{row['steps']:,}"]
-        lines.append([*line, *published(row["published_percent"], 1)])
-    for mean in means_of(sweep, rows):
-        line = [f"**{mean['name']}**", "", f"**{100 * mean['accuracy']:.2f}**", ""]
-        line += [f"{mean['num_tasks']} of {mean['of']} tasks", "", ""]
-        lines.append([*line, *published(mean["published"], 2)])
-    have = {row["task"] for row in rows}
-    missing = [task.name for task in sweep.asked if task.name not in have]
-    note = f"\nWithout a result: {', '.join(missing)}.\n" if missing else ""
-    return aligned([*_HEAD, *columns], lines, _WORDS) + note
+
+def _format_task(row: Row, num_published: int) -> list[str]:
+    low, high = row["interval"]
+    published = [f"{percent:.1f}" for percent in row["published_percent"]]
+    return [
+        row["task"],
+        row["group"],
+        f"{100 * row['test_accuracy']:.2f}",
+        f"{100 * low:.2f} to {100 * high:.2f}",
+        f"{row['test_images']:,}",
+        f"{row['learning_rate']:g}",
+        f"{row['steps']:,}",
+        *(published or ["–"] * num_published),
+    ]
+
+
+def _format_mean(mean: Row, num_published: int) -> list[str]:
+    published = [f"{percent:.2f}" for percent in mean["published"]]
+    return [
+        f"**{mean['name']}**",
+        "",
+        f"**{100 * mean['accuracy']:.2f}**",
+        "",
+        f"{mean['num_tasks']} of {mean['of']} tasks",
+        "",
+        "",
+        *(published or ["–"] * num_published),
+    ]
 
 
 def trials_to_markdown(sweep: Sweep) -> str:
     """Return a table of the mean validation accuracy of each setting over the tasks."""
+    chosen = sweep.choose_setting(sweep.tasks[0])
+    trials_by_task = [sweep.read_trials(task) for task in sweep.tasks]
     lines = []
-    chosen = sweep.chosen(sweep.tasks[0])
-    trials = [sweep.trials(task) for task in sweep.tasks]
-    for setting in sweep.tried:
-        accuracies = [outcomes[setting].rank[0] for outcomes in trials if setting in outcomes]
-        mark = " (chosen)" if setting == chosen else ""
-        mean = f"{100 * statistics.fmean(accuracies):.2f}{mark}" if accuracies else "–"
+    for setting in sweep.trial_settings:
+        results = [trials[setting] for trials in trials_by_task if setting in trials]
+        accuracies = [result.rank[0] for result in results]
+        mean = f"{100 * statistics.fmean(accuracies):.2f}" if accuracies else "–"
+        if accuracies and setting == chosen:
+            mean += " (chosen)"
         lines.append(
             [f"{setting.learning_rate:g}", f"{setting.num_steps:,}", f"{len(accuracies)}", mean]
         )
-    return aligned(["learning rate", "steps", "tasks", "mean validation top-1 %"], lines)
+    return aligned(_TRIALS_HEAD, lines)
 
 
 def plan_to_markdown(sweep: Sweep) -> str:
-    """Return a table of finished and missing runs of a sweep by task, and those left for this machine."""
+    """Return a table of finished and missing runs of a sweep by task, and the steps left for this machine."""
     lines = []
     steps_left = 0
-    for task, chosen in sweep.choices().items():
-        trials = sweep.trials(task)
-        own = task in sweep.own
-        is_done = chosen is not None and sweep.outcome(task, "final", chosen) is not None
-        longest = max(setting.num_steps for setting in sweep.settings)
-        final = 0 if is_done else chosen.num_steps if chosen else longest
-        steps_left += own * (
-            sum(setting.num_steps for setting in sweep.tried if setting not in trials) + final
-        )
-        done = f"{len(trials)} of {len(sweep.tried)}"
+    for task, setting in sweep.choose_settings().items():
+        trials = sweep.read_trials(task)
+        is_local = task in sweep.local_tasks
+        is_done = setting is not None and sweep.read_result(task, "final", setting) is not None
+        if is_local:
+            steps_left += _count_trial_steps(sweep, trials)
+        if is_local and not is_done:
+            steps_left += _count_final_steps(sweep, setting)
         lines.append(
             [
                 task.name,
                 task.group,
                 task.data,
-                "yes" if own else "no",
-                done,
+                "yes" if is_local else "no",
+                f"{len(trials)} of {len(sweep.trial_settings)}",
                 "done" if is_done else "to do",
             ]
         )
+
     batch = sweep.config.global_batch
-    (height, width) = sweep.config.input.image_size
-    return aligned(
-        ["task", "group", "data", "this machine", "trials done", "final run"], lines, _WORDS
-    ) + (
-        f"\nLeft for this machine: at most {steps_left:,} steps of {batch} images, {steps_left * batch:,} images of "
-        f"{height}x{width} pixels.\n"
+    height, width = sweep.config.input.image_size
+    summary = (
+        f"Left for this machine: at most {steps_left:,} steps of {batch} images, {steps_left * batch:,} images of "
+        f"{height}x{width} pixels."
     )
+    return f"{aligned(_PLAN_HEAD, lines, _TEXT_COLUMNS)}\n{summary}\n"
+
+
+def _count_trial_steps(sweep: Sweep, finished: Collection[Setting]) -> int:
+    """Return the number of steps of the missing trials of a task."""
+    return sum(setting.num_steps for setting in sweep.trial_settings if setting not in finished)
+
+
+def _count_final_steps(sweep: Sweep, setting: Setting | None) -> int:
+    """Return the number of steps of a final run: at most the longest, until its setting is known."""
+    if setting is not None:
+        return setting.num_steps
+    return max(setting.num_steps for setting in sweep.settings)
 
 
 def to_json(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
@@ -152,48 +204,49 @@ def to_json(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     trials = []
     for task in sweep.tasks:
         for setting in sweep.settings:
-            if trial := sweep.outcome(task, "trials", setting):
-                row = {
+            result = sweep.read_result(task, "trials", setting)
+            if result is None:
+                continue
+            trials.append(
+                {
                     "task": task.name,
                     "learning_rate": setting.learning_rate,
                     "steps": setting.num_steps,
+                    "validation_accuracy": result.accuracy,
                 }
-                trials.append(row | {"validation_accuracy": trial.accuracy})
+            )
     return {
         "weights": read_start(sweep.folder / WEIGHTS_FILE),
         "sweep": "shared" if sweep.is_shared else "per_task",
         "trials": trials,
         "tasks": rows,
-        "means": means_of(sweep, rows),
+        "means": compute_means(sweep, rows),
         "published": PUBLISHED,
     }
 
 
 def write_results(sweep: Sweep) -> str:
     """Write the results so far in each format; return the Markdown. CSV has no means."""
-    rows = results_of(sweep)
-    table = f"{trials_to_markdown(sweep)}\n" if sweep.tried and sweep.is_shared else ""
-    table += to_markdown(sweep, rows)
-    names = [
-        "task",
-        "group",
-        "test_accuracy",
-        "low",
-        "high",
-        "test_images",
-        "learning_rate",
-        "steps",
-    ]
-    head = [*names, "validation_accuracy", *(f"paper_percent: {column}" for column in PUBLISHED)]
-    cells = [
-        [part for cell in row.values() for part in (cell if isinstance(cell, tuple) else (cell,))]
-        for row in rows
-    ]
-    in_json = json.dumps(to_json(sweep, rows), indent=2) + "\n"
-    for ending, content in {
+    rows = build_rows(sweep)
+    table = to_markdown(sweep, rows)
+    if sweep.trial_settings and sweep.is_shared:
+        table = f"{trials_to_markdown(sweep)}\n{table}"
+    content = {
         "md": table,
-        "csv": rows_to_csv([head, *cells]),
-        "json": in_json,
-    }.items():
-        write_atomically(sweep.folder / f"{FILE}.{ending}", content)
+        "csv": rows_to_csv([_CSV_HEAD, *map(_flatten, rows)]),
+        "json": json.dumps(to_json(sweep, rows), indent=2) + "\n",
+    }
+    for ending, text in content.items():
+        write_atomically(sweep.folder / f"{FILE}.{ending}", text)
     return table
+
+
+def _flatten(row: Row) -> list[object]:
+    """Return the values of a row, with those of the interval and of the paper one by one."""
+    values: list[object] = []
+    for value in row.values():
+        if isinstance(value, tuple):
+            values += value
+        else:
+            values.append(value)
+    return values

@@ -1,0 +1,163 @@
+"""Write the results of a study or a sweep: NAME.json, NAME.md, and the plot of a study."""
+
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vit_jax.config.directions import WORDS, require_direction
+from vit_jax.storage.files import write_atomically
+from vit_jax.text.tables import aligned
+from vit_jax.tools.figures import drawing
+from vit_jax.tools.sweeps.grid import SEED, Grid, Study
+from vit_jax.tools.sweeps.plots import draw
+from vit_jax.tools.sweeps.results import (
+    COSTS,
+    Row,
+    build_command,
+    build_rows,
+    list_shown_axes,
+    select_best_row,
+)
+from vit_jax.train.run_files import DIVERGED
+
+Column = tuple[str, Callable[[Row], str]]
+"""The head of a column, and a function from a row to the text of its cell."""
+
+
+def write_results(
+    grid: Grid,
+    workdir: pathlib.Path,
+    *,
+    with_paper: bool = False,
+    stopped: Mapping[str, float] | None = None,
+) -> str:
+    """Write the results so far in each format; return the Markdown, for a sweep with the best command."""
+    study = grid.study
+    rows = build_rows(grid, workdir, stopped)
+    table = to_markdown(grid, rows)
+    content: dict[str, Any] = {
+        "study": study.name,
+        "about": study.about,
+        "recipe": grid.recipe,
+        "data": grid.runs[0].config.data,
+        "measures": study.measures,
+        "rows": rows,
+    }
+    best = select_best_row(grid, rows) if study.is_sweep else None
+    if best is not None:
+        command = build_command(grid, best, workdir)
+        content |= {"best": best, "command": command}
+        table += f"\n{_describe_best(grid, rows, best)}\n\n    {command}\n"
+
+    workdir.mkdir(parents=True, exist_ok=True)
+    name = "sweep" if study.is_sweep else "study"
+    write_atomically(workdir / f"{name}.json", json.dumps(content, indent=2) + "\n")
+    write_atomically(workdir / f"{name}.md", table)
+    if not study.is_sweep:
+        _write_plot(grid, rows, workdir / name, with_paper=with_paper)
+    return table
+
+
+def _describe_best(grid: Grid, rows: Sequence[Row], best: Row) -> str:
+    """Return the values and the metric of the best setting as one line."""
+    (metric,) = grid.study.measures
+    is_complete = not any(row["missing"] for row in rows)
+    title = "Best" if is_complete else "Best so far"
+    setting = ", ".join(f"{name}={best[name]}" for name in list_shown_axes(grid))
+    direction = require_direction(grid.runs[0].config, metric)
+    value = f"{_format_number(metric, best[metric])} ({WORDS[direction.mode]})"
+    return f"{title}: {setting or 'the recipe'}, {metric} {value}"
+
+
+def _write_plot(grid: Grid, rows: Sequence[Row], file: pathlib.Path, *, with_paper: bool) -> None:
+    """Write the plot as PNG and SVG; the title ends with the name of the data without their folder."""
+    study = grid.study
+    dataset = (grid.runs[0].config.data or grid.recipe).rpartition("/")[2]
+    figure = draw(study, rows, title=f"{study.title}: {dataset}", with_paper=with_paper)
+    for form in ("png", "svg"):
+        write_atomically(file.with_suffix(f".{form}"), drawing.to_bytes(figure, form))
+
+
+def to_markdown(grid: Grid, rows: Sequence[Row]) -> str:
+    """Return a table with a line for each setting, then the names of the missing runs."""
+    axes = [axis.name for axis in grid.axes if axis.name != SEED.name]
+    text_columns = _list_present([*axes, "machine"], rows)
+    columns: list[Column] = [(name, functools.partial(_read_text, name)) for name in text_columns]
+    columns += _build_result_columns(grid, rows)
+
+    head = [name for name, _ in columns]
+    lines = []
+    for row in rows:
+        lines.append([format_cell(row) for _, format_cell in columns])
+    table = aligned(head, lines, text_columns)
+
+    missing = [name for row in rows for name in row["missing"]]
+    if missing:
+        table += f"\nNot ended: {', '.join(missing)}.\n"
+    return table
+
+
+def _build_result_columns(grid: Grid, rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of measures, costs and states of the runs."""
+    study = grid.study
+    has_seeds = any(axis.name == SEED.name for axis in grid.axes)
+    columns: list[Column] = []
+    for measure in study.measures:
+        columns.append((measure, functools.partial(_read_number, measure)))
+        if has_seeds and study.is_sweep:
+            columns.append(("± deviation", functools.partial(_read_deviation, measure)))
+        elif has_seeds:
+            columns.append(("lowest to highest", functools.partial(_read_extremes, measure)))
+    if study.stops_early:
+        columns.append(("best step", functools.partial(_read_number, "step")))
+    for cost in _list_present(COSTS, rows):
+        columns.append((cost, functools.partial(_read_number, cost)))
+    columns.append(("runs ended", functools.partial(_read_progress, study)))
+    return columns
+
+
+def _list_present(names: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """Return the names that at least one row has."""
+    present = {name for row in rows for name in row}
+    return [name for name in names if name in present]
+
+
+def _read_text(name: str, row: Row) -> str:
+    return str(row.get(name, "–"))
+
+
+def _read_number(name: str, row: Row) -> str:
+    return _format_number(name, row.get(name))
+
+
+def _read_deviation(measure: str, row: Row) -> str:
+    return _format_number(measure, row.get(f"{measure}_deviation"))
+
+
+def _read_extremes(measure: str, row: Row) -> str:
+    low = _format_number(measure, row.get(f"{measure}_low"))
+    high = _format_number(measure, row.get(f"{measure}_high"))
+    return f"{low} to {high}"
+
+
+def _read_progress(study: Study, row: Row) -> str:
+    progress = f"{row['ended']} of {row['runs']}"
+    if row[DIVERGED]:
+        progress += f", {row[DIVERGED]} diverged"
+    if "stopped_at" in row:
+        progress += f", stopped at {_format_number(study.measures[0], row['stopped_at'])}"
+    return progress
+
+
+def _format_number(name: str, value: float | None) -> str:
+    """Return an accuracy in percent, another number with three digits; a dash without a finite one."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if name.endswith("_accuracy"):
+        return f"{value:.2%}"
+    if value == round(value) or value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
