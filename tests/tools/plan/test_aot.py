@@ -120,7 +120,7 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     (bundles,) = (size for name, size in compiled.bundles.items() if "attention" in name)
     (schedule,) = (
         path
-        for path in aot._schedules().glob("*attention*final_bundles.txt")
+        for path in aot._open_schedules().glob("*attention*final_bundles.txt")
         if "analysis" not in path.name
     )
     (last,) = re.findall(r"scmp\.ge\S* %\S+, (\d+) /\* loop exit test", schedule.read_text())
@@ -252,5 +252,5 @@ def test_what_does_not_fit_is_a_result():
 
 
 def test_the_folder_of_schedules_is_made_again():
-    shutil.rmtree(aot._schedules())
-    assert aot._schedules().is_dir()
+    shutil.rmtree(aot._open_schedules())
+    assert aot._open_schedules().is_dir()

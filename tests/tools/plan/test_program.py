@@ -123,12 +123,12 @@ def test_members(groups, members):
     collective = hlo.Instruction(
         "x", "f32[2]", "all-reduce", f"%y), channel_id=1, {groups}, to_apply=%add"
     )
-    assert hlo.members(collective) == members
+    assert hlo.list_members(collective) == members
 
 
 def test_groups_in_an_unknown_form():
     with pytest.raises(ValueError, match="unknown form"):
-        hlo.members(hlo.Instruction("x", "f32[2]", "all-reduce", "%y)"))
+        hlo.list_members(hlo.Instruction("x", "f32[2]", "all-reduce", "%y)"))
 
 
 def stats():

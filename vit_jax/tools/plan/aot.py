@@ -1,10 +1,10 @@
-"""Compiles a run's train step for TPUs and NVIDIA GPUs without having any.
+"""Compile a run's train step for TPUs and NVIDIA GPUs without having any.
 
 The compilers come with the extras `tpu` and `plan-gpu`. Nothing is executed.
 
-XLA's cycle counts for TPUs are in the HLO, except those of Pallas kernels, which it takes as they
-are. What one execution of a kernel costs is in the schedule that the compiler writes to a folder on
-request: bundles of instructions, one a cycle. For GPUs it counts nothing: `gpu_kernels.py` does.
+XLA's cycle counts for TPUs are in the HLO. It counts no cycles of Pallas kernels: on request the
+compiler writes their schedules to a folder, as bundles of instructions, one a cycle. XLA counts no
+cycles for GPUs: `gpu_kernels.py` estimates their time.
 """
 
 import atexit
@@ -38,9 +38,10 @@ _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
-    # Several plans at once: the lock that this lifts guards a chip
+    # Allow several plans at once: the lock guards a chip, and a plan uses none
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of CUDA's libraries, which a compiler does without
+    # Skip the versions of CUDA's libraries, which a compiler does not load
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
 # Without a GPU nothing can be timed to choose tiles, and XLA's own kernels for products fail:
 # cuBLAS does all of them.
@@ -48,9 +49,8 @@ _GPU_OPTIONS: dict[str, str | bool] = {
     "xla_gpu_autotune_level": "0",
     "xla_gpu_enable_triton_gemm": False,
 }
-_SCHEDULE = re.compile(
-    r"\d+-(.+)-\d+-schedule-analysis_final_bundles\.txt"
-)  # a file, for each instruction of the HLO
+# Names of files, one for each instruction of the HLO
+_SCHEDULE = re.compile(r"\d+-(.+)-\d+-schedule-analysis_final_bundles\.txt")
 _BUNDLES = re.compile(r"total scheduled bundles:\s*(\d+)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TOO_LARGE = (
@@ -66,9 +66,8 @@ class Executable:
     memory: Any  # XLA's `CompiledMemoryStats`, of one chip
     text: str  # optimised HLO
     compile_seconds: float
-    bundles: Mapping[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # of a program of each kernel, by instruction
+    # Bundles of one program of each kernel, by instruction
+    bundles: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,18 +75,16 @@ class TooLarge:
     """The compiler's result for a step that does not fit."""
 
     needed_bytes: int | None  # on one chip; None if the message does not contain it
-    available_bytes: int | None  # to a program, of the chip's memory; None likewise
+    available_bytes: int | None  # of the chip's memory, for a program; None as above
     message: str  # of the compiler
 
 
 def missing_compiler(topology: Topology) -> str:
     """Return why nothing can be compiled for the topology; "" where its compiler is installed."""
     if topology.is_tpu:
-        return (
-            ""
-            if has_compiler()
-            else f"libtpu is not installed; {install_command('tpu')} installs it"
-        )
+        if has_compiler():
+            return ""
+        return f"libtpu is not installed; {install_command('tpu')} installs it"
     has_plugin = any(name.startswith("jax-cuda") for name in backend.plugins())
     if has_plugin and _has_ptxas():
         return ""
@@ -109,97 +106,106 @@ def has_compiler() -> bool:
 
 
 def topology_devices(topology: Topology) -> Sequence[jax.Device]:
-    """Devices of the topology, to compile for.
+    """Return the devices of the topology, to compile for.
 
     Raises:
       ValueError: no compiler for it is installed.
     """
-    if missing := missing_compiler(topology):
+    missing = missing_compiler(topology)
+    if missing:
         raise ValueError(f"No compiler for {topology.name}: {missing}.")
-    if not topology.is_tpu:
-        return _gpus(topology)
+    if topology.is_tpu:
+        return _describe_tpus(topology)
+    return _describe_gpus(topology)
+
+
+def _describe_tpus(topology: Topology) -> Sequence[jax.Device]:
     options: dict[str, Any] = {}
     if topology.fabric.kind == "v4":
-        # One device for each chip, as in jobs; the default of the other kinds
+        # One device for each chip, as in jobs; this is the default of the other kinds
         options["chip_config_name"] = "megacore"
     if topology.chips_per_slice == 1:
         options["chips_per_host_bounds"] = [1, 1, 1]
     if topology.num_slices > 1:
         options["num_slices"] = topology.num_slices
     name = f"{topology.fabric.kind}:{'x'.join(map(str, topology.shape))}"
-    with _environment():
-        devices: Sequence[jax.Device] = topologies.get_topology_desc(
-            name, platform="tpu", **options
-        ).devices
+    with _compiler_environment():
+        description = topologies.get_topology_desc(name, platform="tpu", **options)
+    devices: Sequence[jax.Device] = description.devices
     return devices
 
 
-def _gpus(topology: Topology) -> Sequence[jax.Device]:
-    # Nodes, processes of a node, GPUs of a process
-    shape = f"{topology.num_slices}x1x{topology.chips_per_slice}"
+def _describe_gpus(topology: Topology) -> Sequence[jax.Device]:
     describe = functools.partial(
         topologies.get_topology_desc,
-        *(topology.fabric.kind, "cuda"),
+        topology.fabric.kind,
+        "cuda",
         target_config=target_config(topology),
-        topology=shape,
+        # Nodes, processes of a node, GPUs of a process
+        topology=f"{topology.num_slices}x1x{topology.chips_per_slice}",
     )
-    with _environment():
+    with _compiler_environment():
         try:
-            devices: Sequence[jax.Device] = describe().devices
+            description = describe()
         except NotImplementedError:  # the plugin was hidden when JAX looked for plugins
             backend.load_cuda()
-            devices = describe().devices
+            description = describe()
+    devices: Sequence[jax.Device] = description.devices
     return devices
 
 
 def compile_step(run: Assembly) -> Executable | TooLarge:
     """Compile the train step of a run that was assembled for `topology_devices`."""
-    return compile_program(
-        lambda: run.trace_train_step().lower(), run.batch_sharding.mesh.devices.flat[0]
-    )
+    device = run.batch_sharding.mesh.devices.flat[0]
+    return compile_program(lambda: run.trace_train_step().lower(), device)
 
 
 def compile_program(
     lower: Callable[[], jax.stages.Lowered], device: jax.Device
 ) -> Executable | TooLarge:
-    """Compile what `lower` returns, a program for `topology_devices`, of which `device` is one."""
+    """Compile the lowered program that `lower` returns, for `device` of `topology_devices`."""
     began = time.perf_counter()
-    for path in _schedules().iterdir():
+    for path in _open_schedules().iterdir():
         path.unlink()
+    options = _GPU_OPTIONS if device.platform == "gpu" else None
     try:
-        with _nothing_cached():
-            compiled = lower().compile(
-                compiler_options=_GPU_OPTIONS if device.platform == "gpu" else None
-            )
+        with _without_cache():
+            compiled = lower().compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return read_too_large(str(error))
     seconds = time.perf_counter() - began
     return Executable(
-        compiled.memory_analysis(), compiled.as_text() or "", seconds, _read_bundles()
+        memory=compiled.memory_analysis(),
+        text=compiled.as_text() or "",
+        compile_seconds=seconds,
+        bundles=_read_bundles(),
     )
 
 
 def _read_bundles() -> dict[str, int]:
     """Return bundles by instruction; empty if libtpu was loaded earlier, without asking for schedules."""
-    bundles_by_name = {}
-    for path in _schedules().iterdir():
-        match = _SCHEDULE.fullmatch(path.name)
-        if match and (bundles := _BUNDLES.search(path.read_text(errors="replace"))):
-            bundles_by_name[match[1]] = int(bundles[1])
-    return bundles_by_name
+    bundles = {}
+    for path in _open_schedules().iterdir():
+        file_name = _SCHEDULE.fullmatch(path.name)
+        if file_name is None:
+            continue
+        count = _BUNDLES.search(path.read_text(errors="replace"))
+        if count is not None:
+            bundles[file_name[1]] = int(count[1])
+    return bundles
 
 
-def _schedules() -> pathlib.Path:
+def _open_schedules() -> pathlib.Path:
     """Return the folder to which this process's compiler writes schedules; make it again if it was cleaned up."""
-    folder = _schedule_folder()
+    folder = _make_schedule_folder()
     folder.mkdir(exist_ok=True)
     return folder
 
 
 @functools.cache
-def _schedule_folder() -> pathlib.Path:
+def _make_schedule_folder() -> pathlib.Path:
     """Return a temporary folder, about 50 MB for a step, which is removed at the end."""
     folder = tempfile.mkdtemp(prefix="vit_jax_schedules_")
     remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
@@ -210,19 +216,22 @@ def _schedule_folder() -> pathlib.Path:
 
 def read_too_large(message: str) -> TooLarge:
     """Parse the compiler's message about a program that does not fit."""
-    match = next((match for pattern in _TOO_LARGE if (match := pattern.search(message))), None)
-    if match is None:
-        return TooLarge(None, None, message)
-    needed, available = (int(float(match[place]) * _UNITS[match[place + 1]]) for place in (1, 3))
-    return TooLarge(needed, available, message)
+    for pattern in _TOO_LARGE:
+        match = pattern.search(message)
+        if match is not None:
+            needed, needed_unit, available, available_unit = match.groups()
+            needed_bytes = int(float(needed) * _UNITS[needed_unit])
+            available_bytes = int(float(available) * _UNITS[available_unit])
+            return TooLarge(needed_bytes, available_bytes, message)
+    return TooLarge(None, None, message)
 
 
 @contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """Variables that libtpu reads when it is loaded; kept, they would make this machine look like a TPU host."""
+def _compiler_environment() -> Iterator[None]:
+    """Set variables that libtpu reads when it is loaded; later they would make this machine look like a TPU host."""
     before = dict(os.environ)
     dump = (
-        f"--xla_jf_dump_to={_schedules()} --xla_jf_dump_llo_text=true "
+        f"--xla_jf_dump_to={_open_schedules()} --xla_jf_dump_llo_text=true "
         "--xla_jf_dump_llo_pass_label_regex=final_bundles"
     )
     os.environ.update(_ENVIRONMENT | before)
@@ -236,8 +245,8 @@ def _environment() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nothing_cached() -> Iterator[None]:
-    """Keep compiled programs out of the persistent cache: those for absent TPUs cannot be loaded again."""
+def _without_cache() -> Iterator[None]:
+    """Keep compiled programs out of the persistent cache: programs for absent TPUs cannot be loaded again."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, float("inf"))

@@ -1,7 +1,7 @@
-"""Memory of one chip by kind; of a compiled step all kinds come from XLA's totals and the arrays of its program."""
+"""Memory of one chip by kind; for a compiled step, from XLA's totals and the arrays of its program."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.sharding.memory import Memory
@@ -13,34 +13,17 @@ _KINDS = {  # by the beginning of an argument's name
     "state['polyak/": "average",
     "batch": "batch",
 }
-_FRESH = ("custom-call", "broadcast")  # how a program makes an array that a loop then fills
-_FILLERS = {
-    "constant",
-    "broadcast",
-    "tuple",
-    "parameter",
-}  # of a fusion that does the same, on GPUs
+_FRESH = ("custom-call", "broadcast")  # instructions that make an array which a loop then fills
+# On GPUs a fusion of these instructions makes the array
+_FRESH_IN_FUSION = {"constant", "broadcast", "tuple", "parameter"}
 
 
 def compiled_memory(stats: Any, program: Program) -> Memory:
-    """Memory of a compiled step by kind, from XLA's `CompiledMemoryStats`; the kinds sum to XLA's total."""
-    arguments = dict.fromkeys(_KINDS.values(), 0)
-    for parameter in program.computations[program.entry]:
-        if parameter.opcode == "parameter":
-            kind = next(
-                (kind for name, kind in _KINDS.items() if parameter.source.startswith(name)),
-                "optimizer",
-            )
-            arguments[kind] += sum(array.padded_bytes for array in parameter.arrays)
+    """Return the memory of a compiled step by kind, from XLA's `CompiledMemoryStats`; the kinds sum to XLA's total."""
+    arguments = _measure_arguments(program)
     arguments["batch"] += stats.argument_size_in_bytes - sum(arguments.values())  # alignment
-    kept = {"activations": 0, "gradients": 0}
-    for computation in program.computations.values():
-        makers = {instruction.name: instruction for instruction in computation}
-        for loop in computation:
-            if loop.opcode == "while":
-                kind = "gradients" if "transpose(" in loop.source else "activations"
-                kept[kind] += sum(array.padded_bytes for array in _filled(loop, makers, program))
-    # Others reuse the memory of an argument
+    kept = _measure_kept(program)
+    # Other outputs reuse the memory of an argument
     new_outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
     temporary = stats.temp_size_in_bytes + new_outputs - sum(kept.values())
     return Memory(
@@ -48,21 +31,56 @@ def compiled_memory(stats: Any, program: Program) -> Memory:
     )
 
 
-def _filled(loop: Instruction, makers: dict[str, Instruction], program: Program) -> Iterator[Array]:
-    """Arrays that a loop fills slice by slice."""
+def _measure_arguments(program: Program) -> dict[str, int]:
+    """Return the bytes of the program's arguments by kind."""
+    arguments = dict.fromkeys(_KINDS.values(), 0)
+    for parameter in program.computations[program.entry]:
+        if parameter.opcode == "parameter":
+            kind = _find_kind(parameter.source)
+            arguments[kind] += sum(array.padded_bytes for array in parameter.arrays)
+    return arguments
+
+
+def _find_kind(name: str) -> str:
+    for prefix, kind in _KINDS.items():
+        if name.startswith(prefix):
+            return kind
+    return "optimizer"  # the step
+
+
+def _measure_kept(program: Program) -> dict[str, int]:
+    """Return the bytes of the arrays that loops fill: activations forward, gradients backward."""
+    kept = {"activations": 0, "gradients": 0}
+    for computation in program.computations.values():
+        makers = {instruction.name: instruction for instruction in computation}
+        for loop in computation:
+            if loop.opcode != "while":
+                continue
+            kind = "gradients" if "transpose(" in loop.source else "activations"
+            filled = _list_filled(loop, makers, program)
+            kept[kind] += sum(array.padded_bytes for array in filled)
+    return kept
+
+
+def _list_filled(
+    loop: Instruction, makers: Mapping[str, Instruction], program: Program
+) -> Iterator[Array]:
+    """Yield the arrays that a loop fills slice by slice."""
     start = makers[loop.operands[0]]
-    trip_count = program.trip_count(loop)
     if start.opcode != "tuple":
         return
+    trip_count = program.trip_count(loop)
     for name, array in zip(start.operands, loop.arrays, strict=True):
         is_stack = array.is_in_hbm and len(array.dims) > 1 and array.dims[0] == trip_count
-        if is_stack and _is_fresh(makers[name], makers, program) and math.prod(array.dims) > 1:
+        if is_stack and math.prod(array.dims) > 1 and _is_fresh(makers[name], makers, program):
             yield array
 
 
-def _is_fresh(maker: Instruction, makers: dict[str, Instruction], program: Program) -> bool:
+def _is_fresh(maker: Instruction, makers: Mapping[str, Instruction], program: Program) -> bool:
+    """Return True if an instruction makes an array without values of its operands."""
     while maker.opcode in ("get-tuple-element", "bitcast"):
         maker = makers[maker.operands[0]]
     if maker.opcode != "fusion":
         return maker.opcode in _FRESH
-    return {inner.opcode for inner in program.computations[maker.attribute("calls")]} <= _FILLERS
+    fused = program.computations[maker.attribute("calls")]
+    return {instruction.opcode for instruction in fused} <= _FRESH_IN_FUSION

@@ -1,14 +1,14 @@
 """Time of each kernel of a program compiled for a GPU, by arithmetic and memory: XLA counts no cycles there.
 
 A kernel takes the longer of its FLOPs at an attainable share of the peak and its bytes at an
-attainable share of the bandwidth, and its launch. Bytes are those of its operands and results; of a
-slice or an update only that. Not counted: arithmetic other than products, such as GELU and random
-numbers, and operands that are read twice.
+attainable share of the bandwidth, and its launch. It reads and writes its operands and results, or
+only the slice or the update of an array. Not counted: arithmetic other than products, such as GELU
+and random numbers, and operands that are read twice.
 """
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
 from vit_jax.sharding.chips import Chip
 from vit_jax.sharding.fabrics import PASSES
@@ -19,19 +19,19 @@ PRODUCTS = 0.75
 BANDWIDTH = 0.9
 """Share of the memory's bandwidth that a kernel attains: an assumption."""
 LAUNCH_SECONDS = 2e-6
-"""From the end of a kernel to the start of the next: an assumption."""
+"""Time from the end of a kernel to the start of the next: an assumption."""
 _NO_KERNEL = {
-    *(
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "opt-barrier",
-        "partition-id",
-    ),
-    *("replica-id", "async-start", "async-update"),
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "opt-barrier",
+    "partition-id",
+    "replica-id",
+    "async-start",
+    "async-update",
 }
 _SLICES = ("dynamic-slice", "slice", "gather")
 _FUSIONS = ("fusion", "fusion-start")  # newer XLA starts updates of slices early
@@ -47,140 +47,152 @@ class Kernels:
     def __init__(self, program: Program, chip: Chip):
         self.program = program
         self.chip = chip
-        everything = (
-            instruction
-            for computation in program.computations.values()
-            for instruction in computation
-        )
-        self.makers = {instruction.name: instruction for instruction in everything}
+        self.makers = {instruction.name: instruction for instruction in program.list_instructions()}
 
     def seconds(self, instruction: Instruction) -> float:
-        """Return the time of one execution; 0 of what launches no kernel, and of collectives."""
+        """Return the time of one execution; 0 for collectives and instructions that launch no kernel."""
         opcode = instruction.opcode
-        if (
-            opcode in _NO_KERNEL
-            or opcode.endswith("-done")
-            or opcode.removesuffix("-start") in PASSES
-        ):
+        if opcode in _NO_KERNEL or opcode.endswith("-done"):
             return 0.0
-        arithmetic = self.flops(instruction) / (PRODUCTS * self._peak(instruction))
-        memory = self.num_bytes(instruction) / (
-            BANDWIDTH * self.chip.memory_bandwidth_bytes_per_second
-        )
-        return max(arithmetic, memory) + LAUNCH_SECONDS
+        if opcode.removesuffix("-start") in PASSES:
+            return 0.0
+        flops_per_second = PRODUCTS * self._get_peak(instruction)
+        bytes_per_second = BANDWIDTH * self.chip.memory_bandwidth_bytes_per_second
+        arithmetic_seconds = self.flops(instruction) / flops_per_second
+        memory_seconds = self.num_bytes(instruction) / bytes_per_second
+        return max(arithmetic_seconds, memory_seconds) + LAUNCH_SECONDS
 
     def flops(self, instruction: Instruction) -> int:
-        """Return those of products: of cuBLAS, cuDNN and those within a fusion."""
+        """Return the FLOPs of products: by cuBLAS, cuDNN and within a fusion."""
         if instruction.opcode in _FUSIONS:
-            return sum(self.flops(inner) for inner in self._inside(instruction))
+            return sum(map(self.flops, self._list_fused(instruction)))
         if instruction.opcode == "dot" or "matmul" in instruction.target:
-            contracted = _numbers(_CONTRACTED, instruction)
-            rows = self._operands(instruction)[0].dims
-            return (
-                2
-                * math.prod(instruction.arrays[0].dims)
-                * math.prod(rows[dim] for dim in contracted)
-            )
-        if (
-            "fmha" in instruction.target
-        ):  # two products forwards; backwards five, since scores are computed again
-            products = 5 if instruction.target.endswith("Backward") else 2
-            head = self._operands(instruction)[0].dims[-1]
-            return products * 2 * head * math.prod(_numbers(_SCORES, instruction))
+            return self._count_product_flops(instruction)
+        if "fmha" in instruction.target:
+            return self._count_attention_flops(instruction)
         labels = instruction.find(_CONVOLUTION)
-        return self._convolution_flops(instruction, labels) if labels else 0
+        if labels:
+            return self._count_convolution_flops(instruction, labels)
+        return 0
 
-    def _convolution_flops(self, instruction: Instruction, labels: str) -> int:
-        """Each value of the output takes a filter's values of one output channel."""
-        first, second, result = *self._operands(instruction)[:2], instruction.arrays[0]
-        output = result
+    def _count_product_flops(self, instruction: Instruction) -> int:
+        """Return two FLOPs for each value of the result and each contracted value."""
+        first_dims = self._list_operands(instruction)[0].dims
+        contracted = [first_dims[dim] for dim in _find_numbers(_CONTRACTED, instruction)]
+        return 2 * math.prod(instruction.arrays[0].dims) * math.prod(contracted)
+
+    def _count_attention_flops(self, instruction: Instruction) -> int:
+        """Return the FLOPs of two products forward, of five backward, which computes scores again."""
+        num_products = 5 if instruction.target.endswith("Backward") else 2
+        head_dim = self._list_operands(instruction)[0].dims[-1]
+        num_scores = math.prod(_find_numbers(_SCORES, instruction))
+        return num_products * 2 * head_dim * num_scores
+
+    def _count_convolution_flops(self, instruction: Instruction, labels: str) -> int:
+        """Return the FLOPs of a convolution: each output value takes a filter of one output channel."""
+        first, second = self._list_operands(instruction)[:2]
+        output = instruction.arrays[0]
         kernel = second
         if "BackwardInput" in instruction.target:
             output = first
         elif "BackwardFilter" in instruction.target:
             output = second
-            kernel = result
-        return 2 * math.prod(output.dims) * math.prod(kernel.dims) // kernel.dims[labels.index("o")]
+            kernel = instruction.arrays[0]
+        output_channels = kernel.dims[labels.index("o")]
+        return 2 * math.prod(output.dims) * math.prod(kernel.dims) // output_channels
 
-    def _peak(self, instruction: Instruction) -> float:
-        """FLOP/s in the operands' type: float32 is multiplied as TF32, at half the speed of bfloat16."""
-        is_wide = any(array.bits > 16 for array in self._operands(instruction)[:2])
-        return self.chip.peak_bf16_flops / (2 if is_wide else 1)
+    def _get_peak(self, instruction: Instruction) -> float:
+        """Return FLOP/s in the operands' type: float32 is multiplied as TF32, at half the speed of bfloat16."""
+        factors = self._list_operands(instruction)[:2]
+        if any(array.bits > 16 for array in factors):
+            return self.chip.peak_bf16_flops / 2
+        return self.chip.peak_bf16_flops
 
     def num_bytes(self, instruction: Instruction) -> int:
-        """Return what one execution reads and writes."""
+        """Return the bytes that one execution reads and writes."""
         if instruction.opcode in _FUSIONS:
-            inside = self._inside(instruction)
-            return sum(_read(inside)) + sum(self._written(inside))
+            fused = self._list_fused(instruction)
+            return _count_read_bytes(fused) + self._count_written_bytes(fused)
         if instruction.opcode in _SLICES:
-            return 2 * _size(instruction.arrays)
-        operands = self._operands(instruction)
+            return 2 * _sum_bytes(instruction.arrays)
+        operands = self._list_operands(instruction)
         if instruction.opcode == _UPDATE:
             return 2 * operands[1].num_bytes
-        return _size(operands) + _size(_without_workspace(instruction))
+        return _sum_bytes(operands) + _sum_bytes(_list_results(instruction))
 
-    def _operands(self, instruction: Instruction) -> list[Array]:
-        makers = (self.makers[name] for name in instruction.operands if name in self.makers)
-        return [array for maker in makers for array in maker.arrays]
+    def _list_operands(self, instruction: Instruction) -> list[Array]:
+        operands: list[Array] = []
+        for name in instruction.operands:
+            if name in self.makers:
+                operands += self.makers[name].arrays
+        return operands
 
-    def _inside(self, fusion: Instruction) -> tuple[Instruction, ...]:
+    def _list_fused(self, fusion: Instruction) -> tuple[Instruction, ...]:
         return self.program.computations[fusion.attribute("calls")]
 
-    def _written(self, inside: tuple[Instruction, ...]) -> Iterator[int]:
-        root = inside[-1]
-        for result in (
-            [self.makers[name] for name in root.operands] if root.opcode == "tuple" else [root]
-        ):
+    def _count_written_bytes(self, fused: Sequence[Instruction]) -> int:
+        """Return the bytes of the results of a fused computation; updates are written in place."""
+        root = fused[-1]
+        results = [root]
+        if root.opcode == "tuple":
+            results = [self.makers[name] for name in root.operands]
+        num_bytes = 0
+        for result in results:
             while result.opcode == "bitcast":
                 result = self.makers[result.operands[0]]
-            if result.opcode == _UPDATE:  # in place
+            if result.opcode == _UPDATE:
                 result = self.makers[result.operands[1]]
-            yield _size(result.arrays)
+            num_bytes += _sum_bytes(result.arrays)
+        return num_bytes
 
 
-def _read(inside: tuple[Instruction, ...]) -> Iterator[int]:
-    """Bytes of each parameter of a fused computation: slices of it, nothing where it is only updated, or all."""
-    for parameter in inside:
-        if parameter.opcode != "parameter":
+def _count_read_bytes(fused: Sequence[Instruction]) -> int:
+    """Return the bytes that a fused computation reads of its parameters."""
+    parameters = [instruction for instruction in fused if instruction.opcode == "parameter"]
+    return sum(_count_bytes_of_parameter(parameter, fused) for parameter in parameters)
+
+
+def _count_bytes_of_parameter(parameter: Instruction, fused: Sequence[Instruction]) -> int:
+    """Return the bytes of a parameter's slices if it is only sliced or updated, else all its bytes."""
+    names = {parameter.name}  # of the parameter and its bitcasts
+    users = []
+    for instruction in fused:  # in order of definition
+        if names.isdisjoint(instruction.operands):
             continue
-        names = {parameter.name}
-        users = list[Instruction]()
-        for instruction in inside:  # in order of definition
-            if not names.isdisjoint(instruction.operands):
-                if instruction.opcode == "bitcast":
-                    names.add(instruction.name)
-                else:
-                    users.append(instruction)
-        places = [
-            user.operands[0] in names and names.isdisjoint(user.operands[1:]) for user in users
-        ]
-        slices = [
-            user
-            for user, is_place in zip(users, places, strict=True)
-            if is_place and user.opcode in _SLICES
-        ]
-        updates = [
-            user
-            for user, is_place in zip(users, places, strict=True)
-            if is_place and user.opcode == _UPDATE
-        ]
-        is_all = len(slices) + len(updates) < len(users)
-        size = _size(parameter.arrays)
-        yield size if is_all or not users else min(size, sum(_size(user.arrays) for user in slices))
+        if instruction.opcode == "bitcast":
+            names.add(instruction.name)
+        else:
+            users.append(instruction)
+
+    num_bytes = _sum_bytes(parameter.arrays)
+    if not users:
+        return num_bytes
+    slice_bytes = 0
+    for user in users:
+        array, *indices = user.operands
+        if array not in names or not names.isdisjoint(indices):
+            return num_bytes
+        if user.opcode in _SLICES:
+            slice_bytes += _sum_bytes(user.arrays)
+        elif user.opcode != _UPDATE:
+            return num_bytes
+    return min(num_bytes, slice_bytes)
 
 
-def _without_workspace(instruction: Instruction) -> tuple[Array, ...]:
-    """Results, without the scratch memory that is the last of a library's call."""
+def _list_results(instruction: Instruction) -> Sequence[Array]:
+    """Return the results, without the scratch memory that comes last in results of a library's call."""
     results = instruction.arrays
-    is_call = (
-        instruction.opcode == "custom-call" and len(results) > 1 and "s8[" in instruction.shape
-    )
-    return results[:-1] if is_call and results[-1].bits == 8 else results
+    if instruction.opcode != "custom-call" or len(results) <= 1:
+        return results
+    if "s8[" in instruction.shape and results[-1].bits == 8:
+        return results[:-1]
+    return results
 
 
-def _size(arrays: list[Array] | tuple[Array, ...]) -> int:
+def _sum_bytes(arrays: Iterable[Array]) -> int:
     return sum(array.num_bytes for array in arrays)
 
 
-def _numbers(pattern: str, instruction: Instruction) -> list[int]:
+def _find_numbers(pattern: str, instruction: Instruction) -> list[int]:
+    """Return the numbers in the first group of a pattern."""
     return [int(number) for number in re.findall(r"\d+", instruction.find(pattern))]

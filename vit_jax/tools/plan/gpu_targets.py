@@ -1,6 +1,6 @@
 """Descriptions of NVIDIA GPUs, from which XLA compiles for them without one.
 
-Numbers are of NVIDIA's white papers of each architecture; memory and its bandwidth are those of
+Numbers come from NVIDIA's white papers of each architecture, memory and its bandwidth from
 `sharding/chips.py`.
 """
 
@@ -43,7 +43,9 @@ def target_config(topology: Topology) -> str:
     """Return XLA's `GpuTargetConfigProto` of the topology's GPUs as text."""
     gpu = TARGETS[topology.fabric.kind]
     chip = topology.chip
-    block = gpu.shared if gpu.capability < (8, 0) else gpu.shared - KIB
+    shared_of_block = gpu.shared
+    if gpu.capability >= (8, 0):
+        shared_of_block -= KIB
     return f"""
 platform_name: "CUDA"
 device_description_str: "NVIDIA {topology.fabric.device_kind}"
@@ -64,7 +66,7 @@ gpu_device_info {{
   registers_per_block_limit: 65536
   shared_memory_per_core: {gpu.shared}
   shared_memory_per_block: {48 * KIB}
-  shared_memory_per_block_optin: {block}
+  shared_memory_per_block_optin: {shared_of_block}
   l2_cache_size: {gpu.cache}
   device_memory_size: {chip.memory_bytes}
   memory_bandwidth: {int(chip.memory_bandwidth_bytes_per_second)}

@@ -1,14 +1,15 @@
-"""Parses optimised HLO text into computations and instructions.
+"""Parse optimised HLO text into computations and instructions.
 
-Only what an estimate needs: order, operands, array sizes, called computations, loop lengths, XLA's
-own cycle counts.
+An estimate needs order, operands, array sizes, called computations, loop lengths, and XLA's cycle
+counts.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 
@@ -16,9 +17,8 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)\[([\d,]*)\](?:\{([\d,]*)((?:[:A-Z*][^}]*)?)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
-_METADATA = re.compile(
-    r"kernel_metadata=\{\n(.*?)\n\}", re.DOTALL
-)  # all else of an instruction is on one line
+# The only part of an instruction that spans lines
+_METADATA = re.compile(r"kernel_metadata=\{\n(.*?)\n\}", re.DOTALL)
 _TILE = re.compile(r"T\(([\d,]+)\)(?:\((\d+),1\))?")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
@@ -46,9 +46,13 @@ class Array:
     @property
     def padded_bytes(self) -> int:
         """Bytes in memory, where the minor dims are padded to complete tiles."""
-        dims = [self.dims[dim] for dim in reversed(self.minor_to_major)] or list(self.dims)
-        for place in range(1, min(len(self.tile), len(dims)) + 1):
-            dims[-place] = -(-dims[-place] // self.tile[-place]) * self.tile[-place]
+        dims = list(self.dims)
+        if self.minor_to_major:
+            dims = [self.dims[dim] for dim in reversed(self.minor_to_major)]
+        num_tiled = min(len(self.tile), len(dims))
+        for axis in range(-num_tiled, 0):
+            num_tiles = math.ceil(dims[axis] / self.tile[axis])
+            dims[axis] = num_tiles * self.tile[axis]
         return math.prod(dims) * self.bits // 8
 
 
@@ -63,11 +67,11 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        return tuple(_arrays(self.shape))
+        return tuple(map(_parse_array, _ARRAY.findall(self.shape)))
 
     @functools.cached_property
     def operands(self) -> tuple[str, ...]:
-        return tuple(_NAME.findall(_within_parentheses(self.rest)))
+        return tuple(_NAME.findall(_read_parentheses(self.rest)))
 
     @property
     def cycles(self) -> int:
@@ -81,8 +85,10 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Name of the library function that a custom call runs; "" of other instructions."""
-        return self.find(r'custom_call_target="([^"]*)"') if self.opcode == "custom-call" else ""
+        """Name of the library function that a custom call runs; "" for other instructions."""
+        if self.opcode != "custom-call":
+            return ""
+        return self.find(r'custom_call_target="([^"]*)"')
 
     @property
     def kernel(self) -> str:
@@ -106,17 +112,14 @@ class Instruction:
     @property
     def called(self) -> tuple[str, ...]:
         """Computations that a call, a fusion or a conditional runs."""
-        names = (
-            self.attribute(key)
-            for key in ("calls", "to_apply", "true_computation", "false_computation")
-        )
+        attributes = ("calls", "to_apply", "true_computation", "false_computation")
         branches = self.find(r"branch_computations=\{([^}]*)\}")
-        return (*filter(None, names), *_NAME.findall(branches))
+        return (*filter(None, map(self.attribute, attributes)), *_NAME.findall(branches))
 
     @property
     def source(self) -> str:
-        """The operation that it comes from, as jax names it."""
-        return self.find(r'op_name="([^"]*)"').replace("\\'", "'")  # as the program escapes it
+        """The operation that it comes from, by its name in jax."""
+        return self.find(r'op_name="([^"]*)"').replace("\\'", "'")  # the text escapes quotes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,13 +134,25 @@ class Program:
 
         None if unknown.
         """
-        if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
+        known = loop.find(r'"known_trip_count":\{"n":"(\d+)"')
+        if known:
             return int(known)
         condition = self.computations.get(loop.attribute("condition"), ())
-        numbers = [
-            *filter(None, (c.find(r"^(\d+)\)") for c in condition if c.opcode == "constant"))
-        ]
-        return int(numbers[0]) if len(numbers) == 1 else None
+        constants = [instruction for instruction in condition if instruction.opcode == "constant"]
+        numbers = [number for number in map(_read_number, constants) if number is not None]
+        if len(numbers) != 1:
+            return None
+        return numbers[0]
+
+    def list_instructions(self) -> list[Instruction]:
+        """Return the instructions of all computations."""
+        return list(itertools.chain.from_iterable(self.computations.values()))
+
+
+def _read_number(constant: Instruction) -> int | None:
+    """Return the whole number of a constant; None for other constants."""
+    digits = constant.find(r"^(\d+)\)")
+    return int(digits) if digits else None
 
 
 def parse(text: str) -> Program:
@@ -145,74 +160,97 @@ def parse(text: str) -> Program:
     computations: dict[str, tuple[Instruction, ...]] = {}
     entry = ""
     name = ""
-    lines = list[Instruction]()
+    instructions: list[Instruction] = []
     for line in _METADATA.sub(r"kernel_metadata={\1}", text).splitlines():
         if header := _COMPUTATION.match(line):
-            name = header[2]
-            lines = []
-            entry = name if header[1] else entry
+            is_entry, name = header.groups()
+            instructions = []
+            if is_entry:
+                entry = name
         elif line.startswith("}"):
-            computations[name] = tuple(lines)
+            computations[name] = tuple(instructions)
         elif instruction := _INSTRUCTION.match(line):
-            lines.append(Instruction(*instruction.groups()))
+            instructions.append(Instruction(*instruction.groups()))
     assert entry in computations, "this text holds no HLO program"
     return Program(entry, computations)
 
 
-def members(collective: Instruction) -> list[int]:
-    """The devices, as positions in the mesh, of the first group of a collective.
+def list_members(collective: Instruction) -> list[int]:
+    """Return the devices, as positions in the mesh, of the first group of a collective.
 
     Raises:
       ValueError: a form of groups that is not known.
     """
     text = collective.rest
     if match := _MESH_GROUPS.search(text):
-        sizes = {key: int(size) for key, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
-        places = mesh_members(sizes, re.findall(r"'([^']+)'", match[4]))
-        return (
-            sorted(_transposed_range(match[2], match[3])[place] for place in places)
-            if match[2]
-            else places
-        )
+        return _list_mesh_members(*match.groups())
     if match := _IOTA_GROUPS.search(text):
-        return _transposed_range(match[3], match[4])[: int(match[2])]
-    if match := _LISTED_GROUPS.search(text) or _PAIRS.search(text):
-        return [int(number) for number in ",".join(match.groups()).split(",")]
+        _, group_size, dims_text, order_text = match.groups()
+        return _transpose_range(dims_text, order_text)[: int(group_size)]
+    if match := _LISTED_GROUPS.search(text):
+        return _parse_numbers(match[1])
+    if match := _PAIRS.search(text):
+        return [int(match[1]), int(match[2])]
     raise ValueError(f"The groups of {collective.name} have an unknown form: {text[:300]}")
+
+
+def _list_mesh_members(
+    axes_text: str, dims_text: str | None, order_text: str | None, along_text: str
+) -> list[int]:
+    """Return the devices of the first group along axes of a mesh, whose devices may be transposed."""
+    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", axes_text)}
+    positions = mesh_members(sizes, re.findall(r"'([^']+)'", along_text))
+    if dims_text is None:
+        return positions
+    devices = _transpose_range(dims_text, order_text)
+    return sorted(devices[position] for position in positions)
 
 
 def mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:
     """Return the positions in a mesh, with axes of these sizes, of the first group along some of the axes."""
     grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    group: list[int] = (
-        grid[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
-    )
+    index = tuple(slice(None) if axis in along else 0 for axis in sizes)
+    group: list[int] = grid[index].ravel().tolist()
     return group
 
 
-def _transposed_range(dims_text: str, order_text: str | None) -> list[int]:
-    """`range(product of dims)`, shaped to these dims, transposed and flattened."""
-    dims = [int(dim) for dim in dims_text.split(",")]
-    order = [int(dim) for dim in order_text.split(",")] if order_text else None
-    numbers: list[int] = np.arange(math.prod(dims)).reshape(dims).transpose(order).ravel().tolist()
+def _transpose_range(dims_text: str, order_text: str | None) -> list[int]:
+    """Return `range(product of dims)`, shaped to these dims, transposed and flattened."""
+    dims = _parse_numbers(dims_text)
+    order = None if order_text is None else _parse_numbers(order_text)
+    grid = np.arange(math.prod(dims)).reshape(dims)
+    numbers: list[int] = grid.transpose(order).ravel().tolist()
     return numbers
 
 
-def _within_parentheses(text: str) -> str:
+def _parse_numbers(text: str) -> list[int]:
+    """Return the numbers of "1,2,3"; none of ""."""
+    return [int(number) for number in text.split(",") if number]
+
+
+def _read_parentheses(text: str) -> str:
+    """Return the text up to the parenthesis that closes one before the text."""
     depth = 1
-    for place, letter in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if not depth:
-            return text[:place]
+    for position, letter in enumerate(text):
+        if letter == "(":
+            depth += 1
+        elif letter == ")":
+            depth -= 1
+        if depth == 0:
+            return text[:position]
     return text
 
 
-def _arrays(shape: str) -> Iterator[Array]:
-    for kind, dims_text, order_text, layout in _ARRAY.findall(shape):
-        bits = 8 if kind == "pred" else int(kind.lstrip("bfsuc"))
-        dims = tuple(int(dim) for dim in dims_text.split(",") if dim)
-        order = tuple(int(dim) for dim in order_text.split(",") if dim)
-        tile = _TILE.search(layout)
-        sides = tuple(int(side) for side in tile[1].split(",")) if tile else ()
-        memory = re.search(r"S\((\d+)\)", layout)
-        yield Array(dims, bits, order, sides, memory is None)
+def _parse_array(groups: tuple[str, str, str, str]) -> Array:
+    """Return an array from the groups of `_ARRAY`."""
+    kind, dims_text, order_text, layout = groups
+    bits = 8 if kind == "pred" else int(kind.lstrip("bfsuc"))
+    tile = _TILE.search(layout)
+    is_in_other_memory = re.search(r"S\(\d+\)", layout) is not None
+    return Array(
+        dims=tuple(_parse_numbers(dims_text)),
+        bits=bits,
+        minor_to_major=tuple(_parse_numbers(order_text)),
+        tile=tuple(_parse_numbers(tile[1])) if tile else (),
+        is_in_hbm=not is_in_other_memory,
+    )

@@ -1,12 +1,13 @@
 """Time of one step: a simulation of the compiled schedule.
 
-The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each
-kernel (`gpu_kernels.py`). A Pallas kernel, of which XLA counts none, takes the bundles of its
-schedule times the programs of its grid that one core runs. Beside it, each with its own queue, the
+The core executes instructions in order: on a TPU in XLA's cycles, on a GPU in the time of each
+kernel (`gpu_kernels.py`). XLA counts no cycles of a Pallas kernel: it takes the bundles of its
+schedule times the programs of its grid that one core runs. Beside the core work three queues: the
 links carry collectives, the network exchanges between slices, and the memory bus prefetches; a
 `-done` waits for them. A collective without start and done blocks the core. A loop costs its body
-times its length, a conditional its longest branch; one of metrics its shortest, since most steps
-are not logged. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
+times its length, and a conditional its longest branch. A conditional of metrics costs its shortest
+branch, since most steps are not logged. Not modelled: core and prefetches sharing the bus,
+stragglers, hosts.
 """
 
 import dataclasses
@@ -17,18 +18,32 @@ from collections.abc import Mapping
 
 from vit_jax.sharding.fabrics import NETWORK_SECONDS, PASSES
 from vit_jax.tools.plan.gpu_kernels import Kernels
-from vit_jax.tools.plan.hlo import Instruction, Program, members
+from vit_jax.tools.plan.hlo import Instruction, Program, list_members
 from vit_jax.tools.plan.topology import CollectiveSeconds, Topology
 
-PHASES = (  # of a step, by the names that models and steps give to what they compute
-    *("embedding", "resnet", "norm", "attention", "mlp", "dropout", "pooling", "head"),
-    *("loss", "optimizer", "average", "metrics"),
+PHASES = (  # of a step, by the names of their operations in models and steps
+    "embedding",
+    "resnet",
+    "norm",
+    "attention",
+    "mlp",
+    "dropout",
+    "pooling",
+    "head",
+    "loss",
+    "optimizer",
+    "average",
+    "metrics",
 )
 _PHASE = re.compile(rf"\b({'|'.join(PHASES)})\b")
 _PREFETCHES = ("copy-start", "slice-start", "async-slice-start")
 _SUMS = (  # fields of a timeline that a loop multiplies
-    *("compute_seconds", "kernel_seconds", "collective_seconds", "prefetch_seconds"),
-    *("unknown_loops_pass_seconds", "num_unknown_kernels"),
+    "compute_seconds",
+    "kernel_seconds",
+    "collective_seconds",
+    "prefetch_seconds",
+    "unknown_loops_pass_seconds",
+    "num_unknown_kernels",
 )
 # A collective may overlap with several fusions; XLA's names distinguish its start and end from its
 # middle.
@@ -43,10 +58,10 @@ class Collective:
     operation: str  # such as "all-reduce"
     num_bytes: int  # of the complete array
     devices: tuple[int, ...]  # positions in the mesh of one group
-    source: str  # the operation it comes from, as jax names it
-    count: int  # how often a step executes it
+    source: str  # the operation it comes from, by its name in jax
+    count: int  # executions in a step
     seconds: float  # of one execution
-    waited_seconds: float  # of one execution, how long the core waits for it
+    waited_seconds: float  # time that the core waits for one execution
 
 
 @dataclasses.dataclass
@@ -57,11 +72,10 @@ class Timeline:
     kernel_seconds: float = 0.0  # the core computes Pallas kernels, or those of cuBLAS and cuDNN
     collective_seconds: float = 0.0  # the core waits for collectives
     prefetch_seconds: float = 0.0  # the core waits for memory
-    phases: dict[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # seconds of the core, kernels included
+    # Seconds of the core, kernels included
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
-    # Loops of unknown length, counted as one pass; the random numbers of mixup have such
+    # Loops of unknown length, counted as one pass, as in the random numbers of mixup
     num_unknown_loops: int = 0
     unknown_loops_pass_seconds: float = 0.0  # one pass of each of these
     # Kernels without a count of cycles or of programs, counted as nothing
@@ -82,9 +96,8 @@ class Timeline:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for phase, seconds in other.phases.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + times * seconds
-        self.collectives += tuple(
-            dataclasses.replace(c, count=c.count * times) for c in other.collectives
-        )
+        repeated = [dataclasses.replace(c, count=c.count * times) for c in other.collectives]
+        self.collectives += tuple(repeated)
         self.num_unknown_loops += other.num_unknown_loops
 
 
@@ -94,16 +107,17 @@ def step_timeline(
     collective_seconds: CollectiveSeconds,
     bundles: Mapping[str, int],
 ) -> Timeline:
-    """Estimate one execution of the program on a machine whose collectives take so long.
+    """Estimate one execution of the program on a machine with these times of collectives.
 
     `bundles` are the cycles of one program of each kernel, by the name of its instruction.
     """
-    timeline = _Walk(program, topology, collective_seconds, bundles).run(program.entry)
-    dearest = sorted(timeline.collectives, key=lambda c: c.count * c.waited_seconds, reverse=True)
-    return dataclasses.replace(timeline, collectives=tuple(dearest))
+    simulation = _Simulation(program, topology, collective_seconds, bundles)
+    timeline = simulation.run(program.entry)
+    by_cost = sorted(timeline.collectives, key=lambda c: c.count * c.waited_seconds, reverse=True)
+    return dataclasses.replace(timeline, collectives=tuple(by_cost))
 
 
-class _Walk:
+class _Simulation:
     """Simulates computations; remembers which instructions contain a collective."""
 
     def __init__(
@@ -116,135 +130,135 @@ class _Walk:
         self.program = program
         self.topology = topology
         self.collective_seconds = collective_seconds
-        every = (
-            instruction
-            for computation in program.computations.values()
-            for instruction in computation
-        )
-        kernels = [instruction for instruction in every if instruction.is_kernel]
-        # By program, not by instruction: of equal kernels XLA compiles one.
-        self.bundles = {
-            kernel.kernel: bundles[kernel.name] for kernel in kernels if kernel.name in bundles
-        }
         self.gpu_kernels = None if topology.is_tpu else Kernels(program, topology.chip)
-        self.collective_of = functools.cache(self._collective_of)
+        self.find_collective = functools.cache(self._find_collective)
+        # By program, not by instruction: XLA compiles one of equal kernels.
+        self.bundles = {}
+        for instruction in program.list_instructions():
+            if instruction.is_kernel and instruction.name in bundles:
+                self.bundles[instruction.kernel] = bundles[instruction.name]
 
     def run(self, computation: str) -> Timeline:
-        """One pass, starting with idle links and bus."""
-        pass_ = _Pass()
+        """Simulate one pass, starting with idle links and bus."""
+        clocks = _Clocks()
         for instruction in self.program.computations[computation]:
-            self._execute(instruction, pass_)
-        return pass_.timeline
+            self._execute(instruction, clocks)
+        return clocks.timeline
 
-    def _execute(self, instruction: Instruction, pass_: "_Pass") -> None:
+    def _execute(self, instruction: Instruction, clocks: "_Clocks") -> None:
         opcode = instruction.opcode
-        name = instruction.name
-        if opcode in ("while", "call", "conditional"):
-            pass_.enter(*self._nested(instruction))
+        if opcode == "while":
+            clocks.enter(*self._simulate_loop(instruction))
+        elif opcode in ("call", "conditional"):
+            clocks.enter(self._simulate_branches(instruction), times=1)
         elif opcode in _PREFETCHES:
-            # A copy between memories lists both arrays, a slice also the complete one.
-            num_bytes = min(
-                (array.padded_bytes for array in instruction.arrays if array.dims), default=0
-            )
-            pass_.start(
-                name, "bus", num_bytes / self.topology.chip.memory_bandwidth_bytes_per_second
-            )
-        elif (
-            opcode == "recv"
-        ):  # between slices; the matching send goes the other way at the same time
-            fact = self._exchange(instruction)
-            pass_.start(name, "network", fact.seconds, fact)
+            clocks.start(instruction.name, "bus", self._estimate_prefetch(instruction))
+        elif opcode == "recv":
+            exchange = self._describe_exchange(instruction)
+            clocks.start(instruction.name, "network", exchange.seconds, exchange)
         elif instruction.is_kernel:
-            bundles = self.bundles.get(instruction.kernel)
-            programs = instruction.programs
-            # Share the grid, so that the fuller one decides
-            cores = self.topology.fabric.cores_per_chip
-            cycles = (
-                None
-                if bundles is None or programs is None
-                else bundles * math.ceil(programs / cores)
-            )
-            seconds = None if cycles is None else cycles / self.topology.fabric.clock_hertz
-            pass_.run_kernel(self._phase_of(instruction), seconds)
+            clocks.run_kernel(self._find_phase(instruction), self._estimate_kernel(instruction))
         elif self.gpu_kernels is not None and opcode == "custom-call":
-            pass_.run_kernel(self._phase_of(instruction), self.gpu_kernels.seconds(instruction))
+            seconds = self.gpu_kernels.seconds(instruction)
+            clocks.run_kernel(self._find_phase(instruction), seconds)
         elif opcode.endswith("-done"):
-            pass_.wait(instruction.operands[0])
-        elif (collective := self.collective_of(instruction)) is None:
-            pass_.compute(self._phase_of(instruction), self._seconds(instruction))
+            clocks.wait(instruction.operands[0])
         else:
-            is_split = opcode.endswith("-start")
-            key = name if is_split else collective.attribute("channel_id") or name
-            if key not in pass_.ends:
-                fact = self._fact(collective)
-                pass_.start(key, "links", fact.seconds, fact)
-            pass_.compute(
-                self._phase_of(instruction), self._seconds(instruction)
-            )  # a fusion may compute while it sends
-            if not is_split and not name.startswith(_FUSED_START):
-                pass_.wait(key)
+            self._compute(instruction, clocks)
 
-    def _phase_of(self, instruction: Instruction) -> str:
-        """Return the phase of the step; XLA names a fusion of the update with norms of the state after the norms."""
-        phase = _phase(instruction)
-        inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
-        return (
-            "optimizer"
-            if phase == "metrics" and any(_phase(i) == "optimizer" for i in inside)
-            else phase
+    def _compute(self, instruction: Instruction, clocks: "_Clocks") -> None:
+        """Execute an instruction on the core; a fusion may compute while its collective sends."""
+        name = instruction.name
+        collective = self.find_collective(instruction)
+        is_split = instruction.opcode.endswith("-start")
+        key = name
+        if collective is not None:
+            if not is_split:
+                key = collective.attribute("channel_id") or name
+            if key not in clocks.ends:
+                description = self._describe_collective(collective)
+                clocks.start(key, "links", description.seconds, description)
+        clocks.compute(self._find_phase(instruction), self._estimate_seconds(instruction))
+        if collective is not None and not is_split and not name.startswith(_FUSED_START):
+            clocks.wait(key)
+
+    def _simulate_loop(self, loop: Instruction) -> tuple[Timeline, int]:
+        """Return one pass of a loop, and its number of passes; one pass if that is unknown."""
+        body = self.run(loop.attribute("body"))
+        num_passes = self.program.trip_count(loop)
+        if num_passes is not None:
+            return body, num_passes
+        body = dataclasses.replace(
+            body,
+            num_unknown_loops=body.num_unknown_loops + 1,
+            unknown_loops_pass_seconds=body.seconds,
         )
+        return body, 1
 
-    def _seconds(self, instruction: Instruction) -> float:
+    def _simulate_branches(self, instruction: Instruction) -> Timeline:
+        """Return the longest branch, but of metrics the shortest: most steps are not logged."""
+        called = [name for name in instruction.called if name in self.program.computations]
+        branches = list(map(self.run, called))
+        choose = min if _read_phase(instruction) == "metrics" else max
+        return choose(branches, key=lambda branch: branch.seconds, default=Timeline())
+
+    def _list_inside(self, instruction: Instruction) -> list[Instruction]:
+        """Return the instructions of the computations that an instruction calls."""
+        inside: list[Instruction] = []
+        for name in instruction.called:
+            inside += self.program.computations.get(name, ())
+        return inside
+
+    def _find_phase(self, instruction: Instruction) -> str:
+        """Return the phase of the step; XLA names a fusion of the update with norms of the state after the norms."""
+        phase = _read_phase(instruction)
+        if phase != "metrics":
+            return phase
+        phases_inside = map(_read_phase, self._list_inside(instruction))
+        return "optimizer" if "optimizer" in phases_inside else phase
+
+    def _estimate_prefetch(self, instruction: Instruction) -> float:
+        """Return seconds on the bus. A copy between memories lists both arrays, a slice also the complete one."""
+        sizes = [array.padded_bytes for array in instruction.arrays if array.dims]
+        return min(sizes, default=0) / self.topology.chip.memory_bandwidth_bytes_per_second
+
+    def _estimate_kernel(self, kernel: Instruction) -> float | None:
+        """Return seconds of a Pallas kernel; None without its bundles or its programs."""
+        bundles = self.bundles.get(kernel.kernel)
+        programs = kernel.programs
+        if bundles is None or programs is None:
+            return None
+        # Cores share the grid, so the core with the most programs decides
+        programs_of_core = math.ceil(programs / self.topology.fabric.cores_per_chip)
+        return bundles * programs_of_core / self.topology.fabric.clock_hertz
+
+    def _estimate_seconds(self, instruction: Instruction) -> float:
+        """Return seconds of an instruction that XLA compiled."""
         if self.gpu_kernels is not None:
             return self.gpu_kernels.seconds(instruction)
         return instruction.cycles / self.topology.fabric.clock_hertz
 
-    def _nested(self, instruction: Instruction) -> tuple[Timeline, int]:
-        if instruction.opcode == "while":
-            body = self.run(instruction.attribute("body"))
-            times = self.program.trip_count(instruction)
-            if times is None:
-                number = body.num_unknown_loops + 1
-                seconds = body.seconds
-                return dataclasses.replace(
-                    body, num_unknown_loops=number, unknown_loops_pass_seconds=seconds
-                ), 1
-            return body, times
-        called = [name for name in instruction.called if name in self.program.computations]
-        choose = min if _phase(instruction) == "metrics" else max
-        return choose(
-            (self.run(name) for name in called),
-            key=lambda timeline: timeline.seconds,
-            default=Timeline(),
-        ), 1
-
-    def _collective_of(self, instruction: Instruction) -> Instruction | None:
-        """The collective that an instruction is, or that its fusion contains."""
-        if instruction.opcode.removesuffix("-start") in PASSES:
+    def _find_collective(self, instruction: Instruction) -> Instruction | None:
+        """Return the collective that an instruction is, or that its fusion contains."""
+        if _read_operation(instruction) in PASSES:
             return instruction
         is_middle = any(name.startswith(_FUSED_MIDDLE) for name in instruction.called)
         if instruction.opcode not in ("fusion", "async-start") or is_middle:
             return None
-        inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
-        collective = next((i for i in inside if i.opcode.removesuffix("-start") in PASSES), None)
-        if collective is not None and collective.opcode == "all-reduce":
-            total, kept = (
-                sum(array.num_bytes for array in each.arrays) for each in (collective, instruction)
-            )
-            if 2 * kept <= total:  # XLA's form of a reduce-scatter
-                return dataclasses.replace(
-                    collective, opcode="reduce-scatter", shape=instruction.shape
-                )
-        return collective
+        for inside in self._list_inside(instruction):
+            if _read_operation(inside) in PASSES:
+                return _recognise_reduce_scatter(inside, instruction)
+        return None
 
-    def _fact(self, collective: Instruction) -> Collective:
-        operation = collective.opcode.removesuffix("-start")
-        devices = tuple(members(collective))
-        num_bytes = _collective_bytes(collective, len(devices))
+    def _describe_collective(self, collective: Instruction) -> Collective:
+        operation = _read_operation(collective)
+        devices = tuple(list_members(collective))
+        num_bytes = _count_collective_bytes(collective, len(devices))
         seconds = self.collective_seconds(operation, num_bytes, devices)
         return Collective(operation, num_bytes, devices, collective.source, 1, seconds, 0.0)
 
-    def _exchange(self, received: Instruction) -> Collective:
+    def _describe_exchange(self, received: Instruction) -> Collective:
+        """Describe an exchange between slices; the matching send goes the other way at the same time."""
         num_bytes = sum(array.num_bytes for array in received.arrays[:1])
         seconds = num_bytes / self.topology.fabric.network_bytes_per_second + NETWORK_SECONDS
         return Collective(
@@ -252,7 +266,7 @@ class _Walk:
         )
 
 
-class _Pass:
+class _Clocks:
     """The clocks of one pass through a computation."""
 
     def __init__(self) -> None:
@@ -263,14 +277,17 @@ class _Pass:
 
     def compute(self, phase: str, seconds: float) -> None:
         self.timeline.compute_seconds += seconds
-        self._pass(phase, seconds)
+        self._advance(phase, seconds)
 
     def run_kernel(self, phase: str, seconds: float | None) -> None:
-        self.timeline.kernel_seconds += seconds or 0.0
-        self._pass(phase, seconds or 0.0)
-        self.timeline.num_unknown_kernels += seconds is None
+        """Execute a kernel; None counts as an unknown kernel without time."""
+        if seconds is None:
+            self.timeline.num_unknown_kernels += 1
+            seconds = 0.0
+        self.timeline.kernel_seconds += seconds
+        self._advance(phase, seconds)
 
-    def _pass(self, phase: str, seconds: float) -> None:
+    def _advance(self, phase: str, seconds: float) -> None:
         self.timeline.phases[phase] = self.timeline.phases.get(phase, 0.0) + seconds
         self.now += seconds
 
@@ -279,37 +296,56 @@ class _Pass:
         self.timeline.add(nested, times)
 
     def start(
-        self, key: str, resource: str, seconds: float, fact: Collective | None = None
+        self, key: str, resource: str, seconds: float, collective: Collective | None = None
     ) -> None:
+        """Queue work for a resource other than the core."""
         self.free[resource] = max(self.now, self.free[resource]) + seconds
-        self.ends[key] = (self.free[resource], fact)
+        self.ends[key] = (self.free[resource], collective)
 
     def wait(self, key: str) -> None:
-        """Wait for what was started under this key; unknown keys take no time."""
-        end, fact = self.ends.pop(key, (self.now, None))
+        """Wait for the work that was started under this key; unknown keys take no time."""
+        end, collective = self.ends.pop(key, (self.now, None))
         seconds = max(0.0, end - self.now)
         self.now += seconds
-        if fact is None:
+        if collective is None:
             self.timeline.prefetch_seconds += seconds
         else:
             self.timeline.collective_seconds += seconds
-            self.timeline.collectives += (dataclasses.replace(fact, waited_seconds=seconds),)
+            waited = dataclasses.replace(collective, waited_seconds=seconds)
+            self.timeline.collectives += (waited,)
 
 
-def _phase(instruction: Instruction) -> str:
-    return ["other", *_PHASE.findall(instruction.source)][-1]
+def _read_phase(instruction: Instruction) -> str:
+    """Return the innermost phase in the name of an operation."""
+    phases = _PHASE.findall(instruction.source)
+    return phases[-1] if phases else "other"
 
 
-def _collective_bytes(collective: Instruction, num_devices: int) -> int:
-    """Bytes of the complete array: the result of an all-gather, the input of a reduce-scatter."""
-    sizes = [
-        array.num_bytes for array in collective.arrays if array.dims or len(collective.arrays) == 1
-    ]
+def _read_operation(instruction: Instruction) -> str:
+    return instruction.opcode.removesuffix("-start")
+
+
+def _recognise_reduce_scatter(collective: Instruction, fusion: Instruction) -> Instruction:
+    """Return a reduce-scatter for an all-reduce whose fusion keeps at most half of the sum."""
+    if collective.opcode != "all-reduce":
+        return collective
+    total_bytes = sum(array.num_bytes for array in collective.arrays)
+    kept_bytes = sum(array.num_bytes for array in fusion.arrays)
+    if 2 * kept_bytes > total_bytes:
+        return collective
+    return dataclasses.replace(collective, opcode="reduce-scatter", shape=fusion.shape)
+
+
+def _count_collective_bytes(collective: Instruction, num_devices: int) -> int:
+    """Return the bytes of the complete array: the result of an all-gather, the input of a reduce-scatter."""
+    arrays = collective.arrays
+    sizes = [array.num_bytes for array in arrays if array.dims or len(arrays) == 1]
     if collective.opcode == "collective-permute-start":
         return max(sizes)  # input and output are both listed
-    if collective.opcode in (
-        "all-gather-start",
-        "reduce-scatter-start",
-    ):  # as here, of any number of arrays
-        return sum(sizes) * num_devices // (num_devices + 1)
-    return sum(sizes) * (num_devices if collective.opcode.startswith("reduce-scatter") else 1)
+    total = sum(sizes)
+    if collective.opcode in ("all-gather-start", "reduce-scatter-start"):
+        # Complete arrays and their parts on one device are both listed
+        return total * num_devices // (num_devices + 1)
+    if collective.opcode.startswith("reduce-scatter"):
+        return total * num_devices
+    return total
