@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax.sharding.fabrics import Group
-from vit_jax.tools.plan.topology import group_of, parse_topology
+from vit_jax.tools.plan.topology import build_group, parse_topology
 
 SQUARE = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
 
@@ -100,7 +100,9 @@ def test_names_that_are_none(name, message):
 )
 def test_groups(name, keep, group):
     topology = parse_topology(name)
-    assert group_of([device for device in topology.stand_ins() if keep(device)], topology) == group
+    assert (
+        build_group([device for device in topology.stand_ins() if keep(device)], topology) == group
+    )
 
 
 @pytest.mark.parametrize(

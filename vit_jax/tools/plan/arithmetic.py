@@ -5,7 +5,6 @@ Used where the compiler is missing, and to order the candidates of a search.
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import jax
 
@@ -19,7 +18,7 @@ from vit_jax.train.step_memory import list_updated_leaves, shard_bytes, step_mem
 ATTAINABLE = 0.6
 """Fraction of its peak at which a chip multiplies matrices: an assumption."""
 PASSES = 4
-"""Transfers over the memory bus of what a step without rematerialisation keeps: an assumption."""
+"""Transfers over the memory bus of the activations that a step without rematerialisation keeps: an assumption."""
 RECOMPUTED = {"none": 1.0, "dots": 1.05, "attention": 1.2, "full": 4 / 3}
 """FLOPs of a step by policy: `dots` recomputes scores, `attention` projections and hidden units, `full` everything."""
 
@@ -37,8 +36,8 @@ def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
     )
 
 
-def _images(run: Assembly) -> int:
-    """Images of a step on one device, or one group of model shards."""
+def _count_images(run: Assembly) -> int:
+    """Return the number of images of a step on one device, or one group of model shards."""
     axes = run.batch_sharding.mesh.shape
     return run.config.global_batch // (axes["replica"] * axes["data"])
 
@@ -47,14 +46,14 @@ def _images(run: Assembly) -> int:
 class Roofline:
     """The time of a step as a sum in which nothing overlaps."""
 
-    compute_seconds: float  # matrix products, recomputation included, at `ATTAINABLE` of the peak
-    elementwise_seconds: (
-        float  # norms, softmax, GELU and their gradients: `PASSES` over activations
-    )
-    collective_seconds: (
-        float  # parameters gathered and gradients summed, sums of tensor parallelism
-    )
-    update_seconds: float  # the optimiser's passes over the state, at the memory's bandwidth
+    # Matrix products, recomputation included, at `ATTAINABLE` of the peak
+    compute_seconds: float
+    # Norms, softmax, GELU and their gradients: `PASSES` over activations
+    elementwise_seconds: float
+    # Gathering parameters and summing gradients, and sums of tensor parallelism
+    collective_seconds: float
+    # The optimiser's passes over the state, at the memory's bandwidth
+    update_seconds: float
 
     @property
     def seconds(self) -> float:
@@ -62,29 +61,41 @@ class Roofline:
 
 
 def roofline(run: Assembly, topology: Topology) -> Roofline:
-    """Time of a step by arithmetic."""
+    """Estimate the time of a step by arithmetic."""
     a = run.architecture
-    chip = topology.chip
-    mesh = run.batch_sharding.mesh
-    flops = (
-        run.training_flops_per_image
-        * RECOMPUTED[a.remat]
-        * run.config.global_batch
-        / topology.num_chips
-    )
-    # XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; on GPUs it
-    # takes about four times.
-    peak = chip.peak_bf16_flops / (1 if a.compute_dtype == "bfloat16" or topology.is_tpu else 4)
+    bandwidth = topology.chip.memory_bandwidth_bytes_per_second
+    flops_per_image = run.training_flops_per_image * RECOMPUTED[a.remat]
+    flops = flops_per_image * run.config.global_batch / topology.num_chips
     all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
-    activations = kept_bytes(
-        all_kept, _images(run), model_shards=mesh.shape["model"], tiled=topology.is_tpu
+    activation_bytes = kept_bytes(
+        all_kept,
+        _count_images(run),
+        model_shards=run.batch_sharding.mesh.shape["model"],
+        tiled=topology.is_tpu,
     )
     return Roofline(
-        compute_seconds=flops / (ATTAINABLE * peak),
-        elementwise_seconds=PASSES * activations / chip.memory_bandwidth_bytes_per_second,
-        collective_seconds=sum(_collectives(run, topology)),
-        update_seconds=_updated_bytes(run) / chip.memory_bandwidth_bytes_per_second,
+        compute_seconds=flops / (ATTAINABLE * _get_peak_flops(run, topology)),
+        elementwise_seconds=PASSES * activation_bytes / bandwidth,
+        collective_seconds=_estimate_collectives(run, topology),
+        update_seconds=_count_updated_bytes(run) / bandwidth,
     )
+
+
+def _get_peak_flops(run: Assembly, topology: Topology) -> float:
+    """Return FLOP/s of one chip in the compute dtype.
+
+    XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; on GPUs it takes
+    about four times.
+    """
+    peak = topology.chip.peak_bf16_flops
+    if run.architecture.compute_dtype == "bfloat16" or topology.is_tpu:
+        return peak
+    return peak / 4
+
+
+def _get_value_bytes(run: Assembly) -> int:
+    """Return the bytes of one value in the compute dtype."""
+    return 2 if run.architecture.compute_dtype == "bfloat16" else 4
 
 
 def limit_seconds(run: Assembly, topology: Topology) -> float | None:
@@ -95,83 +106,104 @@ def limit_seconds(run: Assembly, topology: Topology) -> float | None:
     work costs nothing, the update of the state its bytes.
     """
     a = run.architecture
-    chip = topology.chip
     if not a.is_standard or a.has_resnet:
         return None
-    shards = run.batch_sharding.mesh.shape["model"]
-    size = 2 if a.compute_dtype == "bfloat16" else 4
-    images = _images(run)
-    bandwidth = chip.memory_bandwidth_bytes_per_second
-    tokens = images * a.sequence_length
-    of_heads = a.width // shards
-    hidden = a.mlp_dim // shards
+    peak = topology.chip.peak_bf16_flops
+    bandwidth = topology.chip.memory_bandwidth_bytes_per_second
+    num_shards = run.batch_sharding.mesh.shape["model"]
+    value_bytes = _get_value_bytes(run)
+    num_images = _count_images(run)
+    num_tokens = num_images * a.sequence_length
+    heads_width = a.width // num_shards
+    mlp_dim = a.mlp_dim // num_shards
 
-    def product(rows: int, contracted: int, columns: int) -> float:
-        """One of the three products of a layer: outputs, gradients of inputs, gradients of weights."""
-        num_bytes = size * (rows * contracted + contracted * columns + rows * columns)
-        return max(2 * rows * contracted * columns / chip.peak_bf16_flops, num_bytes / bandwidth)
+    def estimate_product(rows: int, contracted: int, columns: int) -> float:
+        """Return seconds of one of a layer's three products: outputs, gradients of inputs, of weights."""
+        num_values = rows * contracted + contracted * columns + rows * columns
+        flops = 2 * rows * contracted * columns
+        return max(flops / peak, value_bytes * num_values / bandwidth)
 
-    layers = product(tokens, a.width, 3 * of_heads) + product(tokens, of_heads, a.width)
-    layers += product(tokens, a.width, hidden) + product(tokens, hidden, a.width)
+    qkv = estimate_product(num_tokens, a.width, 3 * heads_width)
+    attention_output = estimate_product(num_tokens, heads_width, a.width)
+    mlp_input = estimate_product(num_tokens, a.width, mlp_dim)
+    mlp_output = estimate_product(num_tokens, mlp_dim, a.width)
+    layers = (qkv + attention_output) + (mlp_input + mlp_output)
     block = 0.0
     for length in a.attention_lengths:
-        flops = 3 * 4 * tokens * length * of_heads
-        num_bytes = 12 * size * tokens * of_heads  # 4 arrays forward, 8 backward
-        block += 3 * layers + max(flops / chip.peak_bf16_flops, num_bytes / bandwidth)
-    embedding = 2 * product(
-        images * math.prod(a.grid), 3 * math.prod(a.patch_size), a.width
-    )  # images need no gradient
-    head = 3 * product(images, a.width, a.num_classes) if a.num_classes else 0.0
-    return a.depth * block + embedding + head + _updated_bytes(run) / bandwidth
+        attention_flops = 3 * 4 * num_tokens * length * heads_width
+        # Four arrays forward, eight backward
+        attention_bytes = 12 * value_bytes * num_tokens * heads_width
+        block += 3 * layers + max(attention_flops / peak, attention_bytes / bandwidth)
+
+    num_patches = num_images * math.prod(a.grid)
+    patch_values = 3 * math.prod(a.patch_size)
+    # Images need no gradient
+    embedding = 2 * estimate_product(num_patches, patch_values, a.width)
+    head = 0.0
+    if a.num_classes:
+        head = 3 * estimate_product(num_images, a.width, a.num_classes)
+    return a.depth * block + embedding + head + _count_updated_bytes(run) / bandwidth
 
 
-def _updated_bytes(run: Assembly) -> int:
+def _count_updated_bytes(run: Assembly) -> int:
     """Return the bytes of the updated state and of gradients on one device, read and written."""
     updated = list_updated_leaves(run.abstract_state, make_is_trained(run.config.optimizer))
     return 2 * sum(shard_bytes(leaf, tiled=False) for leaf in updated)
 
 
-def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
+def _estimate_collectives(run: Assembly, topology: Topology) -> float:
+    """Return the seconds of all collectives of a step."""
     mesh = run.batch_sharding.mesh
+    estimate_seconds = make_collective_seconds(mesh.devices.flat, topology)
+
+    def estimate(operation: str, num_bytes: int, *axes: str) -> float:
+        members = tuple(mesh_members(mesh.shape, axes))
+        return estimate_seconds(operation, num_bytes, members)
+
+    replicated, even, uneven = _count_parameter_bytes(run, topology)
     micro_batches = run.config.optimizer.accumulation_steps or 1
-    seconds = make_collective_seconds(mesh.devices.flat, topology)
-    leaves = jax.tree.leaves(run.abstract_state.model)
-    spread = [leaf for leaf in leaves if "data" in leaf.sharding.spec]
-    replicated = [leaf for leaf in leaves if "data" not in leaf.sharding.spec]
-    size = 2 if run.architecture.compute_dtype == "bfloat16" else 4
-
-    def members(*axes: str) -> tuple[int, ...]:
-        return tuple(mesh_members(mesh.shape, axes))
-
-    yield seconds("all-reduce", size * _values(replicated, mesh), members("replica", "data"))
-    for even, gather, scatter in (
-        (True, "all-gather", "reduce-scatter"),
-        (False, "all-reduce", "all-reduce"),
+    seconds = [estimate("all-reduce", replicated, "replica", "data")]
+    for num_bytes, gather, scatter in (
+        (even, "all-gather", "reduce-scatter"),
+        (uneven, "all-reduce", "all-reduce"),
     ):
-        num_bytes = size * _values(
-            [leaf for leaf in spread if _is_even(leaf, topology) == even], mesh
-        )
-        if num_bytes:
-            # In the forward and backward pass
-            yield 2 * micro_batches * seconds(gather, num_bytes, members("data"))
-            yield micro_batches * seconds(scatter, num_bytes, members("data"))
-            yield seconds("all-reduce", num_bytes // mesh.shape["data"], members("replica"))
-    if mesh.shape["model"] > 1 and run.architecture.has_transformer:
-        a = run.architecture
-        tokens = size * _images(run) * a.sequence_length * a.width
+        if not num_bytes:
+            continue
+        # Parameters are gathered in the forward and in the backward pass
+        seconds.append(2 * micro_batches * estimate(gather, num_bytes, "data"))
+        seconds.append(micro_batches * estimate(scatter, num_bytes, "data"))
+        bytes_of_shard = num_bytes // mesh.shape["data"]
+        seconds.append(estimate("all-reduce", bytes_of_shard, "replica"))
+
+    a = run.architecture
+    if mesh.shape["model"] > 1 and a.has_transformer:
+        token_bytes = _get_value_bytes(run) * _count_images(run) * a.sequence_length * a.width
         # Two for each attention and its MLP, forward and backward
-        sums = 4 * a.depth * len(a.attention_lengths)
-        yield sums * seconds("all-reduce", tokens, members("model"))
+        num_sums = 4 * a.depth * len(a.attention_lengths)
+        seconds.append(num_sums * estimate("all-reduce", token_bytes, "model"))
+    return sum(seconds)
 
 
-def _values(
-    leaves: list[jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
-) -> int:
-    """Parameters of one model shard."""
-    return sum(values_of(leaf, mesh.shape["model"]) for leaf in leaves)
+def _count_parameter_bytes(run: Assembly, topology: Topology) -> tuple[int, int, int]:
+    """Return the bytes of one model shard: replicated, in even FSDP shards, in uneven FSDP shards."""
+    num_shards = run.batch_sharding.mesh.shape["model"]
+    value_bytes = _get_value_bytes(run)
+    replicated = even = uneven = 0
+    for leaf in jax.tree.leaves(run.abstract_state.model):
+        num_bytes = value_bytes * values_of(leaf, num_shards)
+        if "data" not in leaf.sharding.spec:
+            replicated += num_bytes
+        elif _is_even(leaf, topology):
+            even += num_bytes
+        else:
+            uneven += num_bytes
+    return replicated, even, uneven
 
 
 def _is_even(leaf: jax.ShapeDtypeStruct, topology: Topology) -> bool:
-    """Return whether FSDP's shards are complete tiles; XLA gathers and scatters others by sums of the full array."""
+    """Return True if FSDP's shards are complete tiles; XLA gathers and scatters others by sums of the full array."""
+    if not topology.is_tpu:
+        return True
     dim = tuple(leaf.sharding.spec).index("data")
-    return not topology.is_tpu or leaf.sharding.shard_shape(leaf.shape)[dim] % ROWS == 0
+    shard_shape = leaf.sharding.shard_shape(leaf.shape)
+    return shard_shape[dim] % ROWS == 0

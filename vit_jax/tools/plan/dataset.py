@@ -28,10 +28,10 @@ JFT = Dataset(
     "303 million images (ViT, sec. 4.1), 18,291 classes (BiT, sec. 3.1)",
 )
 
-_OF_DATA = {
+_BY_DATA = {
     "digits": Dataset("digits", 1437, 10, "scikit-learn"),
     "tfds:imagenet2012": IMAGENET,
-    "tfds:imagenet1k": IMAGENET,  # this name and the next are those of docs/imagenet21k.md
+    "tfds:imagenet1k": IMAGENET,  # docs/imagenet21k.md uses this name and the next
     "tfds:imagenet21k": IMAGENET_21K,
     "tfds:imagenet21k_resized": IMAGENET_21K,
     "tfds:cifar10": Dataset("CIFAR-10", 50_000, 10, "its training split"),
@@ -39,7 +39,7 @@ _OF_DATA = {
     "tfds:oxford_iiit_pet": Dataset("Oxford-IIIT Pets", 3_680, 37, "its training split"),
     "tfds:oxford_flowers102": Dataset("Oxford Flowers-102", 1_020, 102, "its training split"),
 }
-_OF_RECIPE = {
+_BY_RECIPE = {
     "pretrain_imagenet1k": IMAGENET,
     "pretrain_imagenet21k": IMAGENET_21K,
     "pretrain_jft": JFT,
@@ -47,17 +47,18 @@ _OF_RECIPE = {
 }
 
 
-def known_dataset(recipe: str, config: RunConfig) -> Dataset | None:
-    """Return the numbers of `config.data`, without data those of the recipe's paper; None if they are unknown.
+def find_dataset(recipe: str, config: RunConfig) -> Dataset | None:
+    """Return the numbers of `config.data`, or of the recipe's paper without data; None if they are unknown.
 
     The recipe is named as on the command line, "configs/pretrain_jft.py:ViT-H/14".
     """
     if config.data is None:
-        return _OF_RECIPE.get(pathlib.PurePath(recipe.partition(":")[0]).stem)
+        path, _, _ = recipe.partition(":")
+        return _BY_RECIPE.get(pathlib.PurePath(path).stem)
     kind, _, task = config.data.partition(":")
     if kind == "vtab":
         return Dataset(config.data, 1000, find_task(task).num_classes, "VTAB-1k")
-    return _OF_DATA.get(config.data)
+    return _BY_DATA.get(config.data)
 
 
 def choose_dataset(
@@ -67,37 +68,44 @@ def choose_dataset(
     num_examples: int | None = None,
     num_classes: int | None = None,
 ) -> Dataset:
-    """Return the numbers to plan with: those of `known_dataset`, or in their place those of the command line.
+    """Return the numbers to plan with; numbers of the command line replace those of `find_dataset`.
 
     Raises:
       ValueError: one of them is unknown.
     """
-    known = known_dataset(recipe, config)
-    if known is not None and num_examples is None and num_classes is None:
+    known = find_dataset(recipe, config)
+    if known is None:
+        known = Dataset(config.data or recipe, 0, 0, "")
+    elif num_examples is None and num_classes is None:
         return known
-    examples = num_examples or (known and known.num_examples)
-    classes = num_classes or (known and known.num_classes)
-    if not examples or not classes:
-        known_names = f"{', '.join(_OF_DATA)}, and the recipes {', '.join(_OF_RECIPE)}"
+
+    source = "the command line"
+    if known.source and not (num_examples and num_classes):
+        source = f"{known.source}; some by the command line"
+    dataset = Dataset(
+        known.name,
+        num_examples or known.num_examples,
+        num_classes or known.num_classes,
+        source,
+    )
+    if not dataset.num_examples or not dataset.num_classes:
         raise ValueError(
             f"{config.data or recipe}: numbers of images and classes are not known here. Add --num_examples=N and "
-            f"--num_classes=N. Known: {known_names}."
+            f"--num_classes=N. Known: {', '.join(_BY_DATA)}, and the recipes {', '.join(_BY_RECIPE)}."
         )
-    source = "" if known is None or (num_examples and num_classes) else f"{known.source}; some by "
-    return Dataset(
-        known.name if known else config.data or recipe,
-        examples,
-        classes,
-        f"{source}the command line",
-    )
+    return dataset
 
 
-def known_examples(recipe: str, config: RunConfig) -> int | None:
+def count_examples(recipe: str, config: RunConfig) -> int | None:
     """Return the number of training images of a recipe without opening them; None if unknown."""
     inputs = config.input
-    known = known_dataset(recipe, config)
     if inputs.train_examples is not None:
         return inputs.train_examples
-    is_complete = not inputs.classes and inputs.train_examples_per_class is None
-    is_train = inputs.train_split in ("train", "train800val200")
-    return known.num_examples if known is not None and is_complete and is_train else None
+    if inputs.classes or inputs.train_examples_per_class is not None:
+        return None
+    if inputs.train_split not in ("train", "train800val200"):
+        return None
+    known = find_dataset(recipe, config)
+    if known is None:
+        return None
+    return known.num_examples

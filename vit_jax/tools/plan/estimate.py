@@ -1,6 +1,8 @@
 """One plan: a config on a machine, compiled where a compiler is installed, otherwise by arithmetic."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from vit_jax.config import FinetuneConfig, RunConfig, validate
 from vit_jax.sharding.chips import find_chip
@@ -17,53 +19,68 @@ from vit_jax.train.assembly import Assembly
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """All steps of a recipe; earlier phases are counted at the FLOPs per second of the last one."""
+    """All steps of a recipe; earlier phases are counted at the FLOPs per second of the last one.
 
-    steps: int  # updates, of all its runs
-    images: int  # seen, repeats included
-    exaflops: (
-        float | None
-    )  # 1e18 FLOPs, forward and backward, without recomputation; None for a user's own network
-    images_per_second: float  # on all chips
-    mfu: (
-        float | None
-    )  # model FLOPs utilisation: these FLOPs as a fraction of the chips' peak; None likewise
-    days: float  # from the first step to the last: no evaluation, no checkpoint, no interruption
+    Attributes:
+      steps: updates, of all its runs.
+      images: seen, repeats included.
+      exaflops: 1e18 FLOPs, forward and backward, without recomputation; None for a custom network.
+      images_per_second: on all chips.
+      mfu: model FLOPs utilisation, these FLOPs as a fraction of the chips' peak; None for a custom
+        network.
+      days: from the first step to the last, without evaluation, checkpoints and interruptions.
+      chip_hours: hours of all chips.
+      core_days: TensorCores x days, as in the paper (TPU v3, two a chip); for GPUs, GPUs x days.
+      tpu_v3_core_days: core-days of a TPU v3 for the same arithmetic at the same MFU.
+      price: of all chip-hours; None without a price.
+    """
+
+    steps: int
+    images: int
+    exaflops: float | None
+    images_per_second: float
+    mfu: float | None
+    days: float
     chip_hours: float
-    core_days: (
-        float  # TensorCores x days, as in the paper (TPU v3, two a chip); of GPUs, GPUs x days
-    )
-    tpu_v3_core_days: (
-        float  # of so many cores of a TPU v3 that do the same arithmetic at the same MFU
-    )
-    price: float | None  # of all chip-hours; None without a price
+    core_days: float
+    tpu_v3_core_days: float
+    price: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The memory, time and cost of a run."""
+    """The memory, time and cost of a run.
+
+    Attributes:
+      config: of the run on the machine.
+      topology: the machine.
+      dataset: numbers of images and classes.
+      run: assembled for the machine.
+      compiled: the compiler's result; None if nothing was compiled.
+      reason: why nothing was compiled, or why the step does not fit; "".
+      memory: None if the step does not fit by the compiler.
+      timeline: of the compiled schedule; None without one.
+      roofline: time by arithmetic; None for a custom network.
+      price_per_chip_hour: in any currency.
+    """
 
     config: RunConfig
     topology: Topology
     dataset: Dataset
-    run: Assembly  # for the machine
-    compiled: (
-        aot.Executable | aot.TooLarge | None
-    )  # the compiler's result; None where nothing was compiled
-    reason: str  # why nothing was compiled, or why the step does not fit; ""
-    memory: Memory | None  # None where the step does not fit by the compiler
-    timeline: Timeline | None  # of the compiled schedule; None where there is none
-    roofline: Roofline | None  # time by arithmetic; None for a network with a user's own code
-    price_per_chip_hour: float | None  # in any currency
+    run: Assembly
+    compiled: aot.Executable | aot.TooLarge | None
+    reason: str
+    memory: Memory | None
+    timeline: Timeline | None
+    roofline: Roofline | None
+    price_per_chip_hour: float | None
 
     @property
     def num_runs(self) -> int:
         """A search for a learning rate trains once for each, and once more with the best."""
-        return (
-            1 + len(self.config.search.learning_rates)
-            if isinstance(self.config, FinetuneConfig)
-            else 1
-        )
+        if isinstance(self.config, FinetuneConfig):
+            return 1 + len(self.config.search.learning_rates)
+        return 1
 
     @property
     def fits(self) -> bool:
@@ -72,32 +89,39 @@ class Plan:
     @property
     def needed_bytes(self) -> int | None:
         """Memory of one chip; None if the compiler does not report it."""
-        return (
-            self.memory.total
-            if self.memory is not None
-            else getattr(self.compiled, "needed_bytes", None)
-        )
+        if self.memory is not None:
+            return self.memory.total
+        if isinstance(self.compiled, aot.TooLarge):
+            return self.compiled.needed_bytes
+        return None
 
     @property
     def usable_bytes(self) -> int:
         """Memory of a chip that a program may use."""
-        return getattr(self.compiled, "available_bytes", None) or self.topology.fabric.usable_bytes
+        if isinstance(self.compiled, aot.TooLarge) and self.compiled.available_bytes:
+            return self.compiled.available_bytes
+        return self.topology.fabric.usable_bytes
 
     @property
     def step_seconds(self) -> float | None:
         """Time by the compiled schedule, otherwise by arithmetic; None without both."""
-        estimate = self.timeline or self.roofline
-        return estimate.seconds if estimate is not None else None
+        if self.timeline is not None:
+            return self.timeline.seconds
+        if self.roofline is not None:
+            return self.roofline.seconds
+        return None
 
     @property
     def attention_form(self) -> str | None:
-        """Return the form of attention in the standard blocks; None without these, and where nothing was compiled."""
-        form = self.run.attention_form
-        return None if form is None or self.compiled is None else form()
+        """The form of attention in the standard blocks; None without such blocks, or if nothing was compiled."""
+        get_form = self.run.attention_form
+        if get_form is None or self.compiled is None:
+            return None
+        return get_form()
 
     @property
     def limit_seconds(self) -> float | None:
-        """Return the least time of a step by the peaks of the chip; None where no formula gives it."""
+        """The least time of a step by the peaks of the chip; None if no formula gives it."""
         return limit_seconds(self.run, self.topology)
 
     @property
@@ -107,32 +131,41 @@ class Plan:
             return None
         run = self.run
         topology = self.topology
+        global_batch = self.config.global_batch
         steps = run.steps.total * self.num_runs
-        v3 = find_chip("TPU v3")
-        assert v3 is not None
-        speed = self.config.global_batch / self.step_seconds
-        flops = run.training_flops_per_image
-        all_flops = run.training_flops(run.steps.total) * self.num_runs
+        flops_per_image = run.training_flops_per_image
+        flops = run.training_flops(run.steps.total) * self.num_runs
+
         # Days are counted in steps of the last phase
-        equal_steps = all_flops / (flops * self.config.global_batch) if run.earlier else steps
+        equal_steps: float = steps
+        if run.earlier:
+            equal_steps = flops / (flops_per_image * global_batch)
         days = equal_steps * self.step_seconds / 86400
         chip_days = days * topology.num_chips
-        is_standard = run.architecture.is_standard
+        v3 = find_chip("TPU v3")
+        assert v3 is not None
+
+        images_per_second = global_batch / self.step_seconds
+        peak_flops = topology.chip.peak_bf16_flops
+        exaflops = None
+        mfu = None
+        if run.architecture.is_standard:
+            exaflops = flops / 1e18
+            mfu = images_per_second * flops_per_image / topology.num_chips / peak_flops
+        price = None
+        if self.price_per_chip_hour is not None:
+            price = 24 * chip_days * self.price_per_chip_hour
         return Totals(
             steps=steps,
             images=run.images(run.steps.total) * self.num_runs,
-            exaflops=all_flops / 1e18 if is_standard else None,
-            images_per_second=speed,
-            mfu=speed * flops / topology.num_chips / topology.chip.peak_bf16_flops
-            if is_standard
-            else None,
+            exaflops=exaflops,
+            images_per_second=images_per_second,
+            mfu=mfu,
             days=days,
             chip_hours=24 * chip_days,
             core_days=chip_days * topology.fabric.cores_per_chip,
-            tpu_v3_core_days=chip_days * topology.chip.peak_bf16_flops / v3.peak_bf16_flops,
-            price=None
-            if self.price_per_chip_hour is None
-            else 24 * chip_days * self.price_per_chip_hour,
+            tpu_v3_core_days=chip_days * peak_flops / v3.peak_bf16_flops,
+            price=price,
         )
 
 
@@ -147,32 +180,35 @@ def make_plan(
     """Plan a run; without `can_compile` by arithmetic even where a compiler is installed.
 
     Raises:
-      ValueError: a config that does not fit the machine or the dataset, or a network with a user's
-        own code where nothing can be compiled.
+      ValueError: a config that does not fit the machine or the dataset, or a custom network where
+        nothing can be compiled.
     """
     validate(config)
-    reason = aot.missing_compiler(topology) if can_compile else "as requested"
     architecture = architecture_of(config, dataset.num_classes)
+    reason = aot.missing_compiler(topology) if can_compile else "as requested"
+    devices: Sequence[Any]
     if reason:
         require_formulas(architecture)
-    run = assemble(
-        config if reason else _by_node(config, topology),
-        architecture,
-        num_examples=dataset.num_examples,
-        devices=topology.stand_ins() if reason else aot.topology_devices(topology),  # type: ignore[arg-type]
-    )
-    compiled = None if reason else aot.compile_step(run)
-    memory = None
+        devices = topology.stand_ins()
+    else:
+        config = _add_replicas(config, topology)
+        devices = aot.topology_devices(topology)
+    run = assemble(config, architecture, num_examples=dataset.num_examples, devices=devices)
+
+    compiled = None
+    memory: Memory | None = None
     timeline = None
-    if isinstance(compiled, aot.Executable):
+    if reason:
+        memory = arithmetic_memory(run, topology)
+    else:
+        compiled = aot.compile_step(run)
+    if isinstance(compiled, aot.TooLarge):
+        reason = compiled.message
+    elif compiled is not None:
         program = hlo.parse(compiled.text)
         collective_seconds = make_collective_seconds(run.batch_sharding.mesh.devices.flat, topology)
         memory = compiled_memory(compiled.memory, program)
         timeline = step_timeline(program, topology, collective_seconds, compiled.bundles)
-    elif compiled is None:
-        memory = arithmetic_memory(run, topology)
-    else:
-        reason = compiled.message
     return Plan(
         config=run.config,
         topology=topology,
@@ -187,7 +223,7 @@ def make_plan(
     )
 
 
-def _by_node(config: RunConfig, topology: Topology) -> RunConfig:
+def _add_replicas(config: RunConfig, topology: Topology) -> RunConfig:
     """Give each node of GPUs a replica, unless the config says otherwise: GPUs to compile for name no slices."""
     if topology.is_tpu or topology.num_slices == 1 or config.sharding.num_replicas is not None:
         return config

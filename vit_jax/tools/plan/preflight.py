@@ -11,7 +11,7 @@ from vit_jax.config.check import validate
 from vit_jax.data.sources import path_of
 from vit_jax.storage.files import expanded
 from vit_jax.text.printable import first_line
-from vit_jax.tools.plan.dataset import known_dataset, known_examples
+from vit_jax.tools.plan.dataset import count_examples, find_dataset
 from vit_jax.tools.plan.topology import StandIn
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.assembly import Assembly
@@ -33,7 +33,7 @@ def check_start(
     num_slices: int = 1,
     remote: pathlib.Path | None = None,
 ) -> list[str]:
-    """Build the abstract network, optimiser and sharding of a run, trace a training step, and open what the run reads.
+    """Build the abstract network, optimiser and sharding of a run, trace a training step, and open its data.
 
     Args:
       recipe: as on the command line.
@@ -43,120 +43,159 @@ def check_start(
       remote: folder that only the machines of the run have: paths below it are not opened.
 
     Returns:
-      One line on what was checked; with `remote`, one line for each path.
+      One line on the network and the data; with `remote`, one line for each path.
 
     Raises:
       ValueError: the run cannot start.
     """
     validate(config)
     require_known_datasets(config)
-    paths = [] if remote is None else [*_paths(config)]
-    unseen = [path for path in paths if path.is_relative_to(str(remote))]
-    data, about = _open(config, unseen)
-    if data is not None:
-        num_classes = data.train.num_classes
-        num_examples = len(data.train)
-        shape = data.train.label_shape
-    else:
-        num_examples = known_examples(recipe, config) or _UNKNOWN_EXAMPLES
-        known = known_dataset(recipe, config)
-        num_classes = _UNKNOWN_CLASSES if known is None else known.num_classes
-        shape = ()
-    devices = _stand_ins(config, num_devices, num_slices)
-    if (architecture := _architecture(config, data, num_classes, unseen)) is None:
+    paths = [] if remote is None else list(_list_paths(config))
+    remote_paths = [path for path in paths if path.is_relative_to(str(remote))]
+    data = None
+    description = f"{config.data} is not visible from here"
+    if set(remote_paths).isdisjoint(_list_data_paths(config)):
+        data = open_datasets(config)
+        description = _describe_data(config, data)
+
+    devices = _make_stand_ins(config, num_devices, num_slices)
+    run = _assemble(recipe, config, data, devices, remote_paths)
+    if run is None:
         network = f"the network is that of {config.init_from}, and is not checked"
     else:
-        run = assemble(
-            config,
-            architecture,
-            num_examples=num_examples,
-            devices=devices,  # type: ignore[arg-type]
-            label_shape=shape,
-        )
-        require_possible_evaluators(
-            config, architecture, None if data is None else data.train_sources
-        )
-        if isinstance(config, PretrainConfig):
-            if config.init_from is not None and expanded(config.init_from) not in unseen:
-                fitting_weights(run)
-            if config.resume_from is not None and pathlib.Path(config.resume_from) not in unseen:
-                steps_to_continue(run)
-        try:
-            run.trace_train_step()
-        except TypeError as error:  # also of jax, for shapes that do not fit
-            raise ValueError(f"A training step cannot be traced: {first_line(error)}") from error
-        network = _describe(run)
-    where = (
-        f"{'not visible from' if path in unseen else 'looked for'} here: {path}" for path in paths
-    )
-    return [f"checked: {network}; {about}", *where]
+        _check_run(run, data, remote_paths)
+        network = _describe_run(run)
+
+    lines = [f"checked: {network}; {description}"]
+    for path in paths:
+        state = "not visible from" if path in remote_paths else "looked for"
+        lines.append(f"{state} here: {path}")
+    return lines
 
 
-def _paths(config: RunConfig) -> Iterator[pathlib.Path]:
+def _list_paths(config: RunConfig) -> Iterator[pathlib.Path]:
     """Yield the files and folders that a run reads."""
-    yield from _data_paths(config)
+    yield from _list_data_paths(config)
     for start in (config.init_from, getattr(config, "resume_from", None)):
         if start is not None and not is_hub_address(start):
             yield expanded(start)
 
 
-def _data_paths(config: RunConfig) -> Iterator[pathlib.Path]:
-    """Yield the files and folders of data, also of evaluators; without any, the folder of prepared datasets."""
-    data = [config.data, *(evaluator.data for evaluator in config.evaluation.evaluators.values())]
-    paths = [path_of(name, config.input.data_dir) for name in data if name is not None]
-    found = [path for path in paths if path is not None]
-    yield from dict.fromkeys(found)
-    if not found and config.input.data_dir is not None:
-        yield expanded(config.input.data_dir)
+def _list_data_paths(config: RunConfig) -> list[pathlib.Path]:
+    """Return the files and folders of data, also of evaluators; without any, the folder of prepared datasets."""
+    names = [config.data]
+    names += [evaluator.data for evaluator in config.evaluation.evaluators.values()]
+    paths = []
+    for name in names:
+        path = None if name is None else path_of(name, config.input.data_dir)
+        if path is not None and path not in paths:
+            paths.append(path)
+    if not paths and config.input.data_dir is not None:
+        paths.append(expanded(config.input.data_dir))
+    return paths
 
 
-def _open(config: RunConfig, unseen: list[pathlib.Path]) -> tuple[Datasets | None, str]:
-    """Return the datasets, None if they are elsewhere, and a description of them."""
-    if not {*unseen}.isdisjoint(_data_paths(config)):
-        return None, f"{config.data} is not visible from here"
-    data = open_datasets(config)
+def _describe_data(config: RunConfig, data: Datasets) -> str:
     sizes = f"{len(data.train):,} training and {len(data.test):,} test images"
-    return data, f"{config.data} with {sizes} of {data.train.num_classes:,} classes"
+    return f"{config.data} with {sizes} of {data.train.num_classes:,} classes"
 
 
-def _architecture(
-    config: RunConfig, data: Datasets | None, num_classes: int, unseen: list[pathlib.Path]
+def _assemble(
+    recipe: str,
+    config: RunConfig,
+    data: Datasets | None,
+    devices: list[StandIn],
+    remote_paths: list[pathlib.Path],
+) -> Assembly | None:
+    """Return the run; None if its network depends on remote weights, or on weights and remote data."""
+    label_shape: tuple[int, ...] = ()
+    if data is not None:
+        num_examples = len(data.train)
+        num_classes = data.train.num_classes
+        label_shape = data.train.label_shape
+    else:
+        num_examples = count_examples(recipe, config) or _UNKNOWN_EXAMPLES
+        known = find_dataset(recipe, config)
+        num_classes = _UNKNOWN_CLASSES if known is None else known.num_classes
+
+    architecture = _build_architecture(config, data, num_classes, remote_paths)
+    if architecture is None:
+        return None
+    return assemble(
+        config,
+        architecture,
+        num_examples=num_examples,
+        devices=devices,  # type: ignore[arg-type]
+        label_shape=label_shape,
+    )
+
+
+def _build_architecture(
+    config: RunConfig, data: Datasets | None, num_classes: int, remote_paths: list[pathlib.Path]
 ) -> Architecture | None:
-    """Return the network; of a fine-tuning run that of its weights, if they and the data are here.
-
-    None: it is that of weights, and they or the data are elsewhere.
-    """
+    """Return the network; a fine-tuning run takes it from its weights, if they and the data are here."""
     if isinstance(config, FinetuneConfig) and config.init_from is not None:
-        if data is not None and expanded(config.init_from) not in unseen:
-            return adapt(config, data.train)[0]
+        if data is not None and expanded(config.init_from) not in remote_paths:
+            architecture, *_ = adapt(config, data.train)
+            return architecture
         if config.model.name is None:
             return None
     return architecture_of(config, num_classes)
 
 
-def _stand_ins(config: RunConfig, num_devices: int | None, num_slices: int) -> list[StandIn]:
+def _check_run(run: Assembly, data: Datasets | None, remote_paths: list[pathlib.Path]) -> None:
+    """Check evaluators and starting weights, and trace a training step."""
+    config = run.config
+    sources = None if data is None else data.train_sources
+    require_possible_evaluators(config, run.architecture, sources)
+    if isinstance(config, PretrainConfig):
+        if config.init_from is not None and expanded(config.init_from) not in remote_paths:
+            fitting_weights(run)
+        if config.resume_from is not None and pathlib.Path(config.resume_from) not in remote_paths:
+            steps_to_continue(run)
+    try:
+        run.trace_train_step()
+    except TypeError as error:  # also of jax, for shapes that do not fit
+        raise ValueError(f"A training step cannot be traced: {first_line(error)}") from error
+
+
+def _make_stand_ins(config: RunConfig, num_devices: int | None, num_slices: int) -> list[StandIn]:
+    """Return devices in name only, by default the fewest that the sharding and the slices allow."""
     sharding = config.sharding
-    count = num_devices or math.lcm(
-        (sharding.num_replicas or 1) * sharding.num_model_shards, num_slices
-    )
+    count = num_devices
+    if not count:
+        smallest_mesh = (sharding.num_replicas or 1) * sharding.num_model_shards
+        count = math.lcm(smallest_mesh, num_slices)
     if count % num_slices:
         raise ValueError(f"--devices={count}: must be divisible by --slices={num_slices}.")
-    platform = "gpu" if config.model.attention == "cudnn" else "cpu" if num_slices == 1 else "tpu"
-    per_slice = count // num_slices
-    return [
-        StandIn(
-            i, platform, platform, (i % per_slice, 0, 0), i // per_slice, slice_index=i // per_slice
+
+    platform = "cpu" if num_slices == 1 else "tpu"
+    if config.model.attention == "cudnn":
+        platform = "gpu"
+    devices_per_slice = count // num_slices
+    devices = []
+    for index in range(count):
+        slice_index, position = divmod(index, devices_per_slice)
+        devices.append(
+            StandIn(
+                id=index,
+                platform=platform,
+                device_kind=platform,
+                coords=(position, 0, 0),
+                process_index=slice_index,
+                slice_index=slice_index,
+            )
         )
-        for i in range(count)
-    ]
+    return devices
 
 
-def _describe(run: Assembly) -> str:
+def _describe_run(run: Assembly) -> str:
     shape = run.batch_sharding.mesh.shape
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(run.abstract_state.model))
     mesh = " x ".join(f"{size} {axis}" for axis, size in shape.items())
-    count = math.prod(shape.values())
+    num_devices = math.prod(shape.values())
+    devices = "1 device" if num_devices == 1 else f"{num_devices} devices"
     return (
         f"{run.architecture.name} with {parameters:,} parameters, {run.config.optimizer.name}, {run.steps.total:,} "
-        f"steps of {run.config.global_batch:,} images on {count} device{'s' * (count > 1)} ({mesh})"
+        f"steps of {run.config.global_batch:,} images on {devices} ({mesh})"
     )

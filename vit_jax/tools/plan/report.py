@@ -5,49 +5,75 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from vit_jax.optim.by_name import make_is_trained
+from vit_jax.sharding.memory import Memory
 from vit_jax.text.tables import columns
 from vit_jax.tools.plan.aot import Executable
-from vit_jax.tools.plan.arithmetic import ATTAINABLE
-from vit_jax.tools.plan.estimate import Plan
+from vit_jax.tools.plan.arithmetic import ATTAINABLE, Roofline
+from vit_jax.tools.plan.estimate import Plan, Totals
 from vit_jax.tools.plan.gpu_kernels import BANDWIDTH, PRODUCTS
 from vit_jax.tools.plan.search import Candidate, SearchResult
+from vit_jax.tools.plan.timeline import Timeline
+from vit_jax.tools.plan.topology import Topology
 from vit_jax.train.overview import parameter_table
 
 GIB = 2**30
-_NUM_COLLECTIVES = 4
+_NUM_COLLECTIVES = 4  # that the text lists
+_SEARCH_HEAD = (
+    "parameters",
+    "replicas",
+    "model",
+    "remat",
+    "micro-batches",
+    "batch",
+    "arithmetic, GiB",
+    "ms",
+    "compiled, GiB",
+    "ms",
+    "verdict",
+)
 
 
 def to_text(plan: Plan) -> str:
-    """The report."""
-    lines = itertools.chain(_machine(plan), _memory(plan), _step(plan), _totals(plan))
-    return "\n".join(lines) + "\n"
+    """Return the report of a plan."""
+    sections = (
+        _describe_machine(plan),
+        _describe_layout(plan),
+        _describe_memory(plan),
+        _describe_step(plan),
+        _describe_totals(plan),
+    )
+    return "\n".join(itertools.chain(*sections)) + "\n"
 
 
-def _machine(plan: Plan) -> Iterator[str]:
-    config = plan.config
+def _describe_machine(plan: Plan) -> Iterator[str]:
     topology = plan.topology
-    run = plan.run
-    mesh = dict(run.batch_sharding.mesh.shape)
-    rows = config.global_batch // (mesh["replica"] * mesh["data"])
-    height, width = run.architecture.image_size
-    micro_batches = config.optimizer.accumulation_steps or 1
-    accumulated = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
-    yield f"{run.architecture.name} on {height}x{width} images, {config.global_batch:,} a step"
+    architecture = plan.run.architecture
+    height, width = architecture.image_size
+    yield f"{architecture.name} on {height}x{width} images, {plan.config.global_batch:,} a step"
     yield (
         f"machine  {topology.name}: {topology.num_chips:,} x {topology.chip.name}, "
-        f"{plan.usable_bytes / GIB:.2f} GiB usable of each"
+        f"{_format_gib(plan.usable_bytes)} usable of each"
     )
+
+
+def _describe_layout(plan: Plan) -> Iterator[str]:
+    config = plan.config
+    run = plan.run
+    mesh = run.batch_sharding.mesh.shape
+    images = config.global_batch // (mesh["replica"] * mesh["data"])
+    unit = "chip" if mesh["model"] == 1 else "model group"
+    micro_batches = config.optimizer.accumulation_steps or 1
+    accumulation = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
     yield (
         f"layout   {mesh['replica']} replicas x {mesh['data']} data x {mesh['model']} model, parameters "
-        f"{config.sharding.parameters}; {rows:,} images a {'chip' if mesh['model'] == 1 else 'model group'}"
-        f"{accumulated}, remat {run.architecture.remat}"
+        f"{config.sharding.parameters}; {images:,} images a {unit}{accumulation}, remat {run.architecture.remat}"
     )
-    if (form := plan.attention_form) is not None:
-        yield f"compute  {run.architecture.compute_dtype}, attention {form}"
-    model = run.abstract_state.model
+    attention = plan.attention_form
+    if attention is not None:
+        yield f"compute  {run.architecture.compute_dtype}, attention {attention}"
     is_trained = make_is_trained(config.optimizer)
     if is_trained is not None:
-        yield parameter_table(model, is_folded=True, is_trained=is_trained)
+        yield parameter_table(run.abstract_state.model, is_folded=True, is_trained=is_trained)
     data = plan.dataset
     yield f"data     {data.name}: {data.num_examples:,} images, {data.num_classes:,} classes ({data.source})"
     if isinstance(plan.compiled, Executable):
@@ -59,109 +85,130 @@ def _machine(plan: Plan) -> Iterator[str]:
         yield "basis    XLA stopped compiling the step for this machine"
 
 
-def _memory(plan: Plan) -> Iterator[str]:
-    if plan.memory is None:
-        needed = "more" if plan.needed_bytes is None else f"{plan.needed_bytes / GIB:.2f} GiB"
-        yield f"memory   DOES NOT FIT: {needed}, usable are {plan.usable_bytes / GIB:.2f} GiB"
+def _format_gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def _format_ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.1f}"
+
+
+def _describe_memory(plan: Plan) -> Iterator[str]:
+    memory = plan.memory
+    usable = _format_gib(plan.usable_bytes)
+    if memory is None:
+        needed = "more" if plan.needed_bytes is None else _format_gib(plan.needed_bytes)
+        yield f"memory   DOES NOT FIT: {needed}, usable are {usable}"
         yield f"         XLA: {plan.reason.splitlines()[0]}"
         return
     verdict = "fits" if plan.fits else "DOES NOT FIT"
-    used = plan.memory.total / plan.usable_bytes
-    yield f"memory   {verdict}: {plan.memory.total / GIB:.2f} GiB a chip, {used:.0%} of what is usable"
-    for kind, size in dataclasses.asdict(plan.memory).items():
+    used = memory.total / plan.usable_bytes
+    yield f"memory   {verdict}: {_format_gib(memory.total)} a chip, {used:.0%} of what is usable"
+    for kind, size in dataclasses.asdict(memory).items():
         yield f"           {kind:<12} {size / GIB:>8.3f} GiB"
 
 
-def _step(plan: Plan) -> Iterator[str]:
-    arithmetic = "no arithmetic estimate: no formula gives the cost of a user's own code"
-    line = plan.timeline
-    if plan.roofline is not None:
-        bound = {
-            name: f"{1e3 * value:,.1f}" for name, value in dataclasses.asdict(plan.roofline).items()
-        }
-        arithmetic = (
-            f"{1e3 * plan.roofline.seconds:,.1f} ms by arithmetic: {bound['compute_seconds']} matrix products at "
-            f"{ATTAINABLE:.0%} of the peak, {bound['elementwise_seconds']} elementwise, "
-            f"{bound['collective_seconds']} collectives, {bound['update_seconds']} update"
-        )
-    if line is None:
+def _describe_step(plan: Plan) -> Iterator[str]:
+    arithmetic = _describe_roofline(plan.roofline)
+    if plan.timeline is None:
         yield f"step     {arithmetic}"
     else:
-        clock = plan.topology.fabric.clock_hertz / 1e9
-        compute = f"XLA's cycles at {clock:g} GHz"
-        kernels = "bundles of their schedules"
-        if not plan.topology.is_tpu:
-            compute = f"bytes at {BANDWIDTH:.0%} of the bandwidth"
-            kernels = f"FLOPs at {PRODUCTS:.0%} of the peak"
-        yield (
-            f"step     {1e3 * line.seconds:,.1f} ms by the compiled schedule: {1e3 * line.compute_seconds:,.1f} "
-            f"compute ({compute}), {1e3 * line.kernel_seconds:,.1f} in kernels ({kernels}), "
-            f"{1e3 * line.collective_seconds:,.1f} waiting for collectives, "
-            f"{1e3 * line.prefetch_seconds:,.1f} for memory"
-        )
-        shares = sorted(
-            ((seconds / line.seconds, phase) for phase, seconds in line.phases.items()),
-            reverse=True,
-        )
-        yield f"           of it {', '.join(f'{phase} {share:.1%}' for share, phase in shares if share >= 0.001)}"
-        for c in line.collectives[:_NUM_COLLECTIVES]:
-            over = f" over {len(c.devices)} chips" if c.devices else ""
-            yield (
-                f"           {c.count:>3} x {c.operation} of {c.num_bytes / 1e6:,.2f} MB{over}: {1e3 * c.seconds:.3f} "
-                f"ms each, {1e3 * c.waited_seconds:.3f} of it waited for"
-            )
-        if line.num_unknown_loops:
-            once = 1e3 * line.unknown_loops_pass_seconds
-            yield f"           {line.num_unknown_loops} loops of unknown length were counted once: {once:.3f} ms"
-        if line.num_unknown_kernels:
-            yield f"           {line.num_unknown_kernels} executions of kernels were counted as nothing: no schedule"
+        yield _describe_schedule(plan.timeline, plan.topology)
+        yield f"           of it {_describe_phases(plan.timeline)}"
+        yield from _describe_collectives(plan.timeline)
+        yield from _describe_unknown(plan.timeline)
         yield f"         {arithmetic}"
-    if plan.limit_seconds is not None and plan.step_seconds is not None:
+    limit = plan.limit_seconds
+    if limit is not None and plan.step_seconds is not None:
         yield (
-            f"         {1e3 * plan.limit_seconds:,.1f} ms at least: products at the peak or at the bandwidth, and the "
-            f"update; the step reaches {plan.limit_seconds / plan.step_seconds:.0%} of this limit"
+            f"         {_format_ms(limit)} ms at least: products at the peak or at the bandwidth, and the "
+            f"update; the step reaches {limit / plan.step_seconds:.0%} of this limit"
         )
 
 
-def _totals(plan: Plan) -> Iterator[str]:
-    total = plan.totals
-    cores = plan.topology.fabric.cores_per_chip
-    if total is None:
-        return
-    speed = f"{total.images_per_second:,.0f} images/s"
-    recipe = f"{total.steps:,} steps, {total.images:,} images"
-    if total.mfu is not None and total.exaflops is not None:
-        flops = (
-            plan.run.training_flops_per_image * plan.config.global_batch / plan.topology.num_chips
-        )
-        speed += f", {flops / 1e12:,.3g} TFLOP a chip and step, MFU {total.mfu:.1%}"
-        recipe += f", {total.exaflops:,.4g} exaFLOPs"
-    yield f"speed    {speed}"
-    runs = f"{plan.num_runs - 1} learning rates and the final run: " if plan.num_runs > 1 else ""
-    yield f"recipe   {runs}{recipe}"
-    counted = f"TensorCores, {cores} a chip" if plan.topology.is_tpu else "GPUs"
-    yield (
-        f"         {total.days:,.2f} days, {total.chip_hours:,.0f} chip-hours, {total.core_days:,.0f} core-days "
-        f"({counted}); at this MFU {total.tpu_v3_core_days:,.0f} core-days of a TPU v3"
+def _describe_roofline(roofline: Roofline | None) -> str:
+    if roofline is None:
+        return "no arithmetic estimate: no formula gives the cost of a user's own code"
+    return (
+        f"{_format_ms(roofline.seconds)} ms by arithmetic: {_format_ms(roofline.compute_seconds)} matrix products at "
+        f"{ATTAINABLE:.0%} of the peak, {_format_ms(roofline.elementwise_seconds)} elementwise, "
+        f"{_format_ms(roofline.collective_seconds)} collectives, {_format_ms(roofline.update_seconds)} update"
     )
-    if total.price is not None:
-        yield f"         price {total.price:,.0f}"
+
+
+def _describe_schedule(timeline: Timeline, topology: Topology) -> str:
+    compute = f"XLA's cycles at {topology.fabric.clock_hertz / 1e9:g} GHz"
+    kernels = "bundles of their schedules"
+    if not topology.is_tpu:
+        compute = f"bytes at {BANDWIDTH:.0%} of the bandwidth"
+        kernels = f"FLOPs at {PRODUCTS:.0%} of the peak"
+    return (
+        f"step     {_format_ms(timeline.seconds)} ms by the compiled schedule: "
+        f"{_format_ms(timeline.compute_seconds)} compute ({compute}), "
+        f"{_format_ms(timeline.kernel_seconds)} in kernels ({kernels}), "
+        f"{_format_ms(timeline.collective_seconds)} waiting for collectives, "
+        f"{_format_ms(timeline.prefetch_seconds)} for memory"
+    )
+
+
+def _describe_phases(timeline: Timeline) -> str:
+    """Return the shares of the phases from a thousandth of the step, the largest first."""
+    shares = []
+    for phase, seconds in timeline.phases.items():
+        share = seconds / timeline.seconds
+        if share >= 0.001:
+            shares.append((share, phase))
+    return ", ".join(f"{phase} {share:.1%}" for share, phase in sorted(shares, reverse=True))
+
+
+def _describe_collectives(timeline: Timeline) -> Iterator[str]:
+    for collective in timeline.collectives[:_NUM_COLLECTIVES]:
+        over = f" over {len(collective.devices)} chips" if collective.devices else ""
+        yield (
+            f"           {collective.count:>3} x {collective.operation} of {collective.num_bytes / 1e6:,.2f} MB{over}: "
+            f"{1e3 * collective.seconds:.3f} ms each, {1e3 * collective.waited_seconds:.3f} of it waited for"
+        )
+
+
+def _describe_unknown(timeline: Timeline) -> Iterator[str]:
+    """Yield the parts of a step that the estimate counts once or not at all."""
+    if timeline.num_unknown_loops:
+        once = f"{1e3 * timeline.unknown_loops_pass_seconds:.3f} ms"
+        yield f"           {timeline.num_unknown_loops} loops of unknown length were counted once: {once}"
+    if timeline.num_unknown_kernels:
+        yield f"           {timeline.num_unknown_kernels} executions of kernels were counted as nothing: no schedule"
+
+
+def _describe_totals(plan: Plan) -> Iterator[str]:
+    totals = plan.totals
+    if totals is None:
+        return
+    topology = plan.topology
+    speed = f"{totals.images_per_second:,.0f} images/s"
+    recipe = f"{totals.steps:,} steps, {totals.images:,} images"
+    if totals.mfu is not None and totals.exaflops is not None:
+        step_flops = plan.run.training_flops_per_image * plan.config.global_batch
+        chip_teraflops = step_flops / topology.num_chips / 1e12
+        speed += f", {chip_teraflops:,.3g} TFLOP a chip and step, MFU {totals.mfu:.1%}"
+        recipe += f", {totals.exaflops:,.4g} exaFLOPs"
+    if plan.num_runs > 1:
+        recipe = f"{plan.num_runs - 1} learning rates and the final run: {recipe}"
+    cores = "GPUs"
+    if topology.is_tpu:
+        cores = f"TensorCores, {topology.fabric.cores_per_chip} a chip"
+    yield f"speed    {speed}"
+    yield f"recipe   {recipe}"
+    yield (
+        f"         {totals.days:,.2f} days, {totals.chip_hours:,.0f} chip-hours, {totals.core_days:,.0f} core-days "
+        f"({cores}); at this MFU {totals.tpu_v3_core_days:,.0f} core-days of a TPU v3"
+    )
+    if totals.price is not None:
+        yield f"         price {totals.price:,.0f}"
     yield "         not included: evaluation, checkpoints, input, interruptions"
 
 
 def to_json(plan: Plan) -> dict[str, object]:
-    """The same as plain values, sizes in bytes and times in seconds."""
-    names = ("dataset", "memory", "timeline", "roofline", "totals")
-    sections = {
-        name: value and dataclasses.asdict(value)
-        for name in names
-        for value in [getattr(plan, name)]
-    }
-    if (timeline := sections["timeline"]) is not None:
-        timeline["parts"] = timeline.pop("phases")
-        for collective in timeline["collectives"]:
-            collective["devices"] = len(collective["devices"])
-    is_compiled = isinstance(plan.compiled, Executable)
+    """Return the same as plain values, sizes in bytes and times in seconds."""
     return {
         "model": plan.run.architecture.name,
         "global_batch": plan.config.global_batch,
@@ -173,11 +220,7 @@ def to_json(plan: Plan) -> dict[str, object]:
         "remat": plan.run.architecture.remat,
         "attention": plan.attention_form,
         "accumulation_steps": plan.config.optimizer.accumulation_steps,
-        "basis": "compiled"
-        if is_compiled
-        else "arithmetic"
-        if plan.compiled is None
-        else "compiler gave up",
+        "basis": _name_basis(plan),
         "reason": plan.reason,
         "num_runs": plan.num_runs,
         "compile_seconds": getattr(plan.compiled, "compile_seconds", 0.0),
@@ -186,80 +229,108 @@ def to_json(plan: Plan) -> dict[str, object]:
         "usable_bytes": plan.usable_bytes,
         "step_seconds": plan.step_seconds,
         "limit_seconds": plan.limit_seconds,
-        **sections,
+        "dataset": dataclasses.asdict(plan.dataset),
+        "memory": _convert(plan.memory),
+        "timeline": _convert_timeline(plan.timeline),
+        "roofline": _convert(plan.roofline),
+        "totals": _convert(plan.totals),
     }
 
 
+def _name_basis(plan: Plan) -> str:
+    if plan.compiled is None:
+        return "arithmetic"
+    if isinstance(plan.compiled, Executable):
+        return "compiled"
+    return "compiler gave up"
+
+
+def _convert(section: Memory | Roofline | Totals | None) -> dict[str, object] | None:
+    if section is None:
+        return None
+    return dataclasses.asdict(section)
+
+
+def _convert_timeline(timeline: Timeline | None) -> dict[str, object] | None:
+    """Return the timeline with numbers of devices, and phases by their name in JSON."""
+    if timeline is None:
+        return None
+    values = dataclasses.asdict(timeline)
+    values["parts"] = values.pop("phases")
+    for collective in values["collectives"]:
+        collective["devices"] = len(collective["devices"])
+    return values
+
+
 def result_to_text(result: SearchResult) -> str:
-    """A table of all candidates, then the winner's report and the options that select it."""
-    head = (
-        *("parameters", "replicas", "model", "remat", "micro-batches", "batch"),
-        *("arithmetic, GiB", "ms", "compiled, GiB", "ms", "verdict"),
-    )
-    rows = [head, *(_cells(candidate, result) for candidate in result.candidates)]
+    """Return a table of all candidates, then the winner's report and the options that select it."""
+    rows = [_SEARCH_HEAD, *(_list_cells(candidate, result) for candidate in result.candidates)]
     table = columns(rows, "<>><>>>>>><", gap=" | ") + "\n"
-    if result.num_refused:
-        table += f"{result.num_refused} layouts are not possible on this machine\n"
+    if result.num_rejected:
+        table += f"{result.num_rejected} layouts are not possible on this machine\n"
     if result.winner is None:
         return (
             f"{table}\nNothing fits: use a larger machine, a smaller batch or a smaller network.\n"
         )
-    words = " ".join(result.overrides) or "(nothing: the recipe as it is)"
-    return f"{table}\n{to_text(result.winner)}\nadd to the command: {words}\n"
+    overrides = " ".join(result.overrides) or "(nothing: the recipe as it is)"
+    return f"{table}\n{to_text(result.winner)}\nadd to the command: {overrides}\n"
 
 
-def _cells(candidate: Candidate, result: SearchResult) -> Sequence[str]:
+def _list_cells(candidate: Candidate, result: SearchResult) -> Sequence[str]:
     config = candidate.config
     plan = candidate.plan
-    size = ""
-    time = ""
-    verdict = "not tried"
-    if plan is not None:
-        if plan.compiled is not None and plan.needed_bytes is not None:
-            size = f"{plan.needed_bytes / GIB:.2f}"
-        time = f"{1e3 * plan.timeline.seconds:,.0f}" if plan.timeline is not None else ""
-        verdict = (
-            "fastest that fits"
-            if plan is result.winner
-            else "fits"
-            if plan.fits
-            else "does not fit"
-        )
-    elif candidate.needed_bytes > result.usable_bytes:
-        verdict = "too large by arithmetic"
-    sharding = config.sharding
+    compiled_gib = ""
+    compiled_ms = ""
+    if plan is not None and plan.compiled is not None and plan.needed_bytes is not None:
+        compiled_gib = f"{plan.needed_bytes / GIB:.2f}"
+    if plan is not None and plan.timeline is not None:
+        compiled_ms = f"{1e3 * plan.timeline.seconds:,.0f}"
     return (
-        *(
-            sharding.parameters,
-            str(sharding.num_replicas or "slices"),
-            str(sharding.num_model_shards),
-        ),
-        *(config.model.remat, str(config.optimizer.accumulation_steps), str(config.global_batch)),
-        *(
-            f"{candidate.needed_bytes / GIB:.2f}",
-            f"{1e3 * candidate.step_seconds:,.0f}",
-            size,
-            time,
-            verdict,
-        ),
+        config.sharding.parameters,
+        str(config.sharding.num_replicas or "slices"),
+        str(config.sharding.num_model_shards),
+        config.model.remat,
+        str(config.optimizer.accumulation_steps),
+        str(config.global_batch),
+        f"{candidate.needed_bytes / GIB:.2f}",
+        f"{1e3 * candidate.step_seconds:,.0f}",
+        compiled_gib,
+        compiled_ms,
+        _judge(candidate, result),
     )
 
 
+def _judge(candidate: Candidate, result: SearchResult) -> str:
+    """Return the verdict on a candidate."""
+    if candidate.plan is None:
+        if candidate.needed_bytes > result.usable_bytes:
+            return "too large by arithmetic"
+        return "not tried"
+    if candidate.plan is result.winner:
+        return "fastest that fits"
+    return "fits" if candidate.plan.fits else "does not fit"
+
+
 def result_to_json(result: SearchResult) -> dict[str, object]:
-    """The same as plain values."""
+    """Return the same as plain values."""
     return {
-        "candidates": [
-            {
-                "global_batch": c.config.global_batch,
-                "remat": c.config.model.remat,
-                "accumulation_steps": c.config.optimizer.accumulation_steps,
-                "sharding": dataclasses.asdict(c.config.sharding),
-                "arithmetic": {"needed_bytes": c.needed_bytes, "step_seconds": c.step_seconds},
-                "plan": None if c.plan is None else to_json(c.plan),
-            }
-            for c in result.candidates
-        ],
+        "candidates": [_convert_candidate(candidate) for candidate in result.candidates],
         "winner": None if result.winner is None else to_json(result.winner),
         "overrides": list(result.overrides),
-        "num_refused": result.num_refused,
+        "num_refused": result.num_rejected,
+    }
+
+
+def _convert_candidate(candidate: Candidate) -> dict[str, object]:
+    config = candidate.config
+    return {
+        "global_batch": config.global_batch,
+        "remat": config.model.remat,
+        "accumulation_steps": config.optimizer.accumulation_steps,
+        "sharding": dataclasses.asdict(config.sharding),
+        "arithmetic": {
+            "needed_bytes": candidate.needed_bytes,
+            "step_seconds": candidate.step_seconds,
+        },
+        "plan": None if candidate.plan is None else to_json(candidate.plan),
     }

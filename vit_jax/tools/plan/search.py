@@ -23,21 +23,25 @@ from vit_jax.train.layout import GROUPS, POLICIES, RESERVE, micro_batches
 MODEL_SHARDS = (1, 2, 4)
 BATCH_FACTORS = (0.25, 0.5, 2, 4)
 DOUBT = 0.15
-"""How far arithmetic may be wrong about memory: candidates up to this fraction above the limit are tried last."""
+"""Error of the arithmetic for memory: candidates up to this fraction above the limit are tried last."""
 _SEARCHED = (
-    *("global_batch", "model.remat", "optimizer.accumulation_steps"),
-    *("sharding.parameters", "sharding.num_replicas", "sharding.num_model_shards"),
+    "global_batch",
+    "model.remat",
+    "optimizer.accumulation_steps",
+    "sharding.parameters",
+    "sharding.num_replicas",
+    "sharding.num_model_shards",
 )
 
 
 @dataclasses.dataclass(eq=False)
 class Candidate:
-    """One layout of the run, its figures by arithmetic."""
+    """One layout of the run, with memory and time by arithmetic."""
 
     config: RunConfig
     needed_bytes: int
     step_seconds: float
-    plan: Plan | None = None  # in full; None where that was not tried
+    plan: Plan | None = None  # the complete plan; None if it was not tried
 
     @property
     def fits(self) -> bool:
@@ -47,8 +51,10 @@ class Candidate:
     @property
     def seconds_per_image(self) -> float:
         """Time by the plan if it fits, otherwise by arithmetic."""
-        seconds = self.plan.step_seconds if self.plan is not None and self.fits else None
-        return (seconds or self.step_seconds) / self.config.global_batch
+        step_seconds = None
+        if self.plan is not None and self.plan.fits:
+            step_seconds = self.plan.step_seconds
+        return (step_seconds or self.step_seconds) / self.config.global_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +62,10 @@ class SearchResult:
     """The result of a search."""
 
     candidates: tuple[Candidate, ...]  # all layouts, the fastest by arithmetic first
-    winner: Plan | None  # the fastest that fits; None where none does
+    winner: Plan | None  # the fastest that fits; None if none fits
     overrides: tuple[str, ...]  # options that turn the recipe into the winner
     usable_bytes: int  # of a chip
-    num_refused: int  # layouts that the config does not allow on this machine
+    num_rejected: int  # layouts that the config does not allow on this machine
 
 
 def search(
@@ -76,13 +82,13 @@ def search(
     """Search for the fastest layout of a recipe that fits, with plans as `make_plan` makes them.
 
     Args:
-      config: the recipe's.
+      config: of the recipe.
       topology: the machine.
-      dataset: what it would train on.
+      dataset: its training data.
       price_per_chip_hour: for the winner's report.
       num_tries: candidates to plan; more until one fits.
       other_batches: try other global batches too.
-      can_compile: False decides by arithmetic alone.
+      can_compile: False compares candidates by arithmetic alone.
       report: receives a line before each plan; a compilation may take minutes.
 
     Raises:
@@ -90,137 +96,144 @@ def search(
         which there is no formula.
     """
     validate(config)
-    refusals: list[str] = []
     factors = (1, *BATCH_FACTORS) if other_batches else (1,)
-    candidates = sorted(
-        _candidates(config, topology, dataset, factors, refusals),
-        key=lambda candidate: candidate.seconds_per_image,
-    )
+    candidates, rejections = _build_candidates(config, topology, dataset, factors)
     if not candidates:
-        raise ValueError(f"No layout of this recipe is possible on {topology.name}: {refusals[0]}")
-    usable = topology.fabric.usable_bytes
-    order = _in_order(candidates, usable, usable * (1 + (DOUBT if can_compile else 0)))
-    for number, chosen in enumerate(order):
-        if number >= num_tries and any(candidate.fits for candidate in order):
+        raise ValueError(
+            f"No layout of this recipe is possible on {topology.name}: {rejections[0]}"
+        )
+    candidates.sort(key=_get_cost)
+    ordered = _order_candidates(candidates, topology.fabric.usable_bytes, DOUBT * can_compile)
+    for number, candidate in enumerate(ordered):
+        if number >= num_tries and any(tried.fits for tried in ordered):
             break
-        words = " ".join(_overrides(config, chosen.config)) or "the recipe as it is"
-        report(f"planning {number + 1} of {num_tries}: {words}")
-        chosen.plan = make_plan(
-            chosen.config,
+        overrides = " ".join(_list_overrides(config, candidate.config))
+        report(f"planning {number + 1} of {num_tries}: {overrides or 'the recipe as it is'}")
+        candidate.plan = make_plan(
+            candidate.config,
             topology,
             dataset,
             price_per_chip_hour=price_per_chip_hour,
             can_compile=can_compile,
         )
-    fitting = (candidate for candidate in order if candidate.fits)
-    winner = min(fitting, key=lambda candidate: candidate.seconds_per_image, default=None)
+    fitting = [candidate for candidate in ordered if candidate.fits]
+    winner = min(fitting, key=_get_cost, default=None)
     return SearchResult(
         candidates=tuple(candidates),
         winner=winner.plan if winner is not None else None,
-        overrides=tuple(_overrides(config, winner.config)) if winner is not None else (),
-        usable_bytes=usable,
-        num_refused=len(refusals),
+        overrides=_list_overrides(config, winner.config) if winner is not None else (),
+        usable_bytes=topology.fabric.usable_bytes,
+        num_rejected=len(rejections),
     )
 
 
-def _in_order(candidates: list[Candidate], usable_bytes: int, limit: float) -> list[Candidate]:
-    """Return the candidates in the order in which they are tried, none that is larger than the limit.
+def _get_cost(candidate: Candidate) -> float:
+    return candidate.seconds_per_image
 
-    First come those with the least recomputation of all that fit by arithmetic, then the others,
-    then those in doubt.
+
+def _order_candidates(
+    candidates: list[Candidate], usable_bytes: int, doubt: float
+) -> list[Candidate]:
+    """Return the candidates in the order in which they are tried.
+
+    First come candidates with the least recomputation of all that fit by arithmetic, then the
+    others that fit, then those in doubt: up to this fraction too large.
     """
     sure = [candidate for candidate in candidates if candidate.needed_bytes <= usable_bytes]
+    limit = usable_bytes * (1 + doubt)
     doubtful = [
         candidate for candidate in candidates if usable_bytes < candidate.needed_bytes <= limit
     ]
-    best = next(
-        (
-            policy
-            for policy in POLICIES
-            for candidate in sure
-            if candidate.config.model.remat == policy
-        ),
-        None,
-    )
-    return [*sorted(sure, key=lambda candidate: candidate.config.model.remat != best), *doubtful]
+    fitting_policies = {candidate.config.model.remat for candidate in sure}
+    for policy in POLICIES:
+        if policy in fitting_policies:
+            sure.sort(key=lambda candidate: candidate.config.model.remat != policy)
+            break
+    return sure + doubtful
 
 
-def _candidates(
-    config: RunConfig,
-    topology: Topology,
-    dataset: Dataset,
-    factors: Sequence[float],
-    refusals: list[str],
-) -> Iterator[Candidate]:
+def _build_candidates(
+    config: RunConfig, topology: Topology, dataset: Dataset, factors: Sequence[float]
+) -> tuple[list[Candidate], list[str]]:
+    """Return the possible layouts, and the reasons against the others."""
     architecture = require_formulas(architecture_of(config, dataset.num_classes))
-    for sharding, factor in itertools.product(_shardings(topology), factors):
-        changed = dataclasses.replace(
-            config, sharding=sharding, global_batch=int(config.global_batch * factor)
-        )
+    candidates = []
+    rejections = []
+    for sharding, factor in itertools.product(_list_shardings(topology), factors):
+        global_batch = int(config.global_batch * factor)
+        changed = dataclasses.replace(config, sharding=sharding, global_batch=global_batch)
         try:
             run = assemble(
-                _changed(changed, accumulation_steps=1),
+                _replace_options(changed, accumulation_steps=1),
                 architecture,
                 num_examples=dataset.num_examples,
                 devices=topology.stand_ins(),  # type: ignore[arg-type]
             )
         except ValueError as error:
-            refusals.append(str(error))
+            rejections.append(str(error))
             continue
         for remat in POLICIES:
-            yield _smallest_accumulation(run, topology, dataset, remat)
+            candidates.append(_find_accumulation(run, topology, dataset, remat))
+    return candidates, rejections
 
 
-def _smallest_accumulation(
+def _find_accumulation(
     run: Assembly, topology: Topology, dataset: Dataset, remat: Policy
 ) -> Candidate:
-    """Return the policy with as few micro-batches as fit, or, if nothing fits, with the most that are allowed."""
-    best = None
+    """Return the policy with the fewest micro-batches that fit; if none fit, with the most that are allowed."""
+    candidate = None
     architecture = dataclasses.replace(run.architecture, remat=remat)
-    for number in micro_batches(
-        _changed(run.config, accumulation_steps=None), architecture, topology.stand_ins()
-    ):
-        config = _changed(run.config, accumulation_steps=number, remat=remat)
+    config = _replace_options(run.config, accumulation_steps=None)
+    for number in micro_batches(config, architecture, topology.stand_ins()):
+        config = _replace_options(run.config, accumulation_steps=number, remat=remat)
         try:
             resolve(config, num_examples=dataset.num_examples, num_devices=topology.num_chips)
         except ValueError:
             break
-        tried = dataclasses.replace(run, config=config, architecture=architecture)
-        needed = arithmetic_memory(tried, topology).total
-        best = Candidate(config, needed, roofline(tried, topology).seconds)
-        if needed <= (1 - RESERVE) * topology.fabric.usable_bytes:
+        changed_run = dataclasses.replace(run, config=config, architecture=architecture)
+        needed_bytes = arithmetic_memory(changed_run, topology).total
+        candidate = Candidate(config, needed_bytes, roofline(changed_run, topology).seconds)
+        if needed_bytes <= (1 - RESERVE) * topology.fabric.usable_bytes:
             break
-    assert best is not None, "one micro-batch has been resolved before"
-    return best
+    assert candidate is not None, "one micro-batch has been resolved before"
+    return candidate
 
 
-def _shardings(topology: Topology) -> Iterator[ShardingConfig]:
-    # Without a number of replicas
-    together = topology.chips_per_slice if topology.is_tpu else topology.num_chips
-    for model in MODEL_SHARDS:
-        if topology.chips_per_slice % model:
+def _list_shardings(topology: Topology) -> Iterator[ShardingConfig]:
+    """Yield the shardings that divide the machine."""
+    # Chips of one replica, if the config states no number of replicas
+    chips_together = topology.chips_per_slice if topology.is_tpu else topology.num_chips
+    for num_model_shards in MODEL_SHARDS:
+        if topology.chips_per_slice % num_model_shards:
             continue
-        yield ShardingConfig(parameters="replicated", num_model_shards=model)
-        rest = together // model
-        if rest > 1:
-            yield ShardingConfig(parameters="fsdp", num_model_shards=model)
-        for data in GROUPS:
-            if data < rest and rest % data == 0:
-                replicas = topology.num_chips // (data * model)
+        yield ShardingConfig(parameters="replicated", num_model_shards=num_model_shards)
+        num_data_shards = chips_together // num_model_shards
+        if num_data_shards > 1:
+            yield ShardingConfig(parameters="fsdp", num_model_shards=num_model_shards)
+        for group_size in GROUPS:
+            if group_size < num_data_shards and num_data_shards % group_size == 0:
                 yield ShardingConfig(
-                    parameters="fsdp", num_replicas=replicas, num_model_shards=model
+                    parameters="fsdp",
+                    num_replicas=topology.num_chips // (group_size * num_model_shards),
+                    num_model_shards=num_model_shards,
                 )
 
 
-def _changed(config: Any, *, accumulation_steps: int | None, **of_model: Any) -> Any:
-    optimizer = dataclasses.replace(config.optimizer, accumulation_steps=accumulation_steps)
+def _replace_options(config: Any, *, accumulation_steps: int | None, **model_fields: Any) -> Any:
+    """Return the config with other micro-batches and other fields of the model."""
     return dataclasses.replace(
-        config, optimizer=optimizer, model=dataclasses.replace(config.model, **of_model)
+        config,
+        optimizer=dataclasses.replace(config.optimizer, accumulation_steps=accumulation_steps),
+        model=dataclasses.replace(config.model, **model_fields),
     )
 
 
-def _overrides(before: RunConfig, after: RunConfig) -> Iterator[str]:
+def _list_overrides(before: RunConfig, after: RunConfig) -> tuple[str, ...]:
+    """Return the options that turn one config into another."""
+    overrides = []
     for field in _SEARCHED:
-        value = operator.attrgetter(field)
-        if value(before) != value(after):
-            yield f"--config.{field}={value(after)}"
+        get_value = operator.attrgetter(field)
+        value = get_value(after)
+        if get_value(before) != value:
+            overrides.append(f"--config.{field}={value}")
+    return tuple(overrides)

@@ -2,27 +2,31 @@
 
 TPUs also by Google Cloud's type: "v5litepod-256", "2*v5p-1024".
 
-Their devices in name only, and how fast these communicate. Neither the machine nor a compiler for
-it is needed.
+A topology lists stand-ins for its devices, and the time of collectives between them. Neither the
+machine nor a compiler for it is needed.
 """
 
 import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from vit_jax.sharding.chips import Chip, find_chip
 from vit_jax.sharding.fabrics import FABRICS, Fabric, Group, collective_seconds, find_fabric
 from vit_jax.text.nearest import did_you_mean
 
 _FORM = re.compile(r"(?:(\d+)\*)?([a-z][a-z0-9-]*):(\d+(?:x\d+)*)")
+_FORMS_TEXT = (
+    "KIND:SHAPE (v5e:16x16, v5p:8x8x8, h100:8), SLICES*KIND:SHAPE (2*v5e:16x16) "
+    "or a type of Google Cloud (v5litepod-256)"
+)
 _SHAPES = {  # by the number of axes
     2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
     3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
 }
-_CUBES = (
+_CUBES = (  # shapes of Google Cloud's types
     (4, 4, 4),
     (4, 4, 8),
     (4, 8, 8),
@@ -30,13 +34,28 @@ _CUBES = (
     (8, 8, 16),
     (8, 16, 16),
     (16, 16, 16),
-)  # of Google Cloud's types
+)
 _CUBE = 4  # larger slices with three axes are made of cubes of this side
 _HOST = (2, 2, 1)  # chips of one host along each axis
 
-CollectiveSeconds = Callable[
-    [str, int, tuple[int, ...]], float
-]  # (operation, bytes, positions in the mesh)
+
+class _CloudType(NamedTuple):
+    """A kind of machine in the names of Google Cloud's types."""
+
+    kind: str
+    shapes: Sequence[tuple[int, ...]]
+    cores_per_chip: int  # that the number in the name counts
+
+
+_CLOUD_TYPES = {
+    "v5litepod": _CloudType("v5e", _SHAPES[2], 1),
+    "v6e": _CloudType("v6e", _SHAPES[2], 1),
+    "v4": _CloudType("v4", (*_SHAPES[3], *_CUBES), 2),
+    "v5p": _CloudType("v5p", (*_SHAPES[3], *_CUBES), 2),
+}
+
+CollectiveSeconds = Callable[[str, int, tuple[int, ...]], float]
+"""Takes an operation, bytes and positions in the mesh; returns seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +105,12 @@ class Topology:
     @property
     def is_ring(self) -> tuple[bool, ...]:
         """True for each axis whose ends are joined. With three axes either all are or none."""
-        every = self.fabric.wraps_at
         if not self.is_tpu:
             return (False,)
-        closes = tuple(length % every == 0 for length in self.shape)
-        return closes if self.fabric.num_axes == 2 else (all(closes),) * 3
+        closes = tuple(length % self.fabric.wraps_at == 0 for length in self.shape)
+        if self.fabric.num_axes == 2:
+            return closes
+        return (all(closes),) * 3
 
     @property
     def num_hosts(self) -> int:
@@ -98,37 +118,39 @@ class Topology:
 
     def stand_ins(self) -> list[StandIn]:
         """Devices in name only, in the order in which jax lists the real ones."""
-        platform = "tpu" if self.is_tpu else "gpu"
-        kind = self.fabric.device_kind
-        places = list(
-            _places((*self.shape, 1, 1)[:3], _HOST if self.is_tpu else (self.chips_per_slice, 1, 1))
+        chips = self._list_chips()
+        hosts_per_slice = chips[-1][1] + 1
+        devices: list[StandIn] = []
+        for slice_index in range(self.num_slices):
+            for coords, host in chips:
+                devices.append(
+                    StandIn(
+                        id=len(devices),
+                        platform="tpu" if self.is_tpu else "gpu",
+                        device_kind=self.fabric.device_kind,
+                        coords=coords,
+                        process_index=slice_index * hosts_per_slice + host,
+                        slice_index=slice_index,
+                    )
+                )
+        return devices
+
+    def _list_chips(self) -> list[tuple[tuple[int, int, int], int]]:
+        """Return the coordinates of every chip of a slice and the number of its host, host after host."""
+        x_length, y_length, z_length = (*self.shape, 1, 1)[:3]
+        x_side, y_side, z_side = _HOST if self.is_tpu else (self.chips_per_slice, 1, 1)
+        x_side = min(x_side, x_length)
+        y_side = min(y_side, y_length)
+        z_side = min(z_side, z_length)
+
+        chips = []
+        hosts = itertools.product(
+            range(0, z_length, z_side), range(0, y_length, y_side), range(0, x_length, x_side)
         )
-        hosts_per_slice = places[-1][1] + 1
-        return [
-            StandIn(
-                i * self.chips_per_slice + index,
-                platform,
-                kind,
-                coords,
-                i * hosts_per_slice + host,
-                slice_index=i,
-            )
-            for i in range(self.num_slices)
-            for index, (coords, host) in enumerate(places)
-        ]
-
-
-def _places(
-    shape: tuple[int, ...], host: tuple[int, int, int]
-) -> Iterator[tuple[tuple[int, int, int], int]]:
-    """Coordinates of every chip and the number of its host, host after host."""
-    sides = [min(side, length) for side, length in zip(host, shape, strict=True)]
-    hosts = itertools.product(
-        *(range(0, n, side) for n, side in zip(reversed(shape), reversed(sides), strict=True))
-    )
-    for number, (z0, y0, x0) in enumerate(hosts):
-        for z, y, x in itertools.product(*(range(side) for side in reversed(sides))):
-            yield (x0 + x, y0 + y, z0 + z), number
+        for host, (z0, y0, x0) in enumerate(hosts):
+            for z, y, x in itertools.product(range(z_side), range(y_side), range(x_side)):
+                chips.append(((x0 + x, y0 + y, z0 + z), host))
+        return chips
 
 
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
@@ -139,11 +161,10 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     Raises:
       ValueError: there is no such machine.
     """
-    match = _FORM.fullmatch(_without_type(name))
+    match = _FORM.fullmatch(_replace_cloud_type(name))
     if not match:
-        forms = "KIND:SHAPE (v5e:16x16, v5p:8x8x8, h100:8), SLICES*KIND:SHAPE (2*v5e:16x16) or a type of Google Cloud"
-        raise ValueError(f"--topology={name} is not a machine: must be {forms} (v5litepod-256).")
-    before, kind, shape_text = match.groups()
+        raise ValueError(f"--topology={name} is not a machine: must be {_FORMS_TEXT}.")
+    slices_text, kind, shape_text = match.groups()
     fabric = find_fabric(kind)
     if fabric is None:
         kinds = [fabric.kind for fabric in FABRICS]
@@ -151,90 +172,124 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
         raise ValueError(
             f"--topology={name}: there is no kind {kind!r}.{hint} Kinds: {', '.join(kinds)}."
         )
-    if before is not None and num_slices is not None:
+    if slices_text is not None and num_slices is not None:
         raise ValueError(
             f"--topology={name} and --slices={num_slices} both say how many slices there are: give one."
         )
-    count = int(before) if before is not None else 1 if num_slices is None else num_slices
+    if slices_text is not None:
+        count = int(slices_text)
+    else:
+        count = num_slices if num_slices is not None else 1
     shape = tuple(int(length) for length in shape_text.split("x"))
-    _check(name, fabric, shape, count)
-    return Topology(name if num_slices is None else f"{num_slices}*{name}", fabric, shape, count)
-
-
-def _without_type(name: str) -> str:
-    """Replace a type of Google Cloud by its shape; it counts chips (v5e, v6e), or cores (two a chip of v4 and v5p)."""
-    match = re.fullmatch(r"((?:\d+\*)?)(v5litepod|v6e|v4|v5p)-(\d+)", name)
-    if match is None:
-        return name
-    slices, kind, number = match.groups()
-    kind, axes, cores = {"v5litepod": ("v5e", 2, 1), "v6e": ("v6e", 2, 1)}.get(kind, (kind, 3, 2))
-    shapes = [*_SHAPES[axes], *(_CUBES if axes == 3 else ())]
-    shape = next((shape for shape in shapes if math.prod(shape) * cores == int(number)), None)
-    return name if shape is None else f"{slices}{kind}:{'x'.join(map(str, shape))}"
-
-
-def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> None:
-    kind = fabric.kind
-    most = fabric.largest_slice
-    problem = ""
-    if num_slices < 1:
-        problem = f"{num_slices} slices: must be 1 or more"
-    elif not fabric.num_axes:
-        if len(shape) != 1 or not 1 <= shape[0] <= most:
-            problem = f"must be {kind}:N with 1 to {most} GPUs of a node, or 2*{kind}:{most} for two nodes"
-    elif shape not in _SHAPES[fabric.num_axes]:
-        is_sorted = shape == tuple(sorted(shape)) and math.prod(shape) <= most
-        is_made_of_cubes = (
-            len(shape) == 3 and is_sorted and all(n and n % _CUBE == 0 for n in shape)
-        )
-        if fabric.num_axes != 3 or not is_made_of_cubes:
-            allowed = ", ".join("x".join(map(str, shape)) for shape in _SHAPES[fabric.num_axes])
-            cubes = (
-                f", or AxBxC with A <= B <= C, each a multiple of {_CUBE}, of at most {most} chips"
-            )
-            problem = (
-                f"a slice of {kind} must be one of {allowed}{cubes if fabric.num_axes == 3 else ''}"
-            )
+    problem = _check(fabric, shape, count)
     if problem:
         raise ValueError(f"--topology={name}: {problem}.")
+    if num_slices is not None:
+        name = f"{num_slices}*{name}"
+    return Topology(name, fabric, shape, count)
+
+
+def _replace_cloud_type(name: str) -> str:
+    """Replace a type of Google Cloud by its shape; other names are returned unchanged."""
+    match = re.fullmatch(rf"((?:\d+\*)?)({'|'.join(_CLOUD_TYPES)})-(\d+)", name)
+    if match is None:
+        return name
+    slices, type_name, number = match.groups()
+    cloud_type = _CLOUD_TYPES[type_name]
+    for shape in cloud_type.shapes:
+        if math.prod(shape) * cloud_type.cores_per_chip == int(number):
+            return f"{slices}{cloud_type.kind}:{_format_shape(shape)}"
+    return name
+
+
+def _format_shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _check(fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> str | None:
+    """Return the rule that a machine violates."""
+    if num_slices < 1:
+        return f"{num_slices} slices: must be 1 or more"
+    if not fabric.num_axes:
+        return _check_gpus(fabric, shape)
+    return _check_slice(fabric, shape)
+
+
+def _check_gpus(fabric: Fabric, shape: tuple[int, ...]) -> str | None:
+    most = fabric.largest_slice
+    if len(shape) == 1 and 1 <= shape[0] <= most:
+        return None
+    kind = fabric.kind
+    return f"must be {kind}:N with 1 to {most} GPUs of a node, or 2*{kind}:{most} for two nodes"
+
+
+def _check_slice(fabric: Fabric, shape: tuple[int, ...]) -> str | None:
+    most = fabric.largest_slice
+    has_cubes = fabric.num_axes == 3
+    if shape in _SHAPES[fabric.num_axes]:
+        return None
+    if has_cubes and _is_made_of_cubes(shape) and math.prod(shape) <= most:
+        return None
+    allowed = ", ".join(map(_format_shape, _SHAPES[fabric.num_axes]))
+    if has_cubes:
+        allowed += (
+            f", or AxBxC with A <= B <= C, each a multiple of {_CUBE}, of at most {most} chips"
+        )
+    return f"a slice of {fabric.kind} must be one of {allowed}"
+
+
+def _is_made_of_cubes(shape: tuple[int, ...]) -> bool:
+    """Return True for three lengths in ascending order, each a multiple of a cube's side."""
+    is_sorted = list(shape) == sorted(shape)
+    return len(shape) == 3 and is_sorted and all(n > 0 and n % _CUBE == 0 for n in shape)
 
 
 def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> CollectiveSeconds:
     """Return a function for the time of collectives between devices in the order of the mesh."""
     devices = list(devices)
 
-    def seconds(operation: str, num_bytes: int, positions: tuple[int, ...]) -> float:
-        group = group_of([devices[position] for position in positions], topology)
+    def estimate_seconds(operation: str, num_bytes: int, positions: tuple[int, ...]) -> float:
+        group = build_group([devices[position] for position in positions], topology)
         return collective_seconds(operation, num_bytes, group, topology.fabric)
 
-    return seconds
+    return estimate_seconds
 
 
-def group_of(members: Sequence[Any], topology: Topology) -> Group:
-    """The group that these devices form on the topology's fabric."""
-    slices: dict[int, list[Any]] = {}
+def build_group(members: Sequence[Any], topology: Topology) -> Group:
+    """Return the group that these devices form on the topology's fabric."""
+    members_by_slice: dict[int, list[Any]] = {}
     for member in members:
-        # GPUs to compile for name their node as the process only.
-        name = "slice_index" if topology.is_tpu else "process_index"
-        index = getattr(member, name, None) if topology.num_slices > 1 else None
-        slices.setdefault(index or 0, []).append(member)
-    inside = next(iter(slices.values()))
+        members_by_slice.setdefault(_get_slice(member, topology), []).append(member)
+    num_slices = len(members_by_slice)
+    first_members = next(iter(members_by_slice.values()))
     if not topology.is_tpu:
-        return Group(num_switched=len(inside), num_slices=len(slices))
-    axes = [
-        sorted({member.coords[axis] for member in inside}) for axis in range(len(topology.shape))
-    ]
-    if math.prod(map(len, axes)) != len(
-        inside
-    ):  # not a box: count it as a line through all of them
-        return Group((len(inside),), (False,), num_slices=len(slices))
+        return Group(num_switched=len(first_members), num_slices=num_slices)
+
+    positions_by_axis = []
+    for axis in range(len(topology.shape)):
+        positions_by_axis.append(sorted({member.coords[axis] for member in first_members}))
+    if math.prod(map(len, positions_by_axis)) != len(first_members):
+        # Not a box: count it as a line through all of them
+        return Group((len(first_members),), (False,), num_slices=num_slices)
+
     lengths = []
     rings = []
     stride = 1
-    for places, length, closes in zip(axes, topology.shape, topology.is_ring, strict=True):
-        if len(places) > 1:
-            step = places[1] - places[0]
-            lengths.append(len(places))
-            rings.append(closes and len(places) * step == length)
-            stride = max(stride, step)
-    return Group(tuple(lengths), tuple(rings), stride, num_slices=len(slices))
+    axes = zip(positions_by_axis, topology.shape, topology.is_ring, strict=True)
+    for positions, length, closes in axes:
+        if len(positions) == 1:
+            continue
+        step = positions[1] - positions[0]
+        lengths.append(len(positions))
+        rings.append(closes and len(positions) * step == length)
+        stride = max(stride, step)
+    return Group(tuple(lengths), tuple(rings), stride, num_slices=num_slices)
+
+
+def _get_slice(member: Any, topology: Topology) -> int:
+    """Return the slice or node of a device; GPUs to compile for name their node as the process only."""
+    if topology.num_slices == 1:
+        return 0
+    if topology.is_tpu:
+        return getattr(member, "slice_index", None) or 0
+    return getattr(member, "process_index", None) or 0
