@@ -15,7 +15,7 @@ import vit_jax
 from tests.integration.commands import run, succeed
 from vit_jax import cli
 from vit_jax.cli.groups import GROUPS
-from vit_jax.cli.options import Recipe, list_options
+from vit_jax.cli.options import Recipe, list_arguments, list_options
 from vit_jax.config.network_options import AddedTo, Gelu, PositionEmbedding, Rope
 from vit_jax.hosts import exits
 from vit_jax.tools.sweeps.catalogue import STUDIES
@@ -29,6 +29,10 @@ DOCUMENTS = [
         for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("vit_jax/*/*.md"))
     ),
 ]
+
+
+# First words of clauses without a noun or an imperative verb
+NO_NOUN = re.compile(r"(also|as|default|for|from|of|only|some|that|to|what|where|which)\b")
 
 
 def shown(*words):
@@ -125,6 +129,13 @@ def test_the_help_of_a_verb_fits_one_screen(verb, monkeypatch):
     narrow, wide = (cli.VERBS[verb].help(columns).count("\n") for columns in (72, 160))
 
     assert wide < narrow or narrow < 15
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_help_of_an_option_begins_with_a_noun_or_an_imperative(verb):
+    kind = cli.VERBS[verb].options
+    for option in (*list_arguments(kind), *list_options(kind)):
+        assert not NO_NOUN.match(option.meaning), f"{option.name}: {option.meaning}"
 
 
 def longest_word(text):

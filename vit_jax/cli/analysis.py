@@ -37,37 +37,43 @@ def _read_heads(text: str) -> Heads:
 
 
 @verb(
-    "ViT-L_32.npz filters,positions --output=pictures",
-    "runs/digits --images=digits --output=pictures",
+    "ViT-L_32.npz filters,positions --output=figures",
+    "runs/digits --images=digits --output=figures",
 )
 class Inspect(Reading, Checkpoint):
-    """Draw pictures of a network: filters, positions, attention, similar images, and more."""
+    """Draw figures of a network: filters, positions, attention, similar images, and more."""
 
     what: str = argument(
         "WHAT",
-        "some, with commas between them: filters, positions, distance, rollout, heads, gradcam, "
-        "similar, pca, reconstructions",
+        "figures, with commas between them: filters, positions, distance, rollout, heads, "
+        "gradcam, similar, pca, reconstructions",
         "all",
     )
 
-    output: str = option("FOLDER", "for each picture a .png, and its numbers as .npz", REQUIRED)
+    output: str = option(
+        "FOLDER", "folder of the figures: for each a .png, and its numbers as .npz", REQUIRED
+    )
 
     files: str | None = option(
         "FILES",
         "input images: a folder, an image, a pattern, or data as in a recipe",
         flag="images",
     )
-    split: Annotated[str | None, When("files")] = option("NAME", "split of data; default: test")
+    split: Annotated[str | None, When("files")] = option("NAME", "split of the data; default: test")
     data_dir: Annotated[str | None, When("files")] = option(
         "FOLDER", "folder of TFDS datasets", reads_bucket=True
     )
     num_images: Annotated[Count | None, When("files")] = option(
-        "N", "images at most, evenly spread; default: 128"
+        "N", "largest number of images, evenly spread; default: 128"
     )
 
-    shown: Annotated[Count | None, When("files")] = option("N", "images in a sheet; default: 8")
+    shown: Annotated[Count | None, When("files")] = option(
+        "N", "number of images in a sheet; default: 8"
+    )
     heads: Annotated[Heads, _read_heads] = option(
-        "LAYER:HEAD,…", "from 1; default: up to 8 of the last layer", ()
+        "LAYER:HEAD,…",
+        "layers and heads, counted from 1; default: up to 8 heads of the last layer",
+        (),
     )
 
     def run(self) -> None:
@@ -178,17 +184,17 @@ def _select_with_images(names: Sequence[str]) -> list[str]:
 
 
 @verb(
-    "--config=pretrain_own:ViT-Ti/16 --config.data=folder:my-images --output=pictures",
-    "--config=digits --config.input.cutmix_alpha=1.0 --shown=64 --output=pictures",
+    "--config=pretrain_own:ViT-Ti/16 --config.data=folder:my-images --output=figures",
+    "--config=digits --config.input.cutmix_alpha=1.0 --shown=64 --output=figures",
 )
 class InspectData(Recipe):
     """Draw images and labels of a recipe's training and evaluation, as the network receives them."""
 
     output: str = option(
-        "FOLDER", "for train.png and test.png, and their numbers as .npz", REQUIRED
+        "FOLDER", "folder of train.png and test.png, and their numbers as .npz", REQUIRED
     )
 
-    shown: Count = option("N", "images in a sheet", 32)
+    shown: Count = option("N", "number of images in a sheet", 32)
 
     def run(self) -> None:
         from vit_jax.config import validate

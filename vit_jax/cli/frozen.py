@@ -52,10 +52,12 @@ _CANDIDATE_BITS = 16
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Features(Limits, Reading):
     layer: str = option(
-        "LAYER", "pre_logits, pooled, token, mean, token_mean, block:N or stage:N", "pre_logits"
+        "LAYER",
+        "features: pre_logits, pooled, token, mean, token_mean, block:N or stage:N",
+        "pre_logits",
     )
 
-    cache: str | None = option("FOLDER", "folder that keeps features, or none")
+    cache: str | None = option("FOLDER", "cache of features: a folder, or none")
     json: bool = switch("print all figures as JSON")
     data_dir: str | None = option("FOLDER", "folder of TFDS datasets", reads_bucket=True)
 
@@ -178,18 +180,18 @@ class _Features(Limits, Reading):
 class _Pairs(_Features, Checkpoint):
     data: str = option(
         "DATA,…",
-        "as in a recipe; caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet; or all: "
-        "released",
+        "datasets as in a recipe; caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet; "
+        "or released, for all of these",
         REQUIRED,
         reads_bucket=True,
     )
 
-    train_split: str | None = option("NAME", "split to fit on")
-    test_split: str | None = option("NAME", "split to test on")
-    classes: tuple[str, ...] = option("A,B", "only images of these classes", ())
+    train_split: str | None = option("NAME", "training split")
+    test_split: str | None = option("NAME", "test split")
+    classes: tuple[str, ...] = option("A,B", "keep only images of these classes", ())
 
     preprocessing: Preprocessing | None = option(
-        "", "as released (default of fewshot), or as the weights were trained"
+        "", "preparation of images: as released (default of fewshot), or as in training"
     )
 
     @contextlib.contextmanager
@@ -239,19 +241,19 @@ class Fewshot(_Pairs):
     """Accuracy of a linear classifier in closed form on the frozen features of a few images of each class."""
 
     shots: tuple[Count, ...] | None = option(
-        "N,…", "training images of each class; default: 1,5,10,25"
+        "N,…", "numbers of training images of each class; default: 1,5,10,25"
     )
     seeds: Annotated[tuple[Number, ...] | None, When("sampling", "random")] = option(
         "N,…",
         "random seeds of the choice of images; results are averaged over them; default: 0,1,2",
     )
 
-    l2: tuple[Positive, ...] | None = option("X,…", "penalties; default: 1024")
+    l2: tuple[Positive, ...] | None = option("X,…", "L2 penalties; default: 1024")
     penalty_choice: Choice | None = option(
-        "", "selects one of several penalties: ours (default), or scenic's"
+        "", "rule that selects one of several penalties; default: mean_accuracy (scenic: mean_rank)"
     )
 
-    sampling: Literal["random", "first"] = option("", "which images of a class to use", "random")
+    sampling: Literal["random", "first"] = option("", "choice of the images of a class", "random")
 
     def run(self) -> None:
         protocol = self._build_protocol()
@@ -279,12 +281,12 @@ class Probe(_Pairs):
     """Accuracy of a linear classifier on the frozen features of all training images."""
 
     method: Literal["logistic", "least_squares"] = option(
-        "", "logistic regression, or closed form", "logistic"
+        "", "classifier: logistic regression, or least squares in closed form", "logistic"
     )
-    penalty: Positive | None = option("X", "default: searched by the log-loss over folds")
+    penalty: Positive | None = option("X", "penalty; default: searched by the log-loss over folds")
 
     folds: Annotated[int | None, Range("[2, inf)")] = option(
-        "K", "also cross-validate on K parts: mean and deviation"
+        "K", "cross-validate on K folds, too: mean and deviation"
     )
 
     output: str | None = option(
@@ -373,7 +375,7 @@ class Knn(_Pairs):
     neighbours: tuple[Count, ...] | None = option(
         "N,…", "numbers of neighbours that vote; default: 10,20,100"
     )
-    temperature: Positive | None = option("X", "temperature of their votes; default: 0.07")
+    temperature: Positive | None = option("X", "temperature of the votes; default: 0.07")
 
     def run(self) -> None:
         with self.open_pairs() as (pairs, extractor, weights):
@@ -396,15 +398,20 @@ class Features(_Features, Checkpoint):
     """Write frozen features, labels and names to a file."""
 
     data: str = option(
-        "DATA", "as in a recipe, or one of the datasets of fewshot", REQUIRED, reads_bucket=True
+        "DATA",
+        "dataset as in a recipe, or one of the datasets of fewshot",
+        REQUIRED,
+        reads_bucket=True,
     )
 
-    output: str = option("FILE", ".npz with features, labels and names", REQUIRED)
+    output: str = option("FILE", ".npz file of features, labels and names", REQUIRED)
 
     split: str | None = option("NAME", "split of the data; default: test")
-    classes: tuple[str, ...] = option("A,B", "only images of these classes", ())
+    classes: tuple[str, ...] = option("A,B", "keep only images of these classes", ())
 
-    preprocessing: Preprocessing = option("", "of the released protocol, or as in training", "own")
+    preprocessing: Preprocessing = option(
+        "", "preparation of images: as released, or as in training", "own"
+    )
 
     def run(self) -> None:
         output = resolve_output_file(self.output)
@@ -446,11 +453,11 @@ class Duplicates(_Features):
 
     data: str = argument(
         "DATA",
-        "as in a recipe: images to search for duplicates of --against=",
+        "images, as in a recipe, to search for duplicates of --against=",
         reads_bucket=True,
     )
 
-    against: str = option("DATA,…", "test sets", REQUIRED, reads_bucket=True)
+    against: str = option("DATA,…", "test sets, as in a recipe", REQUIRED, reads_bucket=True)
 
     split: str | None = option("NAME", "split of DATA; default: train, or all without splits")
     against_split: str | None = option(
@@ -462,19 +469,21 @@ class Duplicates(_Features):
 
     checkpoint: str | None = option(
         "CHECKPOINT",
-        "any weights, whose features confirm further pairs",
+        "weights whose features confirm further pairs",
         flag="weights",
         reads_bucket=True,
     )
     candidates: Annotated[str | int | None, When("checkpoint"), _read_candidates] = option(
-        "N", "further pairs: those that differ in at most this number of bits, or all; default: 16"
+        "N", "largest number of different bits of further pairs, or all; default: 16"
     )
     cosine: Annotated[PositiveShare | None, When("checkpoint")] = option(
-        "X", "least cosine of these pairs; default: 0.95"
+        "X", "least cosine of confirmed pairs; default: 0.95"
     )
 
-    output: str | None = option("FILE", "the pairs as CSV")
-    write: str | None = option("FILE", "ids of the images of DATA, for --config.input.exclude=FILE")
+    output: str | None = option("FILE", "write the pairs as CSV")
+    write: str | None = option(
+        "FILE", "write the ids of images of DATA, for --config.input.exclude=FILE"
+    )
 
     def run(self) -> None:
         if self.checkpoint is None:

@@ -50,7 +50,7 @@ def _describe_facts() -> dict[str, tuple[str, str]]:
     for name, (form, meaning) in OPTIONS.items():
         if "|" in form:
             form = ""
-        facts[name] = (form, f"{meaning}; default: of the file")
+        facts[name] = (form, f"{meaning}; default: as in the file")
     return facts
 
 
@@ -64,7 +64,7 @@ class AllowedCode(Group):
     PREFIX: ClassVar[str] = "weights"
 
     allow_code: str | None = option(
-        "PACKAGE,…", "run code of these packages where the weights name it; default: none"
+        "PACKAGE,…", "packages whose code the weights may run; default: none"
     )
 
 
@@ -75,8 +75,8 @@ class WeightFields(AllowedCode):
     raw: bool = switch("use a workdir's parameters, not their Polyak average")
     image_size: Annotated[tuple[int, int] | None, _read_size] = option(
         "H,W",
-        "pixels, or one number for both; learned positions are resized as in the library of the "
-        "weights",
+        "image size in pixels, or one number for both sides; learned positions are resized as in "
+        "the library of the weights",
     )
     architecture: str | None = option(*_FACTS["architecture"])
     num_heads: Count | None = option(*_FACTS["num_heads"])
@@ -105,14 +105,16 @@ class ImageFields(Group):
     PREFIX: ClassVar[str] = "images"
 
     resize: Literal["direct", "short_side"] | None = option(
-        "", "resize of images; default: of the weights"
+        "", "method that resizes images; default: as in the weights"
     )
     crop_fraction: PositiveShare | None = option(
         "X", "fraction of both sides that a central crop keeps"
     )
-    interpolation: Interpolation | None = option("", "antialiased filter; default: of the weights")
+    interpolation: Interpolation | None = option(
+        "", "antialiased filter; default: as in the weights"
+    )
     exif_orientation: Literal["applied", "ignored"] | None = option(
-        "", "turn photographs upright; default: as trained"
+        "", "turn photographs upright; default: as in training"
     )
     value_range: Annotated[tuple[float, float] | None, _read_range] = option(
         "LOW,HIGH",

@@ -28,7 +28,7 @@ class Checkpoint(Options):
 class Limits(Options):
     """The batch, and the number of images that may be unreadable, as in training."""
 
-    global_batch: Count = option("N", "images at a time on all devices", 128)
+    global_batch: Count = option("N", "number of images in a batch, on all devices", 128)
     max_unreadable: Number | None = option(
         "N", "largest number of unreadable images; default: 100, at most a tenth"
     )
@@ -44,7 +44,7 @@ class Names(Options):
     """Names of the classes."""
 
     class_names: str | None = option(
-        "FILE", "names of the classes, one a line; default: of the weights"
+        "FILE", "file of class names, one a line; default: as in the weights"
     )
 
     def read_class_names(self) -> list[str] | None:

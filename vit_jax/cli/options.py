@@ -319,7 +319,9 @@ class Recipe(Overrides):
     """A recipe with changes of its values."""
 
     config: str = option(
-        "RECIPE[:ARGUMENT]", "a file (configs/digits.py), or an installed recipe (digits)", REQUIRED
+        "RECIPE[:ARGUMENT]",
+        "recipe: a file (configs/digits.py), or an installed one (digits)",
+        REQUIRED,
     )
 
     def load(self) -> Any:

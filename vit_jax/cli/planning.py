@@ -34,25 +34,25 @@ class Plan(Recipe):
 
     topology: str = option(
         "NAME",
-        "v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of "
-        "GPUs",
+        "machine: v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are "
+        "nodes of GPUs",
         REQUIRED,
     )
 
     slices: Count | None = option("N", "number of slices of this topology")
     price: NotNegative | None = option("N", "price of one chip for one hour")
 
-    num_examples: Count | None = option("N", "size of data that the recipe does not name")
-    num_classes: Count | None = option("N", "classes of data that the recipe does not name")
+    num_examples: Count | None = option("N", "number of training images, for data of unknown size")
+    num_classes: Count | None = option("N", "number of classes, for data of unknown size")
 
     arithmetic: bool = switch("compile nothing")
 
     search: bool = switch(
         "find the fastest layout that fits: rematerialisation, sharding and micro-batches"
     )
-    batches: Annotated[bool, SEARCHING] = switch("search other batches, too")
+    batches: Annotated[bool, SEARCHING] = switch("search other global batches, too")
     tries: Annotated[Count | None, SEARCHING, COMPILING] = option(
-        "N", "best layouts to compile; default: 4"
+        "N", "number of layouts to compile, the best first; default: 4"
     )
 
     hlo: Annotated[str | None, When("search", False), COMPILING] = option(

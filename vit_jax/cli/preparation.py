@@ -51,13 +51,15 @@ class Prepare(Options):
 
     datasets: tuple[str, ...] = argument(
         "DATASET…",
-        "a name in the TFDS catalogue, folder:PATH, or one or several of tar:FILE, "
+        "dataset: a name in the TFDS catalogue, folder:PATH, or one or several of tar:FILE, "
         "tar:'FILES*.tar', tar:-",
     )
     data_dir: str | None = option("FOLDER", "folder of TFDS datasets")
-    manual_dir: str | None = option("FOLDER", "TFDS: files of a dataset that it cannot download")
+    manual_dir: str | None = option(
+        "FOLDER", "TFDS: folder of files that a dataset cannot download"
+    )
 
-    output: str | None = option("FOLDER", "folder: where the copy is written")
+    output: str | None = option("FOLDER", "folder: path of the copy")
     short_side: Count | None = option(
         "N", "folder, tar: resize larger images to this shorter side in pixels"
     )
@@ -65,14 +67,14 @@ class Prepare(Options):
         "N", "folder, tar: quality of resized JPEGs", 90
     )
 
-    name: str | None = option("NAME", "tar: name of the dataset, which is read as tfds:NAME")
+    name: str | None = option("NAME", "tar: name of the dataset, read as tfds:NAME")
     seed: Number = option("N", "tar: random seed of the order of the records", 0)
 
     classes: str | None = option(
-        "FILE", "tar: class names, one a line; default: the sorted names in the tars"
+        "FILE", "tar: file of class names, one a line; default: the sorted names in the tars"
     )
     number_names: str | None = option(
-        "FILE", "tar: class names of numbers in .cls and .json; default: of --classes"
+        "FILE", "tar: file of class names for numbers in .cls and .json; default: --classes"
     )
     other_classes: Annotated[Rule, When("classes")] = option(
         "", "tar: rule for classes not in --classes", "reject"
@@ -82,15 +84,13 @@ class Prepare(Options):
     min_class_images: Count = option("N", "tar: skip classes with fewer images", 1)
 
     holdout_per_class: Count | None = option(
-        "N", "tar: images of each class, at most half, for a split validation"
+        "N", "tar: number of images of each class, at most half, for a split validation"
     )
     shards: Count | None = option(
-        "N", "tar: files of a split; default: one for each GiB, 1,024 for standard input"
+        "N", "tar: number of files of a split; default: one for each GiB, 1,024 for standard input"
     )
 
-    check: bool = switch(
-        "NAME of a dataset made of tars: compare it with its manifest, and change nothing"
-    )
+    check: bool = switch("compare a dataset made of tars with its manifest, and change nothing")
 
     def run(self) -> None:
         kind = self._choose_kind()

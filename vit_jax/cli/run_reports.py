@@ -68,14 +68,15 @@ class Status(Options):
 
 @verb("runs/digits", "runs/* --axis=exaflops --metrics=test_accuracy --output=compute.svg")
 class Plot(Options):
-    """Draw the learning curves of runs in one picture."""
+    """Draw the learning curves of runs in one figure."""
 
     runs: tuple[str, ...] = argument("RUN…", "workdirs, or folders of workdirs")
-    output: str = option("FILE", ".png, .svg or .pdf", "curves.png")
+    output: str = option("FILE", "figure: a .png, .svg or .pdf file", "curves.png")
 
     axis: Literal["steps", "images", "exaflops", "time"] = option("", "horizontal axis", "steps")
     metrics: tuple[str, ...] | None = option(
-        "NAME,…", "also precision, speed, norms or any; default: loss,accuracy,learning_rate"
+        "NAME,…",
+        "metrics, also precision, speed, norms or any; default: loss,accuracy,learning_rate",
     )
 
     def run(self) -> None:
@@ -100,8 +101,8 @@ class Report(Limits):
     The page needs no other file and no network. The test images of the run are evaluated for it.
     """
 
-    workdir: str = argument("WORKDIR", "workdir of a run, also one that is not finished")
-    output: str = option("FILE", "the page", "report.html")
+    workdir: str = argument("WORKDIR", "workdir of a run, finished or not")
+    output: str = option("FILE", "HTML file of the page", "report.html")
 
     without_data: bool = switch("read no images: only the workdir")
     data_dir: Annotated[str | None, When("without_data", False)] = option(
@@ -141,7 +142,7 @@ class Report(Limits):
         content["summary"] = read_summary(folder)
         if not has_checkpoints(folder):
             content["notes"] = [
-                "There is no checkpoint yet: the page has no predictions and no network pictures."
+                "There is no checkpoint yet: the page has no predictions and no figures of the network."
             ]
             return content
 

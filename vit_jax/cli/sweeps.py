@@ -62,10 +62,10 @@ class _Runs(Share, Recipe):
 
     dry_run: bool = switch("list the runs with their states and costs")
     num_examples: Annotated[Count | None, PLANNING] = option(
-        "N", "size of data that the recipe does not name"
+        "N", "number of training images, for data of unknown size"
     )
     num_classes: Annotated[Count | None, PLANNING] = option(
-        "N", "classes of data that the recipe does not name"
+        "N", "number of classes, for data of unknown size"
     )
 
     topology: str | None
@@ -130,7 +130,7 @@ class _Runs(Share, Recipe):
         if hosts.is_first():
             table = write_results(grid, workdir, with_paper=with_paper, stopped=stopped)
             print(f"\n{table}", end="", flush=True)
-            results = "the table is" if grid.study.is_sweep else "table and picture are"
+            results = "the table is" if grid.study.is_sweep else "table and figure are"
             print(f"{grid.study.name}: {results} in {workdir}", file=sys.stderr, flush=True)
 
 
@@ -146,7 +146,7 @@ class Sweep(_Runs):
 
     grid: list[str] = option(
         "FIELD=A,B…",
-        "values of a field to try; once for each field. seed=0,1,2 repeats every setting. "
+        "values of a field, once for each field; seed=0,1,2 repeats every setting. "
         "With --random also a range: FIELD=log(LOW,HIGH) or FIELD=uniform(LOW,HIGH)",
         REQUIRED,
     )
@@ -155,18 +155,18 @@ class Sweep(_Runs):
     seed: Annotated[Number, When("random")] = option("N", "random seed of the settings", 0)
 
     metric: str | None = option(
-        "NAME", "result that settings are compared by; default: checkpoint.best_metric"
+        "NAME", "result to compare settings by; default: checkpoint.best_metric"
     )
 
     stop_after: Annotated[float | None, Range("(0, 0.99]")] = option(
         "FRACTION", "stop all but the best at this fraction of the steps"
     )
     keep: Annotated[Count | None, When("stop_after")] = option(
-        "N", "settings that continue; default: half of them"
+        "N", "number of settings that continue; default: half of them"
     )
 
     topology: Annotated[str | None, PLANNING] = option(
-        "NAME", "time and chip-hours there, as `plan` prints them"
+        "NAME", "machine, as in `plan`, for time and chip-hours"
     )
 
     def run(self) -> None:
@@ -213,43 +213,51 @@ class Study(_Runs):
     """
 
     name: str = argument(
-        "NAME", "data_size, scaling, positions, pooling, shape, optimizer or speed"
+        "NAME", "study: data_size, scaling, positions, pooling, shape, optimizer or speed"
     )
 
     topology: str | None = option(
-        "NAME", "for a dry run, as of `plan`; the TPU that speed is planned for"
+        "NAME", "machine, as in `plan`, for a dry run or the study of speed"
     )
 
     measures: Values = option("A,B,…", "metrics of summary.json to show")
     paper: bool = switch("draw the paper's Table 6 too (scaling)")
 
-    models: Values = option("A,B,…", "arguments and fields of the recipe: ViT-B/32,epochs=7,R50x1")
+    models: Values = option(
+        "A,B,…", "models: arguments and fields of the recipe, ViT-B/32,epochs=7,R50x1"
+    )
 
     examples: Values = option("A,B,…", "numbers of training images (data_size)")
-    weight_decays: Values = option("A,B,…", "searched for each number of images (data_size)")
-    dropouts: Values = option("A,B,…", "searched for each number of images (data_size)")
-    label_smoothings: Values = option("A,B,…", "searched for each number of images (data_size)")
+    weight_decays: Values = option(
+        "A,B,…", "weight decays, searched for each number of images (data_size)"
+    )
+    dropouts: Values = option(
+        "A,B,…", "dropout rates, searched for each number of images (data_size)"
+    )
+    label_smoothings: Values = option(
+        "A,B,…", "smoothing, searched for each number of images (data_size)"
+    )
 
     epochs: Values = option("A,B,…", "lengths in epochs (scaling)")
 
     positions: Values = option(
-        "A,B,…", "none, learned_1d, learned_2d, relative, sincos2d (positions)"
+        "A,B,…", "kinds: none, learned_1d, learned_2d, relative, sincos2d (positions)"
     )
-    layers: Values = option("A,B,…", "layers that add them: stem, every, shared (positions)")
+    layers: Values = option("A,B,…", "layers that add positions: stem, every, shared (positions)")
 
-    pools: Values = option("A,B,…", "token, gap, map (pooling)")
+    pools: Values = option("A,B,…", "kinds of pooling: token, gap, map (pooling)")
     learning_rates: Values = option("A,B,…", "learning rates at the peak (pooling)")
 
     shapes: Values = option(
         "A,B,…", "factors: base; depth:2, width:0.5, mlp:2, patch:0.5, all:2 (shape)"
     )
 
-    optimizers: Values = option("A,B,…", "adam, sgd (optimizer)")
+    optimizers: Values = option("A,B,…", "optimisers: adam, sgd (optimizer)")
     rate_factors: Values = option(
         "A,B,…", "factors of the learning rate, searched for each (optimizer)"
     )
 
-    image_sizes: Values = option("A,B,…", "sides in pixels (speed)")
+    image_sizes: Values = option("A,B,…", "image sizes in pixels (speed)")
 
     seeds: Values = option("A,B,…", "random seeds: their mean and extremes are shown")
 
@@ -324,10 +332,11 @@ class Vtab(Share, Overrides):
     """
 
     weights: str = argument(
-        "WEIGHTS", "a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name"
+        "WEIGHTS",
+        "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name",
     )
     tasks: str = option(
-        "TASKS", "all, a group (natural, specialized, structured), or names", REQUIRED
+        "TASKS", "tasks: all, a group (natural, specialized, structured), or names", REQUIRED
     )
     workdir: str = option(
         "FOLDER", "folder of the runs and the table; the same command resumes them", REQUIRED
@@ -342,12 +351,12 @@ class Vtab(Share, Overrides):
     sweep: Literal["shared", "per_task"] = option(
         "", "one setting for all tasks, or one for each", "shared"
     )
-    learning_rates: tuple[Positive, ...] | None = option("X,…", "to try")
+    learning_rates: tuple[Positive, ...] | None = option("X,…", "learning rates to try")
     lengths: Annotated[tuple[tuple[int, int], ...] | None, _read_lengths] = option(
-        "STEPS:WARMUP,…", "to try"
+        "STEPS:WARMUP,…", "lengths to try, each with its warm-up"
     )
 
-    suite: str | None = option("package.module:name", "custom tasks")
+    suite: str | None = option("package.module:name", "custom suite of tasks")
     config: str = option("RECIPE", "recipe of the fine-tuning", VTAB_RECIPE)
 
     def run(self) -> None:

@@ -51,7 +51,7 @@ _REQUIRED_FIELDS = {"pretrain": ("data",), "finetune": ("data", "init_from")}
 class _Run(Recipe):
     workdir: str = option(
         "FOLDER",
-        "checkpoints and results; the same command resumes after an interruption",
+        "folder of checkpoints and results; the same command resumes an interrupted run",
         REQUIRED,
         reads_bucket=True,
     )
@@ -62,10 +62,10 @@ class _Run(Recipe):
         "check the recipe, data and weights, print one line and end; no device is used"
     )
     devices: Annotated[Count | None, CHECKING] = option(
-        "N", "devices of all machines; default: the smallest number"
+        "N", "number of devices of all machines; default: the smallest possible"
     )
     slices: Annotated[Count | None, CHECKING] = option(
-        "N", "TPU slices, or nodes of GPUs, of these devices"
+        "N", "number of TPU slices, or nodes of GPUs"
     )
     remote: Annotated[str | None, CHECKING] = option(
         "FOLDER", "folder that exists on the run's machines only"
@@ -241,10 +241,10 @@ class Replay(Options):
     """
 
     workdir: str = argument(
-        "WORKDIR", "workdir of a run; of a search also FOLDER/search/learning_rate=RATE"
+        "WORKDIR", "workdir of a run, or of a trial: FOLDER/search/learning_rate=RATE"
     )
 
-    step: Count | None = option("N", "from 1; default: the step that diverged")
+    step: Count | None = option("N", "step, counted from 1; default: the step that diverged")
     weights: AllowedCode = group(AllowedCode)
 
     def run(self) -> None:
@@ -264,17 +264,19 @@ class Replay(Options):
 class LrRange(Recipe):
     """Find learning rates to try: a few steps of a recipe at rising rates, until the loss diverges.
 
-    The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a picture and its
+    The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a figure and its
     numbers.
     """
 
     output: str = option(
-        "FILE", ".png, .svg or .pdf, and all figures beside it in a .json", "lr_range.png"
+        "FILE",
+        "figure: a .png, .svg or .pdf file; a .json beside it has its numbers",
+        "lr_range.png",
     )
 
-    low: Positive = option("X", "the first learning rate", 1e-6)
-    high: Positive = option("X", "the last one, unless the loss diverges before", 1.0)
-    steps: Count = option("N", "steps, each with a higher rate than the one before", 100)
+    low: Positive = option("X", "first learning rate", 1e-6)
+    high: Positive = option("X", "last learning rate, unless the loss diverges before", 1.0)
+    steps: Count = option("N", "number of steps, each with a higher rate than the one before", 100)
 
     def run(self) -> None:
         from vit_jax.tools.figures import drawing
@@ -314,7 +316,7 @@ class LrRange(Recipe):
 class Bench(Recipe):
     """Time a recipe's step, evaluation, inference, saves, input and loop on this machine."""
 
-    steps: Count = option("N", "steps to time", 20)
+    steps: Count = option("N", "number of steps to time", 20)
     data: bool = switch("time also the input, alone and with the step, and the complete loop")
     json: bool = switch("print all figures as JSON")
 
@@ -344,15 +346,15 @@ class Doctor(Overrides):
     """
 
     workdir: str | None = option(
-        "FOLDER", "write a checkpoint there, too, and report the free space"
+        "FOLDER", "write a checkpoint to this folder, too, and report its free space"
     )
 
     config: str | None = option(
-        "RECIPE[:ARGUMENT]", "compare the speed of its input with that of its step, too"
+        "RECIPE[:ARGUMENT]", "compare the speeds of this recipe's input and step, too"
     )
     topology: Annotated[str | None, When("config")] = option(
         "NAME",
-        "as of `plan`: compare the data with the step that is planned for this machine instead",
+        "machine, as in `plan`: compare the input with the step planned for it instead",
     )
 
     hardware: bool = switch(

@@ -102,10 +102,10 @@ class Convert(_Conversion):
         "DESTINATION", "a .npz or .safetensors file, or a folder", reads_bucket=True
     )
     to: Literal["released", "bit", "timm", "huggingface", "vit_jax"] | None = option(
-        "", "the format; a .npz and a folder have defaults"
+        "", "format; a .npz and a folder have defaults"
     )
     without_head: bool = switch("remove the classifier")
-    verbose: bool = switch("list every array and how it is used")
+    verbose: bool = switch("list every array with its use")
     push: str | None = option(
         "hf://OWNER/NAME", "upload the folder of --to=timm or huggingface to the Hub"
     )
@@ -149,8 +149,8 @@ class Convert(_Conversion):
 class Export(_Conversion, Reading, Checkpoint):
     """One file for other programs: weights, or the network as a StableHLO or ONNX program."""
 
-    to: Programs = option("", "weights, or a program that takes uint8 images", REQUIRED)
-    output: str | None = option("PATH", "default: the name of the weights")
+    to: Programs = option("", "format: weights, or a program that takes uint8 images", REQUIRED)
+    output: str | None = option("PATH", "file or folder to write; default: the name of the weights")
     names: Annotated[Library | None, When("to", "safetensors")] = option(
         "", "names of parameters; default: timm"
     )
@@ -223,36 +223,38 @@ def _name_classes(model: "Model", weights: "Weights") -> "Model":
 class Evaluate(Limits, Reading, Names, Checkpoint):
     """Accuracy, loss and calibration of weights on a labelled dataset, with intervals.
 
-    Data that the weights were trained on are split as in training. Of other data the split "test"
-    is evaluated, or all of a folder without split sub-folders (--split=all), unless
-    --holdout_fraction= or --seed= selects a hold-out. Of imagenet all available sets of validation,
-    ReaL, V2, -A, -R, Sketch and ObjectNet, in one table.
+    Data that the weights were trained on are split as in training. Other data are evaluated on
+    their split "test", or on all images of a folder without split sub-folders (--split=all), unless
+    --holdout_fraction= or --seed= selects a hold-out. imagenet stands for all available sets of
+    validation, ReaL, V2, -A, -R, Sketch and ObjectNet, in one table.
     """
 
     data: str = option(
         "DATA",
-        f"{spell_forms()}; imagenet, or imagenet:NAME,… of its sets",
+        f"dataset: {spell_forms()}; imagenet, or imagenet:NAME,… for some of its sets",
         REQUIRED,
         reads_bucket=True,
     )
 
     report: str | None = option(
-        "FOLDER", "write tables of classes and images, confusions and pictures"
+        "FOLDER", "write tables of classes and images, confusions and figures"
     )
-    csv: str | None = option("FILE", "write the table of classes; - prints only this table")
+    csv: str | None = option("FILE", "write the table of classes as CSV; - prints only this table")
 
     json: bool = switch("print all metrics as JSON")
     metrics: tuple[str, ...] | None = option(
-        "A,B", "further metrics: f1_macro, or user-defined ones, package.module:name"
+        "A,B", "further metrics: f1_macro, or custom ones, package.module:name"
     )
-    real: str | None = option("FILE", "real.json, the labels of ImageNet ReaL")
+    real: str | None = option("FILE", "file real.json, the labels of ImageNet ReaL")
 
-    split: str | None = option("NAME", "train, all, or another split of the data; default: test")
+    split: str | None = option(
+        "NAME", "split: train, all, or another one of the data; default: test"
+    )
     data_dir: str | None = option(
         "FOLDER", "folder of TFDS datasets or ImageNet variants", reads_bucket=True
     )
-    train_split: str | None = option("NAME", "the split that defines the classes")
-    classes: tuple[str, ...] | None = option("A,B", "only images of these classes")
+    train_split: str | None = option("NAME", "split that defines the classes")
+    classes: tuple[str, ...] | None = option("A,B", "keep only images of these classes")
     seed: Number | None = option("N", "random seed of the hold-out of files without splits")
     holdout_fraction: PositiveShare | None = option(
         "X", "held-out fraction of each class of files without splits"
@@ -394,7 +396,7 @@ def _write_csv(path: pathlib.Path | None, table: str) -> None:
 class Predict(Reading, Names, Checkpoint):
     """Classes of image files: a table, JSON or CSV.
 
-    Of multi-label weights all that are probable enough. Exit code 1 if an image is unreadable; the
+    Multi-label weights print all classes that are probable enough. Exit code 1 if an image is unreadable; the
     others are classified.
     """
 
@@ -405,15 +407,15 @@ class Predict(Reading, Names, Checkpoint):
     )
 
     top: Count | None = option(
-        "N", "classes to print for each image; default: 3, all of multi-label weights"
+        "N", "number of classes to print for each image; default: 3, or all of multi-label weights"
     )
     threshold: PositiveShare | None = option(
         "X", "least probability of a class of multi-label weights; default: 0.5"
     )
 
-    json: bool = switch("print them as JSON")
+    json: bool = switch("print the predictions as JSON")
     csv: str | None = option(
-        "FILE", "write them as a table too, a line for each image; - prints only this table"
+        "FILE", "write the predictions as CSV, a line for each image; - prints only this table"
     )
 
     def run(self) -> None:
