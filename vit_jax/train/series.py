@@ -68,7 +68,7 @@ def choose(trials: Mapping[Setting, Sequence[RunResult]]) -> Setting:
     """
 
     def get_order(setting: Setting) -> tuple[float, float, Any]:
-        ranks = [outcome.rank for outcome in trials[setting]]
+        ranks = [result.rank for result in trials[setting]]
         accuracies, losses = zip(*ranks, strict=True)
         mean_accuracy = math.fsum(accuracies) / len(ranks)
         mean_loss = math.fsum(losses) / len(ranks)
