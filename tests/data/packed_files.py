@@ -18,83 +18,89 @@ def image(level, extension=".png"):
 
 
 def packed(*entries, **options):
-    """A tar of (name, content) and of `TarInfo`s, which have no content."""
+    """Return a tar of (name, content) and of `TarInfo`s, which have no content."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", **options) as archive:
         for entry in entries:
-            info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(entry[0])
-            info.size = 0 if isinstance(entry, tarfile.TarInfo) else len(entry[1])
-            archive.addfile(
-                info,
-                None if isinstance(entry, tarfile.TarInfo) else io.BytesIO(entry[1]),
-            )
+            if isinstance(entry, tarfile.TarInfo):
+                archive.addfile(entry)
+                continue
+
+            name, content = entry
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
 
     return file.getvalue()
 
 
 def special(name, kind, target=""):
-    """A member that is no file."""
+    """Return a member that is no file."""
     info = tarfile.TarInfo(name)
     info.type = kind
     info.linkname = target
-
     return info
 
 
 def picture(number, kind=".jpg", size=(34, 40)):
-    """An encoded image that no other number gives."""
+    """Return an encoded image that no other number gives."""
     pixels = np.random.default_rng(number).integers(256, size=(*size, 3), dtype=np.uint8)
-    return cv2.imencode(kind, cv2.GaussianBlur(pixels, (0, 0), 3))[1].tobytes()
+    smooth = cv2.GaussianBlur(pixels, (0, 0), 3)
+    return cv2.imencode(kind, smooth)[1].tobytes()
 
 
 def by_class(classes):
-    """{class: {file name: content}} as a tar with a tar for each class."""
-    return packed(*((f"{name}.tar", packed(*files.items())) for name, files in classes.items()))
+    """Return {class: {file name: content}} as a tar with a tar for each class."""
+    tars = [(f"{name}.tar", packed(*files.items())) for name, files in classes.items()]
+    return packed(*tars)
 
 
 def write_shard(path, members):
     """Write members, bytes by name, or the type and target of a special one, into a tar."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    entries = (
-        entry if isinstance(entry[1], bytes) else special(entry[0], *entry[1]) for entry in members
-    )
-    path.write_bytes(packed(*entries))
+    entries = []
+    for name, content in members:
+        is_file = isinstance(content, bytes)
+        entries.append((name, content) if is_file else special(name, *content))
 
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(packed(*entries))
     return path
 
 
 def samples(labels, first=0, kind="cls"):
-    """Return the members of one sample for each label; the image of number n is of level n."""
+    """Yield the members of one sample for each label; the image of number n is of level n."""
     for number, label in enumerate(labels, first):
-        stated = (
-            str(label).encode()
-            if kind == "cls"
-            else json.dumps({"label": label, "id": number}).encode()
-        )
-        yield f"{number:05}.{kind}", stated
+        if kind == "cls":
+            stated = str(label)
+        else:
+            stated = json.dumps({"label": label, "id": number})
+        yield f"{number:05}.{kind}", stated.encode()
         yield f"{number:05}.png", image(number)
 
 
 def write_parquet(
-    path, labels, first=0, names=None, label="label", group=4, images=None, **columns
+    path,
+    labels,
+    first=0,
+    names=None,
+    label="label",
+    group=4,
+    images=None,
+    **columns,
 ):
     """Write images of level n with labels; with `names` also the metadata of Hugging Face."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stored = (
-        [{"bytes": image(n), "path": None} for n in range(first, first + len(labels))]
-        if images is None
-        else images
-    )
-    table = pa.table({"image": pa.array(stored, IMAGE), label: pa.array(labels)} | columns)
-
+    if images is None:
+        levels = range(first, first + len(labels))
+        images = [{"bytes": image(level), "path": None} for level in levels]
+    table = pa.table({"image": pa.array(images, IMAGE), label: pa.array(labels)} | columns)
     if names is not None:
         features = {
             "image": {"_type": "Image"},
             label: {"names": list(names), "_type": "ClassLabel"},
         }
-        table = table.replace_schema_metadata(
-            {"huggingface": json.dumps({"info": {"features": features}})}
-        )
+        metadata = json.dumps({"info": {"features": features}})
+        table = table.replace_schema_metadata({"huggingface": metadata})
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, row_group_size=group)
     return path

@@ -1,4 +1,4 @@
-"""The datasets of VTAB with made-up content, in the very form that TFDS gives them: its features, files and sizes.
+"""The datasets of VTAB with made-up content, in TFDS's features, files and sizes.
 
 Record i of a split has the labels that the number i % PERIOD gives. So few distinct records are
 stored in groups that compress them, and 737,280 take half a second.
@@ -40,74 +40,75 @@ PERIOD = 997
 
 
 def builder_of(dataset, version=""):
-    """TFDS's own builder, of the version that it would prepare; no TensorFlow is imported and nothing is written."""
-    return tfds.builder(
-        dataset + (f":{version}" if version else ""),
-        data_dir="none",
-        file_format="array_record",
-    )
+    """Return TFDS's builder of the version that it would prepare.
+
+    No TensorFlow is imported, and nothing is written.
+    """
+    name = f"{dataset}:{version}" if version else dataset
+    return tfds.builder(name, data_dir="none", file_format="array_record")
 
 
 def write(folder, dataset, version="", sizes=None, changed=lambda number, example: example):
-    """Prepares a dataset; `changed` may alter the example of a number below `PERIOD`. Returns its version."""
+    """Prepare a dataset and return its version.
+
+    `changed` may alter the example of a number below `PERIOD`.
+    """
     builder = builder_of(dataset, version)
     features = builder.info.features
     version = str(builder.version)
+    serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
+    records = []
+    for number in range(PERIOD):
+        example = changed(number, example_of(features, number))
+        records.append(serializer.serialize_example(features.encode_example(example)))
+
     path = pathlib.Path(folder, dataset, version)
     path.mkdir(parents=True)
-    serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
-    examples = [changed(number, example_of(features, number)) for number in range(PERIOD)]
-    records = [
-        serializer.serialize_example(features.encode_example(example)) for example in examples
-    ]
-    name = f"{builder.name}-{{SPLIT}}.{{FILEFORMAT}}-{{SHARD_X_OF_Y}}"
     template = tfds.core.ShardedFileTemplate(
         path,
-        name,
+        f"{builder.name}-{{SPLIT}}.{{FILEFORMAT}}-{{SHARD_X_OF_Y}}",
         builder.name,
         filetype_suffix="array_record",
     )
     infos = []
-
     for split, size in (sizes or SIZES[dataset]).items():
         file = path / f"{builder.name}-{split}.array_record-00000-of-00001"
-        writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1024")
-
-        for number in range(size):
-            writer.write(records[number % PERIOD])
-
-        writer.close()
+        write_repeated(file, records, size)
         infos.append(tfds.core.SplitInfo(split, [size], file.stat().st_size, template))
 
     builder.info.set_splits(tfds.core.SplitDict(infos))
     builder.info.write_to_directory(path)
-
     return version
 
 
+def write_repeated(file, records, size):
+    """Write this number of records, which repeat the given ones."""
+    writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1024")
+    for number in range(size):
+        writer.write(records[number % len(records)])
+    writer.close()
+
+
 def example_of(features, number):
-    """An example whose labels are its number; with objects, 3 to 10 of them at a distance of 0.5 to 12."""
+    """Return an example whose labels are its number.
+
+    Objects are 3 to 10, at distances of 0.5 to 12.
+    """
     return {name: value_of(name, feature, number) for name, feature in features.items()}
 
 
 def value_of(name, feature, number):
+    """Return the value of one feature of an example."""
     if isinstance(feature, tfds.features.Image):
-        channels = feature.shape[-1]
-        return cv2.imencode(".png", np.full((4, 6, channels), number % 2, np.uint8))[1].tobytes()
-
+        pixels = np.full((4, 6, feature.shape[-1]), number % 2, np.uint8)
+        return cv2.imencode(".png", pixels)[1].tobytes()
     if isinstance(feature, tfds.features.ClassLabel):
         return number % feature.num_classes
-
     if isinstance(feature, tfds.features.BBoxFeature):
         return tfds.features.BBox(0.0, 0.0, 1.0, 1.0)
-
     if isinstance(feature, tfds.features.Sequence):
-        inside = feature.feature
-        count = 3 + number % 8
-
-        return [{key: value_of(key, inside[key], number) for key in inside} for _ in range(count)]
-
+        num_objects = 3 + number % 8
+        return [example_of(feature.feature, number) for _ in range(num_objects)]
     if isinstance(feature, tfds.features.Text):
         return f"{name} {number}"
-
     return np.full(feature.shape, (1 + number % 24) / 2, np.float32)

@@ -1,4 +1,4 @@
-"""Evaluation of whole splits against NumPy: every example once on any devices, labels matched by their names."""
+"""Evaluation of whole splits against NumPy, on any devices, with labels matched by name."""
 
 import collections
 import dataclasses
@@ -36,7 +36,10 @@ PIXELS = sample_pixels(len(LABELS))
 
 
 class Expected(NamedTuple):
-    """Loss, and images, first and first five by class; of each image the answers in their order and probabilities."""
+    """Loss, and counts of images, first and first five predictions by class.
+
+    Of each image also the classes by probability, and their probabilities.
+    """
 
     loss: float
     images_L: np.ndarray
@@ -46,37 +49,40 @@ class Expected(NamedTuple):
     probability_NK: np.ndarray
 
 
-def expected_of(weights, pixels, labels):
-    """Of one image after the other, in NumPy."""
+def compute_expected(weights, pixels, labels):
+    """Evaluate one image after the other in NumPy."""
     logits = logits_of(from_weights(weights).module, pixels)
+    num_classes = logits.shape[1]
+    numbers = np.arange(len(labels))
     order = np.argsort(-logits, axis=1, kind="stable")
-    shares = softmax(logits)
-    places = np.argsort(order, axis=1)[np.arange(len(labels)), labels]
-    loss = float(-np.log(shares[np.arange(len(labels)), labels]).mean())
-    counts = (
-        np.bincount(labels[keep], minlength=logits.shape[1])
-        for keep in (places >= 0, places < 1, places < 5)
-    )
+    probabilities = softmax(logits)
+    ranks = np.argsort(order, axis=1)[numbers, labels]
 
-    return Expected(loss, *counts, order, np.take_along_axis(shares, order, axis=1))
+    return Expected(
+        loss=float(-np.log(probabilities[numbers, labels]).mean()),
+        images_L=np.bincount(labels, minlength=num_classes),
+        top1_L=np.bincount(labels[ranks < 1], minlength=num_classes),
+        top5_L=np.bincount(labels[ranks < 5], minlength=num_classes),
+        order_NK=order,
+        probability_NK=np.take_along_axis(probabilities, order, axis=1),
+    )
 
 
 def assert_same_result(found, expected):
-    assert found.metrics.counts.loss / found.metrics.images == pytest.approx(
-        expected.loss,
-        rel=1e-5,
-    )
-    assert found.values()["loss"] == found.metrics.counts.loss / found.metrics.images
+    counts = found.metrics.counts
+    mean_loss = counts.loss / found.metrics.images
 
+    assert mean_loss == pytest.approx(expected.loss, rel=1e-5)
+    assert found.values()["loss"] == mean_loss
     for name in ("images_L", "top1_L", "top5_L"):
-        assert np.array_equal(getattr(found.metrics.counts, name), getattr(expected, name)), name
+        assert np.array_equal(getattr(counts, name), getattr(expected, name)), name
 
 
 def evaluate_source(weights, source, write_images=None, **options):
     model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     evaluate = evaluate_of(model, **({"global_batch": 16, "max_unreadable": 0} | options))
-
-    return evaluate(Labelled(source, "words", [], identity_map(source.class_names)), write_images)
+    labelled = Labelled(source, "words", [], identity_map(source.class_names))
+    return evaluate(labelled, write_images)
 
 
 @pytest.mark.parametrize(
@@ -91,70 +97,80 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
     weights = sample_weights()
-    lines = []
     source = MemorySource(PIXELS, LABELS, NAMES)
+    lines = []
+
     found = evaluate_source(weights, source, lines.extend, global_batch=global_batch)
 
-    expected = expected_of(weights, PIXELS, LABELS)
+    expected = compute_expected(weights, PIXELS, LABELS)
     assert_same_result(found, expected)
     assert 0 < expected.top1_L.sum() < expected.top5_L.sum() < expected.images_L.sum() == 37
 
+    predicted = expected.order_NK[:, 0]
+    expected_rows = []
+    for record in range(37):
+        expected_rows.append((f"record {record}", NAMES[LABELS[record]], NAMES[predicted[record]]))
     header, *rows = lines
-
     assert header == ("image", "class", "answer", "probability", "is_right")
-
-    first = expected.order_NK[:, 0]
-    names = [
-        (f"record {record}", NAMES[LABELS[record]], NAMES[first[record]]) for record in range(37)
-    ]
-
-    assert [row[:3] for row in rows] == names
+    assert [row[:3] for row in rows] == expected_rows
     assert [float(row[3]) for row in rows] == pytest.approx(expected.probability_NK[:, 0], abs=2e-6)
-    assert [row[4] for row in rows] == (first == LABELS).tolist()
+    assert [row[4] for row in rows] == (predicted == LABELS).tolist()
 
 
-def test_calibration_confusions_and_mistakes_of_a_split():
+@pytest.fixture(scope="module")
+def evaluated():
+    """Values of a split, and by NumPy the predicted classes and their probabilities."""
     weights = sample_weights()
-    found = evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES)).values()
+    values = evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES)).values()
+    expected = compute_expected(weights, PIXELS, LABELS)
+    return values, expected.order_NK[:, 0], expected.probability_NK[:, 0]
 
-    expected = expected_of(weights, PIXELS, LABELS)
-    first = expected.order_NK[:, 0]
-    confidence = expected.probability_NK[:, 0]
+
+def test_calibration_of_a_split(evaluated):
+    values, predicted, confidence = evaluated
+
+    deviation = (predicted == LABELS) - confidence
     bins = np.ceil(confidence * 15)
-    gaps = [
-        abs(((first == LABELS) - confidence)[bins == number].sum()) for number in np.unique(bins)
-    ]
+    gaps = [abs(deviation[bins == number].sum()) for number in np.unique(bins)]
+    assert values["calibration_error"] == pytest.approx(sum(gaps) / 37, rel=1e-5)
 
-    assert found["calibration_error"] == pytest.approx(sum(gaps) / 37, rel=1e-5)
 
-    wrong = np.flatnonzero(first != LABELS)
+def test_mistakes_of_a_split(evaluated):
+    values, predicted, confidence = evaluated
+
+    wrong = np.flatnonzero(predicted != LABELS)
     worst = wrong[np.argsort(-confidence[wrong])]
-    mistakes = found["most_confident_mistakes"]
-
-    assert [one["image"] for one in mistakes] == [
-        f"record {record}" for record in worst[: len(mistakes)]
-    ]
+    first = worst[0]
+    mistakes = values["most_confident_mistakes"]
+    names = [f"record {record}" for record in worst[: len(mistakes)]]
+    assert [one["image"] for one in mistakes] == names
     assert mistakes[0] == {
-        "image": f"record {worst[0]}",
-        "class": NAMES[LABELS[worst[0]]],
-        "answer": NAMES[first[worst[0]]],
-        "probability": pytest.approx(confidence[worst[0]], rel=1e-5),
+        "image": f"record {first}",
+        "class": NAMES[LABELS[first]],
+        "answer": NAMES[predicted[first]],
+        "probability": pytest.approx(confidence[first], rel=1e-5),
     }
 
-    pairs = collections.Counter(zip(LABELS[wrong].tolist(), first[wrong].tolist(), strict=True))
-    shown = [
-        (one["class"], one["answer"], one["images"], one["of"]) for one in found["most_confused"]
-    ]
+
+def test_confusions_of_a_split(evaluated):
+    values, predicted, _ = evaluated
+
+    wrong = predicted != LABELS
+    pairs = zip(LABELS[wrong].tolist(), predicted[wrong].tolist(), strict=True)
+    counts = collections.Counter(pairs)
     sizes = np.bincount(LABELS)
+    expected = []
+    for (label, answer), count in counts.items():
+        expected.append((NAMES[label], NAMES[answer], count, sizes[label]))
 
-    expected_shown = sorted(
-        (NAMES[k], NAMES[a], count, sizes[k]) for (k, a), count in pairs.items()
-    )
-    assert sorted(shown) == expected_shown
-    assert [count for _, _, count, _ in shown] == sorted(pairs.values(), reverse=True)
+    found = []
+    for one in values["most_confused"]:
+        found.append((one["class"], one["answer"], one["images"], one["of"]))
+    assert sorted(found) == sorted(expected)
+    assert [count for _, _, count, _ in found] == sorted(counts.values(), reverse=True)
 
 
-def test_outputs_that_are_not_finite_are_no_answers():
+def test_outputs_that_are_not_finite_are_an_error():
     weights = sample_weights()
     weights.parameters["head/linear/bias"][2] = np.nan
 
@@ -162,144 +178,151 @@ def test_outputs_that_are_not_finite_are_no_answers():
         evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES))
 
 
-def test_gflops_of_networks_of_ones_own():
-    """Counted in the program: 8 x 12 x 3 numbers by 7; a loop whose length is not known has none."""
-    own = dataclasses.replace(
+def project(images):
+    """Return logits by a product of 288 by 7 numbers."""
+    return ModelOutput(images.reshape(-1, 288) @ jnp.ones((288, 7)))
+
+
+def project_often(images):
+    """Return logits after a loop whose length is not known."""
+    return jax.lax.while_loop(
+        lambda output: output.logits_BK.sum() > 1e9,
+        lambda output: project(images),
+        project(images),
+    )
+
+
+def evaluate_custom_network(network):
+    model = dataclasses.replace(
         from_weights(sample_weights()),
         architecture=dataclasses.replace(SEVEN, network="my:own"),
+        module=jax.tree_util.Partial(network),
     )
     labelled = Labelled(MemorySource(PIXELS, LABELS, NAMES), "", [], identity_map(NAMES))
+    return evaluate_of(model, global_batch=40, max_unreadable=0)(labelled)
 
-    def once(images):
-        return ModelOutput(images.reshape(-1, 288) @ jnp.ones((288, 7)))
 
-    def often(images):
-        return jax.lax.while_loop(
-            lambda x: x.logits_BK.sum() > 1e9,
-            lambda x: once(images),
-            once(images),
-        )
-
-    models = [
-        dataclasses.replace(own, module=jax.tree_util.Partial(network)) for network in (once, often)
-    ]
-    counted, unknown = (
-        evaluate_of(model, global_batch=40, max_unreadable=0)(labelled) for model in models
-    )
+def test_gflops_of_custom_networks():
+    """Operations are counted in the program; a loop of unknown length has no count."""
+    counted = evaluate_custom_network(project)
+    unknown = evaluate_custom_network(project_often)
 
     assert counted.gflops_per_image == pytest.approx(2 * 288 * 7 / 1e9)
     assert unknown.gflops_per_image is None
-    assert not any(
-        "flops" in to_text(sets, "w").lower()
-        for sets in ({"": unknown}, {"a": unknown, "b": unknown})
-    )
+    for results in ({"": unknown}, {"a": unknown, "b": unknown}):
+        assert "flops" not in to_text(results, "w").lower()
 
 
 def write_folder(folder, names, labels, pixels):
-    """An image folder of two splits: one image of every class to train on, and those given to test."""
+    """Write an image folder of two splits; return the data.
+
+    The training split has one image of every class, the test split these images.
+    """
     write_classes(folder / "train", range(len(names)), [pixels[0]] * len(names))
     write_classes(folder / "test", labels, pixels)
-
     return f"folder:{folder}"
 
 
 def evaluate_folder(weights, data, max_unreadable=0):
-    return evaluate_source(
-        weights,
-        open_labelled(data, weights).source,
-        max_unreadable=max_unreadable,
-    )
+    source = open_labelled(data, weights).source
+    return evaluate_source(weights, source, max_unreadable=max_unreadable)
 
 
 def test_labels_are_matched_by_name_in_another_order(tmp_path):
-    """Folders are numbered by the alphabet, the weights' classes backwards."""
+    """Folders are numbered by the alphabet, the weights' classes backwards.
+
+    Labels that are matched by number have another loss.
+    """
     weights = sample_weights(class_names=NAMES[::-1])
     data = write_folder(tmp_path, NAMES[:6], LABELS, PIXELS)
+
     found = evaluate_folder(weights, data)
 
-    assert_same_result(found, expected_of(weights, PIXELS, 6 - LABELS))
-
-    by_number = expected_of(weights, PIXELS, LABELS)
-
-    assert found.values()["loss"] != pytest.approx(by_number.loss, rel=1e-3), (
-        "or the order would prove nothing"
-    )
+    assert_same_result(found, compute_expected(weights, PIXELS, 6 - LABELS))
+    by_number = compute_expected(weights, PIXELS, LABELS)
+    assert found.values()["loss"] != pytest.approx(by_number.loss, rel=1e-3)
 
 
-def test_unreadable_images_are_left_out_as_far_as_allowed(tmp_path):
+def test_unreadable_images_are_skipped_as_far_as_allowed(tmp_path):
+    """Too many are an error that names all of them."""
     weights = sample_weights()
     data = write_folder(tmp_path, NAMES, LABELS, PIXELS)
-
-    for number in (7, 30):
-        (tmp_path / "test" / NAMES[LABELS[number]] / f"{number:03}.png").write_bytes(b"no image")
+    unreadable = (7, 30)
+    for number in unreadable:
+        path = tmp_path / "test" / NAMES[LABELS[number]] / f"{number:03}.png"
+        path.write_bytes(b"no image")
 
     with rejects("--max_unreadable", r"1.*0(07|30)\.png") as error:
         evaluate_folder(weights, data, max_unreadable=1)
-
-    assert {"007.png", "030.png"} <= set(re.findall(r"\d+\.png", str(error.value))), (
-        "all are named at once"
-    )
+    named = re.findall(r"\d+\.png", str(error.value))
+    assert {"007.png", "030.png"} <= set(named)
 
     found = evaluate_folder(weights, data, max_unreadable=2)
-
-    assert_same_result(
-        found,
-        expected_of(weights, np.delete(PIXELS, (7, 30), 0), np.delete(LABELS, (7, 30))),
+    expected = compute_expected(
+        weights,
+        np.delete(PIXELS, unreadable, 0),
+        np.delete(LABELS, unreadable),
     )
+    assert_same_result(found, expected)
 
 
 def test_the_stored_preparation_is_used(tmp_path):
+    """Three preparations have three losses."""
     pixels = sample_pixels(9, size=(20, 16))
     data = write_folder(tmp_path, NAMES, LABELS[:9], pixels)
-    losses = {}
 
+    losses = set()
     for resize, crop_fraction in (("direct", 1.0), ("short_side", 1.0), ("short_side", 0.5)):
-        weights = sample_weights(
-            preprocessing=DIRECT | {"resize": resize, "crop_fraction": crop_fraction}
-        )
+        preprocessing = DIRECT | {"resize": resize, "crop_fraction": crop_fraction}
+        weights = sample_weights(preprocessing=preprocessing)
         transform = from_weights(weights).transform
         source = open_labelled(data, weights).source
         prepared = np.stack([transform(source[index]) for index in range(len(source))])
+
         found = evaluate_folder(weights, data)
 
-        assert_same_result(found, expected_of(weights, prepared, source.labels))
+        assert_same_result(found, compute_expected(weights, prepared, source.labels))
+        losses.add(found.values()["loss"])
 
-        losses[resize, crop_fraction] = found.values()["loss"]
-
-    assert len(set(losses.values())) == 3
+    assert len(losses) == 3
 
 
-def metrics_by_hand(labelled):
-    """Of 1,250 images of two classes, 900 and 100 right; the other answer was as sure."""
+def make_metrics(labelled):
+    """Return metrics of 1,250 images of two classes, of which 900 and 100 are right.
+
+    Both classes have the probability 0.5.
+    """
     metrics = ClassMetrics(labelled)
-    for label, right, images in ((0, 900, 1000), (1, 100, 250)):
-        first = np.repeat([label, 1 - label], [right, images - right])
-        classes = np.stack([first, 1 - first], axis=1)
-        rows = {
-            "record_B": np.arange(images),
-            "label_B": np.full(images, label),
-            "class_BT": classes,
-        }
+    for label, num_right, images in ((0, 900, 1000), (1, 100, 250)):
+        predicted = np.repeat([label, 1 - label], [num_right, images - num_right])
         metrics.add(
-            rows | {"probability_BT": np.full((images, 2), 0.5), "loss_B": np.full(images, 0.7)}
+            {
+                "record_B": np.arange(images),
+                "label_B": np.full(images, label),
+                "class_BT": np.stack([predicted, 1 - predicted], axis=1),
+                "probability_BT": np.full((images, 2), 0.5),
+                "loss_B": np.full(images, 0.7),
+            }
         )
-
     return metrics
 
 
-def test_what_is_printed():
-    source = MemorySource(PIXELS, LABELS % 2, ("cat", "dog"))
-    labelled = Labelled(source, "test of digits, 9 of 9 images", [], identity_map(("cat", "dog")))
-    metrics = metrics_by_hand(labelled)
-    speed = {"images_per_second": 1234.5, "gflops_per_image": 17.58}
-    found = EvaluationResult(
+@pytest.fixture
+def result():
+    names = ("cat", "dog")
+    source = MemorySource(PIXELS, LABELS % 2, names)
+    labelled = Labelled(source, "test of digits, 9 of 9 images", [], identity_map(names))
+    return EvaluationResult(
         labelled=labelled,
-        metrics=metrics,
+        metrics=make_metrics(labelled),
         unreadable=0,
-        **speed,
+        images_per_second=1234.5,
+        gflops_per_image=17.58,
     )
 
-    assert to_text({"": found}, "w.npz (released)").splitlines() == [
+
+def test_the_text_of_one_result(result):
+    assert to_text({"": result}, "w.npz (released)").splitlines() == [
         "weights            w.npz (released)",
         "data               test of digits, 9 of 9 images",
         "images             1,250",
@@ -311,7 +334,10 @@ def test_what_is_printed():
         "gflops_per_image   17.6",
         "most_confused      dog as cat (150 of 250), cat as dog (100 of 1,000)",
     ]
-    assert to_text({"a": found, "v2/x": found}, "w.npz").splitlines() == [
+
+
+def test_the_text_of_several_results(result):
+    assert to_text({"a": result, "v2/x": result}, "w.npz").splitlines() == [
         "weights  w.npz",
         "network  17.6 GFLOPs an image",
         "",

@@ -1,4 +1,4 @@
-"""Features of layers and of splits: every image once on any devices, kept on disk, computed again after changes."""
+"""Features of layers and of splits, on any devices, kept on disk, computed again after changes."""
 
 import concurrent.futures
 import contextlib
@@ -48,27 +48,39 @@ from vit_jax.sharding import build_mesh, replicated
 from vit_jax.storage.files import WriteError, cache_folder
 
 
-def batch_of(pixels, mask=None):
-    mask = np.ones(len(pixels), np.float32) if mask is None else np.asarray(mask, np.float32)
+def make_batch(pixels, mask=None):
+    if mask is None:
+        mask = np.ones(len(pixels))
     return Batch(
         image_BHWC=jnp.asarray(pixels),
         label_B=jnp.zeros(len(pixels), jnp.int32),
-        mask_B=jnp.asarray(mask),
+        mask_B=jnp.asarray(mask, jnp.float32),
     )
 
 
-def feature(a: Architecture, layer: str, pixels):
+def compute_feature(a: Architecture, layer: str, pixels):
     step = jax.jit(make_feature_step(layer, a))
-    return np.asarray(step(filled(a), batch_of(pixels))["feature_BD"])
+    return np.asarray(step(filled(a), make_batch(pixels))["feature_BD"])
 
 
-def layers(a, pixels, *intermediates):
-    return apply(filled(a), normalise(jnp.asarray(pixels), "float32"), intermediates=intermediates)
+def compute_layers(a, pixels, *intermediates):
+    images = normalise(jnp.asarray(pixels), "float32")
+    return apply(filled(a), images, intermediates=intermediates)
+
+
+def average_tokens(output):
+    return np.asarray(output.tokens_BND).mean(axis=1)
+
+
+def assert_feature(a, layer, pixels, expected):
+    found = compute_feature(a, layer, pixels)
+    np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_layers_of_a_transformer():
     pixels = sample_pixels(2, VIT.image_size)
-    output = layers(VIT, pixels, "blocks")
+    output = compute_layers(VIT, pixels, "blocks")
+    mean = average_tokens(output)
 
     assert VIT.pool == "token"
 
@@ -76,75 +88,46 @@ def test_layers_of_a_transformer():
         "pre_logits": output.features_BD,
         "pooled": output.pooled_BD,
         "token": output.pooled_BD,
-        "mean": np.asarray(output.tokens_BND).mean(axis=1),
-        "token_mean": np.concatenate(
-            [output.pooled_BD, np.asarray(output.tokens_BND).mean(axis=1)],
-            axis=1,
-        ),
+        "mean": mean,
+        "token_mean": np.concatenate([output.pooled_BD, mean], axis=1),
         "block:1": output.blocks_LBSD[0, :, 0],
         f"block:{VIT.depth}": output.blocks_LBSD[-1, :, 0],
     }
     for layer, value in expected.items():
-        np.testing.assert_allclose(
-            feature(VIT, layer, pixels),
-            np.asarray(value),
-            rtol=1e-5,
-            atol=1e-5,
-        )
+        assert_feature(VIT, layer, pixels, value)
 
 
 def test_token_and_mean_behind_registers_are_what_token_gap_pools():
     a = dataclasses.replace(VIT, pool="token_gap", registers=2)
     pixels = sample_pixels(2, a.image_size)
-    pooled = layers(a, pixels).pooled_BD
+
+    pooled = compute_layers(a, pixels).pooled_BD
 
     assert pooled.shape == (2, 2 * a.width)
-    np.testing.assert_allclose(feature(a, "token_mean", pixels), pooled, rtol=1e-5, atol=1e-5)
+    assert_feature(a, "token_mean", pixels, pooled)
 
 
 @pytest.mark.parametrize("pool", ["gap", "map"])
 def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
     a = dataclasses.replace(VIT, pool=pool, class_tokens=1, registers=2)
     pixels = sample_pixels(2, a.image_size)
-    output = layers(a, pixels)
-    token = output.prefix_BPD[:, 0]
-    mean = np.asarray(output.tokens_BND).mean(axis=1)
 
-    np.testing.assert_allclose(feature(a, "token", pixels), token, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(
-        feature(a, "token_mean", pixels),
-        np.concatenate([token, mean], 1),
-        rtol=1e-5,
-        atol=1e-5,
-    )
+    output = compute_layers(a, pixels)
+
+    token = output.prefix_BPD[:, 0]
+    mean = average_tokens(output)
+    assert_feature(a, "token", pixels, token)
+    assert_feature(a, "token_mean", pixels, np.concatenate([token, mean], axis=1))
 
 
 @pytest.mark.slow
-def test_block_without_class_token_and_stages():
-    pixels = sample_pixels(2, VIT.image_size)
-    gap = dataclasses.replace(VIT, pool="gap")
-    blocks = layers(gap, pixels, "blocks").blocks_LBSD
+def test_the_feature_of_a_block_without_class_token_is_the_mean():
+    a = dataclasses.replace(VIT, pool="gap")
+    pixels = sample_pixels(2, a.image_size)
 
-    np.testing.assert_allclose(
-        feature(gap, "block:1", pixels),
-        np.asarray(blocks[0]).mean(axis=1),
-        atol=1e-5,
-    )
+    blocks = compute_layers(a, pixels, "blocks").blocks_LBSD
 
-    for a in (RESNET, HYBRID):
-        pixels = sample_pixels(2, a.image_size)
-        output = layers(a, pixels, "stages")
-        stage = np.asarray(output.stages_BHWC[0]).mean(axis=(1, 2))
-
-        np.testing.assert_allclose(feature(a, "stage:1", pixels), stage, rtol=1e-5, atol=1e-5)
-
-        if a is RESNET:
-            np.testing.assert_allclose(
-                feature(a, "mean", pixels),
-                output.pooled_BD,
-                rtol=1e-5,
-                atol=1e-5,
-            )
+    assert_feature(a, "block:1", pixels, np.asarray(blocks[0]).mean(axis=1))
 
 
 @pytest.mark.parametrize(
@@ -169,42 +152,57 @@ def test_layers_that_are_not_there(a, layer, message):
         make_feature_step(layer, a)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("a", [RESNET, HYBRID], ids=["resnet", "hybrid"])
+def test_the_feature_of_a_stage_is_the_mean(a):
+    pixels = sample_pixels(2, a.image_size)
+
+    output = compute_layers(a, pixels, "stages")
+
+    first_stage = np.asarray(output.stages_BHWC[0])
+    assert_feature(a, "stage:1", pixels, first_stage.mean(axis=(1, 2)))
+    if a is RESNET:
+        assert_feature(a, "mean", pixels, output.pooled_BD)
+
+
 def test_equal_pixels_have_equal_hashes_and_others_have_not():
+    """Images that differ in one bit, or by a flip, have other hashes."""
     pixels = sample_pixels(40, VIT.image_size)
     pixels[7] = pixels[3]
     pixels[8] = pixels[3]
-    pixels[8, 0, 0, 0] ^= 1  # one bit
+    pixels[8, 0, 0, 0] ^= 1
     pixels[9] = pixels[3][:, ::-1]
     pixels[10] = 0
     pixels[11] = 1
     step = make_feature_step("pooled", VIT)
-    found = hashes(np.asarray(step(filled(VIT), batch_of(pixels))["hash_B2"]))
 
+    rows = step(filled(VIT), make_batch(pixels))
+
+    found = hashes(np.asarray(rows["hash_B2"]))
     assert found[3] == found[7]
     assert len(np.unique(found)) == 39
 
 
 def open_batches(batches):
-    @contextlib.contextmanager
-    def opened():
-        yield iter(batches)
-
-    return opened
+    """Return a function that opens these batches."""
+    return lambda: contextlib.nullcontext(iter(batches))
 
 
 def fake_step(_, batch):
+    """Return the first two values of each image as its features."""
+    count = len(batch.image_BHWC)
+    values = batch.image_BHWC.reshape(count, -1)
     return {
-        "feature_BD": batch.image_BHWC.reshape(len(batch.image_BHWC), -1)[:, :2].astype(
-            jnp.float32
-        ),
-        "hash_B2": jnp.zeros((len(batch.image_BHWC), 2), jnp.uint32),
+        "feature_BD": values[:, :2].astype(jnp.float32),
+        "hash_B2": jnp.zeros((count, 2), jnp.uint32),
         "mask_B": batch.mask_B,
     }
 
 
-def test_padding_is_left_out_and_unreadable_images_keep_their_place():
+def test_padding_is_excluded_and_unreadable_images_keep_their_place():
     pixels = sample_pixels(6, (2, 2))
-    batches = [batch_of(pixels[:3]), batch_of(pixels[3:], [1, 0, 0])]
+    batches = [make_batch(pixels[:3]), make_batch(pixels[3:], [1, 0, 0])]
+
     found = collect(open_batches(batches), fake_step, None, np.arange(5, dtype=np.int32))
 
     assert found.is_read_N.tolist() == [True, True, True, True, False]
@@ -213,32 +211,31 @@ def test_padding_is_left_out_and_unreadable_images_keep_their_place():
 
 
 def test_features_that_are_not_finite():
-    def broken(_, batch):
-        results = fake_step(_, batch)
-        return results | {"feature_BD": results["feature_BD"].at[1, 0].set(jnp.nan)}
+    def step_with_nan(_, batch):
+        rows = fake_step(_, batch)
+        return rows | {"feature_BD": rows["feature_BD"].at[1, 0].set(jnp.nan)}
+
+    batches = open_batches([make_batch(sample_pixels(3, (2, 2)))])
 
     with pytest.raises(ValueError, match="features: the outputs for image 1 are not finite"):
-        collect(
-            open_batches([batch_of(sample_pixels(3, (2, 2)))]),
-            broken,
-            None,
-            np.zeros(3, np.int32),
-        )
+        collect(batches, step_with_nan, None, np.zeros(3, np.int32))
 
 
 def test_images_on_both_sides():
-    def side(numbers, unreadable=()):
-        hash_N = np.array(numbers, np.uint64)
+    def make_side(numbers, unreadable=()):
+        count = len(numbers)
         is_read = np.array([number not in unreadable for number in numbers])
-
         return Features(
-            np.zeros((len(hash_N), 1)),
-            np.zeros(len(hash_N), np.int32),
+            np.zeros((count, 1)),
+            np.zeros(count, np.int32),
             is_read,
-            hash_N,
+            np.array(numbers, np.uint64),
         )
 
-    assert num_in_both(side([1, 2, 3, 4], unreadable=[4]), side([3, 3, 2, 4, 9])) == 3
+    train = make_side([1, 2, 3, 4], unreadable=[4])
+    test = make_side([3, 3, 2, 4, 9])
+
+    assert num_in_both(train, test) == 3
 
 
 AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(8, 12))
@@ -246,157 +243,161 @@ PIXELS = sample_pixels(13)
 LABELS = np.arange(13) % 6
 
 
-def extractor(cache=None, scale=None, **options):
-    """Return seeded weights; a scale changes those of the last norm."""
+def make_extractor(cache=None, scale=None, **options):
+    """Return an extractor of seeded weights; a scale changes their last norm."""
     weights = sample_weights()
     if scale is not None:
-        parameters = dict(weights.parameters) | {
-            "encoder/norm/scale": weights.parameters["encoder/norm/scale"] * scale
-        }
+        name = "encoder/norm/scale"
+        parameters = dict(weights.parameters)
+        parameters[name] = parameters[name] * scale
         weights = dataclasses.replace(weights, parameters=parameters)
 
     model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     return extractor_of(model, cache, **({"global_batch": 5} | options))
 
 
-def folder_source(tmp_path):
+@pytest.fixture
+def source(tmp_path):
     """The training images of a folder of two splits."""
     for split in ("train", "test"):
         write_classes(tmp_path / "images" / split, LABELS, PIXELS)
-    return folder_again(tmp_path)
+    return open_folder(tmp_path)
 
 
-def folder_again(tmp_path):
+def open_folder(tmp_path):
     return open_source(f"folder:{tmp_path / 'images'}", "train", AS_IT_IS, 0)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def count_entries(cache):
+    return len(list(cache.iterdir()))
 
 
 @pytest.mark.parametrize("num_devices", [1, 3, 8])
 def test_every_image_once_on_any_devices(num_devices, monkeypatch):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
-    features = extractor().extract(MemorySource(PIXELS, LABELS, NAMES))
-    module = from_weights(sample_weights()).module
-    run = jax.jit(lambda image: module(normalise(image, "float32")).features_BD)
 
-    expected = np.concatenate([run(image[None]) for image in PIXELS])
+    features = make_extractor().extract(MemorySource(PIXELS, LABELS, NAMES))
+
+    module = from_weights(sample_weights()).module
+    compute = jax.jit(lambda image: module(normalise(image, "float32")).features_BD)
+    expected = np.concatenate([compute(image[None]) for image in PIXELS])
     np.testing.assert_allclose(features.feature_ND, expected, rtol=1e-5, atol=1e-6)
     assert features.is_read_N.all()
     assert np.array_equal(features.label_N, LABELS)
     assert len(np.unique(features.hash_N)) == 13
 
 
-def test_kept_and_found_again(tmp_path, capsys):
-    source = folder_source(tmp_path)
-    first = extractor(tmp_path / "cache").extract(source)
-
+def test_kept_and_found_again(source, cache, tmp_path, capsys):
+    """The second extraction has no images, so that nothing can be computed again."""
+    first = make_extractor(cache).extract(source)
     assert "computing features of 13 images\n" in capsys.readouterr().err
 
-    shutil.rmtree(tmp_path / "images")  # without them nothing can be computed again
-    second = extractor(tmp_path / "cache").extract(source)
-
+    shutil.rmtree(tmp_path / "images")
+    second = make_extractor(cache).extract(source)
     assert capsys.readouterr().err == ""
 
     for name in ("feature_ND", "label_N", "is_read_N", "hash_N"):
         assert np.array_equal(getattr(first, name), getattr(second, name)), name
-
     assert isinstance(second.feature_ND, np.memmap)
 
 
-def test_computed_anew_when_anything_changes(tmp_path):
-    source = folder_source(tmp_path)
-    cache = tmp_path / "cache"
-    kept = lambda: len(list(cache.iterdir()))  # noqa: E731
-    extractor(cache).extract(source)
+def test_other_layers_and_weights_are_computed_anew(source, cache):
+    make_extractor(cache).extract(source)
+    assert count_entries(cache) == 1
 
-    assert kept() == 1
+    make_extractor(cache, layer="pooled").extract(source)
+    assert count_entries(cache) == 2
 
-    extractor(cache, layer="pooled").extract(source)
-
-    assert kept() == 2
-
-    extractor(cache, scale=np.float32(2)).extract(source)
-
-    assert kept() == 3
-
-    path = pathlib.Path(source.name_of(3))
-    path.write_bytes(to_png(PIXELS[0]))  # another image under the same name
-    os.utime(path, ns=(1, 1))
-    source = open_source(f"folder:{tmp_path / 'images'}", "train", AS_IT_IS, 0)
-    changed = extractor(cache).extract(source)
-
-    assert kept() == 4
-    assert (
-        changed.hash_N[3]
-        == changed.hash_N[[source.name_of(i).endswith("00.png") for i in range(13)]][0]
-    )
+    make_extractor(cache, scale=np.float32(2)).extract(source)
+    assert count_entries(cache) == 3
 
 
-def test_files_of_equal_size_and_time_that_change_places(tmp_path):
-    source = folder_source(tmp_path)
-    cache = tmp_path / "cache"
-    first, second = (pathlib.Path(source.name_of(i)) for i in (0, 5))
-    longest = max(path.stat().st_size for path in (first, second))
+def test_another_image_under_the_same_name_is_computed_anew(source, cache, tmp_path):
+    """Image 3 becomes a copy of the image 00.png."""
+    names = [source.name_of(i) for i in range(13)]
+    (copied,) = (i for i, name in enumerate(names) if name.endswith("00.png"))
+    make_extractor(cache).extract(source)
 
+    pathlib.Path(names[3]).write_bytes(to_png(PIXELS[0]))
+    os.utime(names[3], ns=(1, 1))
+    changed = make_extractor(cache).extract(open_folder(tmp_path))
+
+    assert count_entries(cache) == 2
+    assert changed.hash_N[3] == changed.hash_N[copied]
+
+
+def test_files_of_equal_size_and_time_that_change_places(source, cache, tmp_path):
+    """Decoders ignore the zeros after an image that make its file longer."""
+    first = pathlib.Path(source.name_of(0))
+    second = pathlib.Path(source.name_of(5))
+    longest = max(first.stat().st_size, second.stat().st_size)
     for path in (first, second):
-        path.write_bytes(
-            path.read_bytes().ljust(longest, b"\0")
-        )  # decoders ignore what follows an image
+        path.write_bytes(path.read_bytes().ljust(longest, b"\0"))
         os.utime(path, ns=(1, 1))
 
-    before = extractor(cache).extract(folder_again(tmp_path)).hash_N
+    before = make_extractor(cache).extract(open_folder(tmp_path)).hash_N
     first.rename(tmp_path / "other")
     second.rename(first)
     (tmp_path / "other").rename(second)
-    after = extractor(cache).extract(folder_again(tmp_path)).hash_N
+    after = make_extractor(cache).extract(open_folder(tmp_path)).hash_N
 
-    assert [after[0], after[5]] == [before[5], before[0]] != [before[0], before[5]]
+    assert before[0] != before[5]
+    assert after[0] == before[5]
+    assert after[5] == before[0]
 
 
-def test_other_parts_and_copies_of_a_dataset_have_features_of_their_own(data_dir, tmp_path):
-    """Digits 4 and 5 as they are; and all of them moved to where another preparation might have been."""
-    cache = tmp_path / "cache"
-    config = dataclasses.replace(AS_IT_IS, data_dir=data_dir)
-    parts = [open_source("digits", split, config, 0) for split in ("train[4:6]", "train[5:7]")]
-    found = [extractor(cache).extract(part) for part in parts]
+def test_other_parts_and_copies_of_a_dataset_have_their_features(data_dir, cache, tmp_path):
+    """A part, another part, a moved copy as of another preparation, and a subset."""
 
-    assert np.array_equal(found[0].feature_ND[1], found[1].feature_ND[0])
-    assert not np.array_equal(found[0].feature_ND, found[1].feature_ND)
+    def extract_digits(split, folder=data_dir):
+        config = dataclasses.replace(AS_IT_IS, data_dir=str(folder))
+        return make_extractor(cache).extract(open_source("digits", split, config, 0))
+
+    first = extract_digits("train[4:6]")
+    second = extract_digits("train[5:7]")
+
+    assert np.array_equal(first.feature_ND[1], second.feature_ND[0])
+    assert not np.array_equal(first.feature_ND, second.feature_ND)
 
     shutil.copytree(data_dir, tmp_path / "copy")
-    moved = dataclasses.replace(config, data_dir=str(tmp_path / "copy"))
-    extractor(cache).extract(open_source("digits", "train[4:6]", moved, 0))
+    extract_digits("train[4:6]", tmp_path / "copy")
+    assert count_entries(cache) == 3
 
-    assert len(list(cache.iterdir())) == 3
-
-    part = SubsetSource(open_source("digits", "train[4:6]", config, 0), [1])
-
-    assert len(extractor(cache).extract(part)) == 1
-    assert len(list(cache.iterdir())) == 4
+    config = dataclasses.replace(AS_IT_IS, data_dir=data_dir)
+    subset = SubsetSource(open_source("digits", "train[4:6]", config, 0), [1])
+    assert len(make_extractor(cache).extract(subset)) == 1
+    assert count_entries(cache) == 4
 
 
-def test_own_sources_and_no_cache_keep_nothing(tmp_path):
-    source = folder_source(tmp_path)
-    extractor(tmp_path / "cache").extract(MemorySource(PIXELS, LABELS, NAMES))
-    extractor(None).extract(source)
+def test_custom_sources_and_no_cache_keep_nothing(source, cache):
+    make_extractor(cache).extract(MemorySource(PIXELS, LABELS, NAMES))
+    make_extractor(None).extract(source)
 
-    assert not (tmp_path / "cache").exists()
+    assert not cache.exists()
 
 
 def flip_bits(content):
     """Flip 200 bits, spread over the second half, of all positions in a byte."""
     changed = np.frombuffer(content, np.uint8).copy()
     places = np.linspace(len(changed) // 2, len(changed) - 1, 200).astype(int)
-    np.bitwise_xor.at(changed, places, (1 << np.arange(200) % 8).astype(np.uint8))
-
+    bits = (1 << np.arange(200) % 8).astype(np.uint8)
+    np.bitwise_xor.at(changed, places, bits)
     return changed.tobytes()
+
+
+def zero_second_half(content):
+    return content[: len(content) // 2].ljust(len(content), b"\0")
 
 
 DAMAGE = {
     "flipped bits": ("feature.npy", flip_bits),
-    "rows of zeros": (
-        "feature.npy",
-        lambda content: content[: len(content) // 2].ljust(len(content), b"\0"),
-    ),
+    "rows of zeros": ("feature.npy", zero_second_half),
     "truncated": ("feature.npy", lambda content: content[:-100]),
     "truncated header": ("hash.npy", lambda content: content[:50]),
     "empty": ("is_read.npy", lambda content: b""),
@@ -407,98 +408,108 @@ DAMAGE = {
 }
 
 
-def test_damaged_cache_is_computed_again(tmp_path, caplog):
-    source = folder_source(tmp_path)
-    cache = tmp_path / "cache"
-    found = extractor(cache)
-    first = np.array(found.extract(source).feature_ND)
+def test_damaged_cache_is_computed_again(source, cache, caplog):
+    extractor = make_extractor(cache)
+    expected = np.array(extractor.extract(source).feature_ND)
     (folder,) = cache.iterdir()
 
     for name, (file, damage) in DAMAGE.items():
         content = (folder / file).read_bytes()
         (folder / file).write_bytes(damage(content))
-
         assert (folder / file).read_bytes() != content, name
-        assert np.array_equal(found.extract(source).feature_ND, first), name
 
+        assert np.array_equal(extractor.extract(source).feature_ND, expected), name
         (line,) = caplog.messages
-
         assert str(folder) in line, name
         assert "damaged" in line, name
 
         caplog.clear()
-
-        assert np.array_equal(found.extract(source).feature_ND, first), name
+        assert np.array_equal(extractor.extract(source).feature_ND, expected), name
         assert caplog.messages == [], name
         assert list(cache.iterdir()) == [folder], name
 
     (folder / "hash.npy").unlink()
-
-    assert np.array_equal(found.extract(source).feature_ND, first)
+    assert np.array_equal(extractor.extract(source).feature_ND, expected)
     assert "hash.npy" in caplog.text
 
 
-def test_digests_are_of_files(tmp_path):
-    """`sha256sum` finds the same."""
-    extractor(tmp_path / "cache").extract(folder_source(tmp_path))
-    (folder,) = (tmp_path / "cache").iterdir()
+def test_digests_are_of_files(source, cache):
+    """`sha256sum` prints the same digests."""
+    make_extractor(cache).extract(source)
+
+    (folder,) = cache.iterdir()
     arrays = json.loads((folder / "about.json").read_text())["arrays"]
-
     assert sorted([*arrays, "about.json"]) == sorted(path.name for path in folder.iterdir())
-
     for file, recorded in arrays.items():
-        assert recorded["sha256"] == hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        assert recorded["sha256"] == digest
         assert recorded["shape"] == list(np.load(folder / file).shape)
 
 
-def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
-    """Threads stand in for containers: the second begins before the first is complete, and ends after it."""
-    source = folder_source(tmp_path)
-    cache = tmp_path / "cache"
-    waiting = 600
-    begins = threading.Event()
-    has_begun = threading.Event()
-    first_ended = threading.Event()
-    original = Runner.compute_rows
+class OverlappingExtractions:
+    """Two extractions: the second begins before the first is complete, and ends after it."""
 
-    def rows(*arguments, **options):
-        is_second = begins.is_set()
-        for part in original(*arguments, **options):
-            yield part
-            if is_second and not has_begun.is_set():  # its first batch is written
-                has_begun.set()
-                assert first_ended.wait(waiting)
+    WAIT_SECONDS = 600
 
-        if not is_second:
-            begins.set()
-            assert has_begun.wait(waiting)
+    def __init__(self):
+        self._may_begin_second = threading.Event()
+        self._second_has_begun = threading.Event()
+        self._first_has_ended = threading.Event()
+
+    def wrap(self, compute_rows):
+        """Return `compute_rows` that waits for the other extraction."""
+
+        def compute_and_wait(*arguments, **options):
+            is_second = self._may_begin_second.is_set()
+            for part in compute_rows(*arguments, **options):
+                yield part
+                if is_second and not self._second_has_begun.is_set():
+                    self._second_has_begun.set()
+                    assert self._first_has_ended.wait(self.WAIT_SECONDS)
+
+            if not is_second:
+                self._may_begin_second.set()
+                assert self._second_has_begun.wait(self.WAIT_SECONDS)
+
+        return compute_and_wait
+
+    def run_first(self, extract):
+        try:
+            return extract()
+        finally:
+            self._first_has_ended.set()
+
+    def run_second(self, extract):
+        assert self._may_begin_second.wait(self.WAIT_SECONDS)
+        return extract()
+
+
+def test_two_processes_that_extract_at_once(source, cache, monkeypatch):
+    """Threads stand in for containers whose processes have equal numbers."""
+    expected = make_extractor(None).extract(source).feature_ND
+    first_extractor = make_extractor(cache)
+    second_extractor = make_extractor(cache)
+    extractions = OverlappingExtractions()
+    monkeypatch.setattr(Runner, "compute_rows", extractions.wrap(Runner.compute_rows))
+
+    def extract_first():
+        return np.array(first_extractor.extract(source).feature_ND)
 
     def extract_second():
-        assert begins.wait(waiting)
-        return np.array(others[1].extract(source).feature_ND)
-
-    expected = extractor(None).extract(source).feature_ND
-    others = extractor(cache), extractor(cache)
-    monkeypatch.setattr(Runner, "compute_rows", rows)
+        return np.array(second_extractor.extract(source).feature_ND)
 
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        second = threads.submit(extract_second)
-        try:
-            first = np.array(others[0].extract(source).feature_ND)
-        finally:
-            first_ended.set()
-
+        second = threads.submit(extractions.run_second, extract_second)
+        first = extractions.run_first(extract_first)
         np.testing.assert_array_equal(first, expected)
         np.testing.assert_array_equal(second.result(), expected)
 
     monkeypatch.setattr(Runner, "compute_rows", None)  # neither computes again
+    np.testing.assert_array_equal(extract_first(), expected)
+    assert count_entries(cache) == 1
 
-    np.testing.assert_array_equal(others[0].extract(source).feature_ND, expected)
-    assert len(list(cache.iterdir())) == 1
 
-
-def test_half_of_the_rows_are_never_kept(tmp_path, monkeypatch):
-    source = folder_source(tmp_path)
+def test_half_of_the_rows_are_never_kept(source, cache, monkeypatch):
     results = runner.iterate_results
     monkeypatch.setattr(
         runner,
@@ -507,46 +518,53 @@ def test_half_of_the_rows_are_never_kept(tmp_path, monkeypatch):
     )
 
     with pytest.raises(RuntimeError, match="8 of its 13 images"):
-        extractor(tmp_path / "cache").extract(source)
+        make_extractor(cache).extract(source)
 
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list(cache.iterdir()) == []
 
 
-def test_unreadable_images(tmp_path):
-    source = folder_source(tmp_path)
+@pytest.fixture
+def damaged_source(source):
+    """The training images of the folder, of which image 5 is unreadable."""
     pathlib.Path(source.name_of(5)).write_bytes(b"")
+    return source
 
+
+def test_too_many_unreadable_images_are_an_error(damaged_source, cache):
+    """The limit holds also where the features are kept; after an error nothing is kept."""
     with rejects("--max_unreadable", "0.*png"):
-        extractor(tmp_path / "cache").extract(source)
+        make_extractor(cache).extract(damaged_source)
+    assert list(cache.iterdir()) == []
 
-    assert list((tmp_path / "cache").iterdir()) == []  # nothing unfinished stays
-
-    found = extractor(tmp_path / "cache", max_unreadable=1).extract(source)
-
+    found = make_extractor(cache, max_unreadable=1).extract(damaged_source)
     assert np.flatnonzero(~found.is_read_N).tolist() == [5]
 
     with rejects("--max_unreadable", "0.*png"):
-        extractor(tmp_path / "cache").extract(source)  # also where features are kept
+        make_extractor(cache).extract(damaged_source)
 
-    written = write_features(tmp_path / "f.npz", found, source)
 
+def test_a_file_of_features_excludes_unreadable_images(damaged_source, tmp_path):
+    found = make_extractor(max_unreadable=1).extract(damaged_source)
+
+    written = write_features(tmp_path / "f.npz", found, damaged_source)
+
+    expected_names = [damaged_source.name_of(i) for i in range(13) if i != 5]
     assert written["features"] == "12 x 16 float32"
-
     with np.load(tmp_path / "f.npz") as arrays:
         assert arrays["features"].shape == (12, 16)
-        assert arrays["names"].tolist() == [source.name_of(i) for i in range(13) if i != 5]
-        assert arrays["class_names"].tolist() == list(source.class_names)
-        assert np.array_equal(arrays["labels"], np.delete(source.labels, 5))
+        assert arrays["names"].tolist() == expected_names
+        assert arrays["class_names"].tolist() == list(damaged_source.class_names)
+        assert np.array_equal(arrays["labels"], np.delete(damaged_source.labels, 5))
 
 
-def test_cache_that_cannot_be_written(tmp_path):
-    source = folder_source(tmp_path)
+def test_cache_that_cannot_be_written(source, tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(WriteError, match="cannot be written"):
-        extractor(tmp_path / "file" / "cache").extract(source)
+        make_extractor(tmp_path / "file" / "cache").extract(source)
 
 
 def test_default_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
     assert cache_folder("features") == tmp_path / "vit_jax" / "features"

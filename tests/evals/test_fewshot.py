@@ -1,5 +1,7 @@
 """Few-shot evaluation: which examples are taken, and what is reported where a class has too few."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -13,21 +15,21 @@ from vit_jax.evals.fewshot import (
     make_few_shot_measure,
     spread,
 )
+from vit_jax.evals.least_squares import LeastSquares
 
 LABELS = np.array([2, 0, 1, 0, 2, 2, 0, 1, 0, 0], np.int32)  # five, two and three images
 
 
 def features(labels, seed=0, noise=0.1, unreadable=()):
-    """Around a corner of its own for each class."""
+    """Return features around another corner for each class."""
     rng = np.random.default_rng(seed)
-    found = np.eye(4, dtype=np.float32)[labels] + noise * rng.normal(size=(len(labels), 4)).astype(
-        np.float32
-    )
+    corners = np.eye(4, dtype=np.float32)[labels]
+    deviation = noise * rng.normal(size=(len(labels), 4)).astype(np.float32)
     is_read = np.ones(len(labels), bool)
     is_read[list(unreadable)] = False
 
     return Features(
-        found * is_read[:, None],
+        (corners + deviation) * is_read[:, None],
         labels,
         is_read,
         np.arange(len(labels), dtype=np.uint64),
@@ -35,65 +37,56 @@ def features(labels, seed=0, noise=0.1, unreadable=()):
 
 
 def test_choice_is_that_of_the_released_evaluator():
+    """Each class is permuted by one generator; without a seed, images come in their order."""
     rng = np.random.default_rng(1)
-    expected = [rng.permutation(np.flatnonzero(k == LABELS)) for k in range(4)]
-    found, in_order = (choose_examples(LABELS, 4, seed=seed) for seed in (1, None))
+    expected = [rng.permutation(np.flatnonzero(k == LABELS)).tolist() for k in range(4)]
 
-    assert [indices.tolist() for indices in found] == [indices.tolist() for indices in expected]
+    shuffled = choose_examples(LABELS, 4, seed=1)
+    in_order = choose_examples(LABELS, 4, seed=None)
+
+    assert [indices.tolist() for indices in shuffled] == expected
     assert [indices.tolist() for indices in in_order] == [[1, 3, 6, 8, 9], [2, 7], [0, 4, 5], []]
 
 
 def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
     seen = []
-    monkeypatch.setattr("vit_jax.evals.fewshot.LeastSquares", recording(seen))
-    few_shot(FewShot(shots=(2, 4), seeds=(0,)), features(LABELS), features(LABELS, 1), 4)
 
-    assert [np.bincount(labels, minlength=4).tolist() for labels in seen] == [
-        [2, 2, 2, 0],
-        [4, 2, 3, 0],
-    ]
-
-
-def recording(seen):
-    from vit_jax.evals.least_squares import LeastSquares
-
-    class Recording(LeastSquares):
+    class RecordingLeastSquares(LeastSquares):
         def __init__(self, feature_ND, label_N, num_classes):
             seen.append(label_N)
             super().__init__(feature_ND, label_N, num_classes)
 
-    return Recording
+    monkeypatch.setattr("vit_jax.evals.fewshot.LeastSquares", RecordingLeastSquares)
+    protocol = FewShot(shots=(2, 4), seeds=(0,))
+
+    few_shot(protocol, features(LABELS), features(LABELS, 1), 4)
+
+    counts = [np.bincount(labels, minlength=4).tolist() for labels in seen]
+    assert counts == [[2, 2, 2, 0], [4, 2, 3, 0]]
 
 
 def test_accuracies_and_short_classes():
+    """The class without an example is never predicted."""
+    support = features(LABELS, noise=0.01)
     test = features(np.repeat(np.arange(4), 5).astype(np.int32), 1, noise=0.01)
     protocol = FewShot(shots=(1, 3), seeds=(0, 1), l2=(1e-3, 1.0))
-    result = few_shot(protocol, features(LABELS, noise=0.01), test, 4)
+
+    result = few_shot(protocol, support, test, 4)
 
     assert result.num_test == 20
     assert result.short == {1: (3,), 3: (1, 3)}
-
-    expected_accuracy = {
-        (shots, seed, l2) for shots in (1, 3) for seed in (0, 1) for l2 in (1e-3, 1.0)
-    }
-    assert set(result.accuracy) == expected_accuracy
-    assert result.list_accuracies(3, 1e-3).tolist() == [
-        0.75,
-        0.75,
-    ]  # the class without an example is never predicted
+    assert set(result.accuracy) == set(itertools.product((1, 3), (0, 1), (1e-3, 1.0)))
+    assert result.list_accuracies(3, 1e-3).tolist() == [0.75, 0.75]
 
 
 def test_unreadable_images_are_neither_learnt_from_nor_counted():
     support = features(LABELS, unreadable=(0, 4, 5))
     test = features(LABELS, 1, unreadable=(1,))
+
     result = few_shot(FewShot(shots=(1,), seeds=(0,)), support, test, 3)
 
     assert result.num_test == 9
     assert result.short == {1: (2,)}
-
-    nothing = features(LABELS, unreadable=range(10))
-    with pytest.raises(ValueError, match="one side has none"):
-        few_shot(FewShot(), nothing, test, 3)
 
 
 # Hand-made accuracies of three datasets at penalties 1, 10 and 100, for 1 shot and for 5. The mean
@@ -105,31 +98,39 @@ ACCURACIES = {
 }
 
 
-def table_results():
-    """One result for each dataset of `ACCURACIES`; two seeds lie symmetrically around each accuracy."""
-    return [
-        FewShotResult(
-            {
-                (shots, seed, l2): value
-                for shots, rows in ACCURACIES.items()
-                for l2, mean in zip(PENALTIES, rows[dataset], strict=True)
-                for seed, value in enumerate((mean - 0.05, mean + 0.05))
-            },
-            num_test=100,
-            short={},
-        )
-        for dataset in range(3)
-    ]
+def test_a_side_without_readable_images_is_an_error():
+    nothing = features(LABELS, unreadable=range(10))
+    test = features(LABELS, 1, unreadable=(1,))
+
+    with pytest.raises(ValueError, match="one side has none"):
+        few_shot(FewShot(), nothing, test, 3)
+
+
+def make_results():
+    """Return one result for each dataset of `ACCURACIES`.
+
+    Two seeds lie symmetrically around each accuracy.
+    """
+    results = []
+    for dataset in range(3):
+        accuracy = {}
+        for shots, rows in ACCURACIES.items():
+            for l2, mean in zip(PENALTIES, rows[dataset], strict=True):
+                accuracy[shots, 0, l2] = mean - 0.05
+                accuracy[shots, 1, l2] = mean + 0.05
+        results.append(FewShotResult(accuracy, num_test=100, short={}))
+    return results
 
 
 def test_mean_accuracy_chooses_one_penalty_at_the_most_shots():
-    """The best mean over datasets, not the best of one. Means of 5 shots: 0.817, 0.807, 0.580."""
+    """The best mean over datasets counts, not the best of one: 0.817, 0.807, 0.580 of 5 shots."""
     protocol = FewShot(shots=(1, 5), seeds=(0, 1), l2=PENALTIES)
-    assert choose_l2(table_results(), protocol) == {1: 1.0, 5: 1.0}
+
+    assert choose_l2(make_results(), protocol) == {1: 1.0, 5: 1.0}
 
 
 def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
-    """Ranks by hand, 0 for the lowest.
+    """Ranks by hand, 0 for the lowest; of equal sums the first penalty is taken.
 
     1 shot: 012, 021, 021, sums 0 5 4. 5 shots: 210, 102, 102, sums 4 1 4.
     """
@@ -139,23 +140,25 @@ def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
         l2=PENALTIES,
         penalty_choice="mean_rank",
     )
-    found = choose_l2(table_results(), protocol)
 
-    assert found == {1: 10.0, 5: 1.0}  # of equal sums the first penalty given
+    found = choose_l2(make_results(), protocol)
 
-    accuracies = np.array([ACCURACIES[shots] for shots in (1, 5)])  # (shots, datasets, penalties)
-    below_SDL = (accuracies[..., None, :] < accuracies[..., :, None]).sum(-1)  # a rank, counted
+    assert found == {1: 10.0, 5: 1.0}
 
-    assert list(found.values()) == [PENALTIES[k] for k in below_SDL.mean(1).argmax(-1)]
+    accuracy_SDL = np.array([ACCURACIES[shots] for shots in (1, 5)])
+    rank_SDL = (accuracy_SDL[..., None, :] < accuracy_SDL[..., :, None]).sum(-1)
+    best_S = rank_SDL.mean(1).argmax(-1)
+    assert list(found.values()) == [PENALTIES[k] for k in best_S]
 
 
 def test_mean_rank_of_equal_accuracies_follows_the_order_given():
-    """As in scenic, where two argsorts make the ranks: the later of equal penalties has the higher rank."""
-    result = FewShotResult({(1, 0, l2): 0.5 for l2 in (100.0, 1.0, 10.0)}, num_test=2, short={})
+    """In scenic, two argsorts make the ranks: the later of equal penalties has the higher rank."""
+    penalties = (100.0, 1.0, 10.0)
+    result = FewShotResult({(1, 0, l2): 0.5 for l2 in penalties}, num_test=2, short={})
     protocol = FewShot(
         shots=(1,),
         seeds=(0,),
-        l2=(100.0, 1.0, 10.0),
+        l2=penalties,
         penalty_choice="mean_rank",
     )
 
@@ -166,12 +169,13 @@ def test_evaluator_yields_mean_and_spread():
     support = features(LABELS, noise=1.0)
     test = features(LABELS, 1, noise=1.0)
     measure = make_few_shot_measure(3, shots=(1, 2), seeds=(0, 1, 2))
-    found = dict(FrozenEvaluator(lambda state: (support, test), measure).run(None))
-    values = few_shot(FewShot(shots=(1, 2)), support, test, 3).list_accuracies(2, 1024.0)
 
+    found = dict(FrozenEvaluator(lambda state: (support, test), measure).run(None))
+
+    expected = few_shot(FewShot(shots=(1, 2)), support, test, 3).list_accuracies(2, 1024.0)
     assert list(found) == ["1shot_accuracy", "1shot_spread", "2shot_accuracy", "2shot_spread"]
-    assert found["2shot_accuracy"] == pytest.approx(values.mean())
-    assert found["2shot_spread"] == pytest.approx(np.std(values, ddof=1))
+    assert found["2shot_accuracy"] == pytest.approx(expected.mean())
+    assert found["2shot_spread"] == pytest.approx(np.std(expected, ddof=1))
     assert spread([0.5]) == 0.0
 
 
@@ -192,6 +196,6 @@ def test_evaluator_yields_mean_and_spread():
         ({"penalty_choice": "mean_rank"}, "penalty_choice='mean_rank'.*one penalty.*Give several"),
     ],
 )
-def test_refuses(options, message):
+def test_rejected_protocols(options, message):
     with pytest.raises(ValueError, match=message):
         FewShot(**options)

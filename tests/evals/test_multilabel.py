@@ -1,5 +1,7 @@
 """Scores of images that may have several labels, by hand."""
 
+import contextlib
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,59 +16,76 @@ NAN = float("nan")
 
 
 def test_average_precision_by_hand():
-    """Of five images in the order of their scores the first, third and fourth have class 0: (1/1 + 2/3 + 3/4) / 3.
+    """Of five images in the order of their scores the first, third and fourth have class 0.
 
-    The second and third image have the same score for class 1: both are answered at once, and 1 of
-    3 is right then, and 2 of 4 later. All have class 2, and none has class 3.
+    Its average precision is (1/1 + 2/3 + 3/4) / 3. The second and third image have the same score
+    for class 1: both are predicted at once, and 1 of 3 is right then, and 2 of 4 later. All
+    images have class 2, and none has class 3.
     """
-    score_NK = (
-        np.array([[9, 9, 1, 1], [8, 5, 2, 2], [7, 5, 3, 3], [6, 4, 4, 4], [5, 1, 5, 5]], np.float32)
-        / 10
+    score_NK = np.array(
+        [
+            [0.9, 0.9, 0.1, 0.1],
+            [0.8, 0.5, 0.2, 0.2],
+            [0.7, 0.5, 0.3, 0.3],
+            [0.6, 0.4, 0.4, 0.4],
+            [0.5, 0.1, 0.5, 0.5],
+        ],
+        np.float32,
     )
     is_true_NK = np.array(
-        [[1, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 1, 0]],
+        [
+            [1, 0, 1, 0],
+            [0, 0, 1, 0],
+            [1, 1, 1, 0],
+            [1, 1, 1, 0],
+            [0, 0, 1, 0],
+        ],
         bool,
     )
 
     expected = [(1 + 2 / 3 + 3 / 4) / 3, (1 / 3 + 2 / 4) / 2, 1, NAN]
     order = np.array([3, 0, 4, 1, 2])  # which must not matter
-
     for rows in (slice(None), order, order[::-1]):
-        np.testing.assert_allclose(
-            average_precisions(is_true_NK[rows], score_NK[rows]),
-            expected,
-            rtol=1e-12,
-        )
+        found = average_precisions(is_true_NK[rows], score_NK[rows])
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
 
     constant = average_precisions(is_true_NK, np.zeros_like(score_NK))
-
-    np.testing.assert_allclose(
-        constant,
-        [0.6, 0.4, 1, NAN],
-        rtol=1e-12,
-        err_msg="the share of the class",
-    )
+    share_of_class = [0.6, 0.4, 1, NAN]
+    np.testing.assert_allclose(constant, share_of_class, rtol=1e-12)
 
 
 PROBABILITY = np.array(
-    [[0.9, 0.2, 0.6], [0.5, 0.1, 0.2], [0.3, 0.4, 0.9], [0.1, 0.3, 0.4]],
+    [
+        [0.9, 0.2, 0.6],
+        [0.5, 0.1, 0.2],
+        [0.3, 0.4, 0.9],
+        [0.1, 0.3, 0.4],
+    ],
     np.float32,
 )
-LABEL = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
+LABEL = np.array(
+    [
+        [1, 0, 0],
+        [0, 1, 0],
+        [1, 1, 0],
+        [0, 0, 0],
+    ]
+)
 
 
-def batches():
-    """The images in two batches, the second with a row of padding that would be wrong in all classes."""
+def iterate_batches():
+    """Yield logits and labels in two batches.
+
+    The second has two rows of padding, which would be wrong in all classes.
+    """
     logits = np.log(PROBABILITY / (1 - PROBABILITY))
-    logits = np.r_[logits, 9 * np.ones((2, 3))]
-    label = np.r_[LABEL, np.zeros((2, 3), int)].astype(np.int32)
+    logits = np.concatenate([logits, 9 * np.ones((2, 3))]).astype(np.float32)
+    label = np.concatenate([LABEL, np.zeros((2, 3), int)]).astype(np.int32)
     mask = np.array([1, 1, 1, 1, 0, 0], np.float32)
 
-    for part in (slice(0, 3), slice(3, 6)):
-        yield (
-            jnp.asarray(logits[part], jnp.float32),
-            Batch(None, jnp.asarray(label[part]), jnp.asarray(mask[part])),
-        )
+    for rows in (slice(0, 3), slice(3, 6)):
+        batch = Batch(None, jnp.asarray(label[rows]), jnp.asarray(mask[rows]))
+        yield jnp.asarray(logits[rows]), batch
 
 
 @pytest.fixture
@@ -79,75 +98,59 @@ def scores():
             "loss_B": np.array([1, 2, 3, 4], np.float32),
         }
     )
-
     return found
 
 
 def test_metrics_by_hand(scores):
-    """Answers of class 0 are images 0 and 1, of which 0 is right; none of class 1; two of class 2, which none has."""
-    per_class = scores.counts.per_class()
-
-    assert per_class.images.tolist() == [2, 2, 0]
-    np.testing.assert_allclose(per_class.precision, [1 / 2, NAN, NAN])
-    np.testing.assert_allclose(per_class.recall, [1 / 2, 0, NAN])
-    np.testing.assert_allclose(per_class.f1, [1 / 2, 0, NAN])
-    np.testing.assert_allclose(per_class.average_precision, [(1 + 2 / 3) / 2, (1 + 2 / 4) / 2, NAN])
+    """One label is right, three are too many, and three are missed."""
     assert scores.values() == {
         "mean_average_precision": pytest.approx((5 / 6 + 3 / 4) / 2),
-        "f1_micro": pytest.approx(
-            2 * 1 / (2 * 1 + 3 + 3)
-        ),  # one right, three too many, three missed
+        "f1_micro": pytest.approx(2 * 1 / (2 * 1 + 3 + 3)),
         "f1_macro": pytest.approx(1 / 4),
         "loss": 2.5,
     }
 
-    header, *rows = scores.class_rows()
-
-    expected_header = ["class", "images", "average_precision", "precision", "recall", "f1"]
-    assert header == expected_header
-    assert rows[1] == ["b", 2, "0.750000", "", "0.000000", "0.000000"]
-    assert rows[2] == ["c", 0, "", "", "", ""]
-
 
 def test_an_evaluator_counts_every_example_once(scores):
-    """Padding does not count; the loss is the objective's."""
-
-    class Opened:
-        def __enter__(self):
-            return batches()
-
-        def __exit__(self, *_):
-            pass
+    """Padding does not count; the loss is that of the step."""
 
     def step(_, batch):
         logits, labelled = batch
-        return score_classes(logits, labelled) | {
-            "loss": labelled.mask_B.sum() * 2.5,
-            "weight": labelled.mask_B.sum(),
-        }
+        images = labelled.mask_B.sum()
+        return score_classes(logits, labelled) | {"loss": images * 2.5, "weight": images}
 
-    split = Split("test", ("a", "b", "c"), 4, Opened)
-    results = dict(MultilabelEvaluator(split, step).run(None))
-
-    expected_results = {k: pytest.approx(v) for k, v in scores.values().items()} | {"images": 4.0}
-    assert results == expected_results
-
-    (logits, batch), _ = batches()
-    cross_entropy = -(LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)).sum(
-        axis=1
+    split = Split(
+        "test",
+        ("a", "b", "c"),
+        4,
+        lambda: contextlib.nullcontext(iterate_batches()),
     )
 
-    np.testing.assert_allclose(score_classes(logits, batch)["loss_B"], cross_entropy[:3], rtol=1e-5)
+    results = dict(MultilabelEvaluator(split, step).run(None))
+
+    expected = {name: pytest.approx(value) for name, value in scores.values().items()}
+    assert results == expected | {"images": 4.0}
+
+
+def test_the_loss_is_the_cross_entropy_of_all_classes():
+    (logits, batch), _ = iterate_batches()
+
+    losses = score_classes(logits, batch)["loss_B"]
+
+    log_likelihood = LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)
+    expected = -log_likelihood.sum(axis=1)
+    np.testing.assert_allclose(losses, expected[:3], rtol=1e-5)
 
 
 def test_a_split_without_any_label_is_an_error():
     empty = MultilabelMetrics(("a", "b"))
-    rows = {
-        "probability_BK": np.ones((2, 2)),
-        "label_BK": np.zeros((2, 2)),
-        "loss_B": np.zeros(2, np.float32),
-    }
-    empty.add(rows)
+    empty.add(
+        {
+            "probability_BK": np.ones((2, 2)),
+            "label_BK": np.zeros((2, 2)),
+            "loss_B": np.zeros(2, np.float32),
+        }
+    )
 
     with pytest.raises(ValueError, match="No readable image has a label"):
         empty.values()

@@ -1,4 +1,4 @@
-"""Metrics of images with one label against NumPy: ties, padding, confusions, intervals and calibration."""
+"""Metrics of single-label images against NumPy: ties, padding, confusions, calibration."""
 
 import contextlib
 import csv
@@ -24,7 +24,7 @@ from vit_jax.text.tables import to_csv
 
 
 def make_batch(labels, mask, images=None):
-    """A batch without pixels; the steps below take what stands in their place."""
+    """Return a batch whose images are what the steps below take for their input."""
     return Batch(
         image_BHWC=images,
         label_B=jnp.asarray(labels, jnp.int32),
@@ -32,41 +32,49 @@ def make_batch(labels, mask, images=None):
     )
 
 
-def by_hand(logits, labels, mask):
-    """Loss and places in double precision, one example after the other; the place of a class by sorting."""
-    classes = logits.shape[1]
-    sums = {"loss": 0.0, **{name: np.zeros(classes) for name in ("images_L", "top1_L", "top5_L")}}
+def count_by_hand(logits, labels, mask):
+    """Return loss and counts in float64, one example after the other; ranks come from sorting."""
+    num_classes = logits.shape[1]
+    loss = 0.0
+    counts = {name: np.zeros(num_classes) for name in ("images_L", "top1_L", "top5_L")}
 
-    for row, label, counts in zip(logits.astype(np.float64), labels, mask, strict=True):
-        if not counts:
+    for row, label, is_counted in zip(logits.astype(np.float64), labels, mask, strict=True):
+        if not is_counted:
             continue
+        order = sorted(range(num_classes), key=lambda k: (-row[k], k))
+        rank = order.index(label)
+        loss += np.log(np.sum(np.exp(row - row.max()))) + row.max() - row[label]
+        counts["images_L"][label] += 1
+        counts["top1_L"][label] += rank == 0
+        counts["top5_L"][label] += rank < 5
 
-        place = sorted(range(classes), key=lambda k: (-row[k], k)).index(label)
-        sums["loss"] += np.log(np.sum(np.exp(row - row.max()))) + row.max() - row[label]
-        sums["images_L"][label] += 1
-        sums["top1_L"][label] += place == 0
-        sums["top5_L"][label] += place < 5
-
-    return sums
+    return loss, counts
 
 
-def sample(num_classes, rows=60, seed=0):
-    """Logits of five values, so that most examples have ties; the last class has no images; some do not count."""
+def sample_logits(num_classes, rows=60, seed=0):
+    """Return logits, labels and a mask of random examples.
+
+    Logits have five values, so that most examples have ties. The last class has no images.
+    """
     rng = np.random.default_rng(seed)
     logits = rng.integers(-2, 3, (rows, num_classes)).astype(np.float32)
-
-    return (
-        logits,
-        rng.integers(0, num_classes - 1, rows),
-        rng.integers(0, 2, rows).astype(np.float32),
-    )
+    labels = rng.integers(0, num_classes - 1, rows)
+    mask = rng.integers(0, 2, rows).astype(np.float32)
+    return logits, labels, mask
 
 
-def answers_of(batches, num_outputs, is_allowed=None, output=None):
-    """Answers to batches that come with their logits in the place of the images."""
-    allowed = jnp.ones(num_outputs, bool) if is_allowed is None else jnp.asarray(is_allowed)
-    outputs = jnp.arange(num_outputs) if output is None else jnp.asarray(output)
-    step = jax.jit(lambda scale, batch: predict(batch.image_BHWC * scale, batch, allowed, outputs))
+def predict_batches(batches, num_outputs, is_allowed=None, output=None):
+    """Return predictions of batches whose images are their logits, without padding."""
+    if is_allowed is None:
+        is_allowed = np.ones(num_outputs, bool)
+    if output is None:
+        output = np.arange(num_outputs)
+
+    @jax.jit
+    def step(scale, batch):
+        logits = batch.image_BHWC * scale
+        return predict(logits, batch, jnp.asarray(is_allowed), jnp.asarray(output))
+
     num_examples = sum(len(batch.mask_B) for batch in batches)
     parts = iterate_rows(
         lambda: contextlib.nullcontext(iter(batches)),
@@ -78,182 +86,212 @@ def answers_of(batches, num_outputs, is_allowed=None, output=None):
     return list(map(keep_counted, parts))
 
 
-def metrics_of(num_classes, **changes):
-    """Metrics of as many classes as outputs, named by their numbers."""
+def make_metrics(num_classes, **changes):
+    """Return metrics of as many classes as outputs, named by their numbers."""
     names = tuple(map(str, range(num_classes)))
     source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
-
-    return ClassMetrics(
-        Labelled(source, "", [], dataclasses.replace(identity_map(names), **changes))
-    )
+    label_map = dataclasses.replace(identity_map(names), **changes)
+    return ClassMetrics(Labelled(source, "", [], label_map))
 
 
-def summed(batches, num_classes):
-    metrics = metrics_of(num_classes)
-    for rows in answers_of(batches, num_classes):
+def measure_batches(batches, num_classes):
+    metrics = make_metrics(num_classes)
+    for rows in predict_batches(batches, num_classes):
         metrics.add(rows)
-
     return metrics
 
 
-@pytest.mark.parametrize("num_classes", [2, 4, 5, 6, 13])
-def test_a_split_with_ties_in_batches_of_which_the_last_is_padded(num_classes):
-    logits, labels, mask = sample(num_classes, rows=64)
+@pytest.fixture(params=[2, 4, 5, 6, 13])
+def num_classes(request):
+    return request.param
+
+
+@pytest.fixture
+def split_with_ties(num_classes):
+    """Logits, labels, mask and batches of a split; the last batch is padded."""
+    logits, labels, mask = sample_logits(num_classes, rows=64)
     mask[60:] = 0
-    parts = [slice(0, 20), slice(20, 40), slice(40, 64)]
-    batches = [make_batch(labels[part], mask[part], jnp.asarray(logits[part])) for part in parts]
-    found = summed(batches, num_classes)
 
-    expected = by_hand(logits, labels, mask)
-    for name in ("images_L", "top1_L", "top5_L"):
-        assert np.array_equal(getattr(found.counts, name), expected[name]), name
+    batches = []
+    for rows in (slice(0, 20), slice(20, 40), slice(40, 64)):
+        batches.append(make_batch(labels[rows], mask[rows], jnp.asarray(logits[rows])))
+    return logits, labels, mask, batches
 
-    assert found.counts.loss == pytest.approx(expected["loss"], rel=1e-5)
+
+def test_a_split_with_ties(num_classes, split_with_ties):
+    logits, labels, mask, batches = split_with_ties
+
+    found = measure_batches(batches, num_classes)
+
+    expected_loss, expected_counts = count_by_hand(logits, labels, mask)
+    for name, expected in expected_counts.items():
+        assert np.array_equal(getattr(found.counts, name), expected), name
+    assert found.counts.loss == pytest.approx(expected_loss, rel=1e-5)
     assert found.counts.images_L[-1] == 0
 
     values = found.values()
     images = int(mask.sum())
     top1 = int(found.counts.top1_L.sum())
     top5 = int(found.counts.top5_L.sum())
-
     assert values["accuracy"] == top1 / images
     assert values["accuracy_interval"] == [*wilson_interval(top1, images)]
     assert values["top5_accuracy"] == top5 / images
     assert values["top5_interval"] == [*wilson_interval(top5, images)]
     assert (values["top5_accuracy"] == 1) == (num_classes <= 5)
 
-    records = np.concatenate([rows["record_B"] for rows in answers_of(batches, num_classes)])
 
-    assert np.array_equal(records, np.flatnonzero(mask)), "the numbers are those in the split"
+def test_records_are_the_numbers_in_the_split(num_classes, split_with_ties):
+    _, _, mask, batches = split_with_ties
+
+    parts = predict_batches(batches, num_classes)
+
+    records = np.concatenate([rows["record_B"] for rows in parts])
+    assert np.array_equal(records, np.flatnonzero(mask))
 
 
-def test_answers_of_some_outputs_only_are_those_of_a_network_without_the_others():
-    """Outputs 1, 4 and 6 are allowed; classes 0, 1, 2 of the data are outputs 4, 1, 6."""
+def test_predictions_ignore_outputs_that_are_not_allowed():
+    """Outputs 1, 4 and 6 are allowed; classes 0, 1 and 2 of the data are outputs 4, 1 and 6."""
     logits = np.random.default_rng(3).normal(size=(30, 8)).astype(np.float32)
     labels = np.random.default_rng(4).integers(0, 3, 30)
     output = np.array([4, 1, 6])
     is_allowed = np.isin(np.arange(8), output)
-    (found,) = answers_of(
-        [make_batch(labels, np.ones(30), jnp.asarray(logits))],
-        8,
-        is_allowed,
-        output,
-    )
-    kept = logits[:, [1, 4, 6]].astype(np.float64)
-    probabilities = np.exp(kept) / np.exp(kept).sum(axis=1, keepdims=True)
-    order = np.argsort(-kept, axis=1)
+    batch = make_batch(labels, np.ones(30), jnp.asarray(logits))
 
+    (found,) = predict_batches([batch], 8, is_allowed, output)
+
+    allowed_logits = logits[:, [1, 4, 6]].astype(np.float64)
+    order = np.argsort(-allowed_logits, axis=1)
     assert np.array_equal(found["class_BT"][:, :3], np.array([1, 4, 6])[order])
-    assert found["probability_BT"][:, :3] == pytest.approx(
-        np.take_along_axis(probabilities, order, 1),
-        rel=1e-5,
-    )
+
+    exponentials = np.exp(allowed_logits)
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    expected = np.take_along_axis(probabilities, order, 1)
+    assert found["probability_BT"][:, :3] == pytest.approx(expected, rel=1e-5)
     assert not found["probability_BT"][:, 3:].any()
 
-    places = np.array([1, 0, 2])[labels]  # of the classes among 1, 4, 6
+    place_of_class = np.array([1, 0, 2])  # among the outputs 1, 4, 6
+    label_probabilities = probabilities[np.arange(30), place_of_class[labels]]
+    assert found["loss_B"] == pytest.approx(-np.log(label_probabilities), rel=1e-4)
 
-    assert found["loss_B"] == pytest.approx(-np.log(probabilities[np.arange(30), places]), rel=1e-4)
 
-
-def test_what_is_no_number_is_seen_in_images_and_not_in_padding():
+def test_logits_that_are_not_finite_are_seen_in_images_and_not_in_padding():
     logits = jnp.array([[1.0, 2, 3], [jnp.nan, 0, 0], [-jnp.inf, 0, 0]])
-    (found,) = answers_of([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
+
+    (found,) = predict_batches([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
 
     assert np.isfinite(found["probability_BT"]).all()
-    assert found["loss_B"][0] == pytest.approx(np.log(1 + np.exp(-1) + np.exp(-2)), rel=1e-6)
+    expected_loss = np.log(1 + np.exp(-1) + np.exp(-2))
+    assert found["loss_B"][0] == pytest.approx(expected_loss, rel=1e-6)
 
     for odd in (jnp.nan, jnp.inf):
-        (found,) = answers_of([make_batch([2], [1], logits[:1].at[0, 1].set(odd))], 3)
+        odd_logits = logits[:1].at[0, 1].set(odd)
+        (found,) = predict_batches([make_batch([2], [1], odd_logits)], 3)
         assert not np.isfinite(found["probability_BT"]).any()
 
 
-def add(metrics, labels, classes, confidence):
+def add_predictions(metrics, labels, classes, confidence):
     """Add images whose most probable outputs are `classes`, one or several each."""
-    classes = np.asarray(classes).reshape(len(labels), -1)
-    num = len(labels)
-    rows = {
-        "record_B": np.arange(num),
-        "label_B": np.asarray(labels),
-        "class_BT": classes,
-        "loss_B": np.zeros(num),
-    }
-    metrics.add(rows | {"probability_BT": np.asarray(confidence, np.float32)[:, None]})
-
-
-def test_confusions_and_mistakes_by_hand():
-    """Classes 0 to 2; outputs 2, 5 and 7 may be answers, and class k is output (2, 5, 7)[k]."""
-    output_L = np.array([2, 5, 7])
-    names = tuple(map(str, range(8)))
-    changes = {
-        "output_names": names,
-        "is_allowed_K": np.isin(np.arange(8), output_L),
-        "output_L": output_L,
-    }
-    metrics = metrics_of(3, **changes)
-    labels = [0, 0, 0, 1, 1, 2, 2, 2]
-    first = [2, 5, 5, 5, 2, 7, 2, 2]
-    confidence = [0.9, 0.4, 0.8, 0.5, 0.8, 0.6, 0.3, 0.7]
-    add(metrics, labels, first, confidence)
-
-    assert metrics.confusion_2LA[1].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert metrics.confusion_2LA[0].tolist() == [[0, 2, 0], [1, 0, 0], [2, 0, 0]]
-
-    shown = [(one["class"], one["answer"], one["images"], one["of"]) for one in metrics.confused(2)]
-
-    assert shown == [("0", "5", 2, 3), ("2", "2", 2, 3)]
-    assert len(metrics.confused(9)) == 3
-
-    found = [(one.record, one.label, one.predicted) for one in metrics.wrong]
-
-    assert found == [(2, 0, 5), (4, 1, 2), (7, 2, 2), (1, 0, 5), (6, 2, 2)], (
-        "by confidence, then in their order"
+    count = len(labels)
+    metrics.add(
+        {
+            "record_B": np.arange(count),
+            "label_B": np.asarray(labels),
+            "class_BT": np.asarray(classes).reshape(count, -1),
+            "loss_B": np.zeros(count),
+            "probability_BT": np.asarray(confidence, np.float32)[:, None],
+        }
     )
-    assert metrics.wrong[0].probability == pytest.approx(0.8)
+
+
+@pytest.fixture
+def confused_metrics():
+    """Metrics of eight images; class k of three is output (2, 5, 7)[k] of eight."""
+    output_L = np.array([2, 5, 7])
+    metrics = make_metrics(
+        3,
+        output_names=tuple(map(str, range(8))),
+        is_allowed_K=np.isin(np.arange(8), output_L),
+        output_L=output_L,
+    )
+    add_predictions(
+        metrics,
+        labels=[0, 0, 0, 1, 1, 2, 2, 2],
+        classes=[2, 5, 5, 5, 2, 7, 2, 2],
+        confidence=[0.9, 0.4, 0.8, 0.5, 0.8, 0.6, 0.3, 0.7],
+    )
+    return metrics
+
+
+def test_confusions_by_hand(confused_metrics):
+    wrong, right = confused_metrics.confusion_2LA
+
+    assert right.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert wrong.tolist() == [[0, 2, 0], [1, 0, 0], [2, 0, 0]]
+    assert len(confused_metrics.confused(9)) == 3
+
+    shown = []
+    for one in confused_metrics.confused(2):
+        shown.append((one["class"], one["answer"], one["images"], one["of"]))
+    assert shown == [("0", "5", 2, 3), ("2", "2", 2, 3)]
+
+
+def test_mistakes_by_hand(confused_metrics):
+    """Mistakes are sorted by confidence, then by their order."""
+    mistakes = confused_metrics.wrong
+
+    found = [(one.record, one.label, one.predicted) for one in mistakes]
+    assert found == [(2, 0, 5), (4, 1, 2), (7, 2, 2), (1, 0, 5), (6, 2, 2)]
+    assert mistakes[0].probability == pytest.approx(0.8)
 
 
 def test_memory_is_bounded():
-    """The most confident mistakes of many batches are kept and no more; a matrix of 21,843 squared is not made."""
-    metrics = metrics_of(21_843)
-    rng = np.random.default_rng(0)
+    """Only the most confident mistakes of many batches are kept.
+
+    No matrix of 21,843 squared is made.
+    """
+    metrics = make_metrics(21_843)
+    confidences = np.random.default_rng(0).random((10, 50))
 
     assert metrics.confusion_2LA is None
 
-    confidences = rng.random((10, 50))
     for confidence in confidences:
-        add(metrics, [7] * 50, [3] * 50, confidence)
+        add_predictions(metrics, [7] * 50, [3] * 50, confidence)
 
     worst = sorted(confidences.ravel(), reverse=True)[: len(metrics.wrong)]
-
     assert [one.probability for one in metrics.wrong] == pytest.approx(worst)
     assert 0 < len(metrics.wrong) < 50
     assert metrics.confused(5) == []
     assert metrics.images == 500
 
 
-def classify(batches):
-    """Losses stand in the place of the images, whether an answer is right in that of the labels."""
+def evaluate_losses(batches):
+    """Evaluate batches whose images are losses, and whose labels tell whether they are right."""
 
     @jax.jit
     def step(scale, batch):
-        terms = {
-            "loss": batch.image_BHWC * scale,
-            "correct": batch.label_B.astype(jnp.float32),
-            "weight": 1.0,
+        return {
+            "loss": jnp.sum(batch.image_BHWC * scale * batch.mask_B),
+            "correct": jnp.sum(batch.label_B.astype(jnp.float32) * batch.mask_B),
+            "weight": jnp.sum(batch.mask_B),
         }
-        return {name: jnp.sum(term * batch.mask_B) for name, term in terms.items()}
 
     split = Split("test", (), 3, lambda: contextlib.nullcontext(iter(batches)))
     return dict(ClassificationEvaluator(split, step).run(jnp.float32(2)))
 
 
 def test_loss_and_accuracy_by_hand():
-    """Three examples count: losses 2 x (1 + 2 + 6) over 3, two of them right; the padding's 100 is not seen."""
+    """Three examples count, with losses 2 x (1 + 2 + 6) / 3, two of them right.
+
+    The loss of the padding, 100, does not count.
+    """
     batches = [
         make_batch([1, 0], [1, 1], jnp.float32([1, 2])),
         make_batch([1, 1], [1, 0], jnp.float32([6, 100])),
     ]
 
-    assert classify(batches) == {
+    found = evaluate_losses(batches)
+
+    assert found == {
         "loss": pytest.approx(6.0),
         "accuracy": pytest.approx(2 / 3),
         "images": 3,
@@ -262,46 +300,67 @@ def test_loss_and_accuracy_by_hand():
 
 @pytest.mark.parametrize("num_batches", [0, 2])
 def test_nothing_to_evaluate(num_batches):
+    padding = make_batch([0, 0], [0, 0], jnp.zeros(2))
+
     with pytest.raises(ValueError, match="test: no image could be read"):
-        classify([make_batch([0, 0], [0, 0], jnp.zeros(2))] * num_batches)
+        evaluate_losses([padding] * num_batches)
+
+
+def format_share(correct, count):
+    """Return the cells of a share: its value and its interval."""
+    low, high = wilson_interval(correct, count)
+    return [f"{correct / count:.6f}", f"{low:.6f}", f"{high:.6f}"]
 
 
 def test_the_table_of_classes():
-    """Three of four right is 0.75; a class without images has no accuracy, and a comma stays inside its name."""
+    """Three of four right is 0.75; a class without images has no accuracy.
+
+    A comma stays inside its name.
+    """
     names = ("cat", "dog, wet", 'the "best"', "not listed")
     source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
     label_map = dataclasses.replace(identity_map(names), listed=np.arange(3))
     metrics = ClassMetrics(Labelled(source, "", [], label_map))
-    classes = [[0, 1], [0, 1], [0, 1], [1, 0], [2, 1], [1, 2], [0, 1]]
-    add(metrics, [0, 0, 0, 0, 2, 2, 2], classes, [0.5] * 7)
+    add_predictions(
+        metrics,
+        labels=[0, 0, 0, 0, 2, 2, 2],
+        classes=[[0, 1], [0, 1], [0, 1], [1, 0], [2, 1], [1, 2], [0, 1]],
+        confidence=[0.5] * 7,
+    )
+
     text = to_csv(metrics.class_rows())
+
     header, *rows = csv.reader(io.StringIO(text))
-    first = ["accuracy", "accuracy_low", "accuracy_high"]
-    first_five = ["top5_accuracy", "top5_low", "top5_high"]
-
-    assert header == ["class", "images", "correct", *first, *first_five]
-
-    shares = ((3, 4), (4, 4), (1, 3), (2, 3))
-    cells = [
-        [f"{share:.6f}" for share in (right / of, *wilson_interval(right, of))]
-        for right, of in shares
+    assert header == [
+        "class",
+        "images",
+        "correct",
+        "accuracy",
+        "accuracy_low",
+        "accuracy_high",
+        "top5_accuracy",
+        "top5_low",
+        "top5_high",
     ]
-    cat = ["cat", "4", "3", *cells[0], *cells[1]]
-    best = ['the "best"', "3", "1", *cells[2], *cells[3]]
-
-    assert rows == [cat, ["dog, wet", "0", "0", *[""] * 6], best]
+    assert rows == [
+        ["cat", "4", "3", *format_share(3, 4), *format_share(4, 4)],
+        ["dog, wet", "0", "0", *[""] * 6],
+        ['the "best"', "3", "1", *format_share(1, 3), *format_share(2, 3)],
+    ]
 
 
 def test_wilson_by_hand():
-    """8 of 10: (0.8 + z²/20 ± z sqrt(0.16/10 + z²/400)) / (1 + z²/10) with z² = 3.841459."""
+    """8 of 10: (0.8 + z²/20 ± z sqrt(0.16/10 + z²/400)) / (1 + z²/10) with z² = 3.841459.
+
+    Without a success the lower end is 0 and the upper one z²/(n + z²).
+    """
     assert wilson_interval(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
-    # Without a success the lower end is 0 and the upper one z²/(n + z²).
     assert wilson_interval(0, 20) == pytest.approx((0, 3.841459 / 23.841459), abs=1e-6)
     assert wilson_interval(20, 20) == pytest.approx((20 / 23.841459, 1), abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("right", "images"),
+    ("correct", "images"),
     [
         (1, 3),
         (7, 9),
@@ -309,40 +368,42 @@ def test_wilson_by_hand():
         (4000, 5000),
     ],
 )
-def test_the_ends_are_the_shares_that_a_normal_test_just_does_not_reject(right, images):
-    for share in wilson_interval(right, images):
+def test_wilson_ends_are_at_the_limit_of_a_normal_test(correct, images):
+    """A test does not quite reject the ends of the interval for the true share."""
+    for share in wilson_interval(correct, images):
         deviation = math.sqrt(share * (1 - share) / images)
-        assert abs(right / images - share) / deviation == pytest.approx(1.959964, abs=1e-6)
+        z = abs(correct / images - share) / deviation
+        assert z == pytest.approx(1.959964, abs=1e-6)
 
 
 def test_calibration_by_hand():
-    """Bins of 1/15.
+    """Confidences fall into bins of 1/15.
 
-    Two answers of 0.62 and 0.66 share one (9/15 to 10/15), half of them right; 0.98 is wrong; 0.2
-    is
-
-    the upper end of its bin (2/15 to 3/15) and right; 0.21 is in the next."""
+    0.62 and 0.66 share one (9/15 to 10/15), half of them right; 0.98 is wrong. 0.2 is the upper
+    end of its bin (2/15 to 3/15) and right; 0.21 is in the next.
+    """
     calibration = Calibration()
     calibration.add(np.array([0.62, 0.98, 0.2]), np.array([True, False, True]))
     calibration.add(np.array([0.66, 0.21]), np.array([False, False]))
 
-    expected = (2 * abs(0.5 - 0.64) + 0.98 + (1 - 0.2) + 0.21) / 5
-    assert calibration.error == pytest.approx(expected)
+    expected_error = (2 * abs(0.5 - 0.64) + 0.98 + (1 - 0.2) + 0.21) / 5
+    assert calibration.error == pytest.approx(expected_error)
 
-    filled = {round(one.high * BINS): one for one in calibration.bins() if one.images}
+    bins = list(calibration.bins())
+    assert [one.low for one in bins] == [number / 15 for number in range(15)]
 
-    assert {place: one.images for place, one in filled.items()} == {3: 1, 4: 1, 10: 2, 15: 1}
+    filled = {round(one.high * BINS): one for one in bins if one.images}
+    images = {place: one.images for place, one in filled.items()}
+    assert images == {3: 1, 4: 1, 10: 2, 15: 1}
     assert filled[10].confidence == pytest.approx(0.64)
     assert filled[10].accuracy == 0.5
-    assert [one.low for one in calibration.bins()] == [number / 15 for number in range(15)]
 
 
 def test_confidence_at_the_ends_of_the_scale():
     """A probability of float32 may be 0, 1, or by rounding a little more."""
+    more_than_1 = np.nextafter(np.float32(1), np.float32(2))
     calibration = Calibration()
-    calibration.add(
-        np.array([0.0, 1.0, np.nextafter(np.float32(1), np.float32(2))]),
-        np.ones(3, bool),
-    )
+
+    calibration.add(np.array([0.0, 1.0, more_than_1]), np.ones(3, bool))
 
     assert [one.images for one in calibration.bins()] == [1] + [0] * 13 + [2]

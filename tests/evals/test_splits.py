@@ -1,4 +1,4 @@
-"""The choice of splits: images held out in training, however they are given; whole folders; both sides of a dataset."""
+"""The choice of splits: held-out images, whole folders, both sides of a dataset."""
 
 import dataclasses
 import re
@@ -25,22 +25,39 @@ from vit_jax.weights.description import TrainingData
 TEN_EACH = [f"{name}/{number}.png" for name in NAMES[:2] for number in range(10)]
 
 
+def list_files(*folders, files=TEN_EACH):
+    """Return the files below each of these folders."""
+    return [f"{folder}/{file}" for folder in folders for file in files]
+
+
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Makes files, which nobody decodes here; the tests run in the folder around them."""
+    """Return a function that makes empty files and returns the data.
+
+    The tests run in the folder around them.
+    """
     monkeypatch.chdir(tmp_path)
 
     def make(folder, files=TEN_EACH):
         for file in files:
-            (tmp_path / folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / folder / file).touch()
+            path = tmp_path / folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
         return f"folder:{folder}"
 
     return make
 
 
-def trained_on(data, **details):
-    """Weights of a run on these data."""
+HOLDOUT = InputConfig(
+    train_split="train",
+    test_split="test",
+    image_size=(8, 8),
+    holdout_fraction=0.3,
+)
+
+
+def make_weights(data, **details):
+    """Return weights of a run on these data."""
     usual = {
         "seed": 7,
         "holdout_fraction": 0.3,
@@ -51,80 +68,98 @@ def trained_on(data, **details):
     return sample_weights(training=TrainingData(data=located(data), **usual | details))
 
 
-def judged(data, weights, **choice):
-    """Names of the images below the folder that was given, and the notes."""
+def list_names(source):
+    """Return the names of images below the folder."""
+    length = len(TEN_EACH[0])
+    return [source.name_of(index)[-length:] for index in range(len(source))]
+
+
+def judge(data, weights, **choice):
+    """Return names of the images below the folder, and the notes."""
     source, _, notes, _ = open_labelled(data, weights, SplitChoice(**choice))
-    return [source.name_of(index)[-len(TEN_EACH[0]) :] for index in range(len(source))], notes
+    return list_names(source), notes
 
 
-def test_a_folder_made_for_testing_is_judged_whole(make):
-    """Also a class with one image of it, and whatever the weights were trained on."""
-    files = [*TEN_EACH, "cat/0.png"]
-    data = make("testset", files)
+@pytest.mark.parametrize(
+    "make_any_weights",
+    [
+        sample_weights,
+        lambda: make_weights("digits"),
+    ],
+    ids=["untrained", "trained on other data"],
+)
+def test_a_folder_made_for_testing_is_judged_whole(make, make_any_weights):
+    """All images are judged, also of a class that has one."""
+    data = make("testset", [*TEN_EACH, "cat/0.png"])
 
-    for weights in (sample_weights(), trained_on("digits")):
-        source, words, notes, _ = open_labelled(data, weights)
+    source, words, notes, _ = open_labelled(data, make_any_weights())
 
-        assert len(source) == 21
-        assert words == "all of folder:testset, 21 of 21 images"
-        assert notes == []
+    assert len(source) == 21
+    assert words == "all of folder:testset, 21 of 21 images"
+    assert notes == []
 
 
-def test_images_of_training_are_known_however_they_are_given(make, tmp_path):
-    data = make("my-images")
-    weights = trained_on(data)
-    held_out, notes = judged(data, weights)
+def test_images_of_training_are_known_by_any_path(make, tmp_path):
+    weights = make_weights(make("my-images"))
+    (tmp_path / "link").symlink_to(tmp_path / "my-images")
+
+    held_out, notes = judge("folder:my-images", weights)
 
     assert len(held_out) == 6
     assert notes == []
+    for path in ("my-images/", "./my-images", f"{tmp_path}/my-images", "link", "my-images/ant/.."):
+        assert judge(f"folder:{path}", weights) == (held_out, []), path
 
-    (tmp_path / "link").symlink_to(tmp_path / "my-images")
-    old = dataclasses.replace(
-        weights,
-        training=dataclasses.replace(weights.training, data="folder:./my-images"),
-    )
 
-    assert judged(data, old) == (held_out, []), (
-        "a checkpoint of before has the path as it was given"
-    )
+def test_images_of_training_are_known_by_earlier_checkpoints(make):
+    """Earlier checkpoints have the path as it was given."""
+    data = make("my-images")
+    weights = make_weights(data)
+    training = dataclasses.replace(weights.training, data="folder:./my-images")
+    earlier = dataclasses.replace(weights, training=training)
 
-    for other in ("my-images/", "./my-images", f"{tmp_path}/my-images", "link", "my-images/ant/.."):
-        assert judged(f"folder:{other}", weights) == (held_out, []), other
+    assert judge(data, earlier) == judge(data, weights)
 
-    rest, _ = judged(data, weights, split="train")
 
-    assert (
-        sorted(held_out + rest) == sorted(judged(data, weights, split="all")[0]) == sorted(TEN_EACH)
-    )
+def test_splits_of_a_flat_folder(make):
+    data = make("my-images")
+    weights = make_weights(data)
+
+    test, _ = judge(data, weights)
+    train, _ = judge(data, weights, split="train")
+    everything, _ = judge(data, weights, split="all")
+
+    assert sorted(test + train) == sorted(TEN_EACH)
+    assert sorted(everything) == sorted(TEN_EACH)
     assert open_labelled(data, weights).words == "test of folder:my-images, 6 of 20 images"
 
 
-def test_a_copy_is_not_known_and_that_is_told(make):
-    weights = trained_on(make("my-images"))
-    names, notes = judged(make("copy"), weights)
+def test_a_copy_is_not_known_which_a_note_says(make):
+    data = make("my-images")
+    copy = make("copy")
+    weights = make_weights(data)
+
+    names, (note,) = judge(copy, weights)
 
     assert len(names) == 20
-    assert len(notes) == 1
     assert re.search(
         r"trained on folder:/.*my-images\. If folder:copy holds the same.*--split=test",
-        notes[0],
+        note,
     )
-
-    expected = judged("folder:my-images", weights)
-    assert judged("folder:copy", weights, split="test") == expected
+    assert judge(copy, weights, split="test") == judge(data, weights)
 
 
 def test_names_of_the_run_are_names_here(make):
     data = make("my-images")
-    weights = trained_on(data, train_split="fit", test_split="val")
-    held_out = judged(data, weights)
+    weights = make_weights(data, train_split="fit", test_split="val")
+
+    held_out = judge(data, weights)
+    train = judge(data, weights, split="train")
 
     assert len(held_out[0]) == 6
-    assert judged(data, weights, split="val") == judged(data, weights, split="test") == held_out
-
-    expected = judged(data, weights, split="train")
-    assert judged(data, weights, split="fit") == expected
-
+    assert judge(data, weights, split="val") == held_out
+    assert judge(data, weights, split="test") == held_out
+    assert judge(data, weights, split="fit") == train
     with rejects("--split=vla", "train, test, all, fit, val"):
         open_labelled(data, weights, SplitChoice(split="vla"))
 
@@ -132,121 +167,154 @@ def test_names_of_the_run_are_names_here(make):
 def test_classes_of_the_run_are_those_judged(make):
     data = make("my-images", [*TEN_EACH, "emu/0.png", "emu/1.png"])
 
-    assert len(judged(data, trained_on(data, classes=NAMES[:2]))[0]) == 6
-    assert len(judged(data, trained_on(data), classes=("bee", "ant"))[0]) == 6
+    by_run, _ = judge(data, make_weights(data, classes=NAMES[:2]))
+    by_option, _ = judge(data, make_weights(data), classes=("bee", "ant"))
+
+    assert len(by_run) == 6
+    assert len(by_option) == 6
 
 
 def test_an_option_asks_for_a_holdout(make):
     data = make("images")
-    names, notes = judged(data, sample_weights(), holdout_fraction=0.2, seed=1)
+    weights = sample_weights()
+
+    names, notes = judge(data, weights, holdout_fraction=0.2, seed=1)
+    train, _ = judge(data, weights, split="train", holdout_fraction=0.2)
+    test, _ = judge(data, weights, split="test")
 
     assert len(names) == 4
     assert notes == []
-    assert len(judged(data, sample_weights(), split="train", holdout_fraction=0.2)[0]) == 16
-    assert len(judged(data, sample_weights(), split="test")[0]) == 2
+    assert len(train) == 16
+    assert len(test) == 2
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"seed": 1},
-        {"holdout_fraction": 0.5},
-    ],
-)
-def test_another_holdout_than_that_of_training_is_told(make, choice):
+@pytest.mark.parametrize("choice", [{"seed": 1}, {"holdout_fraction": 0.5}])
+def test_another_holdout_than_that_of_training_is_noted(make, choice):
     data = make("images")
-    weights = trained_on(data)
-    names, notes = judged(data, weights, **choice)
+    weights = make_weights(data)
 
-    assert names != judged(data, weights)[0]
+    names, (note,) = judge(data, weights, **choice)
 
-    (note,) = notes
-
+    of_training = judge(data, weights)
+    assert names != of_training[0]
     assert note.startswith(
         "training held out 0.3 of each class by seed 7; this is another hold-out"
     )
-    assert judged(data, weights, seed=7, holdout_fraction=0.3) == judged(data, weights)
+    assert judge(data, weights, seed=7, holdout_fraction=0.3) == of_training
 
 
-def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, tmp_path):
+@pytest.fixture
+def changed_folder(make, tmp_path):
+    """A folder that has lost a held-out image and gained others since training.
+
+    Returns the data, the weights, the trained and the held-out images, and the missing one.
+    """
     data = make("my-images")
-    config = InputConfig(
-        train_split="train",
-        test_split="test",
-        image_size=(8, 8),
-        holdout_fraction=0.3,
-    )
-    held_out, trained = (open_source(data, split, config, 7) for split in ("test", "train"))
-    weights = trained_on(data, held_up_to=held_up_to(held_out, 7))
-    fitted = {trained.name_of(index)[-9:] for index in range(len(trained))}
-    before, notes = judged(data, weights)
+    test = open_source(data, "test", HOLDOUT, 7)
+    trained = list_names(open_source(data, "train", HOLDOUT, 7))
+    weights = make_weights(data, held_up_to=held_up_to(test, 7))
+    held_out, notes = judge(data, weights)
 
-    assert len(before) == 6
+    assert len(held_out) == 6
     assert notes == []
-    assert judged(data, trained_on(data)) == (before, []), (
-        "weights of before, which do not state it"
-    )
 
-    (tmp_path / "my-images" / before[0]).unlink()
-    make("my-images", [f"{name}/{letter}.png" for name in NAMES[:2] for letter in "abcdefghijkl"])
+    missing = held_out[0]
+    (tmp_path / "my-images" / missing).unlink()
+    new_images = [f"{letter}.png" for letter in "abcdefghijkl"]
+    make("my-images", list_files(*NAMES[:2], files=new_images))
+    return data, weights, trained, held_out, missing
 
-    assert fitted & {*judged(data, trained_on(data))[0]}, "the first by hash are others now"
 
-    after, notes = judged(data, weights)
+def test_a_changed_folder_holds_out_nothing_that_was_trained_on(changed_folder):
+    """Without the recorded hashes, the first images by hash would be others now."""
+    data, weights, trained, held_out, missing = changed_folder
 
-    assert not fitted & {*after}
-    assert {*before[1:]} < {*after}
+    now, notes = judge(data, weights)
 
-    expected_notes = [
-        "folder:my-images has changed since training: what was held out then is held out, and of new images those that "
-        "would have been. No image has changed sides."
+    without_hashes, _ = judge(data, make_weights(data))
+    assert set(trained) & set(without_hashes)
+    assert not set(trained) & set(now)
+    assert set(held_out) - {missing} < set(now)
+    assert notes == [
+        "folder:my-images has changed since training: what was held out then is held out, and of "
+        "new images those that would have been. No image has changed sides."
     ]
-    assert notes == expected_notes
 
-    rest, _ = judged(data, weights, split="train")
-    everything, notes = judged(data, weights, split="all")
 
-    assert sorted(rest + after) == sorted(everything)
-    assert "trained on most of folder:my-images" in notes[0]
+def test_both_sides_of_a_changed_folder(changed_folder):
+    data, weights, *_ = changed_folder
 
+    test, _ = judge(data, weights)
+    train, _ = judge(data, weights, split="train")
+    everything, (note,) = judge(data, weights, split="all")
     pair = open_pair(data, SplitChoice(), weights.training)
 
-    assert len(pair.test) == len(after)
-    assert len(pair.train) == len(rest)
+    assert sorted(train + test) == sorted(everything)
+    assert "trained on most of folder:my-images" in note
+    assert len(pair.test) == len(test)
+    assert len(pair.train) == len(train)
+
+
+def test_weights_without_recorded_hashes_have_the_same_holdout(make):
+    data = make("my-images")
+    test = open_source(data, "test", HOLDOUT, 7)
+
+    with_hashes = judge(data, make_weights(data, held_up_to=held_up_to(test, 7)))
+
+    assert judge(data, make_weights(data)) == with_hashes
 
 
 def test_a_folder_that_was_given_splits_since(make):
-    data = make(
-        "my-images",
-        [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH],
-    )
-    _, notes = judged(data, trained_on(data, held_up_to={"ant": "1" * 16}))
+    data = make("my-images", list_files("test", "train"))
 
-    expected_notes = [
+    _, notes = judge(data, make_weights(data, held_up_to={"ant": "1" * 16}))
+
+    assert notes == [
         "folder:my-images had no splits in training: its test may hold images of then."
     ]
-    assert notes == expected_notes
 
 
-def test_split_folders(make):
-    files = [f"{split}/{file}" for split in ("test", "Train", "val") for file in TEN_EACH]
-    data = make("splits", [*files, "val/cat/0.png"])
+@pytest.fixture
+def split_folders(make):
+    """A folder with the splits test, Train and val; val has one image more."""
+    return make("splits", [*list_files("test", "Train", "val"), "val/cat/0.png"])
 
-    for weights in (sample_weights(), trained_on("folder:other", test_split="val")):
-        source, words, notes, _ = open_labelled(data, weights)
 
-        assert words == "test of folder:splits, 20 of 20 images"
-        assert notes == []
-        assert source.class_names == NAMES
+@pytest.mark.parametrize(
+    "make_any_weights",
+    [
+        sample_weights,
+        lambda: make_weights("folder:other", test_split="val"),
+    ],
+    ids=["untrained", "trained on other data"],
+)
+def test_split_folders(split_folders, make_any_weights):
+    source, words, notes, _ = open_labelled(split_folders, make_any_weights())
 
-    val = open_labelled(data, sample_weights(), SplitChoice(split="val"))
+    assert words == "test of folder:splits, 20 of 20 images"
+    assert notes == []
+    assert source.class_names == NAMES
+
+
+def test_another_split_folder(split_folders):
+    val = open_labelled(split_folders, sample_weights(), SplitChoice(split="val"))
 
     assert val.words == "val of folder:splits, 21 of 21 images"
 
-    own = trained_on(data, train_split="Train", test_split="test", holdout_fraction=0.1)
 
-    assert open_labelled(data, own).words == "test of folder:splits, 20 of 20 images"
-    assert len(open_labelled(data, own, SplitChoice(split="Train")).source) == 20
+def test_split_folders_of_training(split_folders):
+    weights = make_weights(
+        split_folders,
+        train_split="Train",
+        test_split="test",
+        holdout_fraction=0.1,
+    )
+
+    test = open_labelled(split_folders, weights)
+    train = open_labelled(split_folders, weights, SplitChoice(split="Train"))
+
+    assert test.words == "test of folder:splits, 20 of 20 images"
+    assert len(train.source) == 20
 
 
 @pytest.mark.parametrize(
@@ -263,19 +331,23 @@ def test_split_folders(make):
 )
 def test_options_without_effect_are_rejected(make, data, choice, options):
     make("flat")
-    make("splits", [f"test/{file}" for file in TEN_EACH])
+    make("splits", list_files("test"))
 
     with rejects(options, f"effect.*{data}"):
         open_labelled(data, sample_weights(), SplitChoice(**choice))
 
 
-def test_classes_that_the_weights_do_not_know(make):
-    data = make("four", [f"{name}/0.png" for name in ("bee", "emu", "gnat", "gnu")])
-    with rejects("folder:four", r"classes.*: emu, gnat\..*ant, bee, cat"):
-        open_labelled(data, sample_weights())
+@pytest.mark.parametrize(
+    ("folder", "names", "rule"),
+    [
+        ("four", ["bee", "emu", "gnat", "gnu"], r"classes.*: emu, gnat\..*ant, bee, cat"),
+        ("many", [f"class{number:02}" for number in range(12)], "class09 and 2 more"),
+    ],
+)
+def test_classes_that_the_weights_do_not_know(make, folder, names, rule):
+    data = make(folder, list_files(*names, files=["0.png"]))
 
-    data = make("many", [f"class{number:02}/0.png" for number in range(12)])
-    with rejects("class09 and 2 more"):
+    with rejects(data, rule):
         open_labelled(data, sample_weights())
 
 
@@ -285,25 +357,25 @@ def test_a_folder_that_does_not_exist(make):
 
 
 def test_names_that_weights_have_twice(make):
+    """The name is rejected where the data have it."""
     weights = sample_weights(class_names=("bee", "bee", *NAMES[2:]))
+    with_name = make("both", ["bee/0.png", "cat/0.png"])
+    without_name = make("else", ["cat/0.png", "dog/0.png"])
+
     with rejects("w.npz", "more than one class.*bee"):
-        open_labelled(make("both", ["bee/0.png", "cat/0.png"]), weights)
+        open_labelled(with_name, weights)
 
-    labels = open_labelled(
-        make("else", ["cat/0.png", "dog/0.png"]),
-        weights,
-    ).source.labels.tolist()
-
-    assert labels == [2, 3]
+    source = open_labelled(without_name, weights).source
+    assert source.labels.tolist() == [2, 3]
 
 
 UNNAMED = dataclasses.replace(sample_weights(), class_names=None)
 
 
-def labels_by_folder(data, **details):
-    """The output of each folder, and the only note."""
-    source, _, notes, _ = open_labelled(data, dataclasses.replace(UNNAMED, **details))
-    (note,) = notes
+def match_folders(data, **details):
+    """Return the output of each folder for weights without names, and the only note."""
+    weights = dataclasses.replace(UNNAMED, **details)
+    source, _, (note,), _ = open_labelled(data, weights)
     folders = [source.name_of(index).split("/")[-2] for index in range(len(source))]
 
     return dict(zip(folders, source.labels.tolist(), strict=True)), note
@@ -316,24 +388,27 @@ def labels_by_folder(data, **details):
         {"06": 6, "3": 3, "0004": 4, "1": 1, "+2": 2, "00": 0},
         {"5": 5, "2": 2},
     ],
+    ids=["all", "other spellings", "some"],
 )
 def test_integer_names_match_outputs_of_weights_without_names_by_value(make, outputs):
-    found, note = labels_by_folder(make("numbers", [f"{name}/0.png" for name in outputs]))
+    data = make("numbers", list_files(*outputs, files=["0.png"]))
 
+    found, note = match_folders(data)
+
+    matches = [f"{name!r} is output {outputs[name]}" for name in sorted(outputs)]
     assert found == outputs
-
-    pairs = [f"{name!r} is output {outputs[name]}" for name in sorted(outputs)]
-
-    assert ", ".join(pairs[:5]) in note
-    assert ("and 2 more" in note) == (len(pairs) == 7)
+    assert ", ".join(matches[:5]) in note
+    assert ("and 2 more" in note) == (len(matches) == 7)
 
 
 def test_outputs_beyond_nine_are_not_in_alphabetical_order(make):
+    names = [str(number) for number in range(12)]
+    data = make("twelve", list_files(*names, files=["0.png"]))
     twelve = dataclasses.replace(UNNAMED.architecture, num_classes=12)
-    data = make("twelve", [f"{number}/0.png" for number in range(12)])
 
-    expected = {str(number): number for number in range(12)}
-    assert labels_by_folder(data, architecture=twelve)[0] == expected
+    found, _ = match_folders(data, architecture=twelve)
+
+    assert found == {name: int(name) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -348,63 +423,70 @@ def test_outputs_beyond_nine_are_not_in_alphabetical_order(make):
     ],
 )
 def test_other_names_need_a_label_map(make, names, reason):
+    data = make("others", list_files(*names, files=["0.png"]))
+
     with rejects("folder:others", reason):
-        open_labelled(make("others", [f"{name}/0.png" for name in names]), UNNAMED)
+        open_labelled(data, UNNAMED)
 
 
 def test_imagenet_names_match_outputs_of_weights_without_names(make):
+    """Folders may be named by WordNet's identifiers or by the names of classes."""
     thousand = dataclasses.replace(UNNAMED.architecture, num_classes=1000)
-    weights = {"architecture": thousand, "format": "timm"}
-    by_id, note = labels_by_folder(make("ids", ["n01440764/0.png", "n15075141/0.png"]), **weights)
+    ids = make("ids", ["n01440764/0.png", "n15075141/0.png"])
+    names = make("names", ["goldfish/0.png", "tench/0.png"])
+
+    by_id, note = match_folders(ids, architecture=thousand, format="timm")
+    by_name, _ = match_folders(names, architecture=thousand, format="timm")
 
     assert by_id == {"n01440764": 0, "n15075141": 999}
     assert "ImageNet's names" in note
-
-    by_name, _ = labels_by_folder(make("names", ["goldfish/0.png", "tench/0.png"]), **weights)
-
     assert by_name == {"goldfish": 1, "tench": 0}
 
 
 def test_a_dataset_that_numbers_its_classes_is_matched_by_these_numbers():
     ten = dataclasses.replace(UNNAMED.architecture, num_classes=10)
-    source, _, notes, _ = open_labelled("digits", dataclasses.replace(UNNAMED, architecture=ten))
+    weights = dataclasses.replace(UNNAMED, architecture=ten)
+
+    source, _, notes, _ = open_labelled("digits", weights)
 
     assert source.class_names == tuple("0123456789")
     assert "numbers of the data's classes: '0' is output 0" in notes[0]
-
     with rejects("digits has 10 classes", "7.*--class_names="):
         open_labelled("digits", UNNAMED)
 
 
+def write_table(path, files):
+    lines = [f"{file},{file.partition('/')[0]}" for file in files]
+    path.write_text("\n".join(["image,label", *lines]))
+
+
 def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
-    """Its lines are the images: what is added to them since training changes no side of another."""
+    """Lines that are added since training change no side of another image."""
     folder = make("my-images")
     table = tmp_path / "my-images/table.csv"
-    lines = ["image,label", *(f"{file},{file[:3]}" for file in TEN_EACH[:14])]
-    table.write_text("\n".join(lines))
-    config = InputConfig(
-        train_split="train",
-        test_split="test",
-        image_size=(8, 8),
-        holdout_fraction=0.3,
-    )
-    held_out = open_source(f"csv:{table}", "test", config, 7)
-    weights = trained_on(f"csv:{table}", held_up_to=held_up_to(held_out, 7))
-    before, notes = judged("csv:./my-images/table.csv", weights)
+    write_table(table, TEN_EACH[:14])
+    held_out = open_source(f"csv:{table}", "test", HOLDOUT, 7)
+    weights = make_weights(f"csv:{table}", held_up_to=held_up_to(held_out, 7))
 
+    before, notes = judge("csv:./my-images/table.csv", weights)
     assert len(before) == 4
     assert notes == []
 
-    table.write_text("\n".join([*lines, *(f"{file},{file[:3]}" for file in TEN_EACH[14:])]))
-    after, notes = judged(f"csv:{table}", weights)
-
-    assert {*before} < {*after}
-    assert not {*TEN_EACH[:14]} & {*after} - {*before}
+    write_table(table, TEN_EACH)
+    after, notes = judge(f"csv:{table}", weights)
+    assert set(before) < set(after)
+    assert set(after) - set(before) <= set(TEN_EACH[14:])
     assert "No image has changed sides" in notes[0]
-    assert (
-        "If folder:my-images holds the same images, say --split=test."
-        in judged(folder, weights)[1][0]
-    )
+
+    _, notes = judge(folder, weights)
+    assert "If folder:my-images holds the same images, say --split=test." in notes[0]
+
+
+class FakeSource:
+    is_multilabel = False
+
+    def __init__(self, *class_names):
+        self.class_names = class_names
 
 
 def test_released_datasets_have_their_splits(monkeypatch):
@@ -412,28 +494,29 @@ def test_released_datasets_have_their_splits(monkeypatch):
 
     def open_source(data, split, config, seed, held_then, range_option, *, is_classified):
         assert range_option == "--images.value_range"
-
         opened.append((data, split, config.data_dir))
-        return type("Fake", (), {"class_names": ("a", "b"), "is_multilabel": False})()
+        return FakeSource("a", "b")
 
     monkeypatch.setattr(splits, "open_source", open_source)
+
     for name in (*RELEASED, "vtab:pets"):
         open_pair(name, SplitChoice(data_dir="/data"))
 
-    expected = [("vtab:pets", "train800val200", "/data"), ("vtab:pets", "test", "/data")]
-    assert opened[-2:] == expected
     assert len(RELEASED) == 7
     assert ("tfds:uc_merced", "train[:1000]", "/data") in opened
     assert ("tfds:uc_merced", "train[1000:]", "/data") in opened
     assert ("tfds:imagenet2012", "train[:65000]", "/data") in opened
     assert ("tfds:cars196:2.1.0", "test", "/data") in opened
+    assert opened[-2:] == [
+        ("vtab:pets", "train800val200", "/data"),
+        ("vtab:pets", "test", "/data"),
+    ]
 
 
 def test_digits_with_classes_and_parts(data_dir):
-    pair = open_pair(
-        "digits",
-        SplitChoice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]"),
-    )
+    choice = SplitChoice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]")
+
+    pair = open_pair("digits", choice)
 
     assert pair.train.class_names == pair.test.class_names == ("5", "7")
     assert 0 < len(pair.train) < len(pair.test) * 3
@@ -442,15 +525,17 @@ def test_digits_with_classes_and_parts(data_dir):
 def test_a_flat_folder_is_split_as_in_training(tmp_path):
     write_classes(tmp_path / "images", [0] * 10 + [1] * 10, sample_pixels(20))
     data = f"folder:{tmp_path}/images"
-    then = dataclasses.replace(TRAINING, data=f"folder:{tmp_path}/./images")
-    as_then = open_pair(data, SplitChoice(), then)
+    training = dataclasses.replace(TRAINING, data=f"folder:{tmp_path}/./images")
+
+    as_in_training = open_pair(data, SplitChoice(), training)
     fresh = open_pair(data, SplitChoice())
 
-    assert len(as_then.test) == 8
+    assert len(as_in_training.test) == 8
     assert len(fresh.test) == 2
-    assert not {as_then.train.key_of(i) for i in range(12)} & {
-        as_then.test.key_of(i) for i in range(8)
-    }
+
+    train_keys = {as_in_training.train.key_of(i) for i in range(12)}
+    test_keys = {as_in_training.test.key_of(i) for i in range(8)}
+    assert not train_keys & test_keys
 
 
 @pytest.mark.parametrize(
@@ -466,56 +551,68 @@ def test_mistakes(name, choice, field, rule):
 
 
 def test_splits_of_other_classes(tmp_path, monkeypatch):
-    kinds = iter([("a", "b"), ("a", "c")])
-    monkeypatch.setattr(
-        splits,
-        "open_source",
-        lambda *_, **__: type("Fake", (), {"class_names": next(kinds), "is_multilabel": False})(),
-    )
+    sources = iter([FakeSource("a", "b"), FakeSource("a", "c")])
+    monkeypatch.setattr(splits, "open_source", lambda *_, **__: next(sources))
 
     with rejects("mine:x", "different classes"):
         open_pair("mine:x", SplitChoice())
 
 
-def test_images_without_a_classifier_need_no_training_split_and_one_class(make):
-    """As for features and duplicates; classes keep the numbers of a training split, and new ones follow."""
-    make("tested", [f"test/{file}" for file in TEN_EACH])
-    only_test = open_split("folder:tested", None, SplitChoice())
+def test_images_without_a_classifier_need_no_training_split(make):
+    """Features and duplicates are computed of a test split alone."""
+    data = make("tested", list_files("test"))
 
-    assert only_test.class_names == NAMES[:2]
-    assert only_test.labels.tolist() == [0] * 10 + [1] * 10
+    source = open_split(data, None, SplitChoice())
 
-    make("single", ["emu/0.png", "emu/1.png"])
-    single = open_split("folder:single", "all", SplitChoice())
-
-    assert single.class_names == ("emu",)
-    assert single.labels.tolist() == [0, 0]
-
-    make("both", ["training/cat/0.png", "training/dog/0.png", "test/ant/0.png", "test/dog/1.png"])
-    both = open_split("folder:both", "test", SplitChoice())
-
-    assert both.class_names == ("cat", "dog", "ant")
-    assert [both.name_of(index)[-9:] for index in range(2)] == ["dog/1.png", "ant/0.png"]
-    assert both.labels.tolist() == [1, 2]
-
+    assert source.class_names == NAMES[:2]
+    assert source.labels.tolist() == [0] * 10 + [1] * 10
     with rejects(
         "folder:tested has no split 'train'",
         "Name one of them as the split, such as 'test'",
     ):
-        open_split("folder:tested", "train", SplitChoice())
+        open_split(data, "train", SplitChoice())
 
+
+def test_images_without_a_classifier_may_have_one_class(make):
+    data = make("single", ["emu/0.png", "emu/1.png"])
+
+    source = open_split(data, "all", SplitChoice())
+
+    assert source.class_names == ("emu",)
+    assert source.labels.tolist() == [0, 0]
+
+
+def test_new_classes_of_a_test_split_follow_those_of_training(make):
+    files = ["training/cat/0.png", "training/dog/0.png", "test/ant/0.png", "test/dog/1.png"]
+    data = make("both", files)
+
+    source = open_split(data, "test", SplitChoice())
+
+    assert source.class_names == ("cat", "dog", "ant")
+    assert list_names(source) == ["dog/1.png", "ant/0.png"]
+    assert source.labels.tolist() == [1, 2]
+
+
+def test_a_split_without_images(make):
     make("empty", ["test/notes.txt"])
+
     with rejects("Folder 'empty/test'", "no images"):
         open_split("folder:empty", "test", SplitChoice())
 
 
-def test_the_only_split_is_searched_for_duplicates(make):
-    make("tested", [f"val/{file}" for file in TEN_EACH])
-    make("parts", [f"{split}/{file}" for split in ("train", "val") for file in TEN_EACH])
+@pytest.mark.parametrize(
+    ("data", "split", "other", "expected"),
+    [
+        ("folder:tested", "train", "folder:parts", "val"),
+        ("folder:parts", "train", "folder:tested", "train"),
+        ("folder:whole", "train", "folder:tested", "all"),
+        ("folder:tested", "train", "folder:./tested", "train"),
+        ("digits", "test", "folder:tested", "test"),
+    ],
+)
+def test_the_only_split_is_searched_for_duplicates(make, data, split, other, expected):
+    make("tested", list_files("val"))
+    make("parts", list_files("train", "val"))
     make("whole")
 
-    assert split_to_search("folder:tested", "train", SplitChoice(), ["folder:parts"]) == "val"
-    assert split_to_search("folder:parts", "train", SplitChoice(), ["folder:tested"]) == "train"
-    assert split_to_search("folder:whole", "train", SplitChoice(), ["folder:tested"]) == "all"
-    assert split_to_search("folder:tested", "train", SplitChoice(), ["folder:./tested"]) == "train"
-    assert split_to_search("digits", "test", SplitChoice(), ["folder:tested"]) == "test"
+    assert split_to_search(data, split, SplitChoice(), [other]) == expected

@@ -6,8 +6,11 @@ import pickle
 import tarfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.data.deep_files import png
 from tests.data.packed_files import image, samples, write_parquet, write_shard
 from tests.rejections import rejects
 from vit_jax.data.decoding.images import UnreadableImage, decode
@@ -25,73 +28,96 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache" / "vit_jax" / "shards"
 
 
-def levels(source):
+def open_all(data, config):
+    return open_source(data, "all", config, 0)
+
+
+def open_both(data, config):
+    """Return the sources of training and test."""
+    return open_source(data, "train", config, 0), open_source(data, "test", config, 0)
+
+
+def read_levels(source):
+    """Return the grey level of each image, which is its number."""
     return [int(decode(source[index].image)[0, 0, 0]) for index in range(len(source))]
 
 
-def write_both(folder):
-    """The same images in two shards and in two parquet files; returns how each is named."""
-    for number, name in enumerate(("train-0000", "train-0001")):
-        write_shard(folder / "wds" / f"{name}.tar", samples(TWENTY[:10], 10 * number))
-        write_parquet(
-            folder / "parquet" / f"{name}-of-0002.parquet",
-            TWENTY[:10],
-            10 * number,
-            names=["cat", "dog"],
-        )
-
-    write_shard(folder / "wds" / "val-0000.tar", samples([1, 0], 20, "json"))
-    write_parquet(
-        folder / "parquet" / "validation-0000-of-0001.parquet",
-        [1, 0],
-        20,
-        names=["cat", "dog"],
-    )
-    (folder / "wds" / "classes.txt").write_text("cat\ndog\n")
-
-    return f"wds:{folder}/wds", f"parquet:{folder}/parquet"
+CAT_AND_DOG = ("cat", "dog")
 
 
-def test_images_labels_and_splits(tmp_path, make_config):
-    for data in write_both(tmp_path):
-        train, test = (open_source(data, split, make_config(), 0) for split in ("train", "test"))
-
-        assert levels(train) == list(range(20))
-        assert levels(test) == [20, 21]
-        assert train.labels.tolist() == TWENTY
-        assert test.labels.tolist() == [1, 0]
-        assert train.class_names == test.class_names == ("cat", "dog")
-        assert len({train.key_of(index) for index in range(20)}) == 20
-        assert train.name_of(12).startswith(f"{data.partition(':')[2]}/train-0001")
-        assert not holds_out(data, make_config())
-        assert levels(pickle.loads(pickle.dumps(train)))[5:15] == list(range(5, 15))
-
-        part = open_source(
-            data,
-            "train[:50%]",
-            make_config(train_split="train[:50%]", classes=("dog", "cat")),
-            0,
-        )
-
-        assert part.labels.tolist().count(0) == 5
-        assert (
-            located(data + "/../" + data.partition(":")[0] + "#label") == located(data) + "#label"
-        )
+@pytest.fixture
+def shards(tmp_path):
+    """Two shards of training and one of test."""
+    folder = tmp_path / "wds"
+    write_shard(folder / "train-0000.tar", samples(TWENTY[:10], 0))
+    write_shard(folder / "train-0001.tar", samples(TWENTY[:10], 10))
+    write_shard(folder / "val-0000.tar", samples([1, 0], 20, "json"))
+    (folder / "classes.txt").write_text("cat\ndog\n")
+    return f"wds:{folder}"
 
 
-def test_files_without_splits_hold_out_the_same_part_always(tmp_path, make_config):
+@pytest.fixture
+def parquet_files(tmp_path):
+    """Two parquet files of training and one of test, of the images in the shards."""
+    folder = tmp_path / "parquet"
+    first = TWENTY[:10]
+    second = TWENTY[10:]
+    write_parquet(folder / "train-0000-of-0002.parquet", first, 0, names=CAT_AND_DOG)
+    write_parquet(folder / "train-0001-of-0002.parquet", second, 10, names=CAT_AND_DOG)
+    write_parquet(folder / "validation-0000-of-0001.parquet", [1, 0], 20, names=CAT_AND_DOG)
+    return f"parquet:{folder}"
+
+
+@pytest.mark.parametrize("kind", ["shards", "parquet_files"])
+def test_images_labels_and_splits(request, kind, make_config):
+    data = request.getfixturevalue(kind)
+
+    train, test = open_both(data, make_config())
+
+    assert read_levels(train) == list(range(20))
+    assert read_levels(test) == [20, 21]
+    assert train.labels.tolist() == TWENTY
+    assert test.labels.tolist() == [1, 0]
+    assert train.class_names == test.class_names == CAT_AND_DOG
+    assert len({train.key_of(index) for index in range(20)}) == 20
+    assert train.name_of(12).startswith(f"{data.partition(':')[2]}/train-0001")
+    assert not holds_out(data, make_config())
+
+    received = pickle.loads(pickle.dumps(train))
+    assert read_levels(received)[5:15] == list(range(5, 15))
+
+
+@pytest.mark.parametrize("kind", ["shards", "parquet_files"])
+def test_part_of_a_split(request, kind, make_config):
+    data = request.getfixturevalue(kind)
+    config = make_config(train_split="train[:50%]", classes=("dog", "cat"))
+
+    source = open_source(data, "train[:50%]", config, 0)
+
+    assert source.labels.tolist().count(0) == 5
+
+
+@pytest.mark.parametrize("kind", ["shards", "parquet_files"])
+def test_the_location_keeps_the_column_of_labels(request, kind):
+    data = request.getfixturevalue(kind)
+    folder = data.partition(":")[0]
+
+    assert located(f"{data}/../{folder}#label") == located(data) + "#label"
+
+
+@pytest.mark.parametrize("kind", ["wds", "parquet"])
+def test_files_without_splits_hold_out_a_part(tmp_path, make_config, kind):
     for number in range(2):
         write_shard(tmp_path / "a" / f"{number}.tar", samples(TWENTY[:10], 10 * number))
         write_parquet(tmp_path / "a" / f"{number}.parquet", TWENTY[:10], 10 * number)
+    data = f"{kind}:{tmp_path}/a"
 
-    for data in (f"wds:{tmp_path}/a", f"parquet:{tmp_path}/a"):
-        assert holds_out(data, make_config())
+    train, test = open_both(data, make_config())
 
-        train, test = (open_source(data, split, make_config(), 0) for split in ("train", "test"))
-
-        assert sorted(levels(train) + levels(test)) == list(range(20))
-        assert train.class_names == ("0", "1")
-        assert sorted(test.labels.tolist()) == [0, 1]
+    assert holds_out(data, make_config())
+    assert sorted(read_levels(train) + read_levels(test)) == list(range(20))
+    assert train.class_names == ("0", "1")
+    assert sorted(test.labels.tolist()) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -108,29 +134,38 @@ def test_braces(pattern, names):
     assert sorted(_expanded(pattern)) == names
 
 
-def test_patterns(tmp_path, make_config):
-    write_both(tmp_path)
-    config = make_config()
+@pytest.mark.parametrize(
+    ("pattern", "split", "count"),
+    [
+        ("train-{0000..0001}.tar", "train", 20),
+        ("train-*1.tar", "train", 10),
+        ("train-0000.tar", "train", 10),
+        ("{train-0000,val-0000}.tar", "test", 2),
+    ],
+)
+def test_patterns(shards, make_config, pattern, split, count):
+    source = open_source(f"{shards}/{pattern}", split, make_config(), 0)
 
-    assert (
-        len(open_source(f"wds:{tmp_path}/wds/train-{{0000..0001}}.tar", "train", config, 0)) == 20
-    )
-    assert len(open_source(f"wds:{tmp_path}/wds/train-*1.tar", "train", config, 0)) == 10
-    assert len(open_source(f"wds:{tmp_path}/wds/train-0000.tar", "train", config, 0)) == 10
-    assert (
-        len(open_source(f"wds:{tmp_path}/wds/{{train-0000,val-0000}}.tar", "test", config, 0)) == 2
-    )
+    assert len(source) == count
 
-    with rejects(
-        f"wds:{tmp_path}/wds/train-{{0000..0003}}.tar",
-        "2 of 4 files do not exist.*train-0002",
-    ):
-        open_source(f"wds:{tmp_path}/wds/train-{{0000..0003}}.tar", "train", config, 0)
 
-    with rejects("", "range must be of at most"):
-        open_source("wds:a-{0..999999999}.tar", "train", config, 0)
-    with rejects("", r"more than 100,000 files"):
-        open_source("wds:a-{0..999}-{0..999}.tar", "train", config, 0)
+def test_patterns_whose_files_do_not_exist(shards, make_config):
+    data = f"{shards}/train-{{0000..0003}}.tar"
+
+    with rejects(data, "2 of 4 files do not exist.*train-0002"):
+        open_source(data, "train", make_config(), 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rule"),
+    [
+        ("a-{0..999999999}.tar", "range must be of at most"),
+        ("a-{0..999}-{0..999}.tar", r"more than 100,000 files"),
+    ],
+)
+def test_patterns_of_too_many_files(make_config, pattern, rule):
+    with rejects("", rule):
+        open_source(f"wds:{pattern}", "train", make_config(), 0)
 
 
 @pytest.mark.parametrize(
@@ -154,185 +189,217 @@ def test_patterns(tmp_path, make_config):
 )
 def test_mistakes_in_shards_are_named(tmp_path, make_config, members, rule):
     write_shard(tmp_path / "a-0.tar", members)
+
     with rejects("", rule):
-        open_source(f"wds:{tmp_path}", "all", make_config(), 0)
+        open_all(f"wds:{tmp_path}", make_config())
 
 
-def test_damaged_shards_are_named(tmp_path, make_config):
-    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
-    whole = path.read_bytes()
+@pytest.fixture
+def shard(tmp_path):
+    return write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
+
+
+def test_damaged_shards_are_named(shard, make_config):
+    whole = shard.read_bytes()
 
     for content in (whole[:15000], b"rubbish" * 1000, b""):
-        path.write_bytes(content)
-        with rejects(str(path), ""):
-            open_source(f"wds:{path}", "all", make_config(), 0)
+        shard.write_bytes(content)
+        with rejects(str(shard), ""):
+            open_all(f"wds:{shard}", make_config())
 
-    path.write_bytes(whole)
-    source = open_source(f"wds:{path}", "all", make_config(), 0)
-    os.truncate(path, 2000)
+
+def test_an_image_of_a_shard_that_was_cut_off_is_unreadable(shard, make_config):
+    source = open_all(f"wds:{shard}", make_config())
+    os.truncate(shard, 2000)
 
     with pytest.raises(UnreadableImage, match="ends after"):
         source[9]
 
-    path.rename(tmp_path / "a.tar.gz")
+
+def test_compressed_shards_are_named(shard, tmp_path, make_config):
+    shard.rename(tmp_path / "a.tar.gz")
+
     with rejects(str(tmp_path), "no files named.*decompress.*a.tar.gz"):
-        open_source(f"wds:{tmp_path}", "all", make_config(), 0)
+        open_all(f"wds:{tmp_path}", make_config())
 
 
 def test_labels_of_shards(tmp_path, make_config):
-    """Texts, keys of JSON, and names of classes from a file, whose number and spelling must fit."""
+    """Labels are texts or other keys of JSON; names of classes come from a file."""
     data = f"wds:{tmp_path}/a.tar"
     write_shard(tmp_path / "a.tar", samples(["dog", "cat"] * 5, kind="json"))
-    texts = open_source(data, "all", make_config(), 0)
 
-    assert texts.class_names == ("cat", "dog")
+    texts = open_all(data, make_config())
+    numbers = open_all(f"{data}#id", make_config())
+
+    assert texts.class_names == CAT_AND_DOG
     assert texts.labels.tolist() == [1, 0] * 5
-    assert open_source(f"{data}#id", "all", make_config(), 0).labels.tolist() == list(range(10))
+    assert numbers.labels.tolist() == list(range(10))
 
     (tmp_path / "classes.txt").write_text("dog\ncat\nemu\n")
+    with_names = open_all(data, make_config())
 
-    assert open_source(data, "all", make_config(), 0).labels.tolist() == [0, 1] * 5
-
-    with rejects(data, "not among the 3 classes.*: 3, .* 9"):
-        open_source(f"{data}#id", "all", make_config(), 0)
-
-    (tmp_path / "classes.txt").write_text("dog\nhorse\n")
-    with rejects(data, "not among the 2 classes.*: cat"):
-        open_source(data, "all", make_config(), 0)
-
-    (tmp_path / "classes.txt").write_text("dog\n\ndog\n")
-    with rejects("", "empty or repeated: 'dog', ''"):
-        open_source(data, "all", make_config(), 0)
-
-
-def test_numbers_without_images_keep_their_place(tmp_path, make_config):
-    """As the missing classes of a winter21 subset; a class of the test split alone is an error."""
-    write_shard(tmp_path / "train.tar", samples([0, 3] * 5))
-    write_shard(tmp_path / "test.tar", samples([3, 3]))
-
-    assert open_source(f"wds:{tmp_path}", "test", make_config(), 0).num_classes == 4
-
-    with rejects("train.tar", "no split 'test'.*train.:90%"):
-        open_source(f"wds:{tmp_path}/train.tar", "test", make_config(), 0)
-
-    write_shard(tmp_path / "test.tar", samples([4]))
-    with rejects("", "'train' does not have: 4.*training images"):
-        open_source(f"wds:{tmp_path}", "test", make_config(), 0)
-
-    write_shard(tmp_path / "more.tar", samples([0]))
-    with rejects("", "1 do not: .*more.tar"):
-        open_source(f"wds:{tmp_path}", "train", make_config(), 0)
+    assert with_names.labels.tolist() == [0, 1] * 5
 
 
 @pytest.mark.parametrize(
-    ("write", "rule"),
+    ("names", "key", "rule"),
     [
-        (
-            lambda path: write_parquet(path, [0, 1], label="class"),
-            "no column of labels.*'class'.*#COLUMN",
-        ),
-        (lambda path: write_parquet(path, [0, None]), "row 1 has no label"),
-        (lambda path: write_parquet(path, [0, 1, -1]), "has the label -1"),
-        (
-            lambda path: write_parquet(path, [0, 5], names=["cat", "dog"]),
-            "not among the 2 classes.*: 5",
-        ),
-        (lambda path: path.write_bytes(b"PAR1" + b"0" * 99), "no complete parquet file"),
+        ("dog\ncat\nemu\n", "#id", "a.tar.*not among the 3 classes.*: 3, .* 9"),
+        ("dog\nhorse\n", "", "a.tar.*not among the 2 classes.*: cat"),
+        ("dog\n\ndog\n", "", "empty or repeated: 'dog', ''"),
     ],
 )
-def test_mistakes_in_parquet_are_named(tmp_path, make_config, write, rule):
-    write(tmp_path / "a.parquet")
-    with rejects(f"{tmp_path}/a.parquet", rule):
-        open_source(f"parquet:{tmp_path}/a.parquet", "all", make_config(), 0)
+def test_names_of_classes_must_fit_the_labels(tmp_path, make_config, names, key, rule):
+    write_shard(tmp_path / "a.tar", samples(["dog", "cat"] * 5, kind="json"))
+    (tmp_path / "classes.txt").write_text(names)
+
+    with rejects("", rule):
+        open_all(f"wds:{tmp_path}/a.tar{key}", make_config())
+
+
+def test_numbers_without_images_keep_their_place(tmp_path, make_config):
+    """Classes may be missing, as in a winter21 subset; a class of the test split alone is an error."""
+    data = f"wds:{tmp_path}"
+    write_shard(tmp_path / "train.tar", samples([0, 3] * 5))
+    write_shard(tmp_path / "test.tar", samples([3, 3]))
+
+    assert open_source(data, "test", make_config(), 0).num_classes == 4
+    with rejects("train.tar", "no split 'test'.*train.:90%"):
+        open_source(f"{data}/train.tar", "test", make_config(), 0)
+
+    write_shard(tmp_path / "test.tar", samples([4]))
+    with rejects("", "'train' does not have: 4.*training images"):
+        open_source(data, "test", make_config(), 0)
+
+    write_shard(tmp_path / "more.tar", samples([0]))
+    with rejects("", "1 do not: .*more.tar"):
+        open_source(data, "train", make_config(), 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "rule"),
+    [
+        ([0, 1], {"label": "class"}, "no column of labels.*'class'.*#COLUMN"),
+        ([0, None], {}, "row 1 has no label"),
+        ([0, 1, -1], {}, "has the label -1"),
+        ([0, 5], {"names": CAT_AND_DOG}, "not among the 2 classes.*: 5"),
+    ],
+)
+def test_mistakes_in_parquet_are_named(tmp_path, make_config, labels, options, rule):
+    path = write_parquet(tmp_path / "a.parquet", labels, **options)
+
+    with rejects(str(path), rule):
+        open_all(f"parquet:{path}", make_config())
+
+
+def test_damaged_parquet_is_named(tmp_path, make_config):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1" + b"0" * 99)
+
+    with rejects(str(path), "no complete parquet file"):
+        open_all(f"parquet:{path}", make_config())
 
 
 def test_files_of_several_datasets_are_rejected(tmp_path, make_config):
-    write_parquet(tmp_path / "train.parquet", [0, 1], names=["cat", "dog"])
+    write_parquet(tmp_path / "train.parquet", [0, 1], names=CAT_AND_DOG)
     write_parquet(tmp_path / "test.parquet", [0, 1], names=["cat", "emu"])
 
     with rejects("", "differ.*names of classes.*'dog' and .*'emu'"):
         open_source(f"parquet:{tmp_path}", "train", make_config(), 0)
 
 
-def test_columns_of_parquet(tmp_path, make_config):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def test_a_named_column_of_labels(tmp_path, make_config):
     path = write_parquet(
         tmp_path / "a.parquet",
         [0, 1, 1, 0],
         fine_label=pa.array(["x", "y", "z", "x"]),
     )
 
-    class_names = open_source(f"parquet:{path}", "all", make_config(), 0).class_names
+    default = open_all(f"parquet:{path}", make_config())
+    fine = open_all(f"parquet:{path}#fine_label", make_config())
 
-    assert class_names == ("0", "1")
-    assert open_source(f"parquet:{path}#fine_label", "all", make_config(), 0).labels.tolist() == [
-        0,
-        1,
-        2,
-        0,
-    ]
+    assert default.class_names == ("0", "1")
+    assert fine.labels.tolist() == [0, 1, 2, 0]
 
-    features = {"img": {"_type": "Image"}, "coarse": {"names": ["a", "b"], "_type": "ClassLabel"}}
-    table = pa.table(
-        {"img": pa.array([image(n) for n in range(4)]), "coarse": pa.array([1, 0, 1, 0])}
-    )
+
+def test_columns_are_found_by_the_metadata_of_hugging_face(tmp_path, make_config):
+    path = tmp_path / "a.parquet"
+    features = {
+        "img": {"_type": "Image"},
+        "coarse": {"names": ["a", "b"], "_type": "ClassLabel"},
+    }
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    pq.write_table(table.replace_schema_metadata(metadata), path)
-    source = open_source(f"parquet:{path}", "all", make_config(), 0)
+    images = pa.array([image(level) for level in range(4)])
+    table = pa.table({"img": images, "coarse": pa.array([1, 0, 1, 0])})
 
-    assert levels(source) == [0, 1, 2, 3]
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    source = open_all(f"parquet:{path}", make_config())
+
+    assert read_levels(source) == [0, 1, 2, 3]
     assert source.class_names == ("a", "b")
 
     pq.write_table(table.drop_columns("img"), path)
     with rejects(str(path), r"no column of images.*'coarse' \(int64\)"):
-        open_source(f"parquet:{path}", "all", make_config(), 0)
+        open_all(f"parquet:{path}", make_config())
 
 
-def test_row_groups_are_read_once_and_forgotten(tmp_path, make_config, monkeypatch):
-    """In order each is read once; memory holds those that were used last."""
+@pytest.fixture
+def five_groups(tmp_path, make_config, monkeypatch):
+    """The path and the source of twenty images in five row groups, and a list of the groups read.
+
+    Memory is limited to one group and what the file states of another.
+    """
     path = write_parquet(tmp_path / "a.parquet", [0, 1] * 10, group=4)
+    source = open_all(f"parquet:{path}", make_config())
+    file = parquet._now(str(path))
     reads = []
-    monkeypatch.setattr(
-        parquet,
-        "_read_group",
-        lambda *key, read=parquet._read_group: reads.append(key[1]) or read(*key),
-    )
-    source = open_source(f"parquet:{path}", "all", make_config(), 0)
-    reads.clear()
-    sizes = [
-        sum(len(image(number)) for number in range(first, first + 4)) for first in range(0, 20, 4)
-    ]
-    stated = [
-        parquet._chunk(parquet._now(str(path)), group, "image.bytes").uncompressed
-        for group in range(5)
-    ]
-    monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(max(sizes) + max(stated)))
+    read_group = parquet._read_group
 
-    assert levels(source) == list(range(20))
+    def record_read(*key):
+        reads.append(key[1])
+        return read_group(*key)
+
+    sizes = []
+    stated_sizes = []
+    for group in range(5):
+        sizes.append(sum(len(image(level)) for level in range(4 * group, 4 * group + 4)))
+        stated_sizes.append(parquet._chunk(file, group, "image.bytes").uncompressed)
+    memory = parquet._Groups(max(sizes) + max(stated_sizes))
+    monkeypatch.setattr(parquet, "_read_group", record_read)
+    monkeypatch.setattr(parquet, "_GROUPS", memory)
+    return path, source, reads
+
+
+def test_row_groups_are_read_once_and_forgotten(five_groups):
+    """In order each is read once; memory holds the groups that were used last."""
+    _, source, reads = five_groups
+
+    assert read_levels(source) == list(range(20))
     assert reads == [0, 1, 2, 3, 4]
-    assert levels(source)[16:] == [16, 17, 18, 19]
+
+    assert read_levels(source)[16:] == [16, 17, 18, 19]
     assert reads[5:] == [0, 1, 2, 3, 4]
 
     source[12], source[19], source[0]
-
     assert reads[10:] == [0]
 
+
+def test_row_groups_that_are_too_large_are_named(five_groups, make_config, monkeypatch):
+    path, _, _ = five_groups
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 10)
+
     with rejects(str(path), "row group 0 holds.*row_group_size"):
-        open_source(f"parquet:{path}", "all", make_config(), 0)
+        open_all(f"parquet:{path}", make_config())
 
 
 def test_deep_images_are_noticed(tmp_path, make_config, caplog):
-    from tests.data.deep_files import png
-
     deep = png(np.arange(63, dtype=np.uint16).reshape(7, 9))
     write_shard(tmp_path / "a.tar", [*samples([0, 1]), ("x.png", deep), ("x.cls", b"1")])
     write_parquet(tmp_path / "a.parquet", [0, 1], images=[{"bytes": deep, "path": None}] * 2)
-    open_source(f"wds:{tmp_path}", "all", make_config(), 0)
-    open_source(f"parquet:{tmp_path}", "all", make_config(), 0)
-    one, two = caplog.messages
 
-    assert "1 of 3 checked files have 16 bits" in one
-    assert "2 of 2 checked files have 16 bits" in two
+    open_all(f"wds:{tmp_path}", make_config())
+    open_all(f"parquet:{tmp_path}", make_config())
+
+    of_shards, of_parquet = caplog.messages
+    assert "1 of 3 checked files have 16 bits" in of_shards
+    assert "2 of 2 checked files have 16 bits" in of_parquet
