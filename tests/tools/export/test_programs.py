@@ -14,7 +14,11 @@ import pytest
 from jax import export
 from jax.tree_util import Partial
 
-from tests.data.decoding.test_images import areas, bilinear, resized
+from tests.data.decoding.test_images import (
+    build_area_weights,
+    build_bilinear_weights,
+    resize_by_weights,
+)
 from tests.evals.samples import (
     CROPPED,
     DIRECT,
@@ -146,34 +150,42 @@ def triangles(old, new):
 
 
 CASES = {  # stored size, and what the words of the description come to
-    "direct, smaller": (DIRECT, (20, 27), lambda image: resized(image, (8, 12), bilinear)),
-    "direct, larger": (DIRECT, (5, 7), lambda image: resized(image, (8, 12), bilinear)),
+    "direct, smaller": (
+        DIRECT,
+        (20, 27),
+        lambda image: resize_by_weights(image, (8, 12), build_bilinear_weights),
+    ),
+    "direct, larger": (
+        DIRECT,
+        (5, 7),
+        lambda image: resize_by_weights(image, (8, 12), build_bilinear_weights),
+    ),
     # To cover (16, 24) the second side shrinks from 27 to 24, the first from 20 to 17.8.
     "short side, smaller": (
         CROPPED,
         (20, 27),
-        lambda image: resized(image, (18, 24), areas)[5:13, 6:18],
+        lambda image: resize_by_weights(image, (18, 24), build_area_weights)[5:13, 6:18],
     ),
     "short side, larger": (
         CROPPED,
         (10, 14),
-        lambda image: resized(image, (17, 24), areas)[4:12, 6:18],
+        lambda image: resize_by_weights(image, (17, 24), build_area_weights)[4:12, 6:18],
     ),
     "direct, antialiased": (
         DIRECT | {"interpolation": "bilinear"},
         (20, 27),
-        lambda image: resized(image, (8, 12), triangles),
+        lambda image: resize_by_weights(image, (8, 12), triangles),
     ),
     # The input is no square: 17.8 is rounded to the nearest.
     "short side, antialiased": (
         CROPPED | {"interpolation": "bilinear"},
         (20, 27),
-        lambda image: resized(image, (18, 24), triangles)[5:13, 6:18],
+        lambda image: resize_by_weights(image, (18, 24), triangles)[5:13, 6:18],
     ),
     "short side, antialiased, even": (  # half of 19 - 8 is 5.5
         CROPPED | {"interpolation": "bilinear", "resize_library": "timm"},
         (19, 24),
-        lambda image: resized(image, (19, 24), triangles)[6:14, 6:18],
+        lambda image: resize_by_weights(image, (19, 24), triangles)[6:14, 6:18],
     ),
 }
 
