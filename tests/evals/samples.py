@@ -1,4 +1,4 @@
-"""Small classifiers with seeded parameters, and image files, for these tests and those of the verbs."""
+"""Small classifiers with seeded parameters, and image files, for these tests and the verbs'."""
 
 import dataclasses
 
@@ -36,30 +36,31 @@ def sample_weights(a=SEVEN, preprocessing=DIRECT, class_names=NAMES, **details):
 
 
 def sample_pixels(count, size=(8, 12), seed=0):
-    """uint8 (count, H, W, 3): noise around a colour of its own, so that images are told apart."""
+    """Return uint8 (count, H, W, 3): noise around another colour for each image."""
     rng = np.random.default_rng(seed)
     colours = rng.integers(0, 256, (count, 1, 1, 3))
-
-    return np.clip(colours + rng.normal(0, 60, (count, *size, 3)), 0, 255).astype(np.uint8)
+    noise = rng.normal(0, 60, (count, *size, 3))
+    return np.clip(colours + noise, 0, 255).astype(np.uint8)
 
 
 def to_png(pixels):
-    return cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))[1].tobytes()
+    bgr = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+    return cv2.imencode(".png", bgr)[1].tobytes()
 
 
 def write_pngs(folder, pixels):
-    """Writes images named by their numbers; returns their paths."""
+    """Write images named by their numbers; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{number:03}.png" for number in range(len(pixels))]
-
-    for path, image in zip(paths, pixels, strict=True):
+    paths = []
+    for number, image in enumerate(pixels):
+        path = folder / f"{number:03}.png"
         path.write_bytes(to_png(image))
-
-    return [str(path) for path in paths]
+        paths.append(str(path))
+    return paths
 
 
 def write_classes(folder, labels, pixels):
-    """Writes images named by their numbers, each below the name of its class; returns the data of a command."""
+    """Write images named by their numbers, below the names of classes; return the data option."""
     for number, (label, image) in enumerate(zip(labels, pixels, strict=True)):
         path = folder / NAMES[label] / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,32 +69,30 @@ def write_classes(folder, labels, pixels):
 
 
 def logits_of(model, pixels):
-    """float64 logits (B, K), one image at a time and without what is tested here."""
+    """Return float64 logits (B, K), one image at a time and without the evaluation."""
     run = jax.jit(lambda image: model(normalise(image, "float32")).logits_BK)
-    return np.concatenate([run(jnp.asarray(image)[None]) for image in pixels]).astype(np.float64)
+    logits = [run(jnp.asarray(image)[None]) for image in pixels]
+    return np.concatenate(logits).astype(np.float64)
 
 
 def evaluate_of(model, **limits):
     """Compile the evaluation of a model."""
-    facts = {"source": model.source, "is_multilabel": model.is_multilabel}
-    return make_evaluate(model.module, model.architecture, model.transform, **facts, **limits)
+    return make_evaluate(
+        model.module,
+        model.architecture,
+        model.transform,
+        source=model.source,
+        is_multilabel=model.is_multilabel,
+        **limits,
+    )
 
 
 def extractor_of(model, cache=None, **options):
     """Return the extractor of the features of a model; `cache` is a folder."""
-    options = {
-        "layer": "pre_logits",
-        "max_unreadable": 0,
-        "transform": model.transform,
-    } | options
-    kept = None if cache is None else Cache(cache, WorkdirLock, is_abandoned)
-
-    return Extractor(
-        module=model.module,
-        architecture=model.architecture,
-        cache=kept,
-        **options,
-    )
+    if cache is not None:
+        cache = Cache(cache, WorkdirLock, is_abandoned)
+    options = {"layer": "pre_logits", "max_unreadable": 0, "transform": model.transform} | options
+    return Extractor(module=model.module, architecture=model.architecture, cache=cache, **options)
 
 
 def softmax(logits):

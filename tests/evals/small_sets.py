@@ -1,4 +1,4 @@
-"""Small datasets of the very form of TFDS's own: the same names, configs, versions, splits and features."""
+"""Small datasets with TFDS's names, configs, versions, splits and features."""
 
 import tensorflow_datasets as tfds
 
@@ -8,48 +8,47 @@ VERSIONS = {
     "imagenet2012_real": "1.0.0",
     "imagenet_v2": "3.0.0",
     "imagenet_a": "0.1.0",
+    "imagenet_r": "0.2.0",
+    "imagenet_sketch": "1.0.0",
 }
-VERSIONS |= {"imagenet_r": "0.2.0", "imagenet_sketch": "1.0.0"}
-SPLITS = {"imagenet2012": "validation", "imagenet2012_real": "validation"}  # of the others "test"
+SPLITS = {  # "test" for the others
+    "imagenet2012": "validation",
+    "imagenet2012_real": "validation",
+}
 
 
-def features_of(name):
+def build_features(name):
     label = tfds.features.ClassLabel(names_file=NAMES_FILE)
-    several = tfds.features.Sequence(tfds.features.ClassLabel(names_file=NAMES_FILE))
-    labels = (
-        {"original_label": label, "real_label": several}
-        if name == "imagenet2012_real"
-        else {"label": label}
-    )
-    image = (
-        tfds.features.Image()
-        if name == "imagenet_sketch"
-        else tfds.features.Image(encoding_format="jpeg")
-    )
-
-    return tfds.features.FeaturesDict(
-        {
-            "image": image,
-            **labels,
-            "file_name": tfds.features.Text(),
-        }
-    )
+    features = {
+        "image": tfds.features.Image(encoding_format="jpeg"),
+        "label": label,
+        "file_name": tfds.features.Text(),
+    }
+    if name == "imagenet_sketch":
+        features["image"] = tfds.features.Image()
+    if name == "imagenet2012_real":
+        del features["label"]
+        features["original_label"] = label
+        features["real_label"] = tfds.features.Sequence(
+            tfds.features.ClassLabel(names_file=NAMES_FILE)
+        )
+    return tfds.features.FeaturesDict(features)
 
 
 def prepare(data_dir, dataset, examples):
-    """Writes examples, dictionaries of the features, as `vit-jax prepare` would."""
-    name_of_it, _, config = dataset.partition("/")
+    """Write examples, dictionaries of the features, as `vit-jax prepare` would."""
+    dataset_name, _, config = dataset.partition("/")
 
     class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        name = name_of_it
-        VERSION = tfds.core.Version(VERSIONS[name_of_it])
+        name = dataset_name
+        VERSION = tfds.core.Version(VERSIONS[dataset_name])
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)] if config else []
 
         def _info(self):
-            return tfds.core.DatasetInfo(builder=self, features=features_of(name_of_it))
+            return tfds.core.DatasetInfo(builder=self, features=build_features(dataset_name))
 
         def _split_generators(self, dl_manager):
-            return {SPLITS.get(name_of_it, "test"): enumerate(examples)}
+            return {SPLITS.get(dataset_name, "test"): enumerate(examples)}
 
         def _generate_examples(self):
             raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Folders of a cache: complete when they have their name, and nobody removes what another process is writing."""
+"""Folders of a cache: named when they are complete; unfinished ones of other processes stay."""
 
 import contextlib
 import errno
@@ -17,22 +17,19 @@ from vit_jax.train.lifecycle.lock import FILE, WorkdirLock, is_abandoned
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 
-def entry_in(cache):
-    kept = Cache(cache, WorkdirLock, is_abandoned)
+def make_entry(cache):
     return Entry(
         folder=cache / "entry",
         about='{"of": 1}',
         files=("a.npy",),
         num_rows=len(ROWS),
-        cache=kept,
+        cache=Cache(cache, WorkdirLock, is_abandoned),
     )
 
 
 def fill(entry, folder, rows=ROWS):
-    entry.write_record(
-        folder,
-        {"a.npy": write_rows(folder / "a.npy", [rows[:4], rows[4:]], len(rows))},
-    )
+    described = write_rows(folder / "a.npy", [rows[:4], rows[4:]], len(rows))
+    entry.write_record(folder, {"a.npy": described})
 
 
 def write(entry, rows=ROWS):
@@ -41,32 +38,30 @@ def write(entry, rows=ROWS):
 
 
 def test_one_name_once_complete(tmp_path):
-    entry = entry_in(tmp_path / "new/cache")
-
+    """An unfinished entry has a lock; a finished one has the permissions of a shared cache."""
+    entry = make_entry(tmp_path / "new/cache")
     assert entry.find() is None
 
     with entry.new_folder() as folder:
         assert folder.parent == entry.folder.parent
-        assert (folder / FILE).exists()  # its lock
+        assert (folder / FILE).exists()
 
         fill(entry, folder)
-
         assert entry.find() is None
 
     assert np.array_equal(entry.find()["a.npy"], ROWS)
     assert sorted(os.listdir(entry.folder)) == ["a.npy", "about.json"]
     assert os.listdir(entry.folder.parent) == ["entry"]
-    assert (
-        entry.folder.stat().st_mode == entry.folder.parent.stat().st_mode
-    )  # for other users of a shared cache
+    assert entry.folder.stat().st_mode == entry.folder.parent.stat().st_mode
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint64, np.float32])
 def test_rows_are_an_array_file(tmp_path, dtype):
     rows = ROWS.astype(dtype)
-    described = write_rows(tmp_path / "a.npy", [rows[:1], rows[1:]], len(rows))
-    found = np.load(tmp_path / "a.npy")
 
+    described = write_rows(tmp_path / "a.npy", [rows[:1], rows[1:]], len(rows))
+
+    found = np.load(tmp_path / "a.npy")
     assert np.array_equal(found, rows)
     assert found.dtype == dtype
     assert described["dtype"] == np.dtype(dtype).name
@@ -76,7 +71,7 @@ def test_rows_are_an_array_file(tmp_path, dtype):
 @pytest.mark.parametrize("num_rows", [5, 7])
 def test_another_number_of_rows_is_never_published(tmp_path, num_rows):
     def write_other():
-        with entry_in(tmp_path).new_folder() as folder:
+        with make_entry(tmp_path).new_folder() as folder:
             write_rows(folder / "a.npy", [ROWS], num_rows)
 
     with pytest.raises(RuntimeError, match=f"a.npy: 6 of {num_rows} rows"):
@@ -86,7 +81,7 @@ def test_another_number_of_rows_is_never_published(tmp_path, num_rows):
 
 
 def test_rows_of_a_split_that_has_changed_its_length(tmp_path):
-    write(entry_in(tmp_path))
+    write(make_entry(tmp_path))
     longer = Entry(
         folder=tmp_path / "entry",
         about='{"of": 1}',
@@ -101,25 +96,25 @@ def test_rows_of_a_split_that_has_changed_its_length(tmp_path):
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_another_process_publishes_first(tmp_path, is_damaged):
     """A published entry stays unless it is damaged; an opened entry stays readable."""
-    entry = entry_in(tmp_path)
+    entry = make_entry(tmp_path)
     with entry.new_folder() as folder:
         fill(entry, folder)
-        ours = entry.read(folder)["a.npy"]
+        opened = entry.read(folder)["a.npy"]
         write(entry)
 
         if is_damaged:
             (entry.folder / "a.npy").write_bytes(b"")
 
-        theirs = entry.folder.stat().st_ino
+        inode = entry.folder.stat().st_ino
 
-    assert (entry.folder.stat().st_ino == theirs) is not is_damaged
+    assert (entry.folder.stat().st_ino == inode) is not is_damaged
     assert np.array_equal(entry.find()["a.npy"], ROWS)
-    assert np.array_equal(ours, ROWS)
+    assert np.array_equal(opened, ROWS)
     assert os.listdir(tmp_path) == ["entry"]
 
 
 def test_another_process_publishes_between_the_check_and_the_name(tmp_path, monkeypatch):
-    entry = entry_in(tmp_path)
+    entry = make_entry(tmp_path)
     rename = type(tmp_path).rename
     calls = []
 
@@ -137,7 +132,7 @@ def test_another_process_publishes_between_the_check_and_the_name(tmp_path, monk
     assert os.listdir(tmp_path) == ["entry"]
 
 
-def hostile(content):
+def write_array_with_digest(content):
     """Damage of an array file whose record has the digest of the damaged file."""
 
     def damage(folder):
@@ -149,24 +144,24 @@ def hostile(content):
     return damage
 
 
-def array_file(header):
+def make_array_file(header):
     return b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header
 
 
 DAMAGE = {
     "nested record": lambda folder: (folder / RECORD).write_text("[" * 500_000),
-    "empty array": hostile(b""),
-    "archive": hostile(b"PK\x05\x06" + bytes(18)),
-    "header that does not end": hostile(array_file(b"(")),
-    "shape that is too large": hostile(
-        array_file(b"{'descr': '<f4', 'fortran_order': False, 'shape': (9%s,)}" % (b"9" * 30))
+    "empty array": write_array_with_digest(b""),
+    "archive": write_array_with_digest(b"PK\x05\x06" + bytes(18)),
+    "header that does not end": write_array_with_digest(make_array_file(b"(")),
+    "shape that is too large": write_array_with_digest(
+        make_array_file(b"{'descr': '<f4', 'fortran_order': False, 'shape': (9%s,)}" % (b"9" * 30))
     ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_no_content_is_an_error(tmp_path, damage):
-    entry = entry_in(tmp_path)
+    entry = make_entry(tmp_path)
     write(entry)
     damage(entry.folder)
 
@@ -193,34 +188,34 @@ NO_FOLDERS = {
 
 @pytest.mark.parametrize("name", ["entry", ".unfinished_old"])
 @pytest.mark.parametrize("make", NO_FOLDERS.values(), ids=NO_FOLDERS)
-def test_what_is_no_folder_is_replaced_or_removed(tmp_path, make, name):
-    """A pipe is not waited for, and what a link leads to stays."""
+def test_files_in_the_place_of_folders_are_replaced_or_removed(tmp_path, make, name):
+    """A pipe is not waited for, and the target of a link stays."""
     cache = tmp_path / "cache"
     cache.mkdir()
     make(cache / name)
-
     for path in (cache / name, tmp_path / "target"):
         with contextlib.suppress(FileNotFoundError):
             os.utime(path, (0, 0))
+    entry = make_entry(cache)
 
-    entry = entry_in(cache)
     write(entry)
 
     assert np.array_equal(entry.find()["a.npy"], ROWS)
     assert os.listdir(cache) == ["entry"]
-    assert make is not make_link or os.listdir(tmp_path / "target") == ["kept"]
+    if make is make_link:
+        assert os.listdir(tmp_path / "target") == ["kept"]
 
 
 def test_a_cache_behind_a_link_is_made(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "cache")
-    write(entry_in(tmp_path / "link"))
+    write(make_entry(tmp_path / "link"))
 
     assert os.listdir(tmp_path / "disk" / "cache") == ["entry"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_removes_the_own_folder_alone(tmp_path, error):
-    entry = entry_in(tmp_path)
+def test_an_error_removes_its_folder_alone(tmp_path, error):
+    entry = make_entry(tmp_path)
     with entry.new_folder() as others:
         with pytest.raises(error), entry.new_folder():
             raise error
@@ -239,7 +234,7 @@ def test_a_full_disk_publishes_nothing(tmp_path):
 
     with (
         pytest.raises(WriteError, match="entry cannot be written: No space left"),
-        entry_in(tmp_path).new_folder() as new,
+        make_entry(tmp_path).new_folder() as new,
     ):
         write_rows(new / "a.npy", parts(), len(ROWS))
 
@@ -247,7 +242,7 @@ def test_a_full_disk_publishes_nothing(tmp_path):
 
 
 def test_a_folder_that_was_removed_is_not_published(tmp_path):
-    entry = entry_in(tmp_path)
+    entry = make_entry(tmp_path)
     with pytest.raises(WriteError, match="No such file"), entry.new_folder() as folder:
         shutil.rmtree(folder)
 
@@ -268,7 +263,7 @@ OWNERS = {  # what a lock says of its owner, its age, whether the folder is remo
 
 @pytest.mark.parametrize(("changes", "age", "is_removed"), OWNERS.values(), ids=OWNERS)
 def test_folders_of_processes_that_were_killed(tmp_path, changes, age, is_removed):
-    entry = entry_in(tmp_path)
+    entry = make_entry(tmp_path)
     left = tmp_path / ".unfinished_0_1_entry"  # also of an earlier version
     left.mkdir()
 
@@ -295,6 +290,6 @@ def test_a_clock_of_the_file_system_that_is_wrong(tmp_path, monkeypatch):
     left = tmp_path / ".unfinished_1"
     left.mkdir()
     monkeypatch.setattr("time.time", lambda: left.stat().st_mtime + 1000 * HOUR)
-    write(entry_in(tmp_path))
+    write(make_entry(tmp_path))
 
     assert left.exists()

@@ -1,4 +1,4 @@
-"""ImageNet's classes as they are shipped, and the outputs of networks that stand for them."""
+"""ImageNet's classes as they are shipped, and the outputs of networks for them."""
 
 import dataclasses
 import pathlib
@@ -22,16 +22,20 @@ from vit_jax.evals.imagenet_classes import (
 IDS = tuple(pathlib.Path(NAMES_FILE).read_text().split())
 
 
-def weights_with(names, num_classes=1000, **details):
-    weights = sample_weights(dataclasses.replace(SEVEN, num_classes=num_classes), class_names=names)
-    return dataclasses.replace(weights, **details)
+def make_weights(names, num_classes=1000, **details):
+    a = dataclasses.replace(SEVEN, num_classes=num_classes)
+    return dataclasses.replace(sample_weights(a, class_names=names), **details)
 
 
 def test_the_shipped_classes_are_those_of_tfds():
     assert tuple(one.wordnet_id for one in classes()) == IDS
     assert len(members("A")) == len(members("R")) == 200
     assert len(members("")) == len(set(class_names())) == 1000
+    assert numbers_by_id()["n15075141"] == 999
 
+
+def test_names_of_shipped_classes():
+    """Classes with one name are told apart."""
     tench, goldfish = classes()[:2]
 
     assert tench.name == "tench"
@@ -39,37 +43,44 @@ def test_the_shipped_classes_are_those_of_tfds():
     assert tench.subsets == "-"
     assert goldfish.name == "goldfish"
     assert goldfish.subsets == "R"
-
-    expected = ["crane (bird)", "crane (machine)"]
-    assert [class_names()[number] for number in (134, 517)] == expected
-    assert numbers_by_id()["n15075141"] == 999
+    assert class_names()[134] == "crane (bird)"
+    assert class_names()[517] == "crane (machine)"
 
 
-def test_which_networks_get_imagenets_names():
-    """Those of the formats in which ImageNet's networks are released, with 1,000 outputs; nothing else is guessed."""
-    assert readable_names(weights_with(None, format="released")) == class_names()
-    assert readable_names(weights_with(None, format="timm")) == class_names()
+@pytest.mark.parametrize("format_name", ["released", "timm"])
+def test_networks_of_released_formats_get_imagenets_names(format_name):
+    """ImageNet's networks are released in these formats, with 1,000 outputs."""
+    weights = make_weights(None, format=format_name)
 
-    for weights in (
-        weights_with(None),
-        weights_with(None, 21_843, format="released"),
-        weights_with(None, 7),
-    ):
-        assert readable_names(weights) is None
-        assert not is_unnamed(weights)
-
-        with rejects("classes", "--class_names=FILE"):
-            outputs_of(weights)
-
-    assert readable_names(weights_with(IDS)) == class_names()
-
-    mixed = ("n01440764", "n99999999", "cat")
-
-    assert readable_names(weights_with(mixed, 3)) == ("tench", "n99999999", "cat")
+    assert readable_names(weights) == class_names()
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    ("num_classes", "details"),
+    [
+        (1000, {}),
+        (21_843, {"format": "released"}),
+        (7, {}),
+    ],
+)
+def test_names_of_other_networks_are_not_guessed(num_classes, details):
+    weights = make_weights(None, num_classes, **details)
+
+    assert readable_names(weights) is None
+    assert not is_unnamed(weights)
+    with rejects("classes", "--class_names=FILE"):
+        outputs_of(weights)
+
+
+def test_identifiers_become_readable_names():
+    mixed = ("n01440764", "n99999999", "cat")
+
+    assert readable_names(make_weights(IDS)) == class_names()
+    assert readable_names(make_weights(mixed, 3)) == ("tench", "n99999999", "cat")
+
+
+@pytest.mark.parametrize(
+    "spell",
     [
         lambda one: one.wordnet_id,
         lambda one: f"{one.wordnet_id} {one.name}",
@@ -79,25 +90,39 @@ def test_which_networks_get_imagenets_names():
     ],
     ids=["id", "id and name", "lemmas", "first lemma", "name"],
 )
-def test_outputs_by_any_spelling_in_a_larger_head(spelling):
-    """Every third output stands for a class; two classes spelled alike, as the cranes, are in their order."""
+def test_outputs_by_any_spelling_in_a_larger_head(spell):
+    """Every third output stands for a class; classes with one spelling are in their order."""
     names = [f"n{90_000_000 + place} other" for place in range(3000)]
-    names[1::3] = [spelling(one) for one in classes()]
+    names[1::3] = [spell(one) for one in classes()]
 
-    assert outputs_of(weights_with(tuple(names), 3000)).tolist() == list(range(1, 3000, 3))
+    outputs = outputs_of(make_weights(tuple(names), 3000))
+
+    assert outputs.tolist() == list(range(1, 3000, 3))
 
 
-def test_outputs_in_another_order_and_classes_that_a_head_lacks():
-    order = np.random.default_rng(0).permutation(1000)
-    names = [IDS[number] for number in order]
+ORDER = np.random.default_rng(0).permutation(1000)
 
-    assert outputs_of(weights_with(tuple(names)))[order].tolist() == list(range(1000))
 
-    for count in (1, 10):
-        found = outputs_of(weights_with(tuple(names[count:]), 1000 - count))
-        assert np.array_equal(np.flatnonzero(found < 0), np.sort(order[:count]))
+SHUFFLED_IDS = tuple(IDS[number] for number in ORDER)
 
+
+def test_outputs_in_another_order():
+    outputs = outputs_of(make_weights(SHUFFLED_IDS))
+
+    assert outputs[ORDER].tolist() == list(range(1000))
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_head_may_lack_a_few_classes(count):
+    outputs = outputs_of(make_weights(SHUFFLED_IDS[count:], 1000 - count))
+
+    missing = np.flatnonzero(outputs < 0)
+    assert np.array_equal(missing, np.sort(ORDER[:count]))
+
+
+def test_a_head_that_lacks_many_classes_is_rejected():
+    """The classes of the sample weights are ants, bees and eels among others."""
     with rejects("989 of ImageNet's 1,000", "and 1 more"):
-        outputs_of(weights_with(tuple(names[11:]), 989))
+        outputs_of(make_weights(SHUFFLED_IDS[11:], 989))
     with rejects("3 of ImageNet's 1,000", "tench, goldfish"):
-        outputs_of(sample_weights())  # ants, bees, eels
+        outputs_of(sample_weights())

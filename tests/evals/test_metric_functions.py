@@ -33,12 +33,12 @@ LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no im
 PIXELS = sample_pixels(len(LABELS))
 
 
-def largest_logit(logits_BK, label_BK):
-    """Two values of each image, without a function that makes one of their means."""
+def compute_largest_logit(logits_BK, label_BK):
+    """Return two values of each image; no function summarises them."""
     return jnp.stack([logits_BK.max(axis=1), label_BK.max(axis=1)], axis=1)
 
 
-def of_whole_batch(logits_BK, label_BK):
+def compute_batch_mean(logits_BK, label_BK):
     return logits_BK.mean()
 
 
@@ -52,7 +52,11 @@ def test_every_function_exists_and_is_used():
         assert not metric.function or callable(resolve(metric.function, name))
 
     assert list_metrics("one") == [
-        *("accuracy", "top5_accuracy", "f1_macro", "loss", "calibration_error"),
+        "accuracy",
+        "top5_accuracy",
+        "f1_macro",
+        "loss",
+        "calibration_error",
     ]
     assert "mean_average_precision" in list_metrics("several")
 
@@ -62,25 +66,29 @@ def model():
     return from_weights(sample_weights(), sharding=replicated(build_mesh(jax.devices())))
 
 
+def compute_calibration_error(is_right, confidence):
+    """Return the error over 15 bins, in NumPy."""
+    deviation = is_right - confidence
+    bins = np.ceil(confidence * 15)
+    gaps = [abs(deviation[bins == number].sum()) for number in np.unique(bins)]
+    return sum(gaps) / is_right.size
+
+
 @pytest.fixture(scope="module")
 def expected(model):
     """All metrics in NumPy and scikit-learn, without batches, padding or devices."""
     logits_NK = logits_of(model.module, PIXELS)
     probability_NK = softmax(logits_NK)
     predicted_N = logits_NK.argmax(axis=1)
-    rank_N = (logits_NK > logits_NK[np.arange(37), LABELS][:, None]).sum(axis=1)
+    label_logit_N = logits_NK[np.arange(37), LABELS]
+    rank_N = (logits_NK > label_logit_N[:, None]).sum(axis=1)
     label_NK = np.eye(len(NAMES))[LABELS]
-    confidence_N = probability_NK.max(axis=1)
-    bin_N = np.ceil(confidence_N * 15)
-    gaps = [
-        abs(((predicted_N == LABELS) - confidence_N)[bin_N == number].sum())
-        for number in np.unique(bin_N)
-    ]
+    is_right_N = predicted_N == LABELS
 
     return {
-        "accuracy": (predicted_N == LABELS).mean(),
+        "accuracy": is_right_N.mean(),
         "top5_accuracy": (rank_N < 5).mean(),
-        "calibration_error": sum(gaps) / 37,
+        "calibration_error": compute_calibration_error(is_right_N, probability_NK.max(axis=1)),
         "f1_macro": f1_score(LABELS, predicted_N, average="macro", labels=range(6)),
         "brier": np.square(probability_NK - label_NK).sum(axis=1).mean(),
     }
@@ -104,6 +112,7 @@ def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, mo
     chosen = choose_metrics(CHOSEN, "--metrics")
     evaluate = evaluate_of(model, global_batch=global_batch, max_unreadable=0, chosen=chosen)
     source = MemorySource(PIXELS, LABELS, NAMES)
+
     found = evaluate(Labelled(source, "words", [], identity_map(NAMES))).values()
 
     for name, value in expected.items():
@@ -111,99 +120,102 @@ def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, mo
 
 
 def run_evaluator(kind, chosen, logits_NK, labels, mask_N, objective_sums):
-    """Evaluate logits in batches of 20, the last of them padded with wrong images that are masked."""
+    """Evaluate logits in batches of 20."""
 
     def step(scale, batch):
         logits_BK = batch.image_BHWC * scale
-        rows = score_classes(logits_BK, batch) if batch.is_multilabel else {}
-
-        return objective_sums(logits_BK, batch) | rows | make_measure(chosen)(logits_BK, batch)
+        results = objective_sums(logits_BK, batch) | make_measure(chosen)(logits_BK, batch)
+        if batch.is_multilabel:
+            results |= score_classes(logits_BK, batch)
+        return results
 
     def make_batches():
         for first in range(0, len(mask_N), 20):
-            part = slice(first, first + 20)
-            yield Batch(*(jnp.asarray(array[part]) for array in (logits_NK, labels, mask_N)))
+            rows = slice(first, first + 20)
+            yield Batch(
+                jnp.asarray(logits_NK[rows]),
+                jnp.asarray(labels[rows]),
+                jnp.asarray(mask_N[rows]),
+            )
 
     split = Split("test", NAMES, int(mask_N.sum()), lambda: contextlib.nullcontext(make_batches()))
     return dict(kind(split, jax.jit(step), chosen).run(jnp.float32(1)))
 
 
+MASK = np.float32([0, *[1] * 37, 0, 0, 0])
+
+
 def pad(array):
-    """Three rows of padding at the end, and one unreadable image at the beginning."""
+    """Put an unreadable image at the beginning and three rows of padding at the end."""
     return np.concatenate([array[:1], array, array[:3]])
 
 
-def sums_of(logits_BK, batch):
-    right_B = (logits_BK.argmax(axis=1) == batch.label_B).astype(jnp.float32)
+def compute_sums(logits_BK, batch):
+    """Return the sums of a step; logits of masked images need not be finite."""
+    predicted_B = jnp.nan_to_num(logits_BK).argmax(axis=1)
+    is_right_B = (predicted_B == batch.label_B).astype(jnp.float32)
     return {
         "loss": batch.mask_B.sum() * 0.5,
-        "correct": (right_B * batch.mask_B).sum(),
+        "correct": (is_right_B * batch.mask_B).sum(),
         "weight": batch.mask_B.sum(),
     }
 
 
 def test_a_run_reports_the_same_metrics(model, expected):
+    """Logits of masked images, NaN or large, do not reach the sums."""
     logits_NK = pad(logits_of(model.module, PIXELS).astype(np.float32))
-    mask_N = np.float32([0, *[1] * 37, 0, 0, 0])
-    logits_NK[mask_N == 0] = np.nan  # which must not reach the sums of the images that count
+    logits_NK[MASK == 0] = np.nan
     logits_NK[-1] = 1e9
     chosen = choose_metrics(CHOSEN, "config.evaluation.metrics")
-
-    def masked_sums(logits_BK, batch):
-        return sums_of(jnp.nan_to_num(logits_BK), batch)
 
     found = run_evaluator(
         ClassificationEvaluator,
         chosen,
         logits_NK,
         pad(LABELS),
-        mask_N,
-        masked_sums,
+        MASK,
+        compute_sums,
     )
 
-    assert found == {k: pytest.approx(v, rel=1e-5) for k, v in expected.items()} | {
-        "loss": 0.5,
-        "images": 37,
-    }
+    expected_results = {name: pytest.approx(v, rel=1e-5) for name, v in expected.items()}
+    assert found == expected_results | {"loss": 0.5, "images": 37}
 
 
 def test_several_labels_have_their_own_metrics():
     rng = np.random.default_rng(0)
     logits_NK = rng.normal(size=(37, len(NAMES))).astype(np.float32)
     label_NK = rng.integers(0, 2, logits_NK.shape).astype(np.int32)
-    mask_N = np.float32([0, *[1] * 37, 0, 0, 0])
     chosen = choose_metrics(("calibration_error", BRIER), "config.evaluation.metrics")
+
     found = run_evaluator(
         MultilabelEvaluator,
         chosen,
         pad(logits_NK),
         pad(label_NK),
-        mask_N,
+        MASK,
         lambda logits_BK, batch: {"loss": batch.mask_B.sum(), "weight": batch.mask_B.sum()},
     )
+
     probability_NK = 1 / (1 + np.exp(-logits_NK.astype(np.float64)))
-    bin_NK = np.ceil(probability_NK * 15)
-    gaps = [
-        abs((label_NK - probability_NK)[bin_NK == number].sum()) for number in np.unique(bin_NK)
-    ]
-
-    assert found["calibration_error"] == pytest.approx(sum(gaps) / label_NK.size, rel=1e-5)
-
-    brier = np.square(softmax(logits_NK) - label_NK).sum(axis=1).mean()
-
-    assert found["brier"] == pytest.approx(brier, rel=1e-5)
-
-    macro = f1_score(label_NK, probability_NK >= 0.5, average="macro")
-
-    assert found["f1_macro"] == pytest.approx(macro)
+    expected_error = compute_calibration_error(label_NK, probability_NK)
+    expected_brier = np.square(softmax(logits_NK) - label_NK).sum(axis=1).mean()
+    expected_macro = f1_score(label_NK, probability_NK >= 0.5, average="macro")
+    assert found["calibration_error"] == pytest.approx(expected_error, rel=1e-5)
+    assert found["brier"] == pytest.approx(expected_brier, rel=1e-5)
+    assert found["f1_macro"] == pytest.approx(expected_macro)
     assert found["loss"] == 1
 
+
+def test_metrics_of_one_label_are_rejected_for_several():
+    chosen = choose_metrics(("top5_accuracy",), "--metrics")
+
     with rejects("--metrics", "top5_accuracy.*multi-label"):
-        choose_metrics(("top5_accuracy",), "--metrics").require_labels("several", "--metrics")
+        chosen.require_labels("several", "--metrics")
 
 
 def test_names_of_earlier_versions_are_accepted():
     chosen = choose_metrics(("top1_accuracy", "macro_f1", "accuracy"), "--metrics")
+
     assert chosen.built_in == ("accuracy", "f1_macro")
 
 
@@ -229,11 +241,12 @@ def test_two_metrics_with_one_name():
 @pytest.mark.parametrize(
     ("function", "rule"),
     [
-        ("of_whole_batch", "a row for each"),
-        ("largest_logit", "summarise"),
+        ("compute_batch_mean", "a row for each"),
+        ("compute_largest_logit", "summarise"),
     ],
 )
 def test_values_without_the_form_of_a_metric(function, rule):
     chosen = choose_metrics((f"{__name__}:{function}",), "--metrics")
+
     with rejects("metrics", rule):
         chosen.compute_custom_rows(jnp.zeros((4, 3)), jnp.zeros((4, 3)))

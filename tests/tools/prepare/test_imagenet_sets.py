@@ -9,7 +9,7 @@ import pytest
 
 from tests.evals.samples import logits_of, sample_pixels, to_png
 from tests.evals.small_sets import prepare
-from tests.evals.test_imagenet_classes import IDS, weights_with
+from tests.evals.test_imagenet_classes import IDS, make_weights
 from tests.integration.commands import run, succeed
 from tests.rejections import rejects
 from vit_jax.api import from_weights
@@ -24,7 +24,7 @@ FILES = [f"ILSVRC2012_val_{number + 1:08}.JPEG" for number in range(COUNT)]
 
 @pytest.fixture(scope="module")
 def unnamed():
-    return weights_with(None, format="released")
+    return make_weights(None, format="released")
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_answers_outside_a_subset_are_not_given(here, unnamed, labels):
 
 def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, logits, labels):
     """The same parameters among others, in another order: the same figures, though outputs of no class are higher."""
-    weights = weights_with(None, format="released")
+    weights = make_weights(None, format="released")
     order = np.random.default_rng(2).permutation(1400)[:1000]
     names = np.array([f"n{90_000_000 + place}" for place in range(1400)], object)
     names[order] = IDS
@@ -200,7 +200,7 @@ def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
     chosen = labels()
     lacking = int(chosen[0])
     kept = np.delete(np.arange(1000), lacking)
-    weights = weights_with(None, format="released")
+    weights = make_weights(None, format="released")
     parameters = {
         name: p[..., kept] if name.startswith("head/") else p
         for name, p in weights.parameters.items()
