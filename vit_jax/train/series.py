@@ -119,7 +119,7 @@ def run_once(
     Raises:
       ValueError: the workdir is of a run of another config; otherwise as `perform`.
     """
-    summary = of_first(read_summary(folder))
+    summary = share_first(read_summary(folder))
     if summary is not None:
         workdirs.require_same_config(folder, config)
     else:
@@ -131,13 +131,13 @@ def run_once(
             results = {f"{split}_accuracy": None, f"{split}_loss": None, DIVERGED: str(error)}
             if hosts.is_first():
                 write_summary(folder, results)
-        summary = of_first(read_summary(folder))
+        summary = share_first(read_summary(folder))
     if is_trial and hosts.is_first():
         remove_tree(folder / CHECKPOINTS)
     return summary
 
 
-def of_first(value: Any) -> Any:
+def share_first(value: Any) -> Any:
     """Return the first process's value, of JSON, in every process."""
     return hosts.gather(value)[0]
 

@@ -14,7 +14,7 @@ from vit_jax.tools.sweeps.grid import Grid, Run
 from vit_jax.tools.sweeps.results import get_run_folder, group_by_setting, score
 from vit_jax.train.lifecycle.interruption import Paused
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_pause, read_summary, write_pause
-from vit_jax.train.series import Perform, Unfinished, of_first, run_once, say
+from vit_jax.train.series import Perform, Unfinished, share_first, run_once, say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Halving:
         self, grid: Grid, run: Run, workdir: pathlib.Path, perform: Perform, title: str
     ) -> None:
         """Train a run up to the comparison, unless it has reached that; raises as `run_once`."""
-        if of_first(self.read_value(grid, run, workdir)) is not None:
+        if share_first(self.read_value(grid, run, workdir)) is not None:
             return
         folder = get_run_folder(workdir, run)
         perform_to_pause = functools.partial(perform, pause_fraction=self.fraction)
@@ -94,7 +94,7 @@ class Halving:
           Unfinished: runs of other machines have not reached the comparison.
         """
         (metric,) = grid.study.measures
-        values = of_first({run.name: self.read_value(grid, run, workdir) for run in grid.runs})
+        values = share_first({run.name: self.read_value(grid, run, workdir) for run in grid.runs})
         missing = [name for name, value in values.items() if value is None]
         if missing:
             raise Unfinished(

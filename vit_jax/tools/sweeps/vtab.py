@@ -20,7 +20,7 @@ from vit_jax.train.finetune import tune
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.rate_search import trial_config, with_learning_rate
 from vit_jax.train.run_files import read_start, read_summary
-from vit_jax.train.series import RunResult, Unfinished, choose, of_first, parse_result, run_once
+from vit_jax.train.series import RunResult, Unfinished, choose, share_first, parse_result, run_once
 from vit_jax.train.starting_weights import initial_weights
 
 WEIGHTS_FILE = "weights.json"
@@ -247,7 +247,7 @@ def run_sweep(sweep: Sweep) -> None:
 def _agree_on_setting(sweep: Sweep, task: Task) -> Setting:
     """Return the setting of a final run, as the first process chooses it."""
     setting = sweep.choose_setting(task)
-    values = of_first(setting and dataclasses.astuple(setting))
+    values = share_first(setting and dataclasses.astuple(setting))
     if values is None:
         num_trials = len(sweep.trial_settings)
         missing = [task.name for task in sweep.tasks if len(sweep.read_trials(task)) < num_trials]
