@@ -33,17 +33,22 @@ PLANTED = {
 }
 
 
+def write_images(folder, images):
+    for number, image in enumerate(images):
+        path = folder / "ab"[number % 2] / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), image[..., ::-1])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Twelve training images, and test images: five copies of the first, and three others."""
+    """Twelve training images, and eight test images: five copies of the first, and three others."""
     root = tmp_path_factory.mktemp("duplicates")
     images = photographs(15, sides=(100, 160))
-    tests = [COPIES[kind](images[number]) for number, kind in PLANTED.items()] + images[12:]
-    for split, some in (("train", images[:12]), ("test", tests)):
-        for number, image in enumerate(some):
-            path = root / "images" / split / "ab"[number % 2] / f"{number:02}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            cv2.imwrite(str(path), image[..., ::-1])
+    copies = [COPIES[kind](images[number]) for number, kind in PLANTED.items()]
+
+    write_images(root / "images" / "train", images[:12])
+    write_images(root / "images" / "test", copies + images[12:])
     save_weights(sample_weights(), root / "weights", OWN)
     return root
 
@@ -56,124 +61,135 @@ def words(folder, *more):
 def test_planted_copies_are_written_and_excluded(folder, tmp_path):
     pairs = tmp_path / "pairs.csv"
     ids = tmp_path / "ids.json"
+
     out = succeed(words(folder, f"--output={pairs}", f"--write={ids}"))
 
-    assert "5 of 8" in out
-
     rows = list(csv.DictReader(pairs.read_text().splitlines()))
-    assert sorted((row["id"][2:4], row["test_id"][2:4]) for row in rows) == [
-        (f"0{n}", f"0{n}") for n in range(5)
-    ]
-    assert [row["id"] for row in rows if row["is_mirrored"] == "True"] == ["b/01.png"]
-    assert all(int(row["distance"]) <= 6 and row["cosine"] == "" for row in rows)
+    numbers = sorted((row["id"][2:4], row["test_id"][2:4]) for row in rows)
+    mirrored = [row["id"] for row in rows if row["is_mirrored"] == "True"]
+    assert "5 of 8" in out
+    assert numbers == [("00", "00"), ("01", "01"), ("02", "02"), ("03", "03"), ("04", "04")]
+    assert mirrored == ["b/01.png"]
+    for row in rows:
+        assert int(row["distance"]) <= 6
+        assert row["cosine"] == ""
 
-    data = f"folder:{folder}/images"
-    train = open_source(data, "train", config(f"input.exclude={ids}").input, 0)
-
-    assert {train.key_of(index)[2:4] for index in range(len(train))} == {
-        b"%02d" % n for n in range(5, 12)
-    }
+    input_config = config(f"input.exclude={ids}").input
+    train = open_source(f"folder:{folder}/images", "train", input_config, 0)
+    kept = {int(train.key_of(index)[2:4]) for index in range(len(train))}
+    assert kept == set(range(5, 12))
     assert num_excluded(train) == 5
 
 
 def test_all_images_are_compared_where_there_are_no_splits(folder):
-    """Which images a run would hold out depends on its seed."""
-    train, test = (f"folder:{folder}/images/{split}" for split in ("train", "test"))
+    """The images that a run would hold out depend on its seed."""
+    train = f"folder:{folder}/images/train"
+    test = f"folder:{folder}/images/test"
     found = json.loads(succeed(["duplicates", train, f"--against={test}", "--json"]))
 
-    assert (found["images"], found["duplicates"]) == (12, 5)
+    assert found["images"] == 12
+    assert found["duplicates"] == 5
     assert found[f"{test}: copied test images"] == "5 of 8"
 
     same = json.loads(succeed(["duplicates", train, f"--against={train}", "--json"]))
+    num_held_out = 12 - same["images"]
     assert same["images"] < 12
-    assert same[f"{train}: copied test images"] == f"0 of {12 - same['images']}"
+    assert same[f"{train}: copied test images"] == f"0 of {num_held_out}"
+
+
+def compute_cosines(folder):
+    """Return the cosine of each training and test image, and of the mirrored test image.
+
+    The keys of the result are (id, test id, whether the test image is mirrored).
+    """
+    model = from_weights(sample_weights(), sharding=replicated(build_mesh(jax.devices())))
+    extractor = extractor_of(model, global_batch=8)
+    train = open_source(f"folder:{folder}/images", "train", config().input, 0)
+    test = open_source(f"folder:{folder}/images", "test", config().input, 0)
+    images = [decode(test[index].image) for index in range(len(test))]
+    mirrored = [image[:, ::-1] for image in images]
+
+    def extract_directions(source):
+        feature_ND = extractor.extract(source).feature_ND
+        return feature_ND / np.linalg.norm(feature_ND, axis=1, keepdims=True)
+
+    train_ND = extract_directions(train)
+    cosines = {}
+    for is_mirrored, side in ((False, images), (True, mirrored)):
+        cosine_NM = train_ND @ extract_directions(Images(side)).T
+        for (n, m), cosine in np.ndenumerate(cosine_NM):
+            pair = (train.key_of(n).decode(), test.key_of(m).decode(), is_mirrored)
+            cosines[pair] = float(cosine)
+    return cosines
+
+
+def find_pairs(folder, *more):
+    """Return what the verb finds, by (id, test id, whether the test image is mirrored)."""
+    found = json.loads(succeed(words(folder, "--json", *more)))["found"]
+    return {(one["id"], one["test_id"], one["is_mirrored"]): one for one in found}
+
+
+def drop_sides(pairs):
+    return {(train, test) for train, test, _ in pairs}
 
 
 def test_pairs_have_the_cosine_of_their_features(folder):
-    """Held against the features of all images and of the mirrored test images."""
-    model = from_weights(sample_weights(), sharding=replicated(build_mesh(jax.devices())))
-    extractor = extractor_of(model, global_batch=8)
-    train, test = (
-        open_source(f"folder:{folder}/images", split, config().input, 0)
-        for split in ("train", "test")
-    )
-    decoded = [decode(test[index].image) for index in range(len(test))]
-    sides = Images(decoded), Images([image[:, ::-1] for image in decoded])
-    unit, *units = (
-        found / np.linalg.norm(found, axis=1, keepdims=True)
-        for found in (extractor.extract(source).feature_ND for source in (train, *sides))
-    )
-    expected = {
-        (train.key_of(n).decode(), test.key_of(m).decode(), bool(side)): float(
-            unit[n] @ units[side][m]
-        )
-        for n in range(12)
-        for m in range(8)
-        for side in (0, 1)
-    }
+    """They agree with the features of all images and of the mirrored test images."""
+    expected = compute_cosines(folder)
     least = float(np.median([*expected.values()]))
-    how = [f"--weights={folder}/weights", "--cache=none", "--json", f"--cosine={least}"]
-    by_features, confirmed, both = (
-        {(one["id"], one["test_id"], one["is_mirrored"]): one for one in json.loads(out)["found"]}
-        for out in (
-            succeed(words(folder, *how, *more))
-            for more in (
-                ["--distance=0", "--candidates=all"],
-                ["--distance=0", "--candidates=64"],
-                ["--distance=64", "--candidates=1"],
-            )
-        )
-    )
+    options = [f"--weights={folder}/weights", "--cache=none", f"--cosine={least}"]
+
+    by_features = find_pairs(folder, *options, "--distance=0", "--candidates=all")
+    confirmed = find_pairs(folder, *options, "--distance=0", "--candidates=64")
+    both = find_pairs(folder, *options, "--distance=64", "--candidates=1")
 
     for found in (by_features, confirmed, both):
-        assert all(
-            one["cosine"] == pytest.approx(expected[pair], abs=1e-4) for pair, one in found.items()
-        )
+        for pair, one in found.items():
+            assert one["cosine"] == pytest.approx(expected[pair], abs=1e-4)
 
-    pairs = {pair[:2] for pair, cosine in expected.items() if cosine >= least}
-    equal = {pair[:2] for pair, one in both.items() if one["distance"] == 0}
-
-    assert {pair[:2] for pair in by_features} == pairs | equal
+    similar = drop_sides(pair for pair, cosine in expected.items() if cosine >= least)
+    equal = drop_sides(pair for pair, one in both.items() if one["distance"] == 0)
+    assert drop_sides(by_features) == similar | equal
     assert len(confirmed) > 20
-    assert {pair[:2] for pair in confirmed} <= pairs | equal
+    assert drop_sides(confirmed) <= similar | equal
     assert len(both) == 12 * 8
 
 
 @pytest.mark.parametrize(
-    ("more", "rule"),
+    ("option", "rule"),
     [
-        (["--cosine=0.9"], "--cosine=0.9: has no effect without --weights"),
-        (["--images.exif_orientation=applied"], "--images.exif_orientation=applied: has no effect"),
-        (["--candidates=all"], "--candidates=all: has no effect without --weights"),
-        (["--distance=few"], "--distance=few: must be int"),
-        (["--data_dir=x"], "--data_dir.*no effect"),
-        (["--split=tran"], "no split 'tran'"),
-        (["--output=/nowhere/x.csv"], "--output=/nowhere/x.csv"),
+        ("--cosine=0.9", "--cosine=0.9: has no effect without --weights"),
+        ("--images.exif_orientation=applied", "--images.exif_orientation=applied: has no effect"),
+        ("--candidates=all", "--candidates=all: has no effect without --weights"),
+        ("--distance=few", "--distance=few: must be int"),
+        ("--data_dir=x", "--data_dir.*no effect"),
+        ("--split=tran", "no split 'tran'"),
+        ("--output=/nowhere/x.csv", "--output=/nowhere/x.csv"),
     ],
 )
-def test_mistakes_are_named(folder, more, rule):
-    outcome = run(words(folder, *more))
+def test_mistakes_are_named(folder, option, rule):
+    outcome = run(words(folder, option))
 
     assert outcome.code == 2
     assert re.search(f"(?is){rule}", outcome.err), outcome.err
 
 
-def test_unreadable_images_are_no_duplicates(folder, make_source):
-    source = make_source([b"rubbish", photographs(1, sides=(40, 50))[0], b"rubbish"])
+class StoredImages(Images):
+    """Images whose bytes are given, also where they are no image."""
+
+    def image_of(self, index):
+        return self.images[index]
+
+
+def test_unreadable_images_are_no_duplicates():
+    image = photographs(1, sides=(40, 50))[0]
+    source = StoredImages([b"rubbish", image, b"rubbish"])
+
     (pair,) = find_by_hashes(source, [source], 0, 2)
 
     assert pair[:4] == (1, 0, 1, 0)
     with rejects("2 images cannot be read"):
         find_by_hashes(source, [source], 0, 1)
-
-
-@pytest.fixture
-def make_source():
-    class Stored(Images):
-        def image_of(self, index):
-            return self.images[index]
-
-    return Stored
 
 
 def test_too_many_pairs_are_rejected(folder, monkeypatch):

@@ -1,4 +1,7 @@
-"""Each set as TFDS and as its archive has it: which outputs take part, which answers are right, what is missing."""
+"""Each set of ImageNet in the form of TFDS and of its archive.
+
+Tests show which outputs take part, which predictions are right, and how missing sets are reported.
+"""
 
 import dataclasses
 import json
@@ -34,7 +37,7 @@ def logits(unnamed):
 
 @pytest.fixture
 def labels(logits):
-    """Half of them are the network's first answer, so that it is right now and then, also within a subset."""
+    """Return a function that makes labels. Half of them are the first prediction, also within a subset."""
 
     def choose(subset=""):
         members = classes.members(subset)
@@ -45,14 +48,15 @@ def labels(logits):
     return choose
 
 
-def examples(labels, key="label", **more):
-    rows = [
-        dict(zip(more, values, strict=True)) for values in zip(*more.values(), strict=True)
-    ] or [{}] * COUNT
-    return [
-        {"image": to_png(image), key: int(label), "file_name": name, **row}
-        for image, label, name, row in zip(PIXELS, labels, FILES, rows, strict=True)
-    ]
+def examples(labels, key="label", **fields):
+    """Return examples of TFDS; `fields` are lists of further values."""
+    rows = []
+    for n, label in enumerate(labels):
+        row = {"image": to_png(PIXELS[n]), key: int(label), "file_name": FILES[n]}
+        for name, values in fields.items():
+            row[name] = values[n]
+        rows.append(row)
+    return rows
 
 
 def write_folder(folder, labels, names=IDS):
@@ -63,20 +67,42 @@ def write_folder(folder, labels, names=IDS):
 
 
 def accuracy(logits, labels, subset=""):
-    """(top 1, top 5) of the answers among the classes of a subset."""
+    """Return top-1 and top-5 accuracy among the classes of a subset."""
     members = classes.members(subset)
-    first = members[np.argsort(-logits[:, members], axis=1)[:, :5]]
-    is_right = first == labels[:, None]
-    return is_right[:, 0].mean(), is_right.any(axis=1).mean()
+    order = np.argsort(-logits[:, members], axis=1)
+    top5_N5 = members[order[:, :5]]
+    is_right_N5 = top5_N5 == labels[:, None]
+    return is_right_N5[:, 0].mean(), is_right_N5.any(axis=1).mean()
 
 
 def evaluated(folder, *words, weights="w.npz"):
-    """What `evaluate --json` finds, and the notes."""
-    code, out, err = run(
-        ["evaluate", str(folder / weights), f"--data_dir={folder}", "--json", *words]
-    )
+    """Return the result of `evaluate --json`, and the notes."""
+    command = ["evaluate", str(folder / weights), f"--data_dir={folder}", "--json", *words]
+    code, out, err = run(command)
     assert code == 0, err
     return json.loads(out), err
+
+
+def evaluate_set(folder, name, **options):
+    """Return the metrics of one set."""
+    result, _ = evaluated(folder, f"--data=imagenet:{name}", **options)
+    return result["sets"][name]
+
+
+def check_accuracy(values, expected):
+    top1, top5 = expected
+    assert values["accuracy"] == pytest.approx(top1)
+    assert values["top5_accuracy"] == pytest.approx(top5)
+
+
+def open_set(folder, name, weights):
+    labelled, *_ = open_family(f"imagenet:{name}", weights, data_dir=str(folder))
+    return labelled[name]
+
+
+def read_lines(path):
+    """Return the lines of a table without its header."""
+    return path.read_text().splitlines()[1:]
 
 
 @pytest.fixture
@@ -89,157 +115,163 @@ SINGLE = [one for one in SETS if one.name not in ("real", "objectnet")]
 
 
 def test_the_whole_family(here, logits, labels):
-    """Every set of TFDS at once, ReaL among them, and ObjectNet's absence; each by NumPy."""
+    """Every set of TFDS is evaluated at once, including ReaL; ObjectNet is reported as missing."""
     expected = {}
     for one in SINGLE:
         prepare(here, one.dataset, examples(labels(one.subset)))
         expected[one.name] = accuracy(logits, labels(one.subset), one.subset)
+    real_labels = [[int(row.argmax())] if n % 3 else [] for n, row in enumerate(logits)]
+    real = examples(labels(), "original_label", real_label=real_labels)
+    prepare(here, "imagenet2012_real", real)
 
-    sets = [[int(row.argmax())] if n % 3 else [] for n, row in enumerate(logits)]
-    prepare(here, "imagenet2012_real", examples(labels(), "original_label", real_label=sets))
     found, notes = evaluated(here, "--data=imagenet")
 
     assert list(found["sets"]) == [one.name for one in SETS if one.name != "objectnet"]
-
-    for name, (top1, top5) in expected.items():
+    for name in expected:
         values = found["sets"][name]
-
-        assert (values["accuracy"], values["top5_accuracy"]) == (
-            pytest.approx(top1),
-            pytest.approx(top5),
-        ), name
+        check_accuracy(values, expected[name])
         assert values["images"] == COUNT
         assert values["loss"] > 0
 
-    unrestricted = accuracy(logits, labels("A"))[0]
-    restricted = expected["a"][0]
+    values = found["sets"]["real"]
+    assert values["accuracy"] == 1
+    assert values["images"] == sum(map(bool, real_labels))
+    assert values["loss"] is None
 
-    assert unrestricted < restricted, "or the restriction would prove nothing"
-
-    real = found["sets"]["real"]
-    assert (real["accuracy"], real["images"], real["loss"]) == (1, sum(map(bool, sets)), None)
+    advice = "unpack its archive, so that objectnet-1.0/images is in"
     assert list(found["absent"]) == ["objectnet"]
-    assert (
-        "note: imagenet:objectnet is missing: unpack its archive, so that objectnet-1.0/images is in"
-        in notes
-    )
+    assert f"note: imagenet:objectnet is missing: {advice}" in notes
     assert "imagenet:a has 23 images here, and 7,500 were released." in notes
 
-    out = succeed(["evaluate", str(here / "w.npz"), "--data=imagenet:a,v2", f"--data_dir={here}"])
-    names = [line.split()[0] for line in out.splitlines()[4:]]
+    unrestricted, _ = accuracy(logits, labels("A"))
+    assert unrestricted < expected["a"][0], "or the restriction would prove nothing"
 
+
+def test_some_sets_of_the_family(here, labels):
+    for one in SINGLE:
+        if one.name == "a" or one.name.startswith("v2/"):
+            prepare(here, one.dataset, examples(labels(one.subset)))
+
+    out = succeed(["evaluate", str(here / "w.npz"), "--data=imagenet:a,v2", f"--data_dir={here}"])
+
+    names = [line.split()[0] for line in out.splitlines()[4:]]
     assert names == ["a", "v2/matched-frequency", "v2/threshold-0.7", "v2/topimages"]
 
 
 @pytest.mark.parametrize("one", SINGLE, ids=lambda one: one.name)
 def test_a_set_as_its_archive_unpacks(here, logits, labels, one):
     """V2's folders are numbers, whose order as words is another."""
+    folder = here / one.folders[-1]
+    names = [str(number) for number in range(1000)] if "v2" in one.name else IDS
     chosen = labels(one.subset)
-    write_folder(
-        here / one.folders[-1], chosen, tuple(map(str, range(1000))) if "v2" in one.name else IDS
-    )
-    found, _ = evaluated(here, f"--data=imagenet:{one.name}")
-    values = found["sets"][one.name]
-    top1, top5 = accuracy(logits, chosen, one.subset)
+    write_folder(folder, chosen, names)
 
-    assert (values["accuracy"], values["top5_accuracy"]) == (
-        pytest.approx(top1),
-        pytest.approx(top5),
-    )
-    assert f"folder:{here / one.folders[-1]}" in values["data"]
+    values = evaluate_set(here, one.name)
+
+    check_accuracy(values, accuracy(logits, chosen, one.subset))
+    assert f"folder:{folder}" in values["data"]
 
 
-def test_answers_outside_a_subset_are_not_given(here, unnamed, labels):
-    """By hand: of three classes two are allowed; the third is the network's first answer and takes no part."""
-    prepare(here, "imagenet_a", examples(labels("A")))
-    label_map = open_family("imagenet:a", unnamed, data_dir=str(here))[0]["a"].label_map
-
-    assert np.array_equal(np.flatnonzero(label_map.is_allowed_K), classes.members("A"))
-    assert np.array_equal(label_map.listed, classes.members("A"))
-
+def test_classes_outside_a_subset_are_not_predicted(here, unnamed, labels):
+    """The first prediction of the network takes no part if its class is not in the subset."""
+    members = classes.members("A")
+    member_names = {classes.class_names()[number] for number in members}
     report = here / "report"
+    prepare(here, "imagenet_a", examples(labels("A")))
+
+    label_map = open_set(here, "a", unnamed).label_map
     evaluated(here, "--data=imagenet:a", f"--report={report}")
-    answers = {line.split(",")[2] for line in (report / "images.csv").read_text().splitlines()[1:]}
 
-    assert answers <= {classes.class_names()[number] for number in classes.members("A")}
-    assert len((report / "classes.csv").read_text().splitlines()) == 201
+    predictions = {line.split(",")[2] for line in read_lines(report / "images.csv")}
+    assert np.array_equal(np.flatnonzero(label_map.is_allowed_K), members)
+    assert np.array_equal(label_map.listed, members)
+    assert predictions <= member_names
+    assert len(read_lines(report / "classes.csv")) == 200
 
 
-def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, logits, labels):
-    """The same parameters among others, in another order: the same figures, though outputs of no class are higher."""
+def replace_head(weights, parameters, class_names):
+    """Return the weights with a head of these classes."""
+    architecture = dataclasses.replace(weights.architecture, num_classes=len(class_names))
+    return dataclasses.replace(
+        weights,
+        architecture=architecture,
+        parameters=parameters,
+        class_names=tuple(class_names),
+        format="",
+    )
+
+
+def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, labels):
+    """The same parameters in another order have the same metrics, though outputs of no class are higher."""
     weights = make_weights(None, format="released")
     order = np.random.default_rng(2).permutation(1400)[:1000]
     names = np.array([f"n{90_000_000 + place}" for place in range(1400)], object)
     names[order] = IDS
+
     parameters = dict(weights.parameters)
     for name, fill in (("head/linear/kernel", 0.0), ("head/linear/bias", 1e3)):
         wide = np.full((*parameters[name].shape[:-1], 1400), fill, np.float32)
         wide[..., order] = parameters[name]
         parameters[name] = wide
-
-    a = dataclasses.replace(weights.architecture, num_classes=1400)
-    wide = dataclasses.replace(
-        weights, architecture=a, parameters=parameters, class_names=tuple(names), format=""
-    )
-    save_weights(wide, here / "wide.npz", "released")
+    save_weights(replace_head(weights, parameters, names), here / "wide.npz", "released")
     write_folder(here / "val", labels())
-    found, _ = evaluated(here, "--data=imagenet:validation", weights="wide.npz")
-    same, _ = evaluated(here, "--data=imagenet:validation")
-    wide = found["sets"]["validation"]
-    narrow = same["sets"]["validation"]
 
-    for name in ("accuracy", "top5_accuracy"):
-        assert wide[name] == narrow[name]
-    for name in ("loss", "calibration_error"):
-        assert wide[name] == pytest.approx(narrow[name], rel=1e-4)
+    wide = evaluate_set(here, "validation", weights="wide.npz")
+    narrow = evaluate_set(here, "validation")
+
+    assert wide["accuracy"] == narrow["accuracy"]
+    assert wide["top5_accuracy"] == narrow["top5_accuracy"]
+    assert wide["loss"] == pytest.approx(narrow["loss"], rel=1e-4)
+    assert wide["calibration_error"] == pytest.approx(narrow["calibration_error"], rel=1e-4)
     assert wide["most_confused"] == narrow["most_confused"], "names are ImageNet's"
 
 
 def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
-    """Without the output of the class that most images have been given as their label."""
+    """The head has no output for the class that is the label of most images."""
     chosen = labels()
     lacking = int(chosen[0])
     kept = np.delete(np.arange(1000), lacking)
     weights = make_weights(None, format="released")
-    parameters = {
-        name: p[..., kept] if name.startswith("head/") else p
-        for name, p in weights.parameters.items()
-    }
-    a = dataclasses.replace(weights.architecture, num_classes=999)
-    names = tuple(IDS[number] for number in kept)
-    lean = dataclasses.replace(
-        weights, architecture=a, parameters=parameters, class_names=names, format=""
-    )
-    save_weights(lean, here / "lean.npz", "released")
+    parameters = dict(weights.parameters)
+    for name in parameters:
+        if name.startswith("head/"):
+            parameters[name] = parameters[name][..., kept]
+    names = [IDS[number] for number in kept]
+    save_weights(replace_head(weights, parameters, names), here / "lean.npz", "released")
     write_folder(here / "val", chosen)
+
     found, notes = evaluated(here, "--data=imagenet:validation", weights="lean.npz")
+
     values = found["sets"]["validation"]
-    first = kept[logits[:, kept].argmax(axis=1)]
-
-    assert (values["accuracy"], values["loss"]) == (
-        pytest.approx((first == chosen).mean()),
-        None,
-    )
-    assert (
-        f"has no output for {classes.class_names()[lacking]}, which are never its answer" in notes
-    )
+    predicted = kept[logits[:, kept].argmax(axis=1)]
+    lacking_name = classes.class_names()[lacking]
+    assert values["accuracy"] == pytest.approx((predicted == chosen).mean())
+    assert values["loss"] is None
+    assert f"has no output for {lacking_name}, which are never its answer" in notes
 
 
-# ReaL.
+def label_real(order):
+    """Return two labels for four of five images, and none for the others.
+
+    Image n has the class on place n % 4 among its labels, so the first prediction is right where that
+    place is 0, and one of the first five is right wherever there are labels.
+    """
+    real_labels = []
+    for n in range(COUNT):
+        is_labelled = n % 5 != 0
+        real_labels.append([int(order[n, 500]), int(order[n, n % 4])] if is_labelled else [])
+    return real_labels
 
 
 @pytest.mark.parametrize("form", ["tfds", "tfds and file", "folder and file"])
 def test_real_by_hand(here, logits, labels, form):
-    """Image n has the network's answer of place n % 4 among its two labels, or none; the first answer is right where
-    that is place 0, and one of the first five is right wherever there are labels.
-    """
-    order = np.argsort(-logits, axis=1)
-    sets = [[int(order[n, 500]), int(order[n, n % 4])] if n % 5 else [] for n in range(COUNT)]
-    words = ["--data=imagenet:real"]
+    real_labels = label_real(np.argsort(-logits, axis=1))
+    words = ["--data=imagenet:real", f"--report={here / 'report'}"]
     if form == "tfds":
-        prepare(here, "imagenet2012_real", examples(labels(), "original_label", real_label=sets))
+        rows = examples(labels(), "original_label", real_label=real_labels)
+        prepare(here, "imagenet2012_real", rows)
     else:
-        (here / "real.json").write_text(json.dumps(sets))
+        (here / "real.json").write_text(json.dumps(real_labels))
         words.append(f"--real={here / 'real.json'}")
 
     if form == "tfds and file":
@@ -247,20 +279,18 @@ def test_real_by_hand(here, logits, labels, form):
     elif form == "folder and file":
         write_folder(here / "val", labels())
 
-    found, _ = evaluated(here, *words, f"--report={here / 'report'}")
-    values = found["sets"]["real"]
-    counted = [n for n in range(COUNT) if n % 5]
+    found, _ = evaluated(here, *words)
 
-    assert values["images"] == len(counted) == 18
-    assert values["accuracy"] == pytest.approx(np.mean([n % 4 == 0 for n in counted]))
+    values = found["sets"]["real"]
+    is_right = [n % 4 == 0 for n in range(COUNT) if n % 5 != 0]
+    assert len(is_right) == 18
+    assert values["images"] == 18
+    assert values["accuracy"] == pytest.approx(np.mean(is_right))
     assert values["top5_accuracy"] == 1
     assert values["loss"] is None
 
-    rows = [
-        line.rsplit(",", 1)[1]
-        for line in (here / "report" / "images.csv").read_text().splitlines()[1:]
-    ]
-    assert sorted(rows) == sorted(str(int(n % 4 == 0)) for n in counted)
+    columns = [line.rsplit(",", 1)[1] for line in read_lines(here / "report" / "images.csv")]
+    assert sorted(columns) == sorted("1" if right else "0" for right in is_right)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +300,7 @@ def test_real_by_hand(here, logits, labels, form):
         ('{"a": 1}', "real.json.*0 to 999"),
         ("[[1], [1000]]", "real.json.*0 to 999"),
         ("[[1], [2]]", "ILSVRC2012_val_00000003.JPEG.*real.json.*2 lists"),
-        ("[" + ", ".join(["[]"] * COUNT) + "]", "no image has a label"),
+        (json.dumps([[]] * COUNT), "no image has a label"),
     ],
 )
 def test_files_that_are_not_reals(here, unnamed, content, rule):
@@ -281,103 +311,115 @@ def test_files_that_are_not_reals(here, unnamed, content, rule):
         open_family("imagenet:real", unnamed, data_dir=str(here), real=str(here / "real.json"))
 
 
-# ObjectNet.
-
 FOLDERS = {"alarm_clock": "Alarm clock", "banana": "Banana", "briefcase": "Briefcase"}
 OBJECTS = {"Alarm clock": "analog clock; digital clock", "Banana": "banana"}
 RIGHT = {"alarm_clock": (409, 530), "banana": (954,)}
 
 
 def write_objectnet(root, pixels, folders):
-    """Images within a red border of two pixels."""
+    """Write images within a red border of two pixels, and the mappings."""
     for number, (image, folder) in enumerate(zip(pixels, folders, strict=True)):
-        framed = np.full((image.shape[0] + 4, image.shape[1] + 4, 3), (255, 0, 0), np.uint8)
+        height, width, _ = image.shape
+        framed = np.full((height + 4, width + 4, 3), (255, 0, 0), np.uint8)
         framed[2:-2, 2:-2] = image
         path = root / "objectnet-1.0" / "images" / folder / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(to_png(framed))
+
     mappings = root / "objectnet-1.0" / "mappings"
     mappings.mkdir()
     (mappings / "folder_to_objectnet_label.json").write_text(json.dumps(FOLDERS))
     (mappings / "objectnet_to_imagenet_1k.json").write_text(json.dumps(OBJECTS))
 
 
-def test_objectnet(here, unnamed, logits):
-    """The answer is right where it is one of the object's classes; objects that ImageNet does not have are left out."""
+@pytest.fixture
+def objectnet(here):
+    """Write ObjectNet; return (folder, number) of the images whose objects ImageNet has, in their order."""
     folders = [("alarm_clock", "banana", "briefcase")[n % 3] for n in range(COUNT)]
     write_objectnet(here, PIXELS, folders)
-    labelled = open_family("imagenet:objectnet", unnamed, data_dir=str(here))[0]["objectnet"]
-    kept = sorted((folder, n) for n, folder in enumerate(folders) if folder != "briefcase")
+    return sorted((folder, n) for n, folder in enumerate(folders) if folder != "briefcase")
 
-    assert len(labelled.source) == len(kept)
-    for index, (folder, number) in enumerate(kept):
-        assert np.array_equal(labelled.source[index].image, PIXELS[number]), (
-            "not a pixel more or less is removed"
-        )
-        assert labelled.source.class_names[labelled.source[index].label] == folder
 
-    found, _ = evaluated(here, "--data=imagenet:objectnet")
-    first = np.argsort(-logits, axis=1)[:, :5]
-    rights = np.array([np.isin(first[number], RIGHT[folder]) for folder, number in kept])
-    values = found["sets"]["objectnet"]
+def test_images_of_objectnet(here, unnamed, objectnet):
+    """Objects that ImageNet does not have are excluded, and exactly the border is removed."""
+    source = open_set(here, "objectnet", unnamed).source
 
-    assert values["accuracy"] == pytest.approx(rights[:, 0].mean())
-    assert values["top5_accuracy"] == pytest.approx(rights.any(axis=1).mean())
+    assert len(source) == len(objectnet)
+    for index, (folder, number) in enumerate(objectnet):
+        record = source[index]
+        assert np.array_equal(record.image, PIXELS[number])
+        assert source.class_names[record.label] == folder
 
-    label_map = labelled.label_map
-    answers = np.array([[409, 530, 954, 0]] * len(kept))
+
+def test_accuracy_of_objectnet(here, logits, objectnet):
+    """A prediction is right if it is one of the object's classes."""
+    top5 = np.argsort(-logits, axis=1)[:, :5]
+    is_right = np.array([np.isin(top5[number], RIGHT[folder]) for folder, number in objectnet])
+
+    values = evaluate_set(here, "objectnet")
+
+    check_accuracy(values, (is_right[:, 0].mean(), is_right.any(axis=1).mean()))
+
+
+def test_right_predictions_of_objectnet(here, unnamed, objectnet):
+    labelled = open_set(here, "objectnet", unnamed)
     labels = labelled.source.labels
-    by_hand = [
-        [True, True, False, False] if label == 0 else [False, False, True, False]
-        for label in labels
-    ]
+    count = len(objectnet)
+    predictions = np.array([[409, 530, 954, 0]] * count)
+    alarm_clock = [True, True, False, False]
+    banana = [False, False, True, False]
+    expected = [alarm_clock if label == 0 else banana for label in labels]
 
-    assert label_map.is_right(np.arange(len(kept)), labels, answers).tolist() == by_hand
+    is_right = labelled.label_map.is_right(np.arange(count), labels, predictions)
+
+    assert is_right.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        ('{"Banana": "bananas"}', "mappings"),
+        ('{"Banana": 7}', "mappings"),
+        ("{}", "no class"),
+    ],
+)
+def test_objectnet_with_a_wrong_mapping(here, unnamed, content, rule):
+    write_objectnet(here, PIXELS[:2], ["alarm_clock", "banana"])
+    mapping = here / "objectnet-1.0" / "mappings" / "objectnet_to_imagenet_1k.json"
+    mapping.write_text(content)
+
+    with rejects("objectnet", rule):
+        open_set(here, "objectnet", unnamed)
 
 
 def test_objectnet_without_its_mappings(here, unnamed):
     write_objectnet(here, PIXELS[:2], ["alarm_clock", "banana"])
-    mapping = here / "objectnet-1.0" / "mappings" / "objectnet_to_imagenet_1k.json"
-    for content, rule in (
-        ('{"Banana": "bananas"}', "mappings"),
-        ('{"Banana": 7}', "mappings"),
-        ("{}", "no class"),
-    ):
-        mapping.write_text(content)
-        with rejects("objectnet", rule):
-            open_family("imagenet:objectnet", unnamed, data_dir=str(here))
-
-    shutil.rmtree(mapping.parent)
+    shutil.rmtree(here / "objectnet-1.0" / "mappings")
 
     with rejects("folder_to_objectnet_label.json", "read"):
-        open_family("imagenet:objectnet", unnamed, data_dir=str(here))
+        open_set(here, "objectnet", unnamed)
 
 
-# What is not there, and what is not meant.
+def test_missing_sets_are_listed_with_their_commands(here, unnamed):
+    prepared = f"vit-jax prepare {{}} --data_dir={here}"
+    validation = prepared.format("imagenet2012")
+    topimages = prepared.format("imagenet_v2/topimages")
+    sketch = prepared.format("imagenet_sketch")
+    expected = {
+        "validation": f"{validation} --manual_dir=FOLDER, which holds ILSVRC",
+        "real": "or give --real=real.json",
+        "v2/topimages": f"{topimages}; or unpack its archive, so that",
+        "sketch": f"{sketch}; or unpack its archive, so that sketch is in",
+    }
 
-
-def test_nothing_is_there(here, unnamed):
     with rejects("imagenet:a") as error:
         open_family("imagenet", unnamed, data_dir=str(here))
 
     lines = str(error.value).splitlines()
     assert len(lines) == len(SETS)
-    for name, said in (
-        (
-            "validation",
-            f"vit-jax prepare imagenet2012 --data_dir={here} --manual_dir=FOLDER, which holds ILSVRC",
-        ),
-        ("real", "or give --real=real.json"),
-        (
-            "v2/topimages",
-            f"vit-jax prepare imagenet_v2/topimages --data_dir={here}; or unpack its archive, so that",
-        ),
-        (
-            "sketch",
-            f"vit-jax prepare imagenet_sketch --data_dir={here}; or unpack its archive, so that sketch is in",
-        ),
-    ):
-        assert any(line.startswith(f"imagenet:{name} is") and said in line for line in lines), name
+    for name, advice in expected.items():
+        (line,) = [line for line in lines if line.startswith(f"imagenet:{name} is")]
+        assert advice in line
 
 
 @pytest.mark.parametrize(
@@ -394,8 +436,9 @@ def test_nothing_is_there(here, unnamed):
     ],
 )
 def test_wrong_words(here, labels, words, message):
-    for one in (one for one in SETS if one.subset):
-        write_folder(here / one.folders[0], labels(one.subset))
+    for one in SETS:
+        if one.subset:
+            write_folder(here / one.folders[0], labels(one.subset))
 
     code, out, err = run(["evaluate", str(here / "w.npz"), f"--data_dir={here}", *words])
 

@@ -22,107 +22,117 @@ LARGE = cv2.resize(
 )
 
 
+def encode(pixels, suffix=".png"):
+    return cv2.imencode(suffix, pixels)[1].tobytes()
+
+
 @pytest.fixture
 def folder(make_folder):
     """Two classes, one with a photograph, a small image and a broken file."""
-    photo, small = (cv2.imencode(".png", pixels)[1].tobytes() for pixels in (LARGE, LARGE[:40]))
-    tall = cv2.imencode(".jpg", np.rot90(LARGE))[1].tobytes()
     return make_folder(
         {
-            "a/photo.png": photo,
-            "a/small.png": small,
+            "a/photo.png": encode(LARGE),
+            "a/small.png": encode(LARGE[:40]),
             "a/broken.jpg": b"rubbish",
-            "b/c/tall.jpg": tall,
+            "b/c/tall.jpg": encode(np.rot90(LARGE), ".jpg"),
         }
     )
 
 
-def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_config):
-    copy = tmp_path / "copy"
-    assert prepared.prepare_folder(folder, copy, short_side=60, quality=95) == {
-        "reduced": 2,
-        "copied": 2,
-        "unreadable": 0,
-    }
+def count(reduced=0, copied=0, unreadable=0):
+    return {"reduced": reduced, "copied": copied, "unreadable": unreadable}
 
-    before, after = (
-        open_source(f"folder:{path}", "all", make_config(), 0) for path in (folder, copy)
-    )
-    assert [before.key_of(k) for k in range(4)] == [
-        after.key_of(k) for k in range(4)
-    ]  # so the hold-out is the same
+
+def test_a_copy_has_the_same_files_and_classes(folder, tmp_path, make_config):
+    copy = tmp_path / "copy"
+    counts = prepared.prepare_folder(folder, copy, short_side=60, quality=95)
+
+    assert counts == count(reduced=2, copied=2)
+    assert describe_copy(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 95"
+    assert describe_copy(f"folder:{folder}") == ""
+    assert describe_copy("digits") == ""
+
+    before = open_source(f"folder:{folder}", "all", make_config(), 0)
+    after = open_source(f"folder:{copy}", "all", make_config(), 0)
+    # The hold-out depends on the keys.
+    assert [before.key_of(k) for k in range(4)] == [after.key_of(k) for k in range(4)]
     assert before.class_names == after.class_names
+
     for name in ("a/broken.jpg", "a/small.png"):
         assert (copy / name).read_bytes() == (folder / name).read_bytes()
 
-    for name, shape in (("a/photo.png", (60, 80)), ("b/c/tall.jpg", (80, 60))):
-        file, original = ((path / name).read_bytes() for path in (copy, folder))
-        exact = images.resize_to_cover(images.decode(original), (60, 60)).astype(int)
-        found = images.decode(file)
 
-        assert found.shape[:2] == exact.shape[:2] == shape
-        assert np.abs(found - exact).mean() <= 3  # strong colours at half the resolution
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("a/photo.png", (60, 80)),
+        ("b/c/tall.jpg", (80, 60)),
+    ],
+)
+def test_a_copy_has_shorter_sides(folder, tmp_path, name, shape):
+    copy = tmp_path / "copy"
+    prepared.prepare_folder(folder, copy, short_side=60, quality=95)
+    stored = (copy / name).read_bytes()
+    original = images.decode((folder / name).read_bytes())
+    expected = images.resize_to_cover(original, (60, 60)).astype(int)
 
-        layout = jpeg.layout_of(file)
-        assert (
-            layout.interval * layout.unit[1]
-            >= layout.width
-            > (layout.interval - 1) * layout.unit[1]
-        )
-    assert describe_copy(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 95"
-    assert describe_copy(f"folder:{folder}") == describe_copy("digits") == ""
+    pixels = images.decode(stored)
+
+    assert pixels.shape[:2] == shape
+    assert expected.shape[:2] == shape
+    # Strong colours are stored with half the resolution.
+    assert np.abs(pixels - expected).mean() <= 3
+
+    layout = jpeg.layout_of(stored)
+    unit_width = layout.unit[1]
+    assert layout.interval * unit_width >= layout.width
+    assert (layout.interval - 1) * unit_width < layout.width
 
 
 def test_values_of_more_than_8_bits_are_copied(tmp_path, make_folder):
-    """So that the range that training is given, or that a file states, is still that of the file."""
-    deep = cv2.imencode(".png", LARGE.astype(np.uint16) * 16)[1].tobytes()
+    """The range that training is given, or that a file states, remains the range of the file."""
+    deep = encode(LARGE.astype(np.uint16) * 16)
     folder = make_folder({"a/deep.png": deep})
     counts = prepared.prepare_folder(folder, tmp_path / "copy", short_side=60)
 
-    assert counts == {"reduced": 0, "copied": 1, "unreadable": 0}
+    assert counts == count(copied=1)
     assert (tmp_path / "copy/a/deep.png").read_bytes() == deep
 
 
 def test_an_interrupted_copy_goes_on(folder, tmp_path):
     copy = tmp_path / "copy"
     prepared.prepare_folder(folder, copy, short_side=60)
-    (copy / "a/small.png").rename(
-        copy / "a/.small.png.1f.tmp"
-    )  # as a kill before the rename leaves it
-
+    # A kill before the rename leaves this file.
+    (copy / "a/small.png").rename(copy / "a/.small.png.1f.tmp")
     assert len(image_files(str(copy))) == 3
-    assert prepared.prepare_folder(folder, copy, short_side=60) == {
-        "reduced": 0,
-        "copied": 1,
-        "unreadable": 0,
-    }
+
+    assert prepared.prepare_folder(folder, copy, short_side=60) == count(copied=1)
     assert len(image_files(str(copy))) == 4
 
 
 def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
     """The second writes all files while the first has written one and not yet given it its name."""
     copy = tmp_path / "copy"
-    kinds = []
-    monkeypatch.setattr(
-        workers, "available_cores", lambda: 1
-    )  # so that it is the first file, "broken.jpg"
+    results = []
+    # With one core, "broken.jpg" is the first file.
+    monkeypatch.setattr(workers, "available_cores", lambda: 1)
 
     def prepare_before(name):
         rename = getattr(pathlib.Path, name)
 
-        def renamed(path, target):
-            if target.name == "broken.jpg" and not kinds:
-                kinds.append("first")
-                kinds.append(prepared.prepare_folder(folder, copy, short_side=60))
+        def prepare_and_rename(path, target):
+            if target.name == "broken.jpg" and not results:
+                results.append("first")
+                results.append(prepared.prepare_folder(folder, copy, short_side=60))
             return rename(path, target)
 
-        monkeypatch.setattr(pathlib.Path, name, renamed)
+        monkeypatch.setattr(pathlib.Path, name, prepare_and_rename)
 
     prepare_before("rename")
     prepare_before("replace")
     prepared.prepare_folder(folder, copy, short_side=60)
 
-    assert kinds[1] == {"reduced": 2, "copied": 2, "unreadable": 0}
+    assert results[1] == count(reduced=2, copied=2)
     assert len(image_files(str(copy))) == 4
     assert list(copy.glob("**/.*")) == []
 
@@ -130,19 +140,25 @@ def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
 def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
     """Unreadable files are skipped, named, and copied later; images that no JPEG can hold are copied."""
     missing = tmp_path / "elsewhere.png"
+    copy = tmp_path / "copy"
+    wide = encode(np.zeros((61, 70_000, 3), np.uint8))
     (folder / "a/dangling.png").symlink_to(missing)
     (folder / "b/loop.jpg").symlink_to("loop.jpg")
     (folder / "b/sparse.jpg").touch()
     os.truncate(folder / "b/sparse.jpg", 60 * 10**9)
-    wide = cv2.imencode(".png", np.zeros((61, 70_000, 3), np.uint8))[1].tobytes()
     (folder / "b/wide.png").write_bytes(wide)
-    copy = tmp_path / "copy"
+
     counts = prepared.prepare_folder(folder, copy, short_side=60)
 
-    assert counts == {"reduced": 2, "copied": 3, "unreadable": 3}
+    assert counts == count(reduced=2, copied=3, unreadable=3)
     assert (copy / "b/wide.png").read_bytes() == wide
     assert sorted(path.name for path in copy.rglob("*") if path.is_file()) == [
-        *("broken.jpg", "photo.png", "prepared.json", "small.png", "tall.jpg", "wide.png")
+        "broken.jpg",
+        "photo.png",
+        "prepared.json",
+        "small.png",
+        "tall.jpg",
+        "wide.png",
     ]
 
     (message,) = [record.getMessage() for record in caplog.records]
@@ -151,11 +167,8 @@ def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
     assert str(folder / "b/sparse.jpg") in message
 
     missing.write_bytes(wide)
-    assert prepared.prepare_folder(folder, copy, short_side=60) == {
-        "reduced": 0,
-        "copied": 1,
-        "unreadable": 2,
-    }
+    counts = prepared.prepare_folder(folder, copy, short_side=60)
+    assert counts == count(copied=1, unreadable=2)
 
 
 def test_the_verb_ends_with_code_1_after_an_unreadable_file(folder, tmp_path):
@@ -165,7 +178,8 @@ def test_the_verb_ends_with_code_1_after_an_unreadable_file(folder, tmp_path):
     (folder / "a/dangling.png").symlink_to(tmp_path / "elsewhere.png")
     outcome = run(words)
 
-    assert (outcome.code, "1 cannot be read" in outcome.out) == (1, True)
+    assert outcome.code == 1
+    assert "1 cannot be read" in outcome.out
 
 
 def test_an_output_that_cannot_be_written(folder, tmp_path):
@@ -192,7 +206,7 @@ def test_a_damaged_description(folder, text):
 
 
 def test_an_unfinished_copy_is_rejected(folder, tmp_path, make_config, monkeypatch):
-    """Also a split of it. The message is the command that finishes the copy."""
+    """So is a split of it. The message is the command that finishes the copy."""
     copy = tmp_path / "copy"
     with monkeypatch.context() as patch:
         patch.setattr(prepared, "decode", fail_at_last)
@@ -227,38 +241,44 @@ def test_a_copy_of_an_older_version_has_no_mark_and_is_taken_as_finished(
 
     assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
     assert describe_copy(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 90"
-    assert prepared.prepare_folder(folder, copy, short_side=60) == {
-        "reduced": 0,
-        "copied": 0,
-        "unreadable": 0,
-    }
+    assert prepared.prepare_folder(folder, copy, short_side=60) == count()
     assert json.loads((copy / "prepared.json").read_text())["complete"] is True
 
 
 def test_rejections(folder, tmp_path):
-    def prepare(source, output, **how):
-        prepared.prepare_folder(source, output, **{"short_side": 60} | how)
+    missing = tmp_path / "missing"
+    copy = tmp_path / "copy"
+    other = tmp_path / "other"
+    other.mkdir()
 
-    with rejects(str(tmp_path / "missing"), "no folder with images"):
-        prepare(tmp_path / "missing", tmp_path / "copy")
+    with rejects(str(missing), "no folder with images"):
+        prepared.prepare_folder(missing, copy, short_side=60)
 
     with rejects(str(folder / "copy"), "inside"):
-        prepare(folder, folder / "copy")
+        prepared.prepare_folder(folder, folder / "copy", short_side=60)
 
-    (tmp_path / "other").mkdir()
-    with rejects(str(tmp_path / "other"), "not prepared"):
-        prepare(folder, tmp_path / "other")
+    with rejects(str(other), "not prepared"):
+        prepared.prepare_folder(folder, other, short_side=60)
 
-    prepare(folder, tmp_path / "copy")
-    with rejects(str(tmp_path / "copy"), "'short_side': 61"):
-        prepare(folder, tmp_path / "copy", short_side=61)
+    prepared.prepare_folder(folder, copy, short_side=60)
+    with rejects(str(copy), "'short_side': 61"):
+        prepared.prepare_folder(folder, copy, short_side=61)
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[" * 10_000, "[]", "{}", '{"short_side": 60, "quality": null}', "x" * 70_000]
+    "content",
+    [
+        "",
+        "[" * 10_000,
+        "[]",
+        "{}",
+        '{"short_side": 60, "quality": null}',
+        "x" * 70_000,
+    ],
 )
 def test_a_description_of_another_structure_is_named(folder, content):
     (folder / prepared.DESCRIPTION).write_text(content)
+
     with rejects(prepared.DESCRIPTION, ""):
         describe_copy(f"folder:{folder}")
 
@@ -266,13 +286,13 @@ def test_a_description_of_another_structure_is_named(folder, content):
 def test_files_that_a_killed_process_left_are_removed_from_the_finished_copy(folder, tmp_path):
     output = tmp_path / "copy"
     prepared.prepare_folder(folder, output, short_side=32)
-    left = next(path for path in output.rglob("*.*") if path.parent != output).with_name(
-        ".a.jpg.0123456789abcdef.tmp"
-    )
-    left.write_bytes(b"half")
+    copied = next(path for path in output.rglob("*.*") if path.parent != output)
+    abandoned = copied.with_name(".a.jpg.0123456789abcdef.tmp")
+    abandoned.write_bytes(b"half")
     other = output / ".notes.tmp"
     other.write_text("not ours")
+
     prepared.prepare_folder(folder, output, short_side=32)
 
-    assert not left.exists()
+    assert not abandoned.exists()
     assert other.exists()
