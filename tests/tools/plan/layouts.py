@@ -21,9 +21,11 @@ from docs.tables import table
 from vit_jax.config import load_recipe
 from vit_jax.config.architecture import UNROLLED
 from vit_jax.models.flops import count_parameters
+from vit_jax.sharding.memory import Memory
 from vit_jax.tools.plan.arithmetic import limit_seconds
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import make_plan
+from vit_jax.tools.plan.timeline import Timeline
 from vit_jax.tools.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.layout import RESERVE, usable_bytes
@@ -31,8 +33,10 @@ from vit_jax.train.layout import RESERVE, usable_bytes
 ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/layouts.json"
 DEFAULTS = ROOT / "tests/golden/default_layouts.json"
+GIB = 2**30
 DEPTHS = (2, 4)
-OF_LAYERS = ("norm", "attention", "mlp", "dropout")  # phases of a step, of `plan.timeline.PHASES`
+# Phases of a step, of `plan.timeline.PHASES`
+OF_LAYERS = ("norm", "attention", "mlp", "dropout")
 OF_UPDATE = ("optimizer", "average", "metrics")
 NETWORKS = {
     "B/16": "configs/pretrain_imagenet1k.py:ViT-B/16",
@@ -58,17 +62,23 @@ class Layout:
     @property
     def name(self) -> str:
         form = "unrolled" if self.unrolled else "loop"
-        return f"{self.network} {self.machine} {self.remat} {form} /{self.shared_by} x{self.micro_batches}"
+        run = f"{self.network} {self.machine}"
+        return f"{run} {self.remat} {form} /{self.shared_by} x{self.micro_batches}"
 
     def options(self, depth: int) -> list[str]:
-        """Options of the command line."""
-        chips = parse_topology(self.machine).num_chips
+        """Return options of the command line."""
+        sharding = "replicated"
+        num_replicas = None
+        if self.shared_by > 1:
+            sharding = "fsdp"
+            num_replicas = parse_topology(self.machine).num_chips // self.shared_by
+
         values = {
             "model.remat": self.remat,
             "model.depth": depth,
             "model.scan_unroll": depth if self.unrolled else 1,
-            "sharding.parameters": "replicated" if self.shared_by == 1 else "fsdp",
-            "sharding.num_replicas": None if self.shared_by == 1 else chips // self.shared_by,
+            "sharding.parameters": sharding,
+            "sharding.num_replicas": num_replicas,
             "optimizer.accumulation_steps": self.micro_batches,
         }
         return [f"--config.{name}={value}" for name, value in values.items()]
@@ -78,40 +88,63 @@ def parse(text: str) -> Layout:
     """Return the layout of this name."""
     network, machine, remat, form, shared, micro_batches = text.split()
     return Layout(
-        network, machine, remat, int(shared[1:]), int(micro_batches[1:]), form == "unrolled"
+        network=network,
+        machine=machine,
+        remat=remat,
+        shared_by=int(shared[1:]),
+        micro_batches=int(micro_batches[1:]),
+        unrolled=form == "unrolled",
     )
 
 
-def compiled(layout: Layout, depth: int) -> dict[str, Any]:
+def compile_layout(layout: Layout, depth: int) -> dict[str, Any]:
     """Compile the step of this network with this many layers; return its figures."""
     recipe = NETWORKS[layout.network]
     topology = parse_topology(layout.machine)
     config = load_recipe(recipe, layout.options(depth))
-    began = time.perf_counter()
-    cpu = time.process_time()
+
+    wall_start = time.perf_counter()
+    cpu_start = time.process_time()
     plan = make_plan(config, topology, choose_dataset(recipe, config))
-    line = plan.timeline
+    cpu_seconds = time.process_time() - cpu_start
+    wall_seconds = time.perf_counter() - wall_start
+
     return {
-        "gib": None if plan.needed_bytes is None else plan.needed_bytes / 2**30,
+        "gib": None if plan.needed_bytes is None else plan.needed_bytes / GIB,
         "fits": plan.fits,
-        "ms": None if line is None else 1e3 * line.seconds,
-        "waits_ms": None if line is None else 1e3 * line.collective_seconds,
-        "prefetch_ms": None if line is None else 1e3 * line.prefetch_seconds,
-        "parts_ms": None
-        if line is None
-        else {phase: 1e3 * seconds for phase, seconds in line.phases.items()},
-        "memory": None
-        if plan.memory is None
-        else {k: v / 2**30 for k, v in dataclasses.asdict(plan.memory).items()},
+        **read_times(plan.timeline),
+        "memory": read_memory(plan.memory),
         "mfu": plan.totals.mfu if plan.totals else None,
-        "cpu_s": time.process_time() - cpu,
-        "wall_s": time.perf_counter() - began,
+        "cpu_s": cpu_seconds,
+        "wall_s": wall_seconds,
     }
 
 
+def read_times(timeline: Timeline | None) -> dict[str, Any]:
+    """Return milliseconds of a step; values are None without a timeline."""
+    if timeline is None:
+        return dict.fromkeys(("ms", "waits_ms", "prefetch_ms", "parts_ms"))
+    return {
+        "ms": 1e3 * timeline.seconds,
+        "waits_ms": 1e3 * timeline.collective_seconds,
+        "prefetch_ms": 1e3 * timeline.prefetch_seconds,
+        "parts_ms": {phase: 1e3 * seconds for phase, seconds in timeline.phases.items()},
+    }
+
+
+def read_memory(memory: Memory | None) -> dict[str, float] | None:
+    """Return GiB by kind of memory."""
+    if memory is None:
+        return None
+    by_kind = dataclasses.asdict(memory)
+    return {kind: num_bytes / GIB for kind, num_bytes in by_kind.items()}
+
+
 def depths_of(layout: Layout, *, full: bool) -> tuple[int, ...]:
-    """Loops compile as fast with all their layers; others are extrapolated unless `full`."""
-    return DEPTHS if layout.unrolled and not full else (FULL_DEPTH[layout.network],)
+    """Return the depths to compile: few for unrolled layers unless `full`, for loops the complete one."""
+    if layout.unrolled and not full:
+        return DEPTHS
+    return (FULL_DEPTH[layout.network],)
 
 
 def load() -> dict[str, dict[str, Any]]:
@@ -125,9 +158,9 @@ def load_defaults() -> dict[str, dict[str, Any]]:
 
 
 def store_defaults() -> None:
-    """Write what a run does by default now."""
-    every = {f"{network} {machine}": choose(network, machine) for network, machine in PAIRS}
-    DEFAULTS.write_text(json.dumps(every, indent=1) + "\n")
+    """Write the present default layouts."""
+    defaults = {f"{network} {machine}": choose(network, machine) for network, machine in PAIRS}
+    DEFAULTS.write_text(json.dumps(defaults, indent=1) + "\n")
 
 
 def store(name: str, depth: int, figures: dict[str, Any]) -> None:
@@ -143,179 +176,232 @@ def store(name: str, depth: int, figures: dict[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A step of the complete network."""
+    """A step of the complete network.
 
-    core_ms: float  # without waiting for collectives
-    update_ms: (
-        float | None
-    )  # of these for norms, optimiser, average: what sharding can save; None if not recorded
-    ms: (
-        float | None
-    )  # with waiting; None if one depth alone was compiled, in which nothing runs beside collectives
-    gib: float | None  # likewise
+    `core_ms` excludes waiting for collectives. `update_ms` is its part for norms, optimiser and
+    average, which sharding can save; None if it is not recorded. `ms` includes waiting, and `gib` is
+    the memory. Both are None if only one depth was compiled, because nothing runs beside collectives there.
+    """
+
+    core_ms: float
+    update_ms: float | None
+    ms: float | None
+    gib: float | None
 
 
 def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
-    """Return figures of the complete network, of which every layer costs the same; None if too little was compiled.
+    """Return figures of the complete network, in which every layer costs the same.
 
-    From two depths by extrapolation. From one the parts of layers count in proportion to the depth,
-    the update to the parameters, and the rest once.
+    Two depths are extrapolated. From one depth, the parts of layers grow with the depth, the update
+    grows with the parameters, and the rest counts once. Returns None if too little was compiled.
     """
     full = FULL_DEPTH[layout.network]
     by_depth = {int(depth): one for depth, one in figures.items() if one.get("ms")}
     if not by_depth:
         return None
-    update = max(
-        (_by_parts(layout, depth, one)[1] for depth, one in by_depth.items() if "parts_ms" in one),
-        default=None,
-    )
+
+    scaled = {}
+    for depth, one in by_depth.items():
+        if "parts_ms" in one:
+            scaled[depth] = _scale_parts(layout, depth, one)
+    update = max((update_ms for _, update_ms in scaled.values()), default=None)
+
     if full in by_depth:
         one = by_depth[full]
         return Estimate(one["ms"] - one["waits_ms"], update, one["ms"], one["gib"])
-    depths = sorted(by_depth)
-    if len(depths) == 1:
-        one = by_depth[depths[0]]
-        return (
-            Estimate(*_by_parts(layout, depths[0], one), None, None) if "parts_ms" in one else None
-        )
-    low, high = (by_depth[depth] for depth in depths[-2:])
-    layers = (full - depths[-1]) / (depths[-1] - depths[-2])
-    ms, waits, gib = (
-        high[name] + layers * (high[name] - low[name]) for name in ("ms", "waits_ms", "gib")
-    )
-    return Estimate(ms - max(waits, 0.0), update, ms, gib)
+
+    if len(by_depth) == 1:
+        if not scaled:
+            return None
+        ((core_ms, update_ms),) = scaled.values()
+        return Estimate(core_ms, update_ms, None, None)
+
+    low_depth, high_depth = sorted(by_depth)[-2:]
+    layers = (full - high_depth) / (high_depth - low_depth)
+    low = by_depth[low_depth]
+    high = by_depth[high_depth]
+    complete = {}
+    for name in ("ms", "waits_ms", "gib"):
+        complete[name] = high[name] + layers * (high[name] - low[name])
+
+    core_ms = complete["ms"] - max(complete["waits_ms"], 0.0)
+    return Estimate(core_ms, update, complete["ms"], complete["gib"])
 
 
-def _by_parts(layout: Layout, depth: int, figures: dict[str, Any]) -> tuple[float, float]:
-    """Return milliseconds of the core with all layers, and those of the update among them."""
-    deeper = FULL_DEPTH[layout.network] / depth
-    more = _parameters(layout.network, FULL_DEPTH[layout.network]) / _parameters(
-        layout.network, depth
-    )
-    times = dict.fromkeys(OF_LAYERS, deeper) | dict.fromkeys(OF_UPDATE, more)
-    scaled = {part: ms * times.get(part, 1.0) for part, ms in figures["parts_ms"].items()}
-    return sum(scaled.values()) + figures["prefetch_ms"] * deeper, sum(
-        scaled.get(part, 0.0) for part in OF_UPDATE
-    )
+def _scale_parts(layout: Layout, depth: int, figures: dict[str, Any]) -> tuple[float, float]:
+    """Return milliseconds of the core with all layers, and milliseconds of its update."""
+    full = FULL_DEPTH[layout.network]
+    deeper = full / depth
+    larger = _count_parameters(layout.network, full) / _count_parameters(layout.network, depth)
+    factors = dict.fromkeys(OF_LAYERS, deeper) | dict.fromkeys(OF_UPDATE, larger)
+
+    core_ms = figures["prefetch_ms"] * deeper
+    update_ms = 0.0
+    for part, ms in figures["parts_ms"].items():
+        scaled_ms = ms * factors.get(part, 1.0)
+        core_ms += scaled_ms
+        if part in OF_UPDATE:
+            update_ms += scaled_ms
+    return core_ms, update_ms
 
 
 @functools.cache
-def _parameters(network: str, depth: int) -> int:
-    config = load_recipe(NETWORKS[network], [f"--config.model.depth={depth}"])
-    return count_parameters(
-        architecture_of(config, choose_dataset(NETWORKS[network], config).num_classes)
-    )
+def _count_parameters(network: str, depth: int) -> int:
+    recipe = NETWORKS[network]
+    config = load_recipe(recipe, [f"--config.model.depth={depth}"])
+    num_classes = choose_dataset(recipe, config).num_classes
+    return count_parameters(architecture_of(config, num_classes))
 
 
 def choose(network: str, machine: str) -> dict[str, Any]:
-    """Return what a run does by default, and the least milliseconds of a step."""
+    """Return the default layout of a run, and the least milliseconds of its step."""
     recipe = NETWORKS[network]
     topology = parse_topology(machine)
     config = load_recipe(recipe)
     dataset = choose_dataset(recipe, config)
-    devices = topology.stand_ins()
     run = assemble(
         config,
         architecture_of(config, dataset.num_classes),
         num_examples=dataset.num_examples,
-        devices=devices,
+        devices=topology.stand_ins(),
     )
+
     policy = run.architecture.remat
-    least = limit_seconds(run, topology)
     is_replicated = run.config.sharding.parameters == "replicated"
-    shared_by = 1 if is_replicated else run.batch_sharding.mesh.shape["data"]
-    parts = run.config.optimizer.accumulation_steps
-    layout = Layout(network, machine, policy, shared_by, parts, policy in UNROLLED)
-    return {"layout": layout.name, "least_ms": round(1e3 * least, 1)}
+    layout = Layout(
+        network=network,
+        machine=machine,
+        remat=policy,
+        shared_by=1 if is_replicated else run.batch_sharding.mesh.shape["data"],
+        micro_batches=run.config.optimizer.accumulation_steps,
+        unrolled=policy in UNROLLED,
+    )
+    least_ms = 1e3 * limit_seconds(run, topology)
+    return {"layout": layout.name, "least_ms": round(least_ms, 1)}
+
+
+COLUMNS = (
+    "machine",
+    "network",
+    "default",
+    "least, ms",
+    "core, ms",
+    "least / core",
+    "with waits, ms",
+    "GiB",
+    "best that was compiled",
+    "core, ms",
+    "default above",
+    "above the bound",
+    "compiled",
+)
 
 
 def layouts_table() -> str:
     """Return the default beside the best compiled layout that fits, for each network and machine."""
     compiled = {parse(name): figures for name, figures in load().items()}
     lines = []
-    for name, default_of in load_defaults().items():
+    for name, default in load_defaults().items():
         network, machine = name.split()
-        usable = (1 - RESERVE) * usable_bytes(parse_topology(machine).stand_ins()[0]) / 2**30
-        same = [
-            layout for layout in compiled if (layout.network, layout.machine) == (network, machine)
-        ]
-        every = {
-            layout: full
-            for layout in same
-            if (full := at_full_depth(layout, compiled[layout])) is not None
-        }
-        fitting = [layout for layout, full in every.items() if (full.gib or 0.0) <= usable]
-        default = parse(default_of["layout"])
-        limit = default_of["least_ms"]
-        of_default = ["–"] * 4
-        of_best = ["–"] * 4
-        if default in every:
-            full = every[default]
-            with_waits = (
-                [f"{full.ms:,.1f}", f"{full.gib:.1f}"] if full.ms and full.gib else ["–", "–"]
-            )
-            of_default = [f"{full.core_ms:,.1f}", f"{limit / full.core_ms:.0%}", *with_waits]
-        if fitting:
-            best = min(fitting, key=lambda layout: every[layout].core_ms)
-            known = [
-                full.core_ms - full.update_ms
-                for full in map(every.__getitem__, fitting)
-                if full.update_ms is not None
-            ]
-            of_best = [_short(best), f"{every[best].core_ms:,.1f}", "–", "–"]
-            if default in every:
-                core = every[default].core_ms
-                bound = min([every[best].core_ms, *known]) if known else None
-                of_best[2] = f"{core / every[best].core_ms - 1:+.1%}"
-                of_best[3] = "–" if bound is None else f"{core / bound - 1:+.1%}"
+        estimates = {}
+        for layout, figures in compiled.items():
+            if (layout.network, layout.machine) != (network, machine):
+                continue
+            if estimate := at_full_depth(layout, figures):
+                estimates[layout] = estimate
+
+        default_layout = parse(default["layout"])
+        least_ms = default["least_ms"]
         lines.append(
             [
                 machine,
                 network,
-                _short(default),
-                f"{limit:,.1f}",
-                *of_default,
-                *of_best,
-                str(len(every)),
+                _describe(default_layout),
+                f"{least_ms:,.1f}",
+                *_default_cells(estimates.get(default_layout), least_ms),
+                *_best_cells(estimates, default_layout),
+                str(len(estimates)),
             ]
         )
-    columns = ("default", "least, ms", "core, ms", "least / core", "with waits, ms", "GiB")
-    columns += (
-        "best that was compiled",
-        "core, ms",
-        "default above",
-        "above the bound",
-        "compiled",
-    )
-    return table(("machine", "network", *columns), lines)
+    return table(COLUMNS, lines)
 
 
-def _short(layout: Layout) -> str:
+def _default_cells(estimate: Estimate | None, least_ms: float) -> list[str]:
+    """Return the cells of the default layout."""
+    if estimate is None:
+        return ["–"] * 4
+    cells = [f"{estimate.core_ms:,.1f}", f"{least_ms / estimate.core_ms:.0%}"]
+    if not (estimate.ms and estimate.gib):
+        return [*cells, "–", "–"]
+    return [*cells, f"{estimate.ms:,.1f}", f"{estimate.gib:.1f}"]
+
+
+def _best_cells(estimates: dict[Layout, Estimate], default: Layout) -> list[str]:
+    """Return the cells of the layout with the fastest core that fits."""
+    fitting = {}
+    for layout, estimate in estimates.items():
+        device = parse_topology(layout.machine).stand_ins()[0]
+        usable_gib = (1 - RESERVE) * usable_bytes(device) / GIB
+        if (estimate.gib or 0.0) <= usable_gib:
+            fitting[layout] = estimate
+    if not fitting:
+        return ["–"] * 4
+
+    best = min(fitting, key=lambda layout: fitting[layout].core_ms)
+    best_ms = fitting[best].core_ms
+    cells = [_describe(best), f"{best_ms:,.1f}"]
+    if default not in estimates:
+        return [*cells, "–", "–"]
+
+    default_ms = estimates[default].core_ms
+    cells.append(f"{default_ms / best_ms - 1:+.1%}")
+    without_update = []
+    for estimate in fitting.values():
+        if estimate.update_ms is not None:
+            without_update.append(estimate.core_ms - estimate.update_ms)
+    if not without_update:
+        return [*cells, "–"]
+    bound_ms = min(best_ms, *without_update)
+    return [*cells, f"{default_ms / bound_ms - 1:+.1%}"]
+
+
+def _describe(layout: Layout) -> str:
     shared = "replicated" if layout.shared_by == 1 else f"FSDP over {layout.shared_by}"
-    return (
-        f"{layout.remat}, {shared}, {layout.micro_batches} part{'s' * (layout.micro_batches > 1)}"
-    )
+    plural = "s" if layout.micro_batches > 1 else ""
+    return f"{layout.remat}, {shared}, {layout.micro_batches} part{plural}"
 
 
-if __name__ == "__main__":
+def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures to print."""
+    rounded = {}
+    for name, value in figures.items():
+        if isinstance(value, float):
+            value = round(value, 3)
+        if name != "memory":
+            rounded[name] = value
+    return rounded
+
+
+def main() -> None:
+    """Compile the layouts of the command line that are not recorded yet."""
     parser = argparse.ArgumentParser()
     parser.add_argument("layouts", nargs="+")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--depths", type=int, nargs="+", default=[])
     arguments = parser.parse_args()
+
     for text in arguments.layouts:
         layout = parse(text)
         for depth in arguments.depths or depths_of(layout, full=arguments.full):
             if str(depth) in load().get(layout.name, {}):
                 continue
             try:
-                figures = compiled(layout, depth)
+                figures = compile_layout(layout, depth)
             except ValueError as error:
                 figures = {"error": str(error)}
             store(layout.name, depth, figures)
-            short = {
-                k: round(v, 3) if isinstance(v, float) else v
-                for k, v in figures.items()
-                if k != "memory"
-            }
-            print(layout.name, depth, short, flush=True)
+            print(layout.name, depth, round_figures(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ Nothing but products is counted.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from vit_jax.config import Architecture, ModelConfig
 from vit_jax.config.networks import build_architecture
@@ -19,55 +20,81 @@ UNITS = 4
 TILE = 128
 
 
+class Product(NamedTuple):
+    """A matrix product, computed `count` times in the forward pass."""
+
+    count: int
+    rows: int
+    contracted: int
+    columns: int
+
+
 def limit(architecture: Architecture, images: int) -> float:
-    """Cycles of a step with so many images on a chip."""
+    """Return the cycles of a step with this number of images on a chip."""
     cycles = 0.0
-    for place, (count, rows, contracted, columns) in enumerate(_products(architecture, images)):
-        forward = rows * _tiles(contracted) * _tiles(columns)
-        # Of images there is no gradient
-        of_inputs = rows * _tiles(columns) * _tiles(contracted) if place else 0
-        of_weights = _tiles(rows) * min(contracted * _tiles(columns), columns * _tiles(contracted))
-        cycles += count * (forward + of_inputs + of_weights)
+    for index, product in enumerate(_list_products(architecture, images)):
+        contracted_tiles = _count_tiles(product.contracted)
+        column_tiles = _count_tiles(product.columns)
+        forward = product.rows * contracted_tiles * column_tiles
+        # The images, which the first product reads, have no gradient.
+        input_gradient = forward if index > 0 else 0
+        weight_gradient = _count_tiles(product.rows) * min(
+            product.contracted * column_tiles, product.columns * contracted_tiles
+        )
+        cycles += product.count * (forward + input_gradient + weight_gradient)
     return cycles / UNITS
 
 
-def _products(a: Architecture, images: int) -> Iterator[tuple[int, int, int, int]]:
-    """How often a product is computed in the forward pass, its rows, contracted dimension and columns."""
+def _list_products(a: Architecture, images: int) -> Iterator[Product]:
+    """Yield the products of the forward pass."""
     if a.has_resnet:
-        root = convolutions.root(a)
-        yield 1, images * _area(root), root.kernel**2 * root.inputs, root.outputs
-        for unit in convolutions.residual_units(a):
-            for conv in unit.convolutions:
-                yield conv.kernel**2, images * _area(conv), conv.inputs, conv.outputs
+        yield from _list_resnet_products(a, images)
     if a.has_transformer:
-        tokens = images * a.sequence_length
-        length = a.sequence_length
-        head = a.width // a.num_heads
-        yield (
-            1,
-            images * a.grid[0] * a.grid[1],
-            a.patch_size[0] * a.patch_size[1] * a.map_channels,
-            a.width,
-        )
-        yield 4 * a.depth, tokens, a.width, a.width
-        yield a.depth, tokens, a.width, a.mlp_dim
-        yield a.depth, tokens, a.mlp_dim, a.width
-        yield a.depth * a.num_heads * images, length, head, length
-        yield a.depth * a.num_heads * images, length, length, head
-    yield 1, images, a.width, a.num_classes
+        yield from _list_transformer_products(a, images)
+    yield Product(1, images, a.width, a.num_classes)
+
+
+def _list_resnet_products(a: Architecture, images: int) -> Iterator[Product]:
+    root = convolutions.root(a)
+    yield Product(1, images * _area(root), root.kernel**2 * root.inputs, root.outputs)
+
+    for unit in convolutions.residual_units(a):
+        for conv in unit.convolutions:
+            yield Product(conv.kernel**2, images * _area(conv), conv.inputs, conv.outputs)
+
+
+def _list_transformer_products(a: Architecture, images: int) -> Iterator[Product]:
+    length = a.sequence_length
+    tokens = images * length
+    patches = images * a.grid[0] * a.grid[1]
+    patch_values = a.patch_size[0] * a.patch_size[1] * a.map_channels
+    head = a.width // a.num_heads
+    heads = a.depth * a.num_heads * images
+
+    yield Product(1, patches, patch_values, a.width)
+    yield Product(4 * a.depth, tokens, a.width, a.width)
+    yield Product(a.depth, tokens, a.width, a.mlp_dim)
+    yield Product(a.depth, tokens, a.mlp_dim, a.width)
+    yield Product(heads, length, head, length)
+    yield Product(heads, length, length, head)
 
 
 def _area(conv: convolutions.Convolution) -> int:
     return conv.output_size[0] * conv.output_size[1]
 
 
-def _tiles(size: int) -> int:
+def _count_tiles(size: int) -> int:
     return -(-size // TILE)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the limit of four networks."""
     for name, images in (("R50x1", 64), ("R50+ViT-B/16", 32), ("ViT-B/16", 64), ("ViT-L/16", 64)):
-        architecture = build_architecture(
-            ModelConfig(name=name), image_size=(224, 224), num_classes=1000
-        )
-        print(f"{name}, {images} images: {limit(architecture, images) / 1e6:.1f} million cycles")
+        model = ModelConfig(name=name)
+        architecture = build_architecture(model, image_size=(224, 224), num_classes=1000)
+        cycles = limit(architecture, images)
+        print(f"{name}, {images} images: {cycles / 1e6:.1f} million cycles")
+
+
+if __name__ == "__main__":
+    main()

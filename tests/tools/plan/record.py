@@ -29,15 +29,16 @@ README = ROOT / "vit_jax/bench/PLANS.md"
 Row = dict[str, Any]
 
 
+# These overrides apply unless a case has its own value.
 LAYOUT = (
     "model.remat=dots",
     "sharding.parameters=replicated",
     "optimizer.accumulation_steps=1",
-)  # unless overridden
+)
 
 
 class Case(NamedTuple):
-    """One recorded plan: a recipe, a machine, and overrides without their `--config.`, separated by spaces."""
+    """One recorded plan: a recipe, a machine, and overrides without `--config.`, separated by spaces."""
 
     name: str
     recipe: str
@@ -46,7 +47,7 @@ class Case(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The layout is explicit: a formula that is wrong must not change what is recorded."""
+        """Return options with an explicit layout, so that a wrong formula does not change the record."""
         return [f"--config.{override}" for override in (*LAYOUT, *self.overrides.split())]
 
     @property
@@ -122,126 +123,158 @@ CASES = (*HEADLINES, *SPREAD)
 
 
 def plan_of(case: Case, *, can_compile: bool) -> Plan:
-    """Plans a case."""
+    """Return the plan of a case."""
     config = load_recipe(case.recipe, case.options)
     topology = parse_topology(case.topology)
     return make_plan(config, topology, choose_dataset(case.recipe, config), can_compile=can_compile)
 
 
 def record(case: Case) -> Row:
-    """Compiles a case; returns the figures to store."""
+    """Compile a case and return the figures to store."""
     plan = to_json(plan_of(case, can_compile=True))
-    line = plan.pop("timeline") or {}
+    timeline = plan.pop("timeline") or {}
     for name in ("dataset", "reason", "roofline", "limit_seconds", "compile_seconds"):
         plan.pop(name)
+
+    seconds = {name: value for name, value in timeline.items() if name.endswith("_seconds")}
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
     return {
         "name": case.name,
         "command": case.command,
         **plan,
-        "timeline": {name: value for name, value in line.items() if name.endswith("_seconds")},
-        "dearest_collectives": line.get("collectives", [])[:3],
-        "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
+        "timeline": seconds,
+        "dearest_collectives": timeline.get("collectives", [])[:3],
+        "versions": versions,
         "date": datetime.date.today().isoformat(),
     }
 
 
 def load() -> dict[str, Row]:
-    """All recorded figures by name of the case."""
+    """Return all recorded figures by name of the case."""
     return json.loads(GOLDEN.read_text())
 
 
 def write(rows: dict[str, Row]) -> None:
-    """Stores the figures, in the order of the cases, and renews the README's tables."""
+    """Store the figures in the order of the cases, and renew the README's tables."""
     rows = {case.name: rows[case.name] for case in CASES if case.name in rows}
     GOLDEN.write_text(json.dumps(rows, indent=1) + "\n")
     README.write_text(renew(README.read_text(), TABLES))
 
 
+HEADLINE_COLUMNS = (
+    "",
+    "fits",
+    "GiB a chip, of",
+    "parameters",
+    "optimiser",
+    "activations",
+    "gradients",
+    "temporary",
+    "step, ms",
+    "waiting for collectives, ms",
+    "MFU",
+    "days",
+    "chip-hours",
+    "exaFLOPs",
+)
+
+
 def headline_table() -> str:
-    """Memory, time and cost of runs on pods."""
+    """Return the table of memory, time and cost of runs on pods."""
     rows = load()
-    kinds = ("parameters", "optimizer", "activations", "gradients", "temporary")
-    titles = (kind.replace("optimizer", "optimiser") for kind in kinds)
-    columns = (
-        "fits",
-        "GiB a chip, of",
-        *titles,
-        "step, ms",
-        "waiting for collectives, ms",
-        "MFU",
-        "days",
-    )
     lines = []
-    for row in (rows[case.name] for case in HEADLINES):
+    for case in HEADLINES:
+        row = rows[case.name]
+        memory = row["memory"]
         totals = row["totals"]
         lines.append(
             [
-                *(row["name"], "yes" if row["fits"] else "no"),
+                row["name"],
+                "yes" if row["fits"] else "no",
                 f"{row['needed_bytes'] / GIB:.2f}, {row['usable_bytes'] / GIB:.2f}",
-                *(f"{row['memory'][kind] / GIB:.3f}" for kind in kinds),
-                *(
-                    f"{1e3 * row['step_seconds']:,.1f}",
-                    f"{1e3 * row['timeline']['collective_seconds']:,.1f}",
-                ),
-                *(f"{totals['mfu']:.1%}", f"{totals['days']:,.2f}"),
-                *(f"{totals['chip_hours']:,.0f}", f"{totals['exaflops']:,.0f}"),
+                f"{memory['parameters'] / GIB:.3f}",
+                f"{memory['optimizer'] / GIB:.3f}",
+                f"{memory['activations'] / GIB:.3f}",
+                f"{memory['gradients'] / GIB:.3f}",
+                f"{memory['temporary'] / GIB:.3f}",
+                f"{1e3 * row['step_seconds']:,.1f}",
+                f"{1e3 * row['timeline']['collective_seconds']:,.1f}",
+                f"{totals['mfu']:.1%}",
+                f"{totals['days']:,.2f}",
+                f"{totals['chip_hours']:,.0f}",
+                f"{totals['exaflops']:,.0f}",
             ]
         )
-    return table(("", *columns, "chip-hours", "exaFLOPs"), lines)
+    return table(HEADLINE_COLUMNS, lines)
 
 
 def scaling_table() -> str:
-    """L/16 at 64 images a chip on more and more chips."""
+    """Return the table of L/16 at 64 images a chip on growing numbers of chips."""
+    scaled = [row for name, row in load().items() if name.startswith("L/16 on v5e")]
+    first_seconds = scaled[0]["step_seconds"]
     lines = []
-    chosen = [row for name, row in load().items() if name.startswith("L/16 on v5e")]
-    for row in chosen:
-        fact = row["dearest_collectives"][0]
-        size = fact["num_bytes"] / 1e6
-        waited = 1e3 * fact["count"] * fact["waited_seconds"]
-        operations = f"{fact['count']} × {fact['operation']} of {size:,.1f} MB"
-        dearest = f"{operations} over {fact['devices']}: {waited:.1f} ms waited"
-        share = row["step_seconds"] / chosen[0]["step_seconds"]
+    for row in scaled:
         lines.append(
             [
                 row["name"],
                 str(row["num_chips"]),
                 f"{1e3 * row['step_seconds']:,.1f}",
-                f"{share:.3f}",
-                dearest,
+                f"{row['step_seconds'] / first_seconds:.3f}",
+                _describe_collective(row["dearest_collectives"][0]),
             ]
         )
     return table(("", "chips", "step, ms", "of that of 16 chips", "dearest collective"), lines)
 
 
+def _describe_collective(fact: dict[str, Any]) -> str:
+    megabytes = fact["num_bytes"] / 1e6
+    waited_ms = 1e3 * fact["count"] * fact["waited_seconds"]
+    operations = f"{fact['count']} × {fact['operation']} of {megabytes:,.1f} MB"
+    return f"{operations} over {fact['devices']}: {waited_ms:.1f} ms waited"
+
+
+SPREAD_COLUMNS = (
+    "",
+    "machine",
+    "images a chip",
+    "remat",
+    "parameters",
+    "state, GB",
+    "arithmetic",
+    "total, GB",
+    "arithmetic",
+    "step, ms",
+    "arithmetic, ms",
+)
+
+
 def spread_table() -> str:
-    """Compiled memory and time beside arithmetic."""
+    """Return the table of compiled memory and time beside arithmetic."""
     rows = load()
     lines = []
-    for case in (case for case in CASES if rows.get(case.name, {}).get("memory")):
-        row = rows[case.name]
+    for case in CASES:
+        row = rows.get(case.name, {})
+        if not row.get("memory"):
+            continue
         plan = plan_of(case, can_compile=False)
         compiled = Memory(**row["memory"])
         formula = plan.memory
         lines.append(
             [
-                *(row["name"], row["topology"], f"{row['global_batch'] // row['num_chips']:,}"),
-                *(row["remat"], row["sharding"]),
-                *(f"{compiled.state / 1e9:.3f}", f"{formula.state / compiled.state - 1:+.2%}"),
-                *(f"{compiled.total / 1e9:.2f}", f"{formula.total / compiled.total - 1:+.1%}"),
-                *(f"{1e3 * row['step_seconds']:,.0f}", f"{1e3 * plan.roofline.seconds:,.0f}"),
+                row["name"],
+                row["topology"],
+                f"{row['global_batch'] // row['num_chips']:,}",
+                row["remat"],
+                row["sharding"],
+                f"{compiled.state / 1e9:.3f}",
+                f"{formula.state / compiled.state - 1:+.2%}",
+                f"{compiled.total / 1e9:.2f}",
+                f"{formula.total / compiled.total - 1:+.1%}",
+                f"{1e3 * row['step_seconds']:,.0f}",
+                f"{1e3 * plan.roofline.seconds:,.0f}",
             ]
         )
-    columns = (
-        "machine",
-        "images a chip",
-        "remat",
-        "parameters",
-        "state, GB",
-        "arithmetic",
-        "total, GB",
-        "arithmetic",
-    )
-    return table(("", *columns, "step, ms", "arithmetic, ms"), lines)
+    return table(SPREAD_COLUMNS, lines)
 
 
 TABLES = {
@@ -255,7 +288,7 @@ TABLES = {
 
 
 def main(names: Sequence[str]) -> None:
-    """Records the named cases, or all."""
+    """Record the named cases, or all."""
     for case in CASES:
         if not names or case.name in names:
             print(case.command, flush=True)

@@ -1,4 +1,4 @@
-"""Renews the recorded plans for GPUs: `python -m tests.tools.plan.record_gpus [NAME ...]` compiles the cases below.
+"""Renew the recorded plans for GPUs: `python -m tests.tools.plan.record_gpus [NAME ...]` compiles the cases below.
 
 Figures are stored in tests/golden/plan_gpus.json and shown in the README of `vit_jax/plan`. They
 are estimates of programs that nothing has executed. Needs the extra plan-gpu and a checkout of the
@@ -30,15 +30,18 @@ GIB = 2**30
 
 
 class Case(NamedTuple):
-    """A recipe, its overrides without `--config.`, and the images of each GPU; None: the recipe's batch."""
+    """A recipe, its overrides without `--config.`, and the images of each GPU; None: the recipe's batch.
+
+    `dataset` has the numbers that a recipe without a dataset needs. `peer_ms` is the roofline of a
+    step of big_vision on H100s with the same images of each.
+    """
 
     name: str
     recipe: str
     overrides: str = ""
     images: int | None = None
     machines: tuple[str, ...] = MACHINES
-    dataset: tuple[tuple[str, int], ...] = ()  # numbers of data that the recipe does not name
-    # Roofline of the step of big_vision on H100s with the same images of each
+    dataset: tuple[tuple[str, int], ...] = ()
     peer_ms: float | None = None
 
     def command(self, machine: str) -> list[str]:
@@ -46,9 +49,11 @@ class Case(NamedTuple):
         overrides = self.overrides.split()
         if self.images is not None:
             overrides.append(f"global_batch={self.images * parse_topology(machine).num_chips}")
+
         words = [f"--config={self.recipe}", f"--topology={machine}"]
         words += [f"--{name}={number}" for name, number in self.dataset]
-        return [*words, *(f"--config.{override}" for override in overrides)]
+        words += [f"--config.{override}" for override in overrides]
+        return words
 
 
 _IMAGENET = "pretrain_imagenet1k:"
@@ -88,36 +93,30 @@ TABLE = (
         peer_ms=130.6,
     ),
 )
-RECIPES = (  # every recipe as it is shipped
-    *(
-        Case(f"{_IMAGENET}{name}", f"{_IMAGENET}{name}", machines=_EIGHT)
-        for name in ("ViT-B/16", "ViT-L/16")
-    ),
-    *(
-        Case(f"{_JFT}{name}", f"{_JFT}{name}", machines=_EIGHT)
-        for name in ("ViT-H/14", "R50x1", "R50+ViT-B/16")
-    ),
-    *(
-        Case(name, name, machines=_EIGHT)
-        for name in ("pretrain_imagenet21k:ViT-B/16", "pretrain_s16_baseline")
-    ),
-    *(Case(name, name, machines=_EIGHT) for name in ("digits", "digits_masked", "digits_transfer")),
-    Case(
-        "masked_patch",
-        "masked_patch",
-        machines=_EIGHT,
-        dataset=(("num_examples", 303_000_000), ("num_classes", 1)),
-    ),
-    Case(
-        "pretrain_own",
-        "pretrain_own",
-        machines=_EIGHT,
-        dataset=(("num_examples", 10_000), ("num_classes", 10)),
-    ),
-    *(
-        Case(name, name, machines=_EIGHT)
-        for name in ("finetune:ViT-B/16,cifar10", "finetune:ViT-L/16,imagenet")
-    ),
+RECIPE_NAMES = (
+    f"{_IMAGENET}ViT-B/16",
+    f"{_IMAGENET}ViT-L/16",
+    f"{_JFT}ViT-H/14",
+    f"{_JFT}R50x1",
+    f"{_JFT}R50+ViT-B/16",
+    "pretrain_imagenet21k:ViT-B/16",
+    "pretrain_s16_baseline",
+    "digits",
+    "digits_masked",
+    "digits_transfer",
+    "masked_patch",
+    "pretrain_own",
+    "finetune:ViT-B/16,cifar10",
+    "finetune:ViT-L/16,imagenet",
+)
+
+DATASETS = {
+    "masked_patch": (("num_examples", 303_000_000), ("num_classes", 1)),
+    "pretrain_own": (("num_examples", 10_000), ("num_classes", 10)),
+}
+# Every recipe with its default values.
+RECIPES = tuple(
+    Case(name, name, machines=_EIGHT, dataset=DATASETS.get(name, ())) for name in RECIPE_NAMES
 )
 _NODES = ("h100:8", "2*h100:8", "4*h100:8", "a100-80gb:8")
 _G14 = "model.name=ViT-g/14 model.remat=dots model.scan_unroll=1"
@@ -159,18 +158,29 @@ def record(case: Case, machine: str) -> Row:
 
 def _roofline_seconds(plan: Plan) -> float:
     """Return the time at the full peak and the full bandwidth."""
-    devices = plan.run.batch_sharding.mesh.devices.flat
     topology = plan.topology
+    devices = plan.run.batch_sharding.mesh.devices.flat
+    collective_seconds = make_collective_seconds(devices, topology)
+
     with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
         program = hlo.parse(getattr(plan.compiled, "text", ""))
-        return step_timeline(
-            program, topology, make_collective_seconds(devices, topology), {}
-        ).seconds
+        return step_timeline(program, topology, collective_seconds, {}).seconds
 
 
 def load() -> dict[str, Row]:
     """Return all recorded figures by case and machine."""
-    return json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if not GOLDEN.exists():
+        return {}
+    return json.loads(GOLDEN.read_text())
+
+
+def _list_keys(cases: Sequence[Case]) -> list[tuple[Case, str]]:
+    """Return each case with the key of its record, for each of its machines."""
+    keys = []
+    for case in cases:
+        for machine in case.machines:
+            keys.append((case, f"{case.name} on {machine}"))
+    return keys
 
 
 def write(row: Row) -> None:
@@ -178,58 +188,66 @@ def write(row: Row) -> None:
     from tests.tools.plan.record import TABLES
 
     rows = load() | {f"{row['name']} on {row['machine']}": row}
-    keys = [
-        f"{case.name} on {machine}"
-        for case in (*TABLE, *RECIPES, *PUBLIC)
-        for machine in case.machines
-    ]
-    GOLDEN.write_text(json.dumps({key: rows[key] for key in keys if key in rows}, indent=1) + "\n")
+    keys = [key for _, key in _list_keys((*TABLE, *RECIPES, *PUBLIC))]
+    ordered = {key: rows[key] for key in keys if key in rows}
+    GOLDEN.write_text(json.dumps(ordered, indent=1) + "\n")
     README.write_text(renew(README.read_text(), TABLES))
 
 
 def _rows(cases: Sequence[Case]) -> list[tuple[Case, Row]]:
     rows = load()
-    keys = ((case, f"{case.name} on {machine}") for case in cases for machine in case.machines)
-    return [(case, rows[key]) for case, key in keys if key in rows]
+    return [(case, rows[key]) for case, key in _list_keys(cases) if key in rows]
+
+
+MACHINE_COLUMNS = (
+    "",
+    "machine",
+    "images a GPU",
+    "GiB",
+    "ms",
+    "images/s",
+    "MFU",
+    "roofline, ms",
+    "big_vision's, ms",
+)
 
 
 def machine_table() -> str:
     """Return the table of models on machines."""
     lines = []
     for case, row in _rows(TABLE):
-        peer = (
-            f"{case.peer_ms}"
-            if case.peer_ms is not None and row["machine"].startswith("h100")
-            else "–"
-        )
+        has_peer = case.peer_ms is not None and row["machine"].startswith("h100")
         lines.append(
             [
-                *(case.name, row["machine"], str(row["images"]), f"{row['gib']:.2f}"),
-                *(f"{row['ms']:.1f}", f"{row['images_per_second']:,}", f"{row['mfu']:.1%}"),
-                *(f"{row['roofline_ms']:.1f}", peer),
+                case.name,
+                row["machine"],
+                str(row["images"]),
+                f"{row['gib']:.2f}",
+                f"{row['ms']:.1f}",
+                f"{row['images_per_second']:,}",
+                f"{row['mfu']:.1%}",
+                f"{row['roofline_ms']:.1f}",
+                str(case.peer_ms) if has_peer else "–",
             ]
         )
-    columns = (
-        "machine",
-        "images a GPU",
-        "GiB",
-        "ms",
-        "images/s",
-        "MFU",
-        "roofline, ms",
-        "big_vision's, ms",
-    )
-    return table(("", *columns), lines)
+    return table(MACHINE_COLUMNS, lines)
 
 
 def recipe_table() -> str:
     """Return the table of all recipes on eight H100s."""
     lines = []
     for case, row in _rows(RECIPES):
-        mfu = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
         fits = "" if row["fits"] else ", does not fit"
-        numbers = (f"{row['images']:,}", f"{row['gib']:.2f}{fits}", f"{row['ms']:.1f}", mfu)
-        lines.append([f"`{case.name}`", *numbers, row["attention"] or "–"])
+        lines.append(
+            [
+                f"`{case.name}`",
+                f"{row['images']:,}",
+                f"{row['gib']:.2f}{fits}",
+                f"{row['ms']:.1f}",
+                "–" if row["mfu"] is None else f"{row['mfu']:.1%}",
+                row["attention"] or "–",
+            ]
+        )
     return table(("recipe", "images a GPU", "GiB", "ms", "MFU", "attention"), lines)
 
 
@@ -237,7 +255,8 @@ def main(names: Sequence[str]) -> None:
     """Record the named cases, such as "B/16" or "B/16 on h100:8", or all."""
     for case in (*TABLE, *RECIPES, *PUBLIC):
         for machine in case.machines:
-            if not names or not {case.name, f"{case.name} on {machine}"}.isdisjoint(names):
+            key = f"{case.name} on {machine}"
+            if not names or case.name in names or key in names:
                 print(" ".join(case.command(machine)), flush=True)
                 write(record(case, machine))
 

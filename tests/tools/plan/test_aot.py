@@ -23,32 +23,39 @@ from vit_jax.tools.plan.report import to_json, to_text
 from vit_jax.tools.plan.timeline import step_timeline
 from vit_jax.tools.plan.topology import parse_topology
 
+OVER_V4 = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+    "(72.04G) exceeds available HBM (30.75G)."
+)
+
+OVER_V5E = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 512.5M of 15.75G hbm."
+
+
 needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not installed")
 
 
 @pytest.mark.parametrize(
-    ("message", "needed", "available"),
+    ("message", "needed_bytes", "available_bytes"),
     [
-        (
-            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (72.04G) "
-            "exceeds available HBM (30.75G).",
-            72.04 * 2**30,
-            30.75 * 2**30,
-        ),
-        (
-            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 512.5M of 15.75G hbm.",
-            512.5 * 2**20,
-            15.75 * 2**30,
-        ),
+        (OVER_V4, int(72.04 * 2**30), int(30.75 * 2**30)),
+        (OVER_V5E, int(512.5 * 2**20), int(15.75 * 2**30)),
         ("RESOURCE_EXHAUSTED: too much", None, None),
     ],
 )
-def test_messages_about_programs_that_are_too_large(message, needed, available):
+def test_messages_about_programs_that_are_too_large(message, needed_bytes, available_bytes):
     result = aot.read_too_large(message)
-    assert (result.needed_bytes, result.available_bytes) == (
-        needed and int(needed),
-        available and int(available),
-    )
+
+    assert result.needed_bytes == needed_bytes
+    assert result.available_bytes == available_bytes
+
+
+def describe_devices(devices):
+    described = []
+    for device in devices:
+        slice_index = getattr(device, "slice_index", None) or 0
+        coords = tuple(device.coords)
+        described.append((device.device_kind, coords, device.process_index, slice_index))
+    return described
 
 
 @pytest.mark.newest
@@ -58,15 +65,10 @@ def test_messages_about_programs_that_are_too_large(message, needed, available):
 def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     topology = parse_topology(name)
     before = dict(os.environ)
-    real, stand_ins = (
-        [
-            (d.device_kind, tuple(d.coords), d.process_index, getattr(d, "slice_index", None) or 0)
-            for d in devices
-        ]
-        for devices in (aot.topology_devices(topology), topology.stand_ins())
-    )
 
-    assert real == stand_ins
+    real = describe_devices(aot.topology_devices(topology))
+
+    assert real == describe_devices(topology.stand_ins())
     assert dict(os.environ) == before, "this machine must not look like a host of TPUs"
 
 
@@ -78,27 +80,34 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
     topology = parse_topology(name)
     size = 4096
     place = SingleDeviceSharding(aot.topology_devices(topology)[0])
-    shapes = [
-        ((size, size), jnp.bfloat16),
-        ((size, size), jnp.bfloat16),
-        ((8, size, size), jnp.float32),
-    ]
-    arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape, dtype in shapes]
+    matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=place)
+    stack = jax.ShapeDtypeStruct((8, size, size), jnp.float32, sharding=place)
     step = jax.jit(lambda x, y, z: (x @ y, z * 2.5), out_shardings=place)
-    program = hlo.parse(step.lower(*arguments).compile().as_text())
-    seconds = {"copy": 0.0, "product": 0.0}
-    for instruction in program.computations[program.entry]:
-        is_copy = any(array.dims == (8, size, size) for array in instruction.arrays)
-        seconds["copy" if is_copy else "product"] += (
-            instruction.cycles / topology.fabric.clock_hertz
-        )
+    program = hlo.parse(step.lower(matrix, matrix, stack).compile().as_text())
 
-    assert 0.6 < 2 * size**3 / seconds["product"] / topology.chip.peak_bf16_flops < 1
-    assert (
-        0.6
-        < 2 * 4 * 8 * size**2 / seconds["copy"] / topology.chip.memory_bandwidth_bytes_per_second
-        < 1
-    )
+    copy_cycles = 0
+    product_cycles = 0
+    for instruction in program.computations[program.entry]:
+        if any(array.dims == (8, size, size) for array in instruction.arrays):
+            copy_cycles += instruction.cycles
+        else:
+            product_cycles += instruction.cycles
+
+    clock_hertz = topology.fabric.clock_hertz
+    flops_per_second = 2 * size**3 / (product_cycles / clock_hertz)
+    bytes_per_second = 2 * 4 * 8 * size**2 / (copy_cycles / clock_hertz)
+    chip = topology.chip
+    assert 0.6 < flops_per_second / chip.peak_bf16_flops < 1
+    assert 0.6 < bytes_per_second / chip.memory_bandwidth_bytes_per_second < 1
+
+
+def read_last_pass(kernel):
+    """Return the index of the last pass through the loop of this kernel, from its schedule."""
+    paths = aot._open_schedules().glob(f"*{kernel}*final_bundles.txt")
+    (schedule,) = (path for path in paths if "analysis" not in path.name)
+    pattern = r"scmp\.ge\S* %\S+, (\d+) /\* loop exit test"
+    (last,) = re.findall(pattern, schedule.read_text())
+    return int(last)
 
 
 @needs_libtpu
@@ -109,25 +118,19 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     topology = parse_topology(name)
     num_images = 6
     device = aot.topology_devices(topology)[0]
-    shapes = [(num_images, 197, 128)] * 3 + [(3, 128)]
-    arguments = [
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device))
-        for shape in shapes
-    ]
+    place = SingleDeviceSharding(device)
+    operand = jax.ShapeDtypeStruct((num_images, 197, 128), jnp.bfloat16, sharding=place)
+    bias = jax.ShapeDtypeStruct((3, 128), jnp.bfloat16, sharding=place)
     step = jax.jit(lambda *operands: attention(*operands, 64, False))
-    compiled = aot.compile_program(lambda: step.lower(*arguments), device)
-    line = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
-    (bundles,) = (size for name, size in compiled.bundles.items() if "attention" in name)
-    (schedule,) = (
-        path
-        for path in aot._open_schedules().glob("*attention*final_bundles.txt")
-        if "analysis" not in path.name
-    )
-    (last,) = re.findall(r"scmp\.ge\S* %\S+, (\d+) /\* loop exit test", schedule.read_text())
-    passes = int(last) - 2
 
+    compiled = aot.compile_program(lambda: step.lower(operand, operand, operand, bias), device)
+    timeline = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
+
+    (bundles,) = (size for name, size in compiled.bundles.items() if "attention" in name)
+    passes = read_last_pass("attention") - 2
+    seconds = bundles * passes / topology.fabric.clock_hertz
     assert passes == num_images / topology.fabric.cores_per_chip
-    assert line.kernel_seconds == pytest.approx(bundles * passes / topology.fabric.clock_hertz)
+    assert timeline.kernel_seconds == pytest.approx(seconds)
 
 
 @pytest.mark.newest
@@ -136,7 +139,7 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
 @pytest.mark.parametrize("form", ["preactivation", "postactivation"])
 @pytest.mark.parametrize(("channels", "size", "stride"), [(64, (7, 6), 1), (128, (12, 10), 2)])
 def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride):
-    """Forwards and backwards, with a shortcut and rows that are no complete tiles."""
+    """Both directions have a shortcut, and rows that are no complete tiles."""
     topology = parse_topology("v5e:1x1")
     mesh = build_mesh(aot.topology_devices(topology))
     unit = make_unit(channels, channels, stride=stride, form=form, dtype="bfloat16")
@@ -145,24 +148,21 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
     arguments = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), (unit, x))
     differentiate = jax.grad(lambda unit, x: unit(x).astype(jnp.float32).sum(), argnums=(0, 1))
     step = jax.jit(trace_for(Placement(mesh))(differentiate))
-    compiled = aot.compile_program(lambda: step.lower(*arguments), mesh.devices.flat[0])
-    line = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
-    kernels = {
-        name: bundles for name, bundles in compiled.bundles.items() if name.startswith("unit_")
-    }
 
-    assert len(kernels) == 2
-    assert line.num_unknown_kernels == 0
-    assert line.kernel_seconds == pytest.approx(
-        2 * sum(kernels.values()) / topology.fabric.clock_hertz
-    )
+    compiled = aot.compile_program(lambda: step.lower(*arguments), mesh.devices.flat[0])
+    timeline = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
+
+    bundles = [size for name, size in compiled.bundles.items() if name.startswith("unit_")]
+    seconds = 2 * sum(bundles) / topology.fabric.clock_hertz
+    assert len(bundles) == 2
+    assert timeline.num_unknown_kernels == 0
+    assert timeline.kernel_seconds == pytest.approx(seconds)
 
 
 @pytest.fixture(scope="module")
 def plan():
-    config = small.recipe(
-        "sharding.parameters=fsdp", "model.compute_dtype=bfloat16"
-    )  # in which attention is a kernel
+    """A plan in which attention is a kernel."""
+    config = small.recipe("sharding.parameters=fsdp", "model.compute_dtype=bfloat16")
     return make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
 
 
@@ -170,69 +170,72 @@ def plan():
 @needs_libtpu
 @pytest.mark.tools
 def test_a_step_is_compiled_for_four_chips(plan):
-    """Its kinds of memory sum up and its state is that of arithmetic; its schedule has loops and collectives."""
+    """Its kinds of memory sum up, its state agrees with arithmetic, and its schedule has loops and collectives."""
+    memory = plan.memory
+    arithmetic = arithmetic_memory(plan.run, plan.topology)
+    text = to_text(plan)
+
     assert plan.fits
     assert plan.compiled.text.startswith("HloModule")
-
-    text = to_text(plan)
     assert "XLA compiled the step for this machine" in text
     assert "ms by the compiled schedule" in text
 
-    arithmetic = arithmetic_memory(plan.run, plan.topology)
-    assert min(dataclasses.astuple(plan.memory)) >= 0
-    assert plan.memory.parameters == pytest.approx(arithmetic.parameters, rel=0.01)
-    assert plan.memory.optimizer == pytest.approx(arithmetic.optimizer, rel=0.01)
-    assert plan.memory.optimizer == pytest.approx(
-        2 * plan.memory.parameters, rel=0.01
-    )  # two moments
-    assert plan.timeline.num_unknown_loops == 0
-    assert plan.timeline.compute_seconds > 0
-    assert plan.timeline.kernel_seconds > 0, (
-        "forwards and backwards, from the schedules that the compiler wrote"
-    )
-    assert plan.timeline.num_unknown_kernels == 0
-    assert any(collective.count == 2 for collective in plan.timeline.collectives), (
-        "one for each of two blocks"
-    )
+    assert min(dataclasses.astuple(memory)) >= 0
+    assert memory.parameters == pytest.approx(arithmetic.parameters, rel=0.01)
+    assert memory.optimizer == pytest.approx(arithmetic.optimizer, rel=0.01)
+    # The optimiser has two moments.
+    assert memory.optimizer == pytest.approx(2 * memory.parameters, rel=0.01)
 
-    every = (
-        i
-        for computation in hlo.parse(plan.compiled.text).computations.values()
-        for i in computation
-    )
-    (norm,) = (i for i in every if i.opcode == "conditional")
-
-    assert "metrics" in norm.source, "by which the plan knows that most steps do without it"
-
-    sums = [c for c in plan.timeline.collectives if c.operation == "all-reduce"]
+    timeline = plan.timeline
+    counts = [collective.count for collective in timeline.collectives]
+    sums = [c for c in timeline.collectives if c.operation == "all-reduce"]
+    assert timeline.num_unknown_loops == 0
+    assert timeline.compute_seconds > 0
+    # The kernels of both directions are found in the schedules that the compiler wrote.
+    assert timeline.kernel_seconds > 0
+    assert timeline.num_unknown_kernels == 0
+    assert 2 in counts, "one for each of two blocks"
     assert {len(c.devices) for c in sums} == {4}
+
+
+@pytest.mark.newest
+@needs_libtpu
+@pytest.mark.tools
+def test_the_norms_of_logged_steps_are_conditional(plan):
+    """By its source a plan knows that most steps do without it."""
+    conditionals = []
+    for instructions in hlo.parse(plan.compiled.text).computations.values():
+        conditionals += [i for i in instructions if i.opcode == "conditional"]
+
+    (norm,) = conditionals
+    assert "metrics" in norm.source
 
 
 @needs_libtpu
 @pytest.mark.tools
 def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
-    own = dataclasses.replace(plan.run.architecture, block="mine:Block")
-    monkeypatch.setattr(estimate, "architecture_of", lambda *_: own)
-    monkeypatch.setattr(
-        estimate, "assemble", lambda *_, **__: dataclasses.replace(plan.run, architecture=own)
-    )
+    custom = dataclasses.replace(plan.run.architecture, block="mine:Block")
+    run = dataclasses.replace(plan.run, architecture=custom)
+    monkeypatch.setattr(estimate, "architecture_of", lambda *_: custom)
+    monkeypatch.setattr(estimate, "assemble", lambda *_, **__: run)
     monkeypatch.setattr(aot, "compile_step", lambda _: plan.compiled)
+
     result = make_plan(plan.config, plan.topology, plan.dataset)
     values = to_json(result)
 
-    assert (values["roofline"], values["totals"]["mfu"], values["memory"]) == (
-        None,
-        None,
-        to_json(plan)["memory"],
-    )
+    assert values["roofline"] is None
+    assert values["totals"]["mfu"] is None
+    assert values["memory"] == to_json(plan)["memory"]
     assert values["totals"]["days"] == plan.totals.days
     assert "no arithmetic estimate" in to_text(result)
 
     monkeypatch.setattr(aot, "compile_step", lambda _: aot.TooLarge(None, None, "too large"))
     result = make_plan(plan.config, plan.topology, plan.dataset)
 
-    assert (result.step_seconds, result.totals) == (None, None)
+    assert result.step_seconds is None
+    assert result.totals is None
     assert "DOES NOT FIT" in to_text(result)
+
     with pytest.raises(ValueError, match="mine:Block: no formula"):
         make_plan(plan.config, plan.topology, plan.dataset, can_compile=False)
 
@@ -241,7 +244,10 @@ def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
 @pytest.mark.tools
 def test_what_does_not_fit_is_a_result():
     config = small.recipe(
-        "model.width=8192", "model.mlp_dim=65536", "model.depth=24", "global_batch=4"
+        "model.width=8192",
+        "model.mlp_dim=65536",
+        "model.depth=24",
+        "global_batch=4",
     )
     plan = make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
 

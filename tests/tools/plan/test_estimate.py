@@ -19,14 +19,14 @@ from vit_jax.tools.plan.report import to_json, to_text
 from vit_jax.tools.plan.topology import parse_topology
 
 
-def planned(topology, *overrides, **options):
+def make_small_plan(topology, *overrides, **options):
     config = small.recipe(*overrides)
     return make_plan(config, parse_topology(topology), small.dataset(config), **options)
 
 
 def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
     monkeypatch.setattr(estimate.aot, "has_compiler", lambda: False)
-    plan = planned("v5e:2x2")
+    plan = make_small_plan("v5e:2x2")
 
     assert plan.compiled is None
     assert f"libtpu is not installed; {install_command('tpu')}" in to_text(plan)
@@ -35,23 +35,27 @@ def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("plugins", "has_ptxas"), [(["libtpu"], True), (["jax-cuda12-plugin", "libtpu"], False)]
+    ("plugins", "has_ptxas"),
+    [
+        (["libtpu"], True),
+        (["jax-cuda12-plugin", "libtpu"], False),
+    ],
 )
 def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch, plugins, has_ptxas):
     monkeypatch.setattr(backend, "plugins", lambda: dict.fromkeys(plugins, "1.2"))
     monkeypatch.setattr(aot, "_has_ptxas", lambda: has_ptxas)
-    plan = planned("h100:2")
+    plan = make_small_plan("h100:2")
+    message = f"the compiler for GPUs is not installed; {install_command('plan-gpu')}"
 
     assert plan.compiled is None
-    assert f"the compiler for GPUs is not installed; {install_command('plan-gpu')}" in to_text(plan)
+    assert message in to_text(plan)
     with pytest.raises(ValueError, match="No compiler for h100:2"):
         aot.topology_devices(parse_topology("h100:2"))
 
 
 def test_what_is_too_large_does_not_fit():
-    plan = planned(
-        "v100:1", "model.width=8192", "model.mlp_dim=32768", "model.depth=24", can_compile=False
-    )
+    overrides = ("model.width=8192", "model.mlp_dim=32768", "model.depth=24")
+    plan = make_small_plan("v100:1", *overrides, can_compile=False)
 
     assert plan.memory.total > plan.usable_bytes
     assert not plan.fits
@@ -59,11 +63,12 @@ def test_what_is_too_large_does_not_fit():
 
 
 def test_json_holds_the_same_numbers():
-    plan = planned("2*h100:8", price_per_chip_hour=2.0, can_compile=False)
+    plan = make_small_plan("2*h100:8", price_per_chip_hour=2.0, can_compile=False)
     values = json.loads(json.dumps(to_json(plan)))
 
     assert values["basis"] == "arithmetic"
-    assert sum(values["memory"].values()) == values["needed_bytes"] == plan.memory.total
+    assert values["needed_bytes"] == plan.memory.total
+    assert sum(values["memory"].values()) == plan.memory.total
     assert values["step_seconds"] == pytest.approx(sum(values["roofline"].values()))
     assert values["totals"]["steps"] == plan.run.steps.total
     assert values["num_chips"] == 16
@@ -72,76 +77,118 @@ def test_json_holds_the_same_numbers():
 def test_the_data_of_a_recipe():
     recipe = "configs/pretrain_jft.py:ViT-H/14"
     config = load_recipe(recipe)
+    imagenet = dataclasses.replace(config, data="tfds:imagenet2012")
 
     assert choose_dataset(f"/elsewhere/{recipe}", config) == JFT
-    assert choose_dataset(recipe, dataclasses.replace(config, data="tfds:imagenet2012")) == IMAGENET
+    assert choose_dataset(recipe, imagenet) == IMAGENET
 
     both = choose_dataset("own.py", config, num_examples=5, num_classes=7)
-    assert (both.num_examples, both.num_classes, both.source) == (5, 7, "the command line")
+    assert both.num_examples == 5
+    assert both.num_classes == 7
+    assert both.source == "the command line"
 
     one = choose_dataset(recipe, config, num_classes=7)
-    assert (one.num_examples, one.num_classes) == (JFT.num_examples, 7)
+    assert one.num_examples == JFT.num_examples
+    assert one.num_classes == 7
     assert "command line" in one.source
+
+
+def test_data_of_unknown_size_are_rejected():
+    recipe = "configs/pretrain_jft.py:ViT-H/14"
+    config = load_recipe(recipe)
+    photos = dataclasses.replace(config, data="folder:/my/images")
+
     with pytest.raises(ValueError, match="--num_examples=N and --num_classes=N"):
-        choose_dataset(recipe, dataclasses.replace(config, data="folder:/my/images"))
+        choose_dataset(recipe, photos)
 
     with pytest.raises(ValueError, match="not known here"):
         choose_dataset("own.py", config, num_examples=5)
 
 
-def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, **changes):
-    """H/14 has 4096 images a step; in phases, half of the steps have half of them, of a quarter of the FLOPs."""
+H14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
+
+
+def compute_totals(
+    topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, architecture=H14
+):
+    """Return the totals of H/14 with 4096 images a step.
+
+    In phases, half of the steps have half of the images, with a quarter of the FLOPs of each.
+    """
     config = load_recipe("configs/pretrain_jft.py:ViT-H/14")
-    h14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
-    flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(h14)
-    early = (steps // 2, 2048, flops // 4)
-    late = (steps - steps // 2, 4096, flops)
-    phases = [early, late] if in_phases else [(steps, 4096, flops)]
+    flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(H14)
+    phases = [(steps, 4096, flops)]
+    if in_phases:
+        early = (steps // 2, 2048, flops // 4)
+        late = (steps - steps // 2, 4096, flops)
+        phases = [early, late]
+
     run = types.SimpleNamespace(
         steps=types.SimpleNamespace(total=steps),
-        architecture=dataclasses.replace(h14, **changes),
+        architecture=architecture,
         training_flops_per_image=flops,
         images=lambda step: sum(count * batch for count, batch, _ in phases),
         training_flops=lambda step: sum(count * batch * flops for count, batch, flops in phases),
         earlier=phases[:-1],
     )
-    topology = parse_topology(topology)
-    time = Roofline(seconds, 0, 0, 0)
-    return estimate.Plan(config, topology, JFT, run, None, "", None, None, time, price).totals
+    plan = estimate.Plan(
+        config,
+        parse_topology(topology),
+        JFT,
+        run,
+        None,
+        "",
+        None,
+        None,
+        Roofline(seconds, 0, 0, 0),
+        price,
+    )
+    return plan.totals
 
 
 def test_a_day_on_a_pod():
-    total = totals("v5p:8x8x8")
+    total = compute_totals("v5p:8x8x8")
+    useful = total.exaflops * 1e18 / (total.days * 86400)
 
     assert total.core_days == pytest.approx(1024)  # two TensorCores a chip
-    assert (total.days, total.chip_hours, total.price) == pytest.approx(
-        (1, 512 * 24, 512 * 24 * 1.5)
-    )
-    assert (total.steps, total.images) == (864_000, 864_000 * 4096)
+    assert total.days == pytest.approx(1)
+    assert total.chip_hours == pytest.approx(512 * 24)
+    assert total.price == pytest.approx(512 * 24 * 1.5)
+    assert total.steps == 864_000
+    assert total.images == 864_000 * 4096
     assert total.images_per_second == pytest.approx(40_960)
-
-    useful = total.exaflops * 1e18 / (total.days * 86400)
     assert total.mfu == pytest.approx(useful / (512 * 459e12))
-    # the same share of the peak of TPU v3 cores, 61.5 TFLOP/s each
-    assert total.mfu == pytest.approx(useful / (total.tpu_v3_core_days / total.days * 61.5e12))
+    # The share of the peak of TPU v3 cores, 61.5 TFLOP/s each, is the same.
+    v3_cores = total.tpu_v3_core_days / total.days
+    assert total.mfu == pytest.approx(useful / (v3_cores * 61.5e12))
 
-    halved = totals("v5p:8x8x8", in_phases=True)
-    assert (halved.days, halved.images) == pytest.approx((0.5 + 0.5 / 8, 0.75 * total.images))
-    assert halved.exaflops == pytest.approx((0.5 + 0.5 / 8) * total.exaflops)
 
-    total = totals(
-        "h100:8", price=None, block="mine:Block"
-    )  # GPUs have no cores, own code has no FLOPs
-    assert (total.price, total.core_days, total.mfu, total.exaflops) == (
-        None,
-        pytest.approx(8),
-        None,
-        None,
-    )
+def test_totals_of_phases():
+    complete = compute_totals("v5p:8x8x8")
+    total = compute_totals("v5p:8x8x8", in_phases=True)
+    share = 0.5 + 0.5 / 8
 
-    # The paper counts 2,500 TPUv3-core-days for 4,262 exaFLOPs: these are 32 % of their peak.
+    assert total.days == pytest.approx(share)
+    assert total.images == pytest.approx(0.75 * complete.images)
+    assert total.exaflops == pytest.approx(share * complete.exaflops)
+
+
+def test_totals_of_custom_code_on_gpus():
+    """GPUs have no TPU cores, and custom code has no known FLOPs."""
+    custom = dataclasses.replace(H14, block="mine:Block")
+    total = compute_totals("h100:8", price=None, architecture=custom)
+
+    assert total.price is None
+    assert total.core_days == pytest.approx(8)
+    assert total.mfu is None
+    assert total.exaflops is None
+
+
+def test_totals_of_the_paper():
+    """The paper counts 2,500 TPUv3-core-days for 4,262 exaFLOPs: these are 32 % of their peak."""
     steps = round(14 * 303e6 / 4096)
-    total = totals("v5e:16x16", steps=steps, seconds=4262e18 / steps / (0.32 * 256 * 197e12))
+    seconds = 4262e18 / steps / (0.32 * 256 * 197e12)
+    total = compute_totals("v5e:16x16", steps=steps, seconds=seconds)
 
     assert total.tpu_v3_core_days == pytest.approx(2500, rel=0.03)
 
@@ -153,14 +200,17 @@ def test_the_least_time_of_a_step(machine, bandwidth_bound):
     topology = parse_topology(machine)
     config = load_recipe(recipe, ["--config.sharding.parameters=replicated"])
     plan = make_plan(config, topology, IMAGENET, can_compile=False)
+
     tokens = 256 * 197
     width = 768
-    chip = topology.chip
-    mlp = 6 * 2 * tokens * width * 4 * width / chip.peak_bf16_flops
-    out = 3 * 2 * (2 * tokens * width + width**2) / chip.memory_bandwidth_bytes_per_second
-    out = max(out, 3 * 2 * tokens * width**2 / chip.peak_bf16_flops)
-    least = 12 * (mlp + out)  # without query, key, value, attention, embedding, head and update
-    flops = plan.run.training_flops_per_image * 256 / chip.peak_bf16_flops
+    peak = topology.chip.peak_bf16_flops
+    bandwidth = topology.chip.memory_bandwidth_bytes_per_second
+    mlp = 6 * 2 * tokens * width * 4 * width / peak
+    out_compute = 3 * 2 * tokens * width**2 / peak
+    out_memory = 3 * 2 * (2 * tokens * width + width**2) / bandwidth
+    # Without query, key, value, attention, embedding, head and update.
+    least = 12 * (mlp + max(out_compute, out_memory))
+    flops = plan.run.training_flops_per_image * 256 / peak
 
     assert max(least, flops) < plan.limit_seconds < 1.35 * flops
     assert (plan.limit_seconds > 1.2 * flops) == bandwidth_bound

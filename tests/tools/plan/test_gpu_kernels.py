@@ -111,27 +111,24 @@ H100 = find_chip("H100 80GB HBM3")
 PROGRAM = hlo.parse(TEXT)
 KERNELS = Kernels(PROGRAM, H100)
 SCORES = 4 * 6 * 128 * 128
+ATTENTION = 2 * SCORES * 64  # FLOPs of one product of scores or values
+CONVOLUTION = 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8
 
 
 @pytest.mark.parametrize(
     ("name", "num_bytes", "flops"),
     [
-        (
-            "loop_slice_fusion",
-            2 * 64 * 32 * 2 + 4,
-            0,
-        ),  # one layer's kernel of the stack, through a bitcast
-        ("fusion-start", 2 * 256 * 32 * 2 + 4, 0),  # the update of one layer, in place
-        (
-            "product",
-            2 * (256 * 64 + 64 * 32 + 256 * 32),
-            2 * 256 * 64 * 32,
-        ),  # without the workspace
-        ("fmha", None, 2 * 2 * SCORES * 64),
-        ("fmha.1", None, 5 * 2 * SCORES * 64),
-        ("conv", None, 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8),
-        ("conv.1", None, 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8),
-        ("conv.2", None, 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8),
+        # One layer's kernel of the stack, read through a bitcast.
+        ("loop_slice_fusion", 2 * 64 * 32 * 2 + 4, 0),
+        # The update of one layer, in place.
+        ("fusion-start", 2 * 256 * 32 * 2 + 4, 0),
+        # The workspace does not count.
+        ("product", 2 * (256 * 64 + 64 * 32 + 256 * 32), 2 * 256 * 64 * 32),
+        ("fmha", None, 2 * ATTENTION),
+        ("fmha.1", None, 5 * ATTENTION),
+        ("conv", None, CONVOLUTION),
+        ("conv.1", None, CONVOLUTION),
+        ("conv.2", None, CONVOLUTION),
         ("dots", 4 * (2 * 256 * 32 + 32 * 16 + 256 * 16), 2 * 256 * 32 * 16),
         ("part", 2 * 4 * 8 * 16, 0),
         ("stack", 2 + 2 * 2 * 256 * 32, 0),
@@ -139,43 +136,38 @@ SCORES = 4 * 6 * 128 * 128
 )
 def test_bytes_and_flops(name, num_bytes, flops):
     instruction = KERNELS.makers[name]
-    assert KERNELS.flops(instruction) == flops
 
+    assert KERNELS.flops(instruction) == flops
     if num_bytes is not None:
         assert KERNELS.num_bytes(instruction) == num_bytes
 
 
 def test_a_kernel_takes_the_longer_of_both(monkeypatch):
     product = KERNELS.makers["product"]
-    memory = KERNELS.num_bytes(product) / (BANDWIDTH * 3.35e12)
+    memory_seconds = KERNELS.num_bytes(product) / (BANDWIDTH * 3.35e12)
+    product_seconds = 2 * 256 * 64 * 32 / (PRODUCTS * 989.4e12)
 
-    assert KERNELS.seconds(product) == pytest.approx(memory + LAUNCH_SECONDS)
+    assert KERNELS.seconds(product) == pytest.approx(memory_seconds + LAUNCH_SECONDS)
 
     monkeypatch.setattr(gpu_kernels, "BANDWIDTH", 1e9)
-    assert KERNELS.seconds(product) == pytest.approx(
-        2 * 256 * 64 * 32 / (PRODUCTS * 989.4e12) + LAUNCH_SECONDS
-    )
+    assert KERNELS.seconds(product) == pytest.approx(product_seconds + LAUNCH_SECONDS)
 
-    wide = hlo.parse(
-        TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]")
-    )  # TF32 has half the peak
-    halved = Kernels(wide, H100)
+    # TF32 has half the peak.
+    wide = Kernels(hlo.parse(TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]")), H100)
+    expected = 2 * (KERNELS.seconds(product) - LAUNCH_SECONDS)
+    assert wide.seconds(wide.makers["product"]) - LAUNCH_SECONDS == pytest.approx(expected)
 
-    assert halved.seconds(halved.makers["product"]) - LAUNCH_SECONDS == pytest.approx(
-        2 * (KERNELS.seconds(product) - LAUNCH_SECONDS)
-    )
-    for name in ("state", "kept", "all-gather-start", "all-gather-done", "zero"):
-        assert KERNELS.seconds(KERNELS.makers[name]) == 0
+
+@pytest.mark.parametrize("name", ["state", "kept", "all-gather-start", "all-gather-done", "zero"])
+def test_instructions_that_run_no_kernel_take_no_time(name):
+    assert KERNELS.seconds(KERNELS.makers[name]) == 0
 
 
 @pytest.mark.parametrize("collective", [0.0, 1.0])
 def test_the_timeline_of_tpus_takes_these_prices(collective):
-    """Loops by their known length, libraries' calls apart, and what a collective takes beside the loop is hidden."""
-    machine = types.SimpleNamespace(
-        is_tpu=False,
-        chip=H100,
-        fabric=types.SimpleNamespace(network_bytes_per_second=1e9, clock_hertz=0),
-    )
+    """Loops count by their known length, libraries' calls apart, and a collective beside the loop is hidden."""
+    fabric = types.SimpleNamespace(network_bytes_per_second=1e9, clock_hertz=0)
+    machine = types.SimpleNamespace(is_tpu=False, chip=H100, fabric=fabric)
     sizes = []
 
     def collective_seconds(_, num_bytes, devices):
@@ -183,43 +175,50 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
         return collective
 
     line = step_timeline(PROGRAM, machine, collective_seconds, {})
+
     price = {name: KERNELS.seconds(instruction) for name, instruction in KERNELS.makers.items()}
-    calls = 2 * price["product"] + sum(
-        price[name] for name in ("fmha", "fmha.1", "conv", "conv.1", "conv.2")
-    )
-    loop = 2 * (price["loop_slice_fusion"] + price["fusion-start"])
+    products = 2 * price["product"]
+    slices = 2 * price["loop_slice_fusion"]
+    updates = 2 * price["fusion-start"]
+    attention = price["fmha"] + price["fmha.1"]
+    convolutions = price["conv"] + price["conv.1"] + price["conv.2"]
+    outside = price["stack"] + price["dots"] + price["part"]
+    hidden = slices + updates + products
+    complete_arrays = 2 * (256 * 64 + 64 * 8)
 
-    assert line.kernel_seconds == pytest.approx(calls)
-    assert line.compute_seconds == pytest.approx(
-        loop + price["stack"] + price["dots"] + price["part"]
-    )
-    assert sizes == [(2 * (256 * 64 + 64 * 8), 8)]  # the complete arrays of both
-
-    hidden = loop + 2 * price["product"]
+    assert line.kernel_seconds == pytest.approx(products + attention + convolutions)
+    assert line.compute_seconds == pytest.approx(slices + updates + outside)
+    assert sizes == [(complete_arrays, 8)]
     assert line.collective_seconds == pytest.approx(max(0, collective - hidden))
-    assert line.phases["mlp"] == pytest.approx(2 * (price["product"] + price["loop_slice_fusion"]))
+    assert line.phases["mlp"] == pytest.approx(products + slices)
 
 
-def test_what_a_loop_fills_is_kept():
-    names = ("argument", "temp", "output", "alias", "generated_code")
-    numbers = dict(zip(names, (2 * (2 * 64 * 32 + 256 * 64), 100_000, 0, 0, 0), strict=True))
+def test_memory_that_a_loop_fills_is_kept():
+    parameters = 2 * 2 * 64 * 32
+    batch = 2 * 256 * 64
+    activations = 2 * 2 * 256 * 32
     stats = types.SimpleNamespace(
-        **{f"{name}_size_in_bytes": size for name, size in numbers.items()}
+        argument_size_in_bytes=parameters + batch,
+        temp_size_in_bytes=100_000,
+        output_size_in_bytes=0,
+        alias_size_in_bytes=0,
+        generated_code_size_in_bytes=0,
     )
+
     memory = compiled_memory(stats, PROGRAM)
 
-    assert (memory.parameters, memory.batch) == (2 * 2 * 64 * 32, 2 * 256 * 64)
-    assert (memory.activations, memory.temporary) == (2 * 2 * 256 * 32, 100_000 - 2 * 2 * 256 * 32)
+    assert memory.parameters == parameters
+    assert memory.batch == batch
+    assert memory.activations == activations
+    assert memory.temporary == 100_000 - activations
 
 
 def test_every_kind_of_gpu_is_described():
-    assert set(gpu_targets.TARGETS) == {fabric.kind for fabric in FABRICS if fabric.num_axes == 0}
-
+    kinds = {fabric.kind for fabric in FABRICS if fabric.num_axes == 0}
     text = gpu_targets.target_config(parse_topology("4*l4:8"))
-    for part in (
-        '"NVIDIA L4"',
-        "major: 8 minor: 9",
-        f"device_memory_size: {24 * 2**30}",
-        "memory_bandwidth: 300000000000",
-    ):
-        assert part in text
+
+    assert set(gpu_targets.TARGETS) == kinds
+    assert '"NVIDIA L4"' in text
+    assert "major: 8 minor: 9" in text
+    assert f"device_memory_size: {24 * 2**30}" in text
+    assert "memory_bandwidth: 300000000000" in text

@@ -7,6 +7,16 @@ import pytest
 from tests.tools.plan import layouts
 
 
+def read_percentages():
+    """Return the column "default above" of the table, in percent."""
+    percentages = []
+    for line in layouts.layouts_table().splitlines():
+        cell = line.split("|")[-4].strip()
+        if cell.endswith("%"):
+            percentages.append(float(cell.removesuffix("%")))
+    return percentages
+
+
 @pytest.mark.parametrize("network", layouts.NETWORKS)
 def test_default_layouts_are_the_golden_ones(network):
     if os.environ.get("UPDATE_GOLDEN") == "1":
@@ -20,10 +30,7 @@ def test_default_layouts_are_the_golden_ones(network):
 
 
 def test_defaults_are_within_5_percent_of_the_best_compiled_layout_that_fits():
-    rows = [line.split("|") for line in layouts.layouts_table().splitlines()]
-    above = [
-        float(row[-4].strip().removesuffix("%")) for row in rows if row[-4].strip().endswith("%")
-    ]
+    above = read_percentages()
 
     assert len(above) >= 3, "or this proves nothing"
     assert max(above) <= 5
@@ -35,18 +42,19 @@ def test_extrapolation_from_two_depths():
 
     two = {"ms": 5.0, "waits_ms": 1.0, "gib": 1.0}
     four = {"ms": 9.0, "waits_ms": 1.5, "gib": 1.5}
-    twelve = {"ms": 24.0, "waits_ms": 4.0, "gib": 3.0}
-    figures = {"2": two, "4": four}
+    expected = layouts.Estimate(core_ms=25.0 - 3.5, update_ms=None, ms=25.0, gib=3.5)
+    assert layouts.at_full_depth(layout, {"2": two, "4": four}) == expected
 
-    assert layouts.at_full_depth(layout, figures) == layouts.Estimate(25.0 - 3.5, None, 25.0, 3.5)
-    assert layouts.at_full_depth(layout, figures | {"12": twelve}) == layouts.Estimate(
-        20.0, None, 24.0, 3.0
-    )
-    assert layouts.at_full_depth(layout, {"2": two, "4": {"error": "too large"}}) is None
+    twelve = {"ms": 24.0, "waits_ms": 4.0, "gib": 3.0}
+    expected = layouts.Estimate(core_ms=20.0, update_ms=None, ms=24.0, gib=3.0)
+    assert layouts.at_full_depth(layout, {"2": two, "4": four, "12": twelve}) == expected
+
+    failed = {"error": "too large"}
+    assert layouts.at_full_depth(layout, {"2": two, "4": failed}) is None
 
 
 def test_extrapolation_from_the_parts_of_one_depth():
-    """Figures of one layer; 12 have 12 times its time, and their update takes longer as there are more parameters."""
+    """Twelve layers take 12 times the time of one, and their update grows with the parameters."""
     layer = 12 * 768**2 + 13 * 768
     rest = (16 * 16 * 3 + 1) * 768 + 198 * 768 + 2 * 768 + 769 * 768 + 769 * 1000
     layout = layouts.parse("B/16 v5e:4x4 none unrolled /1 x1")
@@ -58,12 +66,22 @@ def test_extrapolation_from_the_parts_of_one_depth():
         "head": 0.5,
         "other": 4.0,
     }
-    one = {"ms": 12.0, "waits_ms": 1.0, "prefetch_ms": 0.25, "gib": 1.0, "parts_ms": parts}
+    one = {
+        "ms": 12.0,
+        "waits_ms": 1.0,
+        "prefetch_ms": 0.25,
+        "gib": 1.0,
+        "parts_ms": parts,
+    }
+
     actual = layouts.at_full_depth(layout, {"1": one})
 
-    assert (actual.ms, actual.gib) == (None, None)
-    assert actual.update_ms == pytest.approx(0.25 * (12 * layer + rest) / (layer + rest), rel=1e-6)
-    assert actual.core_ms == pytest.approx(12 * (2 + 3 + 1 + 0.25) + 0.5 + 4 + actual.update_ms)
+    update_ms = 0.25 * (12 * layer + rest) / (layer + rest)
+    layers_ms = 12 * (2 + 3 + 1 + 0.25)
+    assert actual.update_ms == pytest.approx(update_ms, rel=1e-6)
+    assert actual.core_ms == pytest.approx(layers_ms + 0.5 + 4 + actual.update_ms)
+    assert actual.ms is None
+    assert actual.gib is None
 
 
 @pytest.mark.parametrize(
@@ -75,13 +93,11 @@ def test_extrapolation_from_the_parts_of_one_depth():
     ],
 )
 def test_one_layer_agrees_with_more(name):
-    """The parts of a recorded layer, beside all 32 layers, or an extrapolation from one and two."""
+    """The parts of one recorded layer agree with all 32 layers, or with two depths extrapolated."""
     layout = layouts.parse(name)
     figures = layouts.load()[name]
-
     assert len(figures) == 2
 
-    one, more = (
-        layouts.at_full_depth(layout, by_depth) for by_depth in ({"1": figures["1"]}, figures)
-    )
-    assert one.core_ms == pytest.approx(more.core_ms, rel=0.03)
+    from_one = layouts.at_full_depth(layout, {"1": figures["1"]})
+    from_more = layouts.at_full_depth(layout, figures)
+    assert from_one.core_ms == pytest.approx(from_more.core_ms, rel=0.03)

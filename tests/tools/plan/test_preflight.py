@@ -9,6 +9,8 @@ from tests import tiny
 from vit_jax.config import load_recipe
 from vit_jax.tools.plan.preflight import check_start
 
+REMOTE = pathlib.Path("/mnt/remote")
+
 
 def check(*overrides, **options):
     return check_start("tiny", tiny.config(*overrides), **options)
@@ -55,35 +57,93 @@ EVALUATORS_THAT_CANNOT_START = [
         ["kind=knn", "data=foldr:/mnt/remote/x"],
         r"evaluators.more.data='foldr:/mnt/remote/x': .*'folder'",
     ),
-    (["kind=knn", "data=vtab:dmlap"], "dmlab"),
+    (
+        ["kind=knn", "data=vtab:dmlap"],
+        "dmlab",
+    ),
     (
         ["kind=knn", "arguments.layer=block:99"],
         r"evaluators.more.*layer='block:99': must be one of",
     ),
-    (["kind=fewshot", "arguments.shots=0"], r"evaluators.more.*shots"),
+    (
+        ["kind=fewshot", "arguments.shots=0"],
+        r"evaluators.more.*shots",
+    ),
 ]
 
 
-@pytest.mark.parametrize("remote", [None, pathlib.Path("/mnt/remote")], ids=["here", "elsewhere"])
+@pytest.mark.parametrize(
+    ("data", "remote"),
+    [
+        ("data=digits", None),
+        ("data=folder:/mnt/remote/photos", REMOTE),
+    ],
+    ids=["here", "elsewhere"],
+)
 @pytest.mark.parametrize(("options", "message"), EVALUATORS_THAT_CANNOT_START)
-def test_an_evaluator_that_cannot_start(options, message, remote):
-    """Also where the data are on other machines."""
-    data = "data=digits" if remote is None else "data=folder:/mnt/remote/photos"
+def test_an_evaluator_that_cannot_start(options, message, data, remote):
+    evaluator = [f"evaluation.evaluators.more.{option}" for option in options]
     with pytest.raises(ValueError, match=message):
-        check(data, *(f"evaluation.evaluators.more.{option}" for option in options), remote=remote)
+        check(data, *evaluator, remote=remote)
 
 
 def test_more_neighbours_than_training_images():
-    near = (
+    evaluator = (
         "evaluation.evaluators.near.kind=knn",
         "evaluation.evaluators.near.arguments.neighbours=1,2000",
     )
-    with pytest.raises(
-        ValueError, match=r"evaluators.near: 2000 neighbours of 1437 training images"
-    ):
-        check(*near)
+    message = r"evaluators.near: 2000 neighbours of 1437 training images"
 
-    check("data=folder:/mnt/remote/photos", *near, remote=pathlib.Path("/mnt/remote"))
+    with pytest.raises(ValueError, match=message):
+        check(*evaluator)
+
+    check("data=folder:/mnt/remote/photos", *evaluator, remote=REMOTE)
+
+
+def test_data_and_weights_that_only_the_machines_have():
+    overrides = ("data=folder:/mnt/remote/photos", "init_from=/mnt/remote/run")
+    first, *unseen = check(*overrides, remote=REMOTE)
+
+    assert "folder:/mnt/remote/photos is not visible from here" in first
+    assert unseen == [
+        "not visible from here: /mnt/remote/photos",
+        "not visible from here: /mnt/remote/run",
+    ]
+
+    _, *unseen = check("data=tfds:cifar10", "input.data_dir=/mnt/remote/tfds", remote=REMOTE)
+    assert unseen == ["not visible from here: /mnt/remote/tfds/cifar10"]
+
+    with pytest.raises(ValueError, match="num_heads=7"):
+        check("data=folder:/mnt/remote/photos", "model.num_heads=7", remote=REMOTE)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("vtab:dmlab", "dmlab"),
+        ("tfds:cifar10:3.0.2", "cifar10"),
+    ],
+)
+def test_datasets_in_the_default_folder_of_the_machines(data, name):
+    _, unseen = check(f"data={data}", remote=pathlib.Path("/"))
+    folder = tfds.core.constants.DATA_DIR
+
+    assert unseen == f"not visible from here: {folder}/{name}"
+
+
+def test_data_of_an_evaluator_that_only_the_machines_have():
+    data = "evaluation.evaluators.more.data=csv:/mnt/remote/table.csv"
+    first, *unseen = check("data=digits", data, remote=REMOTE)
+
+    assert "not visible" in first
+    assert unseen == ["not visible from here: /mnt/remote/table.csv"]
+
+
+def test_relative_paths_are_looked_for_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, line = check("data=digits", "input.data_dir=tfds", remote=pathlib.Path("/"))
+
+    assert line == "looked for here: tfds"
 
 
 def wrong_loss(logits_BK, label_BK):
@@ -100,43 +160,10 @@ def test_weights(tiny_run):
         check(same, "model.width=32")
 
 
-def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
-    remote = pathlib.Path("/mnt/remote")
-    first, *unseen = check(
-        "data=folder:/mnt/remote/photos", "init_from=/mnt/remote/run", remote=remote
-    )
-
-    assert "folder:/mnt/remote/photos is not visible from here" in first
-    assert unseen == [f"not visible from here: /mnt/remote/{name}" for name in ("photos", "run")]
-
-    first, *unseen = check("data=tfds:cifar10", "input.data_dir=/mnt/remote/tfds", remote=remote)
-    assert unseen == ["not visible from here: /mnt/remote/tfds/cifar10"]
-
-    for data, name in (("vtab:dmlab", "dmlab"), ("tfds:cifar10:3.0.2", "cifar10")):
-        _, unseen = check(f"data={data}", remote=pathlib.Path("/"))
-        assert unseen == f"not visible from here: {tfds.core.constants.DATA_DIR}/{name}", (
-            "the default of TFDS"
-        )
-
-    data = "evaluation.evaluators.more.data=csv:/mnt/remote/table.csv"
-    first, *unseen = check("data=digits", data, remote=remote)
-
-    assert "not visible" in first
-    assert unseen == ["not visible from here: /mnt/remote/table.csv"]
-
-    monkeypatch.chdir(tmp_path)
-    _, read = check("data=digits", "input.data_dir=tfds", remote=pathlib.Path("/"))
-
-    assert read == "looked for here: tfds"
-    with pytest.raises(ValueError, match="num_heads=7"):
-        check("data=folder:/mnt/remote/photos", "model.num_heads=7", remote=remote)
-
-
 def test_a_network_that_the_weights_decide_and_are_elsewhere():
-    config = load_recipe(
-        f"{tiny.ROOT}/configs/finetune.py:any,own",
-        tiny.flags("data=digits", "init_from=/there/run"),
-    )
+    recipe = f"{tiny.ROOT}/configs/finetune.py:any,own"
+    config = load_recipe(recipe, tiny.flags("data=digits", "init_from=/there/run"))
+
     line, _ = check_start("finetune", config, num_devices=8, remote=pathlib.Path("/"))
 
     assert "the network is that of /there/run, and is not checked; digits with 1,437" in line
@@ -152,11 +179,11 @@ def test_a_dataset_of_the_catalogue_that_is_not_prepared(tmp_path):
 def test_attention_by_cudnn(monkeypatch):
     """Machines without cuDNN check the recipe as its machines would."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", None)
+    message = r"cuDNN rejects this attention: it needs bfloat16 or float16, not float32"
+
     check("model.attention=cudnn", "model.compute_dtype=bfloat16")
 
-    with pytest.raises(
-        ValueError, match=r"cuDNN rejects this attention: it needs bfloat16 or float16, not float32"
-    ):
+    with pytest.raises(ValueError, match=message):
         check("model.attention=cudnn", "model.compute_dtype=float32")
 
 

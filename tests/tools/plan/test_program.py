@@ -91,12 +91,23 @@ UNKNOWN_LENGTH = TEXT.replace(
         ("f32[768]{0:T(1024)}", 3072, 4096, True),
         ("s32[]{:T(128)}", 4, 4, True),
         ("pred[8]", 8, 8, True),
-        ("u8[64,224,224,3]{2,1,3,0:T(32,128)(4,1)}", 64 * 224 * 224 * 3, 64 * 3 * 224 * 256, True),
+        (
+            "u8[64,224,224,3]{2,1,3,0:T(32,128)(4,1)}",
+            64 * 224 * 224 * 3,
+            64 * 3 * 224 * 256,
+            True,
+        ),
     ],
 )
 def test_arrays(shape, plain, padded, is_in_hbm):
     (array,) = hlo.Instruction("x", shape, "add", "").arrays
-    assert (array.num_bytes, array.padded_bytes, array.is_in_hbm) == (plain, padded, is_in_hbm)
+
+    assert array.num_bytes == plain
+    assert array.padded_bytes == padded
+    assert array.is_in_hbm == is_in_hbm
+
+
+TRANSPOSED = "mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0))"
 
 
 @pytest.mark.parametrize(
@@ -105,14 +116,8 @@ def test_arrays(shape, plain, padded, is_in_hbm):
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", [0, 1, 2, 3]),
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", [0, 4]),
         ("replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0','axis_1'}", [0, 1, 2, 3]),
-        (
-            "replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_1'}",
-            [0, 1, 2, 3],
-        ),
-        (
-            "replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_2'}",
-            [0, 4],
-        ),
+        (f"replica_groups={TRANSPOSED} {{'axis_1'}}", [0, 1, 2, 3]),
+        (f"replica_groups={TRANSPOSED} {{'axis_2'}}", [0, 4]),
         ("replica_groups=[2,4]<=[8]", [0, 1, 2, 3]),
         ("replica_groups=[4,2]<=[2,4]T(1,0)", [0, 4]),
         ("replica_groups={{0,2},{1,3}}", [0, 2]),
@@ -120,10 +125,26 @@ def test_arrays(shape, plain, padded, is_in_hbm):
     ],
 )
 def test_members(groups, members):
-    collective = hlo.Instruction(
-        "x", "f32[2]", "all-reduce", f"%y), channel_id=1, {groups}, to_apply=%add"
-    )
+    attributes = f"%y), channel_id=1, {groups}, to_apply=%add"
+    collective = hlo.Instruction("x", "f32[2]", "all-reduce", attributes)
+
     assert hlo.list_members(collective) == members
+
+
+IMAGES = 4 * 8 * 8 * 128
+
+ALIGNMENT = 512  # bytes that the compiler adds between arguments
+
+
+def make_stats():
+    """Return XLA's totals for two arguments of two tiles each, and the images."""
+    return types.SimpleNamespace(
+        argument_size_in_bytes=4 * TILE + IMAGES + ALIGNMENT,
+        temp_size_in_bytes=200_000,
+        output_size_in_bytes=6096,
+        alias_size_in_bytes=2000,
+        generated_code_size_in_bytes=1000,
+    )
 
 
 def test_groups_in_an_unknown_form():
@@ -131,61 +152,52 @@ def test_groups_in_an_unknown_form():
         hlo.list_members(hlo.Instruction("x", "f32[2]", "all-reduce", "%y)"))
 
 
-def stats():
-    """XLA's totals: two arguments of two tiles each and the images, which the compiler aligns with 512 bytes more."""
-    arguments = 4 * TILE + 4 * 8 * 8 * 128 + 512
-    names = ("argument", "temp", "output", "alias", "generated_code")
-    numbers = dict(zip(names, (arguments, 200_000, 6096, 2000, 1000), strict=True))
-    return types.SimpleNamespace(
-        **{f"{name}_size_in_bytes": size for name, size in numbers.items()}
-    )
-
-
 def test_kinds_of_a_program():
-    kept = 3 * 104 * 128 * 4  # what the forward loop fills slice by slice
+    kept = 3 * 104 * 128 * 4  # filled slice by slice by the forward loop
     expected = Memory(
         parameters=2 * TILE,
         optimizer=2 * TILE,
         average=0,
-        batch=4 * 8 * 8 * 128 + 512,  # with what the compiler adds between arguments
+        batch=IMAGES + ALIGNMENT,
         activations=kept,
         gradients=0,
         temporary=200_000 + 4096 - kept,
         program=1000,
     )
 
-    assert compiled_memory(stats(), hlo.parse(TEXT)) == expected
+    assert compiled_memory(make_stats(), hlo.parse(TEXT)) == expected
 
     backward = hlo.parse(TEXT.replace("jvp()/while", "transpose(jvp())/while"))
-    assert compiled_memory(stats(), backward) == dataclasses.replace(
-        expected, activations=0, gradients=kept
-    )
+    expected = dataclasses.replace(expected, activations=0, gradients=kept)
+    assert compiled_memory(make_stats(), backward) == expected
 
 
 def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
-    machine = types.SimpleNamespace(
-        is_tpu=True,
-        fabric=types.SimpleNamespace(
-            clock_hertz=1 / CYCLE, network_bytes_per_second=1e9, cores_per_chip=cores
-        ),
-        chip=types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory),
+    """Return the timeline on a machine with this bandwidth of memory and these seconds of a collective."""
+    fabric = types.SimpleNamespace(
+        clock_hertz=1 / CYCLE,
+        network_bytes_per_second=1e9,
+        cores_per_chip=cores,
     )
+    chip = types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory)
+    machine = types.SimpleNamespace(is_tpu=True, fabric=fabric, chip=chip)
+
     return step_timeline(hlo.parse(text), machine, lambda *_: collective, bundles or {})
+
+
+SLOW_MEMORY = 8 * 128 * 4 / 3e-6  # bytes a second with which the copy takes 3 us
 
 
 @pytest.mark.parametrize(
     ("text", "memory", "compute", "prefetch", "num_unknown_loops"),
     [
         (TEXT, 1e12, ENTRY + LOOP, 0, 0),
-        (UNKNOWN_LENGTH, 1e12, ENTRY + LOOP / 3, 0, 1),  # counted once
-        (
-            TEXT,
-            8 * 128 * 4 / 3e-6,
-            ENTRY + LOOP,
-            3 * (3e-6 - 1000 * CYCLE),
-            0,
-        ),  # 3 us, of which 1000 cycles are hidden
+        # A loop of unknown length counts once.
+        (UNKNOWN_LENGTH, 1e12, ENTRY + LOOP / 3, 0, 1),
+        # 1000 cycles of the copy are hidden.
+        (TEXT, SLOW_MEMORY, ENTRY + LOOP, 3 * (3e-6 - 1000 * CYCLE), 0),
     ],
+    ids=["known length", "unknown length", "slow memory"],
 )
 def test_cycles_times_loops_and_memory_that_comes_too_late(
     text, memory, compute, prefetch, num_unknown_loops
@@ -194,7 +206,8 @@ def test_cycles_times_loops_and_memory_that_comes_too_late(
 
     assert line.compute_seconds == pytest.approx(compute)
     assert line.prefetch_seconds == pytest.approx(prefetch)
-    assert (line.collective_seconds, line.num_unknown_loops) == (0, num_unknown_loops)
+    assert line.collective_seconds == 0
+    assert line.num_unknown_loops == num_unknown_loops
     assert line.unknown_loops_pass_seconds == pytest.approx(num_unknown_loops * LOOP / 3)
     assert line.seconds == pytest.approx(compute + prefetch)
 
@@ -223,15 +236,15 @@ metadata={{op_name="jit(train_step)/{source}"}}
     assert line.seconds == pytest.approx(ENTRY + LOOP + branch * CYCLE)
 
 
-@pytest.mark.parametrize(
-    ("inside", "phase"), [("optimizer/add", "optimizer"), ("metrics/add", "metrics")]
-)
-def test_norms_in_one_fusion_with_the_update_count_as_the_update(inside, phase):
+@pytest.mark.parametrize("phase", ["optimizer", "metrics"])
+def test_norms_in_one_fusion_with_the_update_count_as_the_update(phase):
     text = TEXT.replace(
-        "calls=%add, backend", 'calls=%add, metadata={op_name="metrics/reduce_sum"}, backend'
+        "calls=%add, backend",
+        'calls=%add, metadata={op_name="metrics/reduce_sum"}, backend',
     )
     text = text.replace(
-        "add(%a, %b)", f'add(%a, %b), metadata={{op_name="jit(train_step)/{inside}"}}'
+        "add(%a, %b)",
+        f'add(%a, %b), metadata={{op_name="jit(train_step)/{phase}/add"}}',
     )
 
     assert timeline(text).phases[phase] == pytest.approx(500 * CYCLE)
@@ -249,56 +262,71 @@ frontend_attributes={kernel_metadata={
 
 
 def test_a_kernel_costs_its_bundles_times_its_programs():
-    """XLA counts no cycles for it.
-
-    Its metadata has lines of its own in the text, which end no computation.
-    """
+    """XLA counts no cycles for it, and the lines of its metadata end no computation."""
     line = timeline(KERNEL, bundles={"attention.1": 70, "other": 9})
-    assert line.kernel_seconds == pytest.approx(3 * 20 * 70 * CYCLE)
+    kernel_seconds = 3 * 20 * 70 * CYCLE
 
-    (first,) = re.findall(r"  %attention.1 = .*?QUJD.*?\n", KERNEL, re.DOTALL)
-    twice = KERNEL.replace(
-        first, first + first.replace("attention.1", "attention.2")
-    )  # XLA compiles one of equal ones
-
-    assert timeline(twice, bundles={"attention.1": 70}).kernel_seconds == pytest.approx(
-        2 * line.kernel_seconds
-    )
+    assert line.kernel_seconds == pytest.approx(kernel_seconds)
     assert line.compute_seconds == pytest.approx(ENTRY + LOOP)
     assert line.seconds == pytest.approx(ENTRY + LOOP + line.kernel_seconds)
     assert line.num_unknown_kernels == 0
 
 
+def test_equal_kernels_are_compiled_once():
+    (first,) = re.findall(r"  %attention.1 = .*?QUJD.*?\n", KERNEL, re.DOTALL)
+    second = first.replace("attention.1", "attention.2")
+    bundles = {"attention.1": 70}
+
+    once = timeline(KERNEL, bundles=bundles)
+    twice = timeline(KERNEL.replace(first, first + second), bundles=bundles)
+
+    assert twice.kernel_seconds == pytest.approx(2 * once.kernel_seconds)
+
+
 @pytest.mark.parametrize(("programs", "per_core"), [(20, 10), (5, 3), (1, 1)])
 def test_two_cores_share_the_programs_of_a_kernel(programs, per_core):
     text = KERNEL.replace('"programs":"20"', f'"programs":"{programs}"')
-    assert timeline(text, bundles={"attention.1": 70}, cores=2).kernel_seconds == pytest.approx(
-        3 * per_core * 70 * CYCLE
-    )
+    line = timeline(text, bundles={"attention.1": 70}, cores=2)
+
+    assert line.kernel_seconds == pytest.approx(3 * per_core * 70 * CYCLE)
+
+
+NO_PROGRAMS = KERNEL.replace('"programs":"20"', '"a":"b"')
 
 
 @pytest.mark.parametrize(
     ("text", "bundles"),
-    [(KERNEL, {}), (KERNEL.replace('"programs":"20"', '"a":"b"'), {"attention.1": 70})],
+    [
+        (KERNEL, {}),
+        (NO_PROGRAMS, {"attention.1": 70}),
+    ],
+    ids=["no bundles", "no programs"],
 )
 def test_a_kernel_without_a_count_is_reported(text, bundles):
     line = timeline(text, bundles=bundles)
-    assert (line.kernel_seconds, line.num_unknown_kernels) == (0, 3)
+
+    assert line.kernel_seconds == 0
+    assert line.num_unknown_kernels == 3
 
 
 def test_a_collective_costs_what_no_work_hides():
     line = timeline(collective=5e-6)
-
-    # the sum of each pass stops the core; the gather runs beside 2000 cycles
-    assert line.collective_seconds == pytest.approx(3 * 5e-6 + (5e-6 - 2000 * CYCLE))
-    assert [(c.operation, c.count, c.num_bytes, len(c.devices)) for c in line.collectives] == [
+    found = [(c.operation, c.count, c.num_bytes, len(c.devices)) for c in line.collectives]
+    expected = [
         ("all-reduce", 3, 8 * 128 * 4, 4),
         ("all-gather", 1, 256 * 128 * 2, 4),
     ]
+
+    assert found == expected
+    # The sum of each pass stops the core; the gather runs beside 2000 cycles.
+    sums = 3 * 5e-6
+    gather = 5e-6 - 2000 * CYCLE
+    assert line.collective_seconds == pytest.approx(sums + gather)
     assert line.collectives[1].waited_seconds == pytest.approx(3e-6)
-    assert timeline(collective=1.5e-6).collective_seconds == pytest.approx(
-        3 * 1.5e-6
-    )  # the gather is hidden
+
+    # Here the gather is hidden.
+    line = timeline(collective=1.5e-6)
+    assert line.collective_seconds == pytest.approx(3 * 1.5e-6)
 
 
 def test_slices_exchange_over_the_network():
@@ -317,10 +345,13 @@ def test_a_fusion_that_keeps_a_part_of_a_sum_is_a_reduce_scatter():
     text = TEXT.replace(
         "ROOT %all-gather.1 = bf16[256,128]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=7",
         "ROOT %all-reduce.9 = bf16[1024,128]{1,0:T(8,128)(2,1)} all-reduce(%p), channel_id=7",
-    ).replace(
+    )
+    text = text.replace(
         "%async-collective-start = (bf16[64,128]{1,0}, bf16[256,128]{1,0})",
         "%scattered = bf16[256,128]{1,0}",
     )
-    operations = {c.operation: c.num_bytes for c in timeline(text, collective=1e-6).collectives}
 
-    assert operations["reduce-scatter"] == 1024 * 128 * 2
+    line = timeline(text, collective=1e-6)
+
+    num_bytes = {c.operation: c.num_bytes for c in line.collectives}
+    assert num_bytes["reduce-scatter"] == 1024 * 128 * 2

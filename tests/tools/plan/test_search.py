@@ -1,4 +1,4 @@
-"""The search, by arithmetic: what is tried, what wins, and what it says to add."""
+"""The search by arithmetic: which layouts are tried, which one wins, and which overrides it suggests."""
 
 import dataclasses
 
@@ -30,10 +30,10 @@ def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(result):
     assert {config.sharding.num_model_shards for config in configs} == {1, 2, 4}
     assert {config.global_batch for config in configs} == {4096}
 
-    replicated = ShardingConfig(parameters="replicated")
-    steps = {
-        c.model.remat: c.optimizer.accumulation_steps for c in configs if c.sharding == replicated
-    }
+    steps = {}
+    for config in configs:
+        if config.sharding == ShardingConfig(parameters="replicated"):
+            steps[config.model.remat] = config.optimizer.accumulation_steps
 
     assert steps["none"] > 1
     assert steps["full"] <= steps["none"]
@@ -45,24 +45,31 @@ def test_the_winner_is_the_fastest_that_fits_and_its_overrides_make_it(result):
     assert result.winner.fits
     assert result.winner.step_seconds == min(c.step_seconds for c in fitting)
     assert load_recipe(H14, result.overrides) == result.winner.config
+    assert len(result_to_json(result)["candidates"]) == len(result.candidates)
 
+
+def test_the_text_has_a_row_for_each_candidate_and_the_overrides_of_the_winner(result):
     text = result_to_text(result)
-    rows = [
-        [cell.strip() for cell in line.split("|")]
-        for line in text.splitlines()[: 1 + len(result.candidates)]
-    ]
+    num_rows = 1 + len(result.candidates)
+    rows = [read_cells(line) for line in text.splitlines()[:num_rows]]
+    endings = [row[-3:] for row in rows]
+    not_compiled = ["", "", "fastest that fits"]
 
     assert {len(row) for row in rows} == {11}
-    assert [row[-3:] for row in rows].count(["", "", "fastest that fits"]) == 1, (
-        "nothing was compiled"
-    )
+    assert endings.count(not_compiled) == 1
     assert f"add to the command: {' '.join(result.overrides)}" in text
-    assert len(result_to_json(result)["candidates"]) == len(result.candidates)
+
+
+def read_cells(line):
+    return [cell.strip() for cell in line.split("|")]
 
 
 def test_nothing_fits():
     config = small.recipe(
-        "model.width=8192", "model.mlp_dim=32768", "model.depth=64", "global_batch=1"
+        "model.width=8192",
+        "model.mlp_dim=32768",
+        "model.depth=64",
+        "global_batch=1",
     )
     result = search(config, parse_topology("v100:1"), small.dataset(config), can_compile=False)
 
@@ -88,33 +95,45 @@ def test_other_batches_are_compared_by_image(monkeypatch):
 
 
 def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
-    """Searches with a compiler that finds only these tries small enough; the result, and all tries in their order."""
+    """Search with a compiler for which only the tries with these numbers fit.
+
+    Returns the result, and the candidates in the order in which they were compiled.
+    """
     tried = []
-    large = dataclasses.replace(plan.memory, temporary=10**12)
+    small_memory = plan.memory
+    large_memory = dataclasses.replace(plan.memory, temporary=10**12)
 
-    def compiled(config, *_, **__):
+    def compile_plan(config, *_, **__):
         tried.append(config)
-        return dataclasses.replace(
-            plan, config=config, memory=plan.memory if len(tried) in fitting else large
-        )
+        memory = small_memory if len(tried) in fitting else large_memory
+        return dataclasses.replace(plan, config=config, memory=memory)
 
-    monkeypatch.setattr(module, "make_plan", compiled)
+    monkeypatch.setattr(module, "make_plan", compile_plan)
     result = search(load_recipe(H14), parse_topology(topology), JFT, num_tries=num_tries)
-    return result, [next(c for c in result.candidates if c.config == config) for config in tried]
+
+    order = [find_candidate(result, config) for config in tried]
+    return result, order
+
+
+def find_candidate(result, config):
+    return next(c for c in result.candidates if c.config == config)
+
+
+def count_below(candidates, num_bytes):
+    return sum(c.needed_bytes <= num_bytes for c in candidates)
 
 
 def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
     result, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 1, set())
     sure = result.usable_bytes
     limit = 1.15 * result.usable_bytes
-    num_sure, num_tried = (
-        sum(c.needed_bytes <= most for c in result.candidates) for most in (sure, limit)
-    )
+    num_sure = count_below(result.candidates, sure)
+    num_tried = count_below(result.candidates, limit)
 
     assert num_sure < num_tried < len(result.candidates), "or this proves nothing"
-    assert [c.needed_bytes <= sure for c in order] == [
-        number < num_sure for number in range(num_tried)
-    ]
+
+    are_sure = [c.needed_bytes <= sure for c in order]
+    assert are_sure == [True] * num_sure + [False] * (num_tried - num_sure)
     assert max(c.needed_bytes for c in order) <= limit
     assert result.winner is None
 
@@ -122,22 +141,21 @@ def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
 @pytest.mark.slow
 def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, result):
     result, order = search_compiled(monkeypatch, result.winner, "v5e:16x16", 4, {3})
+    step_seconds = [c.step_seconds for c in order]
+    shardings = [c.config.sharding for c in order]
 
     assert [c.config.model.remat for c in order] == ["none"] * 4
-    assert [c.step_seconds for c in order] == sorted(c.step_seconds for c in order)
-    assert ("fsdp", 16) in [
-        (c.config.sharding.parameters, c.config.sharding.num_replicas) for c in order
-    ]
+    assert step_seconds == sorted(step_seconds)
+    assert ("fsdp", 16) in [(s.parameters, s.num_replicas) for s in shardings]
     assert result.winner.config == order[2].config
 
     _, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 20, set())
-    policies = [
-        c.config.model.remat
-        for c in order
-        if c.needed_bytes <= parse_topology("v5e:2x2").fabric.usable_bytes
-    ]
+    usable_bytes = parse_topology("v5e:2x2").fabric.usable_bytes
+    fitting = [c for c in order if c.needed_bytes <= usable_bytes]
+    policies = [c.config.model.remat for c in fitting]
+    num_none = policies.count("none")
 
-    assert policies[: policies.count("none")] == ["none"] * policies.count("none")
+    assert policies[:num_none] == ["none"] * num_none
     assert {*policies} == {*POLICIES}
 
 

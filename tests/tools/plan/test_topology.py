@@ -8,6 +8,15 @@ from vit_jax.tools.plan.topology import build_group, parse_topology
 SQUARE = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
 
 
+def check_squares_and_slices(devices):
+    """The four chips of a host are a square, and slices follow each other."""
+    first_host = [device for device in devices if device.process_index == 0]
+    slices = [device.slice_index for device in devices]
+
+    assert {device.coords for device in first_host} <= set(SQUARE)
+    assert slices == sorted(slices)
+
+
 @pytest.mark.parametrize(
     ("name", "chips", "hosts", "device_kind"),
     [
@@ -27,18 +36,17 @@ SQUARE = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
 def test_sizes(name, chips, hosts, device_kind):
     topology = parse_topology(name)
     devices = topology.stand_ins()
+    positions = {(device.slice_index, device.coords) for device in devices}
 
-    assert topology.num_chips == chips == len(devices)
+    assert topology.num_chips == chips
+    assert len(devices) == chips
     assert {device.process_index for device in devices} == set(range(hosts))
     assert {device.device_kind for device in devices} == {device_kind}
     assert [device.id for device in devices] == list(range(chips))
-    assert len({(device.slice_index, device.coords) for device in devices}) == chips
+    assert len(positions) == chips
 
-    if topology.is_tpu:  # four chips of a host are a square; slices follow each other
-        assert {device.coords for device in devices if not device.process_index} <= set(SQUARE)
-        assert [device.slice_index for device in devices] == sorted(
-            device.slice_index for device in devices
-        )
+    if topology.is_tpu:
+        check_squares_and_slices(devices)
 
 
 @pytest.mark.parametrize(
@@ -61,48 +69,81 @@ def test_sizes(name, chips, hosts, device_kind):
         ("0*v5e:4x4", "must be 1 or more"),
     ],
 )
-def test_names_that_are_none(name, message):
+def test_invalid_names_are_rejected(name, message):
     with pytest.raises(ValueError, match="--topology=") as error:
         parse_topology(name)
 
     assert message in str(error.value)
+
+
+def test_two_numbers_of_slices_are_rejected():
     with pytest.raises(ValueError, match="--slices=2 both say how many slices"):
         parse_topology("2*v5e:4x4", num_slices=2)
+
+
+def is_any(device):
+    return True
+
+
+def is_in_column(device):
+    return device.coords[0] == 3
+
+
+def is_in_quarter_column(device):
+    return device.coords[0] == 3 and device.coords[1] < 4
+
+
+def is_every_fourth_in_column(device):
+    return device.coords[0] == 3 and device.coords[1] % 4 == 1
+
+
+def is_in_plane(device):
+    return device.coords[2] == 0
+
+
+def is_at_origin(device):
+    return device.coords == (0, 0, 0)
+
+
+def is_on_diagonal(device):
+    return sum(device.coords) == 3
+
+
+def is_at_one(device):
+    return device.coords == (1, 1, 0)
+
+
+def is_in_slice_2(device):
+    return device.slice_index == 2
 
 
 @pytest.mark.parametrize(
     ("name", "keep", "group"),
     [
-        ("v5e:16x16", lambda d: True, Group((16, 16), (True, True))),
-        ("v5e:16x16", lambda d: d.coords[0] == 3, Group((16,), (True,))),
-        ("v5e:16x16", lambda d: d.coords[0] == 3 and d.coords[1] < 4, Group((4,), (False,))),
-        (
-            "v5e:16x16",
-            lambda d: d.coords[0] == 3 and d.coords[1] % 4 == 1,
-            Group((4,), (True,), stride=4),
-        ),
-        ("v5e:4x4", lambda d: True, Group((4, 4), (False, False))),
-        ("v5e:8x16", lambda d: True, Group((8, 16), (False, True))),
-        (
-            "v4:2x4x4",
-            lambda d: True,
-            Group((2, 4, 4), (False,) * 3),
-        ),  # three axes close together or not at all
-        ("v4:4x4x8", lambda d: True, Group((4, 4, 8), (True, True, True))),
-        ("v4:4x4x8", lambda d: d.coords[2] == 0, Group((4, 4), (True, True))),
-        ("v4:4x4x8", lambda d: d.coords == (0, 0, 0), Group()),
-        ("v5e:4x4", lambda d: sum(d.coords) == 3, Group((4,), (False,))),  # a diagonal is no box
-        ("2*v5e:4x4", lambda d: True, Group((4, 4), (False, False), num_slices=2)),
-        ("2*v5e:4x4", lambda d: d.coords == (1, 1, 0), Group(num_slices=2)),
-        ("4*h100:8", lambda d: True, Group(num_switched=8, num_slices=4)),
-        ("4*h100:8", lambda d: d.slice_index == 2, Group(num_switched=8)),
+        ("v5e:16x16", is_any, Group((16, 16), (True, True))),
+        ("v5e:16x16", is_in_column, Group((16,), (True,))),
+        ("v5e:16x16", is_in_quarter_column, Group((4,), (False,))),
+        ("v5e:16x16", is_every_fourth_in_column, Group((4,), (True,), stride=4)),
+        ("v5e:4x4", is_any, Group((4, 4), (False, False))),
+        ("v5e:8x16", is_any, Group((8, 16), (False, True))),
+        # Three axes are closed together, or none of them.
+        ("v4:2x4x4", is_any, Group((2, 4, 4), (False, False, False))),
+        ("v4:4x4x8", is_any, Group((4, 4, 8), (True, True, True))),
+        ("v4:4x4x8", is_in_plane, Group((4, 4), (True, True))),
+        ("v4:4x4x8", is_at_origin, Group()),
+        # A diagonal is no box.
+        ("v5e:4x4", is_on_diagonal, Group((4,), (False,))),
+        ("2*v5e:4x4", is_any, Group((4, 4), (False, False), num_slices=2)),
+        ("2*v5e:4x4", is_at_one, Group(num_slices=2)),
+        ("4*h100:8", is_any, Group(num_switched=8, num_slices=4)),
+        ("4*h100:8", is_in_slice_2, Group(num_switched=8)),
     ],
 )
 def test_groups(name, keep, group):
     topology = parse_topology(name)
-    assert (
-        build_group([device for device in topology.stand_ins() if keep(device)], topology) == group
-    )
+    devices = [device for device in topology.stand_ins() if keep(device)]
+
+    assert build_group(devices, topology) == group
 
 
 @pytest.mark.parametrize(
@@ -117,9 +158,10 @@ def test_groups(name, keep, group):
 )
 def test_types_of_google_cloud(name, shape, chips, hosts):
     topology = parse_topology(name)
+    expected = parse_topology(shape)
 
-    assert (topology.shape, topology.fabric) == (
-        parse_topology(shape).shape,
-        parse_topology(shape).fabric,
-    )
-    assert (topology.name, topology.num_chips, topology.num_hosts) == (name, chips, hosts)
+    assert topology.shape == expected.shape
+    assert topology.fabric == expected.fabric
+    assert topology.name == name
+    assert topology.num_chips == chips
+    assert topology.num_hosts == hosts

@@ -37,12 +37,13 @@ def absent(split, config, seed):
 
 def _images(split, class_names):
     rng = np.random.default_rng(len(split))
-    number = SIZES[split]
-    labels = np.arange(number) % len(class_names)
-    level = 40 + labels[:, None, None, None] * 170 // (len(class_names) - 1)
-    return MemorySource(
-        (level + rng.integers(0, 40, (number, 4, 4, 3))).astype(np.uint8), labels, class_names
-    )
+    count = SIZES[split]
+    labels = np.arange(count) % len(class_names)
+
+    levels = 40 + labels * 170 // (len(class_names) - 1)
+    noise = rng.integers(0, 40, (count, 4, 4, 3))
+    images = levels[:, None, None, None] + noise
+    return MemorySource(images.astype(np.uint8), labels, class_names)
 
 
 def _task(name, group, **fields):
@@ -61,13 +62,12 @@ NOT_A_SUITE = ["bright"]
 
 
 def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
-    """Words of a sweep."""
-    suite = f"--suite={MODULE}:{suite}"
+    """Return the words of a sweep."""
     return [
         "vtab",
         str(weights),
         f"--tasks={tasks}",
-        suite,
+        f"--suite={MODULE}:{suite}",
         f"--workdir={folder}",
         *FINETUNING,
         *settings,
@@ -76,7 +76,6 @@ def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
 
 
 def begun(out):
-    """The runs that were begun, in order."""
-    return re.findall(
-        r"^(\w+), (trial|final run): learning rate ([\d.]+), (\d+) steps$", out, re.MULTILINE
-    )
+    """Return (task, kind, learning rate, steps) of the runs that were begun, in order."""
+    pattern = r"^(\w+), (trial|final run): learning rate ([\d.]+), (\d+) steps$"
+    return re.findall(pattern, out, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The learning-rate range test: what it suggests of known losses, and that a recipe's is a function of its seed."""
+"""The learning-rate range test: its suggestions for known losses, and that its result is a function of the seed."""
 
 import json
 
@@ -14,29 +14,34 @@ RATES = np.logspace(-6, 0, 100)
 
 
 def losses(x):
-    """2.3 up to a rate of 1e-4; then it falls, fastest from 1e-3 to 1e-2, and rises again."""
-    falls = np.interp(x, [-6, -4, -3, -2, -1, 0], [2.3, 2.3, 1.9, 0.7, 1.9, 6])
-    return falls + 0.004 * np.cos(40 * np.arange(len(x)))
+    """Return losses at these logarithms of the learning rate.
+
+    The loss is 2.3 up to a rate of 1e-4. Then it falls, fastest from 1e-3 to 1e-2, and rises again.
+    """
+    trend = np.interp(x, [-6, -4, -3, -2, -1, 0], [2.3, 2.3, 1.9, 0.7, 1.9, 6])
+    return trend + 0.004 * np.cos(40 * np.arange(len(x)))
 
 
 def test_what_is_suggested():
     test = RangeTest(100, RATES, losses(np.log10(RATES)), became_infinite=False)
-    at_start = 10 ** np.interp(2.3, [1.9, 6], [-1, 0])  # where the loss is what it was
+    diverged_rate = test.rate_P[test.diverged]
+    # Here the loss is again as high as at the start.
+    expected_rate = 10 ** np.interp(2.3, [1.9, 6], [-1, 0])
 
-    assert test.rate_P[test.diverged] == pytest.approx(at_start, rel=0.3)  # two places
+    assert diverged_rate == pytest.approx(expected_rate, rel=0.3)  # two places
+    assert len(draw(test, "x").axes[0].lines) == 4
 
     (_, fastest), (reason, tenth) = test.suggestions().items()
     assert 1.2e-3 < fastest < 0.8e-2
-    assert reason == f"a tenth of {test.rate_P[test.diverged]:.2g}, where the loss diverges"
+    assert reason == f"a tenth of {diverged_rate:.2g}, where the loss diverges"
     assert tenth == pytest.approx(0.0125, rel=0.3)
-    assert len(draw(test, "x").axes[0].lines) == 4
 
 
 def test_without_divergence_and_with_a_loss_that_is_not_finite():
-    x = np.log10(RATES[:70])  # up to 1.6e-2
-    finite, infinite = (
-        RangeTest(100, RATES[:70], losses(x), became_infinite=end) for end in (False, True)
-    )
+    rates = RATES[:70]  # up to 1.6e-2
+    loss = losses(np.log10(rates))
+    finite = RangeTest(100, rates, loss, became_infinite=False)
+    infinite = RangeTest(100, rates, loss, became_infinite=True)
 
     assert list(finite.suggestions()) == ["where the loss falls fastest"]
     assert infinite.diverged == 69
@@ -45,35 +50,33 @@ def test_without_divergence_and_with_a_loss_that_is_not_finite():
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_a_loss_that_does_not_fall(count):
+    loss = np.linspace(2, 2.01, count)
+    test = RangeTest(100, RATES[:count], loss, became_infinite=True)
+
     with pytest.raises(ValueError, match="did not fall before it diverged: lower --low="):
-        RangeTest(
-            100, RATES[:count], np.linspace(2, 2.01, count), became_infinite=True
-        ).suggestions()
+        test.suggestions()
 
 
 @pytest.mark.slow
 def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _, config, _, *fields = commands.pretraining(
-        data_dir, "none", "model.depth=1", "input.mixup_alpha=0.0"
-    )
+    overrides = ("model.depth=1", "input.mixup_alpha=0.0")
+    _, config, _, *fields = commands.pretraining(data_dir, "none", *overrides)
     words = ["lr-range", config, *fields, "--low=1e-4", "--high=10", "--steps=30"]
+
     first = commands.succeed([*words, "--output=a.png"])
     again = commands.succeed([*words, "--output=b.svg"])
 
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "a.json",
-        "a.png",
-        "b.json",
-        "b.svg",
-    ]
+    files = sorted(file.name for file in tmp_path.iterdir())
+    assert files == ["a.json", "a.png", "b.json", "b.svg"]
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
     assert first.replace("a.", "b.").replace("png", "svg") == again
 
     found = json.loads((tmp_path / "a.json").read_text())
+    suggested = min(found["suggestions"].values())
     assert found["learning_rates"][:2] == pytest.approx([1e-4, 1e-4 * 1e5 ** (1 / 29)])
     assert len(found["learning_rates"]) < 30, "it diverges before the last"
-    assert f"try --config.schedule.learning_rate={min(found['suggestions'].values()):.2g}" in first
+    assert f"try --config.schedule.learning_rate={suggested:.2g}" in first
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The verb study: two runs that really train, and runs that only pretend, for what is done by whom and what is left."""
+"""The verb study: two runs that really train, and runs that only pretend, for tests of who runs what."""
 
 import json
 import re
@@ -30,180 +30,180 @@ def rows(folder):
     return json.loads((folder / "study.json").read_text())["rows"]
 
 
+def begun(out):
+    return re.findall(r"^run (\d of \d): (.*)$", out, re.MULTILINE)
+
+
+def read_times(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")}
+
+
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
-    """A finished study, of which each of two machines did its share, and what they printed."""
+    """A finished study, of which each of two machines did its share, and both outputs."""
     folder = tmp_path_factory.mktemp("study") / "pooling"
-    return folder, [
-        succeed(words_of(folder, *POOLS, f"--index={index}", "--count=2")) for index in range(2)
-    ]
+    first = succeed(words_of(folder, *POOLS, "--index=0", "--count=2"))
+    second = succeed(words_of(folder, *POOLS, "--index=1", "--count=2"))
+    return folder, [first, second]
 
 
 @pytest.mark.slow
 def test_each_machine_does_its_share_and_the_last_collects_all(studied):
     folder, (first, second) = studied
 
-    assert re.findall(r"^run (\d of \d): (.*)$", first, re.MULTILINE) == [("1 of 1", NAMES[0])]
+    assert begun(first) == [("1 of 1", NAMES[0])]
     assert f"Not ended: {NAMES[1]}." in first
-    assert re.findall(r"^run (\d of \d): (.*)$", second, re.MULTILINE) == [("1 of 1", NAMES[1])]
+    assert begun(second) == [("1 of 1", NAMES[1])]
     assert second.endswith((folder / "study.md").read_text())
     assert "Not ended" not in second
 
     for row, name in zip(rows(folder), NAMES, strict=True):
         summary = commands.summary(folder / "runs" / name)
-        assert (row["test_accuracy"], row["folders"]) == (
-            summary["test_accuracy"],
-            [f"runs/{name}"],
-        )
+        assert row["test_accuracy"] == summary["test_accuracy"]
+        assert row["folders"] == [f"runs/{name}"]
 
 
 @pytest.mark.slow
-def test_the_same_command_again_trains_nothing_and_another_config_is_refused(studied):
+def test_the_same_command_again_trains_nothing(studied):
     folder, _ = studied
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")}
+    before = read_times(folder)
 
-    assert "run 1" not in succeed(words_of(folder, *POOLS))
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")} == before
+    out = succeed(words_of(folder, *POOLS))
+
+    assert begun(out) == []
+    assert "run 1" not in out
+    assert read_times(folder) == before
+
+
+@pytest.mark.slow
+def test_another_config_is_rejected(studied):
+    folder, _ = studied
+    message = r"pool=token.*: workdir .* another config:\n  optimizer.weight_decay: there"
 
     outcome = run(words_of(folder, *POOLS, "--config.optimizer.weight_decay=0.5"))
+
     assert outcome.code == 2
-    assert re.search(
-        r"pool=token.*: workdir .* another config:\n  optimizer.weight_decay: there", outcome.err
-    )
+    assert re.search(message, outcome.err)
 
 
 @pytest.mark.slow
 def test_killed_in_its_second_run_it_comes_to_the_same_results(studied, tmp_path):
-    """What a kill leaves: no summary of the run in progress, nor its last checkpoint, nor the results."""
+    """A kill leaves no summary of the run in progress, nor its last checkpoint, nor the results."""
+    complete, _ = studied
     folder = tmp_path / "pooling"
-    shutil.copytree(studied[0], folder)
     unfinished = folder / "runs" / NAMES[1]
-    (unfinished / "summary.json").unlink()
+    shutil.copytree(complete, folder)
     shutil.rmtree(unfinished / "checkpoints" / "4")
+    (unfinished / "summary.json").unlink()
     for file in folder.glob("study.*"):
         file.unlink()
 
     out = succeed(words_of(folder, *POOLS))
 
-    assert re.findall(r"^run (\d of \d): (.*)$", out, re.MULTILINE) == [("2 of 2", NAMES[1])]
+    assert begun(out) == [("2 of 2", NAMES[1])]
 
-    resumed, expected = (
-        commands.summary(place / "runs" / NAMES[1]) for place in (folder, studied[0])
-    )
+    resumed = commands.summary(unfinished)
+    expected = commands.summary(complete / "runs" / NAMES[1])
     assert resumed["parameters_sha256"] == expected["parameters_sha256"]
-    assert [row["test_accuracy"] for row in rows(folder)] == [
-        row["test_accuracy"] for row in rows(studied[0])
-    ]
+    for row, expected in zip(rows(folder), rows(complete), strict=True):
+        assert row["test_accuracy"] == expected["test_accuracy"]
 
 
 def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_path):
     ran, special = pretended
-    special |= {
-        NAMES[0]: FloatingPointError("Step 3: the loss is nan"),
-        NAMES[1]: Interrupted("stopped after step 2"),
-    }
-    outcome = run(words_of(tmp_path, *POOLS))
+    special[NAMES[0]] = FloatingPointError("Step 3: the loss is nan")
+    special[NAMES[1]] = Interrupted("stopped after step 2")
+    words = words_of(tmp_path, *POOLS)
 
-    assert (outcome.code, outcome.err) == (75, "vit-jax: stopped after step 2\n")
-    assert (
-        f"Not ended: {NAMES[1]}." in (tmp_path / "study.md").read_text()
-    )  # what there is, is there at once
+    outcome = run(words)
+    assert outcome.code == 75
+    assert outcome.err == "vit-jax: stopped after step 2\n"
+    # Results are written after each run.
+    assert f"Not ended: {NAMES[1]}." in (tmp_path / "study.md").read_text()
 
-    plan = succeed(words_of(tmp_path, *POOLS, "--dry-run"))
-    assert re.findall(r"(diverged|interrupted|new|ended) *\|", plan) == ["diverged", "interrupted"]
+    plan = succeed([*words, "--dry-run"])
+    states = re.findall(r"(diverged|interrupted|new|ended) *\|", plan)
+    assert states == ["diverged", "interrupted"]
     assert "Left: 1 of 2 runs" in plan
-    assert "1 of 1, 1 diverged" in succeed(words_of(tmp_path, *POOLS))
+
+    assert "1 of 1, 1 diverged" in succeed(words)
     assert ran == [(NAMES[1], None)]
 
 
 def test_a_config_that_cannot_be_is_refused_before_the_first_run(pretended, tmp_path):
+    ran, _ = pretended
     err = rejected(words_of(tmp_path, *POOLS, "--seeds=0,-1"))
 
     assert re.search(r"seed=-1: config.seed=-1: must lie in \[0, 4294967295\]", err)
-    assert pretended[0] == []
+    assert ran == []
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["run", "dry run"])
 @pytest.mark.parametrize("measure", ["test_acuracy", "fewshot_5shot_accuracy"])
 def test_a_measure_that_no_run_has_is_refused_before_the_first_run(
     pretended, tmp_path, measure, more
 ):
+    available = "it will have test_accuracy, test_loss, exaflops"
     err = rejected(words_of(tmp_path / "s", *POOLS, f"--measures=test_accuracy,{measure}", *more))
 
-    assert (
-        f"will have no {measure} (--measures=); it will have test_accuracy, test_loss, exaflops"
-        in err
-    )
+    assert f"will have no {measure} (--measures=); {available}" in err
     assert not list(tmp_path.iterdir())
+
+
+def read_table(text):
+    """Return the cells of each line of a table."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            lines.append([cell.strip() for cell in line.split("|")[1:-1]])
+    return lines
+
+
+DATA_SIZE = ["study", "data_size", "--config=pretrain_jft", "--dry-run", "--models=ViT-B/32"]
 
 
 def test_dry_run_plans_by_arithmetic(tmp_path):
-    words = [
-        "study",
-        "data_size",
-        "--config=pretrain_jft",
-        f"--workdir={tmp_path}",
-        "--dry-run",
-        "--models=ViT-B/32",
-    ]
-    plan = succeed([*words, "--topology=v5e:16x16", "--index=1", "--count=2"])
-    lines = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in plan.splitlines()
-        if line.startswith("|")
-    ]
+    machines = ["--topology=v5e:16x16", "--index=1", "--count=2"]
+    plan = succeed([*DATA_SIZE, f"--workdir={tmp_path}", *machines])
+    header, _, *lines = read_table(plan)
+    total = r"Left: 4 of 4 runs, 225 exaFLOPs; on v5e:16x16 .* hours one after the other"
 
-    assert lines[0] == ["run", "this machine", "state", "steps", "exaFLOPs", "hours", "chip-hours"]
-    assert [line[1] for line in lines[2:]] == ["no", "yes", "no", "yes"]
-    assert {(line[3], line[4]) for line in lines[2:]} == {
-        ("517,822", "56.3")
-    }  # 3 x 8.8 GFLOPs x 7 x 303 million
-    assert float(lines[2][6]) == pytest.approx(256 * float(lines[2][5]), rel=0.01)
-    assert re.search(
-        r"Left: 4 of 4 runs, 225 exaFLOPs; on v5e:16x16 .* hours one after the other", plan
-    )
+    assert header == ["run", "this machine", "state", "steps", "exaFLOPs", "hours", "chip-hours"]
+    assert [line[1] for line in lines] == ["no", "yes", "no", "yes"]
+    assert {line[3] for line in lines} == {"517,822"}
+    # 3 x 8.8 GFLOPs x 7 x 303 million
+    assert {line[4] for line in lines} == {"56.3"}
+    assert float(lines[0][6]) == pytest.approx(256 * float(lines[0][5]), rel=0.01)
+    assert re.search(total, plan)
     assert not list(tmp_path.iterdir())
 
-    short = succeed([*words, "--num_examples=100000000", "--examples=100000000"])
-    assert "hours" not in short
-    assert " 170,898 |" in short
+
+def test_dry_run_of_fewer_examples_without_a_machine(tmp_path):
+    sizes = ["--num_examples=100000000", "--examples=100000000"]
+    plan = succeed([*DATA_SIZE, f"--workdir={tmp_path}", *sizes])
+
+    assert "hours" not in plan
+    assert " 170,898 |" in plan
 
 
 def test_every_axis_is_an_option():
-    assert {axis.option for study in STUDIES.values() for axis in study.all_axes} <= {
-        *VERBS["study"].flags
-    }
+    flags = set(VERBS["study"].flags)
+    for study in STUDIES.values():
+        for axis in study.all_axes:
+            assert axis.option in flags
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("name", "options", "message"),
     [
-        (
-            ["study", "size", "--config=digits_studies"],
-            "NAME=size: must be one of data_size, scaling",
-        ),
-        (
-            ["study", "scaling", "--config=digits_studies", "--topology=v5e:2x2"],
-            "no effect on scaling without --dry",
-        ),
-        (
-            ["study", "scaling", "--config=digits_studies", "--num_classes=3"],
-            "no effect without --dry_run",
-        ),
-        (
-            ["study", "shape", "--config=digits_studies", "--paper"],
-            "no effect on shape, only on scaling",
-        ),
-        (
-            ["study", "positions", "--config=digits_studies", "--positions=,"],
-            "--positions=,: must have a value",
-        ),
-        (
-            ["study", "shape", "--config=digits_studies", "--index=2", "--count=2"],
-            "must lie in [0, 2)",
-        ),
+        ("size", [], "NAME=size: must be one of data_size, scaling"),
+        ("scaling", ["--topology=v5e:2x2"], "no effect on scaling without --dry"),
+        ("scaling", ["--num_classes=3"], "no effect without --dry_run"),
+        ("shape", ["--paper"], "no effect on shape, only on scaling"),
+        ("positions", ["--positions=,"], "--positions=,: must have a value"),
+        ("shape", ["--index=2", "--count=2"], "must lie in [0, 2)"),
     ],
 )
-def test_mistakes(words, message, tmp_path):
-    err = rejected([*words, f"--workdir={tmp_path}"])
+def test_mistakes(name, options, message, tmp_path):
+    err = rejected(["study", name, "--config=digits_studies", f"--workdir={tmp_path}", *options])
     assert message in err

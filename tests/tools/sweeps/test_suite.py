@@ -23,19 +23,23 @@ def test_the_papers_figures_give_the_papers_means():
 
 
 @pytest.mark.parametrize(
-    ("words", "number"), [("all", 19), ("natural", 7), ("svhn,structured,pets", 10)]
+    ("words", "number"),
+    [
+        ("all", 19),
+        ("natural", 7),
+        ("svhn,structured,pets", 10),
+    ],
 )
 def test_groups_and_all(words, number):
     assert len(select_tasks(VTAB, words)) == number
 
 
 def test_names_in_the_order_of_the_suite():
-    assert names(select_tasks(VTAB, "svhn,caltech101,dmlab,svhn")) == [
-        "caltech101",
-        "svhn",
-        "dmlab",
-    ]
-    assert names(select_tasks(load_suite(None), "structured"))[0] == "clevr_count"
+    tasks = select_tasks(VTAB, "svhn,caltech101,dmlab,svhn")
+    structured = select_tasks(load_suite(None), "structured")
+
+    assert names(tasks) == ["caltech101", "svhn", "dmlab"]
+    assert names(structured)[0] == "clevr_count"
 
 
 @pytest.mark.parametrize(

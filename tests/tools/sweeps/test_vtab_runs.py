@@ -25,15 +25,14 @@ LONG = Setting(2500, 200, 0.01)
 LOST = RunResult(None, math.inf, 200)
 
 
-def by_name(name):
+def find_task(name):
     return next(task for task in VTAB if task.name == name)
 
 
-def differing(task, part, setting=LONG):
-    """Fields that differ from the recipe, and what they are."""
-    before, after = (
-        flatten(to_dict(c)) for c in (CONFIG, build_run_config(CONFIG, task, part, setting))
-    )
+def differing(task, part):
+    """Return the fields of a run that differ from the recipe, and their values."""
+    before = flatten(to_dict(CONFIG))
+    after = flatten(to_dict(build_run_config(CONFIG, task, part, LONG)))
     return {name: after[name] for name in after if after[name] != before[name]}
 
 
@@ -44,41 +43,52 @@ def test_the_grid_is_two_rates_by_two_lengths_the_papers_choice_among_them():
         Setting(2500, 200, 0.003),
         LONG,
     )
-    assert (CONFIG.schedule.learning_rate, CONFIG.total, CONFIG.schedule.warmup) == (
-        0.01,
-        "2500 steps",
-        "200 steps",
-    )
-    assert (CONFIG.global_batch, CONFIG.input.image_size) == (512, (384, 384))
+
+
+def test_the_recipe_has_the_papers_choice():
+    assert CONFIG.schedule.learning_rate == 0.01
+    assert CONFIG.total == "2500 steps"
+    assert CONFIG.schedule.warmup == "200 steps"
+    assert CONFIG.global_batch == 512
+    assert CONFIG.input.image_size == (384, 384)
 
 
 def test_a_final_run_trains_on_all_and_is_tested_once():
-    always = {
+    expected = {
+        "data": "vtab:pets",
         "evaluation.every": "2500 steps",
         "checkpoint.keep_best": 0,
         "checkpoint.keep_latest": 1,
     }
-    assert differing(by_name("pets"), "final") == always | {"data": "vtab:pets"}
+    splits = {
+        "input.train_split": "train800",
+        "input.test_split": "val200",
+    }
 
-    trial = {"input.train_split": "train800", "input.test_split": "val200"}
-    assert differing(by_name("pets"), "trials") == always | trial | {"data": "vtab:pets"}
+    assert differing(find_task("pets"), "final") == expected
+    assert differing(find_task("pets"), "trials") == expected | splits
 
 
 @pytest.mark.parametrize(
-    ("name", "flip", "crop"),
+    ("name", "flip", "crop", "resize_pixels"),
     [
-        ("eurosat", True, "resize"),
-        ("dmlab", True, "none"),
-        ("smallnorb_azimuth", False, "resize"),
-        ("dsprites_orientation", False, "resize"),
-        ("dsprites_location", False, "none"),
+        ("eurosat", True, "resize", 448),
+        ("dmlab", True, "none", None),
+        ("smallnorb_azimuth", False, "resize", 448),
+        ("dsprites_orientation", False, "resize", 448),
+        ("dsprites_location", False, "none", None),
     ],
 )
-def test_exceptions_of_augmentation(name, flip, crop):
-    inputs = build_run_config(CONFIG, by_name(name), "final", SHORT).input
+def test_exceptions_of_augmentation(name, flip, crop, resize_pixels):
+    config = build_run_config(CONFIG, find_task(name), "final", SHORT)
 
-    assert (inputs.flip, inputs.train_crop) == (flip, crop)
-    assert inputs.train_resize_pixels == (448 if crop == "resize" else None)
+    assert config.input.flip == flip
+    assert config.input.train_crop == crop
+    assert config.input.train_resize_pixels == resize_pixels
+
+
+def load_with(argument, override):
+    return load_recipe(f"configs/finetune.py:{argument}", [f"--config.input.{override}"])
 
 
 @pytest.mark.parametrize(
@@ -87,31 +97,37 @@ def test_exceptions_of_augmentation(name, flip, crop):
 @pytest.mark.parametrize("part", ["trials", "final"])
 @pytest.mark.parametrize("override", ["flip=False", "crop_area_fraction=0.5,1"])
 def test_every_task_resolves_with_every_recipe(argument, part, override):
-    if (
-        "crop_area" in override
-        and "resize" in load_recipe(f"configs/finetune.py:{argument}").input.train_crop
-    ):
-        override = "max_unreadable=3"  # without effect on another crop
+    crop = load_recipe(f"configs/finetune.py:{argument}").input.train_crop
+    if "crop_area" in override and "resize" in crop:
+        # The area has no effect on another crop.
+        override = "max_unreadable=3"
+    config = load_with(argument, override)
 
-    config = load_recipe(f"configs/finetune.py:{argument}", [f"--config.input.{override}"])
     for task in VTAB:
         for setting in build_settings():
-            steps = resolve(
-                build_run_config(config, task, part, setting), num_examples=800, num_devices=1
-            )
-            assert (steps.total, steps.warmup) == (setting.num_steps, setting.warmup_steps)
+            run = build_run_config(config, task, part, setting)
+            steps = resolve(run, num_examples=800, num_devices=1)
+            assert steps.total == setting.num_steps
+            assert steps.warmup == setting.warmup_steps
 
 
-def test_what_a_run_came_to(tmp_path):
-    folder = get_run_folder(tmp_path, by_name("pets"), "trials", SHORT)
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "expected"),
+    [
+        (0.5, 1.2, 0.5),
+        (None, None, None),
+        (0.9, math.nan, None),
+    ],
+)
+def test_the_outcome_of_a_run(tmp_path, accuracy, loss, expected):
+    folder = get_run_folder(tmp_path, find_task("pets"), "trials", SHORT)
 
     assert folder == tmp_path / "pets" / "trials" / "learning_rate=0.01,steps=500"
     assert read_result(folder) is None
 
     folder.mkdir(parents=True)
-    for accuracy, loss, expected in ((0.5, 1.2, 0.5), (None, None, None), (0.9, math.nan, None)):
-        write_summary(folder, {"test_accuracy": accuracy, "test_loss": loss, "test_images": 200})
-        assert read_result(folder).accuracy == expected
+    write_summary(folder, {"test_accuracy": accuracy, "test_loss": loss, "test_images": 200})
+    assert read_result(folder).accuracy == expected
 
 
 def results(*accuracies, loss=1.0):
