@@ -1,4 +1,4 @@
-"""Models by name and of weights: called, prepared for and run over many images, against one image at a time."""
+"""Models by name and of weights: calls, preparation and predictions of many images."""
 
 import dataclasses
 import pathlib
@@ -50,16 +50,20 @@ def stored(tmp_path_factory):
     """A file of weights whose images are prepared by a crop of the middle."""
     path = tmp_path_factory.mktemp("stored") / "w.npz"
     save_weights(sample_weights(preprocessing=CROPPED), path, "released")
-
     return path
 
 
-# Made by name.
+# Networks by name.
+
+
+def list_leaves(module):
+    return {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(module).items()}
 
 
 @pytest.mark.slow
 def test_a_network_by_name_is_the_one_that_training_starts_with():
     model = vit_jax.create_model("ViT-mu/4", **SMALL, pool="gap", seed=3)
+
     config = ModelConfig(
         name="ViT-mu/4",
         depth=2,
@@ -67,22 +71,15 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
         compute_dtype="float32",
     )
     architecture = build_architecture(config, image_size=(8, 12), num_classes=3)
-
     assert model.architecture == architecture
 
     expected = jax.jit(lambda: build_model(architecture, jax.random.key(3)))()
-    assert_same(
-        *(
-            {n: np.asarray(x) for n, x in pytree.named_leaves(m).items()}
-            for m in (model.module, expected)
-        )
-    )
+    assert_same(list_leaves(model.module), list_leaves(expected))
     assert model.class_names == ("0", "1", "2")
     assert model.transform == EvaluationTransform((8, 12), "short_side", 0.875)
-    assert (
-        repr(model)
-        == "Model(ViT-mu/4, 8x12 pixels, 3 classes, ViT-mu/4 with initial parameters of seed 3)"
-    )
+
+    text = "Model(ViT-mu/4, 8x12 pixels, 3 classes, ViT-mu/4 with initial parameters of seed 3)"
+    assert repr(model) == text
 
 
 def test_an_option_that_does_not_exist():
@@ -90,33 +87,38 @@ def test_an_option_that_does_not_exist():
         vit_jax.create_model("ViT-mu/4", detph=2)
 
 
-# Made of weights.
+# Networks of weights.
 
 
-def test_parameters_are_placed_as_the_sharding_states():
-    mesh = jax.make_mesh((8,), ("data",))
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+@pytest.mark.parametrize("num_devices", [8, None])
+def test_parameters_are_placed_as_the_sharding_states(num_devices):
+    """Without a sharding, parameters are on one device."""
+    sharding = None
+    if num_devices is not None:
+        mesh = jax.make_mesh((num_devices,), ("data",))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     weights = sample_weights(HYBRID, class_names=None)
 
-    for sharding, num_devices in ((everywhere, 8), (None, 1)):
-        found = pytree.named_leaves(from_weights(weights, sharding=sharding).module)
+    module = from_weights(weights, sharding=sharding).module
 
-        assert {len(array.sharding.device_set) for array in found.values()} == {num_devices}
-        assert_same({name: np.asarray(array) for name, array in found.items()}, weights.parameters)
+    for array in pytree.named_leaves(module).values():
+        assert len(array.sharding.device_set) == (num_devices or 1)
+    assert_same(list_leaves(module), weights.parameters)
 
 
-def test_a_stored_model_without_dropout_and_with_its_names(stored, seven):
+def test_a_stored_model(stored, seven):
+    pixels = sample_pixels(2)
+
     model = vit_jax.load_model(stored)
 
     assert model.class_names == NAMES
     assert model.training is None
     assert model.source == f"{stored} (released)"
     assert model.transform == EvaluationTransform((8, 12), "short_side", 0.5)
-
-    pixels = sample_pixels(2)
-
     np.testing.assert_array_equal(model(pixels).logits_BK, seven(pixels).logits_BK)
 
+
+def test_models_have_no_dropout_and_no_remat(seven):
     random = dataclasses.replace(
         SEVEN,
         dropout_fraction=0.5,
@@ -126,12 +128,15 @@ def test_a_stored_model_without_dropout_and_with_its_names(stored, seven):
 
     assert from_weights(sample_weights(random)).architecture == seven.architecture
 
-    class_names = from_weights(sample_weights(class_names=None)).class_names
 
-    assert class_names == tuple("0123456")
+def test_classes_without_names_are_numbered():
+    model = from_weights(sample_weights(class_names=None))
+
+    assert model.class_names == tuple("0123456")
 
 
-def test_another_head_and_another_size(stored, seven):
+def test_another_head_and_another_size(stored):
+    """The new head is zero, and the positions are resized."""
     model = vit_jax.load_model(stored, num_classes=2, image_size=(16, 12))
 
     assert model.architecture.num_classes == 2
@@ -141,14 +146,19 @@ def test_another_head_and_another_size(stored, seven):
     assert any("positions/table was resized from 2x3 to 4x3" in note for note in model.notes)
 
     output = model(sample_pixels(2, (16, 12)))
-
     assert not output.logits_BK.any()
     assert output.tokens_BND.shape == (2, 12, 16)
 
-    features = vit_jax.load_model(stored, num_classes=0).features(sample_pixels(3))
 
-    np.testing.assert_allclose(features, seven(sample_pixels(3)).pooled_BD, rtol=1e-5, atol=1e-6)
+def test_a_stored_model_without_its_head(stored, seven):
+    pixels = sample_pixels(3)
 
+    features = vit_jax.load_model(stored, num_classes=0).features(pixels)
+
+    np.testing.assert_allclose(features, seven(pixels).pooled_BD, rtol=1e-5, atol=1e-6)
+
+
+def test_options_that_do_not_exist_are_rejected(stored):
     with pytest.raises(TypeError, match=r"heads.*image_size"):
         vit_jax.load_model(stored, facts={"heads": 2})
 
@@ -161,51 +171,46 @@ def test_another_head_and_another_size(stored, seven):
         ("timm", "timm"),
     ],
 )
-def test_what_a_loop_of_ones_own_trained_is_saved_with_all_that_belongs_to_it(
-    stored, tmp_path, destination, to
+def test_weights_of_a_custom_loop_are_saved_with_their_description(
+    stored,
+    tmp_path,
+    destination,
+    to,
 ):
     model = vit_jax.load_model(stored)
-    trained = dataclasses.replace(
-        model,
-        module=jax.tree.map(lambda leaf: leaf + 0.01, model.module),
-    )
+    module = jax.tree.map(lambda leaf: leaf + 0.01, model.module)
+    trained = dataclasses.replace(model, module=module)
+
     written = trained.save(tmp_path / destination, to=to).destination
-    again = vit_jax.load_model(tmp_path / destination)
+    loaded = vit_jax.load_model(tmp_path / destination)
 
     assert written.startswith(str(tmp_path / destination))
-    assert again.class_names == model.class_names
-    assert again.transform == model.transform
-    assert_same(
-        *(
-            {n: np.asarray(x) for n, x in pytree.named_leaves(m.module).items()}
-            for m in (again, trained)
-        )
-    )
-
+    assert loaded.class_names == model.class_names
+    assert loaded.transform == model.transform
+    assert_same(list_leaves(loaded.module), list_leaves(trained.module))
     with pytest.raises(ValueError, match="exists"):
         trained.save(tmp_path / destination, to=to)
 
 
 @pytest.mark.slow
-def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
+def test_a_workdir_of_a_network_with_a_custom_block(tmp_path):
     model = vit_jax.create_model("ViT-mu/4", **SMALL, block="docs.examples.block:ParallelBlock")
     store = CheckpointStore(tmp_path)
     metadata = describe(model.architecture, ("a", "b", "c"), DIRECT, None)
     store.save(5, {"model": model.module}, metadata=metadata, metrics={})
     store.close()
+
     loaded = vit_jax.load_model(tmp_path, allow_code="docs")
 
+    expected = model.features(sample_pixels(3))
     assert loaded.class_names == ("a", "b", "c")
-    assert loaded.features(sample_pixels(3)) == pytest.approx(
-        model.features(sample_pixels(3)),
-        abs=1e-6,
-    )
-    assert not vit_jax.load_model(tmp_path, num_classes=2, allow_code="docs")(
-        sample_pixels(1)
-    ).logits_BK.any()
+    assert loaded.features(sample_pixels(3)) == pytest.approx(expected, abs=1e-6)
+
+    with_new_head = vit_jax.load_model(tmp_path, num_classes=2, allow_code="docs")
+    assert not with_new_head(sample_pixels(1)).logits_BK.any()
 
 
-# Called.
+# Calls.
 
 
 def test_uint8_and_floating_point_are_the_same_images(seven):
@@ -219,9 +224,18 @@ def test_uint8_and_floating_point_are_the_same_images(seven):
     ):
         assert seven(images).logits_BK == pytest.approx(expected, abs=1e-5)
 
-    traced = jax.jit(lambda images: seven(images).logits_BK)(pixels / np.float32(127.5) - 1)
 
-    assert traced == pytest.approx(expected, abs=1e-4)
+def test_a_model_can_be_traced(seven):
+    pixels = sample_pixels(3)
+    images = pixels / np.float32(127.5) - 1
+
+    traced = jax.jit(lambda images: seven(images).logits_BK)(images)
+
+    assert traced == pytest.approx(logits_of(seven.module, pixels), abs=1e-4)
+
+
+def test_intermediates_of_a_call(seven):
+    pixels = sample_pixels(3)
 
     output = seven(pixels, intermediates=("blocks", "attention"))
 
@@ -232,8 +246,10 @@ def test_uint8_and_floating_point_are_the_same_images(seven):
 
 def test_the_earlier_name_of_intermediates(seven):
     pixels = sample_pixels(3)
-    expected = seven(pixels, intermediates=("blocks", "attention"))
+
     output = seven(pixels, taps=("blocks", "attention"))
+
+    expected = seven(pixels, intermediates=("blocks", "attention"))
     np.testing.assert_array_equal(output.blocks_LBSD, expected.blocks_LBSD)
     np.testing.assert_array_equal(output.attention_LBTQS, expected.attention_LBTQS)
     with pytest.raises(TypeError, match="taps= is the earlier name of intermediates="):
@@ -253,19 +269,17 @@ def test_networks_accept_the_earlier_name_of_intermediates(name, intermediate):
 
 
 @pytest.mark.slow
-def test_another_dtype_and_another_module(seven):
+def test_another_dtype(seven):
+    pixels = sample_pixels(3)
     half = from_weights(sample_weights(), compute_dtype="bfloat16")
-    found = half.predict(sample_pixels(3))
 
-    expected = seven.predict(sample_pixels(3))
+    found = half.predict(pixels)
+
+    expected = seven.predict(pixels)
     assert found.dtype == np.float32
-    assert half(sample_pixels(1)).tokens_BND.dtype == jnp.bfloat16
+    assert half(pixels[:1]).tokens_BND.dtype == jnp.bfloat16
     assert not np.array_equal(found, expected)
     assert found == pytest.approx(expected, abs=0.1)
-
-    zeros = dataclasses.replace(seven, module=jax.tree.map(lambda leaf: 0 * leaf, seven.module))
-
-    assert zeros.predict(sample_pixels(1)) == pytest.approx(np.full((1, 7), 1 / 7))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +297,30 @@ def test_images_that_are_not_prepared_are_rejected(seven, images, rule):
             use(images)
 
 
-# Over many images.
+# Many images.
+
+
+@pytest.mark.slow
+def test_another_module(seven):
+    zeros = jax.tree.map(lambda leaf: 0 * leaf, seven.module)
+    model = dataclasses.replace(seven, module=zeros)
+
+    expected = np.full((1, 7), 1 / 7)
+    assert model.predict(sample_pixels(1)) == pytest.approx(expected)
+
+
+@pytest.fixture
+def used_devices(monkeypatch):
+    """Numbers of devices on which arrays are put, as a set."""
+    numbers = set()
+    put = jax.device_put
+
+    def record_put(array, where):
+        numbers.add(len(where.device_set))
+        return put(array, where)
+
+    monkeypatch.setattr(jax, "device_put", record_put)
+    return numbers
 
 
 @pytest.mark.parametrize(
@@ -294,17 +331,10 @@ def test_images_that_are_not_prepared_are_rejected(seven, images, rule):
         (37, 20),
     ],
 )
-def test_every_image_once_on_all_devices(seven, tmp_path, monkeypatch, count, batch_size):
-    put = jax.device_put
-    used = set()
-    monkeypatch.setattr(
-        jax,
-        "device_put",
-        lambda array, where: used.add(len(where.device_set)) or put(array, where),
-    )
+def test_every_image_once_on_all_devices(seven, tmp_path, used_devices, count, batch_size):
     pixels = sample_pixels(count)
-
     expected = softmax(logits_of(seven.module, pixels))
+
     for images in (pixels, list(pixels), write_pngs(tmp_path, pixels), iter(pixels)):
         found = seven.predict(images, batch_size=batch_size)
 
@@ -313,22 +343,24 @@ def test_every_image_once_on_all_devices(seven, tmp_path, monkeypatch, count, ba
         assert type(found) is np.ndarray
         assert found == pytest.approx(expected, abs=1e-6)
 
-    assert used == {len(jax.local_devices())} == {8}
+    assert used_devices == {len(jax.local_devices())} == {8}
 
     tokens = np.stack(list(seven.stream(pixels, "tokens_BND", batch_size=batch_size)))
-
-    assert tokens == pytest.approx(np.asarray(seven(pixels).tokens_BND), abs=1e-5)
+    expected_tokens = np.asarray(seven(pixels).tokens_BND)
+    assert tokens == pytest.approx(expected_tokens, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_a_network_without_classes_gives_features(tmp_path):
     model = from_weights(sample_weights(HEADLESS, class_names=None))
     pixels = sample_pixels(5)
+
     output = model(pixels)
 
     assert output.logits_BK is None
     np.testing.assert_array_equal(output.features_BD, output.pooled_BD)
-    assert model.features(pixels) == pytest.approx(np.asarray(output.features_BD), abs=1e-5)
+    expected = np.asarray(output.features_BD)
+    assert model.features(pixels) == pytest.approx(expected, abs=1e-5)
 
     for use in (
         lambda: model.predict(pixels),
@@ -338,9 +370,12 @@ def test_a_network_without_classes_gives_features(tmp_path):
         with rejects("w.npz", "no classes"):
             use()
 
-    class_names = vit_jax.create_model("ViT-mu/4", **SMALL | {"num_classes": 0}).class_names
 
-    assert class_names == ()
+@pytest.mark.slow
+def test_a_network_without_classes_has_no_names():
+    model = vit_jax.create_model("ViT-mu/4", **SMALL | {"num_classes": 0})
+
+    assert model.class_names == ()
 
 
 def test_images_of_every_kind_are_prepared(tmp_path):
@@ -348,19 +383,21 @@ def test_images_of_every_kind_are_prepared(tmp_path):
     image = sample_pixels(1, (20, 27))[0]
     path = tmp_path / "a.png"
     path.write_bytes(to_png(image))
+
     prepared = model.preprocess([path, str(path), to_png(image), image, jnp.asarray(image)])
 
     assert prepared.shape == (5, 8, 12, 3)
     assert prepared.dtype == np.uint8
     assert np.ptp(prepared, axis=0).max() == 0
-
     for one in (path, to_png(image), image, image[None]):
         np.testing.assert_array_equal(model.preprocess(one), prepared[:1])
 
-    assert model.predict(path) == pytest.approx(model.predict(prepared[:1]), abs=1e-6)
+    expected = model.predict(prepared[:1])
+    assert model.predict(path) == pytest.approx(expected, abs=1e-6)
 
 
 def test_images_that_cannot_be_read(seven, tmp_path):
+    """A stream yields the error in the place of the row; other methods raise it."""
     paths = write_pngs(tmp_path, sample_pixels(3))
     pathlib.Path(paths[1]).write_bytes(b"")
 
@@ -368,21 +405,24 @@ def test_images_that_cannot_be_read(seven, tmp_path):
         with rejects("001.png", "empty"):
             use(paths)
 
-    found = list(seven.stream(paths))
+    is_error = [isinstance(row, UnreadableImage) for row in seven.stream(paths)]
+    assert is_error == [False, True, False]
 
-    assert [isinstance(row, UnreadableImage) for row in found] == [False, True, False]
 
-    for nothing in ([], np.zeros((0, 8, 12, 3), np.uint8)):
-        with rejects("images", "empty"):
-            seven.predict(nothing)
+@pytest.mark.parametrize("images", [[], np.zeros((0, 8, 12, 3), np.uint8)])
+def test_no_images_are_rejected(seven, images):
+    with rejects("images", "empty"):
+        seven.predict(images)
 
+
+def test_wrong_options_of_predictions_are_rejected(seven):
     with rejects("token_BD", "ModelOutput"):
-        next(seven.stream(paths, "token_BD"))
+        next(seven.stream(sample_pixels(1), "token_BD"))
     with rejects("batch_size=0"):
-        seven.predict(paths, batch_size=0)
+        seven.predict(sample_pixels(1), batch_size=0)
 
 
-# How images are prepared.
+# Preparation of images.
 
 DEFAULTS = ("direct", 1.0, 180.0, False, None)
 
@@ -421,27 +461,20 @@ DEFAULTS = ("direct", 1.0, 180.0, False, None)
 )
 def test_how_images_are_prepared(stored, options, expected):
     model = from_weights(sample_weights(preprocessing=stored), **options)
+
     assert model.transform == EvaluationTransform((8, 12), *expected)
 
 
-@pytest.mark.parametrize(
-    "stored",
-    [
-        None,
-        {"resize": "short_side"},
-    ],
-)
-def test_weights_that_do_not_state_it_still_compute(stored, seven):
+@pytest.mark.parametrize("stored", [None, {"resize": "short_side"}])
+def test_weights_that_state_no_preparation_still_compute(stored, seven):
     model = from_weights(sample_weights(preprocessing=stored))
+    pixels = sample_pixels(2)
 
-    assert model.predict(sample_pixels(2)) == pytest.approx(
-        seven.predict(sample_pixels(2)),
-        abs=1e-6,
-    )
-
+    expected = seven.predict(pixels)
+    assert model.predict(pixels) == pytest.approx(expected, abs=1e-6)
     for use in (model.preprocess, model.predict):
         with rejects("w.npz", "--images.resize=direct"):
-            use(list(sample_pixels(2)))
+            use(list(pixels))
 
 
 @pytest.mark.parametrize(
@@ -491,13 +524,12 @@ def test_preparations_that_are_rejected(stored, options, rule):
 
 
 def test_the_package_names_its_parts():
-    """Without jax on import: tests/test_architecture.py."""
-    assert vit_jax.list_models("ViT-B/8") == ["ViT-B/8"]
-    assert {"create_model", "list_models", "load_model", "Model"} <= set(dir(vit_jax)) & set(
-        vit_jax.__all__
-    )
+    """`tests/test_architecture.py` checks that importing the package imports no jax."""
+    public = {"create_model", "list_models", "load_model", "Model"}
 
+    assert vit_jax.list_models("ViT-B/8") == ["ViT-B/8"]
+    assert public <= set(dir(vit_jax))
+    assert public <= set(vit_jax.__all__)
+    assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()
     with pytest.raises(AttributeError, match="no attribute 'make_model'"):
         vit_jax.make_model  # noqa: B018
-
-    assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()
