@@ -1,15 +1,16 @@
-"""python -m tests.soak [MINUTES] [--seed=N]: ends runs in every way, at random moments, and counts what goes wrong.
+"""python -m tests.soak [MINUTES] [--seed=N]: end runs at random moments and count failures.
 
-Not part of the test suite: a soak takes as long as it is given. Each trial starts a small run of
-the digits in a layout of processes and devices, does one harm to it, checks how it ends, and
-resumes it to its end. Nothing goes wrong if the run ended with a code that its launcher can act on,
-and the resumed run has the parameters, the evaluations and the metrics of one that was left alone.
+This program is not part of the test suite: a soak takes as long as it is given. Each trial starts
+a small run of the digits in a layout of processes and devices, harms it in one way, checks its
+end, and resumes it. A trial succeeds if the run ended with a code that its launcher can act on,
+and the resumed run has the parameters, evaluations and metrics of an undisturbed one.
 """
 
 import argparse
 import collections
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -42,7 +43,7 @@ KILLED = -signal.SIGKILL
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How many processes a run has, each with how many devices."""
+    """The number of processes of a run, and of devices of each."""
 
     num_processes: int
     num_devices: int
@@ -60,9 +61,9 @@ class Harm:
     """One way to end a run.
 
     Attributes:
-      do: to the processes of the run.
-      codes: with which each of them may end. 0 is always allowed: the run may have been faster.
-      limit: of a file's size in KiB, which stands in for a full disk.
+      do: a function of the processes of the run.
+      codes: exit codes that are allowed. 0 always is: the run may have been faster.
+      limit: the largest size of a file in KiB, which stands in for a full disk.
     """
 
     do: Callable[[Processes], object]
@@ -75,7 +76,7 @@ def signal_one(number: int) -> Callable[[Processes], object]:
 
 
 def signal_group(number: int) -> Callable[[Processes], object]:
-    """As a terminal does: to each process of the run and to its data workers."""
+    """Send a signal as a terminal does: to each process of the run and to its data workers."""
 
     def do(processes: Processes) -> None:
         for process in processes:
@@ -96,67 +97,133 @@ HARMS = {
 }
 
 
-def start(words: Sequence[str], layout: Layout, limit: int | None) -> list[subprocess.Popen]:
-    """The processes of a run, each the leader of a group."""
+def start_run(words: Sequence[str], layout: Layout, limit: int | None) -> list[subprocess.Popen]:
+    """Start the processes of a run, each as the leader of a group."""
     shell = ["bash", "-c", f'ulimit -f {limit or "unlimited"} && exec "$@"', "bash"]
-    environments = explicit(layout.num_processes) if layout.num_processes > 1 else [{}]
-    cache = {"JAX_ENABLE_COMPILATION_CACHE": "false"} if limit else {}
+    command = [*shell, sys.executable, "-m", "vit_jax", *words]
+    launches = explicit(layout.num_processes) if layout.num_processes > 1 else [{}]
+    environment = commands.environment_of(layout.num_devices)
+    if limit:
+        environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
-    return [
-        subprocess.Popen(
-            [*shell, sys.executable, "-m", "vit_jax", *words],
+    processes = []
+    for launch in launches:
+        process = subprocess.Popen(
+            command,
             cwd=ROOT,
-            env=commands.environment_of(layout.num_devices) | cache | own,
+            env=environment | launch,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        for own in environments
-    ]
+        processes.append(process)
+    return processes
 
 
-def complete(words: Sequence[str], layout: Layout) -> list[str]:
-    """Runs to the end; what went wrong."""
-    outcomes = commands.finish(start(words, layout, None))
-    return [f"ended with {o.code}: {o.err.strip()[-500:]}" for o in outcomes if o.code != 0]
+def describe_ends(outcomes: Sequence[commands.Outcome], allowed: Collection[int]) -> list[str]:
+    """Return a line for each process that ended with a code that is not allowed."""
+    problems = []
+    for outcome in outcomes:
+        if outcome.code not in allowed:
+            problems.append(f"ended with {outcome.code}: {outcome.err.strip()[-500:]}")
+    return problems
 
 
-def words_of(data_dir: Path, workdir: Path) -> list[str]:
+def complete_run(words: Sequence[str], layout: Layout) -> list[str]:
+    """Run to the end and return the problems."""
+    outcomes = commands.finish(start_run(words, layout, None))
+    return describe_ends(outcomes, {0})
+
+
+def list_words(data_dir: Path, workdir: Path) -> list[str]:
     return commands.pretraining(data_dir, workdir, *OPTIONS, INPUT)
 
 
-def differences(workdir: Path, expected: Path) -> list[str]:
-    """Where a resumed run differs from one that was left alone."""
+def compare_runs(workdir: Path, expected: Path) -> list[str]:
+    """Return the differences between a resumed run and an undisturbed one."""
     found = commands.summary(workdir)
     wanted = commands.summary(expected)
-    names = ("parameters_sha256", "test_loss", "test_accuracy")
-    wrong = [f"another {name}" for name in names if found[name] != wanted[name]]
 
-    return wrong + (
-        [] if commands.curve(workdir) == commands.curve(expected) else ["another metrics.jsonl"]
-    )
+    problems = []
+    for name in ("parameters_sha256", "test_loss", "test_accuracy"):
+        if found[name] != wanted[name]:
+            problems.append(f"another {name}")
+    if commands.curve(workdir) != commands.curve(expected):
+        problems.append("another metrics.jsonl")
+    return problems
 
 
-def trial(
-    harm: Harm, layout: Layout, data_dir: Path, expected: Path, seconds: float, folder: Path
+def run_trial(
+    harm: Harm,
+    layout: Layout,
+    data_dir: Path,
+    expected: Path,
+    seconds: float,
+    folder: Path,
 ) -> list[str]:
-    """Harms one run after `seconds` and resumes it; what went wrong."""
-    words = words_of(data_dir, folder / "run")
-    processes = start(words, layout, harm.limit)
+    """Harm one run after `seconds`, resume it, and return the problems."""
+    words = list_words(data_dir, folder / "run")
+    processes = start_run(words, layout, harm.limit)
     time.sleep(seconds)
     harm.do(processes)
     outcomes = commands.finish(processes)
-    allowed = harm.codes | {0}
-    wrong = [
-        f"ended with {o.code}: {o.err.strip()[-500:]}" for o in outcomes if o.code not in allowed
-    ]
+
+    problems = describe_ends(outcomes, harm.codes | {0})
     ends = [outcome.err for outcome in outcomes if outcome.code in (0, exits.PREEMPTED)]
-
     if "leaked shared_memory" in "".join(ends):
-        wrong.append("leaked shared memory")
+        problems.append("leaked shared memory")
 
-    return wrong + (complete(words, layout) or differences(folder / "run", expected))
+    problems_of_resumed = complete_run(words, layout)
+    if not problems_of_resumed:
+        problems_of_resumed = compare_runs(folder / "run", expected)
+    return problems + problems_of_resumed
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """An undisturbed run, and its duration with compiled programs."""
+
+    workdir: Path
+    seconds: float
+
+
+def run_references(root: Path) -> dict[Layout, Reference]:
+    """Run each layout twice without harm: the first run compiles."""
+    references = {}
+    for layout in LAYOUTS:
+        workdir = root / f"reference {layout}"
+        words = list_words(root / "data", workdir)
+        complete_run(words, layout)
+        shutil.rmtree(workdir, ignore_errors=True)
+
+        start = time.monotonic()
+        problems = complete_run(words, layout)
+        if problems:
+            sys.exit(f"A run that is left alone, {layout}: {problems}")
+        references[layout] = Reference(workdir, time.monotonic() - start)
+    return references
+
+
+def iterate_cases(end: float) -> Iterator[tuple[str, Layout]]:
+    """Yield all harms of all layouts, in random orders, until a time."""
+    cases = list(itertools.product(HARMS, LAYOUTS))
+    while True:
+        random.shuffle(cases)
+        for case in cases:
+            if time.monotonic() >= end:
+                return
+            yield case
+
+
+def print_counts(trials: collections.Counter, failures: collections.Counter) -> None:
+    columns = "".join(f"{layout!s:>10}" for layout in LAYOUTS)
+    print(f"{'':<26}{columns}   (failures of trials)")
+    for name in HARMS:
+        counts = [f"{failures[name, layout]} of {trials[name, layout]}" for layout in LAYOUTS]
+        columns = "".join(f"{count:>10}" for count in counts)
+        print(f"{name:<26}{columns}")
+    print(f"{failures.total()} of {trials.total()} trials failed")
 
 
 def main() -> None:
@@ -174,53 +241,26 @@ def main() -> None:
         from vit_jax.data.kinds import digits
 
         digits.prepare(str(root / "data"))
-        references = {}
-        durations = {}
+        references = run_references(root)
+        for name, layout in iterate_cases(end):
+            reference = references[layout]
+            seconds = random.uniform(0, reference.seconds)
+            with tempfile.TemporaryDirectory(dir=root) as folder:
+                problems = run_trial(
+                    HARMS[name],
+                    layout,
+                    root / "data",
+                    reference.workdir,
+                    seconds,
+                    Path(folder),
+                )
 
-        for layout in LAYOUTS:
-            references[layout] = root / f"reference {layout}"
-            words = words_of(root / "data", references[layout])
-            complete(words, layout)  # compiles
-            shutil.rmtree(references[layout], ignore_errors=True)
-            began = time.monotonic()
+            trials[name, layout] += 1
+            failures[name, layout] += bool(problems)
+            for problem in problems:
+                print(f"FAILED  {name}, {layout}, after {seconds:.1f} s: {problem}", flush=True)
 
-            if wrong := complete(words, layout):
-                sys.exit(f"A run that is left alone, {layout}: {wrong}")
-
-            durations[layout] = time.monotonic() - began
-
-        cases = [(name, layout) for name in HARMS for layout in LAYOUTS]
-        while time.monotonic() < end:
-            random.shuffle(cases)
-            for name, layout in cases:
-                if time.monotonic() >= end:
-                    break
-
-                seconds = random.uniform(0, durations[layout])
-                with tempfile.TemporaryDirectory(dir=root) as folder:
-                    wrong = trial(
-                        HARMS[name],
-                        layout,
-                        root / "data",
-                        references[layout],
-                        seconds,
-                        Path(folder),
-                    )
-
-                trials[name, layout] += 1
-                failures[name, layout] += bool(wrong)
-
-                for line in wrong:
-                    print(f"FAILED  {name}, {layout}, after {seconds:.1f} s: {line}", flush=True)
-
-    print(
-        f"{'':<26}" + "".join(f"{layout!s:>10}" for layout in LAYOUTS) + "   (failures of trials)"
-    )
-    for name in HARMS:
-        counts = [f"{failures[name, layout]} of {trials[name, layout]}" for layout in LAYOUTS]
-        print(f"{name:<26}" + "".join(f"{count:>10}" for count in counts))
-
-    print(f"{failures.total()} of {trials.total()} trials failed")
+    print_counts(trials, failures)
     sys.exit(failures.total() > 0)
 
 

@@ -41,67 +41,100 @@ IMAGENET_21K = Dataset(14_200_000, 21_843)
 JFT = Dataset(303_000_000, 18_291)
 
 
-def rows_of(file: str, table: str, dataset: Dataset) -> dict[str, Dataset]:
-    """A recipe for each row (model, epochs) of its table; with the epochs where its model has several."""
+def list_rows(file: str, table: str, dataset: Dataset) -> dict[str, Dataset]:
+    """Return a recipe for each row (model, epochs) of its table.
+
+    The epochs are stated where the model has several rows.
+    """
     rows = list(runpy.run_path(str(CONFIGS / file))[table])
     models = [model for model, _ in rows]
-    epochs_of = {row: f",epochs={row[1]}" if models.count(row[0]) > 1 else "" for row in rows}
 
-    return {f"{file}:{model}{epochs_of[model, epochs]}": dataset for model, epochs in rows}
+    recipes = {}
+    for model, epochs in rows:
+        suffix = f",epochs={epochs}" if models.count(model) > 1 else ""
+        recipes[f"{file}:{model}{suffix}"] = dataset
+    return recipes
 
 
-# ViT, Table 4, and BiT-HyperRule.
-FINETUNING = {
-    **dict.fromkeys(("ViT-B/16,cifar10", "R50x1,cifar10,rule=bit"), Dataset(50_000, 10)),
-    **dict.fromkeys(("ViT-B/16,cifar100", "R50+ViT-B/16,cifar100"), Dataset(50_000, 100)),
-    **dict.fromkeys(("ViT-B/16,pets", "R50x1,pets,rule=bit"), Dataset(3_680, 37)),
-    **dict.fromkeys(("ViT-B/16,imagenet", "ViT-L/16,imagenet", "ViT-H/14,imagenet"), IMAGENET),
+OWN = Dataset(200, 3)
+
+
+PETS = Dataset(3_680, 37)
+
+
+FINETUNING = {  # the paper's Table 4, and BiT-HyperRule
+    "ViT-B/16,cifar10": Dataset(50_000, 10),
+    "R50x1,cifar10,rule=bit": Dataset(50_000, 10),
+    "ViT-B/16,cifar100": Dataset(50_000, 100),
+    "R50+ViT-B/16,cifar100": Dataset(50_000, 100),
+    "ViT-B/16,pets": PETS,
+    "R50x1,pets,rule=bit": PETS,
+    "ViT-B/16,imagenet": IMAGENET,
+    "ViT-L/16,imagenet": IMAGENET,
+    "ViT-H/14,imagenet": IMAGENET,
     "R50x1,imagenet,rule=bit": IMAGENET,
     "ViT-B/16,flowers": Dataset(1_020, 102),
     "ViT-B/16,vtab": Dataset(1_000, 100),
-    **dict.fromkeys(("any,own", "any,own,quick"), Dataset(200, 3)),
+    "any,own": OWN,
+    "any,own,quick": OWN,
     "augreg,imagenet": IMAGENET,
-    "augreg,pets": Dataset(3_680, 37),
-    **dict.fromkeys(("mae,own", "dinov3,own", "siglip2,own"), Dataset(200, 3)),
-    **dict.fromkeys(
-        ("mae,imagenet", "ViT-L/16,imagenet,rule=mae", "dinov3,imagenet", "siglip2,imagenet"),
-        IMAGENET,
-    ),
+    "augreg,pets": PETS,
+    "mae,own": OWN,
+    "dinov3,own": OWN,
+    "siglip2,own": OWN,
+    "mae,imagenet": IMAGENET,
+    "ViT-L/16,imagenet,rule=mae": IMAGENET,
+    "dinov3,imagenet": IMAGENET,
+    "siglip2,imagenet": IMAGENET,
 }
 
 RECIPES = {
     **{f"finetune.py:{recipe}": dataset for recipe, dataset in FINETUNING.items()},
-    **{
-        f"digits_transfer.py:{s}": Dataset(718, 5)
-        for s in ("pretrain", "untrained", "finetune", "scratch")
-    },
-    **{f"digits_masked.py:{s}": DIGITS for s in ("pretrain", "untrained", "finetune", "scratch")},
-    **{
-        f"digits_studies.py:{model}": DIGITS for model in ("ViT-48", "Axial-48", "ResNet", "Hybrid")
-    },
+    "digits_transfer.py:pretrain": Dataset(718, 5),
+    "digits_transfer.py:untrained": Dataset(718, 5),
+    "digits_transfer.py:finetune": Dataset(718, 5),
+    "digits_transfer.py:scratch": Dataset(718, 5),
+    "digits_masked.py:pretrain": DIGITS,
+    "digits_masked.py:untrained": DIGITS,
+    "digits_masked.py:finetune": DIGITS,
+    "digits_masked.py:scratch": DIGITS,
+    "digits_studies.py:ViT-48": DIGITS,
+    "digits_studies.py:Axial-48": DIGITS,
+    "digits_studies.py:ResNet": DIGITS,
+    "digits_studies.py:Hybrid": DIGITS,
     "masked_patch.py:ViT-B/16": JFT,
-    **rows_of("pretrain_jft.py", "LEARNING_RATES", JFT),
-    **rows_of("pretrain_imagenet21k.py", "ROWS", IMAGENET_21K),
-    **{
-        f"pretrain_imagenet1k.py:ViT-{s}": IMAGENET
-        for s in ("B/16", "B/32", "L/16", "L/32", "B/16,loss=softmax")
-    },
+    **list_rows("pretrain_jft.py", "LEARNING_RATES", JFT),
+    **list_rows("pretrain_imagenet21k.py", "ROWS", IMAGENET_21K),
+    "pretrain_imagenet1k.py:ViT-B/16": IMAGENET,
+    "pretrain_imagenet1k.py:ViT-B/32": IMAGENET,
+    "pretrain_imagenet1k.py:ViT-L/16": IMAGENET,
+    "pretrain_imagenet1k.py:ViT-L/32": IMAGENET,
+    "pretrain_imagenet1k.py:ViT-B/16,loss=softmax": IMAGENET,
     "pretrain_own.py:ViT-Ti/16": Dataset(10_000, 20),
     "pretrain_own.py:ViT-Ti/16,examples=1000": Dataset(1_000, 5),
     "pretrain_own.py:ViT-S/16,examples=100000": Dataset(100_000, 100),
     "pretrain_own.py:R50x1": Dataset(10_000, 20),
-    **{f"pretrain_s16_baseline.py:epochs={epochs}": IMAGENET for epochs in (90, 150, 300)},
-    **{
-        f"pretrain_augreg.py:{model}": IMAGENET_21K
-        for model in ("B/16", "B/16,aug=medium1", "R26+S/32")
-    },
+    "pretrain_s16_baseline.py:epochs=90": IMAGENET,
+    "pretrain_s16_baseline.py:epochs=150": IMAGENET,
+    "pretrain_s16_baseline.py:epochs=300": IMAGENET,
+    "pretrain_augreg.py:B/16": IMAGENET_21K,
+    "pretrain_augreg.py:B/16,aug=medium1": IMAGENET_21K,
+    "pretrain_augreg.py:R26+S/32": IMAGENET_21K,
     "pretrain_augreg.py:S/16,data=i1k": IMAGENET,
-    **{f"pretrain_deit3.py:{row}": IMAGENET for row in ("B/16", "B/16,stage=finetune")},
+    "pretrain_deit3.py:B/16": IMAGENET,
+    "pretrain_deit3.py:B/16,stage=finetune": IMAGENET,
     "pretrain_deit3.py:H/14,data=i21k": IMAGENET_21K,
-    **{f"digits.py{model}": DIGITS for model in ("", ":R14x0.5", ":R14x0.5+ViT-mu/4")},
+    "digits.py": DIGITS,
+    "digits.py:R14x0.5": DIGITS,
+    "digits.py:R14x0.5+ViT-mu/4": DIGITS,
 }
 
-FILES = sorted({recipe.partition(".py")[0] for recipe in RECIPES})
+
+def name_file(recipe: str) -> str:
+    return recipe.partition(".py")[0]
+
+
+FILES = sorted({name_file(recipe) for recipe in RECIPES})
 
 
 @functools.cache
@@ -109,114 +142,123 @@ def load(recipe: str) -> Any:
     return load_recipe(f"configs/{recipe}")
 
 
+def list_recipes(file: str) -> list[str]:
+    return [recipe for recipe in RECIPES if name_file(recipe) == file]
+
+
 @functools.cache
-def defaults_of(kind: type) -> Any:
-    """A config with "required" in every field that has no default."""
+def build_defaults(kind: type) -> Any:
+    """Return a config with "required" in every field that has no default."""
     config = object.__new__(kind)
     hints = get_type_hints(kind)
 
     for field in dataclasses.fields(kind):
-        value = (
-            field.default
-            if field.default_factory is dataclasses.MISSING
-            else field.default_factory()
-        )
-        if value is dataclasses.MISSING:  # the fields of a section may have defaults
-            value = (
-                defaults_of(hints[field.name])
-                if dataclasses.is_dataclass(hints[field.name])
-                else "required"
-            )
-
+        hint = hints[field.name]
+        if field.default is not dataclasses.MISSING:
+            value = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        elif dataclasses.is_dataclass(hint):
+            value = build_defaults(hint)
+        else:
+            value = "required"
         object.__setattr__(config, field.name, value)
 
     return config
 
 
-def differences(config: Any) -> str:
-    """The class of a config and the lines of `to_text` that its defaults do not have."""
-    lines, defaults = (
-        to_text(each).splitlines(keepends=True) for each in (config, defaults_of(type(config)))
-    )
+def describe_differences(config: Any) -> str:
+    """Return the class of a config and the lines of `to_text` that its defaults do not have.
+
+    Lines of the defaults that the config lacks may hold nothing but an empty section.
+    """
+    kind = type(config)
+    lines = to_text(config).splitlines(keepends=True)
+    default_lines = to_text(build_defaults(kind)).splitlines(keepends=True)
+
     names = {line.partition(":")[0] for line in lines}
+    for line in default_lines:
+        assert line.partition(":")[0] in names or line.endswith(": {}\n")
 
-    assert all(
-        line.endswith(": {}\n") for line in defaults if line.partition(":")[0] not in names
-    )  # else lost
+    different = [line for line in lines if line not in default_lines]
+    return "".join([f"{kind.__name__}\n", *different])
 
-    return "".join(
-        [f"{type(config).__name__}\n", *(line for line in lines if line not in defaults)]
-    )
+
+def describe_file(file: str) -> str:
+    """Return the golden text of a recipe, or of the defaults."""
+    if file == "defaults":
+        kinds = (PretrainConfig, FinetuneConfig)
+        texts = {kind.__name__: to_text(build_defaults(kind)) for kind in kinds}
+    else:
+        texts = {recipe: describe_differences(load(recipe)) for recipe in list_recipes(file)}
+    return "\n".join(f"[{name}]\n{text}" for name, text in texts.items())
 
 
 @pytest.mark.parametrize("file", ["defaults", *FILES])
 def test_values_are_the_golden_ones(file: str) -> None:
-    texts = {
-        recipe: differences(load(recipe))
-        for recipe in RECIPES
-        if recipe.partition(".py")[0] == file
-    }
-    if file == "defaults":
-        texts = {
-            kind.__name__: to_text(defaults_of(kind)) for kind in (PretrainConfig, FinetuneConfig)
-        }
-
-    text = "\n".join(f"[{name}]\n{text}" for name, text in texts.items())
     path = GOLDEN / f"{file}.txt"
-
+    text = describe_file(file)
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text)
 
     assert path.is_file(), f"{file} has no golden text: run once with UPDATE_GOLDEN=1"
-    assert text.split("\n") == path.read_text().split("\n"), (
-        "run once with UPDATE_GOLDEN=1 if the change is intended"
-    )
+    expected = path.read_text().split("\n")
+    assert text.split("\n") == expected, "run once with UPDATE_GOLDEN=1 if the change is intended"
 
 
 def test_every_recipe_is_listed_here_and_no_golden_text_is_stale() -> None:
+    golden = {path.stem for path in GOLDEN.iterdir()}
+
     assert {path.stem for path in CONFIGS.glob("*.py")} == set(FILES)
-    assert {path.stem for path in GOLDEN.iterdir()} == {"defaults", *FILES}, (
-        "delete the texts that no recipe has"
-    )
+    assert golden == {"defaults", *FILES}, "delete the texts that no recipe has"
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_without_an_argument_a_recipe_is_one_that_is_listed(file: str) -> None:
-    assert load(f"{file}.py") in [
-        load(recipe) for recipe in RECIPES if recipe.partition(".py")[0] == file
-    ]
+    assert load(f"{file}.py") in [load(recipe) for recipe in list_recipes(file)]
 
 
-def test_arguments_of_fine_tuning() -> None:
-    for crop, pixels in (("inception", None), ("resize", 448), ("resize_short_side", 448)):
-        inputs = load(f"finetune.py:ViT-B/16,cifar10,crop={crop}").input
+@pytest.mark.parametrize(
+    ("crop", "pixels"),
+    [
+        ("inception", None),
+        ("resize", 448),
+        ("resize_short_side", 448),
+    ],
+)
+def test_the_crop_of_fine_tuning(crop: str, pixels: int | None) -> None:
+    inputs = load(f"finetune.py:ViT-B/16,cifar10,crop={crop}").input
 
-        assert inputs.train_crop == crop
-        assert inputs.train_resize_pixels == pixels
+    assert inputs.train_crop == crop
+    assert inputs.train_resize_pixels == pixels
 
-    for pixels in (384, 224):
-        recipe = f"finetune.py:ViT-B/16,cifar10,image_size={pixels}"
-        cropped = load(f"{recipe},test_resize=short_side").input
 
-        assert cropped.test_resize == "short_side"
-        assert cropped.test_crop_fraction == 384 / 448  # as in big_vision
-        assert load(f"{recipe},test_resize=direct") == load(recipe)  # the released code's
+@pytest.mark.parametrize("pixels", [384, 224])
+def test_the_resize_of_test_images_of_fine_tuning(pixels: int) -> None:
+    """The crop fraction is big_vision's; the released code resizes directly, as by default."""
+    recipe = f"finetune.py:ViT-B/16,cifar10,image_size={pixels}"
 
-    for rule in ("mae", "dinov3", "siglip2"):
-        assert (
-            load(f"finetune.py:{rule}")
-            == load(f"finetune.py:{rule},own")
-            == load(f"finetune.py:any,own,rule={rule}")
-        )
+    cropped = load(f"{recipe},test_resize=short_side").input
 
-        image_size = load(f"finetune.py:{rule},pets,image_size=384").input.image_size
+    assert cropped.test_resize == "short_side"
+    assert cropped.test_crop_fraction == 384 / 448
+    assert load(f"{recipe},test_resize=direct") == load(recipe)
 
-        assert image_size == (384, 384)
 
-    table_5 = load("finetune.py:ViT-L/16,imagenet,image_size=384")
+@pytest.mark.parametrize("rule", ["mae", "dinov3", "siglip2"])
+def test_rules_of_fine_tuning(rule: str) -> None:
+    config = load(f"finetune.py:{rule}")
 
-    assert table_5.input.image_size == (384, 384)
-    assert table_5.polyak.factor is None
+    assert load(f"finetune.py:{rule},own") == config
+    assert load(f"finetune.py:any,own,rule={rule}") == config
+    assert load(f"finetune.py:{rule},pets,image_size=384").input.image_size == (384, 384)
+
+
+def test_fine_tuning_of_table_5() -> None:
+    config = load("finetune.py:ViT-L/16,imagenet,image_size=384")
+
+    assert config.input.image_size == (384, 384)
+    assert config.polyak.factor is None
 
 
 @pytest.mark.parametrize(
@@ -230,13 +272,12 @@ def test_arguments_of_fine_tuning() -> None:
     ],
 )
 def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> None:
+    """Evaluated steps are also saved, so that the best is among the checkpoints."""
     steps = resolve(load(recipe), num_examples=dataset.num_examples, num_devices=8)
 
     assert round(steps.total / 1000, 1) == thousands
     assert steps.warmup == 10_000
-    assert (
-        steps.evaluate_every % steps.checkpoint_every == 0
-    )  # the best is chosen among steps that are also saved
+    assert steps.evaluate_every % steps.checkpoint_every == 0
 
 
 @pytest.mark.parametrize(
@@ -288,22 +329,22 @@ def test_bad_argument(recipe: str, field: str, rule: str) -> None:
         load(recipe)
 
 
-def kind_of_step(recipe: str) -> str:
-    """Length, learning rate, network and the numbers in a name change no line of a step."""
-    config = load(recipe)
-    model = dataclasses.replace(config.model, name="ViT-B/16", remat="none")
+def describe_step(recipe: str) -> str:
+    """Return the config without what changes no line of a step.
 
-    return to_text(
-        dataclasses.replace(
-            config,
-            total="",
-            schedule={},
-            model=model,
-            data=None,
-            input={},
-            sharding={},
-        )
+    These are the length, the learning rate, the data and the numbers in the name of a network.
+    """
+    config = load(recipe)
+    stripped = dataclasses.replace(
+        config,
+        total="",
+        schedule={},
+        model=dataclasses.replace(config.model, name="ViT-B/16", remat="none"),
+        data=None,
+        input={},
+        sharding={},
     )
+    return to_text(stripped)
 
 
 RESNETS_FIRST = sorted(
@@ -312,30 +353,39 @@ RESNETS_FIRST = sorted(
 )  # of a kind, a ViT is traced soonest
 
 
-STEPS = {kind_of_step(recipe): recipe for recipe in RESNETS_FIRST}.values()
+def choose_steps() -> list[Any]:
+    """Return one recipe of each kind of step, ViTs if there are any: they are traced fastest."""
+    resnets_first = sorted(RECIPES, key=lambda recipe: "R" not in recipe)
+    recipe_of_step = {describe_step(recipe): recipe for recipe in resnets_first}
+
+    parameters = []
+    for recipe in recipe_of_step.values():
+        marks = () if recipe == "digits.py" else pytest.mark.slow
+        parameters.append(pytest.param(recipe, marks=marks))
+    return parameters
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [r if r == "digits.py" else pytest.param(r, marks=pytest.mark.slow) for r in STEPS],
-)
+def name_network(config: Any) -> Any:
+    """Give ViT-B/16 to a recipe for weights of any network, and image sizes that it divides."""
+    if config.model.name is not None:
+        return config
+
+    inputs = config.input
+    if inputs.image_size[0] % 16:
+        inputs = dataclasses.replace(inputs, image_size=(32, 32))
+    model = dataclasses.replace(config.model, name="ViT-B/16")
+    return dataclasses.replace(config, model=model, input=inputs)
+
+
+def list_shapes(tree: Any) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("recipe", choose_steps())
 def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
-    """Traced, which takes no memory.
-
-    A recipe for weights of any network is given those of ViT-B/16.
-    """
-    config = load(recipe)
+    """The step is traced, which takes no memory."""
+    config = name_network(load(recipe))
     dataset = RECIPES[recipe]
-
-    if config.model.name is None:
-        model = dataclasses.replace(config.model, name="ViT-B/16")
-        inputs = config.input
-
-        if inputs.image_size[0] % 16:  # for weights with smaller patches
-            inputs = dataclasses.replace(inputs, image_size=(32, 32))
-
-        config = dataclasses.replace(config, model=model, input=inputs)
-
     architecture = architecture_of(config, dataset.num_classes)
     run = assemble(
         config,
@@ -344,93 +394,100 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
         devices=jax.devices()[:1],
     )
     batch = abstract_batch(config.global_batch, architecture.image_size, run.batch_sharding)
-    after, metrics = jax.eval_shape(run.train_step, run.abstract_state, batch)
+    before = run.abstract_state
 
-    assert jax.tree.structure(after) == jax.tree.structure(run.abstract_state)
+    after, metrics = jax.eval_shape(run.train_step, before, batch)
 
-    before, after = (
-        [(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (run.abstract_state, after)
-    )
-
-    assert after == before
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    assert list_shapes(after) == list_shapes(before)
     assert {metric.shape for metric in metrics.values()} == {()}
 
 
-def readme_commands() -> list[list[str]]:
-    """The `--config` words of every command in code; a command may go on after a backslash."""
+def list_documented_commands() -> list[list[str]]:
+    """Return the `--config` words of every command; a command may go on after a backslash."""
     docs = ROOT / "docs"
     pages = (CONFIGS / "README.md", docs / "custom_images.md", docs / "data.md")
     text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
-    commands = re.findall(r"[^`\n]*--config=[^`\n]*", text)
 
-    return [
-        [word for word in shlex.split(command) if word.startswith("--config")]
-        for command in commands
-    ]
+    commands = []
+    for command in re.findall(r"[^`\n]*--config=[^`\n]*", text):
+        words = shlex.split(command)
+        commands.append([word for word in words if word.startswith("--config")])
+    return commands
 
 
-@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
+@pytest.mark.parametrize("words", list_documented_commands(), ids=" ".join)
 def test_command_of_the_readme(words: list[str]) -> None:
     recipe, *overrides = words
 
-    assert isinstance(
-        load_recipe(recipe.removeprefix("--config="), overrides),
-        PretrainConfig | FinetuneConfig,
-    )
+    config = load_recipe(recipe.removeprefix("--config="), overrides)
+
+    assert isinstance(config, PretrainConfig | FinetuneConfig)
 
 
 def test_readme_has_every_recipe() -> None:
-    shown = {words[0].removeprefix("--config=configs/") for words in readme_commands()}
-    aliases = {"pretrain_s16_baseline.py:epochs=90": "pretrain_s16_baseline.py"}
-    aliases["pretrain_deit3.py:B/16"] = "pretrain_deit3.py"
+    aliases = {
+        "pretrain_s16_baseline.py:epochs=90": "pretrain_s16_baseline.py",
+        "pretrain_deit3.py:B/16": "pretrain_deit3.py",
+    }
+    expected = {aliases.get(recipe, recipe) for recipe in RECIPES}
 
-    assert {aliases.get(recipe, recipe) for recipe in RECIPES} <= shown
+    commands = list_documented_commands()
+    shown = {words[0].removeprefix("--config=configs/") for words in commands}
+
+    assert expected <= shown
 
 
-def test_resolution_fits_the_patches() -> None:
-    for recipe, pixels, border in (
-        ("ViT-H/14,cifar10", 384, "drop"),  # as the released code, which has 27 x 27 patches
+@pytest.mark.parametrize(
+    ("recipe", "pixels", "border"),
+    [
+        ("ViT-H/14,cifar10", 384, "drop"),  # the released code has 27 x 27 patches
         ("ViT-H/14,pets,rule=bit", 480, "drop"),
         ("ViT-H/14,cifar10,image_size=378", 378, "refuse"),
         ("ViT-H/14,own", 224, "refuse"),
         ("ViT-B/16,cifar10", 384, "refuse"),
-    ):
-        config = load(f"finetune.py:{recipe}")
-
-        assert config.input.image_size == (pixels, pixels)
-        assert config.model.uncovered_border == border
-
-        expected_grid = (pixels // parse_name(config.model.name).patch[0],) * 2
-        assert architecture_of(config, 10).grid == expected_grid
-
-
-AUGREG, BASELINE, DEIT3 = (
-    json.loads((ROOT / "tests/golden" / f"{name}.json").read_text())
-    for name in ("augreg", "s16_baseline", "deit3")
+    ],
 )
+def test_resolution_fits_the_patches(recipe: str, pixels: int, border: str) -> None:
+    config = load(f"finetune.py:{recipe}")
+
+    assert config.input.image_size == (pixels, pixels)
+    assert config.model.uncovered_border == border
+
+    patches = pixels // parse_name(config.model.name).patch[0]
+    assert architecture_of(config, 10).grid == (patches, patches)
 
 
-def readme_row(words: str) -> list[str]:
-    """The cells of the row of a command in the tables of recipes."""
-    rows = [
-        line for line in (CONFIGS / "README.md").read_text().splitlines() if f"`{words}`" in line
-    ]
+def read_golden(name: str) -> Any:
+    return json.loads((ROOT / "tests/golden" / f"{name}.json").read_text())
+
+
+AUGREG = read_golden("augreg")
+BASELINE = read_golden("s16_baseline")
+DEIT3 = read_golden("deit3")
+
+
+def read_readme_row(words: str) -> list[str]:
+    """Return the cells of the row of a command in the tables of recipes."""
+    lines = (CONFIGS / "README.md").read_text().splitlines()
+    rows = [line for line in lines if f"`{words}`" in line]
 
     assert len(rows) == 1, words
-
     return [cell.strip() for cell in rows[0].strip("|").split("|")]
 
 
 @pytest.mark.parametrize("data", AUGREG["aug_setting"])
 def test_augreg_is_as_released(data):
+    released = AUGREG["optimizer"]
+
     for model, aug in AUGREG["aug_setting"][data].items():
         config = load_recipe(f"pretrain_augreg:{model},data={data}")
         inputs = config.input
         optimizer = config.optimizer
-        released = AUGREG["optimizer"]
-        randaugment = (inputs.randaugment_layers, inputs.randaugment_magnitude)
+        layers, magnitude = AUGREG["randaug"][aug] or (0, 0)
 
-        assert randaugment == tuple(AUGREG["randaug"][aug] or (0, 0))
+        assert inputs.randaugment_layers == layers
+        assert inputs.randaugment_magnitude == magnitude
         assert inputs.mixup_alpha == AUGREG["mixup"][aug]
         assert config.global_batch == AUGREG["batch_size"]
         assert config.total == f"{AUGREG['epochs']} epochs"
@@ -444,149 +501,253 @@ def test_augreg_is_as_released(data):
 
 @pytest.mark.parametrize("name", AUGREG["released"])
 def test_augreg_by_the_name_of_a_released_file(name):
+    """Both files of a network name it: the pre-trained and the fine-tuned one."""
     model, depth = AUGREG["released"][name]
-    aug = re.search(r"aug_(\w+)-wd_([\d.]+)-do_([\d.]+)-sd_([\d.]+)", name)
-    configs = [
-        load_recipe(f"pretrain_augreg:{form}")
-        for form in (name, f"{name}--imagenet2012-steps_20k.npz")
-    ]
+    pattern = r"aug_(\w+)-wd_([\d.]+)-do_([\d.]+)-sd_([\d.]+)"
+    aug, weight_decay, dropout, stochastic_depth = re.search(pattern, name).groups()
 
-    assert configs[0] == configs[1]
+    config = load_recipe(f"pretrain_augreg:{name}")
+    of_finetuned = load_recipe(f"pretrain_augreg:{name}--imagenet2012-steps_20k.npz")
 
-    config = configs[0]
-
+    assert of_finetuned == config
     assert config.model.name == model
     assert architecture_of(config, 21_843).depth == depth
-    assert config.input.mixup_alpha == AUGREG["mixup"][aug[1]]
-    assert config.optimizer.weight_decay == float(aug[2])
-    assert config.model.dropout_fraction == float(aug[3])
-    assert config.model.stochastic_depth_fraction == float(aug[4])
+    assert config.input.mixup_alpha == AUGREG["mixup"][aug]
+    assert config.optimizer.weight_decay == float(weight_decay)
+    assert config.model.dropout_fraction == float(dropout)
+    assert config.model.stochastic_depth_fraction == float(stochastic_depth)
 
 
-def test_fine_tuning_of_augreg_is_as_released():
+@pytest.mark.parametrize(
+    ("task", "length"),
+    [
+        ("pets", AUGREG["finetuning"]),
+        ("imagenet", AUGREG["finetuning"]["imagenet2012"]),
+    ],
+    ids=["pets", "imagenet"],
+)
+def test_fine_tuning_of_augreg_is_as_released(task, length):
     released = AUGREG["finetuning"]
-    for task, length in (("pets", released), ("imagenet", released["imagenet2012"])):
-        config = load(f"finetune.py:augreg,{task}")
-        optimizer = config.optimizer
-        inputs = config.input
+    config = load(f"finetune.py:augreg,{task}")
+    optimizer = config.optimizer
+    inputs = config.input
 
-        assert config.search.learning_rates == tuple(released["lr"])
-        assert config.total == f"{length['total_steps']} steps"
-        assert config.schedule.decay == "cosine"
-        assert config.schedule.warmup == f"{length['warmup_steps']} steps"
-        assert config.global_batch == released["batch"]
-        assert optimizer.name == "sgd"
-        assert optimizer.momentum == released["momentum"]
-        assert optimizer.weight_decay == 0.0
-        assert optimizer.clip_global_norm == 1.0
-        assert optimizer.first_moment_dtype == released["optim_dtype"]
-        assert config.model.dropout_fraction == released["dropout_rate"]
-        assert inputs.train_resize_pixels == released["resize"]["384"]
-        assert inputs.image_size == (384, 384)
+    actual = {
+        "learning_rates": config.search.learning_rates,
+        "total": config.total,
+        "decay": config.schedule.decay,
+        "warmup": config.schedule.warmup,
+        "global_batch": config.global_batch,
+        "optimizer": optimizer.name,
+        "momentum": optimizer.momentum,
+        "weight_decay": optimizer.weight_decay,
+        "clip_global_norm": optimizer.clip_global_norm,
+        "first_moment_dtype": optimizer.first_moment_dtype,
+        "dropout_fraction": config.model.dropout_fraction,
+        "train_resize_pixels": inputs.train_resize_pixels,
+        "image_size": inputs.image_size,
+    }
 
-    small = load("finetune.py:augreg,vtab,image_size=224")
+    assert actual == {
+        "learning_rates": tuple(released["lr"]),
+        "total": f"{length['total_steps']} steps",
+        "decay": "cosine",
+        "warmup": f"{length['warmup_steps']} steps",
+        "global_batch": released["batch"],
+        "optimizer": "sgd",
+        "momentum": released["momentum"],
+        "weight_decay": 0.0,
+        "clip_global_norm": 1.0,
+        "first_moment_dtype": released["optim_dtype"],
+        "dropout_fraction": released["dropout_rate"],
+        "train_resize_pixels": released["resize"]["384"],
+        "image_size": (384, 384),
+    }
 
-    assert small.input.train_resize_pixels == released["resize"]["224"]
-    assert small.input.image_size == (224, 224)
+
+def test_small_images_in_fine_tuning_of_augreg():
+    inputs = load("finetune.py:augreg,vtab,image_size=224").input
+
+    assert inputs.train_resize_pixels == AUGREG["finetuning"]["resize"]["224"]
+    assert inputs.image_size == (224, 224)
+
+
+def test_the_rule_of_augreg():
     assert load("finetune.py:augreg") == load("finetune.py:any,own,rule=augreg")
     assert load("finetune.py:ViT-B/16,pets,rule=augreg").model.name == "ViT-B/16"
 
 
-def test_expected_accuracies_of_augreg():
-    """The row of each released file, and the rates that the text names."""
-    table = runpy.run_path(str(CONFIGS / "pretrain_augreg.py"))
+@pytest.mark.parametrize("name", AUGREG["finetuning"]["imagenet2012_at_384"])
+def test_expected_accuracies_of_augreg(name):
+    """The row of each released file has its accuracy; the text names the rates."""
+    rate, accuracy = AUGREG["finetuning"]["imagenet2012_at_384"][name]
+    (file,) = (file for file in AUGREG["released"] if file.startswith(f"{name}-"))
+    config = load_recipe(f"pretrain_augreg:{file}")
+
     text = (CONFIGS / "README.md").read_text()
+    commands = re.findall(r"`--config=configs/pretrain_augreg.py:([^` ]*)`", text)
+    (row,) = (row for row in commands if load_recipe(f"pretrain_augreg:{row}") == config)
+    cells = read_readme_row(f"--config=configs/pretrain_augreg.py:{row}")
 
-    for name, (rate, accuracy) in AUGREG["finetuning"]["imagenet2012_at_384"].items():
-        (file,) = (file for file in AUGREG["released"] if file.startswith(f"{name}-"))
-        config = load_recipe(f"pretrain_augreg:{file}")
-        commands = re.findall(r"`--config=configs/pretrain_augreg.py:([^` ]*)`", text)
-        (row,) = (row for row in commands if load_recipe(f"pretrain_augreg:{row}") == config)
-        cells = readme_row(f"--config=configs/pretrain_augreg.py:{row}")
-
-        assert cells[2] == f"{accuracy:.2f}"
-        assert (cells[0] in ("B/16", "S/16", "Ti/16", "R+Ti/16")) == (rate == 0.03)
-        assert cells[0] in table["MODELS"]
+    models = runpy.run_path(str(CONFIGS / "pretrain_augreg.py"))["MODELS"]
+    has_large_rate = cells[0] in ("B/16", "S/16", "Ti/16", "R+Ti/16")
+    assert cells[0] in models
+    assert cells[2] == f"{accuracy:.2f}"
+    assert has_large_rate == (rate == 0.03)
 
 
 @pytest.mark.parametrize("epochs", [90, 150, 300])
 def test_the_baseline_is_as_released(epochs):
     config = load(f"pretrain_s16_baseline.py:epochs={epochs}")
-    released = BASELINE
     inputs = config.input
     model = config.model
     optimizer = config.optimizer
     schedule = config.schedule
 
-    assert config.total == f"{epochs} epochs"
-    assert load("pretrain_s16_baseline.py").total == f"{released['num_epochs']} epochs"
-    assert config.data == f"tfds:{released['dataset']}"
-    assert inputs.train_split == released["train_split"]
-    assert config.global_batch == released["batch_size"]
-    assert config.objective.loss == "softmax"
-    assert inputs.image_size == (released["crop"],) * 2
-    assert inputs.test_crop_fraction == released["crop"] / released["resize_small"]
-    assert [inputs.randaugment_layers, inputs.randaugment_magnitude] == released["randaug"]
-    assert inputs.mixup_alpha == released["mixup"]
+    actual = {
+        "total": config.total,
+        "data": config.data,
+        "train_split": inputs.train_split,
+        "global_batch": config.global_batch,
+        "loss": config.objective.loss,
+        "image_size": inputs.image_size,
+        "test_crop_fraction": inputs.test_crop_fraction,
+        "randaugment": [inputs.randaugment_layers, inputs.randaugment_magnitude],
+        "mixup": inputs.mixup_alpha,
+        "variant": model.name,
+        "head": model.head == "mlp",
+        "pool": model.pool,
+        "position_embedding": model.position_embedding,
+        "clip_global_norm": optimizer.clip_global_norm,
+        "first_moment_dtype": optimizer.first_moment_dtype,
+        "weight_decay": optimizer.weight_decay,
+        "weight_decay_meaning": optimizer.weight_decay_meaning,
+        "learning_rate": schedule.learning_rate,
+        "decay": schedule.decay,
+        "warmup": schedule.warmup,
+    }
 
-    described = {"variant": model.name.removeprefix("ViT-"), "rep_size": model.head == "mlp"}
+    assert set(BASELINE["model"]) == {"variant", "rep_size", "pool_type", "posemb"}
+    assert actual == {
+        "total": f"{epochs} epochs",
+        "data": f"tfds:{BASELINE['dataset']}",
+        "train_split": BASELINE["train_split"],
+        "global_batch": BASELINE["batch_size"],
+        "loss": "softmax",
+        "image_size": (BASELINE["crop"], BASELINE["crop"]),
+        "test_crop_fraction": BASELINE["crop"] / BASELINE["resize_small"],
+        "randaugment": BASELINE["randaug"],
+        "mixup": BASELINE["mixup"],
+        "variant": f"ViT-{BASELINE['model']['variant']}",
+        "head": BASELINE["model"]["rep_size"],
+        "pool": BASELINE["model"]["pool_type"],
+        "position_embedding": BASELINE["model"]["posemb"],
+        "clip_global_norm": 1.0,
+        "first_moment_dtype": BASELINE["mu_dtype"],
+        "weight_decay": BASELINE["wd"],
+        "weight_decay_meaning": "big_vision",
+        "learning_rate": BASELINE["lr"],
+        "decay": BASELINE["decay_type"],
+        "warmup": f"{BASELINE['warmup_steps']} steps",
+    }
 
-    assert (
-        described | {"pool_type": model.pool, "posemb": model.position_embedding}
-        == released["model"]
-    )
-    assert optimizer.clip_global_norm == 1.0
-    assert optimizer.first_moment_dtype == released["mu_dtype"]
-    assert optimizer.weight_decay == released["wd"]
-    assert optimizer.weight_decay_meaning == "big_vision"
-    assert schedule.learning_rate == released["lr"]
-    assert schedule.decay == released["decay_type"]
-    assert schedule.warmup == f"{released['warmup_steps']} steps"
 
+def test_the_usual_length_of_the_baseline():
+    assert load("pretrain_s16_baseline.py").total == f"{BASELINE['num_epochs']} epochs"
+
+
+@pytest.mark.parametrize("epochs", [90, 150, 300])
+def test_the_readme_has_the_results_of_the_baseline(epochs):
     suffix = "" if epochs == 90 else f":epochs={epochs}"
-    expected = readme_row(f"--config=configs/pretrain_s16_baseline.py{suffix}")
-    assert str(released["expected"][str(epochs)]) in expected
 
-    for number in released["reproduced"].get(str(epochs), []):
+    cells = read_readme_row(f"--config=configs/pretrain_s16_baseline.py{suffix}")
+
+    assert str(BASELINE["expected"][str(epochs)]) in cells
+    for number in BASELINE["reproduced"].get(str(epochs), []):
         assert f"{number}" in (CONFIGS / "README.md").read_text()
 
 
-@pytest.mark.parametrize("row", DEIT3["rows"], ids=lambda row: " ".join(map(str, row[:3])))
-def test_deit3_is_as_released(row):
-    """Every value of the JAX reproduction's configs, in its own names."""
-    kind, model, epochs, *numbers = row
-    released = (
-        DEIT3["common"]
-        | DEIT3["kinds"][kind]
-        | dict(zip(DEIT3["columns"][3:], numbers, strict=True))
-    )
-    stage = "finetune" if "-ft-" in kind else "pretrain"
-    data = kind.partition("-")[0].replace("in", "i")
-    config = load_recipe(f"pretrain_deit3:{model},data={data},epochs={epochs},stage={stage}")
+class Deit3Row(NamedTuple):
+    """A row of the JAX reproduction: a kind of run, a model, epochs and numbers."""
+
+    kind: str
+    model: str
+    epochs: int
+    numbers: tuple
+
+    @property
+    def stage(self) -> str:
+        return "finetune" if "-ft-" in self.kind else "pretrain"
+
+    @property
+    def data(self) -> str:
+        return self.kind.partition("-")[0].replace("in", "i")
+
+    def load(self):
+        """Return the config of the recipe."""
+        arguments = f"data={self.data},epochs={self.epochs},stage={self.stage}"
+        return load_recipe(f"pretrain_deit3:{self.model},{arguments}")
+
+    def released_values(self) -> dict[str, Any]:
+        """Return the values of the reproduction's config."""
+        columns = DEIT3["columns"][3:]
+        values = DEIT3["common"] | DEIT3["kinds"][self.kind]
+        return values | dict(zip(columns, self.numbers, strict=True))
+
+
+DEIT3_ROWS = [
+    Deit3Row(kind, model, epochs, tuple(numbers)) for kind, model, epochs, *numbers in DEIT3["rows"]
+]
+
+
+# Names of the JAX reproduction
+AUGMENTATIONS = {
+    (True, 0, 0): "3a",
+    (False, 2, 9): "rand-m9-mstd0.5-inc1",
+}
+
+
+DEIT3_CROPS = {
+    ("inception", (0.08, 1.0), "torchvision"): "rrc",
+    ("simple", (0.05, 1.0), "tf"): "src",
+}
+
+
+DEIT3_LOSSES = {"bce": "bce", "softmax": "ce"}
+
+
+DEIT3_OPTIMIZERS = {"adam": "adamw", "lamb": "lamb"}
+
+
+DEIT3_POSITIONS = {("learned_1d", "patches"): "learnable"}
+
+
+def describe_in_deit3_words(config) -> dict[str, Any]:
+    """Return the values of a config by the names of the reproduction, without the network's."""
     inputs = config.input
     optimizer = config.optimizer
     schedule = config.schedule
     objective = config.objective
-    augmentations = {(True, 0, 0): "3a", (False, 2, 9): "rand-m9-mstd0.5-inc1"}
+    augmentation = (
+        inputs.three_augment,
+        inputs.randaugment_layers,
+        inputs.randaugment_magnitude,
+    )
     crop = (inputs.train_crop, inputs.crop_area_fraction, inputs.crop_distribution)
-    actual = {
+
+    return {
         "train-batch-size": config.global_batch,
         "color-jitter": inputs.color_jitter,
-        "auto-augment": augmentations[
-            inputs.three_augment, inputs.randaugment_layers, inputs.randaugment_magnitude
-        ],
-        "random-crop": {
-            ("inception", (0.08, 1.0), "torchvision"): "rrc",
-            ("simple", (0.05, 1.0), "tf"): "src",
-        }[crop],
+        "auto-augment": AUGMENTATIONS[augmentation],
+        "random-crop": DEIT3_CROPS[crop],
         "random-erasing": inputs.erasing_fraction,
         "test-crop-ratio": inputs.test_crop_fraction,
         "augment-repeats": inputs.repeats,
         "mixup": inputs.mixup_alpha,
         "cutmix": inputs.cutmix_alpha,
-        "criterion": {"bce": "bce", "softmax": "ce"}[objective.loss],
+        "criterion": DEIT3_LOSSES[objective.loss],
         "label-smoothing": objective.label_smoothing_fraction,
-        "optimizer": {"adam": "adamw", "lamb": "lamb"}[optimizer.name],
+        "optimizer": DEIT3_OPTIMIZERS[optimizer.name],
         "adam-b1": optimizer.beta1,
         "adam-b2": optimizer.beta2,
         "adam-eps": optimizer.epsilon,
@@ -601,39 +762,67 @@ def test_deit3_is_as_released(row):
         "droppath": config.model.stochastic_depth_fraction,
     }
 
-    if stage == "pretrain":
-        architecture = architecture_of(config, 1_000)
-        learnable = {("learned_1d", "patches"): "learnable"}
-        actual["layerscale"] = architecture.layer_scale
-        actual["posemb"] = learnable[architecture.position_embedding, architecture.position_tokens]
-        actual |= {
-            "pooling": {"token": "cls"}[architecture.pool],
-            "dropout": architecture.dropout_fraction,
-        }
 
-        assert config.model.name == f"ViT-{model}"
-        assert architecture.head == "linear"
-    else:  # the network comes with the weights
+def describe_deit3_network(config) -> dict[str, Any]:
+    """Return the values of a pre-training config that describe the network."""
+    architecture = architecture_of(config, 1_000)
+    positions = (architecture.position_embedding, architecture.position_tokens)
+
+    assert architecture.head == "linear"
+    return {
+        "layerscale": architecture.layer_scale,
+        "posemb": DEIT3_POSITIONS[positions],
+        "pooling": {"token": "cls"}[architecture.pool],
+        "dropout": architecture.dropout_fraction,
+    }
+
+
+@pytest.mark.parametrize("row", DEIT3_ROWS, ids=lambda row: " ".join(map(str, row[:3])))
+def test_deit3_is_as_released(row):
+    """Every value of the JAX reproduction's configs is that of the recipe.
+
+    In fine-tuning, the network comes with the weights.
+    """
+    config = row.load()
+    released = row.released_values()
+
+    actual = describe_in_deit3_words(config)
+    if row.stage == "pretrain":
+        actual |= describe_deit3_network(config)
+    else:
         actual |= {name: released[name] for name in ("layerscale", "posemb", "pooling", "dropout")}
-
-        assert config.model.name == f"ViT-{model}"
         assert config.model.position_resize == "bicubic"
 
     assert actual == released
-    assert optimizer.weight_decay_meaning == "paper_kernels"
+    assert config.model.name == f"ViT-{row.model}"
+    assert config.optimizer.weight_decay_meaning == "paper_kernels"
 
-    if stage == "pretrain" and (expected := DEIT3["expected"][kind][model].get(str(epochs))):
-        options = [
-            *(["data=i21k"] if data == "i21k" else []),
-            *([f"epochs={epochs}"] if epochs in (800, 240) else []),
-        ]
-        argument = ",".join([model, *options])
-        cells = readme_row(
-            "--config=configs/pretrain_deit3.py" + (f":{argument}" if argument != "B/16" else "")
-        )
 
-        assert cells[2] == str(epochs)
-        assert cells[3].partition(" ")[0] == str(expected)
+def read_expected_accuracy(row: Deit3Row) -> Any:
+    """Return the accuracy that the reproduction states for a row; None if it states none."""
+    if row.stage != "pretrain":
+        return None
+    return DEIT3["expected"][row.kind][row.model].get(str(row.epochs))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in DEIT3_ROWS if read_expected_accuracy(row)],
+    ids=lambda row: " ".join(map(str, row[:3])),
+)
+def test_the_readme_has_the_results_of_deit3(row):
+    options = [row.model]
+    if row.data == "i21k":
+        options.append("data=i21k")
+    if row.epochs in (800, 240):
+        options.append(f"epochs={row.epochs}")
+    argument = ",".join(options)
+    suffix = "" if argument == "B/16" else f":{argument}"
+
+    cells = read_readme_row(f"--config=configs/pretrain_deit3.py{suffix}")
+
+    assert cells[2] == str(row.epochs)
+    assert cells[3].partition(" ")[0] == str(read_expected_accuracy(row))
 
 
 @pytest.mark.parametrize(
