@@ -386,8 +386,10 @@ DAMAGED_FILES = {
 
 
 def test_a_damaged_page_header_of_images_names_file_and_column(four_rows, make_config):
+    """No row group is in memory when the image is read."""
     source = open_source(f"parquet:{four_rows}", "all", make_config(), 0)
     damage_page_header(four_rows, "image.bytes")
+    parquet._GROUPS = parquet._Groups(parquet.CACHE_BYTES)
 
     rule = r"'image\.bytes' of .*a\.parquet cannot be read .*header"
     with pytest.raises(UnreadableImage, match=rule):

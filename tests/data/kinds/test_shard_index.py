@@ -1,6 +1,5 @@
-"""Indices of tar shards: which members make a sample, and when an index on disk is used."""
+"""Indices of tar shards: members of a sample, and the validity of an index on disk."""
 
-import io
 import json
 import os
 import random
@@ -28,117 +27,141 @@ def cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def made(monkeypatch):
+def reads(monkeypatch):
     """The shards that are read from end to end."""
     calls = []
 
-    def read(*arguments, read=read_index):
+    def record_read(*arguments):
         calls.append(arguments)
-        return read(*arguments)
+        return read_index(*arguments)
 
-    monkeypatch.setattr(shard_index, "read_index", read)
+    monkeypatch.setattr(shard_index, "read_index", record_read)
     return calls
 
 
-def labels_of(path, selection=ANY):
-    """The labels of a shard, as another process reads them."""
+def find_labels(path, selection=ANY):
+    """Return the labels of a shard, as another process reads them."""
     shard_index._find_valid.cache_clear()
-    return find_index(str(path), selection).rows["label"].astype(str).tolist()
+    rows = find_index(str(path), selection).rows
+    return rows["label"].astype(str).tolist()
 
 
-def levels(data, make_config):
+def read_images(data, make_config):
+    """Return the grey levels and the labels of all images."""
     source = open_source(data, "all", make_config(), 0)
-    return [
-        int(decode(source[index].image)[0, 0, 0]) for index in range(len(source))
-    ], source.labels.tolist()
+    levels = [int(decode(source[index].image)[0, 0, 0]) for index in range(len(source))]
+    return levels, source.labels.tolist()
 
 
 # When an index is used.
 
 
-def test_an_index_is_made_once_for_a_state_of_a_shard(tmp_path, made):
-    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
+ALTERNATING = ["0", "1"] * 5
 
-    assert labels_of(path) == labels_of(path) == ["0", "1"] * 5
-    assert len(made) == 1
 
-    os.utime(path, ns=(1, 1))
+@pytest.fixture
+def shard(tmp_path):
+    """A shard of ten images, of two classes in turn."""
+    return write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
 
-    assert labels_of(path) == ["0", "1"] * 5
-    assert len(made) == 2
-    assert labels_of(path, Selection(suffixes=("png",))) == ["0", "1"] * 5
-    assert len(made) == 3
+
+def test_an_index_is_made_once_for_a_state_of_a_shard(shard, reads):
+    """A selection of suffixes has its index."""
+    assert find_labels(shard) == ALTERNATING
+    assert find_labels(shard) == ALTERNATING
+    assert len(reads) == 1
+
+    os.utime(shard, ns=(1, 1))
+    assert find_labels(shard) == ALTERNATING
+    assert len(reads) == 2
+
+    assert find_labels(shard, Selection(suffixes=("png",))) == ALTERNATING
+    assert len(reads) == 3
 
 
 def test_an_index_that_cannot_be_kept_beside_its_shard_is_in_the_cache(
-    tmp_path, made, monkeypatch, cache
+    shard,
+    tmp_path,
+    reads,
+    monkeypatch,
+    cache,
 ):
-    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
+    write = shard_index.write_atomically
 
-    def write(place, content, write=shard_index.write_atomically):
+    def fail_beside_shard(place, content):
         is_beside = place.parent == tmp_path
         write(tmp_path / "none" / "x" if is_beside else place, content)
 
-    monkeypatch.setattr(shard_index, "write_atomically", write)
+    monkeypatch.setattr(shard_index, "write_atomically", fail_beside_shard)
 
-    assert labels_of(path) == labels_of(path) == ["0", "1"] * 5
-    assert len(made) == 1
+    assert find_labels(shard) == ALTERNATING
+    assert find_labels(shard) == ALTERNATING
+    assert len(reads) == 1
     assert len(list(cache.iterdir())) == 1
     assert not (tmp_path / "a.tar.index").exists()
 
 
-def test_a_shard_with_the_same_size_and_time_has_new_labels(tmp_path):
+def test_a_shard_with_the_same_size_and_time_has_new_labels(shard):
     """The time of the inode differs, also where the members are unchanged."""
-    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
-    os.utime(path, ns=(1, 1))
+    os.utime(shard, ns=(1, 1))
+    assert find_labels(shard) == ALTERNATING
 
-    assert labels_of(path) == ["0", "1"] * 5
-
-    write_shard(path, samples([1, 0] * 5))
-    os.utime(path, ns=(1, 1))
-
-    assert labels_of(path) == ["1", "0"] * 5
+    write_shard(shard, samples([1, 0] * 5))
+    os.utime(shard, ns=(1, 1))
+    assert find_labels(shard) == ["1", "0"] * 5
 
 
-@pytest.mark.parametrize("change", ["labels", "names"])
-def test_members_are_compared_where_no_time_changes(tmp_path, monkeypatch, made, change):
-    """As on file systems without a time of change of the inode."""
+@pytest.fixture
+def without_times(monkeypatch):
+    """A file system without a time of change of the inode: the state of a file is its size."""
     monkeypatch.setattr(shard_index, "read_file_state", lambda file: (os.stat(file).st_size,))
+
+
+@pytest.mark.usefixtures("without_times")
+def test_labels_are_compared_where_no_time_changes(tmp_path, reads):
     path = write_shard(tmp_path / "a.tar", samples([0, 1] * 50))
-    labels_of(path)
-    content = path.read_bytes()
+    find_labels(path)
+    content = packed(*samples([1, 0] * 50))
 
-    if change == "names":
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            entries = [(f"1{one.name[1:]}", archive.extractfile(one).read()) for one in archive]
-        new = packed(*entries)
-    else:
-        new = packed(*samples([1, 0] * 50))
+    assert len(content) == path.stat().st_size
+    path.write_bytes(content)
 
-    path.write_bytes(new)
-
-    assert len(new) == len(content)
-    assert labels_of(path) == (["1", "0"] * 50 if change == "labels" else ["0", "1"] * 50)
-    assert len(made) == 2
+    assert find_labels(path) == ["1", "0"] * 50
+    assert len(reads) == 2
 
 
-def test_a_shard_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch):
-    path = write_shard(tmp_path / "a.tar", samples([0, 1]))
+@pytest.mark.usefixtures("without_times")
+def test_names_are_compared_where_no_time_changes(tmp_path, reads):
+    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 50))
+    find_labels(path)
+    entries = []
+    with tarfile.open(path) as archive:
+        for member in archive:
+            entries.append((f"1{member.name[1:]}", archive.extractfile(member).read()))
+    content = packed(*entries)
 
-    def read(file, selection, read=read_index):
-        index = read(file, selection)
-        write_shard(path, samples([1, 0, 1]))
+    assert len(content) == path.stat().st_size
+    path.write_bytes(content)
 
+    assert find_labels(path) == ["0", "1"] * 50
+    assert len(reads) == 2
+
+
+def test_a_shard_that_changes_while_it_is_read_is_an_error(shard, tmp_path, monkeypatch):
+    def read_and_change(file, selection):
+        index = read_index(file, selection)
+        write_shard(shard, samples([1, 0, 1]))
         return index
 
-    monkeypatch.setattr(shard_index, "read_index", read)
-    with rejects(str(path), "changed while it was read"):
-        labels_of(path)
+    monkeypatch.setattr(shard_index, "read_index", read_and_change)
+
+    with rejects(str(shard), "changed while it was read"):
+        find_labels(shard)
 
     assert not (tmp_path / "a.tar.index").exists()
 
 
-def test_an_index_of_an_earlier_form_is_made_again(tmp_path, made, caplog):
+def test_an_index_of_an_earlier_form_is_made_again(tmp_path, reads, caplog):
     path = write_shard(tmp_path / "a.tar", samples([0, 1]))
     status = path.stat()
     about = {
@@ -147,79 +170,87 @@ def test_an_index_of_an_earlier_form_is_made_again(tmp_path, made, caplog):
         "mtime_ns": status.st_mtime_ns,
         "label": "",
     }
+    header = json.dumps({"about": about, "letters": [9, 1]})
     rows = np.zeros(2, shard_index._row_type(9, 1))
-    (tmp_path / "a.tar.index").write_bytes(
-        json.dumps({"about": about, "letters": [9, 1]}).encode() + rows.tobytes()
-    )
+    (tmp_path / "a.tar.index").write_bytes(header.encode() + rows.tobytes())
 
-    assert labels_of(path) == labels_of(path) == ["0", "1"]
-    assert len(made) == 1
+    assert find_labels(path) == ["0", "1"]
+    assert find_labels(path) == ["0", "1"]
+    assert len(reads) == 1
     assert caplog.messages == []
 
 
-def test_damaged_indices_are_made_again(tmp_path, caplog, made):
-    """Flipped bits, records that are missing or twice, cut files, other bytes: never another label."""
-    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
-    expected = ["0", "1"] * 5
-    labels_of(path)
+def test_damaged_indices_are_made_again(shard, tmp_path, caplog, reads):
+    """No damage gives another label: flipped bits, missing or repeated records, cut files."""
+    find_labels(shard)
     place = tmp_path / "a.tar.index"
     whole = place.read_bytes()
-    record = read_index(str(path), ANY)[0].rows.dtype.itemsize
+    record_bytes = read_index(str(shard), ANY)[0].rows.dtype.itemsize
 
     for seed in range(NUM_DAMAGES):
-        content = damage(whole, record, random.Random(seed))
-        place.write_bytes(content)
+        place.write_bytes(damage(whole, record_bytes, random.Random(seed)))
         caplog.clear()
 
-        assert labels_of(path) == expected, seed
-        assert len(made) == 2 + seed, seed
-        assert all(len(line.splitlines()) == 1 and str(place) in line for line in caplog.messages)
+        assert find_labels(shard) == ALTERNATING, seed
+        assert len(reads) == 1 + 1 + seed, seed
         assert place.read_bytes() == whole
+        for message in caplog.messages:
+            assert len(message.splitlines()) == 1
+            assert str(place) in message
 
 
-def damage(whole, record, random):
+def damage(whole, record_bytes, random):
+    """Return the content of a file after one random damage."""
     kind = random.choice(["bit", "bytes", "cut", "less", "twice", "insert"])
-    at = random.randrange(len(whole))
+    place = random.randrange(len(whole))
     content = bytearray(whole)
 
     if kind == "bit":
-        content[at] ^= 1 << random.randrange(8)
+        content[place] ^= 1 << random.randrange(8)
     elif kind == "bytes":
-        content[at : at + 8] = bytes(random.randrange(256) for _ in range(8))
+        content[place : place + 8] = bytes(random.randrange(256) for _ in range(8))
     elif kind == "cut":
-        del content[at:]
+        del content[place:]
     elif kind == "less":
-        del content[-record:]
+        del content[-record_bytes:]
     elif kind == "twice":
-        content += content[-record:]
+        content += content[-record_bytes:]
     else:
-        content[at:at] = b"\n"
+        content[place:place] = b"\n"
 
-    return bytes(content) if content != whole else bytes(content) + b"x"
+    if content == whole:
+        content += b"x"
+    return bytes(content)
 
 
 # Samples.
 
 
+def read_shard(path, members, make_config):
+    """Write a shard; return its levels and labels."""
+    return read_images(f"wds:{write_shard(path, members)}", make_config)
+
+
 def test_members_of_a_sample_may_be_apart(tmp_path, make_config):
-    """In any order the records and labels are those of the sorted archive; the order is that of the first members."""
+    """Records and labels are those of the sorted archive; first members give the order."""
     members = list(samples([0, 1] * 5))
-    expected = levels(f"wds:{write_shard(tmp_path / 'sorted.tar', members)}", make_config)
-    images = members[1::2]
     labels = members[::2]
+    images = members[1::2]
+    shuffled = list(members)
+    random.Random(0).shuffle(shuffled)
 
-    for number, order in enumerate(([*images, *labels], [*labels, *reversed(images)])):
-        path = write_shard(tmp_path / f"{number}.tar", order)
-        assert levels(f"wds:{path}", make_config) == expected
+    expected = read_shard(tmp_path / "sorted.tar", members, make_config)
+    images_first = read_shard(tmp_path / "0.tar", [*images, *labels], make_config)
+    labels_first = read_shard(tmp_path / "1.tar", [*labels, *reversed(images)], make_config)
+    mixed = read_shard(tmp_path / "mixed.tar", shuffled, make_config)
 
-    random.Random(0).shuffle(members)
-    found = levels(f"wds:{write_shard(tmp_path / 'mixed.tar', members)}", make_config)
+    assert images_first == expected
+    assert labels_first == expected
+    assert sorted(zip(*mixed, strict=True)) == sorted(zip(*expected, strict=True))
 
-    assert sorted(zip(*found, strict=True)) == sorted(zip(*expected, strict=True))
 
-
-def with_masks(num):
-    """Samples of an image of level n and of one of level 100 + n, named .seg.png, which comes first."""
+def make_masked_samples(num):
+    """Yield samples of two images: of level n, and before it of level 100 + n, named .seg.png."""
     for number in range(num):
         yield f"{number:03}.seg.png", image(100 + number)
         yield f"{number:03}.cls", b"%d" % (number % 2)
@@ -227,91 +258,102 @@ def with_masks(num):
 
 
 def test_one_of_several_images_is_read(tmp_path, make_config, caplog):
-    data = f"wds:{write_shard(tmp_path / 'a.tar', with_masks(4))}"
+    path = write_shard(tmp_path / "a.tar", make_masked_samples(4))
 
-    assert levels(data, make_config) == ([0, 1, 2, 3], [0, 1, 0, 1])
+    assert read_images(f"wds:{path}", make_config) == ([0, 1, 2, 3], [0, 1, 0, 1])
 
-    (line,) = {*caplog.messages}
+    (line,) = set(caplog.messages)
+    message = "4 samples have several images: the first of .png is read, and .seg.png are skipped"
+    assert message in line
 
-    assert (
-        "4 samples have several images: the first of .png is read, and .seg.png are skipped" in line
-    )
 
-    caplog.clear()
+def test_a_suffix_of_images_can_be_chosen(tmp_path, make_config):
+    path = write_shard(tmp_path / "a.tar", make_masked_samples(4))
 
-    assert levels(f"{data}#.seg.png", make_config)[0] == [100, 101, 102, 103]
+    levels, _ = read_images(f"wds:{path}#.seg.png", make_config)
 
-    with rejects(str(tmp_path / "a.tar"), "no images, named .left.png"):
-        open_source(f"{data}#.left.png", "all", make_config(), 0)
+    assert levels == [100, 101, 102, 103]
+    with rejects(str(path), "no images, named .left.png"):
+        open_source(f"wds:{path}#.left.png", "all", make_config(), 0)
+
+
+def write_one_sample(path, names):
+    images = [(f"x.{name}", image(0)) for name in names]
+    return write_shard(path, [("x.cls", b"0"), *images])
 
 
 def test_the_order_of_suffixes(tmp_path):
+    """The first image is removed again and again."""
     names = ["b.jpg", "jpg", "PNG", "webp", "jpeg", "a.png", "a.b.jpg"]
-    path = write_shard(
-        tmp_path / "a.tar",
-        [("x.cls", b"0"), *((f"x.{name}", image(0)) for name in names)],
-    )
-    order = ["x.jpg", "x.jpeg", "x.PNG", "x.webp", "x.b.jpg", "x.a.png", "x.a.b.jpg"]
 
-    for name in order:
-        assert read_index(str(path), ANY)[0].rows["name"].tolist() == [name.encode()]
+    for expected in ["jpg", "jpeg", "PNG", "webp", "b.jpg", "a.png", "a.b.jpg"]:
+        path = write_one_sample(tmp_path / "a.tar", names)
 
-        names.remove(name[2:])
-        write_shard(path, [("x.cls", b"0"), *((f"x.{name}", image(0)) for name in names)])
+        index = read_index(str(path), ANY)[0]
+
+        assert index.rows["name"].tolist() == [f"x.{expected}".encode()]
+        names.remove(expected)
 
 
 def test_a_mask_without_its_image_is_an_error(tmp_path):
-    path = write_shard(
-        tmp_path / "a.tar",
-        [*with_masks(2), ("z.seg.png", image(0)), ("z.cls", b"0")],
-    )
+    members = [*make_masked_samples(2), ("z.seg.png", image(0)), ("z.cls", b"0")]
+    path = write_shard(tmp_path / "a.tar", members)
+
     with rejects(str(path), r"'z\.seg\.png' is the only image.*#\.seg\.png"):
         read_index(str(path), ANY)
 
-    rows = read_index(str(path), Selection(suffixes=("png", "seg.png")))[0].rows
-
-    assert rows["name"].tolist() == [b"000.PNG", b"001.PNG", b"z.seg.png"]
+    index = read_index(str(path), Selection(suffixes=("png", "seg.png")))[0]
+    assert index.rows["name"].tolist() == [b"000.PNG", b"001.PNG", b"z.seg.png"]
 
 
 def test_labels_without_an_image_are_reported(tmp_path, make_config, caplog):
-    path = write_shard(
-        tmp_path / "a.tar",
-        [*samples([0, 1]), ("lost.cls", b"1"), ("._00000.png", b"macOS")],
-    )
-    for _ in range(2):  # the second time from the index
+    """The report is the same when the index is read again."""
+    members = [*samples([0, 1]), ("lost.cls", b"1"), ("._00000.png", b"macOS")]
+    path = write_shard(tmp_path / "a.tar", members)
+
+    for _ in range(2):
         caplog.clear()
         shard_index._find_valid.cache_clear()
         shard_index.warn_once.cache_clear()
 
-        assert levels(f"wds:{path}", make_config) == ([0, 1], [0, 1])
+        assert read_images(f"wds:{path}", make_config) == ([0, 1], [0, 1])
 
-        (line,) = {*caplog.messages}
-
+        (line,) = set(caplog.messages)
         assert "1 labels have no image and are skipped: lost.cls" in line
 
 
-def test_several_labels_of_an_image(tmp_path):
-    """`x.cls` rather than `x.more.cls`; without it the sample has no single label."""
-    path = write_shard(
-        tmp_path / "a.tar",
-        [("x.a.cls", b"1"), ("x.png", image(0)), ("x.cls", b"0")],
-    )
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        (
+            [("x.a.cls", b"1"), ("x.png", image(0)), ("x.cls", b"0")],
+            ["0"],
+        ),
+        (
+            [("x.v1.json", b"{}"), ("x.v1.png", image(0)), ("x.v1.cls", b"cat")],
+            ["cat"],
+        ),
+    ],
+    ids=["shortest suffix", "cls before json"],
+)
+def test_several_labels_of_an_image(tmp_path, members, expected):
+    path = write_shard(tmp_path / "a.tar", members)
 
-    assert labels_of(path) == ["0"]
+    assert find_labels(path) == expected
 
-    write_shard(
-        path,
-        [("x.v1.cls", b"1"), ("x.v1.png", image(0)), ("x.v2.cls", b"0"), ("x.v2.png", image(0))],
-    )
-    with rejects(
-        str(path),
-        r"several labels: x\.v1\.cls, x\.v2\.cls; names are equal up to the first dot",
-    ):
-        labels_of(path)
 
-    write_shard(path, [("x.v1.json", b"{}"), ("x.v1.png", image(0)), ("x.v1.cls", b"cat")])
+def test_a_sample_without_a_single_label(tmp_path):
+    members = [
+        ("x.v1.cls", b"1"),
+        ("x.v1.png", image(0)),
+        ("x.v2.cls", b"0"),
+        ("x.v2.png", image(0)),
+    ]
+    path = write_shard(tmp_path / "a.tar", members)
+    rule = r"several labels: x\.v1\.cls, x\.v2\.cls; names are equal up to the first dot"
 
-    assert labels_of(path) == ["cat"]
+    with rejects(str(path), rule):
+        find_labels(path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tasks of VTAB on made-up datasets with TFDS's own features and numbers of examples."""
+"""The tasks of VTAB on made-up datasets with TFDS's features and numbers of examples."""
 
 import pickle
 
@@ -16,30 +16,42 @@ from vit_jax.data.kinds.vtab_tasks import TASKS
 from vit_jax.data.records import checked_labels
 from vit_jax.data.sources import open_source
 
-# Of VTAB's paper and code: how many hundredths of train are for training, and how many before those
-# for testing, where TFDS has no such splits.
+# Hundredths of train at which the parts for validation and for testing begin, where TFDS has no
+# such splits: from the paper and the code of VTAB.
 HUNDREDTHS = {
-    "caltech101": 90,
-    "cifar100": 90,
-    "pets": 80,
-    "svhn": 90,
-    "clevr_count": 90,
-    "clevr_distance": 90,
+    "caltech101": (90, None),
+    "cifar100": (90, None),
+    "pets": (80, None),
+    "svhn": (90, None),
+    "clevr_count": (90, None),
+    "clevr_distance": (90, None),
+    "eurosat": (60, 80),
+    "resisc45": (60, 80),
+    "dsprites_location": (80, 90),
+    "dsprites_orientation": (80, 90),
 }
-HUNDREDTHS |= dict.fromkeys(("eurosat", "resisc45"), (60, 80))
-HUNDREDTHS |= dict.fromkeys(("dsprites_location", "dsprites_orientation"), (80, 90))
 DISTANCES = (1 + np.arange(vtab_datasets.PERIOD) % 24) / 2
-LABELS = {  # of distinct record n, where they are no "label"
-    "clevr_count": lambda n: n % 8,
-    "clevr_distance": lambda n: np.sum(
-        [DISTANCES[n] > threshold for threshold in (8, 8.5, 9, 9.5, 10)],
-        axis=0,
-    ),
-    "dsprites_location": lambda n: n % 32 // 2,
-    "dsprites_orientation": lambda n: np.floor(n % 40 / 2.5),
-    "kitti_distance": lambda n: np.where(n % 8 < 3, DISTANCES[n] > 8, 3),
-    "smallnorb_azimuth": lambda n: n % 18,
-    "smallnorb_elevation": lambda n: n % 9,
+
+
+def label_clevr_distance(numbers):
+    """Count the thresholds below the distance of each record."""
+    thresholds = np.array([8, 8.5, 9, 9.5, 10])
+    return np.sum(DISTANCES[numbers][..., None] > thresholds, axis=-1)
+
+
+def label_kitti_distance(numbers):
+    is_vehicle = numbers % 8 < 3
+    return np.where(is_vehicle, DISTANCES[numbers] > 8, 3)
+
+
+LABELS = {  # labels of distinct records, where they are no "label"
+    "clevr_count": lambda numbers: numbers % 8,
+    "clevr_distance": label_clevr_distance,
+    "dsprites_location": lambda numbers: numbers % 32 // 2,
+    "dsprites_orientation": lambda numbers: np.floor(numbers % 40 / 2.5),
+    "kitti_distance": label_kitti_distance,
+    "smallnorb_azimuth": lambda numbers: numbers % 18,
+    "smallnorb_elevation": lambda numbers: numbers % 9,
 }
 
 
@@ -47,95 +59,94 @@ LABELS = {  # of distinct record n, where they are no "label"
 def vtab_dir(tmp_path_factory):
     """All datasets, prepared."""
     folder = tmp_path_factory.mktemp("vtab")
-    for task in {task.dataset: task for task in TASKS}.values():
+    task_of_dataset = {task.dataset: task for task in TASKS}
+    for task in task_of_dataset.values():
         vtab_datasets.write(folder, task.dataset, exact_version(task))
-
     return folder
 
 
 def exact_version(task):
+    """Return the first version of a task, or "" if it is a pattern."""
     first = task.version.split(",")[0]
     return "" if "*" in first else first
 
 
-def numbers(task, split):
-    """Numbers of the records of a split in TFDS's own splits."""
+def list_records(task, split):
+    """Return the numbers of the records of a split in TFDS's splits."""
     sizes = vtab_datasets.SIZES[task.dataset]
-    hundredths = HUNDREDTHS.get(task.name)
-    first, *later = hundredths if isinstance(hundredths, tuple) else (hundredths,)
-    val_start = first * sizes["train"] // 100 if first else 0
+    val_hundredths, test_hundredths = HUNDREDTHS.get(task.name, (0, None))
+    val_start = val_hundredths * sizes["train"] // 100
+    train800 = np.arange(800)
+    val200 = val_start + np.arange(200)
 
-    if split == "test":
-        name = "validation" if task.dataset == "clevr" else "test"
-        if task.dataset == "smallnorb":
-            return np.arange(sizes["test"] // 2, sizes["test"])
-        return (
-            np.arange(later[0] * sizes["train"] // 100, sizes["train"])
-            if later
-            else np.arange(sizes[name])
-        )
+    if split == "train800":
+        return train800
+    if split == "val200":
+        return val200
+    if split == "train800val200":
+        return np.concatenate([train800, val200])
 
-    parts = {"train800": np.arange(800), "val200": val_start + np.arange(200)}
-    return parts[split] if split in parts else np.concatenate([*parts.values()])
+    if task.dataset == "smallnorb":
+        return np.arange(sizes["test"] // 2, sizes["test"])
+    if test_hundredths is not None:
+        return np.arange(test_hundredths * sizes["train"] // 100, sizes["train"])
+    return np.arange(sizes["validation" if task.dataset == "clevr" else "test"])
 
 
-def test_they_are_the_nineteen_in_three_groups():
+def test_tasks_are_nineteen_in_three_groups():
     groups = [task.group for task in TASKS]
 
-    assert [groups.count(group) for group in ("natural", "specialized", "structured")] == [7, 4, 8]
+    expected = ["natural"] * 7 + ["specialized"] * 4 + ["structured"] * 8
+    assert groups == expected
 
-    expected_groups = sorted(groups, key=("natural", "specialized", "structured").index)
-    assert groups == expected_groups
 
+def test_tasks_without_flips_and_crops():
     unflipped = {task.name for task in TASKS if not task.flip}
+    uncropped = {task.name for task in TASKS if not task.crop}
 
-    expected_unflipped = {"dsprites_location", "dsprites_orientation", "smallnorb_azimuth"}
-    assert unflipped == expected_unflipped
-    assert {task.name for task in TASKS if not task.crop} == {
-        *("clevr_count", "clevr_distance", "dmlab", "kitti_distance", "dsprites_location")
+    assert unflipped == {"dsprites_location", "dsprites_orientation", "smallnorb_azimuth"}
+    assert uncropped == {
+        "clevr_count",
+        "clevr_distance",
+        "dmlab",
+        "kitti_distance",
+        "dsprites_location",
     }
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_tfds_has_what_the_task_names(task):
-    """The version, the features and their classes, of TFDS's own code for the dataset."""
+def test_tfds_has_the_features_of_a_task(task):
+    """Version, features and classes are those of TFDS's code for the dataset."""
     builder = vtab_datasets.builder_of(task.dataset, exact_version(task))
     features = builder.info.features
 
-    assert any(builder.version.match(pattern) for pattern in task.version.split(","))
-    assert isinstance(features["image"], tfds.features.Image)
-
     names = task.labels.class_names or features[task.labels.feature].names
 
+    assert any(builder.version.match(pattern) for pattern in task.version.split(","))
+    assert isinstance(features["image"], tfds.features.Image)
     assert len(names) == task.num_classes
     assert bool(task.manual) == bool(builder.MANUAL_DOWNLOAD_INSTRUCTIONS)
 
 
-@pytest.mark.parametrize(
-    "split",
-    [
-        "train800",
-        "val200",
-        "train800val200",
-        "test",
-    ],
-)
+@pytest.mark.parametrize("split", ["train800", "val200", "train800val200", "test"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_splits_hold_the_records_that_they_should(vtab_dir, make_config, task, split):
+def test_records_of_splits(vtab_dir, make_config, task, split):
+    """Of test splits, which have up to 73,728 records, the first and the last are read."""
     source = open_source(f"vtab:{task.name}", split, make_config(data_dir=str(vtab_dir)), 0)
-    expected = numbers(task, split)
-    assert len(source) == len(expected)
 
-    label_of = LABELS.get(task.name, lambda number: number % task.num_classes)
-    if split == "test":  # up to 73,728: the first and the last
+    records = list_records(task, split)
+    assert len(source) == len(records)
+    assert source.num_classes == task.num_classes
+
+    if split == "test":
         places = np.array([0, 1, 2, len(source) - 2, len(source) - 1])
         found = [source[int(place)].label for place in places]
     else:
         places = np.arange(len(source))
         found = checked_labels(source).tolist()
-
-    assert found == label_of(expected[places] % vtab_datasets.PERIOD).tolist()
-    assert source.num_classes == task.num_classes
+    label_records = LABELS.get(task.name, lambda numbers: numbers % task.num_classes)
+    expected = label_records(records[places] % vtab_datasets.PERIOD)
+    assert found == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -147,11 +158,12 @@ def test_splits_hold_the_records_that_they_should(vtab_dir, make_config, task, s
 )
 def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_config, name, values):
     source = open_source(f"vtab:{name}", "train800", make_config(data_dir=str(vtab_dir)), 0)
-    source = pickle.loads(pickle.dumps(source))  # as it reaches a worker
-    pixels = np.stack([images.decode(source[index].image) for index in range(4)])
+    received = pickle.loads(pickle.dumps(source))
+
+    pixels = np.stack([images.decode(received[index].image) for index in range(4)])
 
     assert pixels.shape == (4, 4, 6, 3)
-    assert {*pixels.reshape(-1).tolist()} == values
+    assert set(pixels.reshape(-1).tolist()) == values
 
 
 @pytest.mark.parametrize(
@@ -179,33 +191,39 @@ def test_another_version_is_rejected_and_one_beside_it_is_found(tmp_path, make_c
         open_source("vtab:kitti_distance", "val200", config, 0)
 
     vtab_datasets.write(tmp_path, "kitti", "3.1.0", sizes=sizes)
+    source = open_source("vtab:kitti_distance", "val200", config, 0)
+    assert len(source) == 200
 
-    assert len(open_source("vtab:kitti_distance", "val200", config, 0)) == 200
 
-
-def test_what_is_too_short_or_of_other_classes_is_rejected(tmp_path, make_config):
-    config = make_config(data_dir=str(tmp_path))
+def test_a_short_dataset_is_rejected(tmp_path, make_config):
     vtab_datasets.write(tmp_path, "caltech101", sizes={"train": 2900, "test": 10})
 
     with rejects("train[2754:2954]", "'train': 2900"):
-        open_source("vtab:caltech101", "val200", config, 0)
+        open_source("vtab:caltech101", "val200", make_config(data_dir=str(tmp_path)), 0)
 
+
+def test_a_dataset_of_other_classes_is_rejected(tmp_path, make_config):
+    """A class is removed from the prepared files."""
     vtab_datasets.write(tmp_path, "dtd", sizes={"train": 1000, "validation": 200, "test": 10})
-    names = next((tmp_path / "dtd").glob("*/label.labels.txt"))
+    (names,) = (tmp_path / "dtd").glob("*/label.labels.txt")
     names.write_text("\n".join(names.read_text().split()[:-1]))
-    info = next((tmp_path / "dtd").glob("*/features.json"))
-    info.write_text(info.read_text().replace('"47"', '"46"'))
+    (features,) = (tmp_path / "dtd").glob("*/features.json")
+    features.write_text(features.read_text().replace('"47"', '"46"'))
 
     with rejects("47 classes", "'dtd/.*46"):
-        open_source("vtab:dtd", "val200", config, 0)
+        open_source("vtab:dtd", "val200", make_config(data_dir=str(tmp_path)), 0)
 
 
 def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
-    def beyond(number, example):
-        # Two objects, not three
-        return example | {"objects": example["objects"][:2]} if number == 7 else example
+    """Example 7 has two objects; classes begin with three."""
 
-    vtab_datasets.write(tmp_path, "clevr", sizes={"train": 70_000, "validation": 8}, changed=beyond)
+    def remove_objects(number, example):
+        if number == 7:
+            example["objects"] = example["objects"][:2]
+        return example
+
+    sizes = {"train": 70_000, "validation": 8}
+    vtab_datasets.write(tmp_path, "clevr", sizes=sizes, changed=remove_objects)
     source = open_source("vtab:clevr_count", "test", make_config(data_dir=str(tmp_path)), 0)
 
     with rejects("validation:7", "label -1.*0 to 7"):
@@ -216,8 +234,8 @@ def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
 # distance on it is.
 
 
-def objects(distances, types=None):
-    """As TFDS gives them: a list for each feature."""
+def make_objects(distances, types=None):
+    """Return objects as TFDS does: a list for each feature."""
     places = [np.array([50.0, 20.0, distance], np.float32) for distance in distances]
     return {
         "size": [0] * len(places),
@@ -236,7 +254,7 @@ def objects(distances, types=None):
     ],
 )
 def test_object_count(number, label):
-    assert vtab_tasks.object_count(objects([9.0] * number)) == label
+    assert vtab_tasks.object_count(make_objects([9.0] * number)) == label
 
 
 @pytest.mark.parametrize(
@@ -255,15 +273,16 @@ def test_object_count(number, label):
         (10.1, 5),
     ],
 )
-def test_object_distance_is_that_of_the_closest_and_a_threshold_belongs_below(distance, label):
-    assert vtab_tasks.object_distance(objects([30, distance, 12])) == label
+def test_object_distance_is_that_of_the_closest(distance, label):
+    """A threshold belongs to the range below it."""
+    assert vtab_tasks.object_distance(make_objects([30, distance, 12])) == label
 
 
 def test_a_distance_of_no_range_is_no_class():
-    assert vtab_tasks.object_distance(objects([0.0])) == -1
-    assert vtab_tasks.object_distance(objects([101.0])) == len(
-        vtab_tasks.ranges(vtab_tasks.CLEVR_DISTANCES)
-    )
+    num_classes = len(vtab_tasks.ranges(vtab_tasks.CLEVR_DISTANCES))
+
+    assert vtab_tasks.object_distance(make_objects([0.0])) == -1
+    assert vtab_tasks.object_distance(make_objects([101.0])) == num_classes
 
 
 @pytest.mark.parametrize(
@@ -281,32 +300,40 @@ def test_a_distance_of_no_range_is_no_class():
     ],
 )
 def test_vehicle_distance(distances, types, label):
-    assert vtab_tasks.vehicle_distance(objects(distances, types)) == label
+    assert vtab_tasks.vehicle_distance(make_objects(distances, types)) == label
 
 
-def test_bins_are_floors_of_quotients():
-    location = vtab_tasks.bins("x", 32, 16)
-    orientation = vtab_tasks.bins("o", 40, 16)
+@pytest.mark.parametrize(
+    ("bins", "count", "width"),
+    [
+        (vtab_tasks.bins("x", 32, 16), 32, 2),
+        (vtab_tasks.bins("o", 40, 16), 40, 2.5),
+    ],
+    ids=["location", "orientation"],
+)
+def test_bins_are_floors_of_quotients(bins, count, width):
+    for value in range(count):
+        assert bins.label(value) == int(value / width)
+    assert len(set(bins.class_names)) == 16
 
-    assert [location.label(value) for value in range(32)] == [value // 2 for value in range(32)]
-    assert [orientation.label(value) for value in range(40)] == [
-        int(value / 2.5) for value in range(40)
-    ]
-    assert location.class_names[:2] == ("0-1", "2-3")
-    assert orientation.class_names[:3] == ("0-2", "3-4", "5-7")
-    assert orientation.class_names[-1] == "38-39"
-    assert [len(set(names)) for names in (location.class_names, orientation.class_names)] == [
-        16,
-        16,
-    ]
+
+def test_names_of_bins():
+    location = vtab_tasks.bins("x", 32, 16).class_names
+    orientation = vtab_tasks.bins("o", 40, 16).class_names
+
+    assert location[:2] == ("0-1", "2-3")
+    assert orientation[:3] == ("0-2", "3-4", "5-7")
+    assert orientation[-1] == "38-39"
 
 
 def test_a_mask_becomes_black_and_white():
     mask = np.array([[0, 1, 1], [1, 0, 0]], np.uint8)
-    image = vtab_tasks.mask_to_grey(cv2.imencode(".png", mask)[1].tobytes())
+    file = cv2.imencode(".png", mask)[1].tobytes()
+
+    image = vtab_tasks.mask_to_grey(file)
 
     assert image.dtype == np.uint8
-    assert image.tolist() == [[[0], [255], [255]], [[255], [0], [0]]]
-
+    assert image[..., 0].tolist() == [[0, 255, 255], [255, 0, 0]]
+    assert image.shape == (2, 3, 1)
     with pytest.raises(UnreadableImage):
         vtab_tasks.mask_to_grey(b"rubbish")
