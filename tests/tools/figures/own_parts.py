@@ -1,10 +1,10 @@
-"""A block without attention weights."""
+"""A custom block without attention weights."""
 
 from flax import nnx
 
 
 class Forgetful(nnx.Module):
-    """An encoder block that leaves its input as it is."""
+    """An encoder block that scales its input by one."""
 
     def __init__(self, a, *, rngs):
         self.scale = nnx.Param(nnx.initializers.ones(rngs.params(), (a.width,)))

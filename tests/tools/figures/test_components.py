@@ -8,16 +8,21 @@ from vit_jax.tools.figures.components import cosine_similarities, principal_comp
 
 def test_components_of_rows_that_are_known():
     """Variance 9 along (3, 4) / 5 and 1 across it, around a mean."""
+    mean = np.array([5.0, 7.0])
     along = np.array([0.6, 0.8])
     across = np.array([-0.8, 0.6])
-    rows = (
-        np.array([[5.0, 7.0]] * 4)
-        + np.array([[3], [-3], [3], [-3]]) * along
-        + [[1], [1], [-1], [-1]] * across
+    rows = np.array(
+        [
+            mean + 3 * along + across,
+            mean - 3 * along + across,
+            mean + 3 * along - across,
+            mean - 3 * along - across,
+        ]
     )
+
     found = principal_components(rows, 2)
 
-    assert np.allclose(found.mean_V, [5, 7])
+    assert np.allclose(found.mean_V, mean)
     assert np.allclose(found.component_KV, [along, -across], atol=1e-6)
     assert np.allclose(found.explained_K, [0.9, 0.1])
     assert np.allclose(found.project(rows), [[3, -1], [-3, -1], [3, 1], [-3, 1]], atol=1e-5)
@@ -25,28 +30,36 @@ def test_components_of_rows_that_are_known():
 
 @pytest.mark.parametrize("shape", [(40, 6), (5, 12)])
 def test_components_are_the_eigenvectors_of_the_covariance(shape):
-    rows = np.random.default_rng(0).normal(size=shape) * np.arange(1, shape[1] + 1)
-    found = principal_components(rows, 4)
+    scale = np.arange(1, shape[1] + 1)
+    rows = np.random.default_rng(0).normal(size=shape) * scale
     values, vectors = np.linalg.eigh(np.cov(rows.T))
+    expected_share = (values / values.sum())[::-1][:4]
+    expected_component = vectors.T[::-1][:4]
 
-    assert np.allclose(found.explained_K, (values / values.sum())[::-1][:4], atol=1e-5)
-    assert np.allclose(
-        np.abs(np.sum(found.component_KV * vectors.T[::-1][:4], axis=1)), 1, atol=1e-4
-    )
+    found = principal_components(rows, 4)
+
+    cosine = np.sum(found.component_KV * expected_component, axis=1)
+    assert np.allclose(found.explained_K, expected_share, atol=1e-5)
+    assert np.allclose(np.abs(cosine), 1, atol=1e-4)
     assert len(principal_components(rows, 100).component_KV) == min(shape)
 
 
 def test_rows_that_are_all_alike():
-    found = principal_components(np.ones((3, 4)), 2)
+    rows = np.ones((3, 4))
+    found = principal_components(rows, 2)
 
     assert not found.explained_K.any()
-    assert np.allclose(found.project(np.ones((3, 4))), 0)
+    assert np.allclose(found.project(rows), 0)
 
 
 def test_cosine_similarities():
-    found = cosine_similarities(np.array([[1, 0], [2, 2], [0, -3], [0, 0]]))
+    vectors = np.array([[1, 0], [2, 2], [0, -3], [0, 0]])
     half = np.sqrt(0.5)
+    expected = [
+        [1, half, 0, 0],
+        [half, 1, -half, 0],
+        [0, -half, 1, 0],
+        [0, 0, 0, 0],
+    ]
 
-    assert np.allclose(
-        found, [[1, half, 0, 0], [half, 1, -half, 0], [0, -half, 1, 0], [0, 0, 0, 0]]
-    )
+    assert np.allclose(cosine_similarities(vectors), expected)

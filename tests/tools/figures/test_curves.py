@@ -1,4 +1,4 @@
-"""Learning curves: what is read of a run, where its steps lie on each axis, and the lines that are drawn."""
+"""Learning curves: the values read from a run, its positions on each axis, and the lines that are drawn."""
 
 import json
 
@@ -16,6 +16,10 @@ LINES = [
 ]
 
 
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """Runs `study/a`, with a trial inside, and `study/b`, which is killed while it writes a line."""
@@ -24,7 +28,7 @@ def here(tmp_path, monkeypatch):
         folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"global_batch": 8}))
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+        write_lines(folder / "metrics.jsonl", LINES)
     with (tmp_path / "study/b/metrics.jsonl").open("a") as file:
         file.write('{"step": 30, "train_l')
     return tmp_path
@@ -34,32 +38,32 @@ def lines_of(axes):
     return [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.get_lines()]
 
 
+def read_curve(log, name):
+    steps, values = log.curve(name)
+    return steps.tolist(), values.tolist()
+
+
 def test_curves_hold_what_was_written(here):
     (only,) = read_runs(["study/b"])
+    loss, accuracy, rate = draw_curves([only]).axes
 
     assert only.metrics()[:2] == ["train_loss", "learning_rate"]
-    assert [values.tolist() for values in only.curve("test_loss")] == [
-        [15],
-        [1.5],
-    ]  # not what is not finite
+    # Values that are not finite are excluded.
+    assert read_curve(only, "test_loss") == ([15], [1.5])
 
-    loss, accuracy, rate = draw_curves([only]).axes
     assert lines_of(loss) == [([10, 20], [2, 1]), ([15], [1.5])]
     assert lines_of(accuracy) == [([15, 20], [25, 50])]
-    assert [axes.get_ylabel() for axes in (loss, accuracy, rate)] == [
-        "loss",
-        "accuracy (%)",
-        "learning rate",
-    ]
+    assert loss.get_ylabel() == "loss"
+    assert accuracy.get_ylabel() == "accuracy (%)"
+    assert rate.get_ylabel() == "learning rate"
 
 
 def test_values_that_axes_cannot_hold_are_not_drawn():
     values = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 3e38)
-    log = RunLog(
-        "x", {}, [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)]
-    )
+    lines = [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)]
+    log = RunLog("x", {}, lines)
 
-    assert [values.tolist() for values in log.curve("test_loss")] == [[6], [3e38]]
+    assert read_curve(log, "test_loss") == ([6], [3e38])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,8 @@ def test_values_that_axes_cannot_hold_are_not_drawn():
 def test_positions_on_an_axis(here, axis, positions, label):
     (axes,) = draw_curves(read_runs(["study/a"]), ["test_accuracy"], axis).axes
 
-    assert (lines_of(axes), axes.get_xlabel()) == ([(positions, [25, 50])], label)
+    assert lines_of(axes) == [(positions, [25, 50])]
+    assert axes.get_xlabel() == label
     assert axes.get_ylabel() == "test accuracy (%)"
 
 
@@ -82,27 +87,52 @@ def test_long_runs_have_hours():
     lines = [{"step": 1, "train_loss": 1.0, "wall_seconds": 36_000.0}]
     (axes,) = draw_curves([RunLog("long", {}, lines)], ["loss"], "time").axes
 
-    assert (lines_of(axes), axes.get_xlabel()) == ([([10], [1])], "time since the start (hours)")
+    assert lines_of(axes) == [([10], [1])]
+    assert axes.get_xlabel() == "time since the start (hours)"
 
 
-def test_runs_of_a_folder_have_their_own_names_and_colours(here):
+def test_runs_of_a_folder_have_their_own_names(here):
+    study = read_runs(["study"])
+    with_trial = read_runs(["study/a", "study/a/search/trial"])
+
+    # A folder does not include the trials of its runs.
+    assert [one.name for one in study] == ["a", "b"]
+    assert [one.name for one in with_trial] == ["a", "a/search/trial"]
+
+
+def test_runs_of_a_folder_have_their_own_colours(here):
     runs = read_runs(["study"])
-
-    assert [one.name for one in runs] == ["a", "b"]  # without the trials of a
-    assert [one.name for one in read_runs(["study/a", "study/a/search/trial"])] == [
-        "a",
-        "a/search/trial",
-    ]
-
     figure = draw_curves(runs, ["loss"])
     (axes,) = figure.axes
-    colours = [line.get_color() for line in axes.get_lines()]
+    train_a, test_a, train_b, test_b = (line.get_color() for line in axes.get_lines())
 
-    assert colours[0] == colours[1] != colours[2] == colours[3]
+    assert train_a == test_a
+    assert train_b == test_b
+    assert test_a != train_b
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
     many = draw_curves([runs[0]] * 9, ["train_loss"]).axes[0].get_lines()
     assert len({tuple(np.ravel(line.get_color())) for line in many}) == 9
+
+
+WITHOUT_TIME = '{"step": 1, "train_loss": 2.0}\n'
+
+
+@pytest.fixture
+def incomplete(here):
+    """Also `study/old`, which has not written times, and `study/bare`, which has no config."""
+    for path in ("old/config.json", "old/metrics.jsonl", "bare/metrics.jsonl"):
+        file = here / "study" / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(WITHOUT_TIME)
+    return here
+
+
+NOT_WRITTEN = "old has not written wall_seconds, so use --axis=steps or images."
+
+NO_RUN = "nowhere: must have metrics.jsonl in it or below. Give workdirs of runs."
+
+NO_AXIS = "--axis=epochs: must be one of 'steps', 'images', 'exaflops', 'time'."
 
 
 def test_a_run_of_a_folder_that_has_just_begun_is_left_out(here):
@@ -129,30 +159,17 @@ def test_the_verb(here):
     ("words", "message"),
     [
         ([], "Missing: RUN…"),
-        (["nowhere"], "nowhere: must have metrics.jsonl in it or below. Give workdirs of runs."),
-        (
-            ["study/a", "--axis=epochs"],
-            "--axis=epochs: must be one of 'steps', 'images', 'exaflops', 'time'.",
-        ),
+        (["nowhere"], NO_RUN),
+        (["study/a", "--axis=epochs"], NO_AXIS),
         (["study/a", "--output=x.bmp"], "must end in one of .png, .svg, .pdf"),
         (["study/a", "--metrics=losss"], "no run has written it. Did you mean loss?"),
-        (
-            ["study/old", "--axis=time"],
-            "old has not written wall_seconds, so use --axis=steps or images.",
-        ),
+        (["study/old", "--axis=time"], NOT_WRITTEN),
         (["study/bare"], "give the workdir of a run"),
     ],
 )
-def test_refusals(here, words, message):
-    for name, files in {
-        "old": ("config.json", "metrics.jsonl"),
-        "bare": ("metrics.jsonl",),
-    }.items():
-        (here / "study" / name).mkdir()
-        for file in files:
-            (here / "study" / name / file).write_text('{"step": 1, "train_loss": 2.0}\n')
-
+def test_refusals(incomplete, words, message):
     code, _, error = run(["plot", *words])
 
-    assert (code, message in error) == (2, True), error
-    assert not list(here.glob("*.png"))
+    assert code == 2, error
+    assert message in error
+    assert not list(incomplete.glob("*.png"))

@@ -13,10 +13,12 @@ def test_a_case_worked_by_hand():
     """Two channels whose mean gradients are 2 and -1: 2 x first - second, where that is positive."""
     first = jnp.array([[1.0, 0.0], [3.0, 1.0]])
     second = jnp.array([[0.0, 5.0], [2.0, 2.0]])
-    gradients = jnp.stack(
-        [jnp.array([[0.0, 4.0], [2.0, 2.0]]), jnp.array([[-4.0, 0.0], [0.0, 0.0]])], axis=-1
-    )
-    found = class_activation(jnp.stack([first, second], axis=-1)[None], gradients[None])
+    first_gradient = jnp.array([[0.0, 4.0], [2.0, 2.0]])
+    second_gradient = jnp.array([[-4.0, 0.0], [0.0, 0.0]])
+    map_HWC = jnp.stack([first, second], axis=-1)
+    gradient_HWC = jnp.stack([first_gradient, second_gradient], axis=-1)
+
+    found = class_activation(map_HWC[None], gradient_HWC[None])
 
     assert found.tolist() == [[[2.0, 0.0], [4.0, 0.0]]]
 
@@ -27,18 +29,19 @@ def test_of_a_resnet_whose_end_is_linear():
     pixels = sample_pixels(3, model.architecture.image_size)
     output = model(pixels, intermediates=("stages",))
     label = np.asarray(output.logits_BK).argmax(axis=1)
+
     map_BHWC = np.asarray(output.stages_BHWC[-1])
-    kernel_DK = np.asarray(model.module.head.linear.kernel[...])
-    expected = np.maximum(np.einsum("BHWC,CB->BHW", map_BHWC, kernel_DK[:, label]), 0) / np.prod(
-        map_BHWC.shape[1:3]
-    )
+    column_CB = np.asarray(model.module.head.linear.kernel[...])[:, label]
+    num_places = np.prod(map_BHWC.shape[1:3])
+    weighted = np.einsum("BHWC,CB->BHW", map_BHWC, column_CB)
+    expected = np.maximum(weighted, 0) / num_places
+    shares = np.exp(output.logits_BK) / np.exp(output.logits_BK).sum(axis=1, keepdims=True)
+
     found = class_activations(model, pixels)
 
     assert found["label"].tolist() == label.tolist()
     assert expected.any()
     assert np.allclose(found["activation"], expected, atol=1e-5 * expected.max())
-
-    shares = np.exp(output.logits_BK) / np.exp(output.logits_BK).sum(axis=1, keepdims=True)
     assert np.allclose(found["probability"], shares.max(axis=1), atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Which pictures a network has, that each is drawn, and that its numbers are those of the network."""
+"""The figures that a network has, that each is drawn, and that its numbers are those of the network."""
 
 import dataclasses
 
@@ -38,6 +38,10 @@ OWN = {
     "num_heads": 2,
 }
 
+ALL = OF_PARAMETERS | OF_IMAGES | OF_ATTENTION
+
+WITHOUT_TABLE = {"filters"} | OF_IMAGES | OF_ATTENTION
+
 
 def names_of(model):
     return {name for name, reason in available(model).items() if reason is None}
@@ -46,26 +50,14 @@ def names_of(model):
 @pytest.mark.parametrize(
     ("architecture", "names"),
     [
-        (VIT, OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
-        (NETWORKS["learned_2d"], OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
-        (
-            dataclasses.replace(VIT, position_embedding="none"),
-            {"filters"} | OF_IMAGES | OF_ATTENTION,
-        ),
-        (
-            dataclasses.replace(VIT, position_embedding="relative"),
-            {"filters"} | OF_IMAGES | OF_ATTENTION,
-        ),
-        (
-            dataclasses.replace(VIT, position_layers="every"),
-            OF_PARAMETERS | OF_IMAGES | OF_ATTENTION,
-        ),
-        (
-            dataclasses.replace(VIT, pool="gap", block="axial"),
-            OF_PARAMETERS | OF_IMAGES | OF_ATTENTION,
-        ),
-        (HYBRID, OF_PARAMETERS | OF_IMAGES | OF_ATTENTION | {"gradcam"}),
-        (dataclasses.replace(HYBRID, num_classes=0), OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
+        (VIT, ALL),
+        (NETWORKS["learned_2d"], ALL),
+        (dataclasses.replace(VIT, position_embedding="none"), WITHOUT_TABLE),
+        (dataclasses.replace(VIT, position_embedding="relative"), WITHOUT_TABLE),
+        (dataclasses.replace(VIT, position_layers="every"), ALL),
+        (dataclasses.replace(VIT, pool="gap", block="axial"), ALL),
+        (HYBRID, ALL | {"gradcam"}),
+        (dataclasses.replace(HYBRID, num_classes=0), ALL),
         (RESNET, {"filters", "gradcam"} | OF_IMAGES),
         (dataclasses.replace(RESNET, image_size=(8, 8)), {"filters"} | OF_IMAGES),
     ],
@@ -85,76 +77,80 @@ def test_what_networks_have(architecture, names):
 )
 def test_what_networks_with_own_parts_have(option, missing):
     model = vit_jax.create_model("ViT-mu/4", **OWN, **option)
-    assert names_of(model) == (OF_PARAMETERS | OF_IMAGES | OF_ATTENTION) - missing
+    assert names_of(model) == ALL - missing
 
 
-def test_cells():
-    assert [cell_size(a) for a in (VIT, HYBRID, ROOT_HYBRID, RESNET)] == [
-        (4, 4),
-        (8, 8),
-        (8, 8),
-        (8, 8),
-    ]
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        (VIT, (4, 4)),
+        (HYBRID, (8, 8)),
+        (ROOT_HYBRID, (8, 8)),
+        (RESNET, (8, 8)),
+    ],
+    ids=["vit", "hybrid", "hybrid of the root", "resnet"],
+)
+def test_cells(architecture, expected):
+    assert cell_size(architecture) == expected
 
 
 def test_components_of_known_kernels():
-    """Filters of one hue that is brightest at the left, and of another at the right: two components, no more."""
+    """Filters of one hue that is brightest at the left, and of another at the right, have two components."""
     model = from_weights(weights_of(VIT))
-    left, right = np.zeros((2, 4, 4, 3), np.float32)
+    left = np.zeros((4, 4, 3), np.float32)
     left[:, 0, 0] = 1
+    right = np.zeros((4, 4, 3), np.float32)
     right[:, 3, 2] = 1
     strengths = np.random.default_rng(0).normal(size=(2, VIT.width)).astype(np.float32)
-    model.module.embedding.kernel[...] = np.einsum(
-        "fd,fhwc->hwcd", strengths, np.stack([left, right])
-    )
-    data = draw_filters(model, View()).data
-
-    assert data["explained"][:2].sum() == pytest.approx(1)
-
+    kernel = np.einsum("fd,fhwc->hwcd", strengths, np.stack([left, right]))
+    model.module.embedding.kernel[...] = kernel
     kernel_DV = np.asarray(model.module.embedding.kernel[...]).reshape(-1, VIT.width).T
     expected = np.linalg.svd(np.cov(kernel_DV.T))[0].T[:2]
-    found = data["filters"].reshape(-1, 48)[:2]
 
-    assert np.allclose(np.abs(np.sum(found * expected, axis=1)), 1, atol=1e-5)
+    data = draw_filters(model, View()).data
+
+    found = data["filters"].reshape(-1, 48)[:2]
+    cosine = np.sum(found * expected, axis=1)
+    assert data["explained"][:2].sum() == pytest.approx(1)
+    assert np.allclose(np.abs(cosine), 1, atol=1e-5)
 
 
 def test_root_kernels_are_shown_as_they_are():
     model = from_weights(weights_of(RESNET))
-    data = draw_filters(model, View()).data
+    kernel_HWCD = np.asarray(model.module.body.root.conv.kernel[...])
+    filters = draw_filters(model, View()).data["filters"]
 
-    assert data["filters"].shape == (32, 7, 7, 3)
-    assert np.array_equal(
-        data["filters"][5], np.asarray(model.module.body.root.conv.kernel[...])[..., 5]
-    )
+    assert filters.shape == (32, 7, 7, 3)
+    assert np.array_equal(filters[5], kernel_HWCD[..., 5])
 
 
-@pytest.mark.parametrize("pool", ["token", "gap"])
-def test_positions_are_compared_without_the_class_token(pool):
+def compute_cosine(one, other):
+    return one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+
+
+@pytest.mark.parametrize(("pool", "num_class_tokens"), [("token", 1), ("gap", 0)])
+def test_positions_are_compared_without_the_class_token(pool, num_class_tokens):
     model = from_weights(weights_of(dataclasses.replace(VIT, pool=pool)))
-    table = np.asarray(model.module.positions())[0, pool == "token" :]
+    table = np.asarray(model.module.positions())[0, num_class_tokens:]
     similarity = draw_positions(model, View()).data["similarity"]
 
     assert similarity.shape == (2, 3, 2, 3)
-
-    expected = table[1] @ table[5] / np.linalg.norm(table[1]) / np.linalg.norm(table[5])
-    assert similarity[0, 1, 1, 2] == pytest.approx(expected, abs=1e-6)
+    assert similarity[0, 1, 1, 2] == pytest.approx(compute_cosine(table[1], table[5]), abs=1e-6)
 
 
 def test_positions_of_every_block_are_compared_apart():
     model = from_weights(weights_of(dataclasses.replace(VIT, position_layers="every")))
+    tables = np.asarray(model.module.encoder.blocks.positions.table[...])[:, 0, 1:]
     similarity = draw_positions(model, View()).data["similarity"]
 
     assert similarity.shape == (2, 2, 3, 2, 3)
-
-    for layer, table in enumerate(
-        np.asarray(model.module.encoder.blocks.positions.table[...])[:, 0, 1:]
-    ):
-        expected = table[0] @ table[4] / np.linalg.norm(table[0]) / np.linalg.norm(table[4])
+    for layer, table in enumerate(tables):
+        expected = compute_cosine(table[0], table[4])
         assert similarity[layer, 0, 0, 1, 1] == pytest.approx(expected, abs=1e-6)
 
 
 def test_rows_and_columns_are_two_attentions_of_a_block():
-    """What attends along rows of three patches of 4 pixels looks no farther than 8; along columns of two, than 4."""
+    """Attention along rows of three patches of 4 pixels looks no farther than 8; along columns of two, than 4."""
     model = from_weights(weights_of(dataclasses.replace(VIT, pool="gap", block="axial")))
     view = View(images_NHWC=sample_pixels(2), heads=((4, 1),))
     distance = draw_distance(model, view).data["distance_pixels"]
@@ -167,6 +163,19 @@ def test_rows_and_columns_are_two_attentions_of_a_block():
         chosen_heads(model, ((5, 1),))
 
 
+@pytest.fixture
+def sheets_drawn(monkeypatch):
+    """The options of the sheets that were drawn, in order."""
+    drawn = []
+
+    def record_options(*_, **options):
+        drawn.append(options)
+        return b""
+
+    monkeypatch.setattr(sheets, "draw_sheet", record_options)
+    return drawn
+
+
 def test_a_network_that_is_damaged_is_refused():
     model = from_weights(weights_of(VIT))
     model.module.encoder.norm.scale[...] = np.full(VIT.width, np.nan, np.float32)
@@ -175,62 +184,89 @@ def test_a_network_that_is_damaged_is_refused():
         draw_pca(model, View(images_NHWC=sample_pixels(2)))
 
 
-@pytest.mark.parametrize("num_classes", [VIT.num_classes, 0])
-def test_images_have_their_predicted_classes(num_classes, monkeypatch):
-    sheets_drawn = []
-    monkeypatch.setattr(
-        sheets, "draw_sheet", lambda *_, **options: sheets_drawn.append(options) or b""
-    )
-    model = from_weights(weights_of(dataclasses.replace(VIT, num_classes=num_classes)))
+def test_images_have_their_predicted_classes(sheets_drawn):
+    model = from_weights(weights_of(VIT))
     images = sample_pixels(2, size=VIT.image_size)
     view = View(images_NHWC=images)
+    expected = []
+    for row in np.asarray(model.predict(images)):
+        expected.append(f"{model.class_names[row.argmax()]} {row.max():.0%}")
+
     draw_heads(model, view)
     draw_rollout(model, view)
-    of_heads, of_rollout = sheets_drawn
-    if num_classes:
-        shares = np.asarray(model.predict(images))
-        captions = [f"{model.class_names[row.argmax()]} {row.max():.0%}" for row in shares]
-        assert of_rollout["column_names"] == captions
-        assert [row[0] for row in of_heads["captions"]] == captions
-    else:
-        assert of_rollout["column_names"] == ["", ""]
-        assert [row[0] for row in of_heads["captions"]] == ["image", "image"]
 
-    assert of_heads["captions"][1][1:] == [
-        f"layer {VIT.depth}, head {head + 1}" for head in range(VIT.num_heads)
-    ]
+    heads, rollout = sheets_drawn
+    assert rollout["column_names"] == expected
+    check_captions(heads["captions"], expected)
+
+
+def test_images_of_a_network_without_classes_have_no_predicted_classes(sheets_drawn):
+    model = from_weights(weights_of(dataclasses.replace(VIT, num_classes=0)))
+    view = View(images_NHWC=sample_pixels(2, size=VIT.image_size))
+
+    draw_heads(model, view)
+    draw_rollout(model, view)
+
+    heads, rollout = sheets_drawn
+    assert rollout["column_names"] == ["", ""]
+    check_captions(heads["captions"], ["image", "image"])
+
+
+def check_captions(captions, expected_images):
+    """The first column has the images, and the others the heads of the last layer."""
+    heads = [f"layer {VIT.depth}, head {head + 1}" for head in range(VIT.num_heads)]
+
+    assert [row[0] for row in captions] == expected_images
+    assert captions[1][1:] == heads
 
 
 def test_similar_images_are_found_among_all():
-    """Twelve images, of which the last six are the first with a little noise."""
+    """The last six of twelve images are the first six with a little noise."""
     pixels = sample_pixels(6)
     noise = np.random.default_rng(1).integers(0, 3, pixels.shape)
-    images = np.concatenate([pixels, np.clip(pixels + noise, 0, 255)]).astype(np.uint8)
-    data = draw_similar(from_weights(weights_of(VIT)), View(images_NHWC=images, shown=4)).data
+    noisy = np.clip(pixels + noise, 0, 255)
+    images = np.concatenate([pixels, noisy]).astype(np.uint8)
+    model = from_weights(weights_of(VIT))
 
-    assert data["images"].tolist() == spread(12, 4).tolist() == [0, 4, 7, 11]
+    data = draw_similar(model, View(images_NHWC=images, shown=4)).data
+
+    assert spread(12, 4).tolist() == [0, 4, 7, 11]
+    assert data["images"].tolist() == [0, 4, 7, 11]
     assert data["nearest"].shape == (4, 6)
     assert data["nearest"][:, 0].tolist() == [6, 10, 1, 5]
     assert (np.diff(data["cosine"]) <= 0).all()
     with pytest.raises(ValueError, match="at least two"):
-        draw_similar(from_weights(weights_of(VIT)), View(images_NHWC=pixels[:1]))
+        draw_similar(model, View(images_NHWC=pixels[:1]))
 
 
 def test_directions_of_colours_are_those_of_all_images(monkeypatch):
     model = from_weights(weights_of(VIT))
     pixels = sample_pixels(4)
-    tokens = np.asarray(model(pixels).tokens_BND)
-    centred = tokens.reshape(-1, VIT.width) - tokens.mean(axis=(0, 1))
+    tokens_BND = np.asarray(model(pixels).tokens_BND)
+    centred = tokens_BND.reshape(-1, VIT.width) - tokens_BND.mean(axis=(0, 1))
     variance = np.linalg.svd(centred, compute_uv=False) ** 2
+    expected = (variance / variance.sum())[:3]
+
     data = draw_pca(model, View(images_NHWC=pixels, shown=2)).data
 
     assert data["components"].shape == (2, 2, 3, 3)
-    assert np.allclose(data["explained"], (variance / variance.sum())[:3], atol=1e-5)
+    assert np.allclose(data["explained"], expected, atol=1e-5)
 
     monkeypatch.setattr("vit_jax.tools.figures.network.MOST_ROWS", 12)
-    assert not np.allclose(
-        draw_pca(model, View(images_NHWC=pixels)).data["explained"], data["explained"]
-    )
+    of_fewer_rows = draw_pca(model, View(images_NHWC=pixels)).data
+    assert not np.allclose(of_fewer_rows["explained"], data["explained"])
+
+
+def check_figure(figure, name):
+    """The figure has a usual size, shows something, and its numbers are finite."""
+    pixels = cv2.imdecode(np.frombuffer(figure.png, np.uint8), cv2.IMREAD_COLOR)
+
+    assert min(pixels.shape[:2]) > 150, name
+    assert pixels.shape[1] <= 900, name
+    assert pixels.std() > 10, name
+    for array in figure.data.values():
+        if array.dtype.kind == "f":
+            assert np.isfinite(array).all(), name
 
 
 @pytest.mark.slow
@@ -238,25 +274,16 @@ def test_every_picture_is_drawn():
     """A hybrid and a network for masked patches have all of them together."""
     masked = dataclasses.replace(VIT, pool="map", num_classes=0, patch_outputs=512)
     drawn = set()
+
     for architecture, names in (
         (HYBRID, {*KINDS} - {"reconstructions"}),
         (masked, {"reconstructions", "rollout"}),
     ):
         model = from_weights(weights_of(architecture))
-        view = View(
-            images_NHWC=sample_pixels(3, architecture.image_size), names=["a", "b", "c"], shown=2
-        )
+        images = sample_pixels(3, architecture.image_size)
+        view = View(images_NHWC=images, names=["a", "b", "c"], shown=2)
         for name in names:
-            picture = KINDS[name].draw(model, view)
-            pixels = cv2.imdecode(np.frombuffer(picture.png, np.uint8), cv2.IMREAD_COLOR)
-            assert min(pixels.shape[:2]) > 150, name
-            assert pixels.shape[1] <= 900, name
-            assert pixels.std() > 10, name
-            assert all(
-                np.isfinite(array).all()
-                for array in picture.data.values()
-                if array.dtype.kind == "f"
-            ), name
+            check_figure(KINDS[name].draw(model, view), name)
             drawn.add(name)
 
     assert drawn == {*KINDS}

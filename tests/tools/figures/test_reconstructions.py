@@ -1,4 +1,4 @@
-"""Classes of colours as colours, patches as images, and what of an image is hidden."""
+"""Classes of colours as colours, patches as images, and the hidden part of an image."""
 
 import dataclasses
 
@@ -18,14 +18,13 @@ PATCH = (4, 4)
 KINDS = {"mean_colour": 512, "colours_4x4": 16 * 512, "pixels": 48}
 
 
+def compute_targets(kind, pixels):
+    config = ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax")
+    return np.asarray(MaskedPatch(config, GRID, PATCH).compute_targets(jnp.asarray(pixels)))
+
+
 def masked(kind):
     return dataclasses.replace(VIT, pool="gap", num_classes=0, patch_outputs=KINDS[kind])
-
-
-def objective(kind):
-    return MaskedPatch(
-        ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax"), GRID, PATCH
-    )
 
 
 def test_bins_are_shown_by_their_middle():
@@ -37,12 +36,11 @@ def test_bins_are_shown_by_their_middle():
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_of_targets_has_these_targets(kind):
     pixels = sample_pixels(2)
-    targets = objective(kind).compute_targets(jnp.asarray(pixels))
-    image = to_image(np.asarray(targets), kind, GRID, PATCH)
+    targets = compute_targets(kind, pixels)
+    image = to_image(targets, kind, GRID, PATCH)
 
     assert image.shape == pixels.shape
-    assert np.allclose(objective(kind).compute_targets(jnp.asarray(image)), targets, atol=1e-6)
-
+    assert np.allclose(compute_targets(kind, image), targets, atol=1e-6)
     if kind == "pixels":
         assert np.array_equal(image, pixels)
 
@@ -50,26 +48,22 @@ def test_an_image_of_targets_has_these_targets(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_patches_alone_are_predicted(kind):
     model = from_weights(weights_of(masked(kind)))
-    assert model.architecture.patch_outputs == KINDS[kind], "the head stays"
-
     pixels = sample_pixels(3)
+    best = to_image(compute_targets(kind, pixels), kind, GRID, PATCH)
+
     found = reconstruct(model, pixels)
-    where = found["is_hidden"].repeat(4, axis=1).repeat(4, axis=2)
 
-    assert 0 < where.mean() < 1
+    is_hidden = found["is_hidden"].repeat(4, axis=1).repeat(4, axis=2)
+    assert model.architecture.patch_outputs == KINDS[kind], "the head stays"
+    assert 0 < is_hidden.mean() < 1
     assert np.array_equal(found["original"], pixels)
-    assert (found["seen"][where] == HIDDEN).all()
+    assert (found["seen"][is_hidden] == HIDDEN).all()
+    assert np.array_equal(found["target"][is_hidden], best[is_hidden])
     for name in ("seen", "predicted", "target"):
-        assert np.array_equal(found[name][~where], pixels[~where])
+        assert np.array_equal(found[name][~is_hidden], pixels[~is_hidden])
 
-    best = to_image(
-        np.asarray(objective(kind).compute_targets(jnp.asarray(pixels))), kind, GRID, PATCH
-    )
-    assert np.array_equal(found["target"][where], best[where])
-
-    other = pixels.copy()
-    other[where] = 255 - other[where]
-
-    assert np.array_equal(
-        reconstruct(model, other)["predicted"][where], found["predicted"][where]
-    ), "nothing leaks"
+    # Nothing leaks from hidden patches.
+    changed = pixels.copy()
+    changed[is_hidden] = 255 - changed[is_hidden]
+    predicted = reconstruct(model, changed)["predicted"]
+    assert np.array_equal(predicted[is_hidden], found["predicted"][is_hidden])

@@ -7,7 +7,12 @@ from vit_jax.tools.figures.sheets import full_range, in_rows, lit, montage, smoo
 
 def test_tiles_are_joined_with_gaps():
     tiles = np.arange(8).reshape(2, 2, 1, 2)
-    assert montage(tiles, -1).tolist() == [[0, 1, -1, 2, 3], [-1] * 5, [4, 5, -1, 6, 7]]
+
+    assert montage(tiles, -1).tolist() == [
+        [0, 1, -1, 2, 3],
+        [-1, -1, -1, -1, -1],
+        [4, 5, -1, 6, 7],
+    ]
 
 
 def test_tiles_in_rows_are_filled_up():
@@ -27,29 +32,43 @@ def test_a_map_is_highest_where_its_patch_is():
     """A grid of 2 x 3 patches of 8 x 4 pixels on an image with a border below that no patch covers."""
     map_hw = np.zeros((2, 3), np.float32)
     map_hw[1, 2] = 0.2
+
     found = smooth(map_hw, (8, 4), (19, 12))
 
     assert found.shape == (19, 12)
-    assert (found.min(), found.max()) == (0, 1)
+    assert found.min() == 0
+    assert found.max() == 1
 
     row, column = np.unravel_index(found.argmax(), found.shape)
     assert row >= 8
     assert column >= 8
-    assert np.array_equal(found[15:], found[15:16].repeat(4, axis=0))
-    assert smooth(map_hw, (8, 4), (14, 11)).shape == (14, 11), (
-        "the last cells of a ResNet's map may reach beyond"
-    )
+
+    last_row = found[15:16]
+    assert np.array_equal(found[15:], last_row.repeat(4, axis=0))
+
+
+def test_the_last_cells_of_a_map_may_reach_beyond_the_image():
+    """Maps of ResNets do."""
+    map_hw = np.zeros((2, 3), np.float32)
+    map_hw[1, 2] = 0.2
+
+    assert smooth(map_hw, (8, 4), (14, 11)).shape == (14, 11)
 
 
 def test_maps_without_differences():
-    assert smooth(np.full((2, 2), 0.3, np.float32), (4, 4), (8, 8)).min() == 1
-    assert smooth(np.zeros((2, 2), np.float32), (4, 4), (8, 8)).max() == 0
+    bright = np.full((2, 2), 0.3, np.float32)
+    dark = np.zeros((2, 2), np.float32)
+
+    assert smooth(bright, (4, 4), (8, 8)).min() == 1
+    assert smooth(dark, (4, 4), (8, 8)).max() == 0
 
 
 def test_an_image_is_dark_where_the_map_is_low():
     image = np.full((8, 8, 3), 200, np.uint8)
     map_hw = np.array([[1.0, 0.0], [0.0, 0.0]], np.float32)
+
     shown = lit(image, map_hw, (4, 4))
 
     assert shown.shape == (160, 160, 3), "small images are enlarged"
-    assert shown[:40, :40].mean() > 150 > 20 > shown[-40:, -40:].mean()
+    assert shown[:40, :40].mean() > 150
+    assert shown[-40:, -40:].mean() < 20

@@ -39,11 +39,12 @@ pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group(
 
 
 def order(num_steps):
-    """The records of each step, by the permutation of each epoch alone."""
-    places = (divmod(position, COUNT) for position in range(num_steps * BATCH))
-    return np.array([pick_record(0, epoch, offset, COUNT) for epoch, offset in places]).reshape(
-        num_steps, BATCH
-    )
+    """Return the records of each step, by the permutation of each epoch alone."""
+    records = []
+    for position in range(num_steps * BATCH):
+        epoch, offset = divmod(position, COUNT)
+        records.append(pick_record(0, epoch, offset, COUNT))
+    return np.array(records).reshape(num_steps, BATCH)
 
 
 @pytest.fixture(scope="module")
@@ -67,50 +68,75 @@ def diverged(diverge):
 
 @pytest.fixture
 def copy(diverged, tmp_path):
-    shutil.copytree(diverged[0], tmp_path / "run", ignore=shutil.ignore_patterns(replays.FOLDER))
-    return tmp_path / "run"
+    workdir, _ = diverged
+    return shutil.copytree(workdir, tmp_path / "run", ignore=shutil.ignore_patterns(replays.FOLDER))
 
 
 def digests(folder):
-    files = (
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and replays.FOLDER not in path.parts
-    )
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    """Return digests of all files except those of replays."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and replays.FOLDER not in path.parts:
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def compute_total(norms):
+    """Return the norm of all layers together."""
+    return math.sqrt(sum(float(norm) ** 2 for norm in norms.values()))
+
+
+def check_sums(found, *, loss_tolerance=1e-5):
+    """The norms of layers and the losses of images add up to the metrics of the step."""
+    gradient_norm = compute_total(found.figures["gradient"])
+    mean_loss = found.figures["loss_B"].mean()
+
+    assert gradient_norm == pytest.approx(found.metrics["gradient_norm"], rel=1e-5)
+    assert mean_loss == pytest.approx(found.metrics["train_loss"], rel=loss_tolerance)
+
+
+POISONED_LOSS = f"the loss of record {POISONED}, record {POISONED}"
 
 
 def test_what_is_recorded(diverged):
-    """The step and the records of its batch, in one line of the error the command to repeat it."""
+    """The error names in one line the step, and the command that repeats it."""
     workdir, message = diverged
     found = read_divergence(workdir)
-    steps = order(6)
-    (step,) = {place + 1 for place in np.flatnonzero((steps == POISONED).any(axis=1))}
+    records = order(6)
+    (index,) = np.flatnonzero((records == POISONED).any(axis=1))
+    step = index + 1
 
-    assert (found["step"], found["records"]) == (step, steps[step - 1].tolist())
+    assert found["step"] == step
+    assert found["records"] == records[index].tolist()
     assert found["metrics"]["train_loss"] == math.inf
-    assert found["checkpoint"] == (step - 1) // 2 * 2
+    assert found["checkpoint"] == index // 2 * 2
+    assert max(commands.losses(workdir)) == step - 1
+
     assert message.startswith(f"Step {step}: the loss is inf, ")
     assert f"`vit-jax replay {workdir} --weights.allow_code=tests` repeats the step" in message
     assert "\n" not in message
-    assert max(commands.losses(workdir)) == step - 1
 
 
 def test_the_step_is_repeated_to_the_bit(diverged):
     workdir, _ = diverged
     before = digests(workdir)
     step = read_divergence(workdir)["step"]
+
     found = replay(str(workdir), allow_code=OURS)
 
-    assert (found.step, found.differences) == (step, [])
-    assert found.first_cause == f"the loss of record {POISONED}, record {POISONED}"
-    assert found.record_B[~np.isfinite(found.figures["loss_B"])].tolist() == [POISONED]
-    assert found.figures["label_B"][found.record_B == POISONED] == 9
+    is_infinite_B = ~np.isfinite(found.figures["loss_B"])
+    is_poisoned_B = found.record_B == POISONED
+    assert found.step == step
+    assert found.differences == []
+    assert found.first_cause == POISONED_LOSS
+    assert found.record_B[is_infinite_B].tolist() == [POISONED]
+    assert found.figures["label_B"][is_poisoned_B] == 9
+    assert digests(workdir) == before
 
     written = json.loads((found.folder / REPORT_FILE).read_text())
+    records = [example["record"] for example in written["examples"]]
     assert written["first_not_finite"] == found.first_cause
-    assert [example["record"] for example in written["examples"]] == found.record_B.tolist()
-    assert digests(workdir) == before
+    assert records == found.record_B.tolist()
     assert f"| {POISONED} |" in " ".join(found.to_text().split())
 
     weights = load_weights(found.folder, allow_code=OURS)
@@ -131,34 +157,36 @@ def test_a_finite_loss_with_a_gradient_that_is_not(diverge):
 @pytest.mark.slow
 def test_any_step_of_a_healthy_run(tiny_run, tmp_path):
     """The sums over layers and examples are those of the run; the state is that of an uninterrupted run."""
-    shutil.copytree(tiny_run.workdir, tmp_path / "run")
-    for step in commands.checkpoint_steps(tmp_path / "run")[:-1]:
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
+    workdir = shutil.copytree(tiny_run.workdir, tmp_path / "run")
+    for step in commands.checkpoint_steps(workdir)[:-1]:
+        shutil.rmtree(workdir / "checkpoints" / str(step))
 
-    found = replay(str(tmp_path / "run"), 5)
+    found = replay(str(workdir), 5)
 
     assert found.start == "starting from scratch with seed 0"
-    assert (found.differences, found.first_cause) == ([], "")
+    assert found.differences == []
+    assert found.first_cause == ""
     assert found.metrics["train_loss"] == commands.losses(tiny_run.workdir)[5]
     assert array_digests(found.folder, 4) == array_digests(tiny_run.workdir, 4)
 
-    for name, kind in (("gradient_norm", "gradient"), ("update_norm", "update")):
-        total = math.sqrt(sum(float(norm) ** 2 for norm in found.figures[kind].values()))
-        assert total == pytest.approx(found.metrics[name], rel=1e-5)
-    assert found.figures["loss_B"].mean() == pytest.approx(found.metrics["train_loss"], rel=1e-5)
+    check_sums(found)
+    update_norm = compute_total(found.figures["update"])
+    assert update_norm == pytest.approx(found.metrics["update_norm"], rel=1e-5)
 
 
 def array_digests(workdir, step):
-    """Digests of every array of the state: parameters, optimiser, average."""
-    return json.loads((workdir / "checkpoints" / str(step) / METADATA / METADATA).read_text())[
-        DIGESTS
-    ]
+    """Return digests of every array of the state: parameters, optimiser, average."""
+    path = workdir / "checkpoints" / str(step) / METADATA / METADATA
+    return json.loads(path.read_text())[DIGESTS]
 
 
 def test_norms_by_layer():
     """Layers that are stacked count one by one; rows are in the order in which a hybrid runs them."""
     rest = {"conv1": {"kernel": np.array([[3.0, 4.0], [0.0, 2.0]])}}
-    blocks = {"mlp": {"kernel": np.ones((11, 4))}, "attention": {"bias": np.zeros((11, 1))}}
+    blocks = {
+        "mlp": {"kernel": np.ones((11, 4))},
+        "attention": {"bias": np.zeros((11, 1))},
+    }
     tree = {
         "head": {"linear": {"bias": np.array([1.0])}},
         "encoder": {"blocks": blocks, "norm": {"scale": np.array([2.0])}},
@@ -167,24 +195,33 @@ def test_norms_by_layer():
             "root": {"conv": np.array([6.0])},
         },
     }
+
     found = {name: float(norm) for name, norm in compute_norms(tree).items()}
 
     assert found["stem/stage1/rest/0"] == 5.0
     assert found["encoder/blocks/10"] == 2.0
-
-    order = in_forward_order(dict.fromkeys(KINDS, found))
-    stages = [f"stem/{name}" for name in ("root", "stage1/first", "stage1/rest/0", "stage1/rest/1")]
-
-    assert order == [*stages, *(f"encoder/blocks/{i}" for i in range(11)), "encoder/norm", "head"]
+    assert in_forward_order(dict.fromkeys(KINDS, found)) == [
+        "stem/root",
+        "stem/stage1/first",
+        "stem/stage1/rest/0",
+        "stem/stage1/rest/1",
+        *(f"encoder/blocks/{i}" for i in range(11)),
+        "encoder/norm",
+        "head",
+    ]
 
 
 def test_other_figures_than_the_run_wrote_are_named(copy):
     lines = commands.metrics(copy)
-    changed = [line | {"train_loss": 0.5} if line["step"] == 3 else line for line in lines]
-    (copy / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in changed))
+    for line in lines:
+        if line["step"] == 3:
+            line["train_loss"] = 0.5
+    (copy / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
     found = replay(str(copy), 3, allow_code=OURS)
 
-    assert (found.differences, found.first_cause) == (["train_loss"], "")
+    assert found.differences == ["train_loss"]
+    assert found.first_cause == ""
     assert "not the step of the run: train_loss 0.5 then, " in found.to_text()
 
 
@@ -193,22 +230,23 @@ def test_a_killed_replay_leaves_the_run_as_it_was(copy, monkeypatch):
         raise KeyboardInterrupt
 
     before = digests(copy)
-    monkeypatch.setattr(CheckpointStore, "save", stop)
-
-    with pytest.raises(KeyboardInterrupt):
-        replay(str(copy), allow_code=OURS)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            replay(str(copy), allow_code=OURS)
 
     assert digests(copy) == before
 
-    monkeypatch.undo()
     assert replay(str(copy), allow_code=OURS).differences == []
     assert digests(copy) == before
 
 
 def test_a_damaged_checkpoint_is_skipped(copy):
     (step,) = commands.checkpoint_steps(copy)
-    next((copy / "checkpoints" / str(step) / "model").rglob("_METADATA")).write_text("{")
+    model = copy / "checkpoints" / str(step) / "model"
+    next(model.rglob("_METADATA")).write_text("{")
     said = []
+
     found = replay(str(copy), allow_code=OURS, say=said.append)
 
     assert found.start == "starting from scratch with seed 0"
@@ -216,7 +254,7 @@ def test_a_damaged_checkpoint_is_skipped(copy):
     assert found.differences == []
 
 
-def test_mistakes(copy, tmp_path):
+def test_runs_and_steps_that_cannot_be_replayed(copy, tmp_path):
     with rejects("", "is not the workdir of a run"):
         replay(str(tmp_path))
 
@@ -227,8 +265,11 @@ def test_mistakes(copy, tmp_path):
         replay(str(copy), allow_code="another")
 
     outcome = commands.run(["replay", str(copy), "--step=0"])
-    assert (outcome.code, outcome.err) == (2, "vit-jax: --step=0: must be at least 1.\n")
+    assert outcome.code == 2
+    assert outcome.err == "vit-jax: --step=0: must be at least 1.\n"
 
+
+def test_damaged_and_missing_files_of_a_run(copy, tmp_path):
     (copy / "divergence.json").write_text('{"step": 3, "metrics": {}}')
     with rejects("divergence.json", "must have config"):
         replay(str(copy))
@@ -256,6 +297,8 @@ LENGTH = (
     "schedule.warmup=1 step",
     "logging.every=1 step",
     "checkpoint.every=2 steps",
+    "evaluation.every=4 steps",
+    "logging.tensorboard=False",
 )
 LENGTH += ("evaluation.every=4 steps", "logging.tensorboard=False")
 
@@ -263,26 +306,25 @@ LENGTH += ("evaluation.every=4 steps", "logging.tensorboard=False")
 @pytest.mark.slow
 def test_micro_batches_on_shards_in_an_early_phase(diverge):
     """The images of each micro-batch are spread over the batch; the loss is still that of its record."""
-    fields = (
+    workdir, _ = diverge(
+        "infinite",
         "optimizer.accumulation_steps=2",
         "model.dropout_fraction=0.1",
         "sharding.parameters=fsdp",
-    )
-    phase = (
         "phases.small.until=3 steps",
         "phases.small.image_size=4",
         "phases.small.global_batch=32",
     )
-    workdir, _ = diverge("infinite", *fields, *phase)
+    expected_records = order(4)[2:].reshape(-1).tolist()
+
     found = replay(str(workdir), allow_code=OURS)
 
-    assert (found.step, len(found.record_B), found.differences) == (2, 32, [])
-    assert (
-        found.record_B.tolist()
-        == read_divergence(workdir)["records"]
-        == order(4)[2:].reshape(-1).tolist()
-    )
-    assert found.first_cause == f"the loss of record {POISONED}, record {POISONED}"
+    assert found.step == 2
+    assert len(found.record_B) == 32
+    assert found.differences == []
+    assert found.record_B.tolist() == expected_records
+    assert read_divergence(workdir)["records"] == expected_records
+    assert found.first_cause == POISONED_LOSS
 
 
 @pytest.mark.slow
@@ -294,13 +336,12 @@ def test_masked_patches(data_dir, tmp_path):
         "input.mixup_alpha=0.0",
     )
     pretrain(tiny.config(*fields), str(tmp_path))
+
     found = replay(str(tmp_path), 4)
 
-    assert (found.differences, found.first_cause) == ([], "")
-
-    total = math.sqrt(sum(float(norm) ** 2 for norm in found.figures["gradient"].values()))
-    assert total == pytest.approx(found.metrics["gradient_norm"], rel=1e-5)
-    assert found.figures["loss_B"].mean() == pytest.approx(found.metrics["train_loss"], rel=2e-2)
+    assert found.differences == []
+    assert found.first_cause == ""
+    check_sums(found, loss_tolerance=2e-2)
 
 
 @pytest.mark.slow
@@ -311,22 +352,20 @@ def test_fine_tuning_and_its_trials(data_dir, tiny_run, tmp_path):
         f"input.data_dir={data_dir}",
         "global_batch=16",
         f"init_from={tiny_run.workdir}",
+        "search.learning_rates=0.01,1e30",
+        "search.validation_fraction=0.3",
     )
-    search = ("search.learning_rates=0.01,1e30", "search.validation_fraction=0.3")
     recipe = f"{tiny.ROOT / 'configs' / 'digits_transfer.py'}:finetune"
-    finetune(load_recipe(recipe, tiny.flags(*fields, *search)), str(tmp_path))
-    found = replay(str(tmp_path), 4)
+    trial = tmp_path / "search" / "learning_rate=1e+30"
+    finetune(load_recipe(recipe, tiny.flags(*fields)), str(tmp_path))
 
-    assert (found.start, found.differences, found.first_cause) == (
-        "from the checkpoint of step 2",
-        [],
-        "",
-    )
+    found = replay(str(tmp_path), 4)
+    assert found.start == "from the checkpoint of step 2"
+    assert found.differences == []
+    assert found.first_cause == ""
     assert found.metrics["learning_rate"] < 0.01
 
-    trial = tmp_path / "search" / "learning_rate=1e+30"
     found = replay(str(trial))
-
     assert found.start == f"starting at step 0 with the weights of {tiny_run.workdir}"
     assert found.differences == []
     assert found.first_cause

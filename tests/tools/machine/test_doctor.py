@@ -1,4 +1,4 @@
-"""The verb doctor: every line on a machine where all is well, and with each fault that it knows, made up."""
+"""The verb doctor: every line on a machine without faults, and with each known fault, made up."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from vit_jax import cli, hosts
 from vit_jax.cli import training
 from vit_jax.imports.extras import install_command
 from vit_jax.tools.machine import checks, doctor, together
+from vit_jax.tools.machine.bench import Part
 from vit_jax.tools.machine.checks import Finding
 
 ALWAYS = [
@@ -48,31 +49,35 @@ def write(path, text):
 
 
 def install(monkeypatch, folder, *distributions):
-    """Packages as NAME-VERSION: their metadata alone, before all others on the path."""
+    """Write the metadata of packages as NAME-VERSION, before all others on the path."""
     for distribution in distributions:
-        text = "Name: {}\nVersion: {}\n".format(*distribution.split("-"))
-        write(folder / f"{distribution}.dist-info" / "METADATA", text)
+        name, version = distribution.split("-")
+        path = folder / f"{distribution}.dist-info" / "METADATA"
+        write(path, f"Name: {name}\nVersion: {version}\n")
     monkeypatch.syspath_prepend(folder)
 
 
 @pytest.mark.slow
 def test_a_machine_where_all_is_well(tmp_path, data_dir):
-    short = ("total=3 steps", "schedule.warmup=1 steps")  # shorter than what is timed
-    fields = flags(*RUN, *short, f"input.data_dir={data_dir}", "logging.compilation_cache=False")
-    words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *fields]
-    outcome = run(["doctor", *words, "--json"])
-    report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+    # The run is shorter than the steps that are timed.
+    length = ("total=3 steps", "schedule.warmup=1 steps")
+    options = (f"input.data_dir={data_dir}", "logging.compilation_cache=False")
+    workdir = tmp_path / "a" / "run"
+    fields = flags(*RUN, *length, *options)
 
-    assert outcome.code == (1 if report["speed"]["remedy"] else 0), (
-        "the speed of this machine decides"
-    )
+    outcome = run(["doctor", f"--workdir={workdir}", f"--config={RECIPE}", *fields, "--json"])
+
+    report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+    found = {name: finding["found"] for name, finding in report.items()}
+    wrong = [name for name, finding in report.items() if finding["remedy"]]
     assert list(report) == [*ALWAYS, "checkpoint", "speed"]
-    assert [name for name, finding in report.items() if finding["remedy"] and name != "speed"] == []
-    assert report["speed"]["found"].startswith("input ")
-    assert report["devices"]["found"] == "8 x cpu in 1 process(es), 8 of each"
-    assert f"jax {jax.__version__}" in report["versions"]["found"]
+    assert wrong in ([], ["speed"]), "the speed of this machine decides"
+    assert outcome.code == len(wrong)
+    assert found["speed"].startswith("input ")
+    assert found["devices"] == "8 x cpu in 1 process(es), 8 of each"
+    assert f"jax {jax.__version__}" in found["versions"]
     # 4,858 parameters, 4 states of 4 arrays of them.
-    assert report["disk"]["found"].endswith(", checkpoints take 0.00029")
+    assert found["disk"].endswith(", checkpoints take 0.00029")
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
@@ -80,16 +85,15 @@ def test_text_and_exit_code(tmp_path, monkeypatch):
     """The workdir has too little room for any checkpoint, and cannot be written either."""
     monkeypatch.setattr(checks, "LEAST_DISK_BYTES", 2**80)
     (tmp_path / "file").write_text("")
+    expected = [f"good   {name}" for name in ALWAYS]
+    expected[ALWAYS.index("disk")] = "wrong  disk"
+    expected.append("wrong  checkpoint")
+
     outcome = run(["doctor", f"--workdir={tmp_path / 'file' / 'run'}"])
 
+    lines = [line for line in outcome.out.splitlines() if not line.startswith(" ")]
     assert outcome.code == 1
-
-    heads = [line[:25].rstrip() for line in outcome.out.splitlines() if not line.startswith(" ")]
-    wrong = ("disk", "checkpoint")
-
-    assert heads == [
-        f"{'wrong' if name in wrong else 'good ':}  {name}" for name in (*ALWAYS, "checkpoint")
-    ]
+    assert [line[:25].rstrip() for line in lines] == expected
     assert "\n                         → make room, or choose another workdir" in outcome.out
     assert "cannot be written" in outcome.out
     assert cli.VERBS["doctor"].summary.endswith("good, or says what to do.")
@@ -107,8 +111,9 @@ def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
             second.append(together.checkpoint(tmp_path))
 
     monkeypatch.setattr(together.CheckpointStore, "wait", examine_between)
+    first = together.checkpoint(tmp_path)
 
-    assert together.checkpoint(tmp_path).is_good
+    assert first.is_good
     assert second[1].is_good
     assert not list(tmp_path.iterdir())
 
@@ -116,58 +121,97 @@ def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
 @pytest.mark.parametrize("word", ["--config.seed=1", "--topology=v5e:1x1"])
 def test_what_needs_a_recipe(word):
     outcome = run(["doctor", word])
-    assert (outcome.code, f"{word}: has no effect without --config" in outcome.err) == (2, True)
+
+    assert outcome.code == 2
+    assert f"{word}: has no effect without --config" in outcome.err
 
 
 def test_a_plugin_of_another_version(tmp_path, monkeypatch):
-    install(monkeypatch, tmp_path / "old", "jax_cuda12_plugin-0.4.1")
-    assert checks.versions().remedy.startswith(
-        f"jax-cuda12-plugin 0.4.1 is not of jaxlib {jax.lib.__version__}"
-    )
+    version = jax.lib.__version__
+    rule = f"jax-cuda12-plugin 0.4.1 is not of jaxlib {version}"
 
-    install(
-        monkeypatch, tmp_path / "new", f"jax_cuda12_plugin-{jax.lib.__version__}", "libtpu-0.0.1"
-    )
+    install(monkeypatch, tmp_path / "old", "jax_cuda12_plugin-0.4.1")
+    assert checks.versions().remedy.startswith(rule)
+
+    install(monkeypatch, tmp_path / "new", f"jax_cuda12_plugin-{version}", "libtpu-0.0.1")
     assert checks.versions().is_good
+
+
+def write_nvidia_smi(folder, program):
+    path = folder / "nvidia-smi"
+    write(path, f"#!/bin/sh\n{program}\n")
+    path.chmod(0o755)
+
+
+def test_no_driver(system, monkeypatch):
+    write_nvidia_smi(system, "exit 9")
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    finding = checks.driver(system)
+
+    assert finding.found.startswith("neither GPU nor TPU; JAX computes on: cpu")
+    assert finding.is_good
+
+
+CUDA_12 = "jax_cuda12_plugin-1"
 
 
 @pytest.mark.parametrize(
     ("version", "plugins", "backend", "text", "remedy"),
     [
-        ("", "", "cpu", "neither GPU nor TPU; JAX computes on: cpu", ""),
         (
             "550.5",
-            "jax_cuda12_plugin-1 jax_cuda12_pjrt-1 libtpu-1",
+            [CUDA_12, "jax_cuda12_pjrt-1", "libtpu-1"],
             "gpu",
             f"{H100}, jax-cuda12-plugin 1; JAX ",
             "",
         ),
-        ("550.5", "jax_cuda13_plugin-1", "gpu", f"{H100}, jax-cuda13-plugin 1", "needs driver 580"),
-        ("470.5", "jax_cuda12_plugin-1", "cpu", f"{H100}, jax-cuda12-plugin 1", "needs driver 525"),
-        ("550.5", "", "cpu", f"{H100}; JAX computes on: cpu", install_command("cuda")),
         (
             "550.5",
-            "jax_cuda12_plugin-1",
+            ["jax_cuda13_plugin-1"],
+            "gpu",
+            f"{H100}, jax-cuda13-plugin 1",
+            "needs driver 580",
+        ),
+        (
+            "470.5",
+            [CUDA_12],
+            "cpu",
+            f"{H100}, jax-cuda12-plugin 1",
+            "needs driver 525",
+        ),
+        (
+            "550.5",
+            [],
+            "cpu",
+            f"{H100}; JAX computes on: cpu",
+            install_command("cuda"),
+        ),
+        (
+            "550.5",
+            [CUDA_12],
             "cpu",
             f"{H100}, jax-cuda12-plugin 1",
             "another program may hold it",
         ),
     ],
+    ids=["good", "old for CUDA 13", "old for CUDA 12", "no plugin", "not used"],
 )
 def test_drivers(system, monkeypatch, version, plugins, backend, text, remedy):
-    program = f"echo {version}, NVIDIA H100 80GB HBM3" if version else "exit 9"
-    write(system / "nvidia-smi", f"#!/bin/sh\n{program}\n")
-    (system / "nvidia-smi").chmod(0o755)
-    install(monkeypatch, system, *plugins.split())
+    write_nvidia_smi(system, f"echo {version}, NVIDIA H100 80GB HBM3")
+    install(monkeypatch, system, *plugins)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
+
     finding = checks.driver(system)
 
-    assert finding.found.startswith(f"NVIDIA {version}, {text}" if version else text)
-    assert (remedy in finding.remedy) if remedy else finding.is_good
+    assert finding.found.startswith(f"NVIDIA {version}, {text}")
+    assert remedy in finding.remedy
+    assert finding.is_good == (not remedy)
 
 
 @pytest.mark.parametrize("file", ["dev/accel0", "sys/bus/pci/drivers/vfio-pci/0000:00:04.0/vendor"])
 def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
+    found = "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
+
     write(system / file, "0x1ae0\n")
     assert install_command("tpu") in checks.driver(system).remedy
 
@@ -176,65 +220,67 @@ def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
 
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert checks.driver(system).is_good, "it was asked for"
-    assert (
-        checks.driver(system).found
-        == "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
-    )
+    assert checks.driver(system).found == found
 
 
 def test_memory_of_the_host_and_of_the_container(system):
-    write(
-        system / "proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n"
-    )
+    meminfo = "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n"
+    container = system / "sys/fs/cgroup"
+
+    write(system / "proc/meminfo", meminfo)
     assert checks.memory(system).found.startswith("4.0 of 8.0 GiB free")
 
-    write(system / "sys/fs/cgroup/memory.max", "max\n")
-    write(system / "sys/fs/cgroup/memory.current", f"{2**30}\n")
-
+    write(container / "memory.max", "max\n")
+    write(container / "memory.current", f"{2**30}\n")
     assert checks.memory(system).is_good
 
-    write(system / "sys/fs/cgroup/memory.max", f"{2 * 2**30}\n")
+    write(container / "memory.max", f"{2 * 2**30}\n")
     assert checks.memory(system).found.startswith("1.0 of 2.0 GiB free")
     assert "needs 2 GiB" in checks.memory(system).remedy
 
 
-def test_shared_memory_of_a_container(monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=64 * 2**20))
+def test_shared_memory_and_disk_of_a_container(monkeypatch):
+    free = 64 * 2**20
+    workdir = pathlib.Path("/nowhere/run")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=free))
 
     assert checks.shared_memory().found == "0.06 GiB free in /dev/shm"
     assert "--shm-size" in checks.shared_memory().remedy
-    assert "make room" in checks.disk(pathlib.Path("/nowhere/run")).remedy
-    assert checks.disk(pathlib.Path("/nowhere/run"), lambda: 64 * 2**20).is_good
-    assert "make room" in checks.disk(pathlib.Path("/nowhere/run"), lambda: 64 * 2**20 + 1).remedy
+    assert "make room" in checks.disk(workdir).remedy
+    assert checks.disk(workdir, lambda: free).is_good
+    assert "make room" in checks.disk(workdir, lambda: free + 1).remedy
 
 
 def test_devices_that_compute_wrongly(monkeypatch):
-    """One holds other numbers than it was given."""
+    """One device holds other numbers than it was given."""
     put = jax.device_put
-    make = jax.make_array_from_callback
-    monkeypatch.setattr(
-        jax, "device_put", lambda array, device: put(array + (device.id == 3), device)
-    )
+
+    def put_wrongly(array, device):
+        return put(array + (device.id == 3), device)
+
+    monkeypatch.setattr(jax, "device_put", put_wrongly)
 
     assert checks.compilation().remedy.startswith(f"{jax.devices()[3]}: a wrong result")
-    assert [name for name, _ in doctor.examine(None, None)][-1] == "compilation", "the rest is left"
+    *_, (name, _) = doctor.examine(None, None)
+    assert name == "compilation", "later checks are skipped"
 
-    def made(shape, sharding, row):
+
+def test_devices_that_sum_wrongly(monkeypatch):
+    make = jax.make_array_from_callback
+
+    def make_wrongly(shape, sharding, row):
         return make(shape, sharding, lambda index: row(index) + (index[0].start == 3))
 
-    monkeypatch.setattr(jax, "make_array_from_callback", made)
+    monkeypatch.setattr(jax, "make_array_from_callback", make_wrongly)
 
     assert "the sum is wrong" in together.all_reduce().remedy
 
 
 def test_an_input_that_is_slower_than_the_step(monkeypatch):
-    from vit_jax.tools.machine.bench import Part
-
-    parts = {"step": Part("step", [0.1], 16), "input": Part("input", [0.2], 16)}
-    for name, part in parts.items():
-        monkeypatch.setattr(together, f"time_{name}", lambda *_, part=part: part)
-
     run = types.SimpleNamespace(compile_train_step=lambda: None)
+    monkeypatch.setattr(together, "time_step", lambda *_: Part("step", [0.1], 16))
+    monkeypatch.setattr(together, "time_input", lambda *_: Part("input", [0.2], 16))
+
     finding = together.speed(lambda: (run, None))
 
     assert finding.found == "input 80 images/s, step 160"
@@ -254,16 +300,36 @@ def test_findings_of_several_processes(monkeypatch):
 
 
 def test_every_check_that_fails_is_a_line_of_its_name(monkeypatch):
-    def devices():
+    def fail():
         raise RuntimeError("the TPU is in use")
 
-    monkeypatch.setattr(checks, "devices", devices)
+    monkeypatch.setattr(checks, "devices", fail)
     *_, (name, findings) = doctor.examine(None, None)
 
-    assert (name, findings) == (
-        "devices",
-        [Finding("RuntimeError: the TPU is in use", "mend what the message names")],
-    )
+    expected = Finding("RuntimeError: the TPU is in use", "mend what the message names")
+    assert name == "devices"
+    assert findings == [expected]
+
+
+@pytest.fixture
+def examined(monkeypatch):
+    """Processes for the examination before a run; returns a function that sets their exit code.
+
+    The returned lists have the commands of examinations and the workdirs of runs.
+    """
+    started = []
+    trained = []
+
+    def end_with(code):
+        def popen(command):
+            started.append(command)
+            return types.SimpleNamespace(wait=lambda: code)
+
+        monkeypatch.setattr(subprocess, "Popen", popen)
+        return started, trained
+
+    monkeypatch.setattr(training, "run_training", lambda loop, workdir: trained.append(workdir))
+    return end_with
 
 
 def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
@@ -281,25 +347,34 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     assert names == [*ALWAYS[:5], "compilation"], "without a workdir nothing is said of disks"
 
 
-@pytest.mark.parametrize(("code", "expected"), [(0, None), (1, 2), (75, 75), (76, 76), (-9, 137)])
-def test_a_run_examines_first(monkeypatch, code, expected, tmp_path):
-    """What doctor finds is not repeated by a launcher (2); a lost process is (76)."""
-    started = []
-    trained = []
-
-    def popen(command):
-        started.append(command)
-        return types.SimpleNamespace(wait=lambda: code)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr(training, "run_training", lambda loop, workdir: trained.append(workdir))
+@pytest.mark.parametrize(
+    ("code", "expected", "is_trained"),
+    [
+        (0, 0, True),
+        (1, 2, False),
+        (75, 75, False),
+        (76, 76, False),
+        (-9, 137, False),
+    ],
+)
+def test_a_run_examines_first(examined, code, expected, is_trained, tmp_path):
+    """A launcher does not repeat a run with a fault that doctor finds (2), but one with a lost process (76)."""
+    started, trained = examined(code)
     words = [f"--config={RECIPE}", f"--workdir={tmp_path}", "--config.seed=1"]
+
     outcome = run(["pretrain", "--doctor", *words])
 
     assert started == [[sys.executable, "-P", "-m", "vit_jax", "doctor", *words]]
-    assert (outcome.code, bool(trained)) == ((0, True) if expected is None else (expected, False))
-    assert run(["pretrain", "--doctor", f"--config={RECIPE}:x", f"--workdir={tmp_path}"]).code == 2
-    assert len(started) == 1, "the recipe is loaded before"
+    assert outcome.code == expected
+    assert bool(trained) == is_trained
+
+
+def test_the_recipe_is_loaded_before_the_examination(examined, tmp_path):
+    started, _ = examined(0)
+    outcome = run(["pretrain", "--doctor", f"--config={RECIPE}:x", f"--workdir={tmp_path}"])
+
+    assert outcome.code == 2
+    assert started == []
 
 
 def test_a_signal_ends_the_examination_too(monkeypatch, tmp_path):
@@ -308,9 +383,11 @@ def test_a_signal_ends_the_examination_too(monkeypatch, tmp_path):
     def wait():
         raise KeyboardInterrupt
 
-    doctor = types.SimpleNamespace(wait=wait, kill=lambda: killed.append(True))
-    monkeypatch.setattr(subprocess, "Popen", lambda command: doctor)
+    process = types.SimpleNamespace(wait=wait, kill=lambda: killed.append(True))
+    monkeypatch.setattr(subprocess, "Popen", lambda command: process)
     monkeypatch.setattr(os, "_exit", sys.exit)
 
-    assert run(["pretrain", "--doctor", f"--config={RECIPE}", f"--workdir={tmp_path}"]).code == 130
+    outcome = run(["pretrain", "--doctor", f"--config={RECIPE}", f"--workdir={tmp_path}"])
+
+    assert outcome.code == 130
     assert killed == [True]

@@ -1,4 +1,4 @@
-"""`doctor --hardware`: the whole in small, and each check with a fault that it must find."""
+"""`doctor --hardware`: the complete examination in small, and each check with a fault that it must find."""
 
 import dataclasses
 import json
@@ -21,13 +21,23 @@ from vit_jax.tools.machine.planned import Planned
 TINY = Scale("tiny", ("mu/16",), 2, 2, ("input.image_size=32,32",))
 CHECKS = [
     "hardware",
-    *(f"attention {form}" for form in ("xla", "pallas", "cudnn", "auto")),
-    *("layer norm", "group norm", "determinism", "restored state", "step Ti/16", "input"),
+    "attention xla",
+    "attention pallas",
+    "attention cudnn",
+    "attention auto",
+    "layer norm",
+    "group norm",
+    "determinism",
+    "restored state",
+    "step Ti/16",
+    "input",
 ]
 STEP = {
     "median_milliseconds": 10.0,
     "lower_quartile_milliseconds": 9.0,
     "upper_quartile_milliseconds": 11.0,
+    "images_per_second": 100.0,
+    "memory_bytes": 2.0**30,
 }
 STEP |= {"images_per_second": 100.0, "memory_bytes": 2.0**30}
 
@@ -39,48 +49,55 @@ def trial():
 
 @pytest.mark.slow
 def test_the_whole_in_small(monkeypatch, tmp_path):
-    monkeypatch.setattr(numerics, "LENGTHS", (5, 8))  # eight devices share two cores
+    # Eight devices share two cores.
+    monkeypatch.setattr(numerics, "LENGTHS", (5, 8))
     monkeypatch.setattr(hardware, "SMALL", dataclasses.replace(hardware.SMALL, images=1))
+
     outcome = run(["doctor", "--hardware", f"--workdir={tmp_path / 'run'}", "--json"])
+
     report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
-
-    assert [name for name in report if name in CHECKS] == CHECKS
-
+    found = {name: finding["found"] for name, finding in report.items()}
     wrong = [name for name, finding in report.items() if finding["remedy"]]
+    assert [name for name in report if name in CHECKS] == CHECKS
     assert wrong in ([], ["input"]), "the speed of this machine decides"
     assert outcome.code == bool(wrong)
-    assert report["hardware"]["found"].startswith(
-        "no accelerator, so in small on the CPU: Ti/16 with 2 layers"
-    )
-    assert report["attention auto"]["found"].endswith("; xla")
-    assert report["attention cudnn"]["found"] == "not available: it is for NVIDIA GPUs"
-    assert report["attention pallas"]["found"].endswith("; interpreted")
+
+    in_small = "no accelerator, so in small on the CPU: Ti/16 with 2 layers"
+    assert found["hardware"].startswith(in_small)
+    assert found["attention auto"].endswith("; xla")
+    assert found["attention cudnn"] == "not available: it is for NVIDIA GPUs"
+    assert found["attention pallas"].endswith("; interpreted")
+    assert found["determinism"].endswith("equal to the bit")
+    assert found["restored state"].endswith("equal to the bit")
+    assert found["step Ti/16"].endswith("no figure of plan: plan does not know 8 x cpu")
+
     assert set(report["attention xla"]["figures"]) == {
-        f"{dtype}_{length}_{kind}"
-        for dtype in ("float32", "bfloat16")
-        for length in (5, 8)
-        for kind in ("values", "gradients")
+        "float32_5_values",
+        "float32_5_gradients",
+        "float32_8_values",
+        "float32_8_gradients",
+        "bfloat16_5_values",
+        "bfloat16_5_gradients",
+        "bfloat16_8_values",
+        "bfloat16_8_gradients",
     }
-    assert report["determinism"]["found"].endswith("equal to the bit")
-    assert report["restored state"]["found"].endswith("equal to the bit")
-    assert report["step Ti/16"]["found"].endswith("no figure of plan: plan does not know 8 x cpu")
     assert report["step Ti/16"]["figures"]["memory_bytes"] > 0
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
 @pytest.mark.slow
 def test_trainings_that_differ(trial, monkeypatch):
-    """A pixel of one of the ten batches of the second training is another one."""
+    """One pixel of one of the ten batches of the second training differs."""
     assert hardware.determinism(trial).is_good
 
     draw = hardware.random_batch
 
-    def draw_another(*arguments):
+    def change_pixel(*arguments):
         batch = draw(*arguments)
         batch.image_BHWC[0, 0, 0, 0] ^= 1
         return batch
 
-    monkeypatch.setattr(hardware, "random_batch", draw_another)
+    monkeypatch.setattr(hardware, "random_batch", change_pixel)
     finding = hardware.determinism(trial)
 
     assert finding.remedy.startswith("runs cannot be repeated")
@@ -93,38 +110,43 @@ def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
 
     restore = CheckpointReader.restore
 
-    def damaged(*arguments):
+    def restore_damaged(*arguments):
         items = restore(*arguments)
-        items["model"].head.linear.bias[...] = jnp.nextafter(
-            items["model"].head.linear.bias[...], jnp.inf
-        )
+        bias = items["model"].head.linear.bias
+        bias[...] = jnp.nextafter(bias[...], jnp.inf)
         return items
 
-    monkeypatch.setattr(CheckpointReader, "restore", damaged)
+    monkeypatch.setattr(CheckpointReader, "restore", restore_damaged)
     finding = hardware.restored_state(trial, tmp_path)
 
-    assert (
-        finding.remedy == "other numbers came back (model/head/linear/bias): the storage is damaged"
-    )
+    remedy = "other numbers came back (model/head/linear/bias): the storage is damaged"
+    assert finding.remedy == remedy
     assert "equal" not in finding.found
     assert not list(tmp_path.iterdir())
+
+
+NEXT_AFTER_ONE = np.nextafter(np.float32(1), np.float32(2))
 
 
 @pytest.mark.parametrize(
     ("second", "loss", "remedy"),
     [
         (1.0, 0.5, ""),
-        (np.nextafter(np.float32(1), np.float32(2)), 0.5, "runs cannot be repeated"),
+        (NEXT_AFTER_ONE, 0.5, "runs cannot be repeated"),
         (1.0, np.nan, "the loss is not finite"),
     ],
+    ids=["equal", "another bit", "not finite"],
 )
 def test_parameters_are_compared_by_their_bits(second, loss, remedy):
-    states = [{"a": jnp.ones(3), "b": jnp.full(2, value, jnp.float32)} for value in (1.0, second)]
-    finding = hardware.determinism(
-        types.SimpleNamespace(
-            name="tiny", trained=(states[0], loss), train=lambda: (states[1], loss)
-        )
+    first_state = {"a": jnp.ones(3), "b": jnp.full(2, 1.0, jnp.float32)}
+    second_state = {"a": jnp.ones(3), "b": jnp.full(2, second, jnp.float32)}
+    trial = types.SimpleNamespace(
+        name="tiny",
+        trained=(first_state, loss),
+        train=lambda: (second_state, loss),
     )
+
+    finding = hardware.determinism(trial)
 
     assert finding.remedy.startswith(remedy)
     assert finding.is_good == (not remedy)
@@ -153,39 +175,46 @@ def test_parameters_are_compared_by_their_bits(second, loss, remedy):
             "0.50 GiB: 1.11 x the time",
             "more than 1.25 x the planned memory",
         ),
-        (Planned("arithmetic for h100:1", 0.001, 2**29), "10.00 x the time", ""),
+        (
+            Planned("arithmetic for h100:1", 0.001, 2**29),
+            "10.00 x the time",
+            "",
+        ),
     ],
+    ids=["unknown", "good", "slow", "large", "arithmetic"],
 )
 def test_a_step_beside_its_plan(planned, text, remedy):
-    assert hardware.describe(STEP, planned).startswith(
-        "10.00 ms (9.00 to 11.00), 100 images/s, 1.00 GiB a device; "
-    )
-    assert hardware.describe(STEP, planned).endswith(text)
-
+    measured = "10.00 ms (9.00 to 11.00), 100 images/s, 1.00 GiB a device; "
+    description = hardware.describe(STEP, planned)
     advice = hardware.compare(STEP, planned)
+
+    assert description.startswith(measured)
+    assert description.endswith(text)
     assert advice.startswith(remedy)
     assert bool(advice) == bool(remedy)
 
 
-def test_an_input_that_is_slower_than_every_step(monkeypatch):
-    trials = [
-        types.SimpleNamespace(
-            name=name,
-            part=Part("step", [seconds], 16),
-            run=types.SimpleNamespace(config=types.SimpleNamespace(input=None, seed=0)),
-        )
-        for name, seconds in (("S/16", 0.1), ("B/16", 0.2))
-    ]
+def make_trial(name, step_seconds):
+    config = types.SimpleNamespace(input=None, seed=0)
+    return types.SimpleNamespace(
+        name=name,
+        part=Part("step", [step_seconds], 16),
+        run=types.SimpleNamespace(config=config),
+    )
+
+
+@pytest.mark.parametrize(("seconds", "is_good"), [(0.15, True), (0.25, False)])
+def test_an_input_that_is_slower_than_every_step(monkeypatch, seconds, is_good):
+    trials = [make_trial("S/16", 0.1), make_trial("B/16", 0.2)]
     monkeypatch.setattr(hardware, "write_images", lambda folder: None)
     monkeypatch.setattr(hardware, "open_source", lambda *_: None)
-    for seconds, is_good in ((0.15, True), (0.25, False)):
-        monkeypatch.setattr(hardware, "time_input", lambda *_, s=seconds: Part("input", [s], 16))
-        finding = hardware.input_speed(trials)
+    monkeypatch.setattr(hardware, "time_input", lambda *_: Part("input", [seconds], 16))
 
-        assert finding.is_good == is_good
-        assert finding.found.endswith(
-            " from JPEGs of 375x500 in memory, S/16 takes 160, B/16 takes 80"
-        )
+    finding = hardware.input_speed(trials)
+
+    speeds = "S/16 takes 160, B/16 takes 80"
+    assert finding.is_good == is_good
+    assert finding.found.endswith(f" from JPEGs of 375x500 in memory, {speeds}")
 
 
 def test_the_images_are_like_those_of_imagenet(tmp_path):
@@ -199,25 +228,25 @@ def test_the_images_are_like_those_of_imagenet(tmp_path):
 
 def test_accelerators_train_complete_networks(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert [name for name in hardware.checks(None) if name.startswith("step")] == [
-        "step S/16",
-        "step B/16",
-    ]
+    steps = [name for name in hardware.checks(None) if name.startswith("step")]
+    config = Trial("B/16", hardware.COMPLETE).config
 
-    trial = Trial("B/16", hardware.COMPLETE)
-    assert trial.config.global_batch == 128 * jax.device_count()
-    assert (trial.config.model.remat, trial.config.model.scan_unroll) == ("dots", 1)
+    assert steps == ["step S/16", "step B/16"]
+    assert config.global_batch == 128 * jax.device_count()
+    assert config.model.remat == "dots"
+    assert config.model.scan_unroll == 1
 
 
 def test_a_check_that_fails_stops_no_other(monkeypatch):
-    """Not even devices that compute wrongly do."""
+    """Devices that compute wrongly do not stop other checks either."""
 
-    def determinism():
+    def fail():
         raise RuntimeError("out of memory")
 
+    more = {"determinism": fail, "input": lambda: Finding("fast")}
     monkeypatch.setattr(checks, "compilation", lambda: Finding("wrong", "repair it"))
-    more = {"determinism": determinism, "input": lambda: Finding("fast")}
     monkeypatch.setattr(hardware, "checks", lambda workdir: more)
+
     outcome = run(["doctor", "--hardware"])
 
     assert outcome.code == 1

@@ -1,4 +1,4 @@
-"""The figures of `plan` for devices: which machine they are, and what its process says."""
+"""The figures of `plan` for devices: the name of their machine, and the result of the process that plans."""
 
 import json
 import sys
@@ -16,21 +16,35 @@ V5E = parse_topology("v5e:1x1").stand_ins()
 
 
 @pytest.mark.parametrize(
+    "kind", ["cpu", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "TPU v3"]
+)
+def test_devices_that_plan_does_not_know(kind):
+    assert topology_of([types.SimpleNamespace(device_kind=kind)]) is None
+
+
+def test_numbers_of_devices_that_plan_does_not_know():
+    h100 = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")
+    v5e = parse_topology("v5e:2x4").stand_ins()
+    h100s = parse_topology("h100:8").stand_ins()
+
+    assert topology_of([h100]) == "h100:1"
+    assert topology_of(v5e[:3]) is None
+    assert topology_of(h100s * 2) is None
+
+
+def test_a_plan_of_an_unknown_machine_has_no_figures():
+    cpu = types.SimpleNamespace(device_kind="cpu")
+    assert plan("x", [], [cpu]) == Planned("plan does not know 1 x cpu")
+
+
+TOO_LARGE = PLAN | {"step_seconds": None, "reason": "too large"}
+
+
+@pytest.mark.parametrize(
     "name", ["v5e:1x1", "v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "h100:8", "l4:1"]
 )
 def test_the_name_of_a_machine(name):
     assert topology_of(parse_topology(name).stand_ins()) == name
-
-
-def test_machines_that_plan_does_not_know():
-    for kind in ("cpu", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "TPU v3"):
-        assert topology_of([types.SimpleNamespace(device_kind=kind)]) is None
-    assert topology_of([types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")]) == "h100:1"
-    assert topology_of(parse_topology("v5e:2x4").stand_ins()[:3]) is None
-    assert topology_of(parse_topology("h100:8").stand_ins() * 2) is None
-    assert plan("x", [], [types.SimpleNamespace(device_kind="cpu")]) == Planned(
-        "plan does not know 1 x cpu"
-    )
 
 
 @pytest.fixture
@@ -50,12 +64,10 @@ def program(tmp_path, monkeypatch):
     ("text", "expected"),
     [
         (f"echo '{json.dumps(PLAN)}'", Planned("compiled for v5e:1x1", 0.5, 7)),
-        (
-            f"echo '{json.dumps(PLAN | {'step_seconds': None, 'reason': 'too large'})}'",
-            Planned("plan for v5e:1x1: too large", None, 7),
-        ),
+        (f"echo '{json.dumps(TOO_LARGE)}'", Planned("plan for v5e:1x1: too large", None, 7)),
         ("echo one >&2; echo two >&2; exit 3", Planned("plan for v5e:1x1 failed with code 3: two")),
     ],
+    ids=["figures", "too large", "failure"],
 )
 def test_what_the_process_says(program, text, expected):
     program(text)
