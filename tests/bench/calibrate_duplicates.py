@@ -1,4 +1,4 @@
-"""Measure what `vit-jax duplicates` finds: recall for each kind of planted copy, and pairs of unrelated images.
+"""Measure the result of `vit-jax duplicates`: recall for each kind of planted copy, and pairs of unrelated images.
 
 Run it, with any weights:
 
@@ -41,13 +41,15 @@ class Images(Source):
 def hash_images(images: Sequence[np.ndarray]) -> np.ndarray:
     """Return the hashes of images and of their mirror images, uint64 (N, 2)."""
     reduce = Reduction(180.0)
-    return hashes(np.stack([reduce(Record(np.ascontiguousarray(image), 0)) for image in images]))
+    reduced = [reduce(Record(np.ascontiguousarray(image), 0)) for image in images]
+    return hashes(np.stack(reduced))
 
 
 def distances(hash_N2: np.ndarray, other_M2: np.ndarray) -> np.ndarray:
     """Return the different bits of all pairs (N, M), of the nearer mirror image."""
-    plain, mirrored = (np.bitwise_count(hash_N2[:, :1] ^ other_M2[:, side]) for side in (0, 1))
-    return np.minimum(plain, mirrored)
+    plain_NM = np.bitwise_count(hash_N2[:, :1] ^ other_M2[:, 0])
+    mirrored_NM = np.bitwise_count(hash_N2[:, :1] ^ other_M2[:, 1])
+    return np.minimum(plain_NM, mirrored_NM)
 
 
 def features_of(weights: str):
@@ -69,63 +71,80 @@ def features_of(weights: str):
         cache=None,
     )
 
-    def features(images: Sequence[np.ndarray]) -> np.ndarray:
+    def extract(images: Sequence[np.ndarray]) -> np.ndarray:
+        mirrored = [image[:, ::-1] for image in images]
         with contextlib.redirect_stderr(io.StringIO()):
-            both = [
-                extractor.extract(Images(side)).feature_ND
-                for side in (images, [one[:, ::-1] for one in images])
-            ]
-        feature_2ND = np.stack(both)
+            plain_ND = extractor.extract(Images(images)).feature_ND
+            mirrored_ND = extractor.extract(Images(mirrored)).feature_ND
+        feature_2ND = np.stack([plain_ND, mirrored_ND])
         return feature_2ND / np.linalg.norm(feature_2ND, axis=2, keepdims=True)
 
-    return features
+    return extract
 
 
-def table(images: Sequence[np.ndarray], features) -> list[list[str]]:
-    """Return the rows: a copy's kind, its recall at each distance, at each cosine; last, the unrelated pairs found."""
-    own = hash_images(images)
-    unit = features(images) if features else None
+def measure_recall(hash_N2, unit_2ND, copies: Sequence[np.ndarray], extract) -> list[str]:
+    """Return the recall of one copy of each image at each distance and at each cosine."""
+    bits_N = np.diagonal(distances(hash_N2, hash_images(copies)))
+    row = [f"{(bits_N <= distance).mean():.1%}" for distance in DISTANCES]
+    if unit_2ND is None:
+        return row
+    cosine_N = np.einsum("nd,tnd->tn", unit_2ND[0], extract(copies)).max(axis=0)
+    return row + [f"{(cosine_N >= least).mean():.1%}" for least in COSINES]
+
+
+def count_unrelated(hash_N2, unit_2ND) -> list[str]:
+    """Return the number of pairs of different images, and the pairs found at each distance and cosine."""
+    pairs = np.triu_indices(len(hash_N2), 1)
+    bits = distances(hash_N2, hash_N2)[pairs]
+    row = [f"unrelated, of {len(bits):,} pairs"]
+    row += [f"{(bits <= distance).sum():,}" for distance in DISTANCES]
+    if unit_2ND is None:
+        return row
+
+    plain_ND, mirrored_ND = unit_2ND
+    cosine = np.maximum(plain_ND @ plain_ND.T, plain_ND @ mirrored_ND.T)[pairs]
+    row += [f"{(cosine >= least).sum():,}" for least in COSINES]
+
+    is_similar = cosine >= COSINES[-1]
+    both = [((bits <= distance) & is_similar).sum() for distance in DISTANCES]
+    print(f"within {DISTANCES} bits and of cosine {COSINES[-1]}: {both}")
+    return row
+
+
+def table(images: Sequence[np.ndarray], extract) -> list[list[str]]:
+    """Return a row for each kind of copy, and a last row for unrelated images."""
+    hash_N2 = hash_images(images)
+    unit_2ND = extract(images) if extract else None
     rows = []
-    for kind, copy in COPIES.items():
-        copies = [copy(image) for image in images]
-        found = np.diagonal(distances(own, hash_images(copies)))
-        row = [f"{(found <= distance).mean():.1%}" for distance in DISTANCES]
-        if unit is not None:
-            cosine = np.einsum("nd,tnd->tn", unit[0], features(copies)).max(axis=0)
-            row += [f"{(cosine >= least).mean():.1%}" for least in COSINES]
-        rows.append([kind, *row])
-    others = np.triu_indices(len(images), 1)
-    bits = distances(own, own)[others]
-    row = [f"{(bits <= distance).sum():,}" for distance in DISTANCES]
-    if unit is not None:
-        cosine = np.maximum(unit[0] @ unit[0].T, unit[0] @ unit[1].T)[others]
-        row += [f"{(cosine >= least).sum():,}" for least in COSINES]
-        both = [((bits <= distance) & (cosine >= COSINES[-1])).sum() for distance in DISTANCES]
-        print(f"within {DISTANCES} bits and of cosine {COSINES[-1]}: {both}")
-    return [*rows, [f"unrelated, of {len(bits):,} pairs", *row]]
+    for kind, make_copy in COPIES.items():
+        copies = [make_copy(image) for image in images]
+        rows.append([kind, *measure_recall(hash_N2, unit_2ND, copies, extract)])
+    rows.append(count_unrelated(hash_N2, unit_2ND))
+    return rows
+
+
+def enlarge_digit(image: np.ndarray) -> np.ndarray:
+    """Return a digit of 8 x 8 pixels with 32 x 32 pixels and three colours."""
+    pixels = (image * 255 / 16).astype(np.uint8)
+    enlarged = np.kron(pixels, np.ones((4, 4), np.uint8))
+    return np.repeat(enlarged[..., None], 3, axis=2)
 
 
 def main(weights: str | None = None) -> None:
     """Print the tables."""
-    digits = [
-        np.kron((image * 255 / 16).astype(np.uint8), np.ones((4, 4), np.uint8))
-        for image in load_digits().images
-    ]
+    digits = load_digits().images[:NUM_DIGITS]
     sets: Mapping[str, list[np.ndarray]] = {
         "photographs": photographs(NUM_PHOTOGRAPHS) + windows(),
-        "digits, enlarged to 32 pixels": [
-            np.repeat(image[..., None], 3, axis=2) for image in digits[:NUM_DIGITS]
-        ],
+        "digits, enlarged to 32 pixels": [enlarge_digit(image) for image in digits],
     }
-    features = features_of(weights) if weights else None
-    head = [
-        "copy",
-        *(f"{distance} bits" for distance in DISTANCES),
-        *(f"cosine {least}" for least in COSINES if weights),
-    ]
+    extract = features_of(weights) if weights else None
+    head = ["copy", *(f"{distance} bits" for distance in DISTANCES)]
+    if weights:
+        head += [f"cosine {least}" for least in COSINES]
+
     for name, images in sets.items():
         print(f"\n{name}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
-        for row in table(images, features):
+        for row in table(images, extract):
             print(f"| {' | '.join(row)} |")
 
 

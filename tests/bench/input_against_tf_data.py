@@ -1,13 +1,13 @@
-"""Compares our input with big_vision's operations in tf.data: images/s, CPU time and memory, in one run.
+"""Compare our input with big_vision's operations in tf.data: images/s, CPU time and memory, in one run.
 
     python tests/bench/input_against_tf_data.py FOLDER --tensorflow=PATH/TO/python [--rounds=5]
     [--prepared=FOLDER]
 
-`--tensorflow` is the Python of an environment with tensorflow-cpu and cv2, which ours needs not
-have. Both read 2,000 JPEGs, written into FOLDER by the first run, take a random part of each (5 to
+`--tensorflow` is the Python of an environment with tensorflow-cpu and cv2, which ours does not need.
+Both read 2,000 JPEGs, written into FOLDER by the first run, take a random part of each (5 to
 100 % of its area, as TensorFlow draws it), resize it to 224 x 224, bilinear without antialiasing,
-flip half of them, and make batches of 256, still uint8. They take turns, each in a process of its
-own. `--prepared` is a copy that `vit-jax prepare` has written; ours reads it too.
+flip half of them, and make batches of 256, still uint8. They take turns, each in a separate
+process. `--prepared` is a copy that `vit-jax prepare` has written; ours reads it too.
 
 The JPEGs are made, not photographed: parts of scikit-learn's two photographs, enlarged to the sizes
 that are common in ImageNet, with noise of several wavelengths so that a file has 105 kB on average.
@@ -41,62 +41,78 @@ SHAPES = {  # height and width: share of the files
     (768, 1024): 0.04,
     (1200, 1600): 0.02,
 }
-NOISE = {
-    1: 6.0,
-    2: 7.0,
-    4: 8.0,
-}  # wavelength in pixels: standard deviation, before a factor with a mean of 1
+# Wavelength in pixels: standard deviation, before a factor with a mean of 1
+NOISE = {1: 6.0, 2: 7.0, 4: 8.0}
+
+
+def enlarge(pixels, size):
+    import cv2
+
+    return cv2.resize(pixels, size, interpolation=cv2.INTER_CUBIC)
+
+
+def draw_window(rng, photo, height, width):
+    """Return a random part of a photograph with this ratio of sides."""
+    scale = rng.uniform(0.45, 1.0)
+    rows = int(photo.shape[0] * scale)
+    columns = min(int(rows * width / height), photo.shape[1])
+    top = rng.integers(photo.shape[0] - rows + 1)
+    left = rng.integers(photo.shape[1] - columns + 1)
+    return photo[top : top + rows, left : left + columns]
+
+
+def draw_noise(rng, height, width):
+    """Return noise of several wavelengths, grey and coloured."""
+    noise = 0
+    for wave, deviation in NOISE.items():
+        grey = rng.normal(size=(height // wave, width // wave)).astype(np.float32)
+        noise = noise + deviation * enlarge(grey, (width, height))[..., None]
+    colours = rng.normal(0, 4, (height // 4, width // 4, 3)).astype(np.float32)
+    return noise + enlarge(colours, (width, height))
+
+
+def draw_jpeg(rng, photos):
+    """Return the bytes of one random JPEG."""
+    import cv2
+
+    shapes = list(SHAPES)
+    height, width = shapes[rng.choice(len(shapes), p=list(SHAPES.values()))]
+    photo = photos[rng.integers(len(photos))]
+    window = draw_window(rng, photo, height, width)
+    noise = draw_noise(rng, height, width)
+
+    image = enlarge(window, (width, height)) + rng.gamma(2.0, 0.5) * noise
+    image = np.clip(image, 0, 255).astype(np.uint8)
+    if rng.random() < 0.02:
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+
+    sampling = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
+    if rng.random() < 0.7:
+        sampling = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420
+    options = [
+        cv2.IMWRITE_JPEG_QUALITY,
+        int(rng.integers(82, 97)),
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+        sampling,
+        cv2.IMWRITE_JPEG_PROGRESSIVE,
+        int(rng.random() < 0.03),
+    ]
+    return cv2.imencode(".jpg", image, options)[1].tobytes()
 
 
 def make(folder, count=2000):
-    """Writes the JPEGs, in ten classes."""
+    """Write the JPEGs, in ten classes."""
     import cv2
     import sklearn.datasets
 
     rng = np.random.default_rng(0)
-    shapes = list(SHAPES)
     folder_of_photos = Path(sklearn.datasets.__file__).parent / "images"
     photos = [cv2.imread(str(path)) for path in sorted(folder_of_photos.glob("*.jpg"))]
+
     for number in range(count):
-        height, width = shapes[rng.choice(len(shapes), p=list(SHAPES.values()))]
-        photo = photos[rng.integers(len(photos))]
-        scale = rng.uniform(0.45, 1.0)
-        rows = int(photo.shape[0] * scale)
-        columns = min(int(rows * width / height), photo.shape[1])
-        top = rng.integers(photo.shape[0] - rows + 1)
-        left = rng.integers(photo.shape[1] - columns + 1)
-
-        def enlarge(pixels, size=(width, height)):
-            return cv2.resize(pixels, size, interpolation=cv2.INTER_CUBIC)
-
-        noise = sum(
-            deviation
-            * enlarge(rng.normal(size=(height // wave, width // wave)).astype(np.float32))[
-                ..., None
-            ]
-            for wave, deviation in NOISE.items()
-        )
-        noise = noise + enlarge(rng.normal(0, 4, (height // 4, width // 4, 3)).astype(np.float32))
-        image = (
-            enlarge(photo[top : top + rows, left : left + columns]) + rng.gamma(2.0, 0.5) * noise
-        )
-        image = np.clip(image, 0, 255).astype(np.uint8)
-        if rng.random() < 0.02:
-            image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        halved = (
-            cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420
-            if rng.random() < 0.7
-            else cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
-        )
-        options = {
-            cv2.IMWRITE_JPEG_QUALITY: int(rng.integers(82, 97)),
-            cv2.IMWRITE_JPEG_SAMPLING_FACTOR: halved,
-            cv2.IMWRITE_JPEG_PROGRESSIVE: int(rng.random() < 0.03),
-        }
         path = folder / str(number % 10) / f"{number:04}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        flat = [value for pair in options.items() for value in pair]
-        path.write_bytes(cv2.imencode(".jpg", image, flat)[1].tobytes())
+        path.write_bytes(draw_jpeg(rng, photos))
 
 
 def our_batches(folder):
@@ -109,12 +125,21 @@ def our_batches(folder):
 
     config = InputConfig(train_split="train", test_split="test", image_size=(SIZE, SIZE))
     source = open_source(f"folder:{folder}", "all", config, 0)
-    stream = TrainStream(
-        source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, WARM_UP + STEPS
-    )
+    steps = WARM_UP + STEPS
+    stream = TrainStream(source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, steps)
     parallelism = choose_parallelism(batch_bytes=BATCH * SIZE * SIZE * 3)
     with open_batches(stream, parallelism) as batches:
         yield from batches
+
+
+def write_tfrecord(folder, path):
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for file in sorted(folder.glob("*/*.jpg")):
+            feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[file.read_bytes()]))
+            features = tf.train.Features(feature={"image": feature})
+            writer.write(tf.train.Example(features=features).SerializeToString())
 
 
 def tf_batches(folder):
@@ -122,16 +147,11 @@ def tf_batches(folder):
 
     records = folder.with_suffix(".tfrecord")
     if not records.exists():
-        with tf.io.TFRecordWriter(str(records)) as writer:
-            for path in sorted(folder.glob("*/*.jpg")):
-                feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[path.read_bytes()]))
-                features = tf.train.Features(feature={"image": feature})
-                writer.write(tf.train.Example(features=features).SerializeToString())
+        write_tfrecord(folder, records)
 
     def transform(record):
-        file = tf.io.parse_single_example(record, {"image": tf.io.FixedLenFeature([], tf.string)})[
-            "image"
-        ]
+        feature = tf.io.FixedLenFeature([], tf.string)
+        file = tf.io.parse_single_example(record, {"image": feature})["image"]
         begin, size, _ = tf.image.sample_distorted_bounding_box(
             tf.image.extract_jpeg_shape(file),
             tf.zeros([0, 0, 4]),
@@ -144,32 +164,63 @@ def tf_batches(folder):
         pixels = tf.cast(tf.image.resize(pixels, (SIZE, SIZE), antialias=False), tf.uint8)
         return tf.image.random_flip_left_right(pixels)
 
-    dataset = (
-        tf.data.TFRecordDataset(str(records))
-        .repeat()
-        .shuffle(500)
-        .map(transform, num_parallel_calls=100)
-    )
-    yield from dataset.batch(BATCH, drop_remainder=True).prefetch(1).as_numpy_iterator()
+    dataset = tf.data.TFRecordDataset(str(records)).repeat().shuffle(500)
+    dataset = dataset.map(transform, num_parallel_calls=100)
+    dataset = dataset.batch(BATCH, drop_remainder=True).prefetch(1)
+    yield from dataset.as_numpy_iterator()
 
 
 def measure(batches):
-    """Prints the figures of one process as JSON."""
-    began = time.perf_counter()
+    """Print the figures of one process as JSON."""
+    start = time.perf_counter()
     next(batches)
-    first = time.perf_counter() - began
+    first_seconds = time.perf_counter() - start
     for _ in range(WARM_UP - 1):
         next(batches)
-    began = time.perf_counter()
-    began_cpu = time.process_time()
+
+    start = time.perf_counter()
+    start_cpu = time.process_time()
     for _ in range(STEPS):
         next(batches)
-    seconds = time.perf_counter() - began
-    cpu = time.process_time() - began_cpu
+    seconds = time.perf_counter() - start
+    cpu_seconds = time.process_time() - start_cpu
+
     images = STEPS * BATCH
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    figures = {"images_per_second": images / seconds, "cpu_ms_per_image": 1e3 * cpu / images}
-    print(json.dumps(figures | {"first_batch_seconds": first, "peak_mib": peak}))
+    figures = {
+        "images_per_second": images / seconds,
+        "cpu_ms_per_image": 1e3 * cpu_seconds / images,
+        "first_batch_seconds": first_seconds,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    print(json.dumps(figures))
+
+
+def run_child(python, folder, name):
+    """Measure one input in a separate process; return its figures."""
+    command = [python, __file__, str(folder), f"--only={name.partition(',')[0]}"]
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": root}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def round_figures(figures):
+    return {name: round(value, 2) for name, value in figures.items()}
+
+
+def print_medians(name, figures, tf_figures):
+    """Print the medians of the rounds, and the medians of their ratios to tf.data."""
+    medians = {key: statistics.median(one[key] for one in figures) for key in figures[0]}
+    speeds = []
+    cpu_times = []
+    for one, tf_one in zip(figures, tf_figures, strict=True):
+        speeds.append(one["images_per_second"] / tf_one["images_per_second"])
+        cpu_times.append(tf_one["cpu_ms_per_image"] / one["cpu_ms_per_image"])
+
+    speed = statistics.median(speeds)
+    cpu = statistics.median(cpu_times)
+    print(f"{name:<15}", round_figures(medians))
+    print(f"{'':<15} x tf.data: {speed:.2f} by time, {cpu:.2f} by CPU time")
 
 
 def main():
@@ -181,37 +232,28 @@ def main():
     parser.add_argument("--only", choices=["ours", "tf.data"])
     words = parser.parse_args()
     if words.only:
-        measure({"ours": our_batches, "tf.data": tf_batches}[words.only](words.folder))
+        batches = {"ours": our_batches, "tf.data": tf_batches}[words.only]
+        measure(batches(words.folder))
         return
+
     if not words.folder.exists():
         make(words.folder)
-    runs = {"tf.data": (words.tensorflow, words.folder), "ours": (sys.executable, words.folder)}
+    runs = {
+        "tf.data": (words.tensorflow, words.folder),
+        "ours": (sys.executable, words.folder),
+    }
     if words.prepared:
         runs["ours, prepared"] = (sys.executable, words.prepared)
+
     found = {name: [] for name in runs}
     for number in range(words.rounds):
         for name, (python, folder) in runs.items():
-            command = [python, __file__, str(folder), f"--only={name.partition(',')[0]}"]
-            environment = os.environ | {
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "PYTHONPATH": str(Path(__file__).parents[2]),
-            }
-            done = subprocess.run(
-                command, env=environment, stdout=subprocess.PIPE, check=True, text=True
-            )
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
-            print(
-                f"{number} {name:<15}",
-                {key: round(value, 2) for key, value in found[name][-1].items()},
-                flush=True,
-            )
+            figures = run_child(python, folder, name)
+            found[name].append(figures)
+            print(f"{number} {name:<15}", round_figures(figures), flush=True)
+
     for name, figures in found.items():
-        median = {key: statistics.median(one[key] for one in figures) for key in figures[0]}
-        pairs = list(zip(figures, found["tf.data"], strict=True))
-        speed = statistics.median(a["images_per_second"] / b["images_per_second"] for a, b in pairs)
-        cpu = statistics.median(b["cpu_ms_per_image"] / a["cpu_ms_per_image"] for a, b in pairs)
-        print(f"{name:<15}", {key: round(value, 2) for key, value in median.items()})
-        print(f"{'':<15} x tf.data: {speed:.2f} by time, {cpu:.2f} by CPU time")
+        print_medians(name, figures, found["tf.data"])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ medians over the rounds, by CPU time.
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,43 +55,42 @@ class BenchSources(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        return {
-            "train": (
-                (n, {"image": self.source[n].image, "label": n % 10})
-                for n in range(len(self.source))
-            )
-        }
+        return {"train": self._generate_examples()}
 
-    def _generate_examples(self) -> None:
-        raise NotImplementedError
+    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for n in range(len(self.source)):
+            yield n, {"image": self.source[n].image, "label": n % 10}
+
+
+def write_part(folder: Path, images: list[bytes], first: int) -> None:
+    """Write a tar shard and a parquet file of images from this number on."""
+    numbers = range(first, min(first + PER_FILE, len(images)))
+    labels = [n % 10 for n in numbers]
+    members = []
+    stored = []
+    for n, label in zip(numbers, labels, strict=True):
+        members.append((f"{n:06}.jpg", images[n]))
+        members.append((f"{n:06}.cls", b"%d" % label))
+        stored.append({"bytes": images[n], "path": None})
+
+    write_shard(folder / "wds" / f"train-{first:06}.tar", members)
+    parquet_file = folder / "parquet" / f"train-{first:06}.parquet"
+    write_parquet(parquet_file, labels, group=100, images=stored)
 
 
 def pack(folder: Path, count: int) -> dict[str, str]:
-    """Write what is not there; return the data by kind."""
+    """Write the data that are missing; return the data by kind."""
     if not (folder / "jpegs").exists():
         make(folder / "jpegs", count)
+
     source = open_source(f"folder:{folder}/jpegs", "all", config_of(folder), 0)
     if not (folder / "wds").exists():
         images = [source[n].image for n in range(len(source))]
-        labels = [n % 10 for n in range(len(source))]
         for first in range(0, count, PER_FILE):
-            chosen = range(first, min(first + PER_FILE, count))
-            members = [
-                one
-                for n in chosen
-                for one in ((f"{n:06}.jpg", images[n]), (f"{n:06}.cls", b"%d" % labels[n]))
-            ]
-            write_shard(folder / "wds" / f"train-{first:06}.tar", members)
-            stored = [{"bytes": images[n], "path": None} for n in chosen]
-            write_parquet(
-                folder / "parquet" / f"train-{first:06}.parquet",
-                labels[chosen[0] : chosen[-1] + 1],
-                group=100,
-                images=stored,
-            )
-        BenchSources(
-            source, data_dir=str(folder / "tfds"), file_format="array_record"
-        ).download_and_prepare()
+            write_part(folder, images, first)
+        builder = BenchSources(source, data_dir=str(folder / "tfds"), file_format="array_record")
+        builder.download_and_prepare()
+
     return {
         "ArrayRecord": "tfds:bench_sources",
         "folder": f"folder:{folder}/jpegs",
@@ -99,26 +99,41 @@ def pack(folder: Path, count: int) -> dict[str, str]:
     }
 
 
+def time_reading(source: Any, order: Any) -> float:
+    """Return CPU seconds an image."""
+    start = time.process_time()
+    for index in order:
+        source[int(index)]
+    return (time.process_time() - start) / len(source)
+
+
+def time_training(source: Any, config: InputConfig) -> float:
+    """Return CPU seconds an image that is prepared for training."""
+    steps = len(source) // BATCH
+    stream = TrainStream(source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, steps)
+    start = time.process_time()
+    for step in range(steps):
+        stream[step]
+    return (time.process_time() - start) / steps / BATCH
+
+
 def measure(folder: Path, data: str, split: str) -> dict[str, float]:
     """Return CPU seconds an image."""
     config = config_of(folder)
     source = open_source(data, split, config, 0)
-    parquet._GROUPS = parquet._Groups(4 * 100 * 2**17)  # 50 MB of 100: as for data that do not fit
-    seconds = {}
-    for name, order in (
-        ("in order", range(len(source))),
-        ("at random", np.random.default_rng(0).permutation(len(source))),
-    ):
-        began = time.process_time()
-        for index in order:
-            source[int(index)]
-        seconds[name] = (time.process_time() - began) / len(source)
-    steps = len(source) // BATCH
-    stream = TrainStream(source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, steps)
-    began = time.process_time()
-    for step in range(steps):
-        stream[step]
-    return seconds | {"training": (time.process_time() - began) / steps / BATCH}
+    count = len(source)
+    # 50 MB of 100, as for data that do not fit into memory
+    parquet._GROUPS = parquet._Groups(4 * 100 * 2**17)
+
+    return {
+        "in order": time_reading(source, range(count)),
+        "at random": time_reading(source, np.random.default_rng(0).permutation(count)),
+        "training": time_training(source, config),
+    }
+
+
+def take_medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
 
 
 def main() -> None:
@@ -128,23 +143,21 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     words = parser.parse_args()
+
     data = pack(words.folder, words.count)
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in data}
     for _ in range(words.rounds):
         for kind, name in data.items():
-            rounds[kind].append(measure(words.folder, name, "all" if kind == "folder" else "train"))
-    print(
-        "| source | in order | at random | training | training, x folder |\n|---|---|---|---|---|"
-    )
-    ours = {
-        kind: {name: statistics.median(x[name] for x in found) for name in found[0]}
-        for kind, found in rounds.items()
-    }
-    for kind, found in ours.items():
-        ratio = ours["folder"]["training"] / found["training"]
-        print(
-            f"| {kind} | {' | '.join(f'{1 / value:,.0f}' for value in found.values())} | {ratio:.2f} |"
-        )
+            split = "all" if kind == "folder" else "train"
+            rounds[kind].append(measure(words.folder, name, split))
+
+    medians = {kind: take_medians(found) for kind, found in rounds.items()}
+    print("| source | in order | at random | training | training, x folder |")
+    print("|---|---|---|---|---|")
+    for kind, seconds in medians.items():
+        speeds = " | ".join(f"{1 / value:,.0f}" for value in seconds.values())
+        ratio = medians["folder"]["training"] / seconds["training"]
+        print(f"| {kind} | {speeds} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
+"""The comparison with timm: measurements of our half, the table, and processes that fail."""
+
 import math
 import os
 import subprocess
@@ -18,15 +20,17 @@ MISSING = aot.missing_compiler(parse_topology("h100:1"))
 def test_ours_is_measured_on_the_machine_at_hand(form):
     found = against_timm.measure_ours("mu/16@32", 2, 2, *form)
 
-    assert [len(found[name]) for name in ("training", "inference")] == [2, 2]
-    assert all(0 < seconds < math.inf for seconds in found["training"] + found["inference"])
+    assert len(found["training"]) == 2
+    assert len(found["inference"]) == 2
+    for seconds in found["training"] + found["inference"]:
+        assert 0 < seconds < math.inf
     assert 0 < found["loss"] < 10
 
 
 @pytest.mark.tools
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_programs_of_ours_compile_for_a_gpu():
-    """With a class token, so for an odd number of tokens."""
+    """They have a class token, so the number of tokens is odd."""
     device = aot.topology_devices(parse_topology("h100:1"))[0]
     _, *traced = against_timm.build_ours("mu/16@32", 2, "xla", True, device)
 
@@ -35,11 +39,11 @@ def test_programs_of_ours_compile_for_a_gpu():
 
 
 def test_the_table_has_speeds_beside_the_ceiling_and_timm():
-    twice = RESULT | {"training": [0.2, 0.25, 0.3], "peak_bytes": 2**30}
+    twice_as_fast = RESULT | {"training": [0.2, 0.25, 0.3], "peak_bytes": 2**30}
+    results = {"S/16@32": {"ours, xla": twice_as_fast, "timm": RESULT}}
     ceiling = 3 * against_timm.flops_per_image("S/16@32") * 16
-    row = against_timm.table(
-        {"S/16@32": {"ours, xla": twice, "timm": RESULT}}, ceiling
-    ).splitlines()[2]
+
+    row = against_timm.table(results, ceiling).splitlines()[2]
 
     assert [cell.strip() for cell in row.split("|")[3:-1]] == [
         "2",
@@ -51,7 +55,14 @@ def test_the_table_has_speeds_beside_the_ceiling_and_timm():
     ]
 
 
-OUT_OF_MEMORY = """echo '{"batch": 32}'
+ONE_LINE = """echo '{"batch": 32}'"""
+
+KILLED = f"""{ONE_LINE}
+echo '{{"bat'
+kill -9 $$"""
+
+
+OUT_OF_MEMORY = f"""{ONE_LINE}
 echo noise
 echo 'Traceback (most recent call last):
 jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.
@@ -59,29 +70,48 @@ jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to al
 For simplicity, JAX has removed its internal frames from the traceback of the following exception.' >&2
 exit 1"""
 
+NO_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate"
+
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("echo '{\"batch\": 32}'", ""),
-        (
-            OUT_OF_MEMORY,
-            "code 1: jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate",
-        ),
-        ("echo '{\"batch\": 32}'; echo '{\"bat'; kill -9 $$", "code -9"),
+        (ONE_LINE, ""),
+        (OUT_OF_MEMORY, f"code 1: jax.errors.JaxRuntimeError: {NO_MEMORY}"),
+        (KILLED, "code -9"),
     ],
+    ids=["success", "out of memory", "killed"],
 )
 def test_why_a_process_ended(tmp_path, text, problem):
-    """Lines that are complete count; JAX's errors end with a note that says nothing."""
+    """Complete lines count; JAX's errors end with a note that says nothing."""
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     words = types.SimpleNamespace(timm=str(path), environment=dict(os.environ), limit=600)
+
     lines, found = against_timm.ask(words, "timm")
 
     assert lines == [{"batch": 32}]
     assert found.startswith(problem)
     assert bool(found) == bool(problem)
+
+
+SPEEDS = {2: 9, 4: 10, 8: 7}  # images/s by batch
+
+
+def ask_for_speeds(words, contender, *arguments):
+    """Pretend that cuDNN is missing, and that timm and the largest batch end by an error."""
+    if contender == "ours, cudnn":
+        return [], "code 1: ValueError: no GPU"
+
+    lines = []
+    for batch, speed in SPEEDS.items():
+        if f"--batches={batch}" in arguments:
+            line = {"batch": batch, "training": [batch / speed], "inference": [1]}
+            lines.append(line | {"loss": 1, "peak_bytes": 5})
+    if contender == "timm" or len(lines) == 3:
+        return lines, "code 1: out of memory"
+    return lines, ""
 
 
 def test_a_process_that_takes_too_long(monkeypatch):
@@ -98,34 +128,22 @@ def test_a_process_that_takes_too_long(monkeypatch):
 
 
 def test_a_contender_takes_its_fastest_batch_and_failures_are_told(monkeypatch, capsys):
-    def ask(words, contender, *arguments):
-        if contender == "ours, cudnn":
-            return [], "code 1: ValueError: no GPU"
-        lines = [
-            {"batch": n, "training": [n / s], "inference": [1], "loss": 1}
-            for n, s in ((2, 9), (4, 10), (8, 7))
-        ]
-        lines = [
-            line | {"peak_bytes": 5} for line in lines if f"--batches={line['batch']}" in arguments
-        ]
-        return lines, "code 1: out of memory" if len(lines) == 3 or contender == "timm" else ""
-
-    monkeypatch.setattr(against_timm, "ask", ask)
+    monkeypatch.setattr(against_timm, "ask", ask_for_speeds)
     words = types.SimpleNamespace(batches=[2, 4, 8], steps=2, rounds=2)
+
     found = against_timm.compare(words, "S/16")
 
     assert list(found) == ["ours, xla", "ours, cudnn, unrolled", "timm"]
     assert found["ours, xla"] == {
         "batch": 4,
-        "training": [0.4] * 2,
-        "inference": [1] * 2,
+        "training": [0.4, 0.4],
+        "inference": [1, 1],
         "peak_bytes": 5,
         "loss": 1,
     }
 
     out = capsys.readouterr().out
+    speeds = "2: 9.0, 4: 10.0, 8: 7.0"
     assert "S/16, ours, cudnn: images/s by batch none; code 1: ValueError: no GPU\n" in out
-    assert (
-        "S/16, ours, xla: images/s by batch 2: 9.0, 4: 10.0, 8: 7.0; code 1: out of memory\n" in out
-    )
+    assert f"S/16, ours, xla: images/s by batch {speeds}; code 1: out of memory\n" in out
     assert out.count("S/16, timm, batch 4: code 1: out of memory\n") == 2
