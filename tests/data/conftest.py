@@ -11,7 +11,7 @@ from vit_jax.data.transforms import build_evaluation_transform
 
 @pytest.fixture
 def make_config():
-    """Returns a function from fields to an `InputConfig`, small by default."""
+    """Return a function from fields to an `InputConfig`, small by default."""
 
     def make(**fields):
         defaults = {
@@ -19,14 +19,14 @@ def make_config():
             "test_split": "test",
             "image_size": (8, 8),
         }
-        return InputConfig(**{**defaults, **fields})
+        return InputConfig(**defaults | fields)
 
     return make
 
 
 @pytest.fixture
 def evaluation_transform(make_config):
-    """Returns a function from fields of an `InputConfig` to the transform of evaluation."""
+    """Return a function from fields of an `InputConfig` to the transform of evaluation."""
     return lambda **fields: build_evaluation_transform(make_config(**fields))
 
 
@@ -40,14 +40,19 @@ def random_source():
 
 
 class Broken(MemorySource):
-    """A source whose records 5 and 8 hold rubbish, and whose record 6 cannot be read at all if `fatal` is an error."""
+    """A source whose records 5 and 8 hold rubbish.
+
+    Record 6 cannot be read at all if `fatal` is an error.
+    """
 
     fatal = None
 
     def image_of(self, index):
         if index == 6 and self.fatal:
             raise self.fatal("the disk is gone")
-        return b"rubbish" if index in (5, 8) else super().image_of(index)
+        if index in (5, 8):
+            return b"rubbish"
+        return super().image_of(index)
 
     def name_of(self, index):
         return f"file-{index}.jpg"
@@ -60,7 +65,10 @@ def broken(random_source):
 
 @pytest.fixture
 def make_folder(tmp_path):
-    """Returns a function that writes an image folder: {"cat/a.png": grey level or bytes}; it returns its path."""
+    """Return a function that writes an image folder, {"cat/a.png": grey level or bytes}.
+
+    It returns the path of the folder.
+    """
 
     def make(files):
         for name, content in files.items():

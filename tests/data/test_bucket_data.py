@@ -30,14 +30,7 @@ def cache(cloud, monkeypatch, tmp_path):
 def local(tmp_path_factory, cloud):
     """Folders of one dataset in every form, which are in the bucket too."""
     folder = tmp_path_factory.mktemp("local")
-    for number in range(20):
-        path = folder / "folder" / ("cat", "dog")[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image(number))
-
-    rows = [f"{kind}/{n}.png,{kind}" for n in range(20) for kind in [("cat", "dog")[n % 2]]]
-    (folder / "folder" / "list.csv").write_text("\n".join(["image,label", *rows]) + "\n")
-
+    write_image_folder(folder / "folder")
     for number, name in enumerate(("train-0000", "train-0001")):
         write_shard(folder / "wds" / f"{name}.tar", samples(TWENTY[:10], 10 * number))
         write_parquet(
@@ -46,11 +39,22 @@ def local(tmp_path_factory, cloud):
             10 * number,
             names=["cat", "dog"],
         )
-
     (folder / "wds" / "classes.txt").write_text("cat\ndog\n")
-    gcs.upload(folder, f"{ROOT}/data")
 
+    gcs.upload(folder, f"{ROOT}/data")
     return folder
+
+
+def write_image_folder(folder):
+    """Write twenty images of two classes in turn, and a table of them."""
+    lines = ["image,label"]
+    for number in range(20):
+        kind = ("cat", "dog")[number % 2]
+        path = folder / kind / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image(number))
+        lines.append(f"{kind}/{number}.png,{kind}")
+    (folder / "list.csv").write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -65,27 +69,23 @@ def local(tmp_path_factory, cloud):
     ],
 )
 def test_the_records_are_those_of_the_files(data, split, local, make_config):
-    config = (
-        make_config(train_split="train[:90%]", test_split="train[90%:]")
-        if "[" in split
-        else make_config()
-    )
+    """Records are compared after pickling, as a worker receives the source."""
+    fields = {}
     if "wds" in data or "parquet" in data:
-        config = make_config(train_split=split, test_split="train[90%:]")
+        fields = {"train_split": split, "test_split": "train[90%:]"}
+    config = make_config(**fields)
+    in_bucket = data.format(f"{ROOT}/data")
 
-    ours = open_source(data.format(f"{ROOT}/data"), split, config, 0)
-    theirs = open_source(data.format(local), split, config, 0)
+    found = pickle.loads(pickle.dumps(open_source(in_bucket, split, config, 0)))
 
-    assert len(ours) == len(theirs)
-    assert ours.class_names == theirs.class_names
-    assert ours.labels.tolist() == theirs.labels.tolist()
-
-    ours = pickle.loads(pickle.dumps(ours))  # as in a worker
-
-    expected = [theirs[index].image for index in range(len(theirs))]
-    assert [ours[index].image for index in range(len(ours))] == expected
-    assert ours.records_sha256 == theirs.records_sha256
-    assert located(data.format(f"{ROOT}/data")) == data.format(f"{ROOT}/data")
+    expected = open_source(data.format(local), split, config, 0)
+    assert len(found) == len(expected)
+    assert found.class_names == expected.class_names
+    assert found.labels.tolist() == expected.labels.tolist()
+    assert found.records_sha256 == expected.records_sha256
+    for index in range(len(expected)):
+        assert found[index].image == expected[index].image
+    assert located(in_bucket) == in_bucket
 
 
 @pytest.fixture(scope="module")
@@ -96,73 +96,78 @@ def tfds_folder(cloud, data_dir):
 
 @pytest.mark.parametrize("split", ["train", "train[10%:20%]", "test"])
 def test_the_records_of_tfds_are_those_of_the_files(
-    split, tfds_folder, data_dir, make_config, cloud
+    split,
+    tfds_folder,
+    data_dir,
+    make_config,
+    cloud,
 ):
-    ours, theirs = (
-        open_source("tfds:vit_jax_digits", split, make_config(data_dir=folder), 0)
-        for folder in (tfds_folder, data_dir)
-    )
+    """Records are read with one request each."""
+    found = open_source("tfds:vit_jax_digits", split, make_config(data_dir=tfds_folder), 0)
+    expected = open_source("tfds:vit_jax_digits", split, make_config(data_dir=data_dir), 0)
 
-    assert len(ours) == len(theirs)
-    assert ours.class_names == theirs.class_names
-    np.testing.assert_array_equal(ours.labels, theirs.labels)
+    assert len(found) == len(expected)
+    assert found.class_names == expected.class_names
+    np.testing.assert_array_equal(found.labels, expected.labels)
 
-    ours = pickle.loads(pickle.dumps(ours))
-    before = len(cloud.requests)
-
-    for index in (0, 7, len(ours) - 1):
-        assert ours[index] == theirs[index]
-
-    assert len(cloud.requests) - before == 3, "one request for each record"
+    received = pickle.loads(pickle.dumps(found))
+    num_requests = len(cloud.requests)
+    for index in (0, 7, len(expected) - 1):
+        assert received[index] == expected[index]
+    assert len(cloud.requests) - num_requests == 3
 
 
-def test_what_is_not_there(cloud, tfds_folder, make_config):
-    with pytest.raises(
-        ValueError,
-        match="gs://bucket/nothing: cannot be read: there is no object below",
-    ):
+def test_folders_that_are_empty(tfds_folder, make_config):
+    rule = "gs://bucket/nothing: cannot be read: there is no object below"
+    with pytest.raises(ValueError, match=rule):
         open_source(f"folder:{ROOT}/nothing", "train", make_config(), 0)
 
-    with pytest.raises(
-        ValueError,
-        match="gs://bucket/tfds/cifar10: cannot be read: there is no object below",
-    ):
+    rule = "gs://bucket/tfds/cifar10: cannot be read: there is no object below"
+    with pytest.raises(ValueError, match=rule):
         open_source("tfds:cifar10", "train", make_config(data_dir=tfds_folder), 0)
 
+
+def test_digits_are_not_read_from_a_bucket(tfds_folder, make_config):
     with pytest.raises(ValueError, match="has no effect on digits"):
         open_source("digits", "train", make_config(data_dir=tfds_folder), 0)
 
+
+def test_a_folder_without_access(cloud, make_config):
     cloud.inject("GET ", 403)
-    with pytest.raises(
-        ValueError,
-        match=r"gs://bucket/other: cannot be read: access is denied \(403\).*objectUser",
-    ):
+
+    rule = r"gs://bucket/other: cannot be read: access is denied \(403\).*objectUser"
+    with pytest.raises(ValueError, match=rule):
         open_source(f"wds:{ROOT}/other", "train", make_config(), 0)
 
 
+@pytest.mark.usefixtures("local")
 def test_a_bucket_that_does_not_answer_ends_the_run_and_counts_for_no_damaged_image(
-    local, make_config, cloud, monkeypatch
+    make_config,
+    cloud,
+    monkeypatch,
 ):
+    """The limit of time is below any pause between attempts, which is random."""
     source = open_source(f"folder:{ROOT}/data/folder", "train", make_config(), 0)
-    monkeypatch.setattr(gcs_client, "RETRY_SECONDS", 1e-6)  # below any pause, which is random
+    monkeypatch.setattr(gcs_client, "RETRY_SECONDS", 1e-6)
     cloud.inject("GET ", 503)
 
     with pytest.raises(gcs_client.NoAnswer):
         source[0]
 
 
-def test_the_index_of_a_shard_is_kept_on_this_machine(local, make_config, cache, monkeypatch):
+@pytest.mark.usefixtures("local")
+def test_the_index_of_a_shard_is_kept_on_this_machine(make_config, cache, monkeypatch):
     """It is of a generation: a mirror that is made again has files with other times."""
     config = make_config(train_split="train", test_split="train[90%:]")
+    mirror = cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds"
     open_source(f"wds:{ROOT}/data/wds", "train", config, 0)
 
-    assert (
-        cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar.index"
-    ).is_file()
+    assert (mirror / "train-0000.tar.index").is_file()
 
-    (cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar").unlink()
+    (mirror / "train-0000.tar").unlink()
     shard_index._find_valid.cache_clear()
     files.mirror.cache_clear()
     monkeypatch.delattr(shard_index, "read_index")
+    source = open_source(f"wds:{ROOT}/data/wds", "train", config, 0)
 
-    assert len(open_source(f"wds:{ROOT}/data/wds", "train", config, 0)) == 20
+    assert len(source) == 20

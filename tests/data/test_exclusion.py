@@ -1,4 +1,4 @@
-"""Excluded records are not trained on; their file must be of these data, and of this split where ids are places."""
+"""Excluded records are not trained on; their file must be of these data and of this split."""
 
 import json
 
@@ -13,23 +13,26 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import TrainTransform
 
-FILES = {
-    f"{split}/{name}/{i}.png": i
-    for split in ("train", "test")
-    for name in ("cat", "dog")
-    for i in range(5)
-}
-
 
 @pytest.fixture
 def folder(make_folder):
-    return f"folder:{make_folder(FILES)}"
+    """The data of five images in each of two classes and two splits."""
+    files = {}
+    for kind in ("train/cat", "train/dog", "test/cat", "test/dog"):
+        files |= {f"{kind}/{number}.png": number for number in range(5)}
+    return f"folder:{make_folder(files)}"
 
 
-def test_an_excluded_record_is_never_drawn(folder, make_config, tmp_path):
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "x.json"
+
+
+def test_an_excluded_record_is_never_sampled(folder, make_config, file):
     everything = open_source(folder, "train", make_config(), 0)
-    write_exclusion(tmp_path / "x.json", "train", everything, [2, 7])
-    config = make_config(exclude=str(tmp_path / "x.json"), train_examples=6, cache_records=True)
+    write_exclusion(file, "train", everything, [2, 7])
+    config = make_config(exclude=str(file), train_examples=6, cache_records=True)
+
     train = open_source(folder, "train", config, 0)
 
     assert len(train) == 6
@@ -37,21 +40,24 @@ def test_an_excluded_record_is_never_drawn(folder, make_config, tmp_path):
     assert num_excluded(everything) == 0
 
     stream = TrainStream(train, TrainTransform(config), 0, 4, np.arange(4), 0, 30)
-    drawn = {train.key_of(int(index)) for step in range(30) for index in stream[step].record_index}
+    keys = set()
+    for step in range(30):
+        keys.update(train.key_of(int(index)) for index in stream[step].record_index)
+    assert keys.isdisjoint({b"cat/2.png", b"dog/2.png"})
+    assert len(keys) == 6
 
-    assert drawn.isdisjoint({b"cat/2.png", b"dog/2.png"})
-    assert len(drawn) == 6
-    assert len(open_source(folder, "test", config, 0)) == 10
 
-    part = open_source(
-        folder,
-        "train[:80%]",
-        make_config(exclude=config.exclude, train_split="train[:80%]"),
-        0,
-    )
+def test_other_splits_and_parts_with_an_exclusion(folder, make_config, file):
+    everything = open_source(folder, "train", make_config(), 0)
+    write_exclusion(file, "train", everything, [2, 7])
 
+    test = open_source(folder, "test", make_config(exclude=str(file)), 0)
+    config = make_config(exclude=str(file), train_split="train[:80%]")
+    part = open_source(folder, "train[:80%]", config, 0)
+
+    assert len(test) == 10
     assert len(part) + num_excluded(part) == 8
-    assert len(exclusion_sha256(config.exclude)) == 64
+    assert len(exclusion_sha256(str(file))) == 64
 
 
 @pytest.mark.parametrize(
@@ -66,50 +72,49 @@ def test_an_excluded_record_is_never_drawn(folder, make_config, tmp_path):
         ("{", "JSON"),
     ],
 )
-def test_other_files_are_rejected(folder, make_config, tmp_path, content, rule):
-    (tmp_path / "x.json").write_text(content)
+def test_other_files_are_rejected(folder, make_config, file, content, rule):
+    file.write_text(content)
+
     with rejects("config.input.exclude", f"x.json.*{rule}"):
-        open_source(folder, "train", make_config(exclude=str(tmp_path / "x.json")), 0)
+        open_source(folder, "train", make_config(exclude=str(file)), 0)
 
 
-def test_ids_of_another_split_are_rejected_where_they_are_places(data_dir, make_config, tmp_path):
-    inputs = {"data_dir": data_dir, "exclude": str(tmp_path / "x.json")}
+def test_ids_of_another_split_are_rejected_where_they_are_places(data_dir, make_config, file):
     part = open_source("digits", "train[100:]", make_config(data_dir=data_dir), 0)
-    write_exclusion(tmp_path / "x.json", "train[100:]", part, [0, 5])
+    write_exclusion(file, "train[100:]", part, [0, 5])
+    fields = {"data_dir": data_dir, "exclude": str(file)}
 
     with rejects("config.input.exclude", "is of split 'train.100:.'.*--split='train'"):
-        open_source("digits", "train", make_config(**inputs), 0)
+        open_source("digits", "train", make_config(**fields), 0)
 
-    kept = open_source("digits", "train[100:]", make_config(train_split="train[100:]", **inputs), 0)
-
+    config = make_config(train_split="train[100:]", **fields)
+    kept = open_source("digits", "train[100:]", config, 0)
     assert kept.labels.tolist() == np.delete(part.labels, [0, 5]).tolist()
 
 
-def test_places_of_other_data_are_rejected(tmp_path):
-    """Two datasets may have splits of one name and size; the excluded images themselves tell them apart."""
-    file = tmp_path / "x.json"
-    held = source_of([b"a", b"b", b"c"])
-    write_exclusion(file, "train", held, [2, 1])
+def test_places_of_other_data_are_rejected(file):
+    """Two datasets may have splits of one name and size; the images tell them apart."""
+    source = make_source([b"a", b"b", b"c"])
+    write_exclusion(file, "train", source, [2, 1])
 
-    assert exclude(held, str(file), "train").num_excluded == 2
-
+    assert exclude(source, str(file), "train").num_excluded == 2
     with rejects("config.input.exclude", "is of other data.*'train'"):
-        exclude(source_of([b"a", b"c", b"b"]), str(file), "train")
+        exclude(make_source([b"a", b"c", b"b"]), str(file), "train")
 
 
-def test_a_list_without_a_digest_reads_no_image(tmp_path):
-    file = tmp_path / "x.json"
-    held = source_of([b"a", b"b", b"c"])
-    write_exclusion(file, "train", held, [2])
+def test_a_list_without_a_digest_reads_no_image(file):
+    source = make_source([b"a", b"b", b"c"])
+    write_exclusion(file, "train", source, [2])
     stated = json.loads(file.read_text())
     del stated["images_sha256"]
     file.write_text(json.dumps(stated))
-    held.image_of = None
 
-    assert exclude(held, str(file), "train").num_excluded == 1
+    source.image_of = None
+
+    assert exclude(source, str(file), "train").num_excluded == 1
 
 
-def source_of(images):
+def make_source(images):
     class Images(Source):
         class_names = ("cat", "dog")
         labels = np.arange(len(images), dtype=np.int32) % 2
@@ -120,19 +125,16 @@ def source_of(images):
     return Images()
 
 
-def test_ids_of_shards(tmp_path, make_config):
+def test_ids_of_shards(tmp_path, make_config, file):
     write_shard(tmp_path / "train-0.tar", samples([0, 1] * 3))
-    data = f"wds:{tmp_path}"
-    (tmp_path / "x.json").write_text(
-        json.dumps(
-            {
-                "split": "train",
-                "records": 6,
-                "ids": ["train-0.tar/00003.png"],
-            }
-        )
-    )
-    train = open_source(data, "train", make_config(exclude=str(tmp_path / "x.json")), 0)
+    exclusion = {
+        "split": "train",
+        "records": 6,
+        "ids": ["train-0.tar/00003.png"],
+    }
+    file.write_text(json.dumps(exclusion))
 
-    expected = [b"%d.png" % n for n in (0, 1, 2, 4, 5)]
-    assert [train.key_of(index)[-5:] for index in range(5)] == expected
+    train = open_source(f"wds:{tmp_path}", "train", make_config(exclude=str(file)), 0)
+
+    names = [train.key_of(index)[-5:] for index in range(5)]
+    assert names == [b"0.png", b"1.png", b"2.png", b"4.png", b"5.png"]

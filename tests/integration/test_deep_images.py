@@ -19,38 +19,82 @@ SHORT = (
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
-def test_a_folder_of_12_bit_tiffs(data_dir, tmp_path, caplog):
+WITH_RANGE = "--config.input.value_range=0,4095"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder of forty TIFFs of 12 bits in two classes."""
+    folder = tmp_path_factory.mktemp("deep") / "images"
     rng = np.random.default_rng(0)
     for label, low in (("dark", 0), ("light", 2000)):
-        (tmp_path / "images" / label).mkdir(parents=True)
+        (folder / label).mkdir(parents=True)
         for number in range(20):
             values = rng.integers(low, low + 2000, (8, 8), np.uint16)
-            (tmp_path / "images" / label / f"{number:02}.tif").write_bytes(tiff(values))
+            (folder / label / f"{number:02}.tif").write_bytes(tiff(values))
+    return folder
 
-    data = f"data=folder:{tmp_path}/images"
-    words = pretraining(data_dir, tmp_path / "run", *SHORT, data, "evaluation.global_batch=8")
-    succeed([*words, "--config.input.value_range=0,4095"])
-    weights = load_weights(tmp_path / "run")
 
-    assert weights.preprocessing["value_range"] == [0.0, 4095.0]
+@pytest.fixture(scope="module")
+def make_words(data_dir, images):
+    """Return a function from a workdir to the words of a run."""
 
-    (tmp_path / "deep.tif").write_bytes(tiff(values))
+    def make(workdir):
+        data = f"data=folder:{images}"
+        return pretraining(data_dir, workdir, *SHORT, data, "evaluation.global_batch=8")
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def workdir(make_words, tmp_path_factory):
+    """A run with the range of values."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    succeed([*make_words(folder), WITH_RANGE])
+    return folder
+
+
+def test_the_range_of_a_run_is_stored(workdir):
+    assert load_weights(workdir).preprocessing["value_range"] == [0.0, 4095.0]
+
+
+def test_predictions_have_the_range_of_the_run(workdir, images, tmp_path):
+    """A deep file and the same values in 8 bits have equal predictions, also converted."""
+    values = np.random.default_rng(1).integers(2000, 4000, (8, 8), np.uint16)
     mapped = np.rint(values * (255 / 4095)).astype(np.uint8)
+    (tmp_path / "deep.tif").write_bytes(tiff(values))
     (tmp_path / "mapped.png").write_bytes(to_png(np.stack([mapped] * 3, axis=-1)))
-    files = [str(tmp_path / name) for name in ("deep.tif", "mapped.png")]
-    succeed(["convert", str(tmp_path / "run"), str(tmp_path / "weights")])
+    succeed(["convert", str(workdir), str(tmp_path / "weights")])
 
-    for source in ("run", "weights"):
-        deep, of_8_bits = json.loads(succeed(["predict", str(tmp_path / source), *files, "--json"]))
-        assert deep["predictions"] == of_8_bits["predictions"]
+    for weights in (workdir, tmp_path / "weights"):
+        out = succeed(
+            [
+                "predict",
+                str(weights),
+                str(tmp_path / "deep.tif"),
+                str(tmp_path / "mapped.png"),
+                "--json",
+            ]
+        )
+        of_deep, of_mapped = json.loads(out)
+        assert of_deep["predictions"] == of_mapped["predictions"]
 
-    succeed(["evaluate", str(tmp_path / "run"), f"--{data}"])
+
+def test_evaluation_with_the_range_of_the_run_warns_of_nothing(workdir, images, caplog):
+    succeed(["evaluate", str(workdir), f"--data=folder:{images}"])
 
     assert not [line for line in caplog.messages if "16 bits" in line]
 
-    words[words.index(f"--workdir={tmp_path / 'run'}")] = f"--workdir={tmp_path / 'without'}"
-    succeed(words)
-    (line,) = [line for line in caplog.messages if "16 bits" in line]
 
+def test_a_run_without_a_range_warns(make_words, tmp_path, caplog):
+    succeed(make_words(tmp_path / "without"))
+
+    (line,) = (line for line in caplog.messages if "16 bits" in line)
     assert "40 of 40 checked files" in line
     assert "input.value_range=0,4095" in line
+
+
+def test_a_run_with_a_range_does_not_warn(make_words, tmp_path, caplog):
+    succeed([*make_words(tmp_path / "with"), WITH_RANGE])
+
+    assert not [line for line in caplog.messages if "16 bits" in line]

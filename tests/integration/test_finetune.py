@@ -1,4 +1,4 @@
-"""Fine-tuning by the command: the search, kills in the middle of it, and sources and workdirs that others use."""
+"""Fine-tuning by the command: the search, kills in the middle of it, shared sources and workdirs."""
 
 import shutil
 import signal
@@ -29,68 +29,84 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
 @pytest.fixture(scope="module")
-def words(data_dir):
-    """A function to the words of a verb with a stage of the recipe."""
+def make_words(data_dir):
+    """Return a function to the words of a verb with a stage of the recipe."""
 
-    def words(verb, stage, workdir, *overrides):
+    def make(verb, stage, workdir, *overrides):
         fields = ("logging.tensorboard=False", f"input.data_dir={data_dir}", *overrides)
         return [verb, f"--config={RECIPE}:{stage}", f"--workdir={workdir}", *flags(*fields)]
 
-    return words
+    return make
 
 
 @pytest.fixture(scope="module")
-def source(words, tmp_path_factory):
+def source(make_words, tmp_path_factory):
     """A workdir with weights of the digits 0 to 4."""
     workdir = tmp_path_factory.mktemp("source") / "pretrained"
-    succeed(words("pretrain", "pretrain", workdir, *NETWORK, "total=2 steps"))
-
+    succeed(make_words("pretrain", "pretrain", workdir, *NETWORK, "total=2 steps"))
     return workdir
 
 
 @pytest.fixture(scope="module")
-def tuning(words, source):
-    return lambda workdir, *overrides: words(
-        "finetune",
-        "finetune",
-        workdir,
-        *SHORT,
-        f"init_from={source}",
-        *overrides,
-    )
+def tuning(make_words, source):
+    """Return a function from a workdir to the words of a fine-tuning run."""
+
+    def make(workdir, *overrides):
+        fields = (*SHORT, f"init_from={source}", *overrides)
+        return make_words("finetune", "finetune", workdir, *fields)
+
+    return make
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tuning, tmp_path_factory):
-    """A finished run and what it printed."""
+    """The workdir and the output of a finished run."""
     workdir = tmp_path_factory.mktemp("finetune") / "run"
     return workdir, succeed(tuning(workdir))
 
 
-def test_what_the_search_leaves(uninterrupted):
+@pytest.fixture(scope="module")
+def trials(uninterrupted):
+    """The summaries of the trials, by learning rate."""
+    workdir, _ = uninterrupted
+    summaries = {}
+    for rate in ("0.003", "0.03"):
+        summaries[rate] = commands.summary(workdir / "search" / f"learning_rate={rate}")
+    return summaries
+
+
+@pytest.fixture(scope="module")
+def best(trials):
+    """The learning rate with the highest accuracy, and of equal ones with the lowest loss."""
+
+    def rank(rate):
+        return -trials[rate]["validation_accuracy"], trials[rate]["validation_loss"]
+
+    return min(trials, key=rank)
+
+
+def test_the_search_chooses_the_best_learning_rate(uninterrupted, best):
     workdir, out = uninterrupted
-    trials = {
-        rate: commands.summary(workdir / "search" / f"learning_rate={rate}")
-        for rate in ("0.003", "0.03")
-    }
-    best = min(
-        trials,
-        key=lambda rate: (-trials[rate]["validation_accuracy"], trials[rate]["validation_loss"]),
-    )
+
+    (chosen,) = (line for line in out.splitlines() if "<- chosen" in line)
 
     assert commands.summary(workdir)["learning_rate"] == float(best)
-
-    (chosen,) = [line for line in out.splitlines() if "<- chosen" in line]
-
     assert chosen.startswith(best)
+
+
+def test_the_output_of_a_search(uninterrupted, best):
+    """30 % of the 30 images of each class are held out in the trials."""
+    _, out = uninterrupted
+
     assert "head/linear/kernel replaced" in out
     assert "positions/table resized from 4x4 to 8x8" in out
 
-    said = ("trial ", "data ", "classes ", "the best ")
-
-    assert [" ".join(line.split()) for line in out.splitlines() if line.startswith(said)] == [
+    lines = []
+    for line in out.splitlines():
+        if line.startswith(("trial ", "data ", "classes ", "the best ")):
+            lines.append(" ".join(line.split()))
+    assert lines == [
         "trial 1 of 2: learning rate 0.003",
-        # 30 % of 30 images of each class held out
         "data digits: 105 training and 45 validation images, 5 classes",
         "classes '5', '6', '7', '8', '9'",
         "trial 2 of 2: learning rate 0.03",
@@ -100,6 +116,12 @@ def test_what_the_search_leaves(uninterrupted):
         "data digits: 150 training and 179 test images, 5 classes",
         "classes '5', '6', '7', '8', '9'",
     ]
+
+
+def test_the_files_of_a_search(uninterrupted, trials, best):
+    """Trials keep no checkpoints."""
+    workdir, _ = uninterrupted
+
     assert commands.summary(workdir)["test_images"] == 179
     assert trials[best]["validation_images"] == 45
     assert not (workdir / "search" / "learning_rate=0.03" / "checkpoints").exists()
@@ -108,52 +130,74 @@ def test_what_the_search_leaves(uninterrupted):
 
 
 def test_a_second_run_is_rejected_before_its_first_trial(tuning, tmp_path):
-    (tmp_path / "run").mkdir()
-    with WorkdirLock(tmp_path / "run"):
-        outcome = run(tuning(tmp_path / "run"))
-        assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+    workdir = tmp_path / "run"
+    workdir.mkdir()
 
+    with WorkdirLock(workdir):
+        outcome = run(tuning(workdir))
+        names = [path.name for path in workdir.iterdir()]
+
+    assert names == [LOCK]
     assert outcome.code == 2
     assert "is used by another run" in outcome.err
 
 
-def test_ended_in_a_trial_and_after_them(uninterrupted, tuning, tmp_path):
-    """By kill -9 in the second trial, then by SIGTERM, which saves; what follows is what would have followed."""
-    reference = uninterrupted[0]
+def stop_at_checkpoint(words, folder, number):
+    """Send a signal to a run at its first new checkpoint in a folder; return the outcome."""
+    process = commands.start_held(words, folder)
+    commands.wait_for_new_checkpoint(folder, process)
+    process.send_signal(number)
+    (outcome,) = commands.finish([process])
+    return outcome
+
+
+def test_runs_that_end_in_a_trial_and_after_the_trials_are_resumed(
+    uninterrupted,
+    tuning,
+    tmp_path,
+):
+    """The run is killed in the second trial, then stopped by SIGTERM, which saves.
+
+    The resumed run is equal to the uninterrupted one.
+    """
+    reference, _ = uninterrupted
     workdir = tmp_path / "run"
-    trials = [f"search/learning_rate={rate}" for rate in ("0.003", "0.03")]
+    saved = "which is saved; the same command resumes it"
 
-    for folder, number in ((trials[1], signal.SIGKILL), (".", signal.SIGTERM)):
-        process = commands.start_held(tuning(workdir), workdir / folder)
-        commands.wait_for_new_checkpoint(workdir / folder, process)
-        process.send_signal(number)
-        (outcome,) = commands.finish([process])
+    killed = stop_at_checkpoint(
+        tuning(workdir),
+        workdir / "search/learning_rate=0.03",
+        signal.SIGKILL,
+    )
+    assert killed.code == -signal.SIGKILL, killed.err
+    assert saved not in killed.err
 
-        assert outcome.code == (75 if number == signal.SIGTERM else -number), outcome.err
-        assert ("which is saved; the same command resumes it" in outcome.err) is (
-            number == signal.SIGTERM
-        )
+    stopped = stop_at_checkpoint(tuning(workdir), workdir, signal.SIGTERM)
+    assert stopped.code == 75, stopped.err
+    assert saved in stopped.err
 
     succeed(tuning(workdir))
-    for folder, names in (
-        (".", ("test_loss", "test_accuracy", "learning_rate")),
-        *((trial, ()) for trial in trials),
-    ):
-        found = commands.summary(workdir / folder)
-        expected = commands.summary(reference / folder)
-
-        for name in ("parameters_sha256", *names):
-            assert found[name] == expected[name], (folder, name)
+    found = commands.summary(workdir)
+    expected = commands.summary(reference)
+    for name in ("parameters_sha256", "test_loss", "test_accuracy", "learning_rate"):
+        assert found[name] == expected[name], name
+    for trial in ("search/learning_rate=0.003", "search/learning_rate=0.03"):
+        found = commands.summary(workdir / trial)
+        expected = commands.summary(reference / trial)
+        assert found["parameters_sha256"] == expected["parameters_sha256"], trial
 
 
 def test_a_learning_rate_that_diverges_loses(tuning, tmp_path):
-    overrides = (
+    words = tuning(
+        tmp_path / "run",
         "search.learning_rates=1e30,0.01",
         "optimizer.clip_global_norm=None",
         "total=5 steps",
     )
 
-    assert "diverged" in succeed(tuning(tmp_path / "run", *overrides))
+    out = succeed(words)
+
+    assert "diverged" in out
     assert commands.summary(tmp_path / "run")["learning_rate"] == 0.01
 
 
@@ -166,48 +210,47 @@ def test_the_source_is_never_written_to(tuning, source):
 
 
 def test_a_source_that_is_being_written(tuning, source, tmp_path):
-    """Checkpoints that orbax has not finished have longer names: the newest complete step is taken.
+    """The newest complete step is taken: unfinished checkpoints of orbax have longer names.
 
-    The first loss with a new head of zeros is that of guessing.
+    The first loss with a new head of zeros is that of guessing, ln 5.
     """
     live = tmp_path / "live"
     shutil.copytree(source, live)
     shutil.copytree(live / "checkpoints" / "2", live / "checkpoints" / "4.orbax-checkpoint-tmp-7")
-    out = succeed(tuning(tmp_path / "run", *ONE_RUN, "logging.every=1 steps", f"init_from={live}"))
+    workdir = tmp_path / "run"
+
+    out = succeed(tuning(workdir, *ONE_RUN, "logging.every=1 steps", f"init_from={live}"))
 
     assert "of step 2)" in out
-    assert commands.losses(tmp_path / "run")[1] == pytest.approx(1.6094379, abs=2e-7)  # ln 5
+    assert commands.losses(workdir)[1] == pytest.approx(1.6094379, abs=2e-7)
 
 
 def test_a_half_written_checkpoint_is_one_clear_error(tuning, source, tmp_path):
-    """In a process of its own: reads of orbax that fail after the refusal would be blamed on the next test."""
+    """The run is a process: reads of orbax that fail after the error would reach the next test."""
     broken = tmp_path / "broken"
     shutil.copytree(source, broken)
-    data = [path for path in (broken / "checkpoints" / "2").rglob("d/*") if path.is_file()]
-
-    assert data
-
-    for path in data:
+    files = [path for path in (broken / "checkpoints" / "2").rglob("d/*") if path.is_file()]
+    assert files
+    for path in files:
         path.write_bytes(path.read_bytes()[:10])
 
-    (outcome,) = commands.finish([commands.start(tuning(tmp_path / "run", f"init_from={broken}"))])
+    process = commands.start(tuning(tmp_path / "run", f"init_from={broken}"))
+    (outcome,) = commands.finish([process])
 
     assert outcome.code == 2, outcome.err
-
-    (message,) = [line for line in outcome.err.splitlines() if line.startswith("vit-jax:")]
-
+    (message,) = (line for line in outcome.err.splitlines() if line.startswith("vit-jax:"))
     assert str(broken) in message
     assert "Is it half written, or copied in part?" in message
 
 
 def test_weights_that_change_under_a_run_are_noticed(uninterrupted, tuning, tmp_path):
-    other = tmp_path / "run"
-    shutil.copytree(uninterrupted[0], other)
-    start = (other / "start.json").read_text()
-    (other / "start.json").write_text(
-        start.replace('"parameters_sha256": "', '"parameters_sha256": "0')
-    )
-    outcome = run(tuning(other))
+    workdir = tmp_path / "run"
+    shutil.copytree(uninterrupted[0], workdir)
+    key = '"parameters_sha256": "'
+    start = (workdir / "start.json").read_text()
+    (workdir / "start.json").write_text(start.replace(key, f"{key}0"))
+
+    outcome = run(tuning(workdir))
 
     assert outcome.code == 2
     assert "started from other weights" in outcome.err

@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C end every verb in order: an exit code, one line, nothing half-written, no process left."""
+"""SIGTERM and Ctrl-C end every verb in order.
+
+The exit code and one line tell so; nothing is half-written, and no process is left.
+"""
 
 import os
 import pathlib
@@ -23,33 +26,35 @@ SHARED_MEMORY = pathlib.Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory):
-    """Weights and 42 images of two splits."""
-    folder = tmp_path_factory.mktemp("given")
+def inputs(tmp_path_factory):
+    """The folder of weights and of 42 images in two splits."""
+    folder = tmp_path_factory.mktemp("inputs")
     save_weights(sample_weights(), folder / "weights", OWN)
-
     for split, seed in (("train", 0), ("test", 1)):
         write_classes(folder / "images" / split, np.arange(21) % 7, sample_pixels(21, seed=seed))
-
     return folder
 
 
 @pytest.fixture
 def place(tmp_path):
-    """The folders that a verb writes into: its output, and that of temporary files."""
-    for name in ("output", "scratch"):
-        (tmp_path / name).mkdir()
+    """A folder with the subfolders for the output of a verb and for temporary files."""
+    (tmp_path / "output").mkdir()
+    (tmp_path / "scratch").mkdir()
     return tmp_path
 
 
-def files_below(*folders):
-    return sorted(str(path) for folder in folders for path in folder.rglob("*"))
+def list_below(*folders):
+    """Return the sorted paths of everything below some folders."""
+    paths = []
+    for folder in folders:
+        paths += map(str, folder.rglob("*"))
+    return sorted(paths)
 
 
-def stop(number, call, words, place, after=0):
-    """Send a signal to a verb that is held at a call, check how it ends; return what it had written when it came.
+def stop_held(number, call, words, place, after=0):
+    """Send a signal to a verb that is held at a call, and check its end.
 
-    So many calls pass before.
+    Returns the files that were there when the signal came. `after` calls pass before the held one.
     """
     environment = {
         "TMPDIR": str(place / "scratch"),
@@ -57,14 +62,17 @@ def stop(number, call, words, place, after=0):
         "HELD_AFTER": str(after),
     }
     process = commands.start_held_at(call, words, place, **environment)
-    written = files_below(place)
+    written = list_below(place)
+
     process.send_signal(number)
     (outcome,) = commands.finish([process])
-    *progress, end = outcome.err.splitlines(keepends=True)
 
-    assert (outcome.code, end) == LINES[number]
-    assert all(line.startswith("computing features of ") for line in progress), progress
-
+    code, message = LINES[number]
+    *progress, last = outcome.err.splitlines(keepends=True)
+    assert outcome.code == code
+    assert last == message
+    for line in progress:
+        assert line.startswith("computing features of "), progress
     return written
 
 
@@ -93,10 +101,31 @@ VERBS = {  # the call at which temporary files are there, the words
         ["lr-range", "--config=configs/digits.py", "R", "--steps=20", "--output=O/rates.png"],
     ),
 }
-CASES = [(name, signal.SIGTERM) for name in VERBS] + [
+CASES = [
+    *((name, signal.SIGTERM) for name in VERBS),
     ("features", signal.SIGINT),
     ("evaluate", signal.SIGINT),
 ]
+
+
+def expand_words(words, inputs, output, recipe):
+    """Return the words of a verb for the abbreviations in VERBS.
+
+    W are the weights, D the data, R the options of the recipe, O the output folder.
+    """
+    abbreviations = {
+        "W": [str(inputs / "weights")],
+        "D": [f"--data=folder:{inputs / 'images'}"],
+        "R": recipe,
+        "images": [str(inputs / "images")],
+    }
+    expanded = []
+    for word in words:
+        if word in abbreviations:
+            expanded += abbreviations[word]
+        else:
+            expanded.append(word.replace("=O", f"={output}").replace("O/", f"{output}/"))
+    return expanded
 
 
 @pytest.mark.parametrize(
@@ -104,84 +133,84 @@ CASES = [(name, signal.SIGTERM) for name in VERBS] + [
     CASES,
     ids=[f"{name}, {number.name}" for name, number in CASES],
 )
-def test_a_verb_leaves_nothing_half_written(given, place, data_dir, name, number):
-    images = given / "images"
-    weights = str(given / "weights")
-    recipe = commands.pretraining(data_dir, "none")[3:]
-    short = {
-        "W": [weights],
-        "D": [f"--data=folder:{images}"],
-        "R": recipe,
-        "images": [str(images)],
-    }
+def test_a_verb_leaves_nothing_half_written(inputs, place, data_dir, name, number):
+    """Temporary files are there when the signal comes, and gone afterwards."""
     call, words = VERBS[name]
-    words = [
-        word.replace("=O", f"={place}/output").replace("O/", f"{place}/output/") for word in words
-    ]
-    words = [part for word in words for part in short.get(word, [word])]
+    recipe = commands.pretraining(data_dir, "none")[3:]
+    words = expand_words(words, inputs, place / "output", recipe)
 
-    assert stop(number, call, words, place) != files_below(place), "temporary files were there"
-    assert files_below(place / "output", place / "scratch") == []
+    written = stop_held(number, call, words, place)
+
+    assert written != list_below(place)
+    assert list_below(place / "output", place / "scratch") == []
 
 
 def test_a_dataset_of_tfds_is_complete_or_not_there(place):
     """TFDS leaves empty folders, as it does at its normal end."""
     words = ["prepare", "digits", f"--data_dir={place}/output"]
 
-    assert any("incomplete" in file for file in stop(signal.SIGTERM, "cv2:imencode", words, place))
+    written = stop_held(signal.SIGTERM, "cv2:imencode", words, place)
 
-    left = files_below(place)
-
-    assert not any("incomplete" in path or pathlib.Path(path).is_file() for path in left), left
+    assert any("incomplete" in path for path in written)
+    for path in list_below(place):
+        assert "incomplete" not in path
+        assert not pathlib.Path(path).is_file(), path
     assert commands.run(words).code == 0
 
 
 @pytest.mark.parametrize("number", LINES)
 def test_a_copy_of_a_folder_is_marked_as_unfinished(place, number):
+    """The signal comes when all threads have long been started."""
     count = 60
     write_classes(place / "images", np.arange(count) % 7, sample_pixels(count, size=(64, 64)))
     copy = place / "output" / "copy"
     words = ["prepare", f"folder:{place / 'images'}", "--short_side=16", f"--output={copy}"]
-    stop(number, "cv2:imencode", words, place, after=20)  # when all threads have long been started
+
+    stop_held(number, "cv2:imencode", words, place, after=20)
 
     assert 0 < len(list(copy.rglob("*.png"))) < count
     assert list(copy.rglob(".*")) == []
 
-    refused = commands.run(["evaluate", "w", f"--data=folder:{copy}"])
+    rejected = commands.run(["evaluate", "w", f"--data=folder:{copy}"])
+    assert rejected.code == 2
 
-    assert commands.run(words).code == 0
+    resumed = commands.run(words)
+    assert resumed.code == 0
     assert len(list(copy.rglob("*.png"))) == count
-    assert refused.code == 2
 
 
-def test_a_signal_to_one_process_of_a_verb_ends_all(given, place):
-    words = ["evaluate", given / "weights", f"--data=folder:{given / 'images'}"]
-    files = [place / f"held_{process}" for process in range(2)]
-    environments = [
-        own | {"HELD_FILE": str(file)} for own, file in zip(explicit(2), files, strict=True)
-    ]
+def test_a_signal_to_one_process_of_a_verb_ends_all(inputs, place):
+    words = ["evaluate", inputs / "weights", f"--data=folder:{inputs / 'images'}"]
+    files = [place / "held_0", place / "held_1"]
+    environments = []
+    for environment, file in zip(explicit(2), files, strict=True):
+        environments.append(environment | {"HELD_FILE": str(file)})
     call = "vit_jax.evals.evaluate:make_evaluate"
     processes = commands.start_all(words, environments, PYTHONPATH=commands.HELD, HELD_CALL=call)
-
     for process, file in zip(processes, files, strict=True):
         commands.wait_until(file.exists, process)
 
     processes[1].send_signal(signal.SIGTERM)
     first, second = commands.finish(processes)
 
-    assert (first.code, second.code) == (75, 75), (first, second)
+    assert first.code == 75, first
+    assert second.code == 75, second
     assert second.err == LINES[signal.SIGTERM][1]
 
     (line,) = first.err.splitlines()
-
-    assert re.fullmatch(
-        r"vit-jax: process 1 of 2 \(.*\) was stopped by SIGTERM\. Start the same command again\.",
-        line,
+    message = (
+        r"vit-jax: process 1 of 2 \(.*\) was stopped by SIGTERM\. Start the same command again\."
     )
+    assert re.fullmatch(message, line)
+
+
+def list_shared_memory():
+    return set(SHARED_MEMORY.glob("v*j*"))
 
 
 @pytest.mark.parametrize("number", LINES)
 def test_data_workers_end_with_the_verb(place, data_dir, number):
+    """Workers are killed, or end by themselves soon; their shared memory is gone at once."""
     recipe = commands.pretraining(data_dir, "none", "input.num_workers=2")[3:]
     words = [
         "lr-range",
@@ -190,29 +219,32 @@ def test_data_workers_end_with_the_verb(place, data_dir, number):
         "--steps=20",
         f"--output={place}/output/rates.png",
     ]
-    before = {*SHARED_MEMORY.glob("v*j*")}
+    before = list_shared_memory()
     process = commands.start_held_at("vit_jax.tools.sweeps.range_test:RangeTest", words, place)
-    workers = children(process.pid)
+    workers = list_children(process.pid)
 
     assert len(workers) >= 2
-    assert {*SHARED_MEMORY.glob("v*j*")} - before
+    assert list_shared_memory() - before
 
     process.send_signal(number)
     (outcome,) = commands.finish([process])
 
-    assert (outcome.code, outcome.err) == LINES[number]
+    code, message = LINES[number]
+    assert outcome.code == code
+    assert outcome.err == message
 
-    while any(map(is_alive, workers)):  # killed, or ending by themselves
+    while any(map(is_alive, workers)):
         time.sleep(0.05)
+    assert list_shared_memory() - before == set()
+    assert list_below(place / "output") == []
 
-    assert {*SHARED_MEMORY.glob("v*j*")} - before == set()
-    assert files_below(place / "output") == []
 
-
-def children(pid):
-    """Return the processes that a process has started, as the system numbers them."""
-    threads = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(number) for thread in threads for number in thread.read_text().split()]
+def list_children(pid):
+    """Return the numbers of the processes that a process has started."""
+    numbers = []
+    for thread in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        numbers += map(int, thread.read_text().split())
+    return numbers
 
 
 def is_alive(pid):
@@ -220,4 +252,5 @@ def is_alive(pid):
         os.kill(pid, 0)
     except OSError:
         return False
-    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state not in "ZX"

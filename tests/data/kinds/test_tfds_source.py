@@ -1,6 +1,5 @@
-"""TFDS datasets and the digits, prepared for real without TensorFlow; every way in which one may not be ready."""
+"""TFDS datasets and the digits, prepared without TensorFlow, and datasets that are not ready."""
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -41,7 +40,10 @@ if __name__ == "__main__":
 
 @pytest.mark.newest
 def test_tensorflow_is_never_imported(data_dir, tmp_path):
-    """On the complete path of the data: a module of that name, found first, ends whichever process imports it."""
+    """A module of that name, found first, ends each process that imports it.
+
+    The script takes the complete path of the data.
+    """
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "tensorflow.py").write_text(
         "import os, sys\nsys.stderr.write('TensorFlow imported')\nos._exit(3)\n"
@@ -52,9 +54,9 @@ def test_tensorflow_is_never_imported(data_dir, tmp_path):
         "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}",
         "JAX_PLATFORMS": "cpu",
     }
-    command = [sys.executable, str(tmp_path / "script.py"), data_dir]
+
     done = subprocess.run(
-        command,
+        [sys.executable, str(tmp_path / "script.py"), data_dir],
         env=environment,
         capture_output=True,
         text=True,
@@ -65,59 +67,85 @@ def test_tensorflow_is_never_imported(data_dir, tmp_path):
     assert "TensorFlow imported" not in done.stderr
 
 
+def read_digits(source):
+    """Return pixels and label of each image."""
+    found = []
+    for index in range(len(source)):
+        record = source[index]
+        found.append((images.decode(record.image)[..., 0].tobytes(), record.label))
+    return found
+
+
 def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, make_config):
-    splits = [
-        open_source("digits", split, make_config(data_dir=data_dir), 0)
-        for split in ("train", "test")
-    ]
+    train = open_source("digits", "train", make_config(data_dir=data_dir), 0)
+    test = open_source("digits", "test", make_config(data_dir=data_dir), 0)
 
-    assert [len(split) for split in splits] == [1437, 360]
+    assert len(train) == 1437
+    assert len(test) == 360
 
-    records = [split[i] for split in splits for i in range(len(split))]
     truth = load_digits()
+    pixels = np.round(truth.images * 255 / 16).astype(np.uint8)
+    expected = [(one.tobytes(), label) for one, label in zip(pixels, truth.target, strict=True)]
+    assert sorted(read_digits(train) + read_digits(test)) == sorted(expected)
 
-    expected = np.round(truth.images * 255 / 16).astype(np.uint8)
-    assert sorted((images.decode(r.image)[..., 0].tobytes(), r.label) for r in records) == sorted(
-        (p.tobytes(), n) for p, n in zip(expected, truth.target, strict=True)
-    )
-
-    shares = np.bincount(splits[1].labels) / np.bincount(truth.target)
-
-    assert np.all(np.abs(shares - 0.2) < 0.01)
+    test_shares = np.bincount(test.labels) / np.bincount(truth.target)
+    assert np.all(np.abs(test_shares - 0.2) < 0.01)
 
 
 def test_preparing_again_changes_nothing(data_dir):
+    def list_times(folder):
+        return {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+
     path = digits.prepare(data_dir)
-    before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
+    before = list_times(path)
 
     assert prepare("digits", data_dir=data_dir) == str(path)
     assert path.is_relative_to(data_dir)
-    assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
+    assert list_times(path) == before
 
 
-def test_names_that_cannot_be_prepared(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("cifar1O", "nearest.*cifar10"),
+        ("cifar10", r"pip install .*\[prepare\]"),
+    ],
+)
+def test_names_that_cannot_be_prepared(tmp_path, monkeypatch, name, rule):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for name, rule in (("cifar1O", "nearest.*cifar10"), ("cifar10", r"pip install .*\[prepare\]")):
-        with rejects(name, rule):
-            prepare(name, data_dir=str(tmp_path))
+
+    with rejects(name, rule):
+        prepare(name, data_dir=str(tmp_path))
 
 
-@pytest.mark.parametrize("first_is_ready", [True, False])
-def test_the_second_to_prepare_uses_what_the_first_wrote(tmp_path, monkeypatch, first_is_ready):
-    prepare = digits.VitJaxDigits.download_and_prepare
+def test_the_second_to_prepare_uses_the_files_of_the_first(tmp_path, monkeypatch):
+    """The second process cannot rename its folder, because the first was faster."""
+    download_and_prepare = digits.VitJaxDigits.download_and_prepare
 
-    def lose(builder):
-        if first_is_ready:
-            prepare(builder)
+    def prepare_and_fail(builder):
+        download_and_prepare(builder)
         raise OSError("Directory not empty")
 
-    monkeypatch.setattr(digits.VitJaxDigits, "download_and_prepare", lose)
-    with contextlib.nullcontext() if first_is_ready else pytest.raises(OSError, match="not empty"):
-        assert (digits.prepare(str(tmp_path)) / "dataset_info.json").exists()
+    monkeypatch.setattr(digits.VitJaxDigits, "download_and_prepare", prepare_and_fail)
+
+    path = digits.prepare(str(tmp_path))
+
+    assert (path / "dataset_info.json").exists()
+
+
+def test_an_error_of_preparation_is_raised_if_nothing_was_prepared(tmp_path, monkeypatch):
+    def fail(builder):
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr(digits.VitJaxDigits, "download_and_prepare", fail)
+
+    with pytest.raises(OSError, match="not empty"):
+        digits.prepare(str(tmp_path))
 
 
 def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
     config = make_config(data_dir=data_dir)
+
     source = open_source("tfds:vit_jax_digits", "train[:98%]", config, 0)
     rest = open_source("tfds:vit_jax_digits:1.0.0", "train[98%:]", config, 0)
 
@@ -127,19 +155,17 @@ def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
     assert source.num_classes == 10
     assert source.name_of(3) == "train[:98%]:3"
 
-    copy = pickle.loads(pickle.dumps(rest))
+    received = pickle.loads(pickle.dumps(rest))
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(copy.__getitem__, range(29))) == [rest[i] for i in range(29)]
+        records = list(pool.map(received.__getitem__, range(29)))
+    assert records == [rest[i] for i in range(29)]
 
 
 def test_labels_come_without_images(data_dir, make_config, monkeypatch):
-    source = open_source(
-        "digits",
-        "train[:700]",
-        make_config(data_dir=data_dir),
-        0,
-    )  # more than two chunks
+    """The split is more than two chunks of labels."""
+    source = open_source("digits", "train[:700]", make_config(data_dir=data_dir), 0)
     expected = [source[i].label for i in range(len(source))]
+
     monkeypatch.setattr(tfds.features.Image, "decode_example_np", None)
     monkeypatch.setattr(type(source), "__getitem__", None)
 
@@ -148,14 +174,17 @@ def test_labels_come_without_images(data_dir, make_config, monkeypatch):
     assert source.key_of(3) == b"3"
 
 
-def test_names_that_cannot_be_opened(tmp_path, make_config):
-    for name, rule in (
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
         ("cifar1O", "nearest.*cifar10"),
         ("cifar10:9.9.9", ""),
-        ("cifar10", f"vit-jax prepare cifar10 --data_dir={tmp_path}$"),
-    ):
-        with rejects(name, rule):
-            open_source(f"tfds:{name}", "train", make_config(data_dir=str(tmp_path)), 0)
+        ("cifar10", "vit-jax prepare cifar10 --data_dir={}$"),
+    ],
+)
+def test_names_that_cannot_be_opened(tmp_path, make_config, name, rule):
+    with rejects(name, rule.format(tmp_path)):
+        open_source(f"tfds:{name}", "train", make_config(data_dir=str(tmp_path)), 0)
 
 
 @pytest.mark.parametrize(
@@ -184,26 +213,20 @@ def test_datasets_that_cannot_be_used(data_dir, tmp_path, make_config, file, bef
 @pytest.fixture
 def train_file(data_dir, tmp_path):
     """The file of the training split, in a copy of the digits."""
-    return next(Path(shutil.copytree(data_dir, tmp_path / "tfds")).glob("**/*-train.array_record*"))
+    copy = Path(shutil.copytree(data_dir, tmp_path / "tfds"))
+    (file,) = copy.glob("**/*-train.array_record*")
+    return file
 
 
-@pytest.mark.parametrize(
-    "length",
-    [
-        0,
-        1000,
-        200_000,
-        -1,
-        None,
-    ],
-)
+@pytest.mark.parametrize("length", [0, 1000, 200_000, -1, None])
 def test_a_file_that_is_cut_off_is_named_when_it_is_opened(train_file, make_config, length):
+    """None: the file is missing."""
     if length is None:
         train_file.unlink()
     else:
         train_file.write_bytes(train_file.read_bytes()[:length])
-
     config = make_config(data_dir=str(train_file.parents[2]))
+
     with rejects(train_file.name, "missing, cut off or damaged"):
         open_source("digits", "train", config, 0)
 
@@ -216,17 +239,19 @@ def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
     content = bytearray(train_file.read_bytes())
     content[70_000] ^= 16
     train_file.write_bytes(content)
-    source = open_source("digits", "train", config, 0)
-    damaged = []
 
+    source = open_source("digits", "train", config, 0)
+    errors = {}
     for index in range(len(source)):
         try:
-            assert source[index].label == before[index]
+            label = source[index].label
         except images.UnreadableImage as error:
-            assert "The stored record is damaged (Corrupted" in str(error)  # noqa: PT017  # one of them is
-            damaged.append(index)
+            errors[index] = str(error)
+        else:
+            assert label == before[index]
 
-    assert len(damaged) == 1
+    ((damaged, message),) = errors.items()
+    assert "The stored record is damaged (Corrupted" in message
     assert np.delete(source.labels, damaged).tolist() == np.delete(before, damaged).tolist()
     assert source.labels[damaged] == 0
 
@@ -253,25 +278,28 @@ def test_digits_in_a_folder_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "some/config=FOLDER,version=1.0.0",
-            "some/config=FOLDER",
-            "some/..:1.0.0",
-            "some/a/file_format=x",
-            "../some",
-        ),
-        *("kubric:movi", "huggingface:mnist", "some-one:mnist/config:1.0.0"),
+        "some/config=FOLDER,version=1.0.0",
+        "some/config=FOLDER",
+        "some/..:1.0.0",
+        "some/a/file_format=x",
+        "../some",
+        "kubric:movi",
+        "huggingface:mnist",
+        "some-one:mnist/config:1.0.0",
     ],
 )
-def test_no_names_for_which_tfds_runs_code(name, tmp_path):
-    """It imports what files of a prepared dataset name, or downloads code for a namespace; weights state names."""
+def test_names_for_which_tfds_runs_code_are_rejected(name, tmp_path):
+    """TFDS imports modules that files of a dataset name, or downloads code for a namespace.
+
+    Weights of others may state such names.
+    """
     folder = tmp_path / "theirs"
     for place in (folder, folder / "1.0.0"):
         place.mkdir()
         (place / "dataset_info.json").write_text(json.dumps({"name": "some", "version": "1.0.0"}))
         (place / "features.json").write_text(json.dumps({"pythonClassName": "this.Feature"}))
-
     sys.modules.pop("this", None)
+
     with pytest.raises(ValueError, match=r"^data='tfds:.*': must be a name\."):
         open_tfds(name.replace("FOLDER", str(folder)), "train", str(tmp_path))
 
