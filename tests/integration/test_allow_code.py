@@ -1,4 +1,4 @@
-"""Weights of others run no code: what their metadata names is imported only from packages that the caller allows."""
+"""Weights of others run no code: metadata may name only packages that the caller allows."""
 
 import dataclasses
 import importlib
@@ -16,6 +16,8 @@ from tests.integration.commands import run, succeed
 from tests.tiny import RECIPE, flags
 from tests.weights.small_networks import arrays_of
 from vit_jax.checkpoint.reader import METADATA, METADATA_DIGEST, digest_metadata
+from vit_jax.config import load_recipe
+from vit_jax.train.starting_weights import initial_weights
 from vit_jax.weights.card import build_card
 from vit_jax.weights.description import TrainingData, describe
 from vit_jax.weights.formats import write_safetensors
@@ -54,17 +56,19 @@ TRAINING = TrainingData(
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A downloaded folder, entered: evil.py, weights that name it in every format, and two images."""
+    """A downloaded folder, entered.
+
+    It holds evil.py, weights that name it in two formats, and images of two classes.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     (tmp_path / "evil.py").write_text(EVIL)
     importlib.invalidate_caches()
-    weights = sample_weights(dataclasses.replace(SEVEN))
-    named = dataclasses.replace(
-        weights,
+    weights = dataclasses.replace(
+        sample_weights(SEVEN),
         architecture=dataclasses.replace(SEVEN, block="evil:Block"),
     )
-    save_weights(named, tmp_path / "run", OWN)
+    save_weights(weights, tmp_path / "run", OWN)
     write_file(tmp_path / "w.safetensors", network="evil:build")
     write_pngs(tmp_path / "images" / "ant", sample_pixels(2))
     write_pngs(tmp_path / "images" / "bee", sample_pixels(2, seed=1))
@@ -77,10 +81,10 @@ def write_file(path, **named):
     write_safetensors(path, arrays_of(SEVEN, "timm"), metadata)
 
 
-def refused(text, file, package="evil"):
-    """A pattern for the one message."""
-    names = rf"architecture\.\w+='{text}': \S*{file}\S* names code of {package}"
-    return rf"{names}, .* add --(weights|config)\.allow_code={package} "
+def make_rule(text, file, package="evil"):
+    """Return the pattern of the error about a reference in a file."""
+    reference = rf"architecture\.\w+='{text}': \S*{file}\S* names code of {package}"
+    return rf"{reference}, .* add --(weights|config)\.allow_code={package} "
 
 
 VERBS = {
@@ -94,7 +98,9 @@ VERBS = {
     "features": ["features", "W", "--data=folder:images", "--output=f.npz"],
     "inspect": ["inspect", "W", "filters", "--output=pictures"],
     "finetune": [
-        *("finetune", f"--config={RECIPE.with_name('finetune.py')}:any,own", "--workdir=tuned"),
+        "finetune",
+        f"--config={RECIPE.with_name('finetune.py')}:any,own",
+        "--workdir=tuned",
         *flags(
             "init_from=W",
             "data=folder:images",
@@ -116,28 +122,42 @@ def open_data(split, config, seed):
 """
 
 
+@pytest.fixture
+def suite(here):
+    """A module of the user with a suite of one task."""
+    (here / "mine.py").write_text(SUITE)
+    yield
+    sys.modules.pop("mine", None)
+
+
+def list_words(verb, source):
+    """Return the words of a verb with the weights in the place of W."""
+    words = []
+    for word in VERBS[verb]:
+        if word == "W" or "=W" in word:
+            word = word.replace("W", source)
+        words.append(word)
+    return words
+
+
+@pytest.mark.usefixtures("suite")
 @pytest.mark.parametrize("source", ["run", "w.safetensors"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_runs_no_code_of_a_file(here, verb, source):
-    (here / "mine.py").write_text(SUITE)
-    outcome = run(
-        [word.replace("W", source) if "=W" in word or word == "W" else word for word in VERBS[verb]]
-    )
-    sys.modules.pop("mine", None)
+    outcome = run(list_words(verb, source))
 
     assert outcome.code == 2
-    assert re.search(refused("evil:(Block|build)", source), outcome.err), outcome.err
+    assert re.search(make_rule("evil:(Block|build)", source), outcome.err), outcome.err
 
-    has_recipe = verb in ("finetune", "vtab")
-
-    assert f"--{'config' if has_recipe else 'weights'}.allow_code=evil " in outcome.err
+    group = "config" if verb in ("finetune", "vtab") else "weights"
+    assert f"--{group}.allow_code=evil " in outcome.err
     assert not (here / "ran").exists()
     assert "evil" not in sys.modules
 
 
 @pytest.mark.parametrize("source", ["run", "w.safetensors"])
 def test_load_model_runs_no_code_of_a_file(here, source):
-    with pytest.raises(ValueError, match=refused("evil:(Block|build)", source)):
+    with pytest.raises(ValueError, match=make_rule("evil:(Block|build)", source)):
         vit_jax.load_model(source)
     with pytest.raises(ValueError, match=r"--weights\.allow_code=evi,evil "):
         vit_jax.load_model(source, allow_code="evi")
@@ -145,105 +165,98 @@ def test_load_model_runs_no_code_of_a_file(here, source):
     assert not (here / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "network",
-        "block",
-        "position_embedding",
-        "pool",
-        "head",
-    ],
-)
+@pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
 def test_every_field_of_a_network(here, field, monkeypatch):
-    called = []
-    monkeypatch.setattr(os, "system", lambda *words: called.append(words))
+    calls = []
+    monkeypatch.setattr(os, "system", lambda *words: calls.append(words))
     write_file(here / "os.safetensors", **{field: "os:system"})
 
-    with pytest.raises(
-        ValueError,
-        match=rf"^architecture\.{field}='os:system': \S*os\.safetensors names code of os,",
-    ):
+    rule = rf"^architecture\.{field}='os:system': \S*os\.safetensors names code of os,"
+    with pytest.raises(ValueError, match=rule):
         vit_jax.load_model("os.safetensors")
 
-    assert called == []
+    assert calls == []
 
 
 @pytest.mark.parametrize("source", ["run", "w.safetensors"])
 def test_allowed_code_runs(here, source):
-    (path, *_) = sorted((here / "images/ant").iterdir())
+    path = min((here / "images/ant").iterdir())
 
-    assert (
-        succeed(["predict", source, str(path), "--weights.allow_code=other,evil"]).count("000.png")
-        == 1
-    )
+    out = succeed(["predict", source, str(path), "--weights.allow_code=other,evil"])
+
+    assert out.count("000.png") == 1
     assert (here / "ran").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["finetune", "vtab"])
-def test_allowed_code_is_trained(here, verb):
+@pytest.mark.usefixtures("suite")
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        (
+            "finetune",
+            flags("data=mine:open_data", "search.learning_rates=", "schedule.learning_rate=0.1"),
+        ),
+        ("vtab", ["--lengths=2:1", "--learning_rates=0.1"]),
+    ],
+    ids=["finetune", "vtab"],
+)
+def test_allowed_code_is_trained(here, verb, options):
     """The same command resumes; without the option it fails."""
-    (here / "mine.py").write_text(SUITE)
-    overrides = flags("data=mine:open_data", "search.learning_rates=", "schedule.learning_rate=0.1")
-    overrides = overrides if verb == "finetune" else ["--lengths=2:1", "--learning_rates=0.1"]
-    overrides += flags("logging.tensorboard=False", "global_batch=8", "input.image_size=8,12")
-    words = [
-        word.replace("W", "run") if "=W" in word or word == "W" else word for word in VERBS[verb]
-    ] + overrides
-    succeed([*words, "--allow_code=evil"])
+    small = flags("logging.tensorboard=False", "global_batch=8", "input.image_size=8,12")
+    words = [*list_words(verb, "run"), *options, *small]
 
+    succeed([*words, "--allow_code=evil"])
     assert (here / "ran").exists()
 
     succeed([*words, "--config.allow_code=other,evil"])
 
-    assert re.search(refused("evil:Block", "run"), run(words).err)
+    outcome = run(words)
+    assert re.search(make_rule("evil:Block", "run"), outcome.err)
 
-    sys.modules.pop("mine", None)
 
-
-def test_a_model_of_allowed_code_is_used_and_saved(here):
+@pytest.mark.usefixtures("here")
+def test_a_model_of_allowed_code_is_used_and_saved():
     model = vit_jax.load_model("run", allow_code=("evil",))
 
     assert model.predict(sample_pixels(2)).shape == (2, len(NAMES))
 
     model.save("saved")
-    with pytest.raises(ValueError, match=refused("evil:Block", "saved")):
+    with pytest.raises(ValueError, match=make_rule("evil:Block", "saved")):
         vit_jax.load_model("saved")
 
 
-def test_an_allowed_package_does_not_allow_what_it_imports(here, monkeypatch):
-    called = []
-    monkeypatch.setattr(shutil, "rmtree", lambda *words: called.append(words))
+def test_an_allowed_package_does_not_allow_its_imports(here, monkeypatch):
+    calls = []
+    monkeypatch.setattr(shutil, "rmtree", lambda *words: calls.append(words))
     write_file(here / "w.safetensors", network="evil:shutil.rmtree")
-    pattern = (
-        r"'evil:shutil\.rmtree': \S+ names code of shutil, .* --weights.allow_code=evil,shutil "
-    )
 
-    with pytest.raises(ValueError, match=pattern):
+    rule = r"'evil:shutil\.rmtree': \S+ names code of shutil, .* --weights.allow_code=evil,shutil "
+    with pytest.raises(ValueError, match=rule):
         vit_jax.load_model("w.safetensors", allow_code=("evil",))
 
-    assert called == []
+    assert calls == []
 
 
-def test_the_config_of_the_command_allows_the_same_network(here):
-    """Pre-training that starts from weights with the parts that the command names."""
-    from vit_jax.train.starting_weights import initial_weights
+def load_tiny_recipe(*fields):
+    return load_recipe(str(RECIPE), flags("init_from=run", *fields))
 
-    config = vit_jax.config.load_recipe(
-        str(RECIPE),
-        flags("init_from=run", "model.block=evil:Block"),
-    )
 
-    assert initial_weights(config).architecture.block == "evil:Block"
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("field", ["model.block=evil:Block", "allow_code=evil"])
+def test_the_config_of_the_command_allows_the_same_network(field):
+    """Pre-training may start from weights with the parts that the command names."""
+    weights = initial_weights(load_tiny_recipe(field))
 
-    other = vit_jax.config.load_recipe(str(RECIPE), flags("init_from=run", "data=evil:Block"))
-    with pytest.raises(ValueError, match=refused("evil:Block", "run")):
-        initial_weights(other)
+    assert weights.architecture.block == "evil:Block"
 
-    allowed = vit_jax.config.load_recipe(str(RECIPE), flags("init_from=run", "allow_code=evil"))
 
-    assert initial_weights(allowed).architecture.block == "evil:Block"
+@pytest.mark.usefixtures("here")
+def test_other_fields_of_the_config_allow_no_network():
+    config = load_tiny_recipe("data=evil:Block")
+
+    with pytest.raises(ValueError, match=make_rule("evil:Block", "run")):
+        initial_weights(config)
 
 
 @pytest.fixture
@@ -254,11 +267,12 @@ def downloaded(here, tiny_run):
         metadata = json.loads(file.read_text())
         metadata["training"] |= {"data": "evil:open_data"}
         del metadata[METADATA_DIGEST]
-        file.write_text(json.dumps(metadata | {METADATA_DIGEST: digest_metadata(metadata)}))
+        digest = digest_metadata(metadata)
+        file.write_text(json.dumps(metadata | {METADATA_DIGEST: digest}))
 
-    config = json.loads((here / "tiny/config.json").read_text())
-    (here / "tiny/config.json").write_text(json.dumps(config | {"data": "evil:open_data"}))
-
+    file = here / "tiny/config.json"
+    config = json.loads(file.read_text()) | {"data": "evil:open_data"}
+    file.write_text(json.dumps(config))
     return here
 
 
@@ -283,15 +297,17 @@ def test_a_report_opens_allowed_data(downloaded):
 def test_a_report_runs_no_network_of_a_file(downloaded):
     shutil.rmtree(downloaded / "tiny/checkpoints")
     shutil.copytree(downloaded / "run/checkpoints", downloaded / "tiny/checkpoints")
+
     outcome = run(["report", "tiny", "--without_data"])
 
     assert outcome.code == 2
-    assert re.search(refused("evil:Block", "tiny"), outcome.err)
+    assert re.search(make_rule("evil:Block", "tiny"), outcome.err)
     assert not (downloaded / "ran").exists()
 
 
 def test_data_that_the_user_names_are_opened(downloaded):
     succeed(["features", "tiny", "--data=evil:open_data", "--output=f.npz"])
+
     assert (downloaded / "ran").exists()
 
 
