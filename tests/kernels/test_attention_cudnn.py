@@ -18,7 +18,7 @@ from vit_jax.config import ShardingConfig, load_recipe
 from vit_jax.kernels import attention_cudnn, dispatch
 from vit_jax.kernels.devices import trace_for
 from vit_jax.models.attention import Attention
-from vit_jax.models.block import attention_form
+from vit_jax.models.block import find_attention_form
 from vit_jax.models.encoder import REMAT_POLICIES
 from vit_jax.sharding import Placement, build_mesh
 from vit_jax.tools.plan import aot
@@ -199,7 +199,7 @@ def test_forms_of_architectures(options, form):
     architecture = small(width=128, num_heads=2, compute_dtype="bfloat16", **options)
 
     with trace_for(H100):
-        assert attention_form(architecture) == form
+        assert find_attention_form(architecture) == form
 
 
 @pytest.mark.parametrize(("remat", "forwards"), [("dots", 1), ("attention", 1), ("full", 2)])

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
@@ -41,17 +42,17 @@ _BACKWARD_PRODUCTS: Products = {
 
 
 def attention(
-    query_BSE: jax.Array,
-    key_BSE: jax.Array,
-    value_BSE: jax.Array,
+    query_BSE: Array,
+    key_BSE: Array,
+    value_BSE: Array,
     num_heads: int,
-) -> jax.Array:
+) -> Array:
     """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E); operands include biases."""
     head_dim = query_BSE.shape[-1] // num_heads
     run = functools.partial(_run, head_dim=head_dim)
     run = map_shards(run, ("heads_BSE", "heads_BSE", "heads_BSE"), ("heads_BSE",))
 
-    output_BSE: jax.Array
+    output_BSE: Array
     (output_BSE,) = run(query_BSE, key_BSE, value_BSE)
     return output_BSE
 
@@ -76,7 +77,7 @@ def find_problem(head_dim: int, dtype: jax.typing.DTypeLike) -> str | None:
     return None
 
 
-def _run(*operands_BSE: jax.Array, head_dim: int) -> tuple[jax.Array]:
+def _run(*operands_BSE: Array, head_dim: int) -> tuple[Array]:
     """Compute attention on one device, (B, S, E)."""
     batch, length, width = operands_BSE[0].shape
     num_heads = width // head_dim
@@ -90,10 +91,10 @@ def _run(*operands_BSE: jax.Array, head_dim: int) -> tuple[jax.Array]:
 
 @jax.custom_vjp
 def _attend(
-    query_BSTh: jax.Array,
-    key_BSTh: jax.Array,
-    value_BSTh: jax.Array,
-) -> jax.Array:
+    query_BSTh: Array,
+    key_BSTh: Array,
+    value_BSTh: Array,
+) -> Array:
     """Return the attention output (B, S, T, h), without the log-sums that a gradient needs."""
     (output_BSTh,) = _call(
         _FORWARD,
@@ -106,7 +107,7 @@ def _attend(
     return output_BSTh
 
 
-def _save(*operands_BSTh: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _save(*operands_BSTh: Array) -> tuple[Array, tuple[Array, ...]]:
     """Name output and log-sums for rematerialisation, as the kernel for TPUs does."""
     output_BSTh, log_sums_BTS = _call(
         _FORWARD,
@@ -121,9 +122,9 @@ def _save(*operands_BSTh: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
 
 
 def _differentiate(
-    kept: tuple[jax.Array, ...],
-    gradient_BSTh: jax.Array,
-) -> tuple[jax.Array, ...]:
+    kept: tuple[Array, ...],
+    gradient_BSTh: Array,
+) -> tuple[Array, ...]:
     """Return the gradients of queries, keys and values."""
     *operands, output_BSTh = kept
     return _call(
@@ -142,10 +143,10 @@ _attend.defvjp(_save, _differentiate)
 def _call(
     target: str,
     products: Products,
-    *operands: jax.Array,
+    *operands: Array,
     num_outputs: int,
     has_log_sums: bool = False,
-) -> tuple[jax.Array, ...]:
+) -> tuple[Array, ...]:
     """Return the outputs (B, S, T, h) of a call of cuDNN, then the log-sums (B, T, S) if any."""
     query_BSTh = operands[0]
     batch, length, heads, head_dim = query_BSTh.shape
@@ -180,7 +181,7 @@ def _call(
     return (*outputs, *arrays[num_outputs:])
 
 
-def _configuration(query_BSTh: jax.Array, products: Products) -> dict[str, Any]:
+def _configuration(query_BSTh: Array, products: Products) -> dict[str, Any]:
     """Return XLA's description of the call (`CudnnfMHABackendConfig`)."""
     batch, length, heads, head_dim = query_BSTh.shape
     scores = {

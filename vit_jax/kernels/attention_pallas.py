@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -45,13 +46,13 @@ _OPERANDS = ("heads_BSE", "heads_BSE", "heads_BSE", "bias_3E")  # names of their
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def attention(
-    query_BSE: jax.Array,
-    key_BSE: jax.Array,
-    value_BSE: jax.Array,
-    bias_3E: jax.Array,
+    query_BSE: Array,
+    key_BSE: Array,
+    value_BSE: Array,
+    bias_3E: Array,
     head_dim: int,
     interpret: bool,
-) -> jax.Array:
+) -> Array:
     """Return softmax((q + b_q) (k + b_k)^T / sqrt(h)) (v + b_v) for every head, (B, S, E).
 
     Args:
@@ -66,7 +67,7 @@ def attention(
     return output_BSE
 
 
-def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _save(*arguments: Any) -> tuple[Array, tuple[Array, ...]]:
     """Name output and log-sums for rematerialisation."""
     *operands, head_dim, interpret = arguments
     run = functools.partial(_run_forward, head_dim=head_dim, interpret=interpret)
@@ -81,9 +82,9 @@ def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
 def _differentiate(
     head_dim: int,
     interpret: bool,
-    saved: tuple[jax.Array, ...],
-    gradient_BSE: jax.Array,
-) -> tuple[jax.Array, ...]:
+    saved: tuple[Array, ...],
+    gradient_BSE: Array,
+) -> tuple[Array, ...]:
     """Return the gradients of queries, keys, values (B, S, E) and biases (3, E)."""
     run = functools.partial(_run_backward, head_dim=head_dim, interpret=interpret)
     names = (*_OPERANDS, "rows_BTGS", "heads_BSE")
@@ -182,10 +183,10 @@ class _Grid:
 
 
 def _run_forward(
-    *operands: jax.Array,
+    *operands: Array,
     head_dim: int,
     interpret: bool,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """Return the attention output (B, S, E) and the logarithm of its sums, on one device."""
     query_BSE = operands[0]
     grid = _Grid(query_BSE.shape, head_dim)
@@ -205,10 +206,10 @@ def _run_forward(
 
 
 def _run_backward(
-    *operands: jax.Array,
+    *operands: Array,
     head_dim: int,
     interpret: bool,
-) -> tuple[jax.Array, ...]:
+) -> tuple[Array, ...]:
     """Return the gradients of the operands, on one device; of the biases (B, 3, E)."""
     query_BSE = operands[0]
     grid = _Grid(query_BSE.shape, head_dim)
@@ -350,11 +351,11 @@ def _backward(
 
 
 def _mask_queries(
-    q_QE: jax.Array,
-    gradient_QE: jax.Array,
-    block: jax.Array,
+    q_QE: Array,
+    gradient_QE: Array,
+    block: Array,
     length: int,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """Return queries and the gradient of their output, with zeros past the last query."""
     is_query_QE = _is_query(q_QE.shape, 0, block, length)
     q_QE = jnp.where(is_query_QE, q_QE, 0.0)
@@ -362,7 +363,7 @@ def _mask_queries(
     return q_QE, gradient_QE
 
 
-def _load_log_sums(log_sums: Ref, head: int, is_query_1Q: jax.Array | None) -> jax.Array:
+def _load_log_sums(log_sums: Ref, head: int, is_query_1Q: Array | None) -> Array:
     """Return the logarithm of a head's sums, (1, Q); 0 where a mask says there is no query."""
     log_sums_1Q = log_sums[0, 0, head : head + 1, :]
     if is_query_1Q is None:
@@ -370,14 +371,14 @@ def _load_log_sums(log_sums: Ref, head: int, is_query_1Q: jax.Array | None) -> j
     return jnp.where(is_query_1Q, log_sums_1Q, 0.0)
 
 
-def _differentiate_softmax(weights_SQ: jax.Array, dweights_SQ: jax.Array) -> jax.Array:
+def _differentiate_softmax(weights_SQ: Array, dweights_SQ: Array) -> Array:
     """Return the gradient of the scores, (S, Q), from the softmax and its gradient."""
     weighted_SQ = weights_SQ * dweights_SQ
     mean_1Q = weighted_SQ.sum(0, keepdims=True)
     return weights_SQ * (dweights_SQ - mean_1Q)
 
 
-def _store_gradient(out: Ref, x_SE: jax.Array, collect: Callable[..., jax.Array]) -> None:
+def _store_gradient(out: Ref, x_SE: Array, collect: Callable[..., Array]) -> None:
     """Store the gradient of keys or values."""
     total_SE = collect(x_SE, out, 0)
     out[0] = total_SE.astype(out.dtype)
@@ -386,8 +387,8 @@ def _store_gradient(out: Ref, x_SE: jax.Array, collect: Callable[..., jax.Array]
 def _store_bias_gradient(
     dbias: Ref,
     row: int,
-    x_NE: jax.Array,
-    collect: Callable[..., jax.Array],
+    x_NE: Array,
+    collect: Callable[..., Array],
 ) -> None:
     """Store the sum of a projection's gradient over tokens as the gradient of its bias."""
     rows = slice(row, row + 1)
@@ -395,20 +396,20 @@ def _store_bias_gradient(
     dbias[0, rows, :] = collect(sum_1E, dbias, (0, rows))
 
 
-def _is_query(shape: tuple[int, ...], axis: int, block: jax.Array, length: int) -> jax.Array:
+def _is_query(shape: tuple[int, ...], axis: int, block: Array, length: int) -> Array:
     """Return for a block of queries along an axis which of them the sequence has."""
     query = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
     return query < length - block * shape[axis]
 
 
 def _collect(
-    x: jax.Array,
+    x: Array,
     out: Ref,
     index: Any,
     *,
-    is_first: jax.Array,
+    is_first: Array,
     num_blocks: int,
-) -> jax.Array:
+) -> Array:
     """Return a value added to the sum of earlier blocks of queries."""
     if num_blocks == 1:
         return x
@@ -422,7 +423,7 @@ def _add_biases(
     value: Ref,
     bias: Ref,
     head_dim: int,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Array, Array, Array]:
     """Return queries in float32, scaled for powers of two; keys and values in their dtype."""
     dtype = key.dtype
     q_QE = _add_bias(query, bias, 0)
@@ -433,7 +434,7 @@ def _add_biases(
     return q_QE * scale, k_SE.astype(dtype), v_SE.astype(dtype)
 
 
-def _add_bias(projection: Ref, bias: Ref, row: int) -> jax.Array:
+def _add_bias(projection: Ref, bias: Ref, row: int) -> Array:
     """Return a projection with its bias in float32."""
     x_NE = projection[0].astype(jnp.float32)
     bias_1E = bias[row : row + 1].astype(jnp.float32)
@@ -457,7 +458,7 @@ def _find_tile(lanes: slice, num_lanes: int) -> slice:
     return slice(start, end)
 
 
-def _select_head(x_QE: jax.Array, lanes: slice, tile: slice, dtype: jnp.dtype) -> jax.Array:
+def _select_head(x_QE: Array, lanes: slice, tile: slice, dtype: jnp.dtype) -> Array:
     """Return the tile of a head, zeroed outside of the head."""
     x_Qh = x_QE[:, tile]
     head_dim = lanes.stop - lanes.start
@@ -474,18 +475,18 @@ class _TileSums:
     """Sums of the heads that share a tile."""
 
     def __init__(self) -> None:
-        self.sums: dict[int, jax.Array] = {}  # by first lane
+        self.sums: dict[int, Array] = {}  # by first lane
 
-    def add(self, tile: slice, x: jax.Array) -> None:
+    def add(self, tile: slice, x: Array) -> None:
         """Add a value to the sum of a tile."""
         total = self.sums.get(tile.start, 0.0)
         self.sums[tile.start] = total + x
 
-    def join(self) -> jax.Array:
+    def join(self) -> Array:
         """Return all tiles beside each other."""
         return jnp.concatenate(list(self.sums.values()), 1)
 
 
-def _multiply(a: jax.Array, b: jax.Array, dimensions: tuple = _PLAIN) -> jax.Array:
+def _multiply(a: Array, b: Array, dimensions: tuple = _PLAIN) -> Array:
     """Return a product in float32."""
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from vit_jax.kernels.products import multiply_on_cpu
 
@@ -17,12 +18,12 @@ _ORDERS = ("NHWC", "HWIO", "NHWC")
 
 
 def convolve(
-    x_BHWI: jax.Array,
-    kernel_HWIO: jax.Array,
+    x_BHWI: Array,
+    kernel_HWIO: Array,
     stride: int,
     padding: str | Sequence[tuple[int, int]],
     **dilation: Any,
-) -> jax.Array:
+) -> Array:
     """Return (B, H / stride, W / stride, O), rounded up if the padding is SAME."""
     strides = (stride, stride)
     return jax.lax.conv_general_dilated(
@@ -36,11 +37,11 @@ def convolve(
 
 
 def convolve_on_cpu(
-    x_BHWI: jax.Array,
-    kernel_HWIO: jax.Array,
+    x_BHWI: Array,
+    kernel_HWIO: Array,
     stride: int,
     padding: str | Border,
-) -> jax.Array:
+) -> Array:
     """Return the result of `convolve`, up to rounding.
 
     XLA for CPUs (jaxlib 0.10.2) has fast code for convolutions of (B, H, W, I) with (H, W, I, O)
@@ -62,21 +63,21 @@ def convolve_on_cpu(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _convolve(
-    x_BHWI: jax.Array,
-    kernel_HWIO: jax.Array,
+    x_BHWI: Array,
+    kernel_HWIO: Array,
     stride: int,
     padding: Border,
-) -> jax.Array:
+) -> Array:
     """Return the result of `convolve`."""
     return convolve(x_BHWI, kernel_HWIO, stride, padding)
 
 
 def _convolve_and_save(
-    x_BHWI: jax.Array,
-    kernel_HWIO: jax.Array,
+    x_BHWI: Array,
+    kernel_HWIO: Array,
     stride: int,
     padding: Border,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[Array, tuple[Array, Array]]:
     """Return the result of `convolve`, and its operands for the backward pass."""
     y_BHWO = convolve(x_BHWI, kernel_HWIO, stride, padding)
     return y_BHWO, (x_BHWI, kernel_HWIO)
@@ -85,9 +86,9 @@ def _convolve_and_save(
 def _differentiate(
     stride: int,
     padding: Border,
-    saved: tuple[jax.Array, jax.Array],
-    dy_BHWO: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+    saved: tuple[Array, Array],
+    dy_BHWO: Array,
+) -> tuple[Array, Array]:
     """Return the gradients of input and kernel, by convolutions with the same orders."""
     x_BHWI, kernel_HWIO = saved
     border_of_dy = []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 import jax
+from jax import Array
 
 F = TypeVar("F", bound=Callable[..., tuple])
 
@@ -32,7 +33,7 @@ class TargetDevices(Protocol):
         It is (0, 0) for other GPUs, and None elsewhere or if it is not known.
         """
 
-    def __call__(self, name: str, activation: jax.Array) -> jax.Array:
+    def __call__(self, name: str, activation: Array) -> Array:
         """Return an activation with the sharding constraint of its name."""
 
     def map_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
@@ -64,7 +65,7 @@ def has_target_devices() -> bool:
     return _target_devices.get() is not None
 
 
-def constrain(activation: jax.Array, name: str) -> jax.Array:
+def constrain(activation: Array, name: str) -> Array:
     """Return the activation with the layout of its name on the devices of `trace_for`.
 
     Args:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from vit_jax.kernels.devices import has_target_devices, platform
 
@@ -27,7 +28,7 @@ Padding = str | tuple[tuple[int, int], ...]
 # Products and activations.
 
 
-def multiply(x_I: jax.Array, kernel_IO: jax.Array) -> jax.Array:
+def multiply(x_I: Array, kernel_IO: Array) -> Array:
     """Return `x_I @ kernel_IO` (..., O)."""
     if platform() == "cpu":
         from vit_jax.kernels.products import multiply_on_cpu
@@ -36,7 +37,7 @@ def multiply(x_I: jax.Array, kernel_IO: jax.Array) -> jax.Array:
     return x_I @ kernel_IO
 
 
-def multiply_each(x_I: jax.Array, kernels_IO: Sequence[jax.Array]) -> list[jax.Array]:
+def multiply_each(x_I: Array, kernels_IO: Sequence[Array]) -> list[Array]:
     """Return the products of one activation with several kernels."""
     if platform() == "gpu":
         from vit_jax.kernels.products import multiply_each_on_gpu
@@ -45,16 +46,14 @@ def multiply_each(x_I: jax.Array, kernels_IO: Sequence[jax.Array]) -> list[jax.A
     return [multiply(x_I, kernel_IO) for kernel_IO in kernels_IO]
 
 
-def dot_general(
-    x_I: jax.Array, kernel_IO: jax.Array, dimension_numbers: Any, **options: Any
-) -> jax.Array:
+def dot_general(x_I: Array, kernel_IO: Array, dimension_numbers: Any, **options: Any) -> Array:
     """Return `multiply`, as `nnx.Linear` calls it: over the dimension I."""
     assert dimension_numbers == (((x_I.ndim - 1,), (0,)), ((), ())), dimension_numbers
     assert all(option is None for option in options.values()), options
     return multiply(x_I, kernel_IO)
 
 
-def gelu(x: jax.Array, approximate: bool) -> jax.Array:
+def gelu(x: Array, approximate: bool) -> Array:
     """Return the GELU."""
     if platform() == "gpu":
         from vit_jax.kernels.gelu import gelu_of_kept_input
@@ -63,7 +62,7 @@ def gelu(x: jax.Array, approximate: bool) -> jax.Array:
     return jax.nn.gelu(x, approximate)
 
 
-def convolve(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding) -> jax.Array:
+def convolve(x_BHWI: Array, kernel_HWIO: Array, stride: int, padding: Padding) -> Array:
     """Return the convolution (B, H / stride, W / stride, O), rounded up if the padding is SAME."""
     from vit_jax.kernels import convolution
 
@@ -113,12 +112,12 @@ def _find_cudnn_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
 
 def compute_attention(
     form: str,
-    query_BSE: jax.Array,
-    key_BSE: jax.Array,
-    value_BSE: jax.Array,
-    bias_3E: jax.Array,
+    query_BSE: Array,
+    key_BSE: Array,
+    value_BSE: Array,
+    bias_3E: Array,
     num_heads: int,
-) -> jax.Array:
+) -> Array:
     """Return softmax(q k^T / sqrt(h)) v of every head, (B, S, E), by the kernel of a form.
 
     Args:
@@ -170,14 +169,14 @@ def has_unit_kernel(
 
 
 def compute_unit(
-    x_BHWI: jax.Array,
+    x_BHWI: Array,
     parameters: "UnitParameters",
     *,
     stride: int,
-    first_tap: int,
+    first_offset: int,
     epsilon: float,
     is_preactivated: bool,
-) -> jax.Array:
+) -> Array:
     """Return the output (B, H / s, W / s, O) of a residual unit by the kernel for TPUs.
 
     Elsewhere the kernel is interpreted.
@@ -186,7 +185,7 @@ def compute_unit(
       x_BHWI: maps; for a stride s of 2, with even lines and columns.
       parameters: of the unit, in float32.
       stride: of the 3x3 convolution and the shortcut.
-      first_tap: line and column of the first tap of the 3x3 kernel, from the output's position in
+      first_offset: line and column of the first tap of the 3x3 kernel, from the output's position in
         the input.
       epsilon: of the group norms.
       is_preactivated: norms come before convolutions, not after.
@@ -196,7 +195,7 @@ def compute_unit(
 
     batch, height, width, inputs = x_BHWI.shape
     is_interpreted = platform() != "tpu"
-    form = Form(width, stride, first_tap, epsilon, is_preactivated, is_interpreted)
+    form = Form(width, stride, first_offset, epsilon, is_preactivated, is_interpreted)
     x_BRI = x_BHWI.reshape(batch, height * width, inputs)
     out_BRO = unit_pallas.compute_bottleneck(x_BRI, parameters, form)
     return out_BRO.reshape(batch, height // stride, width // stride, -1)
@@ -205,7 +204,7 @@ def compute_unit(
 # Layouts.
 
 
-def flatten_tokens(x_BSD: jax.Array) -> jax.Array:
+def flatten_tokens(x_BSD: Array) -> Array:
     """Return tokens in the shape that they have within a block: (B S, D) on GPUs.
 
     Gradients of norms and biases are sums over B and S. XLA for GPUs computes them from transposed

@@ -7,20 +7,21 @@ XLA for TPUs computes it again.
 import functools
 
 import jax
+from jax import Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def gelu_of_kept_input(x: jax.Array, approximate: bool) -> jax.Array:
+def gelu_of_kept_input(x: Array, approximate: bool) -> Array:
     """Return the GELU of `x`, of which the backward pass keeps `x`."""
     return jax.nn.gelu(x, approximate)
 
 
-def _save_input(x: jax.Array, approximate: bool) -> tuple[jax.Array, jax.Array]:
+def _save_input(x: Array, approximate: bool) -> tuple[Array, Array]:
     """Return the GELU of `x`, and `x` for the backward pass."""
     return jax.nn.gelu(x, approximate), x
 
 
-def _differentiate(approximate: bool, x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+def _differentiate(approximate: bool, x: Array, gradient: Array) -> tuple[Array]:
     """Return the gradient of `x`."""
     x = jax.lax.optimization_barrier(x)  # or XLA computes values and derivatives at once
     _, pull_back = jax.vjp(lambda x: jax.nn.gelu(x, approximate), x)

@@ -5,12 +5,13 @@ here.
 """
 
 import jax
+from jax import Array
 
-Kernels = tuple[jax.Array, ...]
+Kernels = tuple[Array, ...]
 
 
 @jax.custom_vjp
-def multiply_on_cpu(x_I: jax.Array, kernel_IO: jax.Array) -> jax.Array:
+def multiply_on_cpu(x_I: Array, kernel_IO: Array) -> Array:
     """Return `x_I @ kernel_IO`, whose kernel gradient is the input's transpose times a gradient.
 
     JAX transposes the product of the output's gradient and the input instead. XLA for CPUs (jaxlib
@@ -21,20 +22,16 @@ def multiply_on_cpu(x_I: jax.Array, kernel_IO: jax.Array) -> jax.Array:
     return x_I @ kernel_IO
 
 
-def _multiply_and_save(
-    x_I: jax.Array, kernel_IO: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _multiply_and_save(x_I: Array, kernel_IO: Array) -> tuple[Array, tuple[Array, Array]]:
     return x_I @ kernel_IO, (x_I, kernel_IO)
 
 
-def _differentiate(
-    saved: tuple[jax.Array, jax.Array], gradient_O: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _differentiate(saved: tuple[Array, Array], gradient_O: Array) -> tuple[Array, Array]:
     x_I, kernel_IO = saved
     return gradient_O @ kernel_IO.T, _kernel_gradient(x_I, gradient_O)
 
 
-def _kernel_gradient(x_I: jax.Array, gradient_O: jax.Array) -> jax.Array:
+def _kernel_gradient(x_I: Array, gradient_O: Array) -> Array:
     """Return the sum over positions of the outer product of input and gradient, (I, O)."""
     batch = tuple(range(x_I.ndim - 1))
     return jax.lax.dot_general(x_I, gradient_O, ((batch, batch), ((), ())))
@@ -44,7 +41,7 @@ multiply_on_cpu.defvjp(_multiply_and_save, _differentiate)
 
 
 @jax.custom_vjp
-def multiply_each_on_gpu(x_I: jax.Array, kernels_IO: Kernels) -> tuple[jax.Array, ...]:
+def multiply_each_on_gpu(x_I: Array, kernels_IO: Kernels) -> tuple[Array, ...]:
     """Return the products of one activation with several kernels.
 
     The gradient of the activation adds each product to the sum of the others. XLA for GPUs lets
@@ -53,13 +50,13 @@ def multiply_each_on_gpu(x_I: jax.Array, kernels_IO: Kernels) -> tuple[jax.Array
     return tuple(x_I @ kernel_IO for kernel_IO in kernels_IO)
 
 
-def _multiply_each_and_save(x_I: jax.Array, kernels_IO: Kernels) -> tuple:
+def _multiply_each_and_save(x_I: Array, kernels_IO: Kernels) -> tuple:
     return multiply_each_on_gpu(x_I, kernels_IO), (x_I, kernels_IO)
 
 
 def _differentiate_each(
-    saved: tuple[jax.Array, Kernels], gradients_O: tuple[jax.Array, ...]
-) -> tuple[jax.Array, Kernels]:
+    saved: tuple[Array, Kernels], gradients_O: tuple[Array, ...]
+) -> tuple[Array, Kernels]:
     x_I, kernels_IO = saved
     products_I = []
     for gradient_O, kernel_IO in zip(gradients_O, kernels_IO, strict=True):

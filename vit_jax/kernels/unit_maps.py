@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax.kernels.unit_sizes import Sizes, Tap
@@ -17,7 +18,7 @@ PLAIN = (((1,), (0,)), ((), ()))  # a @ b
 TRANSPOSED = (((0,), (0,)), ((), ()))  # a.T @ b
 
 
-def multiply_on_chip(a: jax.Array, b: jax.Array, dimensions: tuple = PLAIN) -> jax.Array:
+def multiply_on_chip(a: Array, b: Array, dimensions: tuple = PLAIN) -> Array:
     """Return a product in float32."""
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -43,7 +44,7 @@ MAX_NUMBERS = 2**20  # of a map of one image; with 3,136 x 256 a program needs 3
 MAX_INNER = 256  # 7x7 maps of 512 channels are not faster than by XLA
 DEVICE_KINDS = ("TPU v5 lite", "TPU v5", "TPU v6 lite")  # with enough vector memory, compiled for
 VECTOR_MEMORY = 60 * 2**20  # bytes that a program may use
-Arrays = dict[str, jax.Array]
+Arrays = dict[str, Array]
 _float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
 
@@ -76,10 +77,10 @@ def can_compute(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def compute_bottleneck(
-    x_BRI: jax.Array,
+    x_BRI: Array,
     parameters: UnitParameters,
     form: Form,
-) -> jax.Array:
+) -> Array:
     """Return a unit's output, (B, R / stride², E).
 
     `x_BRI` are maps, line after line; operands of products have their dtype.
@@ -89,15 +90,15 @@ def compute_bottleneck(
 
 
 def _save(
-    x_BRI: jax.Array,
+    x_BRI: Array,
     parameters: UnitParameters,
     form: Form,
-) -> tuple[jax.Array, Any]:
+) -> tuple[Array, Any]:
     """Name inner maps and statistics for rematerialisation."""
     call = _UnitCall(x_BRI, parameters, form)
     names = list(call.results)
 
-    def run(x_BRI: jax.Array, parameters: UnitParameters) -> tuple[jax.Array, ...]:
+    def run(x_BRI: Array, parameters: UnitParameters) -> tuple[Array, ...]:
         call = _UnitCall(x_BRI, parameters, form)
         return tuple(call.call_forward(x_BRI, parameters))
 
@@ -114,15 +115,15 @@ def _save(
 def _differentiate(
     form: Form,
     saved: Any,
-    gradient_BRE: jax.Array,
-) -> tuple[jax.Array, UnitParameters]:
+    gradient_BRE: Array,
+) -> tuple[Array, UnitParameters]:
     """Return the gradients of the input and of the parameters."""
 
     def run(
-        x_BRI: jax.Array,
+        x_BRI: Array,
         parameters: UnitParameters,
         others: Arrays,
-    ) -> tuple[jax.Array, Arrays]:
+    ) -> tuple[Array, Arrays]:
         call = _UnitCall(x_BRI, parameters, form)
         return call.call_backward(x_BRI, parameters, others)
 
@@ -144,7 +145,7 @@ compute_bottleneck.defvjp(_save, _differentiate)
 class _UnitCall(Sizes):
     """Calls of the kernel, and the forms that parameters and gradients of a unit have in it."""
 
-    def __init__(self, x_BRI: jax.Array, parameters: UnitParameters, form: Form):
+    def __init__(self, x_BRI: Array, parameters: UnitParameters, form: Form):
         self.batch, rows, inputs = x_BRI.shape
         inner, outputs = parameters.conv3_CE.shape
         super().__init__(
@@ -171,7 +172,7 @@ class _UnitCall(Sizes):
         self.results["outer_statistics"] = _float32((self.num_outer, self.outer))
         self.results["inner_statistics"] = _float32((4, self.lanes))
 
-    def call_forward(self, x_BRI: jax.Array, p: UnitParameters) -> list[jax.Array]:
+    def call_forward(self, x_BRI: Array, p: UnitParameters) -> list[Array]:
         """Return `results`: the output, the two inner maps, and the statistics of norms."""
         constants = self._lay_out_norms(p)
         constants |= self._lay_out_kernels(
@@ -201,10 +202,10 @@ class _UnitCall(Sizes):
 
     def call_backward(
         self,
-        x_BRI: jax.Array,
+        x_BRI: Array,
         p: UnitParameters,
-        others: Mapping[str, jax.Array],
-    ) -> tuple[jax.Array, Arrays]:
+        others: Mapping[str, Array],
+    ) -> tuple[Array, Arrays]:
         """Return the gradient of the input, and the sums by name that `collect` reads."""
         sums = {
             "of_outer_norms": (self.num_outer, self.outer),
@@ -293,7 +294,7 @@ class _UnitCall(Sizes):
             "narrow": ScratchMap.shapes(self.out_rows, self.inputs),
         }
 
-    def collect(self, sums: Mapping[str, jax.Array]) -> UnitParameters:
+    def collect(self, sums: Mapping[str, Array]) -> UnitParameters:
         """Return these gradients in the form of the parameters."""
         inner = self.inner
         conv2_CT = sums["of_conv2"]
@@ -329,10 +330,10 @@ class _UnitCall(Sizes):
 
     def _lay_out_kernels(
         self,
-        inward: jax.Array,
-        middle: jax.Array,
-        outward: jax.Array,
-        shortcut: jax.Array | None,
+        inward: Array,
+        middle: Array,
+        outward: Array,
+        shortcut: Array | None,
     ) -> Arrays:
         """Return the kernels to, between and from inner channels, for both halves of the lanes."""
         middle_TC = middle.reshape(-1, self.inner)
@@ -350,7 +351,7 @@ class _UnitCall(Sizes):
             kernels["shortcut"] = shortcut
         return {name: kernel.astype(self.dtype) for name, kernel in kernels.items()}
 
-    def _copy_to_lanes(self, x_NC: jax.Array) -> jax.Array:
+    def _copy_to_lanes(self, x_NC: Array) -> Array:
         """Return an array for both halves of the lanes, (N, L)."""
         return jnp.concatenate([x_NC] * self.copies, 1)
 
@@ -358,12 +359,12 @@ class _UnitCall(Sizes):
         self,
         body: Callable[[Any, Sizes], None],
         *,
-        maps: Mapping[str, jax.Array],
-        constants: Mapping[str, jax.Array],
+        maps: Mapping[str, Array],
+        constants: Mapping[str, Array],
         results: Mapping[str, jax.ShapeDtypeStruct],
         sums: Mapping[str, tuple[int, int]],
         scratch: Mapping[str, Any],
-    ) -> list[jax.Array]:
+    ) -> list[Array]:
         """Run `body` for each image, with a reference by each of these names.
 
         Args:
@@ -439,6 +440,6 @@ def _block_of_core(shape: tuple[int, ...]) -> pl.BlockSpec:
     return pl.BlockSpec((None, *shape), find_core)
 
 
-def _complete_block(x: jax.Array) -> pl.BlockSpec:
+def _complete_block(x: Array) -> pl.BlockSpec:
     """Return the block of an array that all programs read completely."""
     return pl.BlockSpec(x.shape, lambda core, image: (0,) * x.ndim)

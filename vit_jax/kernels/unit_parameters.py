@@ -5,7 +5,7 @@ Legend: I E C input, output and inner channels, N any number.
 
 from typing import NamedTuple
 
-import jax
+from jax import Array
 
 
 class UnitParameters(NamedTuple):
@@ -15,12 +15,12 @@ class UnitParameters(NamedTuple):
     post-activated unit (N = E), whose shortcut has a norm too.
     """
 
-    outer_norms_2N: jax.Array  # (4, E) with the norm of the shortcut
-    inner_norms_4C: jax.Array
-    conv1_IC: jax.Array
-    conv2_HWIO: jax.Array
-    conv3_CE: jax.Array
-    shortcut_IE: jax.Array | None  # None: I = E, and the input is added
+    outer_norms_2N: Array  # (4, E) with the norm of the shortcut
+    inner_norms_4C: Array
+    conv1_IC: Array
+    conv2_HWIO: Array
+    conv3_CE: Array
+    shortcut_IE: Array | None  # None: I = E, and the input is added
 
 
 class Form(NamedTuple):
@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
     width: int  # columns of the input
     stride: int  # of the 3x3 convolution and the shortcut
-    first_tap: int  # line and column of the first tap, from the output's position in the input
+    first_offset: int  # line and column of the first tap, from the output's position in the input
     epsilon: float  # of the group norms
     is_preactivated: bool
     interpret: bool  # run on any device, slowly, as the kernel would on a TPU

@@ -96,12 +96,12 @@ class Sizes:
         self.slices = slice_rows(rows)
         self.out_slices = slice_rows(self.out_rows)
 
-        self.taps = self._make_taps(form.first_tap)
+        self.taps = self._make_taps(form.first_offset)
         self.turned_taps = list(map(self._turn_taps, range(self.num_planes)))
         self.pieces = list(self._make_pieces())
 
     def _make_taps(self, first: int) -> list[Tap]:
-        """Return all taps; `first` is `Form.first_tap`."""
+        """Return all taps; `first` is `Form.first_offset`."""
         taps = []
         for place in range(NUM_TAPS):
             kernel_line, kernel_column = divmod(place, KERNEL_SIZE)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
+from jax import Array
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.imports.public_names import import_on_use
@@ -18,7 +19,7 @@ __getattr__ = import_on_use(__name__, {"resnet": ("ResNet",), "vit": ("VisionTra
 _REDRAWING = 2**31 - 1  # number of a stream of random numbers beside those of the layers
 
 
-def build_model(architecture: Architecture, key: jax.Array) -> nnx.Module:
+def build_model(architecture: Architecture, key: Array) -> nnx.Module:
     """Build and initialise the network that `architecture` describes; parameters are float32.
 
     A user-defined `network` is called with (architecture, key) and returns a module, which is

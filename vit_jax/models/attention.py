@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import ATTENTION_OUTPUT, dispatch
@@ -23,19 +24,21 @@ PROJECTIONS = ("query", "key", "value", "out")
 class Projections(NamedTuple):
     """Queries, keys and values of all heads, each with h adjacent channels of E."""
 
-    query_BQE: jax.Array  # without bias, as key and value
-    key_BSE: jax.Array
-    value_BSE: jax.Array
-    bias_3E: jax.Array  # of queries, keys and values
-    offset_key_QSh: jax.Array | None = None  # of relative positions, the same for all heads
+    query_BQE: Array  # without bias
+    key_BSE: Array  # without bias
+    value_BSE: Array  # without bias
+    bias_3E: Array  # of queries, keys and values
+    offset_key_QSh: Array | None = None  # of relative positions, the same for all heads
 
-    def add_biases(self) -> list[jax.Array]:
+    def add_biases(self) -> list[Array]:
         """Return queries, keys and values with their biases, (B, Q or S, E)."""
-        projections = self[:3]
-        pairs = zip(projections, self.bias_3E, strict=True)
-        return [x + bias_E for x, bias_E in pairs]
+        projections = (self.query_BQE, self.key_BSE, self.value_BSE)
+        biased = []
+        for x, bias_E in zip(projections, self.bias_3E, strict=True):
+            biased.append(x + bias_E)
+        return biased
 
-    def split_heads(self, num_heads: int) -> list[jax.Array]:
+    def split_heads(self, num_heads: int) -> list[Array]:
         """Return queries, keys and values with their biases, (B, Q or S, T, h)."""
         split = []
         for x in self.add_biases():
@@ -59,9 +62,9 @@ class Attention(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
         form: str = "auto",
-        positions: Callable[[], jax.Array] | None = None,
-        rotary: Callable[[jax.Array, int], jax.Array] | None = None,
-        norm: Callable[[jax.Array], jax.Array] | None = None,
+        positions: Callable[[], Array] | None = None,
+        rotary: Callable[[Array, int], Array] | None = None,
+        norm: Callable[[Array], Array] | None = None,
         biases: Collection[str] = PROJECTIONS,
     ):
         dense = functools.partial(
@@ -85,7 +88,7 @@ class Attention(nnx.Module):
         self.norm = norm
 
     @jax.named_scope("attention")
-    def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
+    def __call__(self, queries_BQD: Array, tokens_BSD: Array) -> Array:
         """Return (B, Q, D), each query's weighted sum of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
         form = self._choose_form(projections)
@@ -95,22 +98,22 @@ class Attention(nnx.Module):
     @jax.named_scope("attention")
     def with_weights(
         self,
-        queries_BQD: jax.Array,
-        tokens_BSD: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
+        queries_BQD: Array,
+        tokens_BSD: Array,
+    ) -> tuple[Array, Array]:
         """Return the attention output (B, Q, D) and its weights (B, T, Q, S) in float32."""
         projections = self._project(queries_BQD, tokens_BSD)
         output_BQE, weights_BTQS = attend_with_weights(projections, self.num_heads)
         return self._project_output(output_BQE), weights_BTQS
 
-    def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
-        """Return the projections; rotary positions turn queries and keys with their biases."""
+    def _project(self, queries_BQD: Array, tokens_BSD: Array) -> Projections:
+        """Return queries, keys and values, turned by rotary positions if there are any."""
         query_BQE, key_BSE, value_BSE = self._multiply_kernels(queries_BQD, tokens_BSD)
-        query_BQE = _name_heads(query_BQE, "query")
+        query_BQE = name_heads(query_BQE, "query")
         query_bias_E = self._read_bias(self.query)
-        key_BSE = _name_heads(key_BSE, "key")
+        key_BSE = name_heads(key_BSE, "key")
         key_bias_E = self._read_bias(self.key)
-        value_BSE = _name_heads(value_BSE, "value")
+        value_BSE = name_heads(value_BSE, "value")
         value_bias_E = self._read_bias(self.value)
 
         if self.rotary is not None:  # it turns queries and keys with their biases
@@ -127,27 +130,27 @@ class Attention(nnx.Module):
 
     def _multiply_kernels(
         self,
-        queries_BQD: jax.Array,
-        tokens_BSD: jax.Array,
-    ) -> Sequence[jax.Array]:
-        """Return the products of the inputs with the kernels of queries, keys and values."""
-        kernels = []
+        queries_BQD: Array,
+        tokens_BSD: Array,
+    ) -> Sequence[Array]:
+        """Return queries, keys and values without biases."""
+        kernels_DE = []
         for layer in (self.query, self.key, self.value):
-            kernel = layer.kernel[...]
-            kernels.append(kernel.astype(self.dtype))
+            kernel_DE = layer.kernel[...]
+            kernels_DE.append(kernel_DE.astype(self.dtype))
 
         if queries_BQD is tokens_BSD:
             tokens_BSD = tokens_BSD.astype(self.dtype)
-            return dispatch.multiply_each(tokens_BSD, kernels)
+            return dispatch.multiply_each(tokens_BSD, kernels_DE)
 
         products = []
         inputs = (queries_BQD, tokens_BSD, tokens_BSD)
-        for x, kernel in zip(inputs, kernels, strict=True):
-            product = dispatch.multiply(x.astype(self.dtype), kernel)
+        for x, kernel_DE in zip(inputs, kernels_DE, strict=True):
+            product = dispatch.multiply(x.astype(self.dtype), kernel_DE)
             products.append(product)
         return products
 
-    def _read_bias(self, layer: nnx.Linear) -> jax.Array:
+    def _read_bias(self, layer: nnx.Linear) -> Array:
         """Return the bias of a projection, zeros if it has none."""
         if layer.bias is None:
             width = layer.kernel.shape[-1]
@@ -172,20 +175,20 @@ class Attention(nnx.Module):
             dtype=tokens.dtype,
         )
 
-    def _project_output(self, output_BQE: jax.Array) -> jax.Array:
+    def _project_output(self, output_BQE: Array) -> Array:
         """Return the attention output in the width of the tokens, (B, Q, D)."""
         if self.norm is not None:
             output_BQE = self.norm(output_BQE)
         return self.out(output_BQE)
 
 
-def _name_heads(product_BSE: jax.Array, name: str) -> jax.Array:
+def name_heads(product_BSE: Array, name: str) -> Array:
     """Constrain the sharding of a projection, and name it for rematerialisation."""
     product_BSE = constrain(product_BSE, "heads_BSE")
     return checkpoint_name(product_BSE, name)
 
 
-def attend(projections: Projections, num_heads: int, form: str) -> jax.Array:
+def attend(projections: Projections, num_heads: int, form: str) -> Array:
     """Return the attention output (B, Q, E) in a form of `dispatch.choose_attention`."""
     if form == "xla":
         output_BQE, _ = attend_with_weights(projections, num_heads)
@@ -196,7 +199,7 @@ def attend(projections: Projections, num_heads: int, form: str) -> jax.Array:
 def attend_with_weights(
     projections: Projections,
     num_heads: int,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """Return softmax(q k^T / sqrt(h)) v of every head (ViT, eq. 5 to 7), and the softmax.
 
     Their shapes are (B, Q, E) and (B, T, Q, S).
@@ -221,13 +224,13 @@ def attend_with_weights(
 
 
 class LineAttention(Attention):
-    """Attention within lines: of each token to the `length` tokens of its row or column."""
+    """Attention of each token to the `length` tokens of its line: its row or its column."""
 
     def __init__(self, *arguments: Any, length: int, **options: Any):
         super().__init__(*arguments, **options)
         self.length = length
 
-    def __call__(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
+    def __call__(self, queries_BSD: Array, tokens_BSD: Array) -> Array:
         """Return (B, S, D), as `Attention` with queries of the same length."""
         line_queries = self._split_lines(queries_BSD)
         line_tokens = self._split_lines(tokens_BSD)
@@ -236,9 +239,9 @@ class LineAttention(Attention):
 
     def with_weights(
         self,
-        queries_BSD: jax.Array,
-        tokens_BSD: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
+        queries_BSD: Array,
+        tokens_BSD: Array,
+    ) -> tuple[Array, Array]:
         """Return output and weights as `Attention`; weights (B, T, S, S) are 0 outside of lines."""
         line_queries = self._split_lines(queries_BSD)
         line_tokens = self._split_lines(tokens_BSD)
@@ -253,7 +256,7 @@ class LineAttention(Attention):
         weights_BTSS = weights_BTlsls.reshape(batch, -1, length, length)
         return output.reshape(queries_BSD.shape), weights_BTSS
 
-    def _split_lines(self, x_BSD: jax.Array) -> jax.Array:
+    def _split_lines(self, x_BSD: Array) -> Array:
         """Return the lines of all images one after the other, (B l, s, D)."""
         width = x_BSD.shape[-1]
         return x_BSD.reshape(-1, self.length, width)

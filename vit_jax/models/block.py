@@ -6,10 +6,10 @@ Legend: B batch, S sequence length, R = B S, D width, T heads, M MLP dimension.
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.architecture import Architecture
@@ -37,7 +37,7 @@ class Block(nnx.Module):
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, length: int | None = None):
-        self.attention_norm = build_norm(a)  # of the input; `a.attention_norm` is of the output
+        self.attention_norm = build_norm(a)  # before attention; `a.attention_norm` is after it
         self.attention = build_attention(a, length, rngs)
         self.mlp_norm = build_norm(a)
         self.mlp = build_mlp(a, rngs=rngs)
@@ -48,10 +48,10 @@ class Block(nnx.Module):
 
     def __call__(
         self,
-        x_BSD: jax.Array,
-        drop_fraction: jax.Array,
-        key: jax.Array | None,
-    ) -> jax.Array:
+        x_BSD: Array,
+        drop_fraction: Array,
+        key: Array | None,
+    ) -> Array:
         """Return x + attention(norm(x)), then x + mlp(norm(x)).
 
         Args:
@@ -59,56 +59,55 @@ class Block(nnx.Module):
           drop_fraction: scalar, probability of dropping a branch of an example (stochastic depth).
           key: of dropout and stochastic depth; None outside training.
         """
-        norm_BSD = self._normalise(x_BSD)
-        attended_BSD = self.attention(norm_BSD, norm_BSD)
+        normed_BSD = self._normalise(x_BSD)
+        attended_BSD = self.attention(normed_BSD, normed_BSD)
         return self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
 
     def with_attention(
         self,
-        x_BSD: jax.Array,
-        drop_fraction: jax.Array,
-        key: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array]:
+        x_BSD: Array,
+        drop_fraction: Array,
+        key: Array | None,
+    ) -> tuple[Array, Array]:
         """Return the output and the attention weights (B, T, S, S)."""
-        norm_BSD = self._normalise(x_BSD)
-        attended_BSD, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
+        normed_BSD = self._normalise(x_BSD)
+        attended_BSD, weights_BTSS = self.attention.with_weights(normed_BSD, normed_BSD)
         output_BSD = self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
         return output_BSD, weights_BTSS
 
-    def _normalise(self, x_BSD: jax.Array) -> jax.Array:
+    def _normalise(self, x_BSD: Array) -> Array:
         """Return the input of the attention, (B, S, D)."""
         x = dispatch.flatten_tokens(x_BSD)
-        norm = self.attention_norm(x)
-        return norm.reshape(x_BSD.shape)
+        normed = self.attention_norm(x)
+        return normed.reshape(x_BSD.shape)
 
     def _add_branches(
         self,
-        x_BSD: jax.Array,
-        attended_BSD: jax.Array,
-        drop_fraction: jax.Array,
-        key: jax.Array | None,
-    ) -> jax.Array:
-        """Return x + attended, then x + mlp(norm(x)). In between, tokens are (R, D) on GPUs."""
+        x_BSD: Array,
+        attended_BSD: Array,
+        drop_fraction: Array,
+        key: Array | None,
+    ) -> Array:
+        """Return x + attended, then x + mlp(norm(x)).
 
-        def regularise(branch: jax.Array, scale: nnx.Param | None, site: Site) -> jax.Array:
-            """Apply LayerScale, and in training drop the branch of some examples."""
-            if scale is not None:
-                branch = branch * scale[...].astype(branch.dtype)
-            if key is None or not self.drops_examples:
-                return branch
-            branch_BSD = branch.reshape(x_BSD.shape)
-            dropped_BSD = drop_examples(branch_BSD, drop_fraction, key, site)
-            return dropped_BSD.reshape(branch.shape)
+        Both sums are in the shape of `dispatch.flatten_tokens`: (R, D) on GPUs, (B, S, D) elsewhere.
+        """
+        batch = x_BSD.shape[0]
+        drop_key = key if self.drops_examples else None
 
         x = dispatch.flatten_tokens(x_BSD)
         attended = dispatch.flatten_tokens(attended_BSD)
         attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
-        x = x + regularise(attended, self.attention_scale, Site.ATTENTION_BRANCH)
+        attended = scale_branch(attended, self.attention_scale)
+        attended = drop_examples(attended, drop_fraction, drop_key, Site.ATTENTION_BRANCH, batch)
+        x = x + attended
         x = checkpoint_name(x, "middle")
 
-        norm = self.mlp_norm(x)
-        expanded = self.mlp(norm, fraction=self.dropout_fraction, key=key)
-        x = x + regularise(expanded, self.mlp_scale, Site.MLP_BRANCH)
+        normed = self.mlp_norm(x)
+        expanded = self.mlp(normed, fraction=self.dropout_fraction, key=key)
+        expanded = scale_branch(expanded, self.mlp_scale)
+        expanded = drop_examples(expanded, drop_fraction, drop_key, Site.MLP_BRANCH, batch)
+        x = x + expanded
         return x.reshape(x_BSD.shape)
 
 
@@ -123,10 +122,10 @@ class AxialBlock(nnx.Module):
 
     def __call__(
         self,
-        x_BSD: jax.Array,
-        drop_fraction: jax.Array,
-        key: jax.Array | None,
-    ) -> jax.Array:
+        x_BSD: Array,
+        drop_fraction: Array,
+        key: Array | None,
+    ) -> Array:
         """Return (B, S, D), as `Block`; the tokens are patches in raster order."""
         row_key, column_key = split_key(key)
         x_BSD = self.rows(x_BSD, drop_fraction, row_key)
@@ -137,10 +136,10 @@ class AxialBlock(nnx.Module):
 
     def with_attention(
         self,
-        x_BSD: jax.Array,
-        drop_fraction: jax.Array,
-        key: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array]:
+        x_BSD: Array,
+        drop_fraction: Array,
+        key: Array | None,
+    ) -> tuple[Array, Array]:
         """Return the output and the weights (2, B, T, S, S) of both attentions.
 
         Weights are 0 outside of rows, and outside of columns.
@@ -163,7 +162,7 @@ class AxialBlock(nnx.Module):
         return output_BSD, both_2BTSS
 
 
-def _transpose_grid(x_BSD: jax.Array, grid: tuple[int, int]) -> jax.Array:
+def _transpose_grid(x_BSD: Array, grid: tuple[int, int]) -> Array:
     """Return the tokens of a grid, which are in raster order, one column after the other."""
     batch, length, width = x_BSD.shape
     by_row = x_BSD.reshape(batch, *grid, width)
@@ -213,7 +212,14 @@ def build_layer_scale(a: Architecture) -> nnx.Param | None:
     return nnx.Param(scale_D)
 
 
-def attention_form(a: Architecture) -> str:
+def scale_branch(branch: Array, scale_D: nnx.Param | None) -> Array:
+    """Return a branch multiplied by its LayerScale, if it has one."""
+    if scale_D is None:
+        return branch
+    return branch * scale_D[...].astype(branch.dtype)
+
+
+def find_attention_form(a: Architecture) -> str:
     """Return the form of self-attention in standard blocks, on the devices of `trace_for`.
 
     Raises:

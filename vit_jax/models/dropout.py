@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-Words = tuple[jax.Array, jax.Array]  # of rows and of columns
+Words = tuple[Array, Array]  # of rows and of columns
 
 # A hash of 32 bits with little bias (Wellons, "lowbias32"): shifts and multipliers in turn.
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
@@ -36,11 +37,11 @@ class Site(enum.IntEnum):
 
 @jax.named_scope("dropout")
 def dropout(
-    x: jax.Array,
+    x: Array,
     fraction: float,
-    key: jax.Array | None,
+    key: Array | None,
     site: int = Site.ONLY,
-) -> jax.Array:
+) -> Array:
     """Zero a fraction of `x` and scale the rest up; without a key, outside training, return `x`.
 
     Args:
@@ -58,28 +59,41 @@ def dropout(
 
 @jax.named_scope("dropout")
 def drop_examples(
-    x: jax.Array,
-    fraction: jax.Array | float,
-    key: jax.Array | None,
+    x: Array,
+    fraction: Array | float,
+    key: Array | None,
     site: int = Site.ONLY,
-) -> jax.Array:
-    """Zero a fraction of the examples of `x` (B, ...), as `dropout` (stochastic depth)."""
+    batch: int | None = None,
+) -> Array:
+    """Zero a fraction of the examples of `x`, as `dropout` (stochastic depth).
+
+    Args:
+      x: (B, ...), or the tokens of B examples one after the other, (B S, D).
+      fraction: of the examples, a scalar.
+      key: as for `dropout`.
+      site: as for `dropout`.
+      batch: B; None if it is the first dimension of `x`.
+    """
     if key is None:
         return x
 
-    batch = x.shape[0]
+    examples = x
+    if batch is not None:
+        examples = x.reshape(batch, -1, x.shape[-1])
+    batch = examples.shape[0]
     row_words, column_words = _hash_rows_and_columns(key, site, (batch, 1))
     words = _hash(row_words ^ column_words)
     uniform = words.astype(jnp.float32) * jnp.float32(2.0**-32)
     is_kept = uniform >= fraction
 
-    ones = (1,) * (x.ndim - 1)
+    ones = (1,) * (examples.ndim - 1)
     is_kept = is_kept.reshape(-1, *ones)
-    return _scale_kept(x, is_kept, fraction)
+    dropped = _scale_kept(examples, is_kept, fraction)
+    return dropped.reshape(x.shape)
 
 
-def split_key(key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-    """Return two keys; None of None."""
+def split_key(key: Array | None) -> tuple[Array | None, Array | None]:
+    """Return two keys, or twice None for no key."""
     if key is None:
         return None, None
     first, second = jax.random.split(key)
@@ -87,10 +101,10 @@ def split_key(key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None
 
 
 def _scale_kept(
-    x: jax.Array,
-    is_kept: jax.Array,
-    fraction: jax.Array | float,
-) -> jax.Array:
+    x: Array,
+    is_kept: Array,
+    fraction: Array | float,
+) -> Array:
     """Return `x` scaled up where it is kept, and 0 elsewhere."""
     scale = jnp.asarray(1.0 / (1.0 - fraction), x.dtype)
     scaled = x * scale
@@ -99,11 +113,11 @@ def _scale_kept(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _drop_elements(
-    x: jax.Array,
-    row_words: jax.Array,
-    column_words: jax.Array,
+    x: Array,
+    row_words: Array,
+    column_words: Array,
     fraction: float,
-) -> jax.Array:
+) -> Array:
     """Zero a fraction of the elements of `x`, and scale the rest up."""
     threshold = math.ceil(fraction * 2**32)
     threshold = min(threshold, _LARGEST_WORD)
@@ -113,11 +127,11 @@ def _drop_elements(
 
 
 def _save_words(
-    x: jax.Array,
-    row_words: jax.Array,
-    column_words: jax.Array,
+    x: Array,
+    row_words: Array,
+    column_words: Array,
     fraction: float,
-) -> tuple[jax.Array, Words]:
+) -> tuple[Array, Words]:
     """Return the result of `_drop_elements`, and the words for the backward pass."""
     dropped = _drop_elements(x, row_words, column_words, fraction)
     return dropped, (row_words, column_words)
@@ -126,7 +140,7 @@ def _save_words(
 def _differentiate(
     fraction: float,
     words: Words,
-    gradient: jax.Array,
+    gradient: Array,
 ) -> tuple[Any, None, None]:
     """Return the gradient of `x`; words have none."""
     dx = _drop_elements(gradient, *words, fraction)
@@ -136,7 +150,7 @@ def _differentiate(
 _drop_elements.defvjp(_save_words, _differentiate)
 
 
-def _hash_rows_and_columns(key: jax.Array, site: int, shape: tuple[int, ...]) -> Words:
+def _hash_rows_and_columns(key: Array, site: int, shape: tuple[int, ...]) -> Words:
     """Return words of 32 bits for all rows (..., 1) and all columns (C,) of an array."""
     key_words = jax.random.key_data(key).reshape(-1)
     first, second = key_words[:2]
@@ -159,7 +173,7 @@ def _hash_rows_and_columns(key: jax.Array, site: int, shape: tuple[int, ...]) ->
     return row_words, column_words
 
 
-def _hash(words: jax.Array) -> jax.Array:
+def _hash(words: Array) -> Array:
     """Return a bijection of 32 bits: each input bit changes about half of the output bits."""
     for shift, multiplier in _ROUNDS:
         mixed = words ^ (words >> shift)

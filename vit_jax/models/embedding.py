@@ -1,11 +1,13 @@
 """Embedding of an image, or of a ResNet's map of it, as a sequence of tokens.
 
-Legend: B batch, H W height and width of the image or map, C channels, N patches of h x w, D width.
+Legend: B batch, H W height and width of the image or map, C channels; Y rows and X columns of
+patches, N = Y X patches, each of h x w pixels; D width.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import dispatch
@@ -23,44 +25,44 @@ class PatchEmbedding(nnx.Module):
         shape_hwCD = (*a.patch_size, a.map_channels, a.width)
         kernel_hwCD = LECUN_NORMAL(rngs.params(), shape_hwCD, jnp.float32)
         self.kernel = nnx.Param(kernel_hwCD)
-
         self.bias = build_bias(a)
         self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("embedding")
-    def __call__(self, image_BHWC: jax.Array) -> jax.Array:
-        """Return tokens_BND in raster order. Pixels beyond the last complete patch are ignored."""
-        patch_height, patch_width, channels, width = self.kernel.shape
-        batch, height, image_width, _ = image_BHWC.shape
-        rows = height // patch_height
-        columns = image_width // patch_width
-
-        covered = image_BHWC[:, : rows * patch_height, : columns * patch_width]
-        patches = covered.reshape(
-            batch,
-            rows,
-            patch_height,
-            columns,
-            patch_width,
-            channels,
-        )
-        patches = patches.transpose(0, 1, 3, 2, 4, 5)
-        patches = patches.reshape(batch, rows * columns, -1)
-
+    def __call__(self, image_BHWC: Array) -> Array:
+        """Return tokens_BND. Pixels beyond the last complete patch are ignored."""
+        patch_height, patch_width, _, width = self.kernel.shape
+        patches = split_patches(image_BHWC, patch_height, patch_width)
         kernel = self.kernel[...]
         kernel = kernel.reshape(-1, width)
+
         patches = patches.astype(self.dtype)
         kernel = kernel.astype(self.dtype)
         tokens_BND = dispatch.multiply(patches, kernel)
         if self.bias is None:
             return tokens_BND
 
-        bias_D = self.bias[...].astype(self.dtype)
+        bias_D = self.bias[...]
+        bias_D = bias_D.astype(self.dtype)
         return tokens_BND + bias_D
+
+
+def split_patches(image_BHWC: Array, patch_height: int, patch_width: int) -> Array:
+    """Return the pixels of each patch, (B, N, h w C), line by line from the top left."""
+    batch, height, width, channels = image_BHWC.shape
+    num_rows = height // patch_height
+    num_columns = width // patch_width
+    covered_BHWC = image_BHWC[:, : num_rows * patch_height, : num_columns * patch_width]
+
+    shape_BYhXwC = (batch, num_rows, patch_height, num_columns, patch_width, channels)
+    pixels_BYhXwC = covered_BHWC.reshape(shape_BYhXwC)
+    pixels_BYXhwC = pixels_BYhXwC.swapaxes(2, 3)
+    return pixels_BYXhwC.reshape(batch, num_rows * num_columns, -1)
 
 
 def build_bias(a: Architecture) -> nnx.Param | None:
     """Return the bias of the patch embedding, (D,); None without one."""
     if not a.patch_bias:
         return None
-    return nnx.Param(jnp.zeros((a.width,), jnp.float32))
+    bias_D = jnp.zeros((a.width,), jnp.float32)
+    return nnx.Param(bias_D)

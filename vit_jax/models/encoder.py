@@ -3,12 +3,14 @@
 Legend: B batch, S sequence length, D width, T heads, L depth.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, STATISTICS, dispatch
@@ -33,31 +35,36 @@ BLOCKS: dict[str | None, Callable[..., Any]] = {None: Block, "axial": AxialBlock
 class LayerInputs(NamedTuple):
     """Inputs of a block beside the tokens; of all blocks with a leading axis of L."""
 
-    drop_fraction: jax.Array  # of stochastic depth
-    key: jax.Array | None
+    drop_fraction: Array  # of stochastic depth
+    key: Array | None
+
+
+class EncoderOutput(NamedTuple):
+    """Tokens after the final norm, and intermediates; None for those that were not asked for."""
+
+    tokens_BSD: Array
+    blocks_LBSD: Array | None  # outputs of the blocks
+    attention_LBTSS: Array | None  # attention weights of the blocks
 
 
 class Encoder(nnx.Module):
     """L blocks and the final norm.
 
-    `blocks` is one block, each of whose parameters has a leading axis of L. `remat` chooses what
-    the backward pass computes again, `scan_unroll` the number of blocks in one iteration of the
-    loop: one compiles fast, all copy nothing. A user-defined block (`a.block`) is a class with the
-    constructor and call of `Block`; one with a `with_attention` also gives attention weights.
+    The blocks are equal but for their parameters. `blocks` holds them as one module whose
+    parameters have a leading axis of L; the scan over it runs one block after the other, so that
+    the program has the code of a block once.
+
+    `remat` chooses what the backward pass computes again, `scan_unroll` the number of blocks in one
+    iteration of the scan: one compiles fast, all copy nothing.
+
+    A user-defined block (`a.block`) is a class with the constructor and call of `Block`; one with a
+    `with_attention` also gives attention weights.
     """
 
-    def __init__(self, a: Architecture, key: jax.Array):
-        block_class = find_block_class(a)
-
-        def build_block(key: jax.Array) -> nnx.Module:
-            block = block_class(a, rngs=nnx.Rngs(key))
-            if a.position_layers == "every":
-                position_key = jax.random.fold_in(key, 0)
-                block.positions = build_positions(a, rngs=nnx.Rngs(position_key))
-            return block
-
+    def __init__(self, a: Architecture, key: Array):
         block_keys = jax.random.split(key, a.depth)
-        self.blocks: Any = jax.vmap(build_block)(block_keys)
+        build_one = functools.partial(build_block, a)
+        self.blocks: Any = jax.vmap(build_one)(block_keys)
         self.norm = build_norm(a) if a.final_norm == "tokens" else None
         self.depth = a.depth
         self.remat = a.remat
@@ -71,42 +78,38 @@ class Encoder(nnx.Module):
 
     def __call__(
         self,
-        x_BSD: jax.Array,
-        key: jax.Array | None,
+        x_BSD: Array,
+        key: Array | None,
         intermediates: Collection[str] = (),
-        positions: nnx.Module | None = None,
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """Run the blocks.
+        shared_positions: nnx.Module | None = None,
+    ) -> EncoderOutput:
+        """Run the blocks and the final norm.
 
         Args:
           x_BSD: embedded tokens.
           key: of dropout and stochastic depth; None outside training.
           intermediates: activations to return, "blocks" and "attention"; others are not kept.
-          positions: added to the input of every block, where all add the same.
+          shared_positions: added to the input of every block, where all add the same.
 
-        Returns:
-          Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L,
-          B, T, S, S).
+        Raises:
+          ValueError: the blocks cannot return the attention weights that are asked for.
         """
-        needs_attention = "attention" in intermediates
-        if needs_attention and not hasattr(self.blocks, "with_attention"):
-            rule = f"{type(self.blocks).__name__} has no method with_attention"
-            raise ValueError(
-                f"intermediates={tuple(intermediates)}: {rule}. Define it, or leave 'attention' out."
-            )
+        keeps_outputs = "blocks" in intermediates
+        keeps_attention = "attention" in intermediates
+        if keeps_attention:
+            require_attention_weights(self.blocks, intermediates)
 
-        def run_block(x_BSD: jax.Array, layer: tuple[Any, LayerInputs]) -> tuple[jax.Array, tuple]:
+        def run_block(x_BSD: Array, layer: tuple[Any, LayerInputs]) -> tuple[Array, tuple]:
             block, inputs = layer
-            x_BSD, weights_BTSS = self._run_block(
-                block,
-                x_BSD,
-                inputs,
-                positions,
-                needs_attention=needs_attention,
-            )
-            if "blocks" in intermediates:
-                return x_BSD, (x_BSD, weights_BTSS)
-            return x_BSD, (None, weights_BTSS)
+            block = self._adapt(block)
+            x_BSD = self._add_positions(x_BSD, block, shared_positions)
+            weights_BTSS = None
+            if keeps_attention:
+                x_BSD, weights_BTSS = block.with_attention(x_BSD, *inputs)
+            else:
+                x_BSD = block(x_BSD, *inputs)
+            x_BSD = constrain(x_BSD, "tokens_BSD")
+            return x_BSD, (x_BSD if keeps_outputs else None, weights_BTSS)
 
         if self.remat != "none":
             policy = REMAT_POLICIES[self.remat]
@@ -119,15 +122,15 @@ class Encoder(nnx.Module):
         )
         x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
 
-        blocks_LBSD, attention_LBTSS = kept
-        if attention_LBTSS is not None:  # a block may have several
-            shape_BTSS = attention_LBTSS.shape[-4:]
-            attention_LBTSS = attention_LBTSS.reshape(-1, *shape_BTSS)
+        outputs_LBSD, weights_LBTSS = kept
+        if weights_LBTSS is not None:  # an axial block has two attentions
+            shape_BTSS = weights_LBTSS.shape[-4:]
+            weights_LBTSS = weights_LBTSS.reshape(-1, *shape_BTSS)
         if self.norm is not None:
             x_BSD = self.norm(x_BSD)
-        return x_BSD, blocks_LBSD, attention_LBTSS
+        return EncoderOutput(x_BSD, outputs_LBSD, weights_LBTSS)
 
-    def _build_layer_inputs(self, key: jax.Array | None) -> LayerInputs:
+    def _build_layer_inputs(self, key: Array | None) -> LayerInputs:
         """Return for each block its fraction of stochastic depth and its key.
 
         Fractions grow linearly with depth, or are constant.
@@ -144,32 +147,37 @@ class Encoder(nnx.Module):
         keys_L = jax.random.split(key, self.depth)
         return LayerInputs(fractions_L, keys_L)
 
-    def _run_block(
+    def _adapt(self, block: Any) -> Any:
+        """Return a block with the LoRA factors added to its kernels, if there are any."""
+        if self.lora_scale is None:
+            return block
+
+        from vit_jax.models.lora import adapt_block
+
+        return adapt_block(block, self.lora_scale)
+
+    def _add_positions(
         self,
+        x_BSD: Array,
         block: Any,
-        x_BSD: jax.Array,
-        inputs: LayerInputs,
         shared_positions: nnx.Module | None,
-        *,
-        needs_attention: bool,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Return a block's output and its attention weights, or None."""
-        if self.lora_scale is not None:
-            from vit_jax.models.lora import adapt_block
-
-            block = adapt_block(block, self.lora_scale)
-
+    ) -> Array:
+        """Return the input of a block, with the positions that are added before each block."""
         if self.position_layers == "every":
-            x_BSD = add_positions(x_BSD, block.positions)
-        elif self.position_layers == "shared":
-            x_BSD = add_positions(x_BSD, shared_positions)
+            return add_positions(x_BSD, block.positions)
+        if self.position_layers == "shared":
+            return add_positions(x_BSD, shared_positions)
+        return x_BSD
 
-        weights_BTSS = None
-        if needs_attention:
-            x_BSD, weights_BTSS = block.with_attention(x_BSD, *inputs)
-        else:
-            x_BSD = block(x_BSD, *inputs)
-        return constrain(x_BSD, "tokens_BSD"), weights_BTSS
+
+def build_block(a: Architecture, key: Array) -> nnx.Module:
+    """Return one block, with its positions if every block has some."""
+    block_class = find_block_class(a)
+    block = block_class(a, rngs=nnx.Rngs(key))
+    if a.position_layers == "every":
+        position_key = jax.random.fold_in(key, 0)
+        block.positions = build_positions(a, rngs=nnx.Rngs(position_key))
+    return block
 
 
 def find_block_class(a: Architecture) -> Callable[..., Any]:
@@ -181,3 +189,13 @@ def find_block_class(a: Architecture) -> Callable[..., Any]:
 
     block_class: Callable[..., Any] = resolve(a.block or "", "config.model.block")
     return block_class
+
+
+def require_attention_weights(block: Any, intermediates: Collection[str]) -> None:
+    """Raise ValueError for a user-defined block that does not return its attention weights."""
+    if hasattr(block, "with_attention"):
+        return
+    rule = f"{type(block).__name__} has no method with_attention"
+    raise ValueError(
+        f"intermediates={tuple(intermediates)}: {rule}. Define it, or remove 'attention'."
+    )

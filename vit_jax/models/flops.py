@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.extend.core import Jaxpr
 
 from vit_jax.config.architecture import Architecture
@@ -55,7 +56,7 @@ def _count_network_macs(architecture: Architecture, network: Any, count_padding:
     shape_1HWC = (1, *architecture.image_size, 3)
     image = jax.ShapeDtypeStruct(shape_1HWC, jnp.dtype(architecture.compute_dtype))
 
-    def apply(network: Any, image: jax.Array) -> Any:
+    def apply(network: Any, image: Array) -> Any:
         return network(image)
 
     return count_macs(apply, network, image, count_padding=count_padding)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from vit_jax.arrays import Corruption
 from vit_jax.config.architecture import Architecture
@@ -19,9 +20,10 @@ from vit_jax.models.embedding import LECUN_NORMAL
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.norm import build_norm
 
-Pooling = Callable[[jax.Array], jax.Array]
-Classifier = Callable[[jax.Array], tuple[jax.Array | None, jax.Array]]
+Pooling = Callable[[Array], Array]
+Classifier = Callable[[Array], tuple[Array | None, Array]]
 ZEROS = nnx.initializers.zeros_init()
+MASK_STDDEV = 0.02  # of the initial [mask] embedding
 constant = functools.cache(nnx.initializers.constant)  # equal modules must hold the same function
 
 
@@ -31,7 +33,8 @@ class AttentionPooling(nnx.Module):
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(a.compute_dtype)
         num_heads = a.pool_num_heads or a.num_heads
-        probe_11D = XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32)
+        shape_11D = (1, 1, a.width)
+        probe_11D = XAVIER_UNIFORM(rngs.params(), shape_11D, jnp.float32)
 
         self.probe = nnx.Param(probe_11D)
         self.attention = Attention(
@@ -50,10 +53,11 @@ class AttentionPooling(nnx.Module):
         )
 
     @jax.named_scope("pooling")
-    def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
+    def __call__(self, tokens_BSD: Array) -> Array:
         """Return pooled_BD."""
         batch, _, width = tokens_BSD.shape
-        probe_11D = self.probe[...].astype(tokens_BSD.dtype)
+        probe_11D = self.probe[...]
+        probe_11D = probe_11D.astype(tokens_BSD.dtype)
         probe_B1D = jnp.broadcast_to(probe_11D, (batch, 1, width))
 
         x_B1D = self.attention(probe_B1D, tokens_BSD)
@@ -70,15 +74,20 @@ class Head(nnx.Module):
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        features = a.feature_width
+        num_features = a.feature_width
         hidden = None
         if a.head == "mlp":
-            hidden = nnx.Linear(features, a.width, kernel_init=LECUN_NORMAL, rngs=rngs)
-            features = a.width
+            hidden = nnx.Linear(
+                num_features,
+                a.width,
+                kernel_init=LECUN_NORMAL,
+                rngs=rngs,
+            )
+            num_features = a.width
         self.hidden = hidden
         self.has_classes = a.num_classes > 0
         self.linear = nnx.Linear(
-            features,
+            num_features,
             a.num_classes,
             kernel_init=ZEROS,
             bias_init=constant(a.head_bias_init),
@@ -86,7 +95,7 @@ class Head(nnx.Module):
         )
 
     @jax.named_scope("head")
-    def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+    def __call__(self, pooled_BD: Array) -> tuple[Array | None, Array]:
         """Return logits_BK, or None, and the features_BD they are linear in."""
         features_BD = pooled_BD.astype(jnp.float32)
         if self.hidden is not None:
@@ -106,25 +115,36 @@ class PatchHead(nnx.Module):
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        self.linear: Any = nnx.Linear(a.width, a.patch_outputs, kernel_init=ZEROS, rngs=rngs)
-        mask_11D = 0.02 * jax.random.normal(rngs.params(), (1, 1, a.width))
+        self.linear: Any = nnx.Linear(
+            a.width,
+            a.patch_outputs,
+            kernel_init=ZEROS,
+            rngs=rngs,
+        )
+        shape_11D = (1, 1, a.width)
+        mask_11D = MASK_STDDEV * jax.random.normal(rngs.params(), shape_11D)
         self.mask = nnx.Param(mask_11D)
 
     @jax.named_scope("embedding")
-    def corrupt(self, tokens_BND: jax.Array, corruption: Corruption) -> jax.Array:
+    def corrupt(self, tokens_BND: Array, corruption: Corruption) -> Array:
         """Return the embeddings of patches, before positions are added, with some replaced."""
         source_BN1 = corruption.source_BN[..., None]
         moved_BND = jnp.take_along_axis(tokens_BND, source_BN1, axis=1)
         is_masked_BN1 = corruption.is_masked_BN[..., None]
-        mask_11D = self.mask[...].astype(tokens_BND.dtype)
+        mask_11D = self.mask[...]
+        mask_11D = mask_11D.astype(tokens_BND.dtype)
         return jnp.where(is_masked_BN1, mask_11D, moved_BND)
 
     @jax.named_scope("head")
-    def __call__(self, tokens_BND: jax.Array) -> jax.Array:
+    def __call__(self, tokens_BND: Array) -> Array:
         """Return patches_BNO, float32."""
         kernel_DO = self.linear.kernel[...]
         kernel_DO = kernel_DO.astype(tokens_BND.dtype)
-        patches_BNO = jnp.matmul(tokens_BND, kernel_DO, preferred_element_type=jnp.float32)
+        patches_BNO = jnp.matmul(
+            tokens_BND,
+            kernel_DO,
+            preferred_element_type=jnp.float32,
+        )
         return patches_BNO + self.linear.bias[...]
 
 
@@ -153,15 +173,15 @@ def _build_custom(reference: str, field: str, a: Architecture, rngs: nnx.Rngs) -
         return build(a, rngs=rngs)
 
 
-def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
+def apply_pooling(pooling: Pooling, tokens_BSD: Array) -> Array:
     """Return pooled_BD.
 
     Raises:
       ValueError: the module returns another shape.
     """
     pooled_BD = pooling(tokens_BSD)
-    shape = jnp.shape(pooled_BD)
     batch, _, width = tokens_BSD.shape
+    shape = jnp.shape(pooled_BD)
     expected = (batch, width)
     if shape != expected:
         name = type(pooling).__name__
@@ -173,10 +193,10 @@ def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
 
 
 def apply_head(
-    head: Callable[[jax.Array], Any],
-    pooled_BD: jax.Array,
+    head: Callable[[Array], Any],
+    pooled_BD: Array,
     num_classes: int,
-) -> tuple[jax.Array | None, jax.Array]:
+) -> tuple[Array | None, Array]:
     """Return logits_BK, or None without classes, and the features_BD they are computed from.
 
     Raises:
@@ -186,13 +206,9 @@ def apply_head(
     batch = pooled_BD.shape[0]
     expected = (batch, num_classes)
     if not _is_head_output(output, expected):
-        returned: tuple
-        if isinstance(output, tuple):
-            returned = tuple(map(jnp.shape, output))
-        else:
-            returned = jnp.shape(output)
+        name = type(head).__name__
         raise ValueError(
-            f"config.model.head: {type(head).__name__} returns shape {returned}: must be logits "
+            f"config.model.head: {name} returns shape {_list_shapes(output)}: must be logits "
             f"{expected} and features. Return (logits_BK, features_BD)."
         )
 
@@ -206,6 +222,13 @@ def _is_head_output(output: Any, logits_shape: tuple[int, int]) -> bool:
     """Return whether a head gave logits of this shape, or any without classes, and features."""
     if not isinstance(output, tuple) or len(output) != 2:
         return False
-
+    logits, _ = output
     _, num_classes = logits_shape
-    return num_classes == 0 or jnp.shape(output[0]) == logits_shape
+    return num_classes == 0 or jnp.shape(logits) == logits_shape
+
+
+def _list_shapes(output: Any) -> tuple:
+    """Return the shape of an array, or the shapes of several."""
+    if isinstance(output, tuple):
+        return tuple(map(jnp.shape, output))
+    return jnp.shape(output)

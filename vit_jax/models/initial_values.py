@@ -8,6 +8,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from vit_jax import pytree
 from vit_jax.config.architecture import Architecture
@@ -19,7 +20,7 @@ _TOKENS = ("class_token", "register_tokens", "pooling/probe")
 M = TypeVar("M", bound=nnx.Module)
 
 
-def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
+def redraw_truncated_normal(model: M, a: Architecture, key: Array) -> M:
     """Return the network with new kernels, tokens and learned positions, and biases of zero.
 
     Positions have `a.position_stddev`, the last layer keeps its bias. A ResNet before the patches,
@@ -28,7 +29,7 @@ def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
     leaves = pytree.named_leaves(model)
     names = sorted(leaves)
 
-    def redraw(name: str, leaf: jax.Array) -> jax.Array:
+    def redraw(name: str, leaf: Array) -> Array:
         kind = name.rpartition("/")[2]
         if name.startswith("stem/") or name == "head/linear/bias":
             return leaf
@@ -46,7 +47,7 @@ def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
     return pytree.map_with_names(redraw, model)
 
 
-def truncated_normal(key: jax.Array, shape: tuple[int, ...], stddev: float) -> jax.Array:
+def truncated_normal(key: Array, shape: tuple[int, ...], stddev: float) -> Array:
     """Return float32 values of a normal truncated at two deviations, with this deviation."""
     values = jax.random.truncated_normal(key, -_LIMIT, _LIMIT, shape)
     return values * (stddev / _STDDEV_WITHIN_LIMIT)

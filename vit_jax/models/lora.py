@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from vit_jax import pytree
 from vit_jax.config.architecture import Architecture
@@ -102,7 +103,7 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
     return factors
 
 
-def initial_factors(shapes: Mapping[str, Shape], key: jax.Array) -> dict[str, jax.Array]:
+def initial_factors(shapes: Mapping[str, Shape], key: Array) -> dict[str, Array]:
     """Return initial values: A uniform within 1 / sqrt(I), as in the paper's code; B zero."""
     lora_key = jax.random.fold_in(key, _STREAM)
     keys = jax.random.split(lora_key, len(shapes))
@@ -123,7 +124,7 @@ def initial_factors(shapes: Mapping[str, Shape], key: jax.Array) -> dict[str, ja
     return factors
 
 
-def add_factors(model: Any, lora: Lora, key: jax.Array) -> Any:
+def add_factors(model: Any, lora: Lora, key: Array) -> Any:
     """Add factors with initial values to the linear layers of a network, and return it.
 
     Raises:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.architecture import Architecture
@@ -21,12 +22,12 @@ from vit_jax.models.norm import build_norm
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
 
 
-def quick_gelu(x: jax.Array) -> jax.Array:
+def quick_gelu(x: Array) -> Array:
     """Return the approximation of GELU that CLIP was trained with."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-GELUS: dict[str, Callable[[jax.Array], jax.Array]] = {
+GELUS: dict[str, Callable[[Array], Array]] = {
     "tanh": functools.partial(dispatch.gelu, approximate=True),  # released JAX code
     "exact": functools.partial(dispatch.gelu, approximate=False),  # PyTorch ports
     "quick": quick_gelu,
@@ -49,7 +50,7 @@ class Mlp(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
         is_gated: bool = False,
-        norm: Callable[[jax.Array], jax.Array] | None = None,
+        norm: Callable[[Array], Array] | None = None,
         use_bias: bool = True,
     ):
         dense = functools.partial(
@@ -70,11 +71,11 @@ class Mlp(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(
         self,
-        x: jax.Array,
+        x: Array,
         *,
         fraction: float = 0.0,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
+        key: Array | None = None,
+    ) -> Array:
         """Return an array of the shape of `x`, (B, S, D) or (R, D).
 
         `fraction` and `key` are of dropout.
@@ -92,7 +93,7 @@ class Mlp(nnx.Module):
         output = self.contract(hidden)
         return dropout(output, fraction, key, Site.MLP_OUTPUT)
 
-    def _project_hidden(self, layer: nnx.Linear, x: jax.Array) -> jax.Array:
+    def _project_hidden(self, layer: nnx.Linear, x: Array) -> Array:
         """Return a layer's hidden units, with a sharding and a name for rematerialisation."""
         dimensions = {3: "hidden_BSM", 2: "hidden_RM"}[x.ndim]
         hidden = constrain(layer(x), dimensions)

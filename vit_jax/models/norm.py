@@ -6,6 +6,7 @@ Legend: D width of the normalised axis; other dimensions do not matter here.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.architecture import Architecture
@@ -26,7 +27,7 @@ class LayerNorm(nnx.Module):
         self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("norm")
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
         mean = x.mean(-1, keepdims=True)
@@ -35,11 +36,13 @@ class LayerNorm(nnx.Module):
         mean = checkpoint_name(mean, STATISTICS)
         mean_of_squares = checkpoint_name(mean_of_squares, STATISTICS)
 
-        variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
+        variance = mean_of_squares - jnp.square(mean)
+        variance = jnp.maximum(variance, 0.0)  # rounding can make it negative
         inverse = jax.lax.rsqrt(variance + self.epsilon)
+
         scale = inverse * self.scale[...]
-        scaled = (x - mean) * scale
-        normed = scaled + self.bias[...]
+        normed = (x - mean) * scale
+        normed = normed + self.bias[...]
         return normed.astype(self.dtype)
 
 
@@ -53,14 +56,14 @@ class RMSNorm(nnx.Module):
         self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("norm")
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
         squares = jnp.square(x)
         mean_of_squares = squares.mean(-1, keepdims=True)
         mean_of_squares = checkpoint_name(mean_of_squares, STATISTICS)
-
         inverse = jax.lax.rsqrt(mean_of_squares + self.epsilon)
+
         scale = inverse * self.scale[...]
         normed = x * scale
         return normed.astype(self.dtype)
@@ -73,5 +76,6 @@ NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {
 
 
 def build_norm(a: Architecture, width: int | None = None) -> LayerNorm | RMSNorm:
-    """Return a norm of the architecture's kind over `width` values; None: its width D."""
-    return NORMS[a.norm](a, width)
+    """Return a norm of the architecture's kind over `width` values; by default over D."""
+    norm_class = NORMS[a.norm]
+    return norm_class(a, width)

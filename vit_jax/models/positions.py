@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from vit_jax.config.architecture import Architecture
 
@@ -35,7 +36,7 @@ class LearnedPositions1D(nnx.Module):
         num_rows = a.sequence_length - self.num_bare
         self.table = build_table(a, rngs, 1, num_rows, a.width)
 
-    def __call__(self) -> jax.Array:
+    def __call__(self) -> Array:
         """Return positions_1SD."""
         positions_1ND = self.table[...]
         if self.num_bare == 0:
@@ -53,7 +54,7 @@ class LearnedPositions2D(nnx.Module):
         self.column_table = build_table(a, rngs, num_columns, a.width // 2)
         self.class_row = build_table(a, rngs, 1, a.width) if a.num_class_tokens else None
 
-    def __call__(self) -> jax.Array:
+    def __call__(self) -> Array:
         """Return positions_1SD."""
         rows_hD = self.row_table[...]
         columns_wD = self.column_table[...]
@@ -85,7 +86,7 @@ class FixedPositions(nnx.Module):
         self.kind = architecture.position_embedding
         self.prefix_length = architecture.prefix_length
 
-    def __call__(self) -> jax.Array:
+    def __call__(self) -> Array:
         """Return positions_1SD."""
         table_1SD = fixed_positions(
             self.kind,
@@ -174,7 +175,7 @@ class RelativePositions(nnx.Module):
             num_keys += 3
         self.table = build_table(a, rngs, num_keys, a.width // a.num_heads)
 
-    def __call__(self) -> jax.Array:
+    def __call__(self) -> Array:
         """Return keys_SSh: of every query, one for each token."""
         index_SS = index_offsets(self.num_patches, has_class_token=self.has_class_token)
         keys = self.table[...]
@@ -212,7 +213,7 @@ class RotaryPositions(nnx.Module):
         self.has_class_token = a.num_class_tokens > 0
         self.reference_grid = a.rope_grid
 
-    def __call__(self, x_BSE: jax.Array, num_heads: int) -> jax.Array:
+    def __call__(self, x_BSE: Array, num_heads: int) -> Array:
         """Return queries or keys, turned in float32 by the position of their patch."""
         batch, length, width = x_BSE.shape
         assert self.kind is not None
@@ -326,7 +327,7 @@ def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
     return positions
 
 
-def add_positions(tokens_BSD: jax.Array, positions: Any) -> jax.Array:
+def add_positions(tokens_BSD: Array, positions: Any) -> Array:
     """Add positions (1, S, D) to tokens.
 
     Raises:

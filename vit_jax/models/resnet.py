@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.arrays import ModelOutput, accept_taps, validate_intermediates
@@ -21,6 +22,7 @@ from vit_jax.config.architecture import UNROLLED, Architecture
 from vit_jax.config.sizes import BOTTLENECK, NUM_GROUPS
 from vit_jax.kernels import CONVOLUTION, STATISTICS, dispatch
 from vit_jax.kernels.devices import constrain
+from vit_jax.kernels.dispatch import Padding
 from vit_jax.kernels.unit_parameters import UnitParameters
 from vit_jax.models.embedding import LECUN_NORMAL
 from vit_jax.models.heads import apply_head, build_head
@@ -28,9 +30,12 @@ from vit_jax.models.heads import apply_head, build_head
 _save_only = jax.checkpoint_policies.save_only_these_names
 _KEEP_CONVOLUTIONS = _save_only(CONVOLUTION, STATISTICS)
 REMAT_POLICIES = {
-    "dots": _KEEP_CONVOLUTIONS,  # computes norms and standardised kernels again
-    "attention": _KEEP_CONVOLUTIONS,  # differs from "dots" in the transformer of a hybrid alone
-    "full": _save_only(STATISTICS),  # keeps the input of each unit, and the means of its norms
+    # Compute norms and standardised kernels again.
+    "dots": _KEEP_CONVOLUTIONS,
+    # As "dots"; only the transformer of a hybrid makes a difference.
+    "attention": _KEEP_CONVOLUTIONS,
+    # Keep the input of each unit, and the means of its norms.
+    "full": _save_only(STATISTICS),
 }
 
 
@@ -55,14 +60,17 @@ class StandardizedConv(nnx.Module):
         shape_HWIO = (size, size, inputs, outputs)
         kernel_HWIO = LECUN_NORMAL(rngs.params(), shape_HWIO, jnp.float32)
         self.kernel = nnx.Param(kernel_HWIO)
+
+        border = size // 2
+        self.padding: Padding = ((border, border), (border, border))
+        if a.residual_unit == "postactivation":
+            self.padding = "SAME"
         self.stride = stride
-        border = (size // 2, size // 2)
-        self.padding = "SAME" if a.residual_unit == "postactivation" else (border, border)
         self.epsilon = a.standardization_epsilon
         self.epsilon_added_to = a.standardization_epsilon_added_to
         self.dtype = jnp.dtype(a.compute_dtype)
 
-    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+    def __call__(self, x_BHWC: Array) -> Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
         kernel_HWIO = self.standardized_kernel()
         kernel_HWIO = kernel_HWIO.astype(self.dtype)
@@ -70,16 +78,16 @@ class StandardizedConv(nnx.Module):
         y_BHWO = dispatch.convolve(x_BHWC, kernel_HWIO, self.stride, self.padding)
         return checkpoint_name(y_BHWO, CONVOLUTION)
 
-    def standardized_kernel(self) -> jax.Array:
+    def standardized_kernel(self) -> Array:
         """Return the kernel (H, W, I, O) in float32."""
         return standardize(self.kernel[...], self.epsilon, self.epsilon_added_to)
 
 
 def standardize(
-    kernel_HWIO: jax.Array,
+    kernel_HWIO: Array,
     epsilon: float,
     epsilon_added_to: str,
-) -> jax.Array:
+) -> Array:
     """Subtract the mean of every output channel and divide by its standard deviation, in float32.
 
     `epsilon`, which guards the division, is added to the "variance", before the root, or to the
@@ -112,39 +120,39 @@ class GroupNorm(nnx.Module):
         self.epsilon = a.group_norm_epsilon
         self.dtype = jnp.dtype(a.compute_dtype)
 
-    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+    def __call__(self, x_BHWC: Array) -> Array:
         """Return a map of the shape of `x_BHWC` in the compute dtype."""
         is_exact = x_BHWC.dtype == jnp.float32
         x_BHWC = x_BHWC.astype(jnp.float32)
-        mean_B11C = _group_means(x_BHWC)
+        mean_B11C = average_groups(x_BHWC)
 
         if is_exact:
             squares_BHWC = jnp.square(x_BHWC - mean_B11C)
-            variance_B11C = _group_means(squares_BHWC)
+            variance_B11C = average_groups(squares_BHWC)
         else:
             squares_BHWC = jnp.square(x_BHWC)
-            mean_of_squares_B11C = _group_means(squares_BHWC)
-            difference_B11C = mean_of_squares_B11C - jnp.square(mean_B11C)
-            variance_B11C = jnp.maximum(difference_B11C, 0.0)
+            mean_of_squares_B11C = average_groups(squares_BHWC)
+            variance_B11C = mean_of_squares_B11C - jnp.square(mean_B11C)
+            variance_B11C = jnp.maximum(variance_B11C, 0.0)  # rounding can make it negative
 
         inverse_B11C = jax.lax.rsqrt(variance_B11C + self.epsilon)
         scale_B11C = inverse_B11C * self.scale[...]
-        scaled_BHWC = (x_BHWC - mean_B11C) * scale_B11C
-        normed_BHWC = scaled_BHWC + self.bias[...]
+        normed_BHWC = (x_BHWC - mean_B11C) * scale_B11C
+        normed_BHWC = normed_BHWC + self.bias[...]
         return normed_BHWC.astype(self.dtype)
 
 
-def _group_means(x_BHWC: jax.Array) -> jax.Array:
-    """Return for each channel the mean of its group (B, 1, 1, C)."""
+def average_groups(x_BHWC: Array) -> Array:
+    """Return for each channel the mean of its group, (B, 1, 1, C)."""
     channels = x_BHWC.shape[-1]
     group_size = channels // NUM_GROUPS
 
-    means_BC = x_BHWC.mean(axis=(1, 2))
-    means_by_group = means_BC.reshape(-1, NUM_GROUPS, group_size)
+    channel_means_BC = x_BHWC.mean(axis=(1, 2))
+    means_by_group = channel_means_BC.reshape(-1, NUM_GROUPS, group_size)
     means_BG = means_by_group.mean(axis=2)
-    group_means_BC = jnp.repeat(means_BG, group_size, axis=1)
-    group_means_B11C = group_means_BC[:, None, None]
-    return checkpoint_name(group_means_B11C, STATISTICS)
+    means_BC = jnp.repeat(means_BG, group_size, axis=1)
+    means_B11C = means_BC[:, None, None]
+    return checkpoint_name(means_B11C, STATISTICS)
 
 
 def build_norm_after(channels: int, a: Architecture) -> GroupNorm | None:
@@ -172,7 +180,7 @@ class Shortcut(nnx.Module):
         self.conv = StandardizedConv(1, inputs, outputs, a, stride=stride, rngs=rngs)
         self.norm = build_norm_after(outputs, a)
 
-    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+    def __call__(self, x_BHWC: Array) -> Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
         x_BHWC = self.conv(x_BHWC)
         if self.norm is None:
@@ -225,7 +233,7 @@ class Unit(nnx.Module):
             self.norm3 = GroupNorm(outputs, a, initial_scale=0.0)
         self.shortcut = build_shortcut(inputs, outputs, stride, a, rngs=rngs)
 
-    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+    def __call__(self, x_BHWC: Array) -> Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
         inner, outputs = self.conv3.kernel.shape[2:]
         has_kernel = dispatch.has_unit_kernel(
@@ -241,7 +249,7 @@ class Unit(nnx.Module):
             return self._compute_preactivated(x_BHWC)
         return self._compute_postactivated(x_BHWC)
 
-    def _compute_preactivated(self, x_BHWC: jax.Array) -> jax.Array:
+    def _compute_preactivated(self, x_BHWC: Array) -> Array:
         """Return the sum of the shortcut and the convolutions, each with a norm before it."""
         y_BHWC = nnx.relu(self.norm1(x_BHWC))
         residual_BHWC = x_BHWC
@@ -255,7 +263,7 @@ class Unit(nnx.Module):
         y_BHWC = self.conv3(y_BHWC)
         return residual_BHWC + y_BHWC
 
-    def _compute_postactivated(self, x_BHWC: jax.Array) -> jax.Array:
+    def _compute_postactivated(self, x_BHWC: Array) -> Array:
         """Return the ReLU of the sum of shortcut and convolutions, each with a norm after it."""
         residual_BHWC = x_BHWC
         if self.shortcut is not None:
@@ -266,11 +274,27 @@ class Unit(nnx.Module):
         y_BHWC = self.norm3(self.conv3(y_BHWC))
         return nnx.relu(residual_BHWC + y_BHWC)
 
-    def compute_by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
+    def compute_by_kernel(self, x_BHWC: Array) -> Array:
         """Return the output by the kernel for TPUs, which is interpreted elsewhere.
 
         With a stride, maps have even lines and columns.
         """
+        stride = self.conv2.stride
+        first_offset = -1  # of a kernel whose centre is at the position of the output
+        if stride == 2 and self.conv2.padding == "SAME":
+            first_offset = 0
+
+        return dispatch.compute_unit(
+            x_BHWC.astype(self.norm1.dtype),
+            self._collect_parameters(),
+            stride=stride,
+            first_offset=first_offset,
+            epsilon=self.norm1.epsilon,
+            is_preactivated=self.is_preactivated,
+        )
+
+    def _collect_parameters(self) -> UnitParameters:
+        """Return the parameters in the form of the kernel, with standardised kernels."""
         if self.is_preactivated:
             outer_norms = [self.norm1]
             inner_norms = [self.norm2, self.norm3]
@@ -279,7 +303,6 @@ class Unit(nnx.Module):
             inner_norms = [self.norm1, self.norm2]
         if self.shortcut is not None and self.shortcut.norm is not None:
             outer_norms.append(self.shortcut.norm)
-
         outer_norms_2N = stack_norms(outer_norms)
         inner_norms_4C = stack_norms(inner_norms)
 
@@ -291,7 +314,7 @@ class Unit(nnx.Module):
             shortcut_HWIO = self.shortcut.conv.standardized_kernel()
             shortcut_IO = shortcut_HWIO[0, 0]
 
-        parameters = UnitParameters(
+        return UnitParameters(
             outer_norms_2N=outer_norms_2N,
             inner_norms_4C=inner_norms_4C,
             conv1_IC=conv1_HWIO[0, 0],
@@ -300,21 +323,8 @@ class Unit(nnx.Module):
             shortcut_IE=shortcut_IO,
         )
 
-        stride = self.conv2.stride
-        first_tap = -1
-        if stride == 2 and self.conv2.padding == "SAME":  # all other paddings are symmetric
-            first_tap = 0
-        return dispatch.compute_unit(
-            x_BHWC.astype(self.norm1.dtype),
-            parameters,
-            stride=stride,
-            first_tap=first_tap,
-            epsilon=self.norm1.epsilon,
-            is_preactivated=self.is_preactivated,
-        )
 
-
-def stack_norms(norms: Collection[GroupNorm]) -> jax.Array:
+def stack_norms(norms: Collection[GroupNorm]) -> Array:
     """Return the scale and the bias of each norm in turn, (2 * norms, C)."""
     rows = []
     for norm in norms:
@@ -324,7 +334,10 @@ def stack_norms(norms: Collection[GroupNorm]) -> jax.Array:
 
 
 class Stage(nnx.Module):
-    """The first unit, which changes shape, and the others, stacked into one and run by a scan."""
+    """The first unit, which changes shape, and the others, which a scan runs one after the other.
+
+    `rest` holds the others as one unit, whose parameters have a leading axis of units.
+    """
 
     def __init__(
         self,
@@ -333,12 +346,12 @@ class Stage(nnx.Module):
         stride: int,
         num_units: int,
         a: Architecture,
-        key: jax.Array,
+        key: Array,
     ):
         first_key, rest_key = jax.random.split(key)
         self.first = Unit(inputs, outputs, stride, a, rngs=nnx.Rngs(first_key))
 
-        def build_unit(key: jax.Array) -> Unit:
+        def build_unit(key: Array) -> Unit:
             return Unit(outputs, outputs, 1, a, rngs=nnx.Rngs(key))
 
         rest_keys = jax.random.split(rest_key, num_units - 1)
@@ -346,10 +359,10 @@ class Stage(nnx.Module):
         self.remat = a.remat
         self.scan_unroll = a.scan_unroll
 
-    def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+    def __call__(self, x_BHWC: Array) -> Array:
         """Return the map after the last unit."""
 
-        def run_unit(x_BHWC: jax.Array, unit: Unit) -> tuple[jax.Array, None]:
+        def run_unit(x_BHWC: Array, unit: Unit) -> tuple[Array, None]:
             y_BHWC = unit(x_BHWC)
             return constrain(y_BHWC, "map_BHWC"), None
 
@@ -378,7 +391,7 @@ class Root(nnx.Module):
         self.conv = StandardizedConv(7, 3, a.root_channels, a, stride=2, rngs=rngs)
         self.norm = build_norm_after(a.root_channels, a)
 
-    def __call__(self, image_BHWC: jax.Array) -> jax.Array:
+    def __call__(self, image_BHWC: Array) -> Array:
         """Return (B, H / 4, W / 4, C), rounded up."""
         x_BHWC = self.conv(image_BHWC)
         if self.norm is None:
@@ -388,8 +401,8 @@ class Root(nnx.Module):
         return nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding="SAME")
 
 
-def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
-    """Return maxima of 3x3 values, every second line and column, of a map with zeros around it.
+def max_pool_among_zeros(x_BHWC: Array) -> Array:
+    """Return maxima of windows of 3x3, two apart, of a map with zeros around it.
 
     No padded map is written: where a window reaches over the border, a negative maximum becomes
     zero.
@@ -409,16 +422,18 @@ def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
 
 
 def _reaches_border(size: int, num_windows: int) -> np.ndarray:
-    """Return for windows of 3, two apart, if they reach over a border of a side of this size."""
+    """Return which windows of 3 positions, two apart, reach over an end of a side of this size."""
     window = np.arange(num_windows)
-    is_reaching: np.ndarray = (window == 0) | (2 * window + 1 == size)
-    return is_reaching
+    is_first = window == 0
+    is_over_the_end = 2 * window + 1 == size
+    reaches_border: np.ndarray = is_first | is_over_the_end
+    return reaches_border
 
 
 class ResNetBody(nnx.Module):
     """Root and stages: from an image to a map of features."""
 
-    def __init__(self, a: Architecture, key: jax.Array):
+    def __init__(self, a: Architecture, key: Array):
         root_key, *stage_keys = jax.random.split(key, len(a.units) + 1)
         self.root = Root(a, rngs=nnx.Rngs(root_key))
         self.num_stages = len(a.units)
@@ -434,12 +449,12 @@ class ResNetBody(nnx.Module):
     @jax.named_scope("resnet")
     def __call__(
         self,
-        image_BHWC: jax.Array,
+        image_BHWC: Array,
         intermediates: Collection[str] = (),
-    ) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
+    ) -> tuple[Array, tuple[Array, ...] | None]:
         """Return map_BHWC of the architecture's `map_size` and `map_channels`.
 
-        With the intermediate "stages", the maps after each stage are returned too.
+        Second are the maps after each stage if `intermediates` has "stages", otherwise None.
         """
         map_BHWC = self.root(image_BHWC)
         map_BHWC = constrain(map_BHWC, "map_BHWC")
@@ -449,6 +464,7 @@ class ResNetBody(nnx.Module):
             stage = getattr(self, f"stage{number}")
             map_BHWC = stage(map_BHWC)
             stages_BHWC.append(map_BHWC)
+
         if "stages" in intermediates:
             return map_BHWC, tuple(stages_BHWC)
         return map_BHWC, None
@@ -457,7 +473,7 @@ class ResNetBody(nnx.Module):
 class ResNet(nnx.Module):
     """Root, stages, the mean over positions and a head; a pytree as `VisionTransformer`."""
 
-    def __init__(self, a: Architecture, key: jax.Array):
+    def __init__(self, a: Architecture, key: Array):
         body_key, head_key = jax.random.split(key)
         self.body = ResNetBody(a, body_key)
         self.norm = GroupNorm(a.width, a) if a.residual_unit == "preactivation" else None
@@ -467,9 +483,9 @@ class ResNet(nnx.Module):
     @accept_taps
     def __call__(
         self,
-        image_BHWC: jax.Array,
+        image_BHWC: Array,
         *,
-        dropout_key: jax.Array | None = None,
+        dropout_key: Array | None = None,
         intermediates: Collection[str] = (),
     ) -> ModelOutput:
         """Classify images.

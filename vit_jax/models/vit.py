@@ -1,14 +1,16 @@
-"""The Vision Transformer, in the order of equations 1 to 4, and its hybrids with a ResNet.
+"""The Vision Transformer, in the order of equations 1 to 4 of the paper, and its hybrids.
 
 Legend: B batch, H W image height and width, C channels, N patches, P prefix tokens, S = P + N, D
-width, K classes.
+width, L blocks, T heads, O outputs of a patch, K classes.
 """
 
 from collections.abc import Collection
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from vit_jax.arrays import Corruption, ModelOutput, accept_taps, validate_intermediates
 from vit_jax.config.architecture import Architecture
@@ -29,49 +31,51 @@ from vit_jax.models.positions import add_positions, build_positions
 
 
 class VisionTransformer(nnx.Module):
-    """Patches, optional class tokens and registers, positions, the encoder, a pooling and a head.
+    """Patch embedding, positions, the encoder, a pooling and a head.
 
-    The patches of a hybrid are cut from the map that a ResNet makes of the image.
+    The sequence has the class tokens first, then the registers, then the patches, line by line from
+    the top left. In a hybrid, a ResNet (`stem`) makes the map that is split into patches.
 
-    A plain pytree: `jax.jit`, `jax.grad` and optax take the module itself; parameters are its
-    leaves.
+    The module is a plain pytree: `jax.jit`, `jax.grad` and optax take it; its leaves are the
+    parameters.
     """
 
-    def __init__(self, a: Architecture, key: jax.Array):
+    def __init__(self, a: Architecture, key: Array):
         embedding_key, encoder_key, head_key = jax.random.split(key, 3)
+        embedding_rngs = nnx.Rngs(embedding_key)
+        head_rngs = nnx.Rngs(head_key)
+
         self.stem = build_stem(a, embedding_key)
 
-        rngs = nnx.Rngs(embedding_key)
-        self.embedding = PatchEmbedding(a, rngs=rngs)
-        self.embedding_norm = build_norm(a) if a.embedding_norm is not None else None
-        self.norms_patches = a.embedding_norm == "patches"
+        self.embedding = PatchEmbedding(a, rngs=embedding_rngs)
+        self.normed_embedding = a.embedding_norm  # "patches", "tokens" or None
+        self.embedding_norm: Any = build_norm(a) if a.embedding_norm is not None else None
         self.class_token = build_prefix(a.num_class_tokens, a.width)
         self.register_tokens = build_prefix(a.registers, a.width)
         self.prefix_length = a.prefix_length
-        if a.position_layers != "every":  # blocks have them otherwise
-            self.positions = build_positions(a, rngs=rngs)
         self.position_layers = a.position_layers
+        if a.position_layers != "every":  # otherwise every block has its positions
+            self.positions = build_positions(a, rngs=embedding_rngs)
+        self.dropout_fraction = a.dropout_fraction
 
         self.encoder = Encoder(a, encoder_key)
 
-        head_rngs = nnx.Rngs(head_key)
         self.pool = a.pool
         self.pooling = build_pooling(a, rngs=head_rngs)
         self.pooled_norm = build_norm(a) if a.final_norm == "pooled" else None
+        self.num_classes = a.num_classes
         self.head: PatchHead | Classifier
         if a.patch_outputs:
             self.head = PatchHead(a, rngs=head_rngs)
         else:
             self.head = build_head(a, rngs=head_rngs)
-        self.dropout_fraction = a.dropout_fraction
-        self.num_classes = a.num_classes
 
     @accept_taps
     def __call__(
         self,
-        image_BHWC: jax.Array,
+        image_BHWC: Array,
         *,
-        dropout_key: jax.Array | None = None,
+        dropout_key: Array | None = None,
         intermediates: Collection[str] = (),
         corruption: Corruption | None = None,
     ) -> ModelOutput:
@@ -92,26 +96,24 @@ class VisionTransformer(nnx.Module):
         if self.stem is not None:
             map_BHWC, stages_BHWC = self.stem(image_BHWC, intermediates)
 
-        # Equation 1: patches, class token, positions.
-        tokens_BSD = self._embed(map_BHWC, corruption)
+        # Equation 1: class token and patches, with positions.
+        patches_BND = self._embed_patches(map_BHWC, corruption)
+        tokens_BSD = self._prepend_prefix(patches_BND)
+        tokens_BSD = self._add_positions(tokens_BSD)
         tokens_BSD = constrain(tokens_BSD, "tokens_BSD")
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
-        # Equations 2 and 3, L times, and the final norm.
-        tokens_BSD, blocks_LBSD, attention_LBTSS = self.encoder(
-            tokens_BSD,
-            encoder_key,
-            intermediates,
-            self.shared_positions,
-        )
+        # Equations 2 and 3: attention and MLP, L times; then the final norm.
+        encoded = self.encoder(tokens_BSD, encoder_key, intermediates, self.shared_positions)
+        tokens_BSD = encoded.tokens_BSD
         tokens_BND = tokens_BSD[:, self.prefix_length :]
 
         # Equation 4: the class token represents the image.
         pooled_BD = self._pool(tokens_BSD)
         logits_BK = None
         patches_BNO = None
-        features_BD = pooled_BD.astype(jnp.float32)
         if isinstance(self.head, PatchHead):
+            features_BD = pooled_BD.astype(jnp.float32)
             patches_BNO = self.head(tokens_BND)
         else:
             logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
@@ -123,14 +125,14 @@ class VisionTransformer(nnx.Module):
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
             prefix_BPD=tokens_BSD[:, : self.prefix_length],
-            blocks_LBSD=blocks_LBSD,
-            attention_LBTQS=attention_LBTSS,
+            blocks_LBSD=encoded.blocks_LBSD,
+            attention_LBTQS=encoded.attention_LBTSS,
             stages_BHWC=stages_BHWC,
         )
 
     @property
     def allowed_intermediates(self) -> tuple[str, ...]:
-        """The intermediates that a call can return."""
+        """The names of the intermediates that a call can return."""
         if self.stem is None:
             return ("blocks", "attention")
         return ("blocks", "attention", "stages")
@@ -142,23 +144,17 @@ class VisionTransformer(nnx.Module):
             return self.positions
         return None
 
-    def _embed(self, map_BHWC: jax.Array, corruption: Corruption | None) -> jax.Array:
-        """Return the tokens that enter the encoder, (B, S, D)."""
-        tokens = self.embedding(map_BHWC)
+    def _embed_patches(self, map_BHWC: Array, corruption: Corruption | None) -> Array:
+        """Return the embeddings of the patches, (B, N, D), some of them replaced."""
+        patches_BND = self.embedding(map_BHWC)
         if corruption is not None:
             assert isinstance(self.head, PatchHead), "other networks learn no [mask] embedding"
-            tokens = self.head.corrupt(tokens, corruption)
-        if self.embedding_norm is not None and self.norms_patches:
-            tokens = self.embedding_norm(tokens)
+            patches_BND = self.head.corrupt(patches_BND, corruption)
+        if self.normed_embedding == "patches":
+            patches_BND = self.embedding_norm(patches_BND)
+        return patches_BND
 
-        tokens = self._add_prefix(tokens)
-        if self.position_layers == "stem":
-            tokens = add_positions(tokens, self.positions)
-        if self.embedding_norm is not None and not self.norms_patches:
-            tokens = self.embedding_norm(tokens)
-        return tokens
-
-    def _add_prefix(self, patches_BND: jax.Array) -> jax.Array:
+    def _prepend_prefix(self, patches_BND: Array) -> Array:
         """Return class tokens, registers and patches, (B, S, D)."""
         prefix = []
         for token in (self.class_token, self.register_tokens):
@@ -169,13 +165,20 @@ class VisionTransformer(nnx.Module):
 
         prefix_1PD = jnp.concatenate(prefix, axis=1)
         prefix_1PD = prefix_1PD.astype(patches_BND.dtype)
-        batch = patches_BND.shape[0]
-        _, prefix_length, width = prefix_1PD.shape
-        shape_BPD = (batch, prefix_length, width)
+        batch, _, width = patches_BND.shape
+        shape_BPD = (batch, self.prefix_length, width)
         prefix_BPD = jnp.broadcast_to(prefix_1PD, shape_BPD)
         return jnp.concatenate([prefix_BPD, patches_BND], axis=1)
 
-    def _pool(self, tokens_BSD: jax.Array) -> jax.Array:
+    def _add_positions(self, tokens_BSD: Array) -> Array:
+        """Return the tokens that enter the encoder, (B, S, D)."""
+        if self.position_layers == "stem":
+            tokens_BSD = add_positions(tokens_BSD, self.positions)
+        if self.normed_embedding == "tokens":
+            tokens_BSD = self.embedding_norm(tokens_BSD)
+        return tokens_BSD
+
+    def _pool(self, tokens_BSD: Array) -> Array:
         """Return the representation of an image: class tokens, the mean of the patches, or both."""
         if self.pooling is not None:
             return apply_pooling(self.pooling, tokens_BSD)
@@ -183,7 +186,8 @@ class VisionTransformer(nnx.Module):
         pooled = []
         if self.pool != "gap" and self.class_token is not None:
             num_class_tokens = self.class_token.shape[1]
-            pooled = [tokens_BSD[:, index] for index in range(num_class_tokens)]
+            for index in range(num_class_tokens):
+                pooled.append(tokens_BSD[:, index])
         if self.pool != "token":
             tokens_BND = tokens_BSD[:, self.prefix_length :]
             exact_BND = tokens_BND.astype(jnp.float32)
@@ -193,13 +197,12 @@ class VisionTransformer(nnx.Module):
         pooled_BD = pooled[0]
         if len(pooled) > 1:
             pooled_BD = jnp.concatenate(pooled, axis=-1)
+        if self.pooled_norm is not None:
+            pooled_BD = self.pooled_norm(pooled_BD)
+        return pooled_BD
 
-        if self.pooled_norm is None:
-            return pooled_BD
-        return self.pooled_norm(pooled_BD)
 
-
-def build_stem(a: Architecture, key: jax.Array) -> nnx.Module | None:
+def build_stem(a: Architecture, key: Array) -> nnx.Module | None:
     """Return the ResNet of a hybrid; None for other networks."""
     if not a.has_resnet:
         return None
@@ -209,9 +212,9 @@ def build_stem(a: Architecture, key: jax.Array) -> nnx.Module | None:
     return ResNetBody(a, jax.random.fold_in(key, 0))
 
 
-def build_prefix(count: int, width: int) -> nnx.Param | None:
-    """Return tokens that begin at zero, (1, count, D); None for a count of 0."""
-    if count == 0:
+def build_prefix(num_tokens: int, width: int) -> nnx.Param | None:
+    """Return learned tokens that begin at zero, (1, P, D); None for no tokens."""
+    if num_tokens == 0:
         return None
-    tokens = jnp.zeros((1, count, width))
-    return nnx.Param(tokens)
+    tokens_1PD = jnp.zeros((1, num_tokens, width))
+    return nnx.Param(tokens_1PD)

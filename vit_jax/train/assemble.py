@@ -27,7 +27,7 @@ from vit_jax.config.schema import (
 )
 from vit_jax.config.variants import parse_name
 from vit_jax.imports.references import is_reference
-from vit_jax.models.block import attention_form
+from vit_jax.models.block import find_attention_form
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.objectives import Objective
 from vit_jax.optim.by_name import check_patterns
@@ -319,4 +319,4 @@ def make_attention_form(
         return None
     if not architecture.has_transformer:
         return None
-    return compiler.place(functools.partial(attention_form, architecture))
+    return compiler.place(functools.partial(find_attention_form, architecture))
