@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from vit_jax.kernels.unit_maps import (
     clear_border,
-    convolve_taps,
+    convolve_window,
     gather_strided,
     keep_inner_maps,
     load_float32,
@@ -21,101 +21,109 @@ from vit_jax.kernels.unit_maps import (
     store_shifted,
 )
 from vit_jax.kernels.unit_norms import Sums
-from vit_jax.kernels.unit_sizes import INNER_1, INNER_2, OUTER, SHORTCUT, Sizes
+from vit_jax.kernels.unit_sizes import INNER_1, INNER_2, OUTER, SHORTCUT, UnitSizes
 
 ReadRows = Callable[[slice], Any]
 Affine = tuple[Any, Any]  # a and b of a norm
 
 
-def run_forward(refs: Any, u: Sizes) -> None:
+def run_forward(refs: Any, unit: UnitSizes) -> None:
     """Compute the output of one image, and the maps and statistics that the gradient needs."""
-    read_input = _make_read_input(refs, u)
-    norm1 = _run_first_convolution(refs, read_input, u)
-    norm2 = _run_second_convolution(refs, norm1, u)
-    if u.is_strided:
-        gather_strided(refs, read_input, u)
-    keep_inner_maps(refs, u)
-    _run_third_convolution(refs, read_input, norm2, u)
+    read_input = _make_read_input(refs, unit)
+    norm1 = _run_first_convolution(refs, read_input, unit)
+    norm2 = _run_second_convolution(refs, norm1, unit)
+    if unit.is_strided:
+        gather_strided(refs, read_input, unit)
+    keep_inner_maps(refs, unit)
+    _run_third_convolution(refs, read_input, norm2, unit)
 
 
-def _make_read_input(refs: Any, u: Sizes) -> ReadRows:
+def _make_read_input(refs: Any, unit: UnitSizes) -> ReadRows:
     """Return a function that reads rows of the input of the first convolution.
 
     A pre-activated unit norms its map first.
     """
-    if not u.is_preactivated:
+    if not unit.is_preactivated:
         return lambda rows: refs.x[rows]
 
     sums = Sums()
-    for rows in u.slices:
+    for rows in unit.slices:
         x = load_float32(refs.x, rows)
         sums.add_squares(x)
-    a, b = sums.normalise(refs, OUTER, u)
+    a, b = sums.normalise(refs, OUTER, unit)
 
     def read_normed(rows: slice) -> Any:
         normed = normalise_and_relu(refs.x[rows], a, b)
-        return normed.astype(u.dtype)
+        return normed.astype(unit.dtype)
 
     return read_normed
 
 
-def _run_first_convolution(refs: Any, read_input: ReadRows, u: Sizes) -> Affine:
+def _run_first_convolution(refs: Any, read_input: ReadRows, unit: UnitSizes) -> Affine:
     """Store y1; return a and b of its norm."""
     sums = Sums()
-    for rows in u.slices:
+    for rows in unit.slices:
         x = read_input(rows)
         y1 = multiply_on_chip(x, refs.inward[...])
         refs.y1[rows] = y1
         sums.add_squares(y1)
-    return sums.normalise(refs, INNER_1, u)
+    return sums.normalise(refs, INNER_1, unit)
 
 
-def _run_second_convolution(refs: Any, norm1: Affine, u: Sizes) -> Affine:
+def _run_second_convolution(refs: Any, norm1: Affine, unit: UnitSizes) -> Affine:
     """Store y2, by shifted copies of max(norm(y1), 0); return a and b of its norm."""
-    clear_border(refs.z, u)
-    for piece in u.pieces:
+    clear_border(refs.z, unit)
+    for piece in unit.pieces:
         y1 = refs.y1[piece.in_map]
         z = normalise_and_relu(y1, *norm1)
-        store_shifted(refs.z, piece.plane, piece.rows, z, refs.inside, u.taps, u)
+        store_shifted(
+            refs.z,
+            piece.plane,
+            piece.rows,
+            z,
+            refs.inside,
+            unit.offsets,
+            unit,
+        )
 
     sums = Sums()
-    for rows in u.out_slices:
-        y2 = convolve_taps(refs.z, rows, refs.middle, u.taps, u)
+    for rows in unit.out_slices:
+        y2 = convolve_window(refs.z, rows, refs.middle, unit.offsets, unit)
         refs.y2[rows] = y2
         sums.add_squares(y2)
-    return sums.normalise(refs, INNER_2, u)
+    return sums.normalise(refs, INNER_2, unit)
 
 
 def _run_third_convolution(
     refs: Any,
     read_input: ReadRows,
     norm2: Affine,
-    u: Sizes,
+    unit: UnitSizes,
 ) -> None:
     """Add the shortcut: at once in a pre-activated unit, otherwise after the norms of both."""
     sums = Sums()
     shortcut_sums = Sums()
-    for rows in u.out_slices:
+    for rows in unit.out_slices:
         h2 = normalise_and_relu(refs.y2[rows], *norm2)
-        h2 = h2.astype(u.dtype)
+        h2 = h2.astype(unit.dtype)
         y3 = multiply_on_chip(h2, refs.outward[...])
 
-        if u.has_shortcut:
-            shortcut_input = read_shortcut_input(refs, read_input, rows, u)
+        if unit.has_shortcut:
+            shortcut_input = read_shortcut_input(refs, read_input, rows, unit)
             residual = multiply_on_chip(shortcut_input, refs.shortcut[...])
         else:
             residual = load_float32(refs.x, rows)
 
-        if u.is_preactivated:
+        if unit.is_preactivated:
             out = residual + y3
             refs.out[rows] = out.astype(refs.out.dtype)
         else:
-            refs.y3[rows] = y3.astype(u.dtype)
+            refs.y3[rows] = y3.astype(unit.dtype)
             sums.add_squares(y3)
             shortcut_sums.add_squares(residual)
 
-    if not u.is_preactivated:
-        _end_postactivated(refs, read_input, sums, shortcut_sums, u)
+    if not unit.is_preactivated:
+        _end_postactivated(refs, read_input, sums, shortcut_sums, unit)
 
 
 def _end_postactivated(
@@ -123,16 +131,16 @@ def _end_postactivated(
     read_input: ReadRows,
     sums: Sums,
     shortcut_sums: Sums,
-    u: Sizes,
+    unit: UnitSizes,
 ) -> None:
     """Compute max(norm(shortcut) + norm(y3), 0)."""
-    a, b = sums.normalise(refs, OUTER, u)
-    if u.has_shortcut:
-        shortcut_a, shortcut_b = shortcut_sums.normalise(refs, SHORTCUT, u)
+    a, b = sums.normalise(refs, OUTER, unit)
+    if unit.has_shortcut:
+        shortcut_a, shortcut_b = shortcut_sums.normalise(refs, SHORTCUT, unit)
 
-    for rows in u.out_slices:
-        residual = read_shortcut_input(refs, read_input, rows, u)
-        if u.has_shortcut:
+    for rows in unit.out_slices:
+        residual = read_shortcut_input(refs, read_input, rows, unit)
+        if unit.has_shortcut:
             product = multiply_on_chip(residual, refs.shortcut[...])
             residual = shortcut_a * product + shortcut_b
         residual = residual.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Maps in the kernel for residual units: shifted copies, products of taps, kept maps.
+"""Maps in the kernel for residual units: shifted copies, the 3x3 convolution, kept maps.
 
 Legend: R positions of a map, line after line, L lanes, T rows of the tiles of a 3x3 kernel.
 """
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.kernels.unit_sizes import Sizes, Tap
+from vit_jax.kernels.unit_sizes import UnitSizes, WindowOffset
 
 PLAIN = (((1,), (0,)), ((), ()))  # a @ b
 TRANSPOSED = (((0,), (0,)), ((), ()))  # a.T @ b
@@ -20,12 +20,18 @@ TRANSPOSED = (((0,), (0,)), ((), ()))  # a.T @ b
 
 def multiply_on_chip(a: Array, b: Array, dimensions: tuple = PLAIN) -> Array:
     """Return a product in float32."""
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        a,
+        b,
+        dimensions,
+        preferred_element_type=jnp.float32,
+    )
 
 
 def load_float32(ref: Any, rows: slice) -> Any:
     """Return rows of a map in float32."""
-    return ref[rows].astype(jnp.float32)
+    x = ref[rows]
+    return x.astype(jnp.float32)
 
 
 def normalise_and_relu(x: Any, a: Any, b: Any) -> Any:
@@ -44,23 +50,23 @@ def store_shifted(
     rows: slice,
     x_RL: Any,
     inside: Any,
-    taps: Sequence[Tap],
-    u: Sizes,
+    offsets: Sequence[WindowOffset],
+    unit: UnitSizes,
 ) -> None:
-    """Store rows of a plane once for each column of its taps, with zeros where a line ends.
+    """Store rows of a plane once for each column of its offsets, with zeros where a line ends.
 
     Args:
-      ref: (planes, 3, rows with borders, L); the middle index is the column of a tap, plus 1.
+      ref: (planes, 3, rows with borders, L); the middle index is the column of an offset, plus 1.
       plane: index of the plane.
       rows: of the plane, without its border.
       x_RL: values of these rows.
       inside: the two masks of `unit_pallas`, (2, R, L).
-      taps: those of other planes are ignored.
-      u: sizes of the unit.
+      offsets: window offsets; those of other planes are ignored.
+      unit: sizes of the unit.
     """
-    columns = {tap.column for tap in taps if tap.plane == plane}
+    columns = {offset.column for offset in offsets if offset.plane == plane}
     mask_indices = {-1: 1, 1: 0}
-    stored = slice(rows.start + u.border, rows.stop + u.border)
+    stored = slice(rows.start + unit.border, rows.stop + unit.border)
 
     for column in sorted(columns):
         copy_RL = x_RL
@@ -70,50 +76,58 @@ def store_shifted(
         ref[plane, column + 1, stored] = copy_RL
 
 
-def clear_border(ref: Any, u: Sizes) -> None:
+def clear_border(ref: Any, unit: UnitSizes) -> None:
     """Store zeros above and below a map."""
     planes, columns = ref.shape[:2]
-    shape = (planes, columns, u.border, u.lanes)
+    shape = (planes, columns, unit.border, unit.lanes)
     zeros = jnp.zeros(shape, ref.dtype)
 
-    first_below = u.border + u.out_rows
-    ref[:, :, : u.border] = zeros
+    first_below = unit.border + unit.out_rows
+    ref[:, :, : unit.border] = zeros
     ref[:, :, first_below:] = zeros
 
 
-def load_shifted(ref: Any, rows: slice, tap: Tap, u: Sizes) -> Any:
-    """Return the values that a tap reads for these rows of the output, (R, L)."""
-    distance = tap.line * u.out_width + tap.column
-    offset = u.border + distance
-    loaded = slice(rows.start + offset, rows.stop + offset)
-    return ref[tap.plane, tap.column + 1, loaded]
+def load_shifted(ref: Any, rows: slice, offset: WindowOffset, unit: UnitSizes) -> Any:
+    """Return the values at a window offset from these rows of the output, (R, L)."""
+    distance = offset.line * unit.out_width + offset.column
+    shift = unit.border + distance
+    loaded = slice(rows.start + shift, rows.stop + shift)
+    return ref[offset.plane, offset.column + 1, loaded]
 
 
-def load_tile(ref: Any, rows: slice, taps: Sequence[Tap], u: Sizes) -> Any:
-    """Return the channels of one tap, or of two beside each other, (R, L)."""
-    maps = [load_shifted(ref, rows, tap, u) for tap in taps]
+def load_tile(
+    ref: Any,
+    rows: slice,
+    offsets: Sequence[WindowOffset],
+    unit: UnitSizes,
+) -> Any:
+    """Return the channels at one window offset, or at two beside each other, (R, L)."""
+    maps = [load_shifted(ref, rows, offset, unit) for offset in offsets]
     if len(maps) == 1:
-        return maps[0].astype(u.dtype)
+        return maps[0].astype(unit.dtype)
 
     left_RL, right_RL = maps
-    both_RL = join_halves(left_RL, right_RL, u)
-    return both_RL.astype(u.dtype)
+    both_RL = join_halves(left_RL, right_RL, unit)
+    return both_RL.astype(unit.dtype)
 
 
-def convolve_taps(
+def convolve_window(
     ref: Any,
     rows: slice,
     kernel: Any,
-    taps: Sequence[Tap],
-    u: Sizes,
+    offsets: Sequence[WindowOffset],
+    unit: UnitSizes,
 ) -> Any:
-    """Return the sum of these taps, (R, L); `kernel` has the rows of all taps, (T, L)."""
-    total_RL = None
-    for tile in u.tiles(taps):
-        start = tile[0].place * u.inner
-        kernel_rows = slice(start, start + u.lanes)
+    """Return the sum of the products at these window offsets, (R, L).
 
-        x_RL = load_tile(ref, rows, tile, u)
+    `kernel` has the rows of all offsets, (T, L).
+    """
+    total_RL = None
+    for tile in unit.group_by_tile(offsets):
+        start = tile[0].number * unit.inner
+        kernel_rows = slice(start, start + unit.lanes)
+
+        x_RL = load_tile(ref, rows, tile, unit)
         product_RL = multiply_on_chip(x_RL, kernel[kernel_rows])
         if total_RL is None:
             total_RL = product_RL
@@ -122,64 +136,73 @@ def convolve_taps(
     return total_RL
 
 
-def join_halves(left_RL: Any, right_RL: Any, u: Sizes) -> Any:
+def join_halves(left_RL: Any, right_RL: Any, unit: UnitSizes) -> Any:
     """Return the lower lanes of one map beside the upper lanes of another."""
     lane = jax.lax.broadcasted_iota(jnp.int32, left_RL.shape, 1)
-    is_left = lane < u.inner
+    is_left = lane < unit.inner
     return jnp.where(is_left, left_RL, right_RL)
+
+
+def join_offsets(offsets_of_planes: Sequence[Sequence[WindowOffset]]) -> list[WindowOffset]:
+    """Return the window offsets of all planes."""
+    return list(itertools.chain(*offsets_of_planes))
 
 
 # Maps that the gradient reads.
 
 
-def keep_inner_maps(refs: Any, u: Sizes) -> None:
+def keep_inner_maps(refs: Any, unit: UnitSizes) -> None:
     """Store the outputs of two convolutions, beside each other if both fit in one tile."""
-    if u.copies > 1:
-        for rows in u.slices:
-            both = join_halves(refs.y1[rows], refs.y2[rows], u)
+    if unit.copies > 1:
+        for rows in unit.slices:
+            both = join_halves(refs.y1[rows], refs.y2[rows], unit)
             refs.kept[rows] = both.astype(refs.kept.dtype)
         return
 
-    for rows in u.slices:
+    for rows in unit.slices:
         y1 = refs.y1[rows]
         refs.kept1[rows] = y1.astype(refs.kept1.dtype)
-    for rows in u.out_slices:
+    for rows in unit.out_slices:
         y2 = refs.y2[rows]
         refs.kept2[rows] = y2.astype(refs.kept2.dtype)
 
 
-def load_kept1(refs: Any, rows: slice, u: Sizes) -> Any:
+def load_kept1(refs: Any, rows: slice, unit: UnitSizes) -> Any:
     """Return the output of the first convolution, in all lanes."""
-    if u.copies == 1:
+    if unit.copies == 1:
         return load_float32(refs.kept1, rows)
 
     both_RL = load_float32(refs.kept, rows)
-    moved_RL = pltpu.roll(both_RL, u.inner, 1)
-    return join_halves(both_RL, moved_RL, u)
+    moved_RL = pltpu.roll(both_RL, unit.inner, 1)
+    return join_halves(both_RL, moved_RL, unit)
 
 
-def load_kept2(refs: Any, rows: slice, u: Sizes) -> Any:
+def load_kept2(refs: Any, rows: slice, unit: UnitSizes) -> Any:
     """Return the output of the second convolution, in all lanes."""
-    if u.copies == 1:
+    if unit.copies == 1:
         return load_float32(refs.kept2, rows)
 
     both_RL = load_float32(refs.kept, rows)
-    moved_RL = pltpu.roll(both_RL, u.inner, 1)
-    return join_halves(moved_RL, both_RL, u)
+    moved_RL = pltpu.roll(both_RL, unit.inner, 1)
+    return join_halves(moved_RL, both_RL, unit)
 
 
 # The input of a strided shortcut.
 
 
-def gather_strided(refs: Any, read_input: Callable[[slice], Any], u: Sizes) -> None:
+def gather_strided(
+    refs: Any,
+    read_input: Callable[[slice], Any],
+    unit: UnitSizes,
+) -> None:
     """Store the values that a strided shortcut reads: even columns of even lines.
 
     `read_input` returns rows of the complete map.
     """
-    for rows in u.slices:
+    for rows in unit.slices:
         x = read_input(rows)
         refs.wide[rows] = x.astype(jnp.float32)
-    for piece in u.pieces_of(plane=0):
+    for piece in unit.pieces_of(plane=0):
         refs.narrow[piece.rows] = refs.wide[piece.in_map]
 
 
@@ -187,15 +210,10 @@ def read_shortcut_input(
     refs: Any,
     read_input: Callable[[slice], Any],
     rows: slice,
-    u: Sizes,
+    unit: UnitSizes,
 ) -> Any:
     """Return these rows of the shortcut's input, (R, I)."""
-    if not u.is_strided:
+    if not unit.is_strided:
         return read_input(rows)
     shortcut_input = refs.narrow[rows]
-    return shortcut_input.astype(u.dtype)
-
-
-def join_taps(taps_of_planes: Sequence[Sequence[Tap]]) -> list[Tap]:
-    """Return the taps of all planes."""
-    return list(itertools.chain(*taps_of_planes))
+    return shortcut_input.astype(unit.dtype)

@@ -3,14 +3,35 @@
 Legend: L lanes.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax.config.sizes import NUM_GROUPS
-from vit_jax.kernels.unit_sizes import LANES, NormSlot, Sizes
+from vit_jax.kernels.unit_sizes import LANES, NormSlot, UnitSizes
+
+
+class NormRefs(NamedTuple):
+    """References to the arrays of a norm, in the chip's memory, and its rows in them."""
+
+    affine: Any  # scale and bias
+    statistics: Any  # mean and 1 / deviation
+    first_row: slice  # of the scale and of the mean
+    second_row: slice  # of the bias and of 1 / deviation
+
+
+def find_norm_refs(refs: Any, slot: NormSlot) -> NormRefs:
+    """Return the references of the norm in a slot."""
+    first = slot.first
+    second = first + 1
+    return NormRefs(
+        affine=getattr(refs, f"{slot.kind}_norms"),
+        statistics=getattr(refs, f"{slot.kind}_statistics"),
+        first_row=slice(first, second),
+        second_row=slice(second, second + 1),
+    )
 
 
 class Sums:
@@ -33,25 +54,24 @@ class Sums:
         self.add(*sums)
 
     def add_squares(self, x: Any) -> None:
-        """Add the rows of a map, and apart their squares."""
+        """Add the rows of a map, and separately their squares."""
         self.add_rows(x, x * x)
 
-    def normalise(self, refs: Any, slot: NormSlot, u: Sizes) -> tuple[Any, Any]:
+    def normalise(self, refs: Any, slot: NormSlot, unit: UnitSizes) -> tuple[Any, Any]:
         """Store mean and 1 / deviation of the map of `add_squares`; return its norm's a and b."""
-        statistics = getattr(refs, f"{slot.place}_statistics")
-        affine = getattr(refs, f"{slot.place}_norms")
-        first_row, second_row = _slice_rows(slot)
-
+        norm = find_norm_refs(refs, slot)
         total, total_of_squares = self.totals
-        mean = average_groups(total, slot, u)
-        mean_of_squares = average_groups(total_of_squares, slot, u)
+        mean = average_groups(total, slot, unit)
+        mean_of_squares = average_groups(total_of_squares, slot, unit)
         variance = jnp.maximum(mean_of_squares - mean * mean, 0.0)
-        inverse = jax.lax.rsqrt(variance + u.epsilon)
-        statistics[first_row] = mean
-        statistics[second_row] = inverse
+        inverse = jax.lax.rsqrt(variance + unit.epsilon)
+        norm.statistics[norm.first_row] = mean
+        norm.statistics[norm.second_row] = inverse
 
-        a = inverse * affine[first_row]
-        b = affine[second_row] - mean * a
+        scale = norm.affine[norm.first_row]
+        a = inverse * scale
+        bias = norm.affine[norm.second_row]
+        b = bias - mean * a
         return a, b
 
 
@@ -61,31 +81,31 @@ class Norm:
     Statistics, scale, a and b are (1, L).
     """
 
-    def __init__(self, refs: Any, slot: NormSlot, u: Sizes):
-        statistics = getattr(refs, f"{slot.place}_statistics")
-        affine = getattr(refs, f"{slot.place}_norms")
-        first_row, second_row = _slice_rows(slot)
-
-        self.mean = statistics[first_row]
-        self.inverse = statistics[second_row]
-        self.scale = affine[first_row]
-        bias = affine[second_row]
+    def __init__(self, refs: Any, slot: NormSlot, unit: UnitSizes):
+        norm = find_norm_refs(refs, slot)
+        self.mean = norm.statistics[norm.first_row]
+        self.inverse = norm.statistics[norm.second_row]
+        self.scale = norm.affine[norm.first_row]
+        bias = norm.affine[norm.second_row]
 
         self.a = self.inverse * self.scale
         self.b = bias - self.mean * self.a
-        self.gradient = getattr(refs, f"of_{slot.place}_norms")
+        self.first_row = norm.first_row
+        self.second_row = norm.second_row
+        self.gradient = getattr(refs, f"grad_{slot.kind}_norms")
         self.slot = slot
-        self.unit = u
+        self.unit = unit
 
     def differentiate(self, sum_g: Any, sum_gx: Any) -> tuple[Any, Any, Any]:
         """Add to the gradients of scale and bias; return a, c, d of the gradient a g + c x + d.
 
-        Arguments are the sums of g and g x over positions, where g is the gradient of the output.
+        Args:
+          sum_g: sum over positions of g, the gradient of the output.
+          sum_gx: sum over positions of g x.
         """
-        first_row, second_row = _slice_rows(self.slot)
         scale_gradient = self.inverse * (sum_gx - self.mean * sum_g)
-        self.gradient[first_row] += scale_gradient
-        self.gradient[second_row] += sum_g
+        self.gradient[self.first_row] += scale_gradient
+        self.gradient[self.second_row] += sum_g
 
         mean_g = average_groups(self.scale * sum_g, self.slot, self.unit)
         mean_gx = average_groups(self.scale * scale_gradient, self.slot, self.unit)
@@ -94,31 +114,26 @@ class Norm:
         return self.a, c, d
 
 
-def _slice_rows(slot: NormSlot) -> tuple[slice, slice]:
-    """Return the rows of a norm: its mean or scale, and its 1 / deviation or bias."""
-    first = slot.first
-    second = first + 1
-    end = first + 2
-    return slice(first, second), slice(second, end)
-
-
-def average_groups(sums_1L: Any, slot: NormSlot, u: Sizes) -> Any:
+def average_groups(sums_1L: Any, slot: NormSlot, unit: UnitSizes) -> Any:
     """Return the mean of each channel's group, from sums over the rows of a norm's map."""
-    group_size = u.normed_channels(slot) // NUM_GROUPS
-    count = group_size * u.normed_rows(slot)
+    group_size = unit.normed_channels(slot) // NUM_GROUPS
+    num_values = group_size * unit.normed_rows(slot)
     num_lanes = sums_1L.shape[1]
     if num_lanes >= LANES:
-        return _sum_groups(sums_1L, group_size, count)
+        return _sum_groups(sums_1L, group_size) / num_values
 
     # A rotation needs complete tiles.
     num_copies = LANES // num_lanes
     complete_1L = jnp.concatenate([sums_1L] * num_copies, 1)
-    means_1L = _sum_groups(complete_1L, group_size, count)
+    means_1L = _sum_groups(complete_1L, group_size) / num_values
     return means_1L[:, :num_lanes]
 
 
-def _sum_groups(sums_1L: Any, group_size: int, count: int) -> Any:
-    """Return each group's sum divided by `count`; neighbours at growing distances are added."""
+def _sum_groups(sums_1L: Any, group_size: int) -> Any:
+    """Return for each lane the sum of its group.
+
+    In each step every lane adds the sum of the lane whose number differs in one bit.
+    """
     num_lanes = sums_1L.shape[1]
     lane = jax.lax.broadcasted_iota(jnp.int32, sums_1L.shape, 1)
 
@@ -129,4 +144,4 @@ def _sum_groups(sums_1L: Any, group_size: int, count: int) -> Any:
         is_upper = lane & distance != 0
         sums_1L += jnp.where(is_upper, below, above)
         distance *= 2
-    return sums_1L / count
+    return sums_1L

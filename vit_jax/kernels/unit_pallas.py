@@ -9,7 +9,7 @@ and the time of 128. The form on a v5e:
   of the map, which are loads from an unaligned row on. The copies for the left and right columns
   are zero where a line of the image ends.
 * With 64 channels both halves of the 128 lanes hold the same map: kernels are concatenated with
-  themselves, which costs nothing. A selection of lanes then makes one tile of two taps of a 3x3
+  themselves, which costs nothing. A selection of lanes then makes one tile of two offsets of a 3x3
   convolution.
 * The gradient reads what the first two convolutions returned, and the statistics of the group
   norms.
@@ -38,7 +38,7 @@ from vit_jax.kernels.devices import device_kind, map_shards
 from vit_jax.kernels.unit_backward import run_backward
 from vit_jax.kernels.unit_forward import run_forward
 from vit_jax.kernels.unit_parameters import Form, UnitParameters
-from vit_jax.kernels.unit_sizes import LANES, NUM_TAPS, ScratchMap, Sizes
+from vit_jax.kernels.unit_sizes import LANES, NUM_OFFSETS, ScratchMap, UnitSizes
 
 MAX_NUMBERS = 2**20  # of a map of one image; with 3,136 x 256 a program needs 32 MiB
 MAX_INNER = 256  # 7x7 maps of 512 channels are not faster than by XLA
@@ -142,7 +142,7 @@ def _differentiate(
 compute_bottleneck.defvjp(_save, _differentiate)
 
 
-class _UnitCall(Sizes):
+class _UnitCall(UnitSizes):
     """Calls of the kernel, and the forms that parameters and gradients of a unit have in it."""
 
     def __init__(self, x_BRI: Array, parameters: UnitParameters, form: Form):
@@ -157,7 +157,7 @@ class _UnitCall(Sizes):
         )
         self.num_outer = len(parameters.outer_norms_2N)
         self.cores = math.gcd(self.batch, 2)  # v4 and v5p have two, each with its own sums
-        num_tiles = math.ceil(NUM_TAPS / self.copies)
+        num_tiles = math.ceil(NUM_OFFSETS / self.copies)
         self.rows_of_kernel = num_tiles * self.lanes
 
         shapes = {"out": (self.out_rows, outputs)}
@@ -208,14 +208,14 @@ class _UnitCall(Sizes):
     ) -> tuple[Array, Arrays]:
         """Return the gradient of the input, and the sums by name that `collect` reads."""
         sums = {
-            "of_outer_norms": (self.num_outer, self.outer),
-            "of_inner_norms": (4, self.lanes),
-            "of_conv1": (self.inner, self.inputs),
-            "of_conv2": (self.inner, self.rows_of_kernel),
-            "of_conv3": (self.inner, self.outputs),
+            "grad_outer_norms": (self.num_outer, self.outer),
+            "grad_inner_norms": (4, self.lanes),
+            "grad_conv1": (self.inner, self.inputs),
+            "grad_conv2": (self.inner, self.rows_of_kernel),
+            "grad_conv3": (self.inner, self.outputs),
         }
         if self.has_shortcut:
-            sums["of_shortcut"] = (self.inputs, self.outputs)
+            sums["grad_shortcut"] = (self.inputs, self.outputs)
 
         dx = jax.ShapeDtypeStruct((self.rows, self.inputs), self.dtype)
         dx_BRI, *found = self._call(
@@ -275,7 +275,7 @@ class _UnitCall(Sizes):
         return scratch
 
     def _shifted_map(self, planes: int) -> Any:
-        """Return planes of an inner map with borders, one copy for each column of taps."""
+        """Return planes of an inner map with borders, one copy for each column of offsets."""
         rows = self.out_rows + 2 * self.border
         shape = (planes, 3, rows, self.lanes)
         return pltpu.VMEM(shape, jnp.float32)
@@ -297,18 +297,18 @@ class _UnitCall(Sizes):
     def collect(self, sums: Mapping[str, Array]) -> UnitParameters:
         """Return these gradients in the form of the parameters."""
         inner = self.inner
-        conv2_CT = sums["of_conv2"]
-        conv2_CT = conv2_CT[:, : NUM_TAPS * inner]
+        conv2_CT = sums["grad_conv2"]
+        conv2_CT = conv2_CT[:, : NUM_OFFSETS * inner]
         conv2_OHWI = conv2_CT.reshape(inner, 3, 3, inner)
-        conv1_IC = sums["of_conv1"].T
+        conv1_IC = sums["grad_conv1"].T
         conv2_HWIO = conv2_OHWI.transpose(1, 2, 3, 0)
-        inner_norms_4L = sums["of_inner_norms"]
+        inner_norms_4L = sums["grad_inner_norms"]
         return UnitParameters(
             conv1_IC=conv1_IC,
             conv2_HWIO=conv2_HWIO,
-            conv3_CE=sums["of_conv3"],
-            shortcut_IE=sums.get("of_shortcut"),
-            outer_norms_2N=sums["of_outer_norms"],
+            conv3_CE=sums["grad_conv3"],
+            shortcut_IE=sums.get("grad_shortcut"),
+            outer_norms_2N=sums["grad_outer_norms"],
             inner_norms_4C=inner_norms_4L[:, :inner],
         )
 
@@ -357,7 +357,7 @@ class _UnitCall(Sizes):
 
     def _call(
         self,
-        body: Callable[[Any, Sizes], None],
+        body: Callable[[Any, UnitSizes], None],
         *,
         maps: Mapping[str, Array],
         constants: Mapping[str, Array],

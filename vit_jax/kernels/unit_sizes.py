@@ -1,10 +1,12 @@
 """Sizes of a residual unit in the kernel for TPUs, and the order of its programs.
 
+A 3x3 convolution sums products at nine window offsets: line and column of an input position, from
+the position of the output. On the chip each is a shifted load from the map.
+
 A unit with a stride splits the map between its first two convolutions into four planes: even and
-odd lines, even and odd columns. A tap of its 3x3 convolution is then a shifted load from one plane,
-as it is from the complete map without a stride. Its shortcut reads even columns of even lines.
-Splitting and joining are loads and stores with a stride in scratch memory, so the maps of all units
-have the same order outside.
+odd lines, even and odd columns. Each window offset is then a shifted load from one plane. The
+shortcut reads even columns of even lines. Splitting and joining are loads and stores with a stride
+in scratch memory, so the maps of all units have the same order outside.
 
 Legend: R positions of a map, line after line, L lanes, N any number.
 """
@@ -22,25 +24,26 @@ from vit_jax.kernels.unit_parameters import Form
 LANES = 128
 ROWS = 256  # of one product; found by compiling
 KERNEL_SIZE = 3
-NUM_TAPS = KERNEL_SIZE**2
+NUM_OFFSETS = KERNEL_SIZE**2
+_SUBLANES = 8  # rows of a tile in memory
 
 
-class Tap(NamedTuple):
-    """A tap of the 3x3 convolution."""
+class WindowOffset(NamedTuple):
+    """An input position of a 3x3 convolution, relative to the position of the output."""
 
-    place: int  # in the kernel
-    plane: int  # of the map it reads
-    line: int  # of the read position, from the output's
+    number: int  # in the kernel, line after line
+    plane: int  # of the map that is read
+    line: int
     column: int
 
 
-CENTRE = Tap(NUM_TAPS // 2, 0, 0, 0)
+CENTRE = WindowOffset(number=NUM_OFFSETS // 2, plane=0, line=0, column=0)
 
 
 class NormSlot(NamedTuple):
     """The rows of a norm among the norms of a unit: scale and bias, and mean and 1 / deviation."""
 
-    place: str  # "outer" or "inner"
+    kind: str  # "outer" or "inner"
     first: int  # row
 
 
@@ -55,10 +58,10 @@ class Piece(NamedTuple):
 
     plane: int
     in_map: Any  # the rows in the complete map
-    rows: slice  # in the plane
+    rows: slice  # the rows in the plane
 
 
-class Sizes:
+class UnitSizes:
     """Sizes of a unit, and the order in which its programs go through the maps."""
 
     def __init__(
@@ -91,40 +94,47 @@ class Sizes:
             self.outer_rows = self.out_rows
 
         self.lanes = max(self.inner, LANES)
-        self.copies = self.lanes // self.inner  # of an inner map in its lanes, of taps in one tile
-        self.border = math.ceil((self.out_width + 1) / 8) * 8  # rows around a map that is shifted
+        self.copies = self.lanes // self.inner  # of an inner map in its lanes
+        self.border = self._count_border_rows()
         self.slices = slice_rows(rows)
         self.out_slices = slice_rows(self.out_rows)
 
-        self.taps = self._make_taps(form.first_offset)
-        self.turned_taps = list(map(self._turn_taps, range(self.num_planes)))
+        self.offsets = self._list_offsets(form.first_offset)
+        self.turned_offsets = []
+        for plane in range(self.num_planes):
+            self.turned_offsets.append(self._turn_offsets(plane))
         self.pieces = list(self._make_pieces())
 
-    def _make_taps(self, first: int) -> list[Tap]:
-        """Return all taps; `first` is `Form.first_offset`."""
-        taps = []
-        for place in range(NUM_TAPS):
-            kernel_line, kernel_column = divmod(place, KERNEL_SIZE)
+    def _count_border_rows(self) -> int:
+        """Return the rows of zeros above and below a map: a line and a position, in full tiles."""
+        num_tiles = math.ceil((self.out_width + 1) / _SUBLANES)
+        return num_tiles * _SUBLANES
+
+    def _list_offsets(self, first: int) -> list[WindowOffset]:
+        """Return all window offsets; `first` is `Form.first_offset`."""
+        offsets = []
+        for number in range(NUM_OFFSETS):
+            kernel_line, kernel_column = divmod(number, KERNEL_SIZE)
             line, plane_line = divmod(first + kernel_line, self.stride)
             column, plane_column = divmod(first + kernel_column, self.stride)
             plane = plane_line * self.stride + plane_column
-            taps.append(Tap(place, plane, line, column))
-        return taps
+            offsets.append(WindowOffset(number, plane, line, column))
+        return offsets
 
-    def _turn_taps(self, plane: int) -> list[Tap]:
-        """Return the taps of the turned kernel, from the output's gradient to a plane's."""
+    def _turn_offsets(self, plane: int) -> list[WindowOffset]:
+        """Return the offsets of the turned kernel, from the output's gradient to a plane's."""
         turned = []
-        for tap in reversed(self.taps):
-            if tap.plane == plane:
-                place = NUM_TAPS - 1 - tap.place
-                turned.append(Tap(place, 0, -tap.line, -tap.column))
+        for offset in reversed(self.offsets):
+            if offset.plane == plane:
+                number = NUM_OFFSETS - 1 - offset.number
+                turned.append(WindowOffset(number, 0, -offset.line, -offset.column))
         return turned
 
     def _make_pieces(self) -> Iterator[Piece]:
         """Yield the pieces of all planes: slices of the map, or half lines with a stride."""
         if not self.is_strided:
             for rows in self.slices:
-                yield Piece(0, rows, rows)
+                yield Piece(plane=0, in_map=rows, rows=rows)
             return
 
         num_lines = self.rows // self.width
@@ -143,23 +153,23 @@ class Sizes:
         return [piece for piece in self.pieces if piece.plane == plane]
 
     def normed_channels(self, slot: NormSlot) -> int:
-        """Return the channels of the map that a norm is of."""
-        return self.outer if slot.place == "outer" else self.inner
+        """Return the number of channels of the map that a norm is applied to."""
+        return self.outer if slot.kind == "outer" else self.inner
 
     def normed_rows(self, slot: NormSlot) -> int:
-        """Return the rows of the map that a norm is of."""
-        if slot.place == "outer":
+        """Return the number of rows of the map that a norm is applied to."""
+        if slot.kind == "outer":
             return self.outer_rows
         if slot == INNER_1:
             return self.rows
         return self.out_rows
 
-    def tiles(self, taps: Sequence[Tap]) -> list[Sequence[Tap]]:
-        """Return the taps that lie beside each other in one tile, for each tile."""
+    def group_by_tile(self, offsets: Sequence[WindowOffset]) -> list[Sequence[WindowOffset]]:
+        """Return the window offsets whose channels fill one tile beside each other, by tile."""
         tiles = []
-        for start in range(0, len(taps), self.copies):
+        for start in range(0, len(offsets), self.copies):
             end = start + self.copies
-            tiles.append(taps[start:end])
+            tiles.append(offsets[start:end])
         return tiles
 
 
