@@ -2,7 +2,7 @@
 
 `models/` has the reference of each in plain JAX.
 
-The constants name intermediates that rematerialisation may keep.
+The constants name activations that rematerialisation may keep.
 """
 
 ATTENTION_OUTPUT = "attention_output"

@@ -10,7 +10,7 @@ Legend: B batch, S sequence length, T heads, h head dimension, E = T h.
 import functools
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +22,39 @@ from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
 from vit_jax.kernels.devices import compute_capability, map_shards
 
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
+_HOPPER = (9, 0)
 _FORWARD = "__cudnn$fmhaSoftmax"
 _BACKWARD = "__cudnn$fmhaSoftmaxBackward"
 _TYPES = {"bfloat16": "BF16", "float16": "F16"}
-# Dimensions that the operands of a product are summed over, and dimensions that both share: scores
-# are (B, T, S, S), all other operands (B, S, T, h).
-Product = tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]
+
+
+class Product(NamedTuple):
+    """Dimensions of the two operands of a product.
+
+    Scores and weights are (B, T, S, S), all other operands (B, S, T, h).
+    """
+
+    summed: tuple[int, int]  # of the left and of the right operand
+    left_shared: tuple[int, int]
+    right_shared: tuple[int, int]
+
+
 Products = dict[str, Product]
 _FORWARD_PRODUCTS: Products = {
-    "bmm1": ((3, 3), ((0, 2), (0, 2))),
-    "bmm2": ((3, 1), ((0, 1), (0, 2))),
+    # Scores: queries by keys, over h.
+    "bmm1": Product(summed=(3, 3), left_shared=(0, 2), right_shared=(0, 2)),
+    # Output: weights by values, over tokens.
+    "bmm2": Product(summed=(3, 1), left_shared=(0, 1), right_shared=(0, 2)),
 }
 _BACKWARD_PRODUCTS: Products = {
-    "bmm1_grad_gemm1": ((2, 1), ((0, 1), (0, 2))),
-    "bmm1_grad_gemm2": ((3, 1), ((0, 1), (0, 2))),
-    "bmm2_grad_gemm1": ((2, 1), ((0, 1), (0, 2))),
-    "bmm2_grad_gemm2": ((3, 3), ((0, 2), (0, 2))),
+    # Gradient of keys: gradient of scores by queries, over queries.
+    "bmm1_grad_gemm1": Product(summed=(2, 1), left_shared=(0, 1), right_shared=(0, 2)),
+    # Gradient of queries: gradient of scores by keys, over tokens.
+    "bmm1_grad_gemm2": Product(summed=(3, 1), left_shared=(0, 1), right_shared=(0, 2)),
+    # Gradient of values: weights by the gradient of the output, over queries.
+    "bmm2_grad_gemm1": Product(summed=(2, 1), left_shared=(0, 1), right_shared=(0, 2)),
+    # Gradient of weights: gradient of the output by values, over h.
+    "bmm2_grad_gemm2": Product(summed=(3, 3), left_shared=(0, 2), right_shared=(0, 2)),
 }
 
 
@@ -61,16 +78,16 @@ def find_problem(head_dim: int, dtype: jax.typing.DTypeLike) -> str | None:
     """Return why cuDNN cannot compute attention and its gradient on these devices, or None."""
     capability = compute_capability()
     if capability is not None and capability < _MIN_CAPABILITY:
-        actual = ".".join(map(str, capability))
+        given = ".".join(map(str, capability))
         needed = ".".join(map(str, _MIN_CAPABILITY))
-        return f"it needs an NVIDIA GPU of compute capability {needed}, not {actual}"
+        return f"it needs an NVIDIA GPU of compute capability {needed}, not {given}"
 
     name = str(jnp.dtype(dtype))
     if name not in _TYPES:
         return f"it needs {' or '.join(_TYPES)}, not {name}"
 
     largest = 128
-    if capability is not None and capability >= (9, 0):
+    if capability is not None and capability >= _HOPPER:
         largest = 256
     if head_dim % 8 or head_dim > largest:
         return f"the dimension of a head must be a multiple of 8 up to {largest}, not {head_dim}"
@@ -152,19 +169,19 @@ def _call(
     batch, length, heads, head_dim = query_BSTh.shape
     output_shape = (batch, heads, length, head_dim)
     output = jax.ShapeDtypeStruct(output_shape, query_BSTh.dtype)
-    log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA finds its size
 
     in_order_BSTh = (0, 2, 1, 3)
     results = [output] * num_outputs
     layouts: list[tuple[int, ...] | None] = [in_order_BSTh] * num_outputs
     if has_log_sums:
-        results.append(log_sums)
+        log_sums_shape = (batch, heads, length)
+        results.append(jax.ShapeDtypeStruct(log_sums_shape, jnp.float32))
         layouts.append(None)
     results.append(workspace)
     layouts.append(None)
 
-    configuration = _configuration(query_BSTh, products)
+    configuration = _describe_call(query_BSTh, products)
     call = jax.ffi.ffi_call(
         target,
         results,
@@ -177,16 +194,18 @@ def _call(
 
     outputs = []
     for output_BTSh in arrays[:num_outputs]:
-        outputs.append(output_BTSh.transpose(in_order_BSTh))
-    return (*outputs, *arrays[num_outputs:])
+        output_BSTh = output_BTSh.transpose(in_order_BSTh)
+        outputs.append(output_BSTh)
+    log_sums = arrays[num_outputs:]
+    return (*outputs, *log_sums)
 
 
-def _configuration(query_BSTh: Array, products: Products) -> dict[str, Any]:
+def _describe_call(query_BSTh: Array, products: Products) -> dict[str, Any]:
     """Return XLA's description of the call (`CudnnfMHABackendConfig`)."""
     batch, length, heads, head_dim = query_BSTh.shape
     scores = {
         "element_type": _TYPES[str(query_BSTh.dtype)],
-        "dimensions": _as_text((batch, heads, length, length)),
+        "dimensions": _format_integers((batch, heads, length, length)),
         "layout": {"minor_to_major": ["3", "2", "1", "0"]},
         "is_dynamic_dimension": [False] * 4,
     }
@@ -214,15 +233,15 @@ def _configuration(query_BSTh: Array, products: Products) -> dict[str, Any]:
 
 def _describe_product(product: Product) -> dict[str, list[str]]:
     """Return XLA's description of a product of two operands."""
-    (left, right), (left_shared, right_shared) = product
+    left, right = product.summed
     return {
-        "lhs_contracting_dimensions": _as_text((left,)),
-        "rhs_contracting_dimensions": _as_text((right,)),
-        "lhs_batch_dimensions": _as_text(left_shared),
-        "rhs_batch_dimensions": _as_text(right_shared),
+        "lhs_contracting_dimensions": _format_integers((left,)),
+        "rhs_contracting_dimensions": _format_integers((right,)),
+        "lhs_batch_dimensions": _format_integers(product.left_shared),
+        "rhs_batch_dimensions": _format_integers(product.right_shared),
     }
 
 
-def _as_text(numbers: Iterable[int]) -> list[str]:
-    """Return numbers as text, the form of 64-bit integers in the JSON of protocol buffers."""
+def _format_integers(numbers: Iterable[int]) -> list[str]:
+    """Return integers as text, their form in the JSON of protocol buffers for 64 bits."""
     return [str(number) for number in numbers]

@@ -32,11 +32,11 @@ from vit_jax.kernels.devices import map_shards
 
 # Queries of one program: three (S, Q) arrays of float32 and the operands stay below 16 MiB.
 MAX_QUERIES = 640
-# Numbers of one operand of a program, which holds about ten operands. Both were found by compiling.
+# Values in one operand of a program, which holds about ten. Both limits were found by compiling.
 GOOD_BLOCK = 210_000
 MAX_BLOCK = 330_000
 LANES = 128
-LOG2_E = 1 / math.log(2)  # the unit computes powers of two
+LOG2_E = 1 / math.log(2)  # the hardware computes powers of two
 
 Ref = Any  # an array of Pallas on the chip
 _SECOND_TRANSPOSED = (((1,), (1,)), ((), ()))  # a @ b.T
@@ -107,24 +107,21 @@ attention.defvjp(_save, _differentiate)
 def count_heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
     """Return G, the heads of one program: as many as fit on the chip.
 
-    The lanes of G heads are complete tiles or all there are. The more heads, the less the fixed
-    costs of a program count. None where not even the fewest fit.
+    The lanes of G heads are complete tiles, or G is the number of all heads. More heads share the
+    fixed costs of a program. None if no number of heads fits.
     """
     fewest = LANES // math.gcd(LANES, head_dim)
     multiples = range(fewest, num_heads, fewest)
     groups = [group for group in multiples if num_heads % group == 0]
     groups.append(num_heads)
 
-    block_per_head = head_dim * length
-    good = [group for group in groups if group * block_per_head <= GOOD_BLOCK]
+    values_per_head = head_dim * length
+    good = [group for group in groups if group * values_per_head <= GOOD_BLOCK]
     if good:
         return max(good)
 
-    limit = GOOD_BLOCK
-    if length <= MAX_QUERIES:
-        limit = MAX_BLOCK
     smallest = groups[0]
-    if smallest * block_per_head <= limit:
+    if length <= MAX_QUERIES and smallest * values_per_head <= MAX_BLOCK:
         return smallest
     return None
 
@@ -148,27 +145,27 @@ class _Grid:
 
         num_queries = self.length
         if self.num_blocks > 1:  # complete tiles, enough for all queries
-            num_tiles = -(-self.length // self.num_blocks // LANES)
+            num_tiles = math.ceil(self.length / (self.num_blocks * LANES))
             num_queries = num_tiles * LANES
         lanes = group * head_dim
 
-        def at_queries(image: Any, heads: Any, block: Any) -> tuple:
+        def find_queries(image: Any, heads: Any, block: Any) -> tuple:
             return image, block, heads
 
-        def at_tokens(image: Any, heads: Any, block: Any) -> tuple:
+        def find_tokens(image: Any, heads: Any, block: Any) -> tuple:
             return image, 0, heads
 
-        def at_bias(image: Any, heads: Any, block: Any) -> tuple:
+        def find_bias(image: Any, heads: Any, block: Any) -> tuple:
             return 0, heads
 
-        def at_statistics(image: Any, heads: Any, block: Any) -> tuple:
+        def find_statistics(image: Any, heads: Any, block: Any) -> tuple:
             return image, heads, 0, block
 
-        self.queries = pl.BlockSpec((1, num_queries, lanes), at_queries)
-        self.tokens = pl.BlockSpec((1, self.length, lanes), at_tokens)
-        self.bias = pl.BlockSpec((3, lanes), at_bias)
-        self.dbias = pl.BlockSpec((1, 3, lanes), at_tokens)
-        self.statistics = pl.BlockSpec((1, 1, group, num_queries), at_statistics)
+        self.queries = pl.BlockSpec((1, num_queries, lanes), find_queries)
+        self.tokens = pl.BlockSpec((1, self.length, lanes), find_tokens)
+        self.bias = pl.BlockSpec((3, lanes), find_bias)
+        self.dbias = pl.BlockSpec((1, 3, lanes), find_tokens)
+        self.statistics = pl.BlockSpec((1, 1, group, num_queries), find_statistics)
 
         grid = (batch, num_groups, self.num_blocks)
         num_programs = math.prod(grid)
@@ -264,7 +261,13 @@ def _forward(
 
     Queries past the end of the sequence, in its last block, give rows that are not written.
     """
-    q_QE, k_SE, v_SE = _add_biases(query, key, value, bias, head_dim)
+    q_QE, k_SE, v_SE = _add_biases(
+        query,
+        key,
+        value,
+        bias,
+        head_dim,
+    )
     v_ES = v_SE.T
     dtype = v_SE.dtype
     width = key.shape[-1]
@@ -280,8 +283,8 @@ def _forward(
         sums_1Q = weights_SQ.sum(0, keepdims=True)
         log_sums[0, 0, head : head + 1, :] = highest_1Q + jnp.log2(sums_1Q)
 
-        sum_hQ = _multiply(v_ES[lanes], weights_SQ.astype(dtype))
-        output_hQ = sum_hQ * (1.0 / sums_1Q)
+        weighted_hQ = _multiply(v_ES[lanes], weights_SQ.astype(dtype))
+        output_hQ = weighted_hQ * (1.0 / sums_1Q)
         outputs_hQ.append(output_hQ)
 
     output_QE = jnp.concatenate(outputs_hQ).T
@@ -306,16 +309,56 @@ def _backward(
 ) -> None:
     """Compute the gradients of some heads, for one block of queries."""
     block = pl.program_id(2)
-    q_QE, k_SE, v_SE = _add_biases(query, key, value, bias, head_dim)
+    q_QE, k_SE, v_SE = _add_biases(
+        query,
+        key,
+        value,
+        bias,
+        head_dim,
+    )
     gradient_QE = gradient[0].astype(jnp.float32)
     is_query_1Q = None
     if num_blocks > 1:  # values past the last query are undefined
         q_QE, gradient_QE = _mask_queries(q_QE, gradient_QE, block, length)
-        is_query_1Q = _is_query((1, q_QE.shape[0]), 1, block, length)
+        num_queries = q_QE.shape[0]
+        is_query_1Q = _is_query((1, num_queries), 1, block, length)
 
+    dq_QE, dk_SE, dv_SE = _differentiate_heads(
+        q_QE,
+        k_SE,
+        v_SE,
+        gradient_QE,
+        log_sums,
+        is_query_1Q,
+        head_dim,
+    )
+    dquery[0] = dq_QE.astype(dquery.dtype)
+
+    collect = functools.partial(
+        _collect,
+        is_first=block == 0,
+        num_blocks=num_blocks,
+    )
+    _store_bias_gradient(dbias, 0, dq_QE, collect)
+    _store_bias_gradient(dbias, 1, dk_SE, collect)
+    _store_gradient(dkey, dk_SE, collect)
+    _store_bias_gradient(dbias, 2, dv_SE, collect)
+    _store_gradient(dvalue, dv_SE, collect)
+
+
+def _differentiate_heads(
+    q_QE: Array,
+    k_SE: Array,
+    v_SE: Array,
+    gradient_QE: Array,
+    log_sums: Ref,
+    is_query_1Q: Array | None,
+    head_dim: int,
+) -> tuple[Array, Array, Array]:
+    """Return the gradients of queries, (Q, E), keys and values, (S, E), in float32."""
     k_ES = k_SE.T
     dtype = k_SE.dtype
-    width = key.shape[-1]
+    width = k_SE.shape[-1]
     dqueries_hQ = []
     dkeys = _TileSums()
     dvalues = _TileSums()
@@ -328,26 +371,22 @@ def _backward(
         scores_SQ = _multiply(k_SE[:, tile], q_Qh, _SECOND_TRANSPOSED)
         weights_SQ = jnp.exp2(scores_SQ - log_sums_1Q)
         dweights_SQ = _multiply(v_SE[:, tile], gradient_Qh, _SECOND_TRANSPOSED)
-        dscores_SQ = _differentiate_softmax(weights_SQ, dweights_SQ).astype(dtype)
+        dscores_SQ = _differentiate_softmax(weights_SQ, dweights_SQ)
+        dscores_SQ = dscores_SQ.astype(dtype)
 
-        dvalues.add(tile, _multiply(weights_SQ.astype(dtype), gradient_Qh))
-        dqueries_hQ.append(_multiply(k_ES[lanes], dscores_SQ))
-        dkeys.add(tile, _multiply(dscores_SQ, q_Qh))
+        dv_Sh = _multiply(weights_SQ.astype(dtype), gradient_Qh)
+        dvalues.add(tile, dv_Sh)
+        dq_hQ = _multiply(k_ES[lanes], dscores_SQ)
+        dqueries_hQ.append(dq_hQ)
+        dk_Sh = _multiply(dscores_SQ, q_Qh)
+        dkeys.add(tile, dk_Sh)
 
     dq_QE = jnp.concatenate(dqueries_hQ).T
     dq_QE = dq_QE * head_dim**-0.5
     dk_SE = dkeys.join()
     dv_SE = dvalues.join()
     dk_SE = dk_SE * (1 / LOG2_E)
-
-    dquery[0] = dq_QE.astype(dquery.dtype)
-
-    collect = functools.partial(_collect, is_first=block == 0, num_blocks=num_blocks)
-    _store_bias_gradient(dbias, 0, dq_QE, collect)
-    _store_bias_gradient(dbias, 1, dk_SE, collect)
-    _store_gradient(dkey, dk_SE, collect)
-    _store_bias_gradient(dbias, 2, dv_SE, collect)
-    _store_gradient(dvalue, dv_SE, collect)
+    return dq_QE, dk_SE, dv_SE
 
 
 def _mask_queries(
@@ -363,7 +402,11 @@ def _mask_queries(
     return q_QE, gradient_QE
 
 
-def _load_log_sums(log_sums: Ref, head: int, is_query_1Q: Array | None) -> Array:
+def _load_log_sums(
+    log_sums: Ref,
+    head: int,
+    is_query_1Q: Array | None,
+) -> Array:
     """Return the logarithm of a head's sums, (1, Q); 0 where a mask says there is no query."""
     log_sums_1Q = log_sums[0, 0, head : head + 1, :]
     if is_query_1Q is None:
@@ -378,7 +421,11 @@ def _differentiate_softmax(weights_SQ: Array, dweights_SQ: Array) -> Array:
     return weights_SQ * (dweights_SQ - mean_1Q)
 
 
-def _store_gradient(out: Ref, x_SE: Array, collect: Callable[..., Array]) -> None:
+def _store_gradient(
+    out: Ref,
+    x_SE: Array,
+    collect: Callable[..., Array],
+) -> None:
     """Store the gradient of keys or values."""
     total_SE = collect(x_SE, out, 0)
     out[0] = total_SE.astype(out.dtype)
@@ -396,8 +443,13 @@ def _store_bias_gradient(
     dbias[0, rows, :] = collect(sum_1E, dbias, (0, rows))
 
 
-def _is_query(shape: tuple[int, ...], axis: int, block: Array, length: int) -> Array:
-    """Return for a block of queries along an axis which of them the sequence has."""
+def _is_query(
+    shape: tuple[int, ...],
+    axis: int,
+    block: Array,
+    length: int,
+) -> Array:
+    """Return for each query of a block, along an axis, whether the sequence has it."""
     query = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
     return query < length - block * shape[axis]
 
@@ -458,7 +510,12 @@ def _find_tile(lanes: slice, num_lanes: int) -> slice:
     return slice(start, end)
 
 
-def _select_head(x_QE: Array, lanes: slice, tile: slice, dtype: jnp.dtype) -> Array:
+def _select_head(
+    x_QE: Array,
+    lanes: slice,
+    tile: slice,
+    dtype: jnp.dtype,
+) -> Array:
     """Return the tile of a head, zeroed outside of the head."""
     x_Qh = x_QE[:, tile]
     head_dim = lanes.stop - lanes.start
@@ -489,4 +546,9 @@ class _TileSums:
 
 def _multiply(a: Array, b: Array, dimensions: tuple = _PLAIN) -> Array:
     """Return a product in float32."""
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        a,
+        b,
+        dimensions,
+        preferred_element_type=jnp.float32,
+    )

@@ -13,7 +13,7 @@ from jax import Array
 
 from vit_jax.kernels.products import multiply_on_cpu
 
-Border = tuple[tuple[int, int], ...]  # lines before and after the map, and columns
+Border = tuple[tuple[int, int], ...]  # zeros before and after the lines and the columns
 _ORDERS = ("NHWC", "HWIO", "NHWC")
 
 
@@ -97,13 +97,13 @@ def _differentiate(
         x_size = x_BHWI.shape[1 + axis]
         y_size = dy_BHWO.shape[1 + axis]
         kernel_size = kernel_HWIO.shape[axis]
-        reach = (y_size - 1) * stride + 1  # from the first to the last position of the kernel
+        dilated_size = (y_size - 1) * stride + 1  # of dy with zeros between its values
 
         before_dy = kernel_size - 1 - before
-        after_dy = x_size - reach + before
+        after_dy = x_size - dilated_size + before
         border_of_dy.append((before_dy, after_dy))
 
-        after_x = reach - 1 + kernel_size - x_size - before
+        after_x = dilated_size - 1 + kernel_size - x_size - before
         border_of_x.append((before, after_x))
 
     flipped_HWIO = jnp.flip(kernel_HWIO, (0, 1))

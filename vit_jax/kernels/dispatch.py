@@ -1,8 +1,8 @@
 """Choice of the form that a computation has on the devices that a program is traced for.
 
-The reference of a computation is plain JAX, which XLA compiles for every device. Other forms are
-here where they are faster, each in a module that is imported when a program uses it. Nothing else
-in the package asks for the platform.
+The reference of a computation is plain JAX, which XLA compiles for every device. Where another form
+is faster, a function here takes it instead, from a module that is imported when a program uses it.
+Nothing else in the package asks for the platform.
 
 Legend: B batch, S sequence length, D width, T heads, h head dimension, E = T h, H W height and
 width of a map, I O channels of a kernel's input and output; other dimensions of an activation do
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vit_jax.kernels.unit_parameters import UnitParameters
 
 Padding = str | tuple[tuple[int, int], ...]
-"""SAME, or the rows before and after the map, and the columns."""
+"""SAME, or the number of zeros before and after the lines, and the columns."""
 
 
 # Products and activations.
@@ -86,9 +86,11 @@ def choose_attention(
     Raises:
       ValueError: the form is "cudnn", and cuDNN does not compute this attention.
     """
-    if form == "cudnn" and (problem := _find_cudnn_problem(head_dim, dtype)):
-        rule = f"cuDNN rejects this attention: {problem}"
-        raise ValueError(f"config.model.attention='cudnn': {rule}. Use auto or xla.")
+    if form == "cudnn":
+        problem = _find_cudnn_problem(head_dim, dtype)
+        if problem is not None:
+            rule = f"cuDNN rejects this attention: {problem}"
+            raise ValueError(f"config.model.attention='cudnn': {rule}. Use auto or xla.")
     if form != "auto":
         return form
     if not has_target_devices():
@@ -105,6 +107,7 @@ def choose_attention(
 
 
 def _find_cudnn_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
+    """Return why cuDNN cannot compute attention with these sizes, or None."""
     from vit_jax.kernels.attention_cudnn import find_problem
 
     return find_problem(head_dim, dtype)
@@ -140,8 +143,11 @@ def compute_attention(
     from vit_jax.kernels import attention_cudnn
 
     assert form == "cudnn", form
-    operands = zip((query_BSE, key_BSE, value_BSE), bias_3E, strict=True)
-    query_BSE, key_BSE, value_BSE = [x_BSE + bias_E for x_BSE, bias_E in operands]
+    projections = (query_BSE, key_BSE, value_BSE)
+    operands = []
+    for x_BSE, bias_E in zip(projections, bias_3E, strict=True):
+        operands.append(x_BSE + bias_E)
+    query_BSE, key_BSE, value_BSE = operands
     return attention_cudnn.attention(query_BSE, key_BSE, value_BSE, num_heads)
 
 
@@ -185,8 +191,8 @@ def compute_unit(
       x_BHWI: maps; for a stride s of 2, with even lines and columns.
       parameters: of the unit, in float32.
       stride: of the 3x3 convolution and the shortcut.
-      first_offset: line and column of the first tap of the 3x3 kernel, from the output's position in
-        the input.
+      first_offset: line and column where a window of the 3x3 convolution begins, from the output's
+        position in the input.
       epsilon: of the group norms.
       is_preactivated: norms come before convolutions, not after.
     """
@@ -223,8 +229,8 @@ def choose_block_unroll(on_cpu: int, on_accelerators: int) -> int:
 def unrolls_units(keeps_activations: bool) -> bool:
     """Return whether the units of a stage run one by one and not in a loop.
 
-    A loop copies what is kept for the backward pass: a seventh more time on a CPU, a quarter more
-    on a TPU if it keeps the activations of all units.
+    A loop copies the activations that the backward pass reads. This takes a seventh more time on a
+    CPU, a quarter more on a TPU if the activations of all units are kept.
     """
     if platform() == "tpu":
         return keeps_activations

@@ -6,15 +6,14 @@ written once. XLA reads and writes every map several times, and maps of 64 chann
 and the time of 128. The form on a v5e:
 
 * A map is (R, C), its rows are positions. A 3x3 convolution is a product with nine shifted copies
-  of the map, which are loads from an unaligned row on. The copies for the left and right columns
-  are zero where a line of the image ends.
+  of the map, one for each window offset, which are loads from an unaligned row on. The copies for
+  the left and right columns are zero where a line of the image ends.
 * With 64 channels both halves of the 128 lanes hold the same map: kernels are concatenated with
-  themselves, which costs nothing. A selection of lanes then makes one tile of two offsets of a 3x3
-  convolution.
+  themselves, which costs nothing. A selection of lanes then makes one tile of two window offsets.
 * The gradient reads what the first two convolutions returned, and the statistics of the group
   norms.
-* Gradients of kernels are summed over images on the chip, transposed: so the narrow operand is the
-  one to transpose.
+* Gradients of kernels are summed over images on the chip, and transposed, so that the narrow
+  operand of their product is the one to transpose.
 
 Legend: B batch, R positions of a map, I E C input, output and inner channels, L max(C, 128), T rows
 of the tiles of a 3x3 kernel, N any number.
@@ -38,12 +37,12 @@ from vit_jax.kernels.devices import device_kind, map_shards
 from vit_jax.kernels.unit_backward import run_backward
 from vit_jax.kernels.unit_forward import run_forward
 from vit_jax.kernels.unit_parameters import Form, UnitParameters
-from vit_jax.kernels.unit_sizes import LANES, NUM_OFFSETS, ScratchMap, UnitSizes
+from vit_jax.kernels.unit_sizes import KERNEL_SIZE, LANES, NUM_OFFSETS, ScratchMap, UnitSizes
 
 MAX_NUMBERS = 2**20  # of a map of one image; with 3,136 x 256 a program needs 32 MiB
 MAX_INNER = 256  # 7x7 maps of 512 channels are not faster than by XLA
 DEVICE_KINDS = ("TPU v5 lite", "TPU v5", "TPU v6 lite")  # with enough vector memory, compiled for
-VECTOR_MEMORY = 60 * 2**20  # bytes that a program may use
+VECTOR_MEMORY_BYTES = 60 * 2**20  # that a program may use
 Arrays = dict[str, Array]
 _float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
@@ -63,16 +62,17 @@ def can_compute(
         return False
 
     height, width, inputs = shape_HWI
-    if stride == 1:
-        has_tiles = inner == LANES // 2 or inner % LANES == 0
-    else:  # splits the lines and the columns, in maps of complete tiles
-        fills_lanes = inner % LANES == inputs % LANES == 0
-        can_split = height % stride == width % stride == 0
-        has_tiles = fills_lanes and can_split
-
     channels = max(inputs, outputs // stride**2)
-    largest = height * width * channels
-    return has_tiles and inner <= MAX_INNER and largest <= MAX_NUMBERS
+    largest_map = height * width * channels
+    if inner > MAX_INNER or largest_map > MAX_NUMBERS:
+        return False
+    if stride == 1:
+        return inner == LANES // 2 or inner % LANES == 0
+
+    # Lines and columns are split, in maps of complete tiles.
+    fills_lanes = inner % LANES == inputs % LANES == 0
+    can_split = height % stride == width % stride == 0
+    return fills_lanes and can_split
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -102,7 +102,9 @@ def _save(
         call = _UnitCall(x_BRI, parameters, form)
         return tuple(call.call_forward(x_BRI, parameters))
 
-    run = map_shards(run, ("map_BRC", "whole"), ("map_BRC",) * len(names))
+    argument_layouts = ("map_BRC", "whole")
+    result_layouts = ("map_BRC",) * len(names)
+    run = map_shards(run, argument_layouts, result_layouts)
     out_BRE, *others = run(x_BRI, parameters)
 
     kept = {}
@@ -129,7 +131,9 @@ def _differentiate(
 
     x_BRI, parameters, kept = saved
     others = kept | {"dout": gradient_BRE}
-    run = map_shards(run, ("map_BRC", "whole", "map_BRC"), ("map_BRC",) * 2)
+    argument_layouts = ("map_BRC", "whole", "map_BRC")
+    result_layouts = ("map_BRC", "map_BRC")
+    run = map_shards(run, argument_layouts, result_layouts)
     dx_BRI, sums_of_cores = run(x_BRI, parameters, others)
 
     sums = {}
@@ -160,17 +164,23 @@ class _UnitCall(UnitSizes):
         num_tiles = math.ceil(NUM_OFFSETS / self.copies)
         self.rows_of_kernel = num_tiles * self.lanes
 
-        shapes = {"out": (self.out_rows, outputs)}
+        self.results = self._describe_results()
+
+    def _describe_results(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the results of the forward program by name: output, inner maps, statistics."""
+        shapes = {"out": (self.out_rows, self.outputs)}
         if self.copies > 1:
-            shapes["kept"] = (rows, 2 * inner)
+            shapes["kept"] = (self.rows, 2 * self.inner)
         else:
-            shapes["kept1"] = (rows, inner)
-            shapes["kept2"] = (self.out_rows, inner)
-        self.results = {}
+            shapes["kept1"] = (self.rows, self.inner)
+            shapes["kept2"] = (self.out_rows, self.inner)
+
+        results = {}
         for name, shape in shapes.items():
-            self.results[name] = jax.ShapeDtypeStruct(shape, self.dtype)
-        self.results["outer_statistics"] = _float32((self.num_outer, self.outer))
-        self.results["inner_statistics"] = _float32((4, self.lanes))
+            results[name] = jax.ShapeDtypeStruct(shape, self.dtype)
+        results["outer_statistics"] = _float32((self.num_outer, self.outer))
+        results["inner_statistics"] = _float32((4, self.lanes))
+        return results
 
     def call_forward(self, x_BRI: Array, p: UnitParameters) -> list[Array]:
         """Return `results`: the output, the two inner maps, and the statistics of norms."""
@@ -275,13 +285,13 @@ class _UnitCall(UnitSizes):
         return scratch
 
     def _shifted_map(self, planes: int) -> Any:
-        """Return planes of an inner map with borders, one copy for each column of offsets."""
+        """Return planes of an inner map with borders, one copy for each column of a window."""
         rows = self.out_rows + 2 * self.border
-        shape = (planes, 3, rows, self.lanes)
+        shape = (planes, KERNEL_SIZE, rows, self.lanes)
         return pltpu.VMEM(shape, jnp.float32)
 
     def _outer_map(self) -> Any:
-        """Return a map of the size that the outer norm is of."""
+        """Return a map of the size of the outer norm's map."""
         shape = (self.outer_rows, self.outer)
         return pltpu.VMEM(shape, self.dtype)
 
@@ -299,7 +309,7 @@ class _UnitCall(UnitSizes):
         inner = self.inner
         conv2_CT = sums["grad_conv2"]
         conv2_CT = conv2_CT[:, : NUM_OFFSETS * inner]
-        conv2_OHWI = conv2_CT.reshape(inner, 3, 3, inner)
+        conv2_OHWI = conv2_CT.reshape(inner, KERNEL_SIZE, KERNEL_SIZE, inner)
         conv1_IC = sums["grad_conv1"].T
         conv2_HWIO = conv2_OHWI.transpose(1, 2, 3, 0)
         inner_norms_4L = sums["grad_inner_norms"]
@@ -395,7 +405,7 @@ class _UnitCall(UnitSizes):
 
         compiler_params = pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=VECTOR_MEMORY,
+            vmem_limit_bytes=VECTOR_MEMORY_BYTES,
         )
         call = pl.pallas_call(
             run,
@@ -422,7 +432,7 @@ class _UnitCall(UnitSizes):
 
 
 def _name_references(names: Sequence[str], references: Sequence[Any]) -> SimpleNamespace:
-    """Return references by name; those of a scratch map's arrays are one map."""
+    """Return references by name; the arrays of a scratch map become one map."""
     named_references = {}
     for name, ref in zip(names, references, strict=True):
         if isinstance(ref, list):
@@ -442,4 +452,5 @@ def _block_of_core(shape: tuple[int, ...]) -> pl.BlockSpec:
 
 def _complete_block(x: Array) -> pl.BlockSpec:
     """Return the block of an array that all programs read completely."""
-    return pl.BlockSpec(x.shape, lambda core, image: (0,) * x.ndim)
+    origin = (0,) * x.ndim
+    return pl.BlockSpec(x.shape, lambda core, image: origin)

@@ -28,9 +28,7 @@ class Form(NamedTuple):
 
     width: int  # columns of the input
     stride: int  # of the 3x3 convolution and the shortcut
-    first_offset: (
-        int  # line and column of the first offset, from the output's position in the input
-    )
+    first_offset: int  # line and column where a window begins, from the output's position
     epsilon: float  # of the group norms
     is_preactivated: bool
     interpret: bool  # run on any device, slowly, as the kernel would on a TPU
