@@ -104,7 +104,11 @@ attention.defvjp(_save, _differentiate)
 # The blocks of a call.
 
 
-def count_heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
+def count_heads_per_program(
+    num_heads: int,
+    head_dim: int,
+    length: int,
+) -> int | None:
     """Return G, the heads of one program: as many as fit on the chip.
 
     The lanes of G heads are complete tiles, or G is the number of all heads. More heads share the
@@ -126,10 +130,33 @@ def count_heads_per_program(num_heads: int, head_dim: int, length: int) -> int |
     return None
 
 
+# Index maps: the block that a program (image, group of heads, block of queries) reads or writes.
+
+
+def _find_queries(image: Any, heads: Any, block: Any) -> tuple:
+    return image, block, heads
+
+
+def _find_tokens(image: Any, heads: Any, block: Any) -> tuple:
+    return image, 0, heads
+
+
+def _find_bias(image: Any, heads: Any, block: Any) -> tuple:
+    return 0, heads
+
+
+def _find_statistics(image: Any, heads: Any, block: Any) -> tuple:
+    return image, heads, 0, block
+
+
 class _Grid:
     """The blocks of a call: by image, group of heads and block of queries."""
 
-    def __init__(self, shape_BSE: tuple[int, ...], head_dim: int):
+    def __init__(
+        self,
+        shape_BSE: tuple[int, ...],
+        head_dim: int,
+    ):
         batch, self.length, width = shape_BSE
         num_heads = width // head_dim
         group = count_heads_per_program(num_heads, head_dim, self.length)
@@ -149,23 +176,11 @@ class _Grid:
             num_queries = num_tiles * LANES
         lanes = group * head_dim
 
-        def find_queries(image: Any, heads: Any, block: Any) -> tuple:
-            return image, block, heads
-
-        def find_tokens(image: Any, heads: Any, block: Any) -> tuple:
-            return image, 0, heads
-
-        def find_bias(image: Any, heads: Any, block: Any) -> tuple:
-            return 0, heads
-
-        def find_statistics(image: Any, heads: Any, block: Any) -> tuple:
-            return image, heads, 0, block
-
-        self.queries = pl.BlockSpec((1, num_queries, lanes), find_queries)
-        self.tokens = pl.BlockSpec((1, self.length, lanes), find_tokens)
-        self.bias = pl.BlockSpec((3, lanes), find_bias)
-        self.dbias = pl.BlockSpec((1, 3, lanes), find_tokens)
-        self.statistics = pl.BlockSpec((1, 1, group, num_queries), find_statistics)
+        self.queries = pl.BlockSpec((1, num_queries, lanes), _find_queries)
+        self.tokens = pl.BlockSpec((1, self.length, lanes), _find_tokens)
+        self.bias = pl.BlockSpec((3, lanes), _find_bias)
+        self.dbias = pl.BlockSpec((1, 3, lanes), _find_tokens)
+        self.statistics = pl.BlockSpec((1, 1, group, num_queries), _find_statistics)
 
         grid = (batch, num_groups, self.num_blocks)
         num_programs = math.prod(grid)
@@ -486,7 +501,11 @@ def _add_biases(
     return q_QE * scale, k_SE.astype(dtype), v_SE.astype(dtype)
 
 
-def _add_bias(projection: Ref, bias: Ref, row: int) -> Array:
+def _add_bias(
+    projection: Ref,
+    bias: Ref,
+    row: int,
+) -> Array:
     """Return a projection with its bias in float32."""
     x_NE = projection[0].astype(jnp.float32)
     bias_1E = bias[row : row + 1].astype(jnp.float32)
@@ -534,7 +553,11 @@ class _TileSums:
     def __init__(self) -> None:
         self.sums: dict[int, Array] = {}  # by first lane
 
-    def add(self, tile: slice, x: Array) -> None:
+    def add(
+        self,
+        tile: slice,
+        x: Array,
+    ) -> None:
         """Add a value to the sum of a tile."""
         total = self.sums.get(tile.start, 0.0)
         self.sums[tile.start] = total + x
@@ -544,7 +567,11 @@ class _TileSums:
         return jnp.concatenate(list(self.sums.values()), 1)
 
 
-def _multiply(a: Array, b: Array, dimensions: tuple = _PLAIN) -> Array:
+def _multiply(
+    a: Array,
+    b: Array,
+    dimensions: tuple = _PLAIN,
+) -> Array:
     """Return a product in float32."""
     return jax.lax.dot_general(
         a,

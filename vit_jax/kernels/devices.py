@@ -33,10 +33,19 @@ class TargetDevices(Protocol):
         It is (0, 0) for other GPUs, and None elsewhere or if it is not known.
         """
 
-    def __call__(self, name: str, activation: Array) -> Array:
+    def __call__(
+        self,
+        name: str,
+        activation: Array,
+    ) -> Array:
         """Return an activation with the sharding constraint of its name."""
 
-    def map_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
+    def map_shards(
+        self,
+        function: F,
+        names: tuple[str, ...],
+        results: tuple[str, ...],
+    ) -> F:
         """Return a function that runs `function` on each device's shard of arguments and results.
 
         Args:
@@ -78,7 +87,11 @@ def constrain(activation: Array, name: str) -> Array:
     return target(name, activation)
 
 
-def map_shards(function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
+def map_shards(
+    function: F,
+    names: tuple[str, ...],
+    results: tuple[str, ...],
+) -> F:
     """Return `TargetDevices.map_shards`; outside of `trace_for` the function itself."""
     target = _target_devices.get()
     if target is None:

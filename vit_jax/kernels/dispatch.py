@@ -62,7 +62,12 @@ def gelu(x: Array, approximate: bool) -> Array:
     return jax.nn.gelu(x, approximate)
 
 
-def convolve(x_BHWI: Array, kernel_HWIO: Array, stride: int, padding: Padding) -> Array:
+def convolve(
+    x_BHWI: Array,
+    kernel_HWIO: Array,
+    stride: int,
+    padding: Padding,
+) -> Array:
     """Return the convolution (B, H / stride, W / stride, O), rounded up if the padding is SAME."""
     from vit_jax.kernels import convolution
 

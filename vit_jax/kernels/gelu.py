@@ -21,7 +21,11 @@ def _save_input(x: Array, approximate: bool) -> tuple[Array, Array]:
     return jax.nn.gelu(x, approximate), x
 
 
-def _differentiate(approximate: bool, x: Array, gradient: Array) -> tuple[Array]:
+def _differentiate(
+    approximate: bool,
+    x: Array,
+    gradient: Array,
+) -> tuple[Array]:
     """Return the gradient of `x`."""
     x = jax.lax.optimization_barrier(x)  # or XLA computes values and derivatives at once
     _, pull_back = jax.vjp(lambda x: jax.nn.gelu(x, approximate), x)

@@ -141,7 +141,12 @@ def _store_second_convolution_input(
         )
 
 
-def _store_dy2(refs: Any, unit: UnitSizes, norm2: Norm, sums: Sums) -> None:
+def _store_dy2(
+    refs: Any,
+    unit: UnitSizes,
+    norm2: Norm,
+    sums: Sums,
+) -> None:
     """Store shifted copies of the gradient of y2."""
     a, c, d = norm2.differentiate(*sums.totals)
     offsets = join_offsets(unit.turned_offsets)
@@ -225,7 +230,11 @@ def _join_planes(refs: Any, unit: UnitSizes) -> None:
 # The input of a pre-activated unit.
 
 
-def _end_preactivated(refs: Any, unit: UnitSizes, dy1_factors: Factors) -> None:
+def _end_preactivated(
+    refs: Any,
+    unit: UnitSizes,
+    dy1_factors: Factors,
+) -> None:
     """Go through the first convolution, the shortcut, and the norm before both."""
     norm = Norm(refs, OUTER, unit)
 
@@ -382,7 +391,11 @@ def _differentiate_output(
     return sums, shortcut_sums
 
 
-def _convolve_shortcut(refs: Any, rows: slice, unit: UnitSizes) -> Any:
+def _convolve_shortcut(
+    refs: Any,
+    rows: slice,
+    unit: UnitSizes,
+) -> Any:
     """Return the output of the shortcut's convolution, in float32 and without its norm."""
     shortcut_input = read_shortcut_input(
         refs,

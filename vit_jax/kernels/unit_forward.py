@@ -59,7 +59,11 @@ def _make_read_input(refs: Any, unit: UnitSizes) -> ReadRows:
     return read_normed
 
 
-def _run_first_convolution(refs: Any, read_input: ReadRows, unit: UnitSizes) -> Affine:
+def _run_first_convolution(
+    refs: Any,
+    read_input: ReadRows,
+    unit: UnitSizes,
+) -> Affine:
     """Store y1; return a and b of its norm."""
     sums = Sums()
     for rows in unit.slices:
@@ -70,7 +74,11 @@ def _run_first_convolution(refs: Any, read_input: ReadRows, unit: UnitSizes) -> 
     return sums.normalise(refs, INNER_1, unit)
 
 
-def _run_second_convolution(refs: Any, norm1: Affine, unit: UnitSizes) -> Affine:
+def _run_second_convolution(
+    refs: Any,
+    norm1: Affine,
+    unit: UnitSizes,
+) -> Affine:
     """Store y2, by shifted copies of max(norm(y1), 0); return a and b of its norm."""
     clear_border(refs.z, unit)
     for piece in unit.pieces:

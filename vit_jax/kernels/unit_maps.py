@@ -18,7 +18,11 @@ PLAIN = (((1,), (0,)), ((), ()))  # a @ b
 TRANSPOSED = (((0,), (0,)), ((), ()))  # a.T @ b
 
 
-def multiply_on_chip(a: Array, b: Array, dimensions: tuple = PLAIN) -> Array:
+def multiply_on_chip(
+    a: Array,
+    b: Array,
+    dimensions: tuple = PLAIN,
+) -> Array:
     """Return a product in float32."""
     return jax.lax.dot_general(
         a,
@@ -34,7 +38,11 @@ def load_float32(ref: Any, rows: slice) -> Any:
     return x.astype(jnp.float32)
 
 
-def normalise_and_relu(x: Any, a: Any, b: Any) -> Any:
+def normalise_and_relu(
+    x: Any,
+    a: Any,
+    b: Any,
+) -> Any:
     """Return max(a x + b, 0) in float32."""
     x = x.astype(jnp.float32)
     z = a * x + b
@@ -87,7 +95,12 @@ def clear_border(ref: Any, unit: UnitSizes) -> None:
     ref[:, :, first_below:] = zeros
 
 
-def load_shifted(ref: Any, rows: slice, offset: WindowOffset, unit: UnitSizes) -> Any:
+def load_shifted(
+    ref: Any,
+    rows: slice,
+    offset: WindowOffset,
+    unit: UnitSizes,
+) -> Any:
     """Return the values at a window offset from these rows of the output, (R, L)."""
     distance = offset.line * unit.out_width + offset.column
     shift = unit.border + distance
@@ -136,7 +149,11 @@ def convolve_window(
     return total_RL
 
 
-def join_halves(left_RL: Any, right_RL: Any, unit: UnitSizes) -> Any:
+def join_halves(
+    left_RL: Any,
+    right_RL: Any,
+    unit: UnitSizes,
+) -> Any:
     """Return the lower lanes of one map beside the upper lanes of another."""
     lane = jax.lax.broadcasted_iota(jnp.int32, left_RL.shape, 1)
     is_left = lane < unit.inner
@@ -167,7 +184,11 @@ def keep_inner_maps(refs: Any, unit: UnitSizes) -> None:
         refs.kept2[rows] = y2.astype(refs.kept2.dtype)
 
 
-def load_kept1(refs: Any, rows: slice, unit: UnitSizes) -> Any:
+def load_kept1(
+    refs: Any,
+    rows: slice,
+    unit: UnitSizes,
+) -> Any:
     """Return the output of the first convolution, in all lanes."""
     if unit.copies == 1:
         return load_float32(refs.kept1, rows)
@@ -177,7 +198,11 @@ def load_kept1(refs: Any, rows: slice, unit: UnitSizes) -> Any:
     return join_halves(both_RL, moved_RL, unit)
 
 
-def load_kept2(refs: Any, rows: slice, unit: UnitSizes) -> Any:
+def load_kept2(
+    refs: Any,
+    rows: slice,
+    unit: UnitSizes,
+) -> Any:
     """Return the output of the second convolution, in all lanes."""
     if unit.copies == 1:
         return load_float32(refs.kept2, rows)

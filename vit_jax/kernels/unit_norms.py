@@ -57,7 +57,12 @@ class Sums:
         """Add the rows of a map, and separately their squares."""
         self.add_rows(x, x * x)
 
-    def normalise(self, refs: Any, slot: NormSlot, unit: UnitSizes) -> tuple[Any, Any]:
+    def normalise(
+        self,
+        refs: Any,
+        slot: NormSlot,
+        unit: UnitSizes,
+    ) -> tuple[Any, Any]:
         """Store mean and 1 / deviation of the map of `add_squares`; return its norm's a and b."""
         norm = find_norm_refs(refs, slot)
         total, total_of_squares = self.totals
@@ -81,7 +86,12 @@ class Norm:
     Statistics, scale, a and b are (1, L).
     """
 
-    def __init__(self, refs: Any, slot: NormSlot, unit: UnitSizes):
+    def __init__(
+        self,
+        refs: Any,
+        slot: NormSlot,
+        unit: UnitSizes,
+    ):
         norm = find_norm_refs(refs, slot)
         self.mean = norm.statistics[norm.first_row]
         self.inverse = norm.statistics[norm.second_row]
@@ -96,7 +106,11 @@ class Norm:
         self.slot = slot
         self.unit = unit
 
-    def differentiate(self, sum_g: Any, sum_gx: Any) -> tuple[Any, Any, Any]:
+    def differentiate(
+        self,
+        sum_g: Any,
+        sum_gx: Any,
+    ) -> tuple[Any, Any, Any]:
         """Add to the gradients of scale and bias; return a, c, d of the gradient a g + c x + d.
 
         Args:
@@ -114,7 +128,11 @@ class Norm:
         return self.a, c, d
 
 
-def average_groups(sums_1L: Any, slot: NormSlot, unit: UnitSizes) -> Any:
+def average_groups(
+    sums_1L: Any,
+    slot: NormSlot,
+    unit: UnitSizes,
+) -> Any:
     """Return the mean of each channel's group, from sums over the rows of a norm's map."""
     group_size = unit.normed_channels(slot) // NUM_GROUPS
     num_values = group_size * unit.normed_rows(slot)

@@ -37,7 +37,13 @@ from vit_jax.kernels.devices import device_kind, map_shards
 from vit_jax.kernels.unit_backward import run_backward
 from vit_jax.kernels.unit_forward import run_forward
 from vit_jax.kernels.unit_parameters import Form, UnitParameters
-from vit_jax.kernels.unit_sizes import KERNEL_SIZE, LANES, NUM_OFFSETS, ScratchMap, UnitSizes
+from vit_jax.kernels.unit_sizes import (
+    KERNEL_SIZE,
+    LANES,
+    NUM_OFFSETS,
+    ScratchMap,
+    UnitSizes,
+)
 
 MAX_NUMBERS = 2**20  # of a map of one image; with 3,136 x 256 a program needs 32 MiB
 MAX_INNER = 256  # 7x7 maps of 512 channels are not faster than by XLA
@@ -149,7 +155,12 @@ compute_bottleneck.defvjp(_save, _differentiate)
 class _UnitCall(UnitSizes):
     """Calls of the kernel, and the forms that parameters and gradients of a unit have in it."""
 
-    def __init__(self, x_BRI: Array, parameters: UnitParameters, form: Form):
+    def __init__(
+        self,
+        x_BRI: Array,
+        parameters: UnitParameters,
+        form: Form,
+    ):
         self.batch, rows, inputs = x_BRI.shape
         inner, outputs = parameters.conv3_CE.shape
         super().__init__(
@@ -182,7 +193,11 @@ class _UnitCall(UnitSizes):
         results["inner_statistics"] = _float32((4, self.lanes))
         return results
 
-    def call_forward(self, x_BRI: Array, p: UnitParameters) -> list[Array]:
+    def call_forward(
+        self,
+        x_BRI: Array,
+        p: UnitParameters,
+    ) -> list[Array]:
         """Return `results`: the output, the two inner maps, and the statistics of norms."""
         constants = self._lay_out_norms(p)
         constants |= self._lay_out_kernels(
@@ -227,7 +242,8 @@ class _UnitCall(UnitSizes):
         if self.has_shortcut:
             sums["grad_shortcut"] = (self.inputs, self.outputs)
 
-        dx = jax.ShapeDtypeStruct((self.rows, self.inputs), self.dtype)
+        shape_RI = (self.rows, self.inputs)
+        dx = jax.ShapeDtypeStruct(shape_RI, self.dtype)
         dx_BRI, *found = self._call(
             run_backward,
             maps={"x": x_BRI, **others},
@@ -347,11 +363,8 @@ class _UnitCall(UnitSizes):
     ) -> Arrays:
         """Return the kernels to, between and from inner channels, for both halves of the lanes."""
         middle_TC = middle.reshape(-1, self.inner)
-        missing_rows = self.rows_of_kernel - len(middle_TC)
-        middle_TC = jnp.pad(middle_TC, ((0, missing_rows), (0, 0)))
-
-        missing_lanes = self.lanes - self.inner
-        outward = jnp.pad(outward, ((0, missing_lanes), (0, 0)))  # takes the first half
+        middle_TC = _append_zeros(middle_TC, self.rows_of_kernel)
+        outward = _append_zeros(outward, self.lanes)  # takes the first half of the lanes
         kernels = {
             "inward": self._copy_to_lanes(inward),
             "middle": self._copy_to_lanes(middle_TC),
@@ -359,7 +372,9 @@ class _UnitCall(UnitSizes):
         }
         if shortcut is not None:
             kernels["shortcut"] = shortcut
-        return {name: kernel.astype(self.dtype) for name, kernel in kernels.items()}
+        for name, kernel in kernels.items():
+            kernels[name] = kernel.astype(self.dtype)
+        return kernels
 
     def _copy_to_lanes(self, x_NC: Array) -> Array:
         """Return an array for both halves of the lanes, (N, L)."""
@@ -390,8 +405,11 @@ class _UnitCall(UnitSizes):
         def run(*references: Any) -> None:
             body(_name_references(names, references), self)
 
-        in_specs = [self._block_of_image(x.shape[1:]) for x in maps.values()]
-        in_specs += [_complete_block(x) for x in constants.values()]
+        in_specs = []
+        for x in maps.values():
+            in_specs.append(self._block_of_image(x.shape[1:]))
+        for x in constants.values():
+            in_specs.append(_complete_block(x))
 
         out_specs = []
         out_shape = []
@@ -419,7 +437,8 @@ class _UnitCall(UnitSizes):
             name="unit_backward" if sums else "unit_forward",
             metadata={"programs": str(self.batch)},  # `plan` counts their cycles by it
         )
-        return list(call(*maps.values(), *constants.values()))
+        arrays = (*maps.values(), *constants.values())
+        return list(call(*arrays))
 
     def _block_of_image(self, shape: tuple[int, ...]) -> pl.BlockSpec:
         """Return the block of a map that the program of an image reads or writes."""
@@ -431,7 +450,16 @@ class _UnitCall(UnitSizes):
         return pl.BlockSpec((None, *shape), find_image)
 
 
-def _name_references(names: Sequence[str], references: Sequence[Any]) -> SimpleNamespace:
+def _append_zeros(x_RN: Array, num_rows: int) -> Array:
+    """Return an array with zeros below its rows, up to this number of rows."""
+    num_missing = num_rows - len(x_RN)
+    return jnp.pad(x_RN, ((0, num_missing), (0, 0)))
+
+
+def _name_references(
+    names: Sequence[str],
+    references: Sequence[Any],
+) -> SimpleNamespace:
     """Return references by name; the arrays of a scratch map become one map."""
     named_references = {}
     for name, ref in zip(names, references, strict=True):

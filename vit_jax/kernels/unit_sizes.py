@@ -200,7 +200,11 @@ class ScratchMap:
         parts = [tile[rows] for tile in self.tiles]
         return jnp.concatenate(parts, 1)
 
-    def __setitem__(self, rows: Any, x_RN: Any) -> None:
+    def __setitem__(
+        self,
+        rows: Any,
+        x_RN: Any,
+    ) -> None:
         for index, tile in enumerate(self.tiles):
             start = index * LANES
             tile[rows] = x_RN[:, start : start + LANES]

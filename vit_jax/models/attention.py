@@ -43,7 +43,8 @@ class Projections(NamedTuple):
         split = []
         for x in self.add_biases():
             batch, length, _ = x.shape
-            split.append(x.reshape(batch, length, num_heads, -1))
+            heads = x.reshape(batch, length, num_heads, -1)
+            split.append(heads)
         return split
 
 
@@ -88,7 +89,11 @@ class Attention(nnx.Module):
         self.norm = norm
 
     @jax.named_scope("attention")
-    def __call__(self, queries_BQD: Array, tokens_BSD: Array) -> Array:
+    def __call__(
+        self,
+        queries_BQD: Array,
+        tokens_BSD: Array,
+    ) -> Array:
         """Return (B, Q, D), each query's weighted sum of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
         form = self._choose_form(projections)
@@ -106,7 +111,11 @@ class Attention(nnx.Module):
         output_BQE, weights_BTQS = attend_with_weights(projections, self.num_heads)
         return self._project_output(output_BQE), weights_BTQS
 
-    def _project(self, queries_BQD: Array, tokens_BSD: Array) -> Projections:
+    def _project(
+        self,
+        queries_BQD: Array,
+        tokens_BSD: Array,
+    ) -> Projections:
         """Return queries, keys and values, turned by rotary positions if there are any."""
         query_BQE, key_BSE, value_BSE = self._multiply_kernels(queries_BQD, tokens_BSD)
         query_BQE = name_heads(query_BQE, "query")
@@ -146,8 +155,8 @@ class Attention(nnx.Module):
         products = []
         inputs = (queries_BQD, tokens_BSD, tokens_BSD)
         for x, kernel_DE in zip(inputs, kernels_DE, strict=True):
-            product = dispatch.multiply(x.astype(self.dtype), kernel_DE)
-            products.append(product)
+            x = x.astype(self.dtype)
+            products.append(dispatch.multiply(x, kernel_DE))
         return products
 
     def _read_bias(self, layer: nnx.Linear) -> Array:
@@ -188,12 +197,23 @@ def name_heads(product_BSE: Array, name: str) -> Array:
     return checkpoint_name(product_BSE, name)
 
 
-def attend(projections: Projections, num_heads: int, form: str) -> Array:
+def attend(
+    projections: Projections,
+    num_heads: int,
+    form: str,
+) -> Array:
     """Return the attention output (B, Q, E) in a form of `dispatch.choose_attention`."""
     if form == "xla":
         output_BQE, _ = attend_with_weights(projections, num_heads)
         return output_BQE
-    return dispatch.compute_attention(form, *projections[:4], num_heads)
+    return dispatch.compute_attention(
+        form,
+        projections.query_BQE,
+        projections.key_BSE,
+        projections.value_BSE,
+        projections.bias_3E,
+        num_heads,
+    )
 
 
 def attend_with_weights(
@@ -230,7 +250,11 @@ class LineAttention(Attention):
         super().__init__(*arguments, **options)
         self.length = length
 
-    def __call__(self, queries_BSD: Array, tokens_BSD: Array) -> Array:
+    def __call__(
+        self,
+        queries_BSD: Array,
+        tokens_BSD: Array,
+    ) -> Array:
         """Return (B, S, D), as `Attention` with queries of the same length."""
         line_queries = self._split_lines(queries_BSD)
         line_tokens = self._split_lines(tokens_BSD)
@@ -249,7 +273,13 @@ class LineAttention(Attention):
 
         batch, length, _ = tokens_BSD.shape
         num_lines = length // self.length
-        shape_BlTss = (batch, num_lines, self.num_heads, self.length, self.length)
+        shape_BlTss = (
+            batch,
+            num_lines,
+            self.num_heads,
+            self.length,
+            self.length,
+        )
         weights_BlTss = weights.reshape(shape_BlTss)
         is_same_line = jnp.eye(num_lines)
         weights_BTlsls = jnp.einsum("BlTqs,lm->BTlqms", weights_BlTss, is_same_line)

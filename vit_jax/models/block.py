@@ -36,7 +36,13 @@ class Block(nnx.Module):
     attention is within lines of this number of tokens.
     """
 
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs, length: int | None = None):
+    def __init__(
+        self,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+        length: int | None = None,
+    ):
         self.attention_norm = build_norm(a)  # before attention; `a.attention_norm` is after it
         self.attention = build_attention(a, length, rngs)
         self.mlp_norm = build_norm(a)
@@ -99,14 +105,30 @@ class Block(nnx.Module):
         attended = dispatch.flatten_tokens(attended_BSD)
         attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
         attended = scale_branch(attended, self.attention_scale)
-        attended = drop_examples(attended, drop_fraction, drop_key, Site.ATTENTION_BRANCH, batch)
+        attended = drop_examples(
+            attended,
+            drop_fraction,
+            drop_key,
+            Site.ATTENTION_BRANCH,
+            batch,
+        )
         x = x + attended
         x = checkpoint_name(x, "middle")
 
         normed = self.mlp_norm(x)
-        expanded = self.mlp(normed, fraction=self.dropout_fraction, key=key)
+        expanded = self.mlp(
+            normed,
+            fraction=self.dropout_fraction,
+            key=key,
+        )
         expanded = scale_branch(expanded, self.mlp_scale)
-        expanded = drop_examples(expanded, drop_fraction, drop_key, Site.MLP_BRANCH, batch)
+        expanded = drop_examples(
+            expanded,
+            drop_fraction,
+            drop_key,
+            Site.MLP_BRANCH,
+            batch,
+        )
         x = x + expanded
         return x.reshape(x_BSD.shape)
 
@@ -114,7 +136,12 @@ class Block(nnx.Module):
 class AxialBlock(nnx.Module):
     """Two blocks in the place of one: attention along rows, then along columns (ViT, App. D.6)."""
 
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+    ):
         self.grid = a.grid
         num_rows, num_columns = a.grid
         self.rows = Block(a, rngs=rngs, length=num_columns)
@@ -179,7 +206,11 @@ def _index_by_column(grid: tuple[int, int]) -> np.ndarray:
     return index_S
 
 
-def build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
+def build_attention(
+    a: Architecture,
+    length: int | None,
+    rngs: nnx.Rngs,
+) -> Attention:
     """Return the attention of a block; with a `length`, within lines of this number of tokens."""
     biases = QKV_BIASES[a.qkv_bias]
     if a.linear_bias:

@@ -21,7 +21,12 @@ class PatchEmbedding(nnx.Module):
     It equals a convolution whose kernel and stride are the patch.
     """
 
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+    ):
         shape_hwCD = (*a.patch_size, a.map_channels, a.width)
         kernel_hwCD = LECUN_NORMAL(rngs.params(), shape_hwCD, jnp.float32)
         self.kernel = nnx.Param(kernel_hwCD)
@@ -33,8 +38,8 @@ class PatchEmbedding(nnx.Module):
         """Return tokens_BND. Pixels beyond the last complete patch are ignored."""
         patch_height, patch_width, _, width = self.kernel.shape
         patches = split_patches(image_BHWC, patch_height, patch_width)
-        kernel = self.kernel[...]
-        kernel = kernel.reshape(-1, width)
+        kernel_hwCD = self.kernel[...]
+        kernel = kernel_hwCD.reshape(-1, width)
 
         patches = patches.astype(self.dtype)
         kernel = kernel.astype(self.dtype)
@@ -47,14 +52,25 @@ class PatchEmbedding(nnx.Module):
         return tokens_BND + bias_D
 
 
-def split_patches(image_BHWC: Array, patch_height: int, patch_width: int) -> Array:
+def split_patches(
+    image_BHWC: Array,
+    patch_height: int,
+    patch_width: int,
+) -> Array:
     """Return the pixels of each patch, (B, N, h w C), line by line from the top left."""
     batch, height, width, channels = image_BHWC.shape
     num_rows = height // patch_height
     num_columns = width // patch_width
     covered_BHWC = image_BHWC[:, : num_rows * patch_height, : num_columns * patch_width]
 
-    shape_BYhXwC = (batch, num_rows, patch_height, num_columns, patch_width, channels)
+    shape_BYhXwC = (
+        batch,
+        num_rows,
+        patch_height,
+        num_columns,
+        patch_width,
+        channels,
+    )
     pixels_BYhXwC = covered_BHWC.reshape(shape_BYhXwC)
     pixels_BYXhwC = pixels_BYhXwC.swapaxes(2, 3)
     return pixels_BYXhwC.reshape(batch, num_rows * num_columns, -1)
@@ -64,5 +80,5 @@ def build_bias(a: Architecture) -> nnx.Param | None:
     """Return the bias of the patch embedding, (D,); None without one."""
     if not a.patch_bias:
         return None
-    bias_D = jnp.zeros((a.width,), jnp.float32)
+    bias_D = jnp.zeros(a.width, jnp.float32)
     return nnx.Param(bias_D)

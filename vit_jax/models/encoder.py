@@ -61,7 +61,11 @@ class Encoder(nnx.Module):
     `with_attention` also gives attention weights.
     """
 
-    def __init__(self, a: Architecture, key: Array):
+    def __init__(
+        self,
+        a: Architecture,
+        key: Array,
+    ):
         block_keys = jax.random.split(key, a.depth)
         build_one = functools.partial(build_block, a)
         self.blocks: Any = jax.vmap(build_one)(block_keys)

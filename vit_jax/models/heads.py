@@ -30,7 +30,12 @@ constant = functools.cache(nnx.initializers.constant)  # equal modules must hold
 class AttentionPooling(nnx.Module):
     """A learned probe attends to all tokens, then a residual MLP ("MAP" head of big_vision)."""
 
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+    ):
         dtype = jnp.dtype(a.compute_dtype)
         num_heads = a.pool_num_heads or a.num_heads
         shape_11D = (1, 1, a.width)
@@ -73,7 +78,12 @@ class Head(nnx.Module):
     float32. A network of 0 classes ends in its features and has no logits.
     """
 
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+    ):
         num_features = a.feature_width
         hidden = None
         if a.head == "mlp":
@@ -114,7 +124,12 @@ class PatchHead(nnx.Module):
     The last layer begins at zero, as in a classifier, and gives float32.
     """
 
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+    ):
         self.linear: Any = nnx.Linear(
             a.width,
             a.patch_outputs,
@@ -126,7 +141,11 @@ class PatchHead(nnx.Module):
         self.mask = nnx.Param(mask_11D)
 
     @jax.named_scope("embedding")
-    def corrupt(self, tokens_BND: Array, corruption: Corruption) -> Array:
+    def corrupt(
+        self,
+        tokens_BND: Array,
+        corruption: Corruption,
+    ) -> Array:
         """Return the embeddings of patches, before positions are added, with some replaced."""
         source_BN1 = corruption.source_BN[..., None]
         moved_BND = jnp.take_along_axis(tokens_BND, source_BN1, axis=1)
@@ -164,7 +183,12 @@ def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Classifier:
     return Head(a, rngs=rngs)
 
 
-def _build_custom(reference: str, field: str, a: Architecture, rngs: nnx.Rngs) -> Any:
+def _build_custom(
+    reference: str,
+    field: str,
+    a: Architecture,
+    rngs: nnx.Rngs,
+) -> Any:
     """Return the module that a user's class builds for an architecture."""
     from vit_jax.imports.references import called, resolve
 

@@ -3,6 +3,8 @@
 Legend: D width of the normalised axis; other dimensions do not matter here.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,10 +21,14 @@ class LayerNorm(nnx.Module):
     Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion rejects.
     """
 
-    def __init__(self, a: Architecture, width: int | None = None):
+    def __init__(
+        self,
+        a: Architecture,
+        width: int | None = None,
+    ):
         width = width or a.width
-        self.scale = nnx.Param(jnp.ones((width,)))
-        self.bias = nnx.Param(jnp.zeros((width,)))
+        self.scale = nnx.Param(jnp.ones(width))
+        self.bias = nnx.Param(jnp.zeros(width))
         self.epsilon = a.layer_norm_epsilon
         self.dtype = jnp.dtype(a.compute_dtype)
 
@@ -49,9 +55,13 @@ class LayerNorm(nnx.Module):
 class RMSNorm(nnx.Module):
     """Divides by the root mean square over the last axis."""
 
-    def __init__(self, a: Architecture, width: int | None = None):
+    def __init__(
+        self,
+        a: Architecture,
+        width: int | None = None,
+    ):
         width = width or a.width
-        self.scale = nnx.Param(jnp.ones((width,)))
+        self.scale = nnx.Param(jnp.ones(width))
         self.epsilon = a.layer_norm_epsilon
         self.dtype = jnp.dtype(a.compute_dtype)
 
@@ -69,13 +79,14 @@ class RMSNorm(nnx.Module):
         return normed.astype(self.dtype)
 
 
-NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {
+Norm = LayerNorm | RMSNorm
+NORMS: dict[str, Callable[..., Norm]] = {
     "layer": LayerNorm,
     "rms": RMSNorm,
 }
 
 
-def build_norm(a: Architecture, width: int | None = None) -> LayerNorm | RMSNorm:
+def build_norm(a: Architecture, width: int | None = None) -> Norm:
     """Return a norm of the architecture's kind over `width` values; by default over D."""
     norm_class = NORMS[a.norm]
     return norm_class(a, width)

@@ -114,9 +114,15 @@ class GroupNorm(nnx.Module):
     hold in the first place.
     """
 
-    def __init__(self, channels: int, a: Architecture, *, initial_scale: float = 1.0):
-        self.scale = nnx.Param(jnp.full((channels,), initial_scale))
-        self.bias = nnx.Param(jnp.zeros((channels,)))
+    def __init__(
+        self,
+        channels: int,
+        a: Architecture,
+        *,
+        initial_scale: float = 1.0,
+    ):
+        self.scale = nnx.Param(jnp.full(channels, initial_scale))
+        self.bias = nnx.Param(jnp.zeros(channels))
         self.epsilon = a.group_norm_epsilon
         self.dtype = jnp.dtype(a.compute_dtype)
 
@@ -177,7 +183,14 @@ class Shortcut(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        self.conv = StandardizedConv(1, inputs, outputs, a, stride=stride, rngs=rngs)
+        self.conv = StandardizedConv(
+            1,
+            inputs,
+            outputs,
+            a,
+            stride=stride,
+            rngs=rngs,
+        )
         self.norm = build_norm_after(outputs, a)
 
     def __call__(self, x_BHWC: Array) -> Array:
@@ -221,7 +234,14 @@ class Unit(nnx.Module):
         self.is_preactivated = a.residual_unit == "preactivation"
         inner = outputs // BOTTLENECK
         self.conv1 = StandardizedConv(1, inputs, inner, a, rngs=rngs)
-        self.conv2 = StandardizedConv(3, inner, inner, a, stride=stride, rngs=rngs)
+        self.conv2 = StandardizedConv(
+            3,
+            inner,
+            inner,
+            a,
+            stride=stride,
+            rngs=rngs,
+        )
         self.conv3 = StandardizedConv(1, inner, outputs, a, rngs=rngs)
         if self.is_preactivated:
             self.norm1 = GroupNorm(inputs, a)
@@ -349,7 +369,8 @@ class Stage(nnx.Module):
         key: Array,
     ):
         first_key, rest_key = jax.random.split(key)
-        self.first = Unit(inputs, outputs, stride, a, rngs=nnx.Rngs(first_key))
+        first_rngs = nnx.Rngs(first_key)
+        self.first = Unit(inputs, outputs, stride, a, rngs=first_rngs)
 
         def build_unit(key: Array) -> Unit:
             return Unit(outputs, outputs, 1, a, rngs=nnx.Rngs(key))
@@ -387,8 +408,20 @@ class Root(nnx.Module):
     with nothing would change the border.
     """
 
-    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        self.conv = StandardizedConv(7, 3, a.root_channels, a, stride=2, rngs=rngs)
+    def __init__(
+        self,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.conv = StandardizedConv(
+            7,
+            3,  # colours
+            a.root_channels,
+            a,
+            stride=2,
+            rngs=rngs,
+        )
         self.norm = build_norm_after(a.root_channels, a)
 
     def __call__(self, image_BHWC: Array) -> Array:
@@ -398,17 +431,27 @@ class Root(nnx.Module):
             return max_pool_among_zeros(x_BHWC)
 
         x_BHWC = nnx.relu(self.norm(x_BHWC))
-        return nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding="SAME")
+        return max_pool(x_BHWC, "SAME")
+
+
+def max_pool(x_BHWC: Array, padding: Padding) -> Array:
+    """Return the maxima of windows of 3x3, two apart."""
+    return nnx.max_pool(
+        x_BHWC,
+        window_shape=(3, 3),
+        strides=(2, 2),
+        padding=padding,
+    )
 
 
 def max_pool_among_zeros(x_BHWC: Array) -> Array:
-    """Return maxima of windows of 3x3, two apart, of a map with zeros around it.
+    """Return the result of `max_pool` for a map with zeros around it.
 
     No padded map is written: where a window reaches over the border, a negative maximum becomes
     zero.
     """
     border = ((1, 1), (1, 1))
-    pooled_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=border)
+    pooled_BHWC = max_pool(x_BHWC, border)
 
     _, height, width, _ = x_BHWC.shape
     _, pooled_height, pooled_width, _ = pooled_BHWC.shape
@@ -433,17 +476,28 @@ def _reaches_border(size: int, num_windows: int) -> np.ndarray:
 class ResNetBody(nnx.Module):
     """Root and stages: from an image to a map of features."""
 
-    def __init__(self, a: Architecture, key: Array):
-        root_key, *stage_keys = jax.random.split(key, len(a.units) + 1)
-        self.root = Root(a, rngs=nnx.Rngs(root_key))
+    def __init__(
+        self,
+        a: Architecture,
+        key: Array,
+    ):
         self.num_stages = len(a.units)
+        root_key, *stage_keys = jax.random.split(key, self.num_stages + 1)
+        self.root = Root(a, rngs=nnx.Rngs(root_key))
 
         inputs = a.root_channels
-        for stage, (num_units, stage_key) in enumerate(zip(a.units, stage_keys, strict=True)):
-            outputs = a.stage_channels(stage)
-            stride = 1 if stage == 0 else 2
-            module = Stage(inputs, outputs, stride, num_units, a, stage_key)
-            setattr(self, f"stage{stage + 1}", module)
+        for index, num_units in enumerate(a.units):
+            outputs = a.stage_channels(index)
+            stride = 1 if index == 0 else 2
+            stage = Stage(
+                inputs,
+                outputs,
+                stride,
+                num_units,
+                a,
+                stage_keys[index],
+            )
+            setattr(self, f"stage{index + 1}", stage)
             inputs = outputs
 
     @jax.named_scope("resnet")
@@ -473,7 +527,11 @@ class ResNetBody(nnx.Module):
 class ResNet(nnx.Module):
     """Root, stages, the mean over positions and a head; a pytree as `VisionTransformer`."""
 
-    def __init__(self, a: Architecture, key: Array):
+    def __init__(
+        self,
+        a: Architecture,
+        key: Array,
+    ):
         body_key, head_key = jax.random.split(key)
         self.body = ResNetBody(a, body_key)
         self.norm = GroupNorm(a.width, a) if a.residual_unit == "preactivation" else None

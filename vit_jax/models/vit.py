@@ -40,7 +40,11 @@ class VisionTransformer(nnx.Module):
     parameters.
     """
 
-    def __init__(self, a: Architecture, key: Array):
+    def __init__(
+        self,
+        a: Architecture,
+        key: Array,
+    ):
         embedding_key, encoder_key, head_key = jax.random.split(key, 3)
         embedding_rngs = nnx.Rngs(embedding_key)
         head_rngs = nnx.Rngs(head_key)
@@ -144,7 +148,11 @@ class VisionTransformer(nnx.Module):
             return self.positions
         return None
 
-    def _embed_patches(self, map_BHWC: Array, corruption: Corruption | None) -> Array:
+    def _embed_patches(
+        self,
+        map_BHWC: Array,
+        corruption: Corruption | None,
+    ) -> Array:
         """Return the embeddings of the patches, (B, N, D), some of them replaced."""
         patches_BND = self.embedding(map_BHWC)
         if corruption is not None:
