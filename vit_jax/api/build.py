@@ -1,4 +1,4 @@
-"""Models by name with initial parameters, models of stored weights, and how their images are prepared."""
+"""Models by name with initial parameters, models of stored weights, and their image preparation."""
 
 import dataclasses
 import pathlib
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.api.model import Model, numbers_of, undescribed
+from vit_jax.api.model import Model, make_preparation_error, number_classes
 from vit_jax.config import (
     AdaptConfig,
     Architecture,
@@ -23,7 +24,7 @@ from vit_jax.config.field_checks import is_value_range
 from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.models import build_model
+from vit_jax.models import abstract_model, build_model
 from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.fit import cut_after_layer, fit, remove_head, set_classifier
 from vit_jax.weights.folding import read_normalisation
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
     from vit_jax.evals.least_squares import LinearClassifier
     from vit_jax.evals.logistic import LogisticClassifier
 
-_OF_OTHERS = {
-    **dict.fromkeys(("pretrained", "checkpoint_path"), "load_model(source) reads weights"),
-    **dict.fromkeys(("img_size", "input_size"), "give image_size="),
+_FOREIGN_ARGUMENTS = {
+    "pretrained": "load_model(source) reads weights",
+    "checkpoint_path": "load_model(source) reads weights",
+    "img_size": "give image_size=",
+    "input_size": "give image_size=",
     "in_chans": "images have three channels",
 }
-"""Arguments of other libraries."""
+"""Arguments of other libraries, and what to do here."""
 
 
 def create_model(
@@ -71,21 +74,33 @@ def create_model(
     Raises:
       ValueError: an unknown name or option, or numbers that do not fit together.
     """
-    for word, meant in _OF_OTHERS.items():
-        if word in options:
-            raise ValueError(f"create_model has no {word}=: {meant}.")
-    config = from_dict(
-        ModelConfig, {"name": name, "compute_dtype": compute_dtype, **options}, "model."
+    for argument, advice in _FOREIGN_ARGUMENTS.items():
+        if argument in options:
+            raise ValueError(f"create_model has no {argument}=: {advice}.")
+
+    fields = {"name": name, "compute_dtype": compute_dtype, **options}
+    config = from_dict(ModelConfig, fields, "model.")
+    architecture = build_architecture(
+        config,
+        image_size=_to_height_and_width(image_size),
+        num_classes=num_classes,
     )
-    architecture = build_architecture(config, image_size=_pair(image_size), num_classes=num_classes)
     source = f"{name} with initial parameters of seed {seed}"
     transform = build_transform(
-        resize, crop_fraction, interpolation, architecture.image_size, source
+        resize,
+        crop_fraction,
+        interpolation,
+        architecture.image_size,
+        source,
     )
+
+    def build() -> nnx.Module:
+        return build_model(architecture, jax.random.key(seed))
+
     return Model(
-        module=jax.jit(lambda: build_model(architecture, jax.random.key(seed)))(),
+        module=jax.jit(build)(),
         architecture=architecture,
-        class_names=numbers_of(num_classes),
+        class_names=number_classes(num_classes),
         transform=transform,
         source=source,
     )
@@ -126,9 +141,18 @@ def load_model(
       CodeNotAllowed: a ValueError; the network needs code of a package that is not allowed.
     """
     weights = load_weights(
-        source, polyak=polyak, class_names=class_names, allow_code=allow_code, **(facts or {})
+        source,
+        polyak=polyak,
+        class_names=class_names,
+        allow_code=allow_code,
+        **(facts or {}),
     )
-    return from_weights(weights, num_classes=num_classes, image_size=image_size, **options)
+    return from_weights(
+        weights,
+        num_classes=num_classes,
+        image_size=image_size,
+        **options,
+    )
 
 
 def from_weights(
@@ -145,10 +169,10 @@ def from_weights(
     position_resize: str = "library",
     sharding: jax.sharding.Sharding | None = None,
 ) -> Model:
-    """Build the network of weights, without dropout or rematerialisation, and its preparation of images.
+    """Build the network of weights, without dropout, and its preparation of images.
 
     Args:
-      weights: as loaded.
+      weights: from `vit_jax.weights.load_weights`.
       num_classes: as for `load_model`.
       image_size: as for `load_model`.
       compute_dtype: "float32" or "bfloat16".
@@ -167,21 +191,31 @@ def from_weights(
       ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
     """
     if image_size is not None:
-        weights = resize_weights(weights, _pair(image_size), position_resize)
+        size = _to_height_and_width(image_size)
+        weights = resize_weights(weights, size, position_resize)
     is_multilabel = weights.is_multilabel and num_classes is None
-    options = {"compute_dtype": compute_dtype, "position_resize": position_resize}
-    architecture = _adapt(weights.architecture, num_classes, options)
+    changes = {"compute_dtype": compute_dtype, "position_resize": position_resize}
+    architecture = _adapt(weights.architecture, num_classes, changes)
+
     notes = [*weights.notes, *weights.warnings()]
     if num_classes is not None:
         weights, note = _replace_head(weights, architecture)
         notes.append(note)
-    how = (resize, crop_fraction, interpolation, exif_orientation, value_range)
-    size = architecture.image_size
-    transform = stored_transform(weights.preprocessing, size, weights.source, *how)
+
+    transform = build_stored_transform(
+        weights.preprocessing,
+        architecture.image_size,
+        weights.source,
+        resize=resize,
+        crop_fraction=crop_fraction,
+        interpolation=interpolation,
+        exif_orientation=exif_orientation,
+        value_range=value_range,
+    )
     return Model(
         module=_build_module(architecture, weights.parameters, sharding),
         architecture=architecture,
-        class_names=weights.class_names or numbers_of(architecture.num_classes),
+        class_names=weights.class_names or number_classes(architecture.num_classes),
         transform=transform,
         source=weights.source,
         notes=tuple(notes),
@@ -193,28 +227,41 @@ def from_weights(
 
 
 def _adapt(
-    stored: Architecture, num_classes: int | None, options: Mapping[str, str]
+    stored: Architecture,
+    num_classes: int | None,
+    changes: Mapping[str, str],
 ) -> Architecture:
-    """Return the architecture without dropout, with another number of classes if there is one."""
-    head = "keep" if num_classes is None else "zero"
-    changes = {**options, "dropout_fraction": 0.0, "head": head}
+    """Return the architecture with these changes and without dropout.
+
+    With a number of classes the head is a new one; otherwise it stays, also one of patches.
+    """
+    if num_classes is None:
+        fields = {**changes, "dropout_fraction": 0.0, "head": "keep"}
+        num_outputs = stored.num_classes
+    else:
+        fields = {**changes, "dropout_fraction": 0.0, "head": "zero"}
+        num_outputs = num_classes
+
     architecture = adapt_architecture(
         stored,
-        from_dict(AdaptConfig, changes, "model."),
+        from_dict(AdaptConfig, fields, "model."),
         image_size=stored.image_size,
-        num_classes=stored.num_classes if num_classes is None else num_classes,
+        num_classes=num_outputs,
     )
     if num_classes is not None:
         return architecture
-    # The head stays, also one that predicts patches.
     return dataclasses.replace(architecture, patch_outputs=stored.patch_outputs)
 
 
 def _replace_head(weights: Weights, architecture: Architecture) -> tuple[Weights, str]:
     """Return the weights for an architecture with a new head, which is zero, and a summary."""
-    fitted = fit(remove_head(weights, keep_hidden=False), architecture)
+    headless = remove_head(weights, keep_hidden=False)
+    fitted = fit(headless, architecture)
     replaced = dataclasses.replace(
-        weights, architecture=architecture, parameters=fitted.parameters, class_names=None
+        weights,
+        architecture=architecture,
+        parameters=fitted.parameters,
+        class_names=None,
     )
     return replaced, fitted.summary()
 
@@ -232,18 +279,18 @@ def _build_module(
             return jnp.asarray(parameter)
         return jax.make_array_from_callback(leaf.shape, sharding, lambda index: parameter[index])
 
-    abstract = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
-    return pytree.map_with_names(place, abstract)
+    return pytree.map_with_names(place, abstract_model(architecture))
 
 
-def _pair(image_size: int | tuple[int, int]) -> tuple[int, int]:
+def _to_height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width; a number is the side of a square."""
     if isinstance(image_size, int):
         return image_size, image_size
     height, width = image_size
     return height, width
 
 
-def with_probe(
+def attach_probe(
     weights: Weights,
     transform: EvaluationTransform,
     layer: str,
@@ -264,55 +311,81 @@ def with_probe(
     from vit_jax.evals.logistic import LogisticClassifier
 
     base = cut_after_layer(weights, layer)
-    preparation = describe_preparation(transform, read_normalisation(weights.preprocessing))
-    fitted = set_classifier(base, *classifier.to_linear(), class_names)
-    has_several_labels = (
-        isinstance(classifier, LogisticClassifier) and classifier.has_several_labels
-    )
+    kernel, bias = classifier.to_linear()
+    fitted = set_classifier(base, kernel, bias, class_names)
+
+    normalisation = read_normalisation(weights.preprocessing)
+    preparation = describe_preparation(transform, normalisation)
+    has_several_labels = False
+    if isinstance(classifier, LogisticClassifier):
+        has_several_labels = classifier.has_several_labels
     return dataclasses.replace(
-        fitted, preprocessing=preparation, training=training, has_several_labels=has_several_labels
+        fitted,
+        preprocessing=preparation,
+        training=training,
+        has_several_labels=has_several_labels,
     )
 
 
-def stored_transform(
+def build_stored_transform(
     stored: Mapping[str, Any] | None,
     image_size: tuple[int, int],
     source: str,
+    *,
     resize: str | None = None,
     crop_fraction: float | None = None,
     interpolation: str | None = None,
     exif_orientation: bool | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> EvaluationTransform | None:
-    """Return the preparation of images that the weights (`stored`) or the caller state; None if neither does.
+    """Return the preparation of images that the weights (`stored`) or the caller state.
 
     The caller may override the orientation and the range of values of the weights: both depend on
-    how files are stored.
+    how files are stored. None if neither states a preparation.
 
     Raises:
       ValueError: another value is not allowed, contradicts the weights, or lacks the others.
     """
-    known = {field: value for field, value in (stored or {}).items() if value is not None}
-    stated = {"resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
-    for field, value in stated.items():
-        if value is not None and known.setdefault(field, value) != value:
+    known = {}
+    for field, value in (stored or {}).items():
+        if value is not None:
+            known[field] = value
+
+    requested = {
+        "resize": resize,
+        "crop_fraction": crop_fraction,
+        "interpolation": interpolation,
+    }
+    for field, value in requested.items():
+        if value is None:
+            continue
+        if known.setdefault(field, value) != value:
             raise ValueError(
-                f"{field}={value}: the weights were trained with {field}={known[field]}; leave it out."
+                f"{field}={value}: the weights were trained with {field}={known[field]}. "
+                f"Remove {field}."
             )
+
     if known.get("resize") == "direct":
         known.setdefault("crop_fraction", 1.0)
     if not {"resize", "crop_fraction"} <= known.keys():
-        given = (*stated.values(), exif_orientation, value_range)
-        if any(value is not None for value in given):
-            raise undescribed(source)
+        options = (*requested.values(), exif_orientation, value_range)
+        if any(option is not None for option in options):
+            raise make_preparation_error(source)
         return None
 
     if exif_orientation is None:
         exif_orientation = known.get("exif_orientation") is True
     if value_range is None:
         value_range = known.get("value_range")
-    how = (known["resize"], known["crop_fraction"], known.get("interpolation"))
-    transform = build_transform(*how, image_size, source, exif_orientation, value_range)
+    transform = build_transform(
+        known["resize"],
+        known["crop_fraction"],
+        known.get("interpolation"),
+        image_size,
+        source,
+        exif_orientation,
+        value_range,
+    )
     library: Literal["timm", "huggingface"] = "huggingface"
     if known.get("resize_library") == "timm":
         library = "timm"
@@ -328,7 +401,11 @@ def build_transform(
     exif_orientation: bool = False,
     value_range: Any = None,
 ) -> EvaluationTransform:
-    """Validate values that may come from a foreign file."""
+    """Return the preparation of images with these values, which a foreign file may state.
+
+    Raises:
+      ValueError: a value is not allowed, or contradicts another one.
+    """
     problem = (
         _find_resizing_problem(resize, fraction)
         or _find_interpolation_problem(interpolation)
@@ -336,34 +413,41 @@ def build_transform(
     )
     if problem:
         raise ValueError(f"{source}: {problem}")
+
+    if value_range is not None:
+        low, high = value_range
+        value_range = (low, high)
     return EvaluationTransform(
         image_size,
         resize,
         float(fraction),
         exif_orientation=exif_orientation,
-        value_range=None if value_range is None else (value_range[0], value_range[1]),
+        value_range=value_range,
         interpolation=interpolation,
     )
 
 
 def _find_resizing_problem(resize: object, fraction: Any) -> str:
+    """Return the problem of a way to resize and its crop, or ""."""
     if resize not in ("direct", "short_side"):
         return f"resize={resize!r}: must be direct or short_side."
     if type(fraction) not in (int, float) or not 0 < fraction <= 1:
         return f"crop_fraction={fraction!r}: must be a number in (0, 1]."
     if resize == "direct" and fraction != 1:
-        return f"crop_fraction={fraction}: has no effect with resize=direct. Leave it out."
+        return f"crop_fraction={fraction}: has no effect with resize=direct. Remove it."
     return ""
 
 
 def _find_interpolation_problem(interpolation: object) -> str:
+    """Return the problem of an interpolation, or ""."""
     if interpolation in (None, *INTERPOLATIONS):
         return ""
     known = " or ".join(INTERPOLATIONS)
-    return f"interpolation={interpolation!r}: must be {known}. Or leave it out."
+    return f"interpolation={interpolation!r}: must be {known}, or None."
 
 
 def _find_range_problem(value_range: object) -> str:
+    """Return the problem of a range of values, or ""."""
     if value_range is None or is_value_range(value_range):
         return ""
     return f"value_range={value_range!r}: must be two finite numbers, low < high."

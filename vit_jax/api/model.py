@@ -5,6 +5,7 @@ It is called on prepared images, or run over any number of them on all local dev
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator
@@ -64,6 +65,7 @@ class Images(Source):
         self.labels = np.zeros(len(self._images), np.int32)
 
     def image_of(self, index: int) -> bytes | np.ndarray:
+        """Return an encoded image, or pixels."""
         image = self._images[index]
         if isinstance(image, (str, os.PathLike)):
             return read_file(os.path.expanduser(os.fspath(image)))
@@ -72,6 +74,7 @@ class Images(Source):
         return np.asarray(image)
 
     def name_of(self, index: int) -> str:
+        """Return the path of an image, or its number."""
         image = self._images[index]
         if isinstance(image, (str, os.PathLike)):
             return os.fspath(image)
@@ -126,7 +129,7 @@ class Model:
         `load_model`, the verbs and other libraries read them.
 
         Args:
-          destination: a folder, for a checkpoint of ours; a .npz in the released format of the
+          destination: a folder, for a checkpoint of vit_jax; a .npz in the released format of the
             family.
           to: another format, of those that `vit-jax convert` writes: "timm", "huggingface", ...
           overwrite: replace existing files.
@@ -148,7 +151,7 @@ class Model:
         )
 
     def _to_weights(self) -> "Weights":
-        """Return the parameters with everything that files of them state."""
+        """Return the parameters with all metadata of a file of weights."""
         from vit_jax.weights import Weights
         from vit_jax.weights.description import describe_preparation
 
@@ -165,7 +168,7 @@ class Model:
             training = dataclasses.replace(training, is_multilabel=self.is_multilabel)
 
         class_names = None
-        if self.class_names != numbers_of(len(self.class_names)):
+        if self.class_names != number_classes(len(self.class_names)):
             class_names = self.class_names
 
         return Weights(
@@ -226,8 +229,8 @@ class Model:
             images.
         """
         source = Images(images)
-        batches = self._read(source, min(BATCH_SIZE, len(source)))
-        return _stack(_rows(batches), source)
+        batches = self._read_batches(source, min(BATCH_SIZE, len(source)))
+        return _stack(_iterate_rows(batches), source)
 
     def predict(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
         """Return class probabilities (N, K), float32; arguments and errors as for `stream`.
@@ -273,40 +276,43 @@ class Model:
         """
         if field in ("probabilities", "logits_BK"):
             self.require_classes()
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: give at least 1.")
+
         mesh, module = self._on_local_devices
 
         def run(batch: Any) -> tuple[jax.Array, list[UnreadableImage | None]]:
-            image_BHWC = jax.device_put(batch[0], batch_sharding(mesh))
-            result = _field(
+            images_BHWC, errors = batch
+            image_BHWC = jax.device_put(images_BHWC, batch_sharding(mesh))
+            result = _compute_field(
                 module,
                 image_BHWC,
                 self.architecture.compute_dtype,
                 field,
                 self.is_multilabel,
             )
-            return result, batch[1]
-
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: give at least 1.")
+            return result, errors
 
         source = images
         if not isinstance(images, Images):
             source = Images(images)
-        size = -(-min(batch_size, len(source)) // mesh.size) * mesh.size
-        yield from _rows(prefetch(self._batches(source, size), run))
+        num_images = min(batch_size, len(source))
+        images_per_device = math.ceil(num_images / mesh.size)
+        batches = self._make_batches(source, images_per_device * mesh.size)
+        yield from _iterate_rows(prefetch(batches, run))
 
     def require_classes(self) -> None:
         """Raise ValueError for a network without classes."""
         if self.architecture.num_classes == 0:
             raise ValueError(
-                f"{self.source} has no classes, only features: its head was left out. "
+                f"{self.source} has no classes, only features: its head was removed. "
                 "Fine-tune it first."
             )
 
     def require_transform(self) -> EvaluationTransform:
         """Return the transform; raise ValueError if the weights do not describe one."""
         if self.transform is None:
-            raise undescribed(self.source)
+            raise make_preparation_error(self.source)
         return self.transform
 
     @functools.cached_property
@@ -315,21 +321,22 @@ class Model:
         mesh = build_mesh(jax.local_devices())
         return mesh, jax.device_put(self.module, replicated(mesh))
 
-    def _batches(self, source: Images, size: int) -> Any:
-        """Yield batches of images, which are prepared unless they are an array of prepared ones."""
+    def _make_batches(self, source: Images, size: int) -> Any:
+        """Return batches of images, which are prepared unless they are an array of prepared ones."""
         if source.batch is None:
-            return self._read(source, size)
-        return self._cut(source.batch, size)
+            return self._read_batches(source, size)
+        return self._split_batches(source.batch, size)
 
-    def _cut(self, images_NHWC: Any, size: int) -> Iterator[Padded]:
+    def _split_batches(self, images_NHWC: Any, size: int) -> Iterator[Padded]:
         """Yield batches of prepared images."""
         images_NHWC = self._require_prepared(images_NHWC)
         for first in range(0, len(images_NHWC), size):
             image_BHWC = np.asarray(images_NHWC[first : first + size])
-            padding = ((0, size - len(image_BHWC)), (0, 0), (0, 0), (0, 0))
-            yield np.pad(image_BHWC, padding), [None] * len(image_BHWC)
+            num_images = len(image_BHWC)
+            padding = ((0, size - num_images), (0, 0), (0, 0), (0, 0))
+            yield np.pad(image_BHWC, padding), [None] * num_images
 
-    def _read(self, source: Images, size: int) -> Iterator[Padded]:
+    def _read_batches(self, source: Images, size: int) -> Iterator[Padded]:
         """Yield batches of images that threads prepare ahead."""
         threads = Parallelism(num_workers=0, num_threads=available_cores())
         transform = self.require_transform()
@@ -346,8 +353,10 @@ class Model:
 
         with open_batches(stream, threads) as batches:
             for batch in batches:
-                rows = zip(batch.record_index.tolist(), batch.mask, strict=True)
-                errors = [find_error(index, is_read) for index, is_read in rows if index >= 0]
+                errors = []
+                for index, is_read in zip(batch.record_index.tolist(), batch.mask, strict=True):
+                    if index >= 0:  # not padding
+                        errors.append(find_error(index, is_read))
                 yield batch.image, errors
 
     def _require_prepared(self, images_BHWC: Any) -> Any:
@@ -355,30 +364,40 @@ class Model:
         images = images_BHWC
         if not isinstance(images, jax.Array):
             images = np.asarray(images)
+
         height, width = self.architecture.image_size
-        is_float = jnp.issubdtype(images.dtype, jnp.floating)
         has_shape = images.ndim == 4 and images.shape[1:] == (height, width, 3)
-        if not has_shape or not (is_float or images.dtype == np.uint8):
+        is_float = jnp.issubdtype(images.dtype, jnp.floating)
+        has_dtype = is_float or images.dtype == np.uint8
+        if not (has_shape and has_dtype):
             raise ValueError(
                 f"Images are {images.dtype} {images.shape}; give (B, {height}, {width}, 3) in "
                 "uint8, 0 to 255, or in floating point in [-1, 1]. preprocess() makes this of "
                 "files and of images of any size."
             )
         if is_float and images.size and not isinstance(images, jax.core.Tracer):
-            low = float(images.min())
-            high = float(images.max())
-            if not -1 <= low <= high <= 1:
-                raise ValueError(
-                    f"Images in floating point reach from {low:g} to {high:g}; give [-1, 1], or "
-                    "uint8."
-                )
+            _require_range(images)
         return images
+
+
+def _require_range(images: Any) -> None:
+    """Raise ValueError for images in floating point beyond [-1, 1]."""
+    low = float(images.min())
+    high = float(images.max())
+    if not -1 <= low <= high <= 1:
+        raise ValueError(
+            f"Images in floating point reach from {low:g} to {high:g}; give [-1, 1], or uint8."
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "intermediates"))
 def _forward(
-    module: Any, images_BHWC: jax.Array, dtype: str, intermediates: tuple[str, ...] = ()
+    module: Any,
+    images_BHWC: jax.Array,
+    dtype: str,
+    intermediates: tuple[str, ...] = (),
 ) -> ModelOutput:
+    """Return the output for prepared images; a network without intermediates is not asked for any."""
     if images_BHWC.dtype == jnp.uint8:
         scaled = normalise(images_BHWC, dtype)
     else:
@@ -389,8 +408,8 @@ def _forward(
     return module(scaled, intermediates=intermediates)
 
 
-def numbers_of(num_classes: int) -> tuple[str, ...]:
-    """Return the names of classes whose names are unknown."""
+def number_classes(num_classes: int) -> tuple[str, ...]:
+    """Return the names of unnamed classes, which are their numbers."""
     return tuple(map(str, range(num_classes)))
 
 
@@ -402,13 +421,18 @@ def to_probabilities(logits_BK: jax.Array, is_multilabel: bool) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "field", "is_multilabel"))
-def _field(
-    module: Any, images_BHWC: jax.Array, dtype: str, field: str, is_multilabel: bool
+def _compute_field(
+    module: Any,
+    images_BHWC: jax.Array,
+    dtype: str,
+    field: str,
+    is_multilabel: bool,
 ) -> jax.Array:
     """Return a field of the output in float32, or the probabilities."""
     output = _forward(module, images_BHWC, dtype)
     is_probability = field == "probabilities"
-    value = getattr(output, "logits_BK" if is_probability else field, None)
+    name = "logits_BK" if is_probability else field
+    value = getattr(output, name, None)
     if value is None:
         raise ValueError(
             f"This network does not return {field}: choose a field of ModelOutput that it sets."
@@ -418,7 +442,7 @@ def _field(
     return value.astype(jnp.float32)
 
 
-def _rows(
+def _iterate_rows(
     batches: Iterable[tuple[Any, list[UnreadableImage | None]]],
 ) -> Iterator[np.ndarray | UnreadableImage]:
     """Yield the result of each image, or its error.
@@ -426,8 +450,12 @@ def _rows(
     Rows of padding come last in a batch, without an error.
     """
     for result, errors in batches:
-        for row, error in zip(jax.device_get(result), errors, strict=False):
-            yield row if error is None else error
+        result = jax.device_get(result)
+        for row, error in zip(result, errors, strict=False):
+            if error is None:
+                yield row
+            else:
+                yield error
 
 
 def _stack(rows: Iterable[np.ndarray | UnreadableImage], source: Images) -> np.ndarray:
@@ -442,7 +470,7 @@ def _stack(rows: Iterable[np.ndarray | UnreadableImage], source: Images) -> np.n
     return np.stack(stacked)
 
 
-def undescribed(source: str) -> ValueError:
+def make_preparation_error(source: str) -> ValueError:
     """Return the error for weights that do not describe the preparation of images."""
     return ValueError(
         f"{source} does not state how images are prepared: add --images.resize=direct (both sides "

@@ -319,7 +319,7 @@ class Probe(_Pairs):
     ) -> tuple[dict[str, Any], list[str]]:
         """Fit and test a classifier, and save it; return its results and notes."""
         from vit_jax import hosts
-        from vit_jax.api.build import with_probe
+        from vit_jax.api.build import attach_probe
         from vit_jax.evals.linear_probe import probe
         from vit_jax.weights.saving import save
 
@@ -328,7 +328,7 @@ class Probe(_Pairs):
         if self.output is None or not hosts.is_first():
             return result, []
 
-        fitted = with_probe(
+        fitted = attach_probe(
             weights,
             extractor.transform,
             self.layer,
