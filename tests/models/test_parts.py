@@ -21,7 +21,7 @@ from tests.models.small_models import (
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.kernels.devices import trace_for
-from vit_jax.models.positions import RotaryPositions, rotary_angles
+from vit_jax.models.positions import RotaryPositions, compute_rotary_angles
 
 SMALL = Architecture(
     name="small",
@@ -112,7 +112,7 @@ def test_rotary_positions_turn_pairs_of_patches_alone(kind):
 
     turned = np.asarray(RotaryPositions(architecture)(jnp.asarray(x), num_heads))
     turned = turned.reshape(heads.shape)
-    angles_Np = rotary_angles(kind, architecture.grid, 16, has_class_token=True)[:, None]
+    angles_Np = compute_rotary_angles(kind, architecture.grid, 16, has_class_token=True)[:, None]
     expected = read_pairs(heads[:, 2:], kind) * np.exp(1j * angles_Np)
 
     np.testing.assert_array_equal(turned[:, :2], heads[:, :2])
@@ -133,7 +133,7 @@ def test_coordinates_of_rotary_positions(kind, frequency, expected):
 
     Columns come first if counted by index.
     """
-    angles_Np = rotary_angles(kind, (2, 4), 8, has_class_token=True)
+    angles_Np = compute_rotary_angles(kind, (2, 4), 8, has_class_token=True)
     coordinates = angles_Np[:, [0, 2]] / frequency
 
     np.testing.assert_allclose(coordinates[[0, 7]], expected, rtol=1e-6)

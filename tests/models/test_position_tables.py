@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.models.positions import fixed_positions, sincos2d
+from vit_jax.models.positions import build_fixed_positions, compute_sincos2d
 
 
 def test_sincos2d_first_row_and_last_frequency():
@@ -17,7 +17,7 @@ def test_sincos2d_first_row_and_last_frequency():
         np.cos(row * 1e-4),
     ]
 
-    table = sincos2d((3, 5), 16)
+    table = compute_sincos2d((3, 5), 16)
 
     assert table.shape == (15, 16)
     assert table.dtype == np.float32
@@ -29,19 +29,19 @@ def test_sincos2d_first_row_and_last_frequency():
 def test_a_class_token_comes_first_and_gets_nothing(has_class_token):
     first = int(has_class_token)
 
-    table = fixed_positions("sincos2d", (3, 5), 16, prefix_length=first)
+    table = build_fixed_positions("sincos2d", (3, 5), 16, prefix_length=first)
 
     assert table.shape == (1, first + 15, 16)
     assert table.dtype == np.float32
     assert not table[0, :first].any()
-    np.testing.assert_array_equal(table[0, first:], sincos2d((3, 5), 16))
+    np.testing.assert_array_equal(table[0, first:], compute_sincos2d((3, 5), 16))
 
 
 @pytest.mark.parametrize("has_class_token", [False, True])
 def test_no_positions_are_zeros(has_class_token):
     first = int(has_class_token)
 
-    table = fixed_positions("none", (3, 5), 16, prefix_length=first)
+    table = build_fixed_positions("none", (3, 5), 16, prefix_length=first)
 
     assert table.shape == (1, first + 15, 16)
     assert table.dtype == np.float32
@@ -50,7 +50,9 @@ def test_no_positions_are_zeros(has_class_token):
 
 def test_positions_of_a_smaller_grid_lie_between_those_of_the_large_one():
     """The middles of the patches are at 0.5 and 2.5."""
-    half = sincos2d((2, 2), 16, (4, 4))
+    half = compute_sincos2d((2, 2), 16, (4, 4))
 
     np.testing.assert_allclose(half[1, [0, 4]], [np.sin(2.5), np.cos(2.5)], rtol=1e-6)
-    np.testing.assert_array_equal(sincos2d((3, 5), 16, (3, 5)), sincos2d((3, 5), 16))
+    np.testing.assert_array_equal(
+        compute_sincos2d((3, 5), 16, (3, 5)), compute_sincos2d((3, 5), 16)
+    )

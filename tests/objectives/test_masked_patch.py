@@ -13,7 +13,7 @@ from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets
 from vit_jax.config import ObjectiveConfig
 from vit_jax.config.networks import read_architecture
 from vit_jax.objectives import build_objective
-from vit_jax.objectives.masked_patch import CLASSES, MaskedPatch, patch_outputs
+from vit_jax.objectives.masked_patch import CLASSES, MaskedPatch, count_patch_outputs
 
 KEY = jax.random.key(5)
 PREDICTING = dataclasses.replace(VIT, num_classes=0, patch_outputs=CLASSES)
@@ -246,11 +246,11 @@ def test_nothing_of_a_hidden_patch_reaches_its_prediction():
 def test_the_number_of_outputs_of_a_patch():
     colours = build_config("colours_4x4")
 
-    assert patch_outputs(ObjectiveConfig(loss="softmax"), (16, 16)) == 0
-    assert patch_outputs(colours, (16, 16)) == 16 * 512
-    assert patch_outputs(build_config("pixels"), (16, 16)) == 768
+    assert count_patch_outputs(ObjectiveConfig(loss="softmax"), (16, 16)) == 0
+    assert count_patch_outputs(colours, (16, 16)) == 16 * 512
+    assert count_patch_outputs(build_config("pixels"), (16, 16)) == 768
     with pytest.raises(ValueError, match="4x4 equal cells"):
-        patch_outputs(colours, (14, 14))
+        count_patch_outputs(colours, (14, 14))
 
 
 @pytest.mark.parametrize(

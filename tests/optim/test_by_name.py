@@ -10,14 +10,14 @@ import pytest
 from tests.optim.small_networks import abstract, fill, run
 from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
-from vit_jax.optim.by_name import check_patterns, layers_to_head
+from vit_jax.optim.by_name import check_patterns, count_layers_to_head
 from vit_jax.optim.optimizers import build_optimizer
 
 
 def find_layers(tree):
     """Return the distances to the head of the parameters of each part."""
     layers = {}
-    for name, distance in layers_to_head(tree).items():
+    for name, distance in count_layers_to_head(tree).items():
         part = re.match(r"(encoder|body)/\w+|\w+", name)[0]
         layers.setdefault(part, set()).update(distance.ravel().tolist())
     return layers
@@ -93,7 +93,7 @@ def test_layer_decay_scales_the_complete_step(name):
 
     The sum of both may round in another order.
     """
-    layers = layers_to_head(abstract())
+    layers = count_layers_to_head(abstract())
     unscaled = compute_updates(name=name, **SETTINGS)
 
     scaled = compute_updates(name=name, layer_decay=DECAY, **SETTINGS)

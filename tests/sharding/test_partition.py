@@ -19,7 +19,7 @@ from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.models import build_model
-from vit_jax.models.lora import Lora, factor_shapes
+from vit_jax.models.lora import Lora, list_factor_shapes
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.sharding import shard_tree, spec_of
 from vit_jax.sharding.partition import RULES
@@ -135,7 +135,7 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
         names.update(parameters(**options))
     leaves = parameters("ViT-B/16", mlp="swiglu")
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    names.update(factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=())))
+    names.update(list_factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=())))
 
     used = {pytree.first_match(patterns, name) for name in names}
 

@@ -18,7 +18,7 @@ from vit_jax.arrays import normalise
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
 from vit_jax.models import build_model
-from vit_jax.models.lora import Lora, factor_shapes, lora_of, merge, require_adaptable
+from vit_jax.models.lora import Lora, build_lora, list_factor_shapes, merge, require_adaptable
 from vit_jax.train.assemble import architecture_of, assemble, schedule_of
 from vit_jax.weights import load_weights
 
@@ -61,7 +61,7 @@ def values(model):
 
 def plain(lora_run, model):
     """The network without factors that `merge` makes."""
-    merged = merge(values(model), lora_of(lora_run.config.optimizer))
+    merged = merge(values(model), build_lora(lora_run.config.optimizer))
     shapes = jax.eval_shape(lambda: build_model(lora_run.architecture, jax.random.key(0)))
 
     return pytree.map_with_names(lambda name, _: merged[name], shapes)
@@ -112,7 +112,7 @@ def test_gradients_of_factors_are_those_of_the_merged_kernels(trained):
     found = values(jax.jit(jax.grad(loss))(state.model))
     of_plain = values(jax.jit(jax.grad(loss))(plain(made, state.model)))
     parameters = values(state.model)
-    scale = lora_of(made.config.optimizer).scale
+    scale = build_lora(made.config.optimizer).scale
 
     assert scale == 3.0
 
@@ -179,16 +179,16 @@ def test_shapes_of_factors():
         "encoder/blocks/attention/query/kernel": (3, 8, 8),
     }
     shapes |= {"encoder/blocks/attention/query/bias": (3, 8), "head/linear/kernel": (8, 5)}
-    some = factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=("query",)))
+    some = list_factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=("query",)))
     query = "encoder/blocks/attention/query"
 
     assert some == {f"{query}/lora_a": (3, 8, 2), f"{query}/lora_b": (3, 2, 8)}
-    assert len(factor_shapes(shapes, Lora(rank=8, scale=1.0, layers=()))) == 4
+    assert len(list_factor_shapes(shapes, Lora(rank=8, scale=1.0, layers=()))) == 4
     with rejects("optimizer.lora_rank=9", r"must lie in \[1, 8\]"):
-        factor_shapes(shapes, Lora(rank=9, scale=1.0, layers=()))
+        list_factor_shapes(shapes, Lora(rank=9, scale=1.0, layers=()))
 
     with rejects("optimizer.lora_layers=gate", "no gate"):
-        factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=("gate",)))
+        list_factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=("gate",)))
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,12 @@ def redraw_truncated_normal(model: M, a: Architecture, key: Array) -> M:
         else:
             return leaf
         leaf_key = jax.random.fold_in(key, names.index(name))
-        return truncated_normal(leaf_key, leaf.shape, stddev)
+        return sample_truncated_normal(leaf_key, leaf.shape, stddev)
 
     return pytree.map_with_names(redraw, model)
 
 
-def truncated_normal(key: Array, shape: tuple[int, ...], stddev: float) -> Array:
+def sample_truncated_normal(key: Array, shape: tuple[int, ...], stddev: float) -> Array:
     """Return float32 values of a normal truncated at two deviations, with this deviation."""
     values = jax.random.truncated_normal(key, -_LIMIT, _LIMIT, shape)
     return values * (stddev / _STDDEV_WITHIN_LIMIT)

@@ -42,7 +42,7 @@ class Lora:
     layers: tuple[str, ...]  # (): all of attention and MLP
 
 
-def lora_of(config: "OptimizerConfig") -> Lora | None:
+def build_lora(config: "OptimizerConfig") -> Lora | None:
     """Return the factors that a run trains; None without LoRA."""
     rank = config.lora_rank
     if rank is None:
@@ -70,7 +70,7 @@ def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
     )
 
 
-def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
+def list_factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
     """Return the shapes of the factors by name, (L, I, r) and (L, r, O), for these parameters.
 
     Raises:
@@ -103,7 +103,7 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
     return factors
 
 
-def initial_factors(shapes: Mapping[str, Shape], key: Array) -> dict[str, Array]:
+def build_initial_factors(shapes: Mapping[str, Shape], key: Array) -> dict[str, Array]:
     """Return initial values: A uniform within 1 / sqrt(I), as in the paper's code; B zero."""
     lora_key = jax.random.fold_in(key, _STREAM)
     keys = jax.random.split(lora_key, len(shapes))
@@ -128,12 +128,12 @@ def add_factors(model: Any, lora: Lora, key: Array) -> Any:
     """Add factors with initial values to the linear layers of a network, and return it.
 
     Raises:
-      ValueError: as `factor_shapes`.
+      ValueError: as `list_factor_shapes`.
     """
     leaves = pytree.named_leaves(model)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    shapes_of_factors = factor_shapes(shapes, lora)
-    factors = initial_factors(shapes_of_factors, key)
+    shapes_of_factors = list_factor_shapes(shapes, lora)
+    factors = build_initial_factors(shapes_of_factors, key)
 
     for name, array in factors.items():
         layer = _find_layer(model, name)

@@ -88,7 +88,7 @@ class FixedPositions(nnx.Module):
 
     def __call__(self) -> Array:
         """Return positions_1SD."""
-        table_1SD = fixed_positions(
+        table_1SD = build_fixed_positions(
             self.kind,
             self.grid,
             self.width,
@@ -98,7 +98,7 @@ class FixedPositions(nnx.Module):
         return jnp.asarray(table_1SD)
 
 
-def fixed_positions(
+def build_fixed_positions(
     kind: str,
     grid: Grid,
     width: int,
@@ -109,10 +109,10 @@ def fixed_positions(
     """Return the table of "sincos2d" or "none", float32 (1, S, D).
 
     It has zeros for the `prefix_length` tokens before the patches; the other arguments are those of
-    `sincos2d`.
+    `compute_sincos2d`.
     """
     if kind == "sincos2d":
-        table_ND = sincos2d(grid, width, reference_grid)
+        table_ND = compute_sincos2d(grid, width, reference_grid)
     else:
         num_patches = grid[0] * grid[1]
         table_ND = np.zeros((num_patches, width), np.float32)
@@ -121,7 +121,7 @@ def fixed_positions(
     return table_SD[None]
 
 
-def sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.ndarray:
+def compute_sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.ndarray:
     """Return sine-cosine positions in MoCo v3's form, float32 (N, D).
 
     A quarter each of `width`, which 4 divides, is sin(x w), cos(x w), sin(y w), cos(y w);
@@ -132,8 +132,8 @@ def sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.n
     frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
 
     reference_rows, reference_columns = reference_grid or grid
-    y_h = count_patches(grid[0], reference_rows)
-    x_w = count_patches(grid[1], reference_columns)
+    y_h = locate_patches(grid[0], reference_rows)
+    x_w = locate_patches(grid[1], reference_columns)
     y_hw, x_hw = np.meshgrid(y_h, x_w, indexing="ij")
 
     x_angles = x_hw.reshape(-1, 1) * frequencies
@@ -147,7 +147,7 @@ def sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.n
     return np.concatenate(quarters, axis=1).astype(np.float32)
 
 
-def count_patches(num_patches: int, num_reference: int) -> np.ndarray:
+def locate_patches(num_patches: int, num_reference: int) -> np.ndarray:
     """Return the middles of patches along a side, counted from 0 in `num_reference` patches."""
     index = np.arange(num_patches)
     if num_patches == num_reference:
@@ -217,7 +217,7 @@ class RotaryPositions(nnx.Module):
         """Return queries or keys, turned in float32 by the position of their patch."""
         batch, length, width = x_BSE.shape
         assert self.kind is not None
-        angles_Np = rotary_angles(
+        angles_Np = compute_rotary_angles(
             self.kind,
             self.grid,
             width // num_heads,
@@ -247,7 +247,7 @@ class RotaryPositions(nnx.Module):
         return turned_BSE.astype(x_BSE.dtype)
 
 
-def rotary_angles(
+def compute_rotary_angles(
     kind: str,
     grid: Grid,
     head_dim: int,

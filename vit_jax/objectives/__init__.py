@@ -25,14 +25,14 @@ class Objective(Protocol):
         """
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
-        """Float32 totals over what counts.
+        """Return float32 totals over the examples that count.
 
         Each but "images" is divided by the one named "weight", and reported.
         """
 
 
 def build_objective(config: ObjectiveConfig, architecture: Architecture) -> Objective:
-    """The objective that the config names.
+    """Return the objective that the config names.
 
     Raises:
       ValueError: a loss that cannot be called, or patches that cannot be predicted.

@@ -21,8 +21,8 @@ CLASSES = LEVELS**3
 SIDE = 4  # of "colours_4x4"
 
 
-def patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
-    """Return how many numbers a network predicts for each patch; 0 for classification.
+def count_patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
+    """Return the number of values that a network predicts for each patch; 0 for classification.
 
     Raises:
       ValueError: patches that cannot be divided into 4 x 4 cells.

@@ -38,7 +38,7 @@ def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
     return is_trained
 
 
-def trained_leaves(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[str, Any]:
+def select_trained(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[str, Any]:
     """Return the leaves of a network's tree that change in training, by name.
 
     All if `is_trained` is None.
@@ -64,17 +64,17 @@ def train_only(
     """
 
     def init(params: optax.Params) -> optax.OptState:
-        return optimizer.init(trained_leaves(params, is_trained))
+        return optimizer.init(select_trained(params, is_trained))
 
     def update(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.OptState]:
-        trained_gradients = trained_leaves(updates, is_trained)
+        trained_gradients = select_trained(updates, is_trained)
         trained_params = None
         if params is not None:
-            trained_params = trained_leaves(params, is_trained)
+            trained_params = select_trained(params, is_trained)
         trained_updates, state = optimizer.update(
             trained_gradients,
             state,
@@ -117,7 +117,7 @@ def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
 
     def compute_factors(updates: optax.Updates) -> dict[str, Any]:
         factors = {}
-        for name, layers in layers_to_head(updates).items():
+        for name, layers in count_layers_to_head(updates).items():
             factors[name] = layer_decay**layers
         return factors
 
@@ -141,7 +141,7 @@ def _scale(
     return optax.stateless(scale)
 
 
-def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
+def count_layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
     """Return the number of layers between each parameter and the head, by name.
 
     * 0 for the head, the pooling and their norms;
@@ -199,7 +199,7 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
     names = list(pytree.named_leaves(parameters))
     if config.lora_rank is not None:
         without_frozen = dataclasses.replace(config, frozen=())
-        names = list(trained_leaves(parameters, make_is_trained(without_frozen)))
+        names = list(select_trained(parameters, make_is_trained(without_frozen)))
     for pattern in config.frozen:
         _require_match("frozen", pattern, names)
     for pattern in config.learning_rate_multipliers:

@@ -1,6 +1,6 @@
-"""Polyak averaging: an exponential moving average of the parameters (ViT, sec.
+"""Polyak averaging (ViT, section 4.1): an exponential moving average of the parameters.
 
-4.1), as two pure functions.
+Both functions are pure.
 
 The average is a float32 tree like the parameters, and valid after every step.
 """
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def init(parameters: T) -> T:
-    """Return the average before the first step: a float32 copy in buffers of its own."""
+    """Return the average before the first step: a float32 copy in separate buffers."""
 
     def copy(parameter: jax.Array) -> jax.Array:
         return jnp.array(parameter, dtype=jnp.float32, copy=True)

@@ -57,9 +57,9 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     if isinstance(model, ModelConfig):
         num_outputs = 0
         if config.objective.kind == "masked_patch":
-            from vit_jax.objectives.masked_patch import patch_outputs
+            from vit_jax.objectives.masked_patch import count_patch_outputs
 
-            num_outputs = patch_outputs(config.objective, parse_name(model.name).patch)
+            num_outputs = count_patch_outputs(config.objective, parse_name(model.name).patch)
             num_classes = 0
         return build_architecture(
             model,

@@ -155,7 +155,7 @@ class Composition:
             is_trained = make_is_trained(optimizer) or (lambda name: True)
             transformation = adapt_optimizer(self._optimizer, is_trained)
 
-        factors = lora.lora_of(optimizer)
+        factors = lora.build_lora(optimizer)
         if factors is not None:
             lora.require_adaptable(architecture, is_standard=self.is_standard)
 

@@ -22,8 +22,8 @@ from vit_jax.data.subset import held_up_to
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.models.flops import FLOPS_PER_MAC
-from vit_jax.models.lora import lora_of
-from vit_jax.optim.by_name import make_is_trained, trained_leaves
+from vit_jax.models.lora import build_lora
+from vit_jax.optim.by_name import make_is_trained, select_trained
 from vit_jax.storage.files import JsonObject
 from vit_jax.text.tables import columns
 from vit_jax.train.assembly import Assembly
@@ -62,7 +62,7 @@ def parameter_table(
     leaves = pytree.named_leaves(model)
     num_trained = None
     if is_trained is not None:
-        num_trained = _count_values(trained_leaves(model, is_trained))
+        num_trained = _count_values(select_trained(model, is_trained))
 
     if is_folded:
         return _count_by_part(leaves, num_trained)
@@ -253,7 +253,7 @@ def checkpoint_metadata(
     """Return metadata of weights: model, classes, preprocessing, and the needs of exact resuming."""
     config = run.config
     metadata = _describe_weights(run, data, fitted)
-    factors = lora_of(config.optimizer)
+    factors = build_lora(config.optimizer)
     if factors is not None:
         metadata["lora"] = dataclasses.asdict(factors)
     metadata["config"] = to_dict(config)

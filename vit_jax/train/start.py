@@ -16,7 +16,7 @@ from vit_jax.config import Architecture, PretrainConfig
 from vit_jax.config.lengths import convert_lengths
 from vit_jax.config.network_options import LORA_FACTORS
 from vit_jax.config.parsing import from_dict
-from vit_jax.models.lora import initial_factors
+from vit_jax.models.lora import build_initial_factors
 from vit_jax.optim.schedules import build_schedule
 from vit_jax.storage.files import JsonObject, expanded
 from vit_jax.text.printable import shortened
@@ -238,7 +238,7 @@ def state_of_parameters(
     for name, leaf in pytree.named_leaves(model).items():
         if name.endswith(LORA_FACTORS):
             factors[name] = leaf.shape
-    initial = initial_factors(factors, jax.random.key(assembly.config.seed))
+    initial = build_initial_factors(factors, jax.random.key(assembly.config.seed))
     complete = {**parameters, **jax.device_get(initial)}
     _require_same_parameters(assembly, complete, source)
 

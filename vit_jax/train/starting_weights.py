@@ -8,7 +8,7 @@ from vit_jax.config import Architecture, FinetuneConfig, RunConfig, adapt_archit
 from vit_jax.config.parsing import references
 from vit_jax.data.records import Source
 from vit_jax.evals.imagenet_classes import match_outputs
-from vit_jax.models.initial_values import truncated_normal
+from vit_jax.models.initial_values import sample_truncated_normal
 from vit_jax.text.printable import printable
 from vit_jax.weights import Weights, load_weights
 from vit_jax.weights.fit import Fitted, fit, remove_head, select_classes
@@ -82,7 +82,7 @@ def _draw_last_layer(fitted: Fitted, stddev: float, seed: int) -> Fitted:
     """Return the parameters with a random kernel of the last layer, from a truncated normal."""
     name = "head/linear/kernel"
     key = jax.random.fold_in(jax.random.key(seed), _LAST_LAYER)
-    kernel = jax.device_get(truncated_normal(key, fitted.parameters[name].shape, stddev))
+    kernel = jax.device_get(sample_truncated_normal(key, fitted.parameters[name].shape, stddev))
     return dataclasses.replace(fitted, parameters={**fitted.parameters, name: kernel})
 
 

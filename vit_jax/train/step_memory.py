@@ -9,7 +9,7 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
-from vit_jax.optim.by_name import trained_leaves
+from vit_jax.optim.by_name import select_trained
 from vit_jax.sharding import BATCH_AXES
 from vit_jax.sharding.memory import Memory, padded_bytes, passing_bytes
 from vit_jax.train.state import TrainState
@@ -48,7 +48,7 @@ def step_memory(
     for axis in BATCH_AXES:
         images = images // axes[axis]
 
-    gradients = trained_leaves(state.model, is_trained)
+    gradients = select_trained(state.model, is_trained)
     passing = passing_bytes(
         architecture,
         images=images // accumulation_steps,
@@ -75,7 +75,7 @@ def list_updated_leaves(
     is_trained: Callable[[str], bool] | None,
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the arrays that an update reads and writes: gradients, and the state that is trained."""
-    trained = trained_leaves(state.model, is_trained)
+    trained = select_trained(state.model, is_trained)
     return jax.tree.leaves((state.step, trained, state.optimizer, state.polyak, trained))
 
 

@@ -16,7 +16,7 @@ from vit_jax.config.adaptation import set_pooling
 from vit_jax.config.network_options import HeadForm
 from vit_jax.config.rules import Reference
 from vit_jax.imports.references import is_reference
-from vit_jax.models.positions import fixed_positions
+from vit_jax.models.positions import build_fixed_positions
 from vit_jax.weights.folding import OURS, Normalisation, read_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import ArrayStatus
@@ -354,7 +354,7 @@ def _build_position_table(a: Architecture, parameters: Mapping[str, np.ndarray])
         return np.pad(patches_1SD, ((0, 0), (a.prefix_length, 0), (0, 0)))
 
     if a.position_embedding != "learned_2d":
-        return fixed_positions(
+        return build_fixed_positions(
             a.position_embedding,
             a.grid,
             a.width,

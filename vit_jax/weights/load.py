@@ -335,7 +335,7 @@ def _load_workdir(
             factors = description.parse_lora(metadata)
             if factors is None:
                 return shapes
-            factor_shapes = lora.factor_shapes(shapes, factors)
+            factor_shapes = lora.list_factor_shapes(shapes, factors)
             return {**shapes, **factor_shapes}
 
     parameters, metadata, kind = read_workdir(path, compute_shapes, polyak=polyak, allowed=allowed)

@@ -13,7 +13,7 @@ from vit_jax.api import Model
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import Architecture, ObjectiveConfig
 from vit_jax.config.schema import PatchTarget
-from vit_jax.objectives.masked_patch import CLASSES, LEVELS, SIDE, MaskedPatch, patch_outputs
+from vit_jax.objectives.masked_patch import CLASSES, LEVELS, SIDE, MaskedPatch, count_patch_outputs
 
 HIDDEN = 128  # the grey of a patch that is not seen
 
@@ -23,7 +23,7 @@ def target_of(a: Architecture) -> PatchTarget:
     for kind in ("mean_colour", "colours_4x4", "pixels"):
         divides = kind != "colours_4x4" or not any(pixels % SIDE for pixels in a.patch_size)
         config = ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax")
-        if divides and patch_outputs(config, a.patch_size) == a.patch_outputs:
+        if divides and count_patch_outputs(config, a.patch_size) == a.patch_outputs:
             return kind
     raise ValueError(
         f"{a.name} gives {a.patch_outputs} numbers for a patch, which is no target of ours."
