@@ -66,7 +66,7 @@ def stand_in(monkeypatch):
 
     monkeypatch.setattr(jax.ffi, "ffi_call", ffi_call)
     # The configuration of a call knows no float32.
-    monkeypatch.setattr(attention_cudnn, "_configuration", lambda *_: {})
+    monkeypatch.setattr(attention_cudnn, "_describe_call", lambda *_: {})
 
 
 def swap_tokens_and_heads(x):

@@ -65,7 +65,7 @@ def create_model(
       seed: random seed of the initial values, which are those of a pre-training run with this seed.
       compute_dtype: "float32" or "bfloat16"; parameters and logits are float32.
       resize: how `preprocess` prepares images: "short_side" or "direct".
-      crop_fraction: of the short side that the crop keeps; 1 with "direct".
+      crop_fraction: share of the short side that the crop keeps; 1 with "direct".
       interpolation: "bilinear" or "bicubic", antialiased as in timm; None: as
         `InputConfig.test_interpolation`.
       **options: other fields of `config.ModelConfig`, such as depth=6, pool="gap" or
@@ -124,15 +124,15 @@ def load_model(
         "hf://owner/name".
       num_classes: replaces the head, with its hidden layer, by a linear one of zeros; 0 leaves
         features only.
-      image_size: of the network in pixels, one side of a square or (height, width); learned
-        positions are resized.
+      image_size: input size of the network in pixels, one side of a square or (height, width);
+        learned positions are resized.
       class_names: for a file that does not hold them.
       polyak: use the Polyak average of a workdir if there is one.
       allow_code: packages whose code the source may name and this program may run, ("mypackage",);
         (): none.
       facts: values that the file does not state, by the names in `vit_jax.weights.OPTIONS`:
         num_heads, gelu, ...
-      **options: as `from_weights`: compute_dtype, resize, crop_fraction, interpolation,
+      **options: other arguments of `from_weights`: compute_dtype, resize, crop_fraction, interpolation,
         exif_orientation, value_range, position_resize.
 
     Raises:
@@ -173,11 +173,11 @@ def from_weights(
 
     Args:
       weights: from `vit_jax.weights.load_weights`.
-      num_classes: as for `load_model`.
-      image_size: as for `load_model`.
+      num_classes: the same as for `load_model`.
+      image_size: the same as for `load_model`.
       compute_dtype: "float32" or "bfloat16".
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
-      crop_fraction: of the short side that the crop keeps, for the same.
+      crop_fraction: share of the short side that the crop keeps, for the same.
       interpolation: "bilinear" or "bicubic", for weights that do not state an antialiased filter.
       exif_orientation: turn photographs upright as their Exif data say; None: if the weights state
         that training did.
@@ -185,7 +185,7 @@ def from_weights(
         or the files state.
       position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`;
         "library" as timm or Hugging Face if the file has their names.
-      sharding: of every parameter; None for the default device.
+      sharding: layout of every parameter; None for the default device.
 
     Raises:
       ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
@@ -301,11 +301,11 @@ def attach_probe(
     """Return weights whose last layer is a classifier of features.
 
     Args:
-      weights: of the network that computed the features.
-      transform: of their images.
-      layer: of the features, one that a network can end in.
-      classifier: of the features.
-      class_names: of the classifier.
+      weights: weights of the network that computed the features.
+      transform: preparation of their images.
+      layer: layer of the features, one that a network can end in.
+      classifier: classifier of the features.
+      class_names: names of its classes.
       training: the data that it was fitted on.
     """
     from vit_jax.evals.logistic import LogisticClassifier

@@ -92,12 +92,12 @@ class Model:
       class_names: in the order of the logits; "0", "1", … if the weights do not name them.
       transform: from a stored image to the network's pixels; None if the weights do not describe
         it.
-      source: where the parameters come from.
+      source: origin of the parameters.
       notes: remarks on the weights.
       training: the data of the run that made them; None if unknown.
       is_multilabel: images may have several labels: sigmoid instead of softmax.
-      normalisation: of pixels in the library of the weights; it is folded into them.
-      licence: of the weights, as the Hub names it; "" if unknown.
+      normalisation: normalisation of pixels in the library of the weights, folded into them.
+      licence: licence of the weights in the words of the Hub; "" if unknown.
     """
 
     module: nnx.Module
@@ -272,7 +272,8 @@ class Model:
           image.
 
         Raises:
-          ValueError: as a call and `preprocess`, or a field that the network does not return.
+          ValueError: the errors of a call and of `preprocess`, or a field that the network does not
+            return.
         """
         if field in ("probabilities", "logits_BK"):
             self.require_classes()

@@ -8,4 +8,4 @@ The constants name activations that rematerialisation may keep.
 ATTENTION_OUTPUT = "attention_output"
 LOG_SUMS = "log_sums"  # logarithms of the sums of a softmax
 CONVOLUTION = "convolution"
-STATISTICS = "statistics"  # of a norm
+STATISTICS = "statistics"  # means of a norm

@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
 from vit_jax.kernels.devices import compute_capability, map_shards
 
-_MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
+_MIN_CAPABILITY = (8, 0)  # least compute capability of a GPU for cuDNN's flash attention
 _HOPPER = (9, 0)
 _FORWARD = "__cudnn$fmhaSoftmax"
 _BACKWARD = "__cudnn$fmhaSoftmaxBackward"
@@ -34,7 +34,7 @@ class Product(NamedTuple):
     Scores and weights are (B, T, S, S), all other operands (B, S, T, h).
     """
 
-    summed: tuple[int, int]  # of the left and of the right operand
+    summed: tuple[int, int]  # one of the left and one of the right operand
     left_shared: tuple[int, int]
     right_shared: tuple[int, int]
 

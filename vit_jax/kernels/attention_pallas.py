@@ -59,7 +59,7 @@ def attention(
       query_BSE: the projection without bias; each head has h adjacent channels of E.
       key_BSE: the same of keys.
       value_BSE: the same of values.
-      bias_3E: of queries, keys and values, in the dtype of the projections.
+      bias_3E: biases of queries, keys and values, in the dtype of the projections.
       head_dim: h.
       interpret: run on any device, slowly, as the kernel would on a TPU.
     """

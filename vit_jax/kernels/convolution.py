@@ -97,7 +97,7 @@ def _differentiate(
         x_size = x_BHWI.shape[1 + axis]
         y_size = dy_BHWO.shape[1 + axis]
         kernel_size = kernel_HWIO.shape[axis]
-        dilated_size = (y_size - 1) * stride + 1  # of dy with zeros between its values
+        dilated_size = (y_size - 1) * stride + 1  # size of dy with zeros between its values
 
         before_dy = kernel_size - 1 - before
         after_dy = x_size - dilated_size + before

@@ -50,7 +50,7 @@ class TargetDevices(Protocol):
 
         Args:
           function: called with the shards of its arguments; returns a tuple of shards.
-          names: of the layouts of the arguments.
+          names: names of the layouts of the arguments.
           results: names of the layouts of the results.
         """
 

@@ -133,7 +133,7 @@ def compute_attention(
       query_BSE: the projection without bias; each head has h adjacent channels of E.
       key_BSE: the same of keys.
       value_BSE: the same of values.
-      bias_3E: of queries, keys and values.
+      bias_3E: biases of queries, keys and values.
       num_heads: T.
     """
     if form == "pallas":
@@ -165,11 +165,11 @@ def has_unit_kernel(
     """Return whether a kernel computes a residual unit faster than XLA on these devices.
 
     Args:
-      shape_HWI: of the input.
+      shape_HWI: shape of the input of one image.
       inner: channels between the convolutions.
       outputs: channels of the output.
-      stride: of the 3x3 convolution.
-      dtype: of the maps.
+      stride: stride of the 3x3 convolution.
+      dtype: dtype of the maps.
     """
     if platform() != "tpu":
         return False
@@ -194,11 +194,11 @@ def compute_unit(
 
     Args:
       x_BHWI: maps; for a stride s of 2, with even lines and columns.
-      parameters: of the unit, in float32.
-      stride: of the 3x3 convolution and the shortcut.
+      parameters: parameters of the unit, in float32.
+      stride: stride of the 3x3 convolution and the shortcut.
       first_offset: line and column where a window of the 3x3 convolution begins, from the output's
         position in the input.
-      epsilon: of the group norms.
+      epsilon: guard of the division in group norms.
       is_preactivated: norms come before convolutions, not after.
     """
     from vit_jax.kernels import unit_pallas

@@ -223,7 +223,7 @@ def _join_planes(refs: Any, unit: UnitSizes) -> None:
                 offsets,
                 unit,
             )
-        for piece in unit.pieces_of(plane):
+        for piece in unit.find_pieces(plane):
             refs.g[piece.in_map] = refs.plane[piece.rows]
 
 
@@ -477,5 +477,5 @@ def _differentiate_strided_shortcut(
     for rows in unit.slices:
         num_rows = rows.stop - rows.start
         refs.wide[rows] = jnp.zeros((num_rows, unit.inputs), jnp.float32)
-    for piece in unit.pieces_of(plane=0):
+    for piece in unit.find_pieces(plane=0):
         refs.wide[piece.in_map] = refs.narrow[piece.rows]

@@ -66,7 +66,7 @@ def store_shifted(
     Args:
       ref: (planes, 3, rows with borders, L); the middle index is the column of an offset, plus 1.
       plane: index of the plane.
-      rows: of the plane, without its border.
+      rows: rows of the plane, without its border.
       x_RL: values of these rows.
       inside: the two masks of `unit_pallas`, (2, R, L).
       offsets: window offsets; those of other planes are ignored.
@@ -227,7 +227,7 @@ def gather_strided(
     for rows in unit.slices:
         x = read_input(rows)
         refs.wide[rows] = x.astype(jnp.float32)
-    for piece in unit.pieces_of(plane=0):
+    for piece in unit.find_pieces(plane=0):
         refs.narrow[piece.rows] = refs.wide[piece.in_map]
 
 

@@ -18,8 +18,8 @@ class NormRefs(NamedTuple):
 
     affine: Any  # scale and bias
     statistics: Any  # mean and 1 / deviation
-    first_row: slice  # of the scale and of the mean
-    second_row: slice  # of the bias and of 1 / deviation
+    first_row: slice  # scale, or mean
+    second_row: slice  # bias, or 1 / deviation
 
 
 def find_norm_refs(refs: Any, slot: NormSlot) -> NormRefs:
@@ -134,8 +134,8 @@ def average_groups(
     unit: UnitSizes,
 ) -> Any:
     """Return the mean of each channel's group, from sums over the rows of a norm's map."""
-    group_size = unit.normed_channels(slot) // NUM_GROUPS
-    num_values = group_size * unit.normed_rows(slot)
+    group_size = unit.count_normed_channels(slot) // NUM_GROUPS
+    num_values = group_size * unit.count_normed_rows(slot)
     num_lanes = sums_1L.shape[1]
     if num_lanes >= LANES:
         return _sum_groups(sums_1L, group_size) / num_values

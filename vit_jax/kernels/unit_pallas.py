@@ -45,10 +45,10 @@ from vit_jax.kernels.unit_sizes import (
     UnitSizes,
 )
 
-MAX_NUMBERS = 2**20  # of a map of one image; with 3,136 x 256 a program needs 32 MiB
+MAX_NUMBERS = 2**20  # values of one image's map; with 3,136 x 256 a program needs 32 MiB
 MAX_INNER = 256  # 7x7 maps of 512 channels are not faster than by XLA
 DEVICE_KINDS = ("TPU v5 lite", "TPU v5", "TPU v6 lite")  # with enough vector memory, compiled for
-VECTOR_MEMORY_BYTES = 60 * 2**20  # that a program may use
+VECTOR_MEMORY_BYTES = 60 * 2**20  # limit of a program
 Arrays = dict[str, Array]
 _float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
@@ -208,13 +208,13 @@ class _UnitCall(UnitSizes):
         )
 
         scratch = {
-            "y1": ScratchMap.shapes(self.rows, self.lanes),
-            "y2": ScratchMap.shapes(self.out_rows, self.lanes),
-            "z": self._shifted_map(self.num_planes),
+            "y1": ScratchMap.describe(self.rows, self.lanes),
+            "y2": ScratchMap.describe(self.out_rows, self.lanes),
+            "z": self._describe_shifted_map(self.num_planes),
         }
         if not self.is_preactivated:
-            scratch["y3"] = self._outer_map()
-        scratch |= self._shortcut_maps()
+            scratch["y3"] = self._describe_outer_map()
+        scratch |= self._describe_shortcut_maps()
 
         return self._call(
             run_forward,
@@ -247,14 +247,14 @@ class _UnitCall(UnitSizes):
         dx_BRI, *found = self._call(
             run_backward,
             maps={"x": x_BRI, **others},
-            constants=self._backward_constants(p),
+            constants=self._lay_out_backward_constants(p),
             results={"dx": dx},
             sums=sums,
-            scratch=self._backward_scratch(),
+            scratch=self._describe_backward_scratch(),
         )
         return dx_BRI, dict(zip(sums, found, strict=True))
 
-    def _backward_constants(self, p: UnitParameters) -> Arrays:
+    def _lay_out_backward_constants(self, p: UnitParameters) -> Arrays:
         """Return norms, masks and transposed kernels by name."""
         turned_HWIO = jnp.flip(p.conv2_HWIO, (0, 1))
         turned_HWOI = turned_HWIO.swapaxes(2, 3)
@@ -284,40 +284,40 @@ class _UnitCall(UnitSizes):
             constants["shortcut_again"] = again["shortcut"]
         return constants
 
-    def _backward_scratch(self) -> dict[str, Any]:
+    def _describe_backward_scratch(self) -> dict[str, Any]:
         """Return the arrays of the backward program in the memory of the chip."""
         scratch = {
-            "g": ScratchMap.shapes(self.rows, self.lanes),
-            "z": self._shifted_map(self.num_planes),
-            "dy2": self._shifted_map(1),
-            "outer_g": self._outer_map(),
+            "g": ScratchMap.describe(self.rows, self.lanes),
+            "z": self._describe_shifted_map(self.num_planes),
+            "dy2": self._describe_shifted_map(1),
+            "outer_g": self._describe_outer_map(),
         }
-        scratch |= self._shortcut_maps()
+        scratch |= self._describe_shortcut_maps()
         if self.is_strided:
-            scratch["y1"] = ScratchMap.shapes(self.rows, self.lanes)
-            scratch["plane"] = ScratchMap.shapes(self.out_rows, self.lanes)
+            scratch["y1"] = ScratchMap.describe(self.rows, self.lanes)
+            scratch["plane"] = ScratchMap.describe(self.out_rows, self.lanes)
         if not self.is_preactivated:
-            scratch["y3"] = self._outer_map()
+            scratch["y3"] = self._describe_outer_map()
         return scratch
 
-    def _shifted_map(self, planes: int) -> Any:
+    def _describe_shifted_map(self, planes: int) -> Any:
         """Return planes of an inner map with borders, one copy for each column of a window."""
         rows = self.out_rows + 2 * self.border
         shape = (planes, KERNEL_SIZE, rows, self.lanes)
         return pltpu.VMEM(shape, jnp.float32)
 
-    def _outer_map(self) -> Any:
+    def _describe_outer_map(self) -> Any:
         """Return a map of the size of the outer norm's map."""
         shape = (self.outer_rows, self.outer)
         return pltpu.VMEM(shape, self.dtype)
 
-    def _shortcut_maps(self) -> dict[str, Any]:
+    def _describe_shortcut_maps(self) -> dict[str, Any]:
         """Return the input of a strided shortcut, complete and where it is read."""
         if not self.is_strided:
             return {}
         return {
-            "wide": ScratchMap.shapes(self.rows, self.inputs),
-            "narrow": ScratchMap.shapes(self.out_rows, self.inputs),
+            "wide": ScratchMap.describe(self.rows, self.inputs),
+            "narrow": ScratchMap.describe(self.out_rows, self.inputs),
         }
 
     def collect(self, sums: Mapping[str, Array]) -> UnitParameters:
@@ -407,18 +407,18 @@ class _UnitCall(UnitSizes):
 
         in_specs = []
         for x in maps.values():
-            in_specs.append(self._block_of_image(x.shape[1:]))
+            in_specs.append(self._make_image_block(x.shape[1:]))
         for x in constants.values():
-            in_specs.append(_complete_block(x))
+            in_specs.append(_make_complete_block(x))
 
         out_specs = []
         out_shape = []
         for result in results.values():
             shape = (self.batch, *result.shape)
-            out_specs.append(self._block_of_image(result.shape))
+            out_specs.append(self._make_image_block(result.shape))
             out_shape.append(jax.ShapeDtypeStruct(shape, result.dtype))
         for sum_shape in sums.values():
-            out_specs.append(_block_of_core(sum_shape))
+            out_specs.append(_make_core_block(sum_shape))
             out_shape.append(_float32((self.cores, *sum_shape)))
 
         compiler_params = pltpu.CompilerParams(
@@ -440,7 +440,7 @@ class _UnitCall(UnitSizes):
         arrays = (*maps.values(), *constants.values())
         return list(call(*arrays))
 
-    def _block_of_image(self, shape: tuple[int, ...]) -> pl.BlockSpec:
+    def _make_image_block(self, shape: tuple[int, ...]) -> pl.BlockSpec:
         """Return the block of a map that the program of an image reads or writes."""
         images_per_core = self.batch // self.cores
 
@@ -469,7 +469,7 @@ def _name_references(
     return SimpleNamespace(**named_references)
 
 
-def _block_of_core(shape: tuple[int, ...]) -> pl.BlockSpec:
+def _make_core_block(shape: tuple[int, ...]) -> pl.BlockSpec:
     """Return the block of sums that all programs of a core add to."""
 
     def find_core(core: Any, image: Any) -> tuple:
@@ -478,7 +478,7 @@ def _block_of_core(shape: tuple[int, ...]) -> pl.BlockSpec:
     return pl.BlockSpec((None, *shape), find_core)
 
 
-def _complete_block(x: Array) -> pl.BlockSpec:
+def _make_complete_block(x: Array) -> pl.BlockSpec:
     """Return the block of an array that all programs read completely."""
     origin = (0,) * x.ndim
     return pl.BlockSpec(x.shape, lambda core, image: origin)

@@ -27,8 +27,8 @@ class Form(NamedTuple):
     """Properties of a unit that fix its program, beside the shapes of its arrays."""
 
     width: int  # columns of the input
-    stride: int  # of the 3x3 convolution and the shortcut
+    stride: int  # stride of the 3x3 convolution and the shortcut
     first_offset: int  # line and column where a window begins, from the output's position
-    epsilon: float  # of the group norms
+    epsilon: float  # guard of the division in group norms
     is_preactivated: bool
     interpret: bool  # run on any device, slowly, as the kernel would on a TPU

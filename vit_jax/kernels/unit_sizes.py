@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 from vit_jax.kernels.unit_parameters import Form
 
 LANES = 128
-ROWS = 256  # of one product; found by compiling
+ROWS = 256  # rows of one product; found by compiling
 KERNEL_SIZE = 3
 NUM_OFFSETS = KERNEL_SIZE**2
 _SUBLANES = 8  # rows of a tile in memory
@@ -32,7 +32,7 @@ class WindowOffset(NamedTuple):
     """An input position of a 3x3 convolution, relative to the position of the output."""
 
     number: int  # in the kernel, line after line
-    plane: int  # of the map that is read
+    plane: int  # plane of the map that is read
     line: int
     column: int
 
@@ -49,8 +49,8 @@ class NormSlot(NamedTuple):
 
 OUTER = NormSlot("outer", 0)  # the first norm of a pre-activated unit, the last one otherwise
 SHORTCUT = NormSlot("outer", 2)
-INNER_1 = NormSlot("inner", 0)  # of the output of the first convolution
-INNER_2 = NormSlot("inner", 2)  # of the output of the second convolution
+INNER_1 = NormSlot("inner", 0)  # after the first convolution
+INNER_2 = NormSlot("inner", 2)  # after the second convolution
 
 
 class Piece(NamedTuple):
@@ -66,8 +66,8 @@ class UnitSizes:
 
     def __init__(
         self,
-        rows: int,  # of the input
-        channels: tuple[int, int, int],  # of the input, the inner maps and the output
+        rows: int,  # rows of the input
+        channels: tuple[int, int, int],  # channels of the input, the inner maps and the output
         dtype: Any,
         has_shortcut: bool,
         form: Form,
@@ -94,7 +94,7 @@ class UnitSizes:
             self.outer_rows = self.out_rows
 
         self.lanes = max(self.inner, LANES)
-        self.copies = self.lanes // self.inner  # of an inner map in its lanes
+        self.copies = self.lanes // self.inner  # copies of an inner map in its lanes
         self.border = self._count_border_rows()
         self.slices = slice_rows(rows)
         self.out_slices = slice_rows(self.out_rows)
@@ -148,15 +148,15 @@ class UnitSizes:
                 in_map = pl.ds(first, self.out_width, self.stride)
                 yield Piece(plane, in_map, rows)
 
-    def pieces_of(self, plane: int) -> list[Piece]:
+    def find_pieces(self, plane: int) -> list[Piece]:
         """Return the pieces of a plane."""
         return [piece for piece in self.pieces if piece.plane == plane]
 
-    def normed_channels(self, slot: NormSlot) -> int:
+    def count_normed_channels(self, slot: NormSlot) -> int:
         """Return the number of channels of the map that a norm is applied to."""
         return self.outer if slot.kind == "outer" else self.inner
 
-    def normed_rows(self, slot: NormSlot) -> int:
+    def count_normed_rows(self, slot: NormSlot) -> int:
         """Return the number of rows of the map that a norm is applied to."""
         if slot.kind == "outer":
             return self.outer_rows
@@ -189,7 +189,7 @@ class ScratchMap:
         self.tiles = tiles
 
     @staticmethod
-    def shapes(rows: int, channels: int) -> list[Any]:
+    def describe(rows: int, channels: int) -> list[Any]:
         """Return the arrays that a map needs."""
         num_tiles = channels // LANES
         tile = pltpu.VMEM((rows, LANES), jnp.float32)

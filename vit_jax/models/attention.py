@@ -27,8 +27,8 @@ class Projections(NamedTuple):
     query_BQE: Array  # without bias
     key_BSE: Array  # without bias
     value_BSE: Array  # without bias
-    bias_3E: Array  # of queries, keys and values
-    offset_key_QSh: Array | None = None  # of relative positions, the same for all heads
+    bias_3E: Array  # biases of queries, keys and values
+    offset_key_QSh: Array | None = None  # keys of relative positions, the same for all heads
 
     def add_biases(self) -> list[Array]:
         """Return queries, keys and values with their biases, (B, Q or S, E)."""

@@ -63,7 +63,7 @@ class Block(nnx.Module):
         Args:
           x_BSD: tokens.
           drop_fraction: scalar, probability of dropping a branch of an example (stochastic depth).
-          key: of dropout and stochastic depth; None outside training.
+          key: random key of dropout and stochastic depth; None outside training.
         """
         normed_BSD = self._normalise(x_BSD)
         attended_BSD = self.attention(normed_BSD, normed_BSD)
@@ -254,7 +254,7 @@ def find_attention_form(a: Architecture) -> str:
     """Return the form of self-attention in standard blocks, on the devices of `trace_for`.
 
     Raises:
-      ValueError: as `dispatch.choose_attention`.
+      ValueError: cuDNN does not compute this attention.
     """
     forms = set[str]()
     for length in a.attention_lengths:

@@ -15,23 +15,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-Words = tuple[Array, Array]  # of rows and of columns
+Words = tuple[Array, Array]  # words of rows and of columns
 
 # A hash of 32 bits with little bias (Wellons, "lowbias32"): shifts and multipliers in turn.
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
 _LAST_SHIFT = 16
-_GOLDEN_RATIO = 0x9E3779B9  # as a fraction of 2**32; its multiples spread the numbers of sites
+_GOLDEN_RATIO = 0x9E3779B9  # fraction of 2**32, whose multiples spread the numbers of sites
 _LARGEST_WORD = 2**32 - 1
 
 
 class Site(enum.IntEnum):
     """Uses of one key in a network. Numbers are fixed: another one changes the mask."""
 
-    ONLY = 0  # of a key that serves no other site
+    ONLY = 0  # the key serves no other site
     MLP_HIDDEN = 0
     MLP_OUTPUT = 1
     ATTENTION_OUTPUT = 2
-    ATTENTION_BRANCH = 3  # of stochastic depth
+    ATTENTION_BRANCH = 3  # stochastic depth
     MLP_BRANCH = 4
 
 
@@ -47,7 +47,7 @@ def dropout(
     Args:
       x: (..., C); elements of all its rows are dropped independently.
       fraction: in [0, 1), kept to within 2**-32.
-      key: of `jax.random`.
+      key: random key of `jax.random`.
       site: number of this use of the key.
     """
     if key is None or not fraction:
@@ -69,9 +69,9 @@ def drop_examples(
 
     Args:
       x: (B, ...), or the tokens of B examples one after the other, (B S, D).
-      fraction: of the examples, a scalar.
-      key: as for `dropout`.
-      site: as for `dropout`.
+      fraction: scalar, share of the examples.
+      key: random key of `jax.random`.
+      site: number of this use of the key.
       batch: B; None if it is the first dimension of `x`.
     """
     if key is None:

@@ -35,7 +35,7 @@ BLOCKS: dict[str | None, Callable[..., Any]] = {None: Block, "axial": AxialBlock
 class LayerInputs(NamedTuple):
     """Inputs of a block beside the tokens; of all blocks with a leading axis of L."""
 
-    drop_fraction: Array  # of stochastic depth
+    drop_fraction: Array  # probability of stochastic depth
     key: Array | None
 
 
@@ -91,7 +91,7 @@ class Encoder(nnx.Module):
 
         Args:
           x_BSD: embedded tokens.
-          key: of dropout and stochastic depth; None outside training.
+          key: random key of dropout and stochastic depth; None outside training.
           intermediates: activations to return, "blocks" and "attention"; others are not kept.
           shared_positions: added to the input of every block, where all add the same.
 

@@ -34,11 +34,11 @@ def forward_macs(
     Args:
       architecture: the network; `image_size` and `compute_dtype` describe its input.
       network: a network that `architecture` does not describe, of arrays or abstract shapes.
-      count_padding: as in tables, count multiplications with the zeros around a map; XLA's cost
-        analysis does not.
+      count_padding: count multiplications with the zeros around a map, unlike XLA's cost analysis;
+        tables do.
 
     Raises:
-      ValueError: as `count_macs`.
+      ValueError: a while loop, whose length is not known, holds matrix products.
     """
     if network is None and architecture.is_standard:
         return _count_standard_macs(_simplify(architecture), count_padding)
@@ -148,7 +148,7 @@ def _count_convolution(equation: Any, count_padding: bool) -> int:
     inputs = kernel.aval.shape[input_channel_dim]
     macs = output_shape[batch_dim] * output_shape[channel_dim] * inputs
     for axis, padding in enumerate(parameters["padding"]):
-        macs *= _count_taps(
+        macs *= _count_window_products(
             image_size=image.aval.shape[image_dims[axis]],
             kernel_size=kernel.aval.shape[kernel_dims[axis]],
             output_size=output_shape[output_dims[axis]],
@@ -161,7 +161,7 @@ def _count_convolution(equation: Any, count_padding: bool) -> int:
     return int(macs // parameters["batch_group_count"])
 
 
-def _count_taps(
+def _count_window_products(
     *,
     image_size: int,
     kernel_size: int,
@@ -172,12 +172,12 @@ def _count_taps(
     pad_before: int,
     count_padding: bool,
 ) -> int:
-    """Return the pairs of an output and a tap along one axis, with or without the padding."""
+    """Return the pairs of an output and a window offset along one axis."""
     if count_padding:
         return output_size * kernel_size
     output = np.arange(output_size)[:, None]
-    tap = np.arange(kernel_size)
-    position = stride * output + kernel_dilation * tap - pad_before
+    offset = np.arange(kernel_size)
+    position = stride * output + kernel_dilation * offset - pad_before
     last_position = (image_size - 1) * image_dilation
     is_inside = (position >= 0) & (position <= last_position) & (position % image_dilation == 0)
     return int(is_inside.sum())

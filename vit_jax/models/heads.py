@@ -23,7 +23,7 @@ from vit_jax.models.norm import build_norm
 Pooling = Callable[[Array], Array]
 Classifier = Callable[[Array], tuple[Array | None, Array]]
 ZEROS = nnx.initializers.zeros_init()
-MASK_STDDEV = 0.02  # of the initial [mask] embedding
+MASK_STDDEV = 0.02  # standard deviation of the initial [mask] embedding
 constant = functools.cache(nnx.initializers.constant)  # equal modules must hold the same function
 
 

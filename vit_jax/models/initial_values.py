@@ -15,7 +15,7 @@ from vit_jax.config.architecture import Architecture
 
 STDDEV = 0.02
 _LIMIT = 2.0  # in standard deviations of the normal
-_STDDEV_WITHIN_LIMIT = 0.87962566103423978  # of a normal of deviation 1, truncated at the limit
+_STDDEV_WITHIN_LIMIT = 0.87962566103423978  # for a normal of deviation 1, truncated at the limit
 _TOKENS = ("class_token", "register_tokens", "pooling/probe")
 M = TypeVar("M", bound=nnx.Module)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 A, B = LORA_FACTORS
 _KERNEL = re.compile(r"(encoder/blocks/.*(?:attention|mlp)/(\w+))/kernel")
-_STREAM = 2**32 - 1  # of random numbers; no step has this number
+_STREAM = 2**32 - 1  # stream of random numbers; no step has this number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def add_factors(model: Any, lora: Lora, key: Array) -> Any:
     """Add factors with initial values to the linear layers of a network, and return it.
 
     Raises:
-      ValueError: as `list_factor_shapes`.
+      ValueError: the factors do not fit the network.
     """
     leaves = pytree.named_leaves(model)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}

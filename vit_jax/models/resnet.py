@@ -32,7 +32,7 @@ _KEEP_CONVOLUTIONS = _save_only(CONVOLUTION, STATISTICS)
 REMAT_POLICIES = {
     # Compute norms and standardised kernels again.
     "dots": _KEEP_CONVOLUTIONS,
-    # As "dots"; only the transformer of a hybrid makes a difference.
+    # The same; "attention" differs in the transformer of a hybrid alone.
     "attention": _KEEP_CONVOLUTIONS,
     # Keep the input of each unit, and the means of its norms.
     "full": _save_only(STATISTICS),
@@ -72,13 +72,13 @@ class StandardizedConv(nnx.Module):
 
     def __call__(self, x_BHWC: Array) -> Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
-        kernel_HWIO = self.standardized_kernel()
+        kernel_HWIO = self.standardize_kernel()
         kernel_HWIO = kernel_HWIO.astype(self.dtype)
         x_BHWC = x_BHWC.astype(self.dtype)
         y_BHWO = dispatch.convolve(x_BHWC, kernel_HWIO, self.stride, self.padding)
         return checkpoint_name(y_BHWO, CONVOLUTION)
 
-    def standardized_kernel(self) -> Array:
+    def standardize_kernel(self) -> Array:
         """Return the kernel (H, W, I, O) in float32."""
         return standardize(self.kernel[...], self.epsilon, self.epsilon_added_to)
 
@@ -108,10 +108,10 @@ def standardize(
 class GroupNorm(nnx.Module):
     """Normalises over H, W and the channels of a group.
 
-    Sums over a map are of channels, from which sums of groups are made afterwards. In bfloat16 the
-    squares are not centred: on TPUs such sums cost no pass of their own where a convolution writes
-    the map. In float32 they would lose small differences on a large mean, which bfloat16 does not
-    hold in the first place.
+    Sums over a map are by channel; they are added to sums of groups afterwards. In bfloat16 the
+    squares are not centred: on TPUs these sums need no separate pass where a convolution writes the
+    map. In float32 uncentred squares would lose small differences on a large mean, which bfloat16
+    cannot hold at all.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class Unit(nnx.Module):
         With a stride, maps have even lines and columns.
         """
         stride = self.conv2.stride
-        first_offset = -1  # of a kernel whose centre is at the position of the output
+        first_offset = -1  # the window is centred at the position of the output
         if stride == 2 and self.conv2.padding == "SAME":
             first_offset = 0
 
@@ -326,12 +326,12 @@ class Unit(nnx.Module):
         outer_norms_2N = stack_norms(outer_norms)
         inner_norms_4C = stack_norms(inner_norms)
 
-        conv1_HWIO = self.conv1.standardized_kernel()
-        conv2_HWIO = self.conv2.standardized_kernel()
-        conv3_HWIO = self.conv3.standardized_kernel()
+        conv1_HWIO = self.conv1.standardize_kernel()
+        conv2_HWIO = self.conv2.standardize_kernel()
+        conv3_HWIO = self.conv3.standardize_kernel()
         shortcut_IO = None
         if self.shortcut is not None:
-            shortcut_HWIO = self.shortcut.conv.standardized_kernel()
+            shortcut_HWIO = self.shortcut.conv.standardize_kernel()
             shortcut_IO = shortcut_HWIO[0, 0]
 
         return UnitParameters(

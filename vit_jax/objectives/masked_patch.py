@@ -16,9 +16,9 @@ from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets
 from vit_jax.config import Architecture, ObjectiveConfig
 from vit_jax.objectives.sums import Sums
 
-LEVELS = 8  # of each colour: 3 bits
+LEVELS = 8  # levels of each colour: 3 bits
 CLASSES = LEVELS**3
-SIDE = 4  # of "colours_4x4"
+SIDE = 4  # cells along a side of a patch of "colours_4x4"
 
 
 def count_patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
@@ -63,10 +63,10 @@ class MaskedPatch:
         mask_B: jax.Array,
         key: jax.Array,
     ) -> Targets:
-        """Draw the corruption of each patch; targets come from the stored pixels."""
+        """Sample the corruption of each patch; targets come from the stored pixels."""
         del label_BK
         num_images = len(batch.image_BHWC)
-        corruption, is_corrupted_BN = self._draw_corruption(num_images, key)
+        corruption, is_corrupted_BN = self._sample_corruption(num_images, key)
         return Targets(
             None,
             mask_B,
@@ -75,13 +75,13 @@ class MaskedPatch:
             is_corrupted_BN,
         )
 
-    def _draw_corruption(self, num_images: int, key: jax.Array) -> tuple[Corruption, jax.Array]:
+    def _sample_corruption(self, num_images: int, key: jax.Array) -> tuple[Corruption, jax.Array]:
         """Return the corruption of the patches, and which of them are corrupted, bool (B, N)."""
         num_patches = math.prod(self.grid)
         shape = (num_images, num_patches)
         which_key, how_key, where_key = jax.random.split(key, 3)
-        drawn_BN = jax.random.uniform(which_key, shape)
-        is_corrupted_BN = drawn_BN < self.config.corrupted_fraction
+        uniform_BN = jax.random.uniform(which_key, shape)
+        is_corrupted_BN = uniform_BN < self.config.corrupted_fraction
 
         # A corrupted patch is masked, replaced by another patch of its image, or left as it is.
         masked_share, moved_share, _ = self.config.corruption_shares

@@ -149,7 +149,7 @@ def _stack(state: Any) -> Any:
 def _stack_entries(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the entries of a dictionary by parameter, those of alike layers stacked."""
     stacked: dict[Any, Any] = {}
-    layers_by_name: dict[str, dict[int, str]] = {}  # of the stacked entry: number and name of each
+    layers_by_name: dict[str, dict[int, str]] = {}  # number and name of each layer, by stacked name
     for name, entry in entries.items():
         match = _match_layer(name)
         if match is None:

@@ -1,6 +1,6 @@
 """The learning rate as a function of the step; lengths arrive here already converted to steps.
 
-Every schedule of ours is a decay times a linear warm-up from 0 (ViT, App. B.1, and its released
+Every built-in schedule is a decay times a linear warm-up from 0 (ViT, App. B.1, and its released
 code).
 """
 
