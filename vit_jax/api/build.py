@@ -74,10 +74,7 @@ def create_model(
     Raises:
       ValueError: an unknown name or option, or numbers that do not fit together.
     """
-    for argument, advice in _FOREIGN_ARGUMENTS.items():
-        if argument in options:
-            raise ValueError(f"create_model has no {argument}=: {advice}.")
-
+    _reject_foreign_arguments(options)
     fields = {"name": name, "compute_dtype": compute_dtype, **options}
     config = from_dict(ModelConfig, fields, "model.")
     architecture = build_architecture(
@@ -104,6 +101,13 @@ def create_model(
         transform=transform,
         source=source,
     )
+
+
+def _reject_foreign_arguments(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument of another library."""
+    for argument, advice in _FOREIGN_ARGUMENTS.items():
+        if argument in options:
+            raise ValueError(f"create_model has no {argument}=: {advice}.")
 
 
 def load_model(
@@ -179,28 +183,18 @@ def from_weights(
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
       crop_fraction: share of the short side that the crop keeps, for the same.
       interpolation: "bilinear" or "bicubic", for weights that do not state an antialiased filter.
-      exif_orientation: turn photographs upright as their Exif data say; None: if the weights state
-        that training did.
-      value_range: values of files of more than 8 bits that become 0 and 255; None: as the weights
-        or the files state.
-      position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`;
-        "library" as timm or Hugging Face if the file has their names.
+      exif_orientation: turn photographs upright as their Exif data say; None: if training did.
+      value_range: values of files of more than 8 bits that become 0 and 255; None: as stated.
+      position_resize: a value of `AdaptConfig.position_resize`; "library": that of the names.
       sharding: layout of every parameter; None for the default device.
 
     Raises:
       ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
     """
     if image_size is not None:
-        size = _to_height_and_width(image_size)
-        weights = resize_weights(weights, size, position_resize)
+        weights = resize_weights(weights, _to_height_and_width(image_size), position_resize)
     is_multilabel = weights.is_multilabel and num_classes is None
-    changes = {"compute_dtype": compute_dtype, "position_resize": position_resize}
-    architecture = _adapt(weights.architecture, num_classes, changes)
-
-    notes = [*weights.notes, *weights.warnings()]
-    if num_classes is not None:
-        weights, note = _replace_head(weights, architecture)
-        notes.append(note)
+    weights, architecture, notes = _adapt(weights, num_classes, compute_dtype, position_resize)
 
     transform = build_stored_transform(
         weights.preprocessing,
@@ -218,7 +212,7 @@ def from_weights(
         class_names=weights.class_names or number_classes(architecture.num_classes),
         transform=transform,
         source=weights.source,
-        notes=tuple(notes),
+        notes=notes,
         training=weights.training,
         is_multilabel=is_multilabel,
         normalisation=read_normalisation(weights.preprocessing),
@@ -227,6 +221,22 @@ def from_weights(
 
 
 def _adapt(
+    weights: Weights,
+    num_classes: int | None,
+    compute_dtype: str,
+    position_resize: str,
+) -> tuple[Weights, Architecture, tuple[str, ...]]:
+    """Return the weights with the number of classes, their architecture, and notes on them."""
+    changes = {"compute_dtype": compute_dtype, "position_resize": position_resize}
+    architecture = _adapt_architecture(weights.architecture, num_classes, changes)
+    notes = (*weights.notes, *weights.warnings())
+    if num_classes is None:
+        return weights, architecture, notes
+    weights, note = _replace_head(weights, architecture)
+    return weights, architecture, (*notes, note)
+
+
+def _adapt_architecture(
     stored: Architecture,
     num_classes: int | None,
     changes: Mapping[str, str],
@@ -346,27 +356,12 @@ def build_stored_transform(
     Raises:
       ValueError: another value is not allowed, contradicts the weights, or lacks the others.
     """
-    known = {}
-    for field, value in (stored or {}).items():
-        if value is not None:
-            known[field] = value
-
     requested = {
         "resize": resize,
         "crop_fraction": crop_fraction,
         "interpolation": interpolation,
     }
-    for field, value in requested.items():
-        if value is None:
-            continue
-        if known.setdefault(field, value) != value:
-            raise ValueError(
-                f"{field}={value}: the weights were trained with {field}={known[field]}. "
-                f"Remove {field}."
-            )
-
-    if known.get("resize") == "direct":
-        known.setdefault("crop_fraction", 1.0)
+    known = _merge_preparation(stored or {}, requested)
     if not {"resize", "crop_fraction"} <= known.keys():
         options = (*requested.values(), exif_orientation, value_range)
         if any(option is not None for option in options):
@@ -390,6 +385,31 @@ def build_stored_transform(
     if known.get("resize_library") == "timm":
         library = "timm"
     return dataclasses.replace(transform, library=library)
+
+
+def _merge_preparation(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a preparation that the weights or the caller state.
+
+    Raises:
+      ValueError: they contradict each other.
+    """
+    known = {}
+    for field, value in stored.items():
+        if value is not None:
+            known[field] = value
+
+    for field, value in requested.items():
+        if value is None:
+            continue
+        if known.setdefault(field, value) != value:
+            raise ValueError(
+                f"{field}={value}: the weights were trained with {field}={known[field]}. "
+                f"Remove {field}."
+            )
+
+    if known.get("resize") == "direct":
+        known.setdefault("crop_fraction", 1.0)
+    return known
 
 
 def build_transform(

@@ -283,7 +283,8 @@ def _differentiate_preactivated_input(
         elif unit.has_shortcut:
             dshortcut = multiply_on_chip(h, refs.dout[rows], TRANSPOSED)
             shortcut_sums.add(dshortcut)
-            dh = dh + multiply_on_chip(refs.dout[rows], refs.shortcut[...])
+            from_shortcut = multiply_on_chip(refs.dout[rows], refs.shortcut[...])
+            dh = dh + from_shortcut
 
         g = jnp.where(z > 0, dh, 0.0)
         refs.outer_g[rows] = g.astype(unit.dtype)

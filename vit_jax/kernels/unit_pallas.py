@@ -179,32 +179,33 @@ class _UnitCall(UnitSizes):
 
     def _describe_results(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the results of the forward program by name: output, inner maps, statistics."""
-        shapes = {"out": (self.out_rows, self.outputs)}
+        results = {"out": self._describe_map(self.out_rows, self.outputs)}
         if self.copies > 1:
-            shapes["kept"] = (self.rows, 2 * self.inner)
+            results["kept"] = self._describe_map(self.rows, 2 * self.inner)
         else:
-            shapes["kept1"] = (self.rows, self.inner)
-            shapes["kept2"] = (self.out_rows, self.inner)
+            results["kept1"] = self._describe_map(self.rows, self.inner)
+            results["kept2"] = self._describe_map(self.out_rows, self.inner)
 
-        results = {}
-        for name, shape in shapes.items():
-            results[name] = jax.ShapeDtypeStruct(shape, self.dtype)
         results["outer_statistics"] = _float32((self.num_outer, self.outer))
         results["inner_statistics"] = _float32((4, self.lanes))
         return results
 
+    def _describe_map(self, rows: int, channels: int) -> jax.ShapeDtypeStruct:
+        """Return shape and dtype of a map of one image."""
+        return jax.ShapeDtypeStruct((rows, channels), self.dtype)
+
     def call_forward(
         self,
         x_BRI: Array,
-        p: UnitParameters,
+        parameters: UnitParameters,
     ) -> list[Array]:
         """Return `results`: the output, the two inner maps, and the statistics of norms."""
-        constants = self._lay_out_norms(p)
+        constants = self._lay_out_norms(parameters)
         constants |= self._lay_out_kernels(
-            p.conv1_IC,
-            p.conv2_HWIO,
-            p.conv3_CE,
-            p.shortcut_IE,
+            parameters.conv1_IC,
+            parameters.conv2_HWIO,
+            parameters.conv3_CE,
+            parameters.shortcut_IE,
         )
 
         scratch = {
@@ -228,7 +229,7 @@ class _UnitCall(UnitSizes):
     def call_backward(
         self,
         x_BRI: Array,
-        p: UnitParameters,
+        parameters: UnitParameters,
         others: Mapping[str, Array],
     ) -> tuple[Array, Arrays]:
         """Return the gradient of the input, and the sums by name that `collect` reads."""
@@ -242,31 +243,31 @@ class _UnitCall(UnitSizes):
         if self.has_shortcut:
             sums["grad_shortcut"] = (self.inputs, self.outputs)
 
-        shape_RI = (self.rows, self.inputs)
-        dx = jax.ShapeDtypeStruct(shape_RI, self.dtype)
-        dx_BRI, *found = self._call(
+        dx = self._describe_map(self.rows, self.inputs)
+        dx_BRI, *arrays = self._call(
             run_backward,
             maps={"x": x_BRI, **others},
-            constants=self._lay_out_backward_constants(p),
+            constants=self._lay_out_backward_constants(parameters),
             results={"dx": dx},
             sums=sums,
             scratch=self._describe_backward_scratch(),
         )
-        return dx_BRI, dict(zip(sums, found, strict=True))
+        sums_by_name = dict(zip(sums, arrays, strict=True))
+        return dx_BRI, sums_by_name
 
-    def _lay_out_backward_constants(self, p: UnitParameters) -> Arrays:
+    def _lay_out_backward_constants(self, parameters: UnitParameters) -> Arrays:
         """Return norms, masks and transposed kernels by name."""
-        turned_HWIO = jnp.flip(p.conv2_HWIO, (0, 1))
+        turned_HWIO = jnp.flip(parameters.conv2_HWIO, (0, 1))
         turned_HWOI = turned_HWIO.swapaxes(2, 3)
         shortcut_EI = None
-        if p.shortcut_IE is not None:
-            shortcut_EI = p.shortcut_IE.T
+        if parameters.shortcut_IE is not None:
+            shortcut_EI = parameters.shortcut_IE.T
 
-        constants = self._lay_out_norms(p)
+        constants = self._lay_out_norms(parameters)
         constants |= self._lay_out_kernels(
-            p.conv3_CE.T,
+            parameters.conv3_CE.T,
             turned_HWOI,
-            p.conv1_IC.T,
+            parameters.conv1_IC.T,
             shortcut_EI,
         )
         if self.is_preactivated:
@@ -274,10 +275,10 @@ class _UnitCall(UnitSizes):
 
         # A post-activated unit computes the last convolution and the shortcut again.
         again = self._lay_out_kernels(
-            p.conv1_IC,
-            p.conv2_HWIO,
-            p.conv3_CE,
-            p.shortcut_IE,
+            parameters.conv1_IC,
+            parameters.conv2_HWIO,
+            parameters.conv3_CE,
+            parameters.shortcut_IE,
         )
         constants["outward_again"] = again["outward"]
         if self.has_shortcut:
@@ -338,19 +339,20 @@ class _UnitCall(UnitSizes):
             inner_norms_4C=inner_norms_4L[:, :inner],
         )
 
-    def _lay_out_norms(self, p: UnitParameters) -> Arrays:
+    def _lay_out_norms(self, parameters: UnitParameters) -> Arrays:
         """Return the norms, and two masks: without the first and without the last output column."""
         column_R = jnp.arange(self.out_rows) % self.out_width
+        last_column = self.out_width - 1
         is_after_first_R = column_R != 0
-        is_before_last_R = column_R != self.out_width - 1
+        is_before_last_R = column_R != last_column
         is_inside_2R = jnp.stack([is_after_first_R, is_before_last_R])
         inside_2R = is_inside_2R.astype(jnp.float32)
 
         shape_2RL = (2, self.out_rows, self.lanes)
         inside_2RL = jnp.broadcast_to(inside_2R[..., None], shape_2RL)
         return {
-            "outer_norms": p.outer_norms_2N,
-            "inner_norms": self._copy_to_lanes(p.inner_norms_4C),
+            "outer_norms": parameters.outer_norms_2N,
+            "inner_norms": self._copy_to_lanes(parameters.inner_norms_4C),
             "inside": inside_2RL,
         }
 
@@ -407,7 +409,8 @@ class _UnitCall(UnitSizes):
 
         in_specs = []
         for x in maps.values():
-            in_specs.append(self._make_image_block(x.shape[1:]))
+            shape_of_image = x.shape[1:]
+            in_specs.append(self._make_image_block(shape_of_image))
         for x in constants.values():
             in_specs.append(_make_complete_block(x))
 

@@ -87,6 +87,9 @@ NORMS: dict[str, Callable[..., Norm]] = {
 
 
 def build_norm(a: Architecture, width: int | None = None) -> Norm:
-    """Return a norm of the architecture's kind over `width` values; by default over D."""
+    """Return a norm of the architecture's kind.
+
+    `width` is the number of values that it normalises; None: the width D of tokens.
+    """
     norm_class = NORMS[a.norm]
     return norm_class(a, width)
