@@ -107,13 +107,9 @@ class Encoder(nnx.Module):
             block, inputs = layer
             block = self._adapt(block)
             x_BSD = self._add_positions(x_BSD, block, shared_positions)
-            weights_BTSS = None
-            if keeps_attention:
-                x_BSD, weights_BTSS = block.with_attention(x_BSD, *inputs)
-            else:
-                x_BSD = block(x_BSD, *inputs)
-            x_BSD = constrain(x_BSD, "tokens_BSD")
-            return x_BSD, (x_BSD if keeps_outputs else None, weights_BTSS)
+            x_BSD, weights_BTSS = apply_block(block, x_BSD, inputs, keeps_attention)
+            output_BSD = x_BSD if keeps_outputs else None
+            return x_BSD, (output_BSD, weights_BTSS)
 
         if self.remat != "none":
             policy = REMAT_POLICIES[self.remat]
@@ -182,6 +178,21 @@ def build_block(a: Architecture, key: Array) -> nnx.Module:
         position_key = jax.random.fold_in(key, 0)
         block.positions = build_positions(a, rngs=nnx.Rngs(position_key))
     return block
+
+
+def apply_block(
+    block: Any,
+    x_BSD: Array,
+    inputs: LayerInputs,
+    keeps_attention: bool,
+) -> tuple[Array, Array | None]:
+    """Return the output of a block, and its attention weights or None."""
+    weights_BTSS = None
+    if keeps_attention:
+        x_BSD, weights_BTSS = block.with_attention(x_BSD, *inputs)
+    else:
+        x_BSD = block(x_BSD, *inputs)
+    return constrain(x_BSD, "tokens_BSD"), weights_BTSS
 
 
 def find_block_class(a: Architecture) -> Callable[..., Any]:

@@ -110,7 +110,7 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
 
 
 def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
-    """Multiply every update by `layer_decay ** layers_to_head` (BEiT, MAE).
+    """Multiply every update by `layer_decay ** count_layers_to_head` (BEiT, MAE).
 
     Last in a chain it scales the complete step, weight decay included.
     """
