@@ -1,7 +1,6 @@
 """Atomic writes, bounded reads, and paths of this machine or of a bucket.
 
-Paths are of this machine, or of a bucket (`buckets.BucketPath`), which `expanded` makes of an
-address.
+A path is one of this machine, or of a bucket (`buckets.BucketPath`). `expanded` returns either.
 """
 
 import contextlib
@@ -28,29 +27,37 @@ if TYPE_CHECKING:
 JsonObject = dict[str, Any]
 """Values of JSON by name."""
 
-_NEITHER = {  # kinds of paths that can be neither replaced nor written into
+_NEITHER = {
     stat.S_IFDIR: (errno.EISDIR, os.strerror(errno.EISDIR)),
     stat.S_IFSOCK: (errno.EINVAL, "it is a socket"),
     stat.S_IFBLK: (errno.EINVAL, "it is a block device"),
 }
-_MOST_LINKS = 40  # as Linux
-_MOST_LETTERS = 50  # of a name within another name: systems allow 255 bytes
-
-_BUCKET = re.compile(r"(?:\w+:)?(gs|s3)://")  # also in folder:gs://…
+"""Kinds of paths that can be neither replaced nor written into, with the error of each."""
+_MOST_LINKS = 40
+"""Number of links that are followed, as by Linux."""
+_MOST_LETTERS = 50
+"""Letters of a name that are part of another name; systems allow 255 bytes."""
+_BUCKET = re.compile(r"(?:\w+:)?(gs|s3)://")
+"""The begin of an address of a bucket, also in folder:gs://…"""
+_MOUNT_TOOLS = {"gs": "gcsfuse", "s3": "mount-s3"}
 
 
 def refuse_bucket(path: str, option: str, *, allowed: bool = False) -> None:
     """Raise ValueError for an address of a bucket, which Python would take for a folder named "gs:".
 
-    `option` is its name and value for the message; `allowed`: gs:// is read or written here.
+    Args:
+      path: the value of an option.
+      option: its name and value, for the message.
+      allowed: accept gs://, which is read or written here.
     """
     match = _BUCKET.match(path)
-    if match and not (allowed and match[1] == "gs"):
-        tool = {"gs": "gcsfuse", "s3": "mount-s3"}[match[1]]
-        raise ValueError(
-            f"{option}: a folder is needed, and this is the address of a bucket. Mount the bucket ({tool} BUCKET "
-            "FOLDER) and give the folder; docs/gcs.md lists the options that take gs:// directly."
-        )
+    if match is None or (allowed and match[1] == "gs"):
+        return
+    raise ValueError(
+        f"{option}: a folder is needed, and this is the address of a bucket. "
+        f"Mount the bucket ({_MOUNT_TOOLS[match[1]]} BUCKET FOLDER) and give the folder; "
+        "docs/gcs.md lists the options that take gs:// directly."
+    )
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -61,7 +68,8 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
         some containers; an address names no bucket, or the libraries for it are not installed.
     """
     if is_address(path):
-        return cast(pathlib.Path, _open_address(os.fspath(path)))  # with the methods that are used
+        # A BucketPath has the methods of a path that are used.
+        return cast(pathlib.Path, _open_address(os.fspath(path)))
     try:
         return pathlib.Path(path).expanduser()
     except RuntimeError:
@@ -71,8 +79,12 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def cache_folder(name: str) -> pathlib.Path:
-    """Return the user's folder for files that can be computed again: $XDG_CACHE_HOME/vit_jax/NAME, or in ~/.cache."""
-    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vit_jax" / name
+    """Return the user's folder for files that can be computed again.
+
+    It is $XDG_CACHE_HOME/vit_jax/NAME, by default in ~/.cache.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expanded(home) / "vit_jax" / name
 
 
 def _open_address(address: str) -> "BucketPath":
@@ -84,15 +96,18 @@ def _open_address(address: str) -> "BucketPath":
         from vit_jax.imports.extras import install_command
 
         raise ValueError(
-            f"{address}: gs:// needs {error.name}, which is not installed: {install_command('gcs')}. Or mount the "
-            "bucket (gcsfuse BUCKET FOLDER) and give the folder."
+            f"{address}: gs:// needs {error.name}, which is not installed: "
+            f"{install_command('gcs')}. "
+            "Or mount the bucket (gcsfuse BUCKET FOLDER) and give the folder."
         ) from None
 
 
 def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
     """Return `expanded(path)` in full and without links."""
     path = expanded(path)
-    return path if is_in_bucket(path) else pathlib.Path(os.path.realpath(path))
+    if is_in_bucket(path):
+        return path
+    return pathlib.Path(os.path.realpath(path))
 
 
 def is_in_bucket(path: str | os.PathLike[str]) -> bool:
@@ -102,29 +117,30 @@ def is_in_bucket(path: str | os.PathLike[str]) -> bool:
 
 @functools.cache  # a run opens its data several times
 def mirror(address: str, *whole: str) -> pathlib.Path:
-    """Return a folder of this machine with the names below a gs:// address; `open_regular` reads the files from there.
+    """Return a folder of this machine with the names below a gs:// address.
 
-    Names that end in one of `whole` are downloaded, for libraries that open them by themselves.
+    `open_regular` reads their content from the bucket. Files whose names end in one of `whole` are
+    downloaded, for libraries that open them by themselves.
 
     Raises:
       ValueError: the address cannot be listed.
     """
     from vit_jax.storage import mirrors
 
-    with _readable(address):
-        return mirrors.mirror(_open_address(address.rstrip("/")), _mirrors(), whole)
+    with _explain_unreadable(address):
+        return mirrors.mirror(_open_address(address.rstrip("/")), _mirror_root(), whole)
 
 
 def fetch(path: pathlib.Path) -> pathlib.Path:
-    """Return a copy on this machine of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
+    """Return a copy of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
     from vit_jax.storage import mirrors
 
-    with _readable(str(path)):
-        return mirrors.fetch(cast("BucketPath", path), _mirrors())
+    with _explain_unreadable(str(path)):
+        return mirrors.fetch(cast("BucketPath", path), _mirror_root())
 
 
 @contextlib.contextmanager
-def _readable(address: str) -> Iterator[None]:
+def _explain_unreadable(address: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -134,11 +150,11 @@ def _readable(address: str) -> Iterator[None]:
 
 
 def is_mirrored(path: str) -> bool:
-    """Return whether a path is that of a file in a `mirror`."""
-    return path.startswith(f"{_mirrors()}/")
+    """Return True for the path of a file in a `mirror`."""
+    return path.startswith(f"{_mirror_root()}/")
 
 
-def _mirrors() -> pathlib.Path:
+def _mirror_root() -> pathlib.Path:
     """Return the folder of all mirrors, without links: paths of their files are compared with it."""
     return _without_links(cache_folder("gs"))
 
@@ -149,25 +165,24 @@ _without_links = functools.cache(lambda path: pathlib.Path(os.path.realpath(path
 # Reading files that others made.
 
 MAX_JSON_BYTES = 2**26
-MAX_JSON_DEPTH = 64  # recursive code handles this many levels
+MAX_JSON_DEPTH = 64
+"""Number of levels that recursive code handles."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a regular file for reading.
 
-    A device would be read without end, and a pipe would be waited for.
-
-    Objects of buckets are read in ranges: those of a `BucketPath`, and those that a `mirror` has
-    the names of.
+    Reading a device would not end, and reading a pipe would wait. Objects of buckets are read in
+    ranges, by a `BucketPath` or by their name in a `mirror`.
 
     Raises:
       ValueError: it is another kind of file.
-      OSError: the system refuses.
+      OSError: an error of the system.
     """
     if is_in_bucket(path) or is_mirrored(os.fspath(path)):
         from vit_jax.storage import mirrors
 
-        remote = mirrors.open_remote(path, _mirrors())
+        remote = mirrors.open_remote(path, _mirror_root())
         if remote is not None:
             return remote
     # Checked before the file is opened, because opening a device can have effects.
@@ -200,11 +215,13 @@ def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
     Raises:
       ValueError: it is another kind of file, or larger.
-      OSError: the system refuses.
+      OSError: an error of the system.
     """
     with open_regular(path) as file:
         stated = size_of(file)
-        content = (file.read(stated + 1) or b"") if stated <= most_bytes else b""
+        content = b""
+        if stated <= most_bytes:
+            content = file.read(stated + 1) or b""
         if len(content) > stated:  # it grows, or states a size of 0, as files of the system do
             content += file.read(most_bytes + 1 - len(content)) or b""
     if max(stated, len(content)) > most_bytes:
@@ -219,17 +236,20 @@ def read_json(path: str | os.PathLike[str], most_bytes: int = MAX_JSON_BYTES) ->
       ValueError: the file cannot be read, is larger than `most_bytes`, or holds no JSON; the
         message names it.
     """
+    name = os.fspath(path)
     try:
         return parse_json(read_bounded(path, most_bytes))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{os.fspath(path)} is not readable JSON: {reason}.") from error
+    except OSError as error:
+        raise ValueError(f"{name} is not readable JSON: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{name} is not readable JSON: {error}.") from error
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Return the value of a JSON text; ValueError if it is not JSON, or nested deeper than `MAX_JSON_DEPTH`.
+    """Return the value of a JSON text; `options` are those of `json.loads`.
 
-    `options` are those of `json.loads`.
+    Raises:
+      ValueError: it is not JSON, or nested deeper than `MAX_JSON_DEPTH`.
     """
     too_deep = ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
     try:
@@ -240,23 +260,29 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise too_deep from None
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, dict | list)
-            for child in _children(parent)
-        ]
+        level = _list_children(level)
     if level:
         raise too_deep
     return value
 
 
-def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
+def _list_children(parents: Iterable[Any]) -> list[Any]:
+    """Return the values of all objects and the items of all lists."""
+    children: list[Any] = []
+    for parent in parents:
+        if isinstance(parent, dict):
+            children += parent.values()
+        elif isinstance(parent, list):
+            children += parent
+    return children
 
 
 def read_lines(file: IO[AnyStr], most: int) -> Iterator[AnyStr]:
-    """Yield the lines of a file with their ends; ValueError for a line of more than `most` bytes or characters."""
+    """Yield the lines of a file with their ends.
+
+    Raises:
+      ValueError: a line has more than `most` bytes or characters.
+    """
     number = 0
     while line := file.readline(most + 1):
         number += 1
@@ -270,12 +296,12 @@ _CLEANUPS: list[Callable[[], object]] = []
 
 
 def clean_up_at_once(action: Callable[[], object]) -> None:
-    """Call `action` too when `hosts.exits.leave_at_once` ends the process, where Python's `atexit` calls nothing."""
+    """Call `action` too when `hosts.exits.leave_at_once` ends the process, without `atexit`."""
     _CLEANUPS.append(action)
 
 
 def clean_up() -> None:
-    """Call what `clean_up_at_once` was given, each once."""
+    """Call each action of `clean_up_at_once` once."""
     while _CLEANUPS:
         with contextlib.suppress(OSError):
             _CLEANUPS.pop()()
@@ -283,34 +309,35 @@ def clean_up() -> None:
 
 # Writing.
 
-OUT_OF_FILES = (
-    errno.EMFILE,
-    errno.ENFILE,
-)  # of a process and of a machine; they say nothing about a path
-TOO_MANY_FILES = "too many open files: the limit of this process or machine is reached. Raise it (ulimit -n 65536)."
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors of the limits of a process and of a machine, not of a path."""
+TOO_MANY_FILES = (
+    "too many open files: the limit of this process or machine is reached. "
+    "Raise it (ulimit -n 65536)."
+)
 
 
 class WriteError(OSError, ValueError):
-    """A file cannot be written: an error of the system, and a value that a user can change, its path."""
+    """A file cannot be written: an error of the system, and of a value, the path."""
 
     def __str__(self) -> str:
         if self.errno in OUT_OF_FILES:
             return TOO_MANY_FILES
         return (
-            f"{self.filename} cannot be written: {self.strerror}. "
-            "No file was changed; choose a path in an existing folder with free space and write permission."
+            f"{self.filename} cannot be written: {self.strerror}. No file was changed; "
+            "choose a path in an existing folder with free space and write permission."
         )
 
 
 @contextlib.contextmanager
 def make_folder(path: pathlib.Path) -> Iterator[None]:
-    """Create a folder and its parents; after a ValueError or a stop, remove those it created, unless filled.
+    """Create a folder and its parents; after a ValueError or a stop, remove the new empty ones.
 
     Links are followed, also those whose target does not exist. A bucket has no folders: nothing is
     created.
 
     Raises:
-      WriteError: the system refuses, or `path` is not a folder.
+      WriteError: an error of the system, or `path` is not a folder.
     """
     if is_in_bucket(path):
         yield
@@ -320,11 +347,9 @@ def make_folder(path: pathlib.Path) -> Iterator[None]:
         made = [missing for missing in (folder, *folder.parents) if not missing.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = (
-            "it is not a folder"
-            if isinstance(error, FileExistsError)
-            else error.strerror or str(error)
-        )
+        reason = error.strerror or str(error)
+        if isinstance(error, FileExistsError):
+            reason = "it is not a folder"
         raise WriteError(error.errno, reason, str(path)) from error
     try:
         yield
@@ -337,31 +362,20 @@ def make_folder(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces `path` at the end, or is removed after an error; an object is uploaded at the end.
+    """Yield a new file that replaces `path` at the end, or is removed after an error.
 
     Links are followed: the target is replaced, and the link stays. The file is in the folder of the
     target, and its `name` is its path, for libraries that write by path. A pipe, a terminal,
     another character device or an open descriptor (`/dev/stdout`) is not replaced: at the end the
-    content is written into it.
+    content is written into it. An object of a bucket is uploaded at the end.
 
     Raises:
-      WriteError: the system refuses (no such folder, no permission, no space), or `path` is a
+      WriteError: an error of the system (no such folder, no permission, no space), or `path` is a
         folder, a socket, a block device or a pipe without a reader.
       BrokenPipeError: the reader of a pipe has closed it.
     """
     try:
-        if is_in_bucket(path):
-            with tempfile.NamedTemporaryFile() as file:
-                yield cast(BinaryIO, file)
-                file.seek(0)
-                cast("BucketPath", path).write_bytes(file.read())
-            return
-        target = _follow(pathlib.Path(path))
-        with (
-            _write_at_end(_open_stream(target))
-            if _is_stream(target)
-            else _open_beside(target) as file
-        ):
+        with _open_replacement(path) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -369,20 +383,47 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
 
 
+def _open_replacement(
+    path: str | os.PathLike[str],
+) -> contextlib.AbstractContextManager[BinaryIO]:
+    """Return the context of a new file that becomes the content of `path`."""
+    if is_in_bucket(path):
+        return _upload_at_end(cast("BucketPath", path))
+    target = _follow(pathlib.Path(path))
+    if _is_stream(target):
+        return _write_at_end(_open_stream(target))
+    return _open_beside(target)
+
+
+@contextlib.contextmanager
+def _upload_at_end(path: "BucketPath") -> Iterator[BinaryIO]:
+    """Yield a temporary file, and upload it unless there was an error."""
+    with tempfile.NamedTemporaryFile() as file:
+        yield cast(BinaryIO, file)
+        file.seek(0)
+        path.write_bytes(file.read())
+
+
 def write_atomically(path: str | os.PathLike[str], content: str | bytes | bytearray) -> None:
     """Write text (as UTF-8) or bytes to a file; see `open_atomically`."""
+    if isinstance(content, str):
+        content = content.encode()
     with open_atomically(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content)
 
 
 def target_of(path: str | os.PathLike[str]) -> pathlib.Path | None:
-    """Return the file that `open_atomically` creates or replaces; None if it writes into a pipe, device or descriptor.
+    """Return the file that `open_atomically` creates or replaces.
+
+    Return None if it writes into a pipe, a device or a descriptor.
 
     Raises:
       OSError: it is a folder, a socket, a block device or a link of a circle.
     """
     target = _follow(pathlib.Path(path))
-    return None if _is_stream(target) else target
+    if _is_stream(target):
+        return None
+    return target
 
 
 def _follow(path: pathlib.Path) -> pathlib.Path:
@@ -403,7 +444,11 @@ def _is_descriptor(path: pathlib.Path) -> bool:
 
 
 def _is_stream(path: pathlib.Path) -> bool:
-    """Return True for a path that must not be replaced, False for a regular file and a path that does not exist."""
+    """Return True for a path that must not be replaced, False for a regular or missing file.
+
+    Raises:
+      OSError: it can be neither replaced nor written into.
+    """
     if _is_descriptor(path):
         return True
     try:
@@ -430,7 +475,7 @@ def _open_stream(path: pathlib.Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def _write_at_end(stream: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield a temporary file, and copy it into a stream unless there was an error: writers may move its position."""
+    """Yield a temporary file, in which writers may seek; copy it into a stream unless there was an error."""
     with stream, tempfile.TemporaryFile() as file:
         yield file
         file.seek(0)
@@ -460,21 +505,25 @@ _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.tmp")  # names that `_open_beside`
 
 
 def find_unfinished(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the temporary files of `open_atomically`, at any depth of a folder, whose process has ended."""
-    return [
-        path
-        for path in folder.rglob(".*.tmp")
-        if _TEMPORARY.fullmatch(path.name) and not _is_locked(path)
-    ]
+    """Return temporary files of `open_atomically`, at any depth, whose process has ended."""
+    unfinished = []
+    for path in folder.rglob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name) and not _is_locked(path):
+            unfinished.append(path)
+    return unfinished
 
 
 def _lock(file: BinaryIO) -> None:
-    """Lock a file until it is closed, as far as its file system has locks; OSError if another process has it locked."""
+    """Lock a file until it is closed.
+
+    Raises:
+      OSError: another process has it locked, or the file system has no locks.
+    """
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _is_locked(path: pathlib.Path) -> bool:
-    """Return whether a process may still be writing a file."""
+    """Return True if a process may still be writing a file."""
     try:
         with open_regular(path) as file:
             _lock(file)
@@ -484,9 +533,9 @@ def _is_locked(path: pathlib.Path) -> bool:
 
 
 def remove_tree(folder: pathlib.Path) -> None:
-    """Remove a folder with all it holds, as far as the system permits."""
-    if is_in_bucket(folder):
-        with contextlib.suppress(OSError):
-            cast("BucketPath", folder).rmtree()
-    else:
+    """Remove a folder and its content, as far as the system permits."""
+    if not is_in_bucket(folder):
         shutil.rmtree(folder, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        cast("BucketPath", folder).rmtree()

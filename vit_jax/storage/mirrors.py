@@ -22,15 +22,16 @@ from vit_jax.storage.buckets import (
 )
 from vit_jax.storage.gcs_client import as_system_errors, request_options
 
-_PLACEHOLDER = 0o200  # permissions that keep every reader from taking a placeholder for zeros
+_PLACEHOLDER = 0o200
+"""Permissions of a placeholder, which no reader can take for a file of zeros."""
 
 
 def mirror(address: BucketPath, root: pathlib.Path, whole: tuple[str, ...] = ()) -> pathlib.Path:
     """Create or update a folder with a placeholder for each object below an address; return it.
 
     Args:
-      address: of a folder.
-      root: of all mirrors on this machine.
+      address: the folder in the bucket.
+      root: the folder of all mirrors on this machine.
       whole: ends of names whose objects are downloaded.
 
     Raises:
@@ -38,16 +39,19 @@ def mirror(address: BucketPath, root: pathlib.Path, whole: tuple[str, ...] = ())
     """
     folder = root / address.bucket / address.key
     objects = {}
+    changed = []
     for path, status in address.objects():
-        objects[folder / path.relative_to(address)] = (path, status)
+        local = folder / path.relative_to(address)
+        objects[local] = (path, status)
+        if not _is_current(local, status):
+            changed.append(local)
     if not objects:
         raise FileNotFoundError(errno.ENOENT, "there is no object below this address", str(address))
 
     def store(local: pathlib.Path) -> None:
         path, status = objects[local]
-        _store(path, status, local, is_whole=local.name.endswith(whole))
+        _store_object(path, status, local, is_whole=local.name.endswith(whole))
 
-    changed = [local for local, (_, status) in objects.items() if not _is_current(local, status)]
     run_in_threads(store, changed)
     for local in folder.rglob("*"):
         if local not in objects and _is_removable(local, whole):
@@ -56,7 +60,10 @@ def mirror(address: BucketPath, root: pathlib.Path, whole: tuple[str, ...] = ())
 
 
 def _is_removable(local: pathlib.Path, whole: tuple[str, ...]) -> bool:
-    """Return whether a file is of a mirror, and complete: another process may be writing a hidden one."""
+    """Return True for a complete file of a mirror.
+
+    Another process may be writing a hidden file.
+    """
     if not local.is_file() or local.name.startswith("."):
         return False
     return _is_placeholder(local) or (bool(whole) and local.name.endswith(whole))
@@ -67,12 +74,15 @@ def fetch(path: BucketPath, root: pathlib.Path) -> pathlib.Path:
     local = root / path.bucket / path.key
     status = path.stat()
     if not _is_current(local, status) or _is_placeholder(local):
-        _store(path, status, local, is_whole=True)
+        _store_object(path, status, local, is_whole=True)
     return local
 
 
 def open_remote(path: str | os.PathLike[str], root: pathlib.Path) -> io.BufferedReader | None:
-    """Open an object of a bucket, by its address or its placeholder in a mirror below `root`; None for other files."""
+    """Open an object of a bucket, by its address or by its placeholder in a mirror below `root`.
+
+    Return None for other files.
+    """
     if isinstance(path, BucketPath):
         return path.open_ranges()
     text = os.fspath(path)
@@ -85,6 +95,7 @@ def open_remote(path: str | os.PathLike[str], root: pathlib.Path) -> io.Buffered
 
 
 def _is_current(local: pathlib.Path, status: Status) -> bool:
+    """Return True if a file or placeholder is of the present generation of its object."""
     return local.exists() and local.stat().st_mtime_ns == status.generation * 1000
 
 
@@ -92,9 +103,10 @@ def _is_placeholder(path: pathlib.Path) -> bool:
     return stat.S_IMODE(path.stat().st_mode) == _PLACEHOLDER
 
 
-def _store(path: BucketPath, status: Status, local: pathlib.Path, is_whole: bool) -> None:
+def _store_object(path: BucketPath, status: Status, local: pathlib.Path, is_whole: bool) -> None:
     """Write an object or its placeholder, completely or not at all."""
     local.parent.mkdir(parents=True, exist_ok=True)
+
     temporary = local.with_name(f".{secrets.token_hex(8)}")
     try:
         temporary.touch(0o600)
