@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def path_name(path: Sequence[object]) -> str:
-    """Return the name of a path as jax gives it."""
+    """Return the name of a path of jax."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
     return name.removesuffix("/value")
 
@@ -32,11 +32,13 @@ def named_leaves(tree: object) -> dict[str, Any]:
     Raises:
       ValueError: two leaves have the same name.
     """
-    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    named = {path_name(path): leaf for path, leaf in paths}
-    if len(named) != len(paths):
-        raise ValueError("Two leaves of this tree have the same name; names must be unique.")
-    return named
+    leaves = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = path_name(path)
+        if name in leaves:
+            raise ValueError("Two leaves of this tree have the same name; names must be unique.")
+        leaves[name] = leaf
+    return leaves
 
 
 def from_named_leaves(template: T, leaves: Mapping[str, Any]) -> T:
@@ -74,60 +76,68 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
 
 
 def differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
-    """Return one line for each name that only one side has or whose shapes differ, with the nearest name."""
+    """Return a line for each name that only one side has, or whose shapes differ.
+
+    A line of a missing name has the nearest name of the other side.
+    """
     missing = expected.keys() - actual.keys()
     surplus = actual.keys() - expected.keys()
     lines = []
-    for name, hint in _with_nearest(missing, surplus):
-        lines.append(f"missing: {name} {_shape(expected[name])}{hint}")
-    for name, hint in _with_nearest(surplus, missing):
-        lines.append(f"left over: {name} {_shape(actual[name])}{hint}")
+    for name, hint in _find_nearest(missing, surplus):
+        lines.append(f"missing: {name} {_get_shape(expected[name])}{hint}")
+    for name, hint in _find_nearest(surplus, missing):
+        lines.append(f"left over: {name} {_get_shape(actual[name])}{hint}")
     for name in expected.keys() & actual.keys():
-        expected_shape = _shape(expected[name])
-        shape = _shape(actual[name])
+        expected_shape = _get_shape(expected[name])
+        shape = _get_shape(actual[name])
         if shape != expected_shape:
             lines.append(f"shape: {name} is {shape}, the model has {expected_shape}")
     return sorted(lines)
 
 
 def listed(lines: Sequence[str], most: int = 30) -> str:
-    """Return the first lines, each on an indented line, and the number of the others: the end of a message."""
+    """Return the end of a message: the first lines, indented, and the number of the others."""
     shown = list(lines[:most])
     if len(lines) > most:
         shown.append(f"and {len(lines) - most:,} more")
     return "".join(f"\n  {line}" for line in shown)
 
 
-def _with_nearest(names: Iterable[str], others: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _find_nearest(names: Iterable[str], others: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each name with a hint that states the nearest of the others, or an empty hint.
 
     Names of all layers that differ in their numbers only are compared once.
     """
     kinds: dict[str, list[str]] = {}
     for other in sorted(others):
-        kinds.setdefault(_kind(other), []).append(other)
+        kinds.setdefault(_get_kind(other), []).append(other)
 
     @functools.cache
     def find_similar(kind: str) -> list[str]:
         """Return the names of the kind that is spelled most similarly."""
-        similar = closest(kind, kinds, cutoff=0.5)
-        return kinds[similar[0]] if similar else []
+        for similar_kind in closest(kind, kinds, cutoff=0.5):
+            return kinds[similar_kind]
+        return []
 
     for name in names:
-        similar = find_similar(_kind(name))
+        similar = find_similar(_get_kind(name))
         if not similar:
             yield name, ""
             continue
-        numbers = _NUMBER.findall(name)
-        same_layer = (other for other in similar if _NUMBER.findall(other) == numbers)
-        yield name, f" (nearest: {next(same_layer, similar[0])})"
+        nearest = similar[0]
+        for other in similar:
+            if _NUMBER.findall(other) == _NUMBER.findall(name):
+                nearest = other
+                break
+        yield name, f" (nearest: {nearest})"
 
 
-def _kind(name: str) -> str:
+def _get_kind(name: str) -> str:
+    """Return the name with a sign for each number."""
     return _NUMBER.sub("#", name)
 
 
-def _shape(leaf: object) -> tuple[int, ...]:
+def _get_shape(leaf: object) -> tuple[int, ...]:
     return tuple(getattr(leaf, "shape", ()))
 
 
@@ -135,8 +145,7 @@ def parameters_sha256(model: object) -> str:
     """Return the SHA-256 of the float32 bytes of all parameters in the order of their names."""
     digest = hashlib.sha256()
     for _, leaf in sorted(named_leaves(model).items()):
-        is_spread = isinstance(leaf, jax.Array) and jax.process_count() > 1
-        if is_spread:
+        if isinstance(leaf, jax.Array) and jax.process_count() > 1:
             full = multihost_utils.process_allgather(leaf, tiled=True)
         else:
             full = jax.device_get(leaf)

@@ -16,23 +16,17 @@ import tempfile
 import types
 from collections.abc import Iterable, Iterator, Mapping
 
-_EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}  # of the package jax, by platform
-NVIDIA_DEVICES = (
-    "dev/nvidia[0-9]*",
-    "dev/nvgpu*",
-    "dev/nvhost*",
-    "dev/dxg",
-)  # of servers, of Jetson, of WSL
+_EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
+"""Extras of the package jax, by platform."""
+NVIDIA_DEVICES = ("dev/nvidia[0-9]*", "dev/nvgpu*", "dev/nvhost*", "dev/dxg")
+"""Files of devices: of servers, of Jetson (two), of WSL."""
 _KNOWN = ("cpu", "cuda", "rocm", "tpu")
-_GOOGLE = "0x1ae0"  # vendor of PCI devices
-_CUDA = (
-    "12",
-    "13",
-)  # releases that JAX has plugins for: jax_cudaN_plugin, registered by jax_plugins.xla_cudaN
-_SET_BY_JAX = {
-    "TPU_LIBRARY_PATH",
-    "TPU_SKIP_MDS_QUERY",
-}  # also without a TPU; programs that it starts inherit them
+_GOOGLE = "0x1ae0"
+"""Google as the vendor of a PCI device."""
+_CUDA = ("12", "13")
+"""Releases that JAX has plugins for: jax_cudaN_plugin, registered by jax_plugins.xla_cudaN."""
+_SET_BY_JAX = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY"}
+"""Variables that JAX sets also without a TPU; programs that it starts inherit them."""
 
 
 class BackendError(RuntimeError):
@@ -58,15 +52,18 @@ def explained_backend() -> Iterator[None]:
 
 
 def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path("/")) -> Exception:
-    """Return the error to raise in the place of JAX's, for this value of `JAX_PLATFORMS`; `root` is the file system."""
-    asked = [name.strip() for name in platforms.split(",") if name.strip()]
-    installed_plugins = _all_plugins()
+    """Return the error to raise in place of an error of JAX.
+
+    `platforms` is the value of `JAX_PLATFORMS`, `root` the file system.
+    """
+    asked = _split_platforms(platforms)
+    installed_plugins = _find_all_plugins()
     installed = _describe_installation(installed_plugins)
     for name in asked:
         if name != "cpu" and not _has_plugin(name, installed_plugins):
             return ValueError(
                 f"JAX_PLATFORMS={platforms}: the platform {name!r} is not installed ({installed}). "
-                f"Unset JAX_PLATFORMS, or {_way_to_install(name)}."
+                f"Unset JAX_PLATFORMS, or {_advise_installation(name)}."
             )
     if {"cuda", "gpu"} & {*asked} and not _has_nvidia(root):
         return BackendError(
@@ -85,6 +82,11 @@ def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path(
     )
 
 
+def _split_platforms(platforms: str) -> list[str]:
+    """Return the names in a value of `JAX_PLATFORMS`."""
+    return list(filter(None, map(str.strip, platforms.split(","))))
+
+
 def _describe_installation(installed_plugins: Mapping[str, str]) -> str:
     """Return the versions of JAX and of its plugins in words."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib")]
@@ -93,11 +95,11 @@ def _describe_installation(installed_plugins: Mapping[str, str]) -> str:
 
 
 def _has_plugin(platform: str, installed_plugins: Iterable[str]) -> bool:
-    words = (_EXTRAS.get(platform, platform), platform)
-    return any(words[0] in plugin or words[1] in plugin for plugin in installed_plugins)
+    extra = _EXTRAS.get(platform, platform)
+    return any(extra in plugin or platform in plugin for plugin in installed_plugins)
 
 
-def _way_to_install(platform: str) -> str:
+def _advise_installation(platform: str) -> str:
     if platform in _EXTRAS:
         return f"install it: pip install -U 'jax[{_EXTRAS[platform]}]'"
     if platform in _KNOWN:
@@ -111,11 +113,14 @@ def plugins() -> dict[str, str]:
     for distribution in importlib.metadata.distributions():
         name = distribution.name or ""  # None for damaged metadata
         names.add(name.lower().replace("_", "-"))
-    matches = [name for name in names if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name)]
-    return {name: importlib.metadata.version(name) for name in sorted(matches)}
+    versions = {}
+    for name in sorted(names):
+        if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
-def _all_plugins() -> dict[str, str]:
+def _find_all_plugins() -> dict[str, str]:
     """Return all plugins, also those of other platforms, which register themselves."""
     versions = plugins()
     for entry in importlib.metadata.entry_points(group="jax_plugins"):
@@ -125,18 +130,19 @@ def _all_plugins() -> dict[str, str]:
 
 
 def _comes_from_start(error: Exception) -> bool:
-    """Return whether the traceback passes the module of JAX that starts devices."""
-    place = error.__traceback__
-    while place is not None:
-        if place.tb_frame.f_globals.get("__name__") == "jax._src.xla_bridge":
+    """Return True if the traceback passes the module of JAX that starts devices."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__") == "jax._src.xla_bridge":
             return True
-        place = place.tb_next
+        traceback = traceback.tb_next
     return False
 
 
 def has_tpu(root: pathlib.Path) -> bool:
-    """Return whether there is a TPU: a character device, or a PCI device of Google that is handed to programs.
+    """Return True if there is a TPU.
 
+    It is a character device, or a PCI device of Google that is handed to programs.
     `launch/environment.sh` decides in the same way.
     """
     if any(root.glob("dev/accel[0-9]*")):
@@ -146,7 +152,7 @@ def has_tpu(root: pathlib.Path) -> bool:
 
 
 def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str:
-    """Return "cpu" where JAX would try an accelerator that is absent, and "" where its own choice is right.
+    """Return "cpu" where JAX would try an absent accelerator, and "" where its own choice is right.
 
     libtpu and the CUDA plugin, installed for plans and tests, print errors when JAX starts them
     without a device. Wherever anything hints at an accelerator, JAX decides: its devices, its
@@ -160,21 +166,23 @@ def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str
     devices = ("dev/accel*", "dev/vfio/[0-9]*", "dev/kfd")
     if has_tpu(root) or _has_nvidia(root) or _has_files(root, devices):
         return ""
-    registered = _registered_plugins()
-    if any(re.fullmatch(r"xla_cuda\d+", name) is None for name in registered):
+    registered = _find_registered_plugins()
+    if not all(re.fullmatch(r"xla_cuda\d+", name) for name in registered):
         return ""
-    has_plugin = bool(registered) or importlib.util.find_spec("libtpu") is not None
-    return "cpu" if has_plugin else ""
+    if registered or importlib.util.find_spec("libtpu") is not None:
+        return "cpu"
+    return ""
 
 
-def _registered_plugins() -> set[str]:
+def _find_registered_plugins() -> set[str]:
     """Return the names by which JAX finds plugins: modules in `jax_plugins`, and entry points."""
     entries = importlib.metadata.entry_points(group="jax_plugins")
     names = {entry.name for entry in entries}
     spec = importlib.util.find_spec("jax_plugins")
     if spec is not None:
         folders = list(spec.submodule_search_locations or ())
-        names |= {module.name for module in pkgutil.iter_modules(folders)}
+        for module in pkgutil.iter_modules(folders):
+            names.add(module.name)
     return names
 
 
@@ -191,8 +199,8 @@ def hide_cuda(environment: Mapping[str, str], root: pathlib.Path) -> None:
 
     Call this before JAX is imported. A plan loads the plugin itself (`load_cuda`).
     """
-    asked = environment.get("JAX_PLATFORMS", "").split(",")
-    if not _has_nvidia(root) and not any(name.strip() in ("cuda", "gpu") for name in asked):
+    asked = _split_platforms(environment.get("JAX_PLATFORMS", ""))
+    if not _has_nvidia(root) and not {"cuda", "gpu"} & {*asked}:
         forbid_cuda()
 
 
@@ -207,10 +215,13 @@ def forbid_cuda() -> None:
 
 
 def load_cuda() -> None:
-    """Register the CUDA plugin with JAX after `hide_cuda`; its messages about absent drivers are dropped."""
+    """Register the CUDA plugin with JAX after `hide_cuda`.
+
+    Its messages about absent drivers are dropped.
+    """
     installed = plugins()
-    release = next(release for release in _CUDA if f"jax-cuda{release}-plugin" in installed)
-    name = f"jax_plugins.xla_cuda{release}"
+    releases = [release for release in _CUDA if f"jax-cuda{release}-plugin" in installed]
+    name = f"jax_plugins.xla_cuda{releases[0]}"
     del sys.modules[name]
     logging.getLogger(name).setLevel(logging.ERROR)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Modules under the names that earlier versions documented, so that users' imports and references go on working."""
+"""Modules by the names that earlier versions documented, for imports and references of users."""
 
 import importlib
 import importlib.machinery
@@ -62,6 +62,5 @@ class EarlierNames:
 def install_earlier_names() -> None:
     """Let Python's import system find modules by their earlier names, once for a process."""
     if not any(isinstance(finder, EarlierNames) for finder in sys.meta_path):
-        sys.meta_path.insert(
-            0, EarlierNames()
-        )  # before the finder of files, which finds some below a moved folder
+        # The finder of files comes later: it finds some modules below a moved folder.
+        sys.meta_path.insert(0, EarlierNames())

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra: from the checkout, the wheel or the repository that was installed."""
+    """Return the command that adds an extra, from the origin of the installed package."""
     python = pathlib.Path(sys.executable)
     pip_on_path = pathlib.Path(shutil.which("pip") or "/")
     pip = f"{shlex.quote(str(python))} -m pip"
@@ -35,7 +35,7 @@ def _quote(word: str) -> str:
 
 
 def _make_requirement(extra: str, origin: dict[str, Any]) -> str:
-    """Return what pip installs, given where the package came from (PEP 610)."""
+    """Return the requirement for pip of a package with this origin (PEP 610)."""
     url = origin.get("url", "")
     if url.startswith("file:"):  # a wheel, or a folder
         path = urllib.request.url2pathname(urllib.parse.urlparse(url).path)
@@ -49,7 +49,7 @@ def _make_requirement(extra: str, origin: dict[str, Any]) -> str:
 
 
 def _read_origin() -> dict[str, Any]:
-    """Return what pip has recorded about the origin of the package; {} for a package index."""
+    """Return the record of pip about the origin of the package; {} for a package index."""
     try:
         text = importlib.metadata.distribution("vit_jax").read_text("direct_url.json")
         return dict(json.loads(text or "{}"))

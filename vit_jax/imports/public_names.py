@@ -13,7 +13,9 @@ def import_on_use(package: str, names: Mapping[str, Iterable[str]]) -> Callable[
       package: its `__name__`.
       names: public names by module, which is relative to the package: {"schema": ("InputConfig",)}.
     """
-    modules = {name: module for module, public in names.items() for name in public}
+    modules: dict[str, str] = {}
+    for module_name, public in names.items():
+        modules |= dict.fromkeys(public, module_name)
 
     def load_name(name: str) -> Any:
         if name not in modules:

@@ -1,11 +1,11 @@
-"""References to a user's own code: the text "package.module:name" in a config, and the object that it names.
+"""References to custom code: the text "package.module:name" in a config, and the object that it names.
 
-Wherever a config names a built-in component, it also takes such a reference. Nothing is imported
-until a run starts.
+A config accepts a reference in place of a built-in component. Nothing is imported until a run
+starts.
 
-Who wrote a reference decides whether it is imported. Text of the user (recipe, command line,
-Python) is. Text of a file of weights is not, unless the caller allows its package: readers of
-metadata mark it with `mark_stored`.
+References of the user (recipe, command line, Python) are imported. References in a file of weights
+are imported only if the caller allows their package: readers of metadata mark them with
+`mark_stored`.
 """
 
 import contextlib
@@ -23,9 +23,8 @@ from vit_jax.imports.reference_form import is_reference
 from vit_jax.text.nearest import did_you_mean
 
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-
-
-_FEW_NAMES = 20  # of a module, which an error lists
+_FEW_NAMES = 20
+"""Number of names of a module that an error lists at most."""
 _WAY_TO_MODULE = (
     " Run from the folder that contains it (of a trained network, the folder where it was "
     "trained), or add that folder to PYTHONPATH."
@@ -41,14 +40,22 @@ class StoredReference(str):
 
     Copies by `dataclasses`, `copy` and `pickle` stay marked. `str(reference)` is plain text: do not
     resolve that.
+
+    Attributes:
+      file: the file, for errors.
+      field: the field of the metadata, such as "architecture.network".
+      allowed: packages and references from `allowed_code`.
     """
 
     file: str = "a file"
-    field: str = ""  # where the metadata has it, "architecture.network"
-    allowed: tuple[str, ...] = ()  # as from `allowed_code`
+    field: str = ""
+    allowed: tuple[str, ...] = ()
 
     def require_allowed(self, module: str | None = None) -> None:
-        """Raise CodeNotAllowed unless the caller allows code of `module`; None: the module that it names."""
+        """Raise CodeNotAllowed unless the caller allows code of `module`.
+
+        None stands for the module that the reference names.
+        """
         if self in self.allowed:  # a reference that is allowed may be defined in any package
             return
         if module is None:
@@ -66,7 +73,7 @@ class StoredReference(str):
 
 
 def _is_inside(module: str, package: str) -> bool:
-    """Return whether a module is a package or below it."""
+    """Return True if a module is a package or below it."""
     return f"{module}.".startswith(f"{package}.")
 
 
@@ -92,9 +99,12 @@ def allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
-    """Mark every reference in the metadata of a file, from JSON, at any depth and in place; return the metadata.
+    """Mark every reference in metadata from JSON, at any depth and in place; return the metadata.
 
-    `file` is for errors, `allowed` the packages that the caller allows, from `allowed_code`.
+    Args:
+      metadata: dictionaries and lists.
+      file: the file that has them, for errors.
+      allowed: packages that the caller allows, from `allowed_code`.
     """
     pending: list[tuple[str, Any]] = [("", metadata)]
     while pending:
@@ -122,10 +132,10 @@ def called(subject: str, arguments: str) -> Iterator[None]:
 
 
 def resolve(text: str, field: str) -> Any:
-    """Import what a reference names; modules in the working directory are found after installed ones.
+    """Return the object that a reference names.
 
-    The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for
-    the error.
+    Modules in the working directory are found after installed ones. The name may be an attribute of
+    an attribute, "Class.method". `field` is the name of the option, for the error.
 
     Raises:
       CodeNotAllowed: a file names it, and the caller does not allow its package. Nothing is
@@ -174,7 +184,7 @@ def _import_module(name: str, subject: str) -> Any:
 
 
 def _describe_names(name: str, module_name: str) -> str:
-    """Return the end of a sentence with the nearest names of a module, or with all where they are few."""
+    """Return the end of a sentence with the nearest names of a module, or with all of few names."""
     public = [word for word in vars(sys.modules[module_name]) if not word.startswith("_")]
     hint = did_you_mean(name, public)
     has_many = len(public) > _FEW_NAMES
@@ -187,7 +197,7 @@ def _describe_names(name: str, module_name: str) -> str:
 
 
 def _is_installed(module_name: str) -> bool:
-    """Return True if the package is found without the working directory, which then need not be searched."""
+    """Return True if the package is found without the working directory."""
     package = module_name.partition(".")[0]  # nothing is imported to find a top package
     try:
         spec = importlib.util.find_spec(package)
@@ -198,7 +208,7 @@ def _is_installed(module_name: str) -> bool:
 
 
 def _find_home(value: object) -> str | None:
-    """Return the module that defines a module, class or function; None for objects that do not state it."""
+    """Return the module that defines a module, class or function; None for other objects."""
     if isinstance(value, types.ModuleType):
         return value.__name__
     if inspect.isclass(value) or inspect.isroutine(value):

@@ -5,14 +5,24 @@ from collections.abc import Collection, Iterable
 
 
 def closest(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return at most `most` known names that are at least `cutoff` similar to a name, the most similar first."""
+    """Return the known names that are spelled most similarly, the most similar first.
+
+    Args:
+      name: a name that is not known.
+      known: the known names.
+      most: number of names to return at most.
+      cutoff: least similarity, in [0, 1].
+    """
     return difflib.get_close_matches(name, list(known), most, cutoff)
 
 
 def did_you_mean(
     name: str, known: Iterable[str], form: str = "{!r}", most: int = 1, cutoff: float = 0.6
 ) -> str:
-    """Return " Did you mean A or B?" with the closest known names in this form; "" without any."""
+    """Return " Did you mean A or B?" with the closest known names, or "".
+
+    `form` is the template of a name; the other arguments are those of `closest`.
+    """
     similar = closest(name, known, most, cutoff)
     if not similar:
         return ""

@@ -7,7 +7,7 @@ _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u20
 
 
 def printable(name: str) -> str:
-    """Return a name on one line with control characters escaped; ordinary Unicode stays as it is."""
+    """Return a name on one line with control characters escaped; other Unicode stays unchanged."""
     return _UNPRINTABLE.sub(_escape, name)
 
 

@@ -9,10 +9,18 @@ from typing import TextIO
 
 from vit_jax.text.printable import printable
 
-# Every dialect of Markdown knows these escapes, and entities.
-_ESCAPES = {sign: f"\\{sign}" for sign in r"\`*_{}[]#!"}
-_ENTITIES = {sign: f"&#{ord(sign)};" for sign in "<>&|~$:"}
-_MARKUP = str.maketrans(_ESCAPES | _ENTITIES)
+
+def _escape_markup() -> dict[int, str]:
+    """Return a translation of markup to escapes and entities that every dialect of Markdown knows."""
+    escapes = {}
+    for sign in r"\`*_{}[]#!":
+        escapes[sign] = f"\\{sign}"
+    for sign in "<>&|~$:":
+        escapes[sign] = f"&#{ord(sign)};"
+    return str.maketrans(escapes)
+
+
+_MARKUP = _escape_markup()
 
 # Spreadsheets take such a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A
 # quote before it is guarded as well, so that removing one quote restores every cell.
@@ -31,44 +39,61 @@ def columns(
       gap: between columns.
       least: least widths of the first columns.
     """
-    lines = [_printable_cells(row) for row in rows]
-    widths = [_width_of(column) for column in zip_longest(*lines, fillvalue="")]
+    lines = [_escape_cells(row) for row in rows]
+    widths = _measure_columns(zip_longest(*lines, fillvalue=""))
     for index, width in enumerate(least[: len(widths)]):
         widths[index] = max(widths[index], width)
-    return "\n".join(gap.join(_pad(line, signs, widths)).rstrip() for line in lines)
+    texts = []
+    for line in lines:
+        texts.append(gap.join(_pad_cells(line, signs, widths)).rstrip())
+    return "\n".join(texts)
 
 
-def _printable_cells(row: Sequence[str]) -> list[str]:
+def _escape_cells(row: Sequence[str]) -> list[str]:
     return list(map(printable, row))
 
 
-def _width_of(column: Iterable[str]) -> int:
-    return max(map(len, column))
+def _measure_columns(columns: Iterable[Iterable[str]]) -> list[int]:
+    """Return the length of the longest cell of each column."""
+    widths = []
+    for column in columns:
+        widths.append(max(map(len, column)))
+    return widths
 
 
-def _pad(cells: Sequence[str], signs: Iterable[str], widths: Iterable[int]) -> list[str]:
+def _pad_cells(cells: Sequence[str], signs: Iterable[str], widths: Iterable[int]) -> list[str]:
     """Return the cells of a row, filled with blanks up to the width of their column."""
-    columns = zip(cells, signs, widths, strict=False)
-    return [f"{cell:{sign}{width}}" for cell, sign, width in columns]
+    padded = []
+    for cell, sign, width in zip(cells, signs, widths, strict=False):
+        padded.append(f"{cell:{sign}{width}}")
+    return padded
 
 
 def aligned(
     head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()
 ) -> str:
-    """Return a table of cells, which may have markup; columns whose head is among `words` are aligned to the left."""
+    """Return a Markdown table of cells, which may have markup.
+
+    Columns whose head is among `words` are aligned to the left, the others to the right.
+    """
     names = _escape_borders(head)
     rows = [_escape_borders(line) for line in lines]
-    widths = [_width_of(column) for column in zip(names, *rows, strict=True)]
-    signs = ["<" if name in words else ">" for name in names]
-    rules = [_draw_rule(sign, width) for sign, width in zip(signs, widths, strict=True)]
+    widths = _measure_columns(zip(names, *rows, strict=True))
+    signs = []
+    rules = []
+    for name, width in zip(names, widths, strict=True):
+        sign = "<" if name in words else ">"
+        signs.append(sign)
+        rules.append(_draw_rule(sign, width))
+
     text = ""
     for row in (names, rules, *rows):
-        text += f"| {' | '.join(_pad(row, signs, widths))} |\n"
+        text += f"| {' | '.join(_pad_cells(row, signs, widths))} |\n"
     return text
 
 
 def _escape_borders(row: Sequence[str]) -> list[str]:
-    return [cell.replace("|", r"\|") for cell in map(printable, row)]
+    return [printable(cell).replace("|", r"\|") for cell in row]
 
 
 def _draw_rule(sign: str, width: int) -> str:
@@ -84,12 +109,16 @@ def markdown_text(name: str) -> str:
 
 
 def markdown_code(name: str, *, in_table: bool = False) -> str:
-    """Return a name as a code span of Markdown; in a table its pipes are escaped, which tables alone undo."""
+    """Return a name as a code span of Markdown.
+
+    In a table its pipes are escaped, which tables alone undo.
+    """
     text = printable(name)
     longest_run = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * (longest_run + 1)
-    needs_space = not text or text[0] in "` " or text[-1] in "` "
-    space = " " if needs_space else ""
+    space = ""
+    if not text or text[0] in "` " or text[-1] in "` ":
+        space = " "
     if in_table:
         text = text.replace("|", r"\|")
     return f"{fence}{space}{text}{space}{fence}"
@@ -113,11 +142,11 @@ def write_csv(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
     for row in rows:
         line.seek(0)
         line.truncate()
-        writer.writerow(map(_guard, row))
+        writer.writerow(map(_guard_formula, row))
         file.write(line.getvalue().removesuffix("\r\n") + "\n")
 
 
-def _guard(cell: object) -> object:
+def _guard_formula(cell: object) -> object:
     """Return a cell, with a quote in front of a formula."""
     if not isinstance(cell, str) or not _FORMULA.match(cell) or _NUMBER.fullmatch(cell):
         return cell
