@@ -165,7 +165,7 @@ def test_the_index_of_a_shard_is_kept_on_this_machine(make_config, cache, monkey
     assert (mirror / "train-0000.tar.index").is_file()
 
     (mirror / "train-0000.tar").unlink()
-    shard_index._find_valid.cache_clear()
+    shard_index._find_cached_index.cache_clear()
     files.mirror.cache_clear()
     monkeypatch.delattr(shard_index, "read_index")
     source = open_source(f"wds:{ROOT}/data/wds", "train", config, 0)

@@ -15,7 +15,7 @@ from tests.data.packed_files import image, samples, write_parquet, write_shard
 from tests.rejections import rejects
 from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.kinds import parquet
-from vit_jax.data.kinds.packed import _expanded
+from vit_jax.data.kinds.packed import _expand_pattern
 from vit_jax.data.sources import holds_out, located, open_source
 
 TWENTY = [number % 2 for number in range(20)]
@@ -131,7 +131,7 @@ def test_files_without_splits_hold_out_a_part(tmp_path, make_config, kind):
     ],
 )
 def test_braces(pattern, names):
-    assert sorted(_expanded(pattern)) == names
+    assert sorted(_expand_pattern(pattern)) == names
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def five_groups(tmp_path, make_config, monkeypatch):
     """
     path = write_parquet(tmp_path / "a.parquet", [0, 1] * 10, group=4)
     source = open_all(f"parquet:{path}", make_config())
-    file = parquet._now(str(path))
+    file = parquet._stat_file(str(path))
     reads = []
     read_group = parquet._read_group
 
@@ -363,7 +363,7 @@ def five_groups(tmp_path, make_config, monkeypatch):
     stated_sizes = []
     for group in range(5):
         sizes.append(sum(len(image(level)) for level in range(4 * group, 4 * group + 4)))
-        stated_sizes.append(parquet._chunk(file, group, "image.bytes").uncompressed)
+        stated_sizes.append(parquet._find_chunk(file, group, "image.bytes").uncompressed)
     memory = parquet._Groups(max(sizes) + max(stated_sizes))
     monkeypatch.setattr(parquet, "_read_group", record_read)
     monkeypatch.setattr(parquet, "_GROUPS", memory)

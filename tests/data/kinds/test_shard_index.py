@@ -41,7 +41,7 @@ def reads(monkeypatch):
 
 def find_labels(path, selection=ANY):
     """Return the labels of a shard, as another process reads them."""
-    shard_index._find_valid.cache_clear()
+    shard_index._find_cached_index.cache_clear()
     rows = find_index(str(path), selection).rows
     return rows["label"].astype(str).tolist()
 
@@ -171,7 +171,7 @@ def test_an_index_of_an_earlier_form_is_made_again(tmp_path, reads, caplog):
         "label": "",
     }
     header = json.dumps({"about": about, "letters": [9, 1]})
-    rows = np.zeros(2, shard_index._row_type(9, 1))
+    rows = np.zeros(2, shard_index._build_row_type(9, 1))
     (tmp_path / "a.tar.index").write_bytes(header.encode() + rows.tobytes())
 
     assert find_labels(path) == ["0", "1"]
@@ -313,7 +313,7 @@ def test_labels_without_an_image_are_reported(tmp_path, make_config, caplog):
 
     for _ in range(2):
         caplog.clear()
-        shard_index._find_valid.cache_clear()
+        shard_index._find_cached_index.cache_clear()
         shard_index.warn_once.cache_clear()
 
         assert read_images(f"wds:{path}", make_config) == ([0, 1], [0, 1])

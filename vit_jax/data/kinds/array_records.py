@@ -37,8 +37,15 @@ _FOOTER_MAGIC = 2
 
 
 class _Index(NamedTuple):
-    offsets: np.ndarray  # of the N chunks of a file and of the end of the last one, int64 (N + 1,)
-    firsts: np.ndarray  # the numbers of their first records, int64 (N + 1,)
+    """The N chunks of a file.
+
+    Attributes:
+      offsets: where each chunk begins, and where the last one ends, int64 (N + 1,).
+      firsts: number of the first record of each chunk, and of all records, int64 (N + 1,).
+    """
+
+    offsets: np.ndarray
+    firsts: np.ndarray
 
 
 class BucketRecords:
@@ -86,7 +93,7 @@ def num_records(file: str) -> int:
       OSError: the bucket does not answer.
     """
     if is_mirrored(file):
-        return int(_index_of(file).firsts[-1])
+        return int(_read_index(file).firsts[-1])
     reader = array_record_module.ArrayRecordReader(file)
     count: int = reader.num_records()
     reader.close()
@@ -94,26 +101,31 @@ def num_records(file: str) -> int:
 
 
 def _read_records(file: str, begin: int, end: int) -> list[bytes]:
-    index = _index_of(file)
+    """Return the records of a file from number `begin` to `end`, exclusive."""
+    index = _read_index(file)
     first = int(np.searchsorted(index.firsts, begin, side="right")) - 1
     last = int(np.searchsorted(index.firsts, end - 1, side="right"))
-    offset = int(index.offsets[first])
-    stop = int(index.offsets[last])
-    content = read_range(file, offset, stop - offset)
+    offsets = index.offsets[first : last + 1].tolist()
+    start = offsets[0]
+    content = read_range(file, start, offsets[-1] - start)
 
     records = list[bytes]()
-    offsets = index.offsets[first : last + 1].tolist()
     for low, high in itertools.pairwise(offsets):
-        stored = content[low - offset : high - offset]
-        chunk = _without_headers(stored, low)
-        records += _records_of(chunk)
+        stored = content[low - start : high - start]
+        chunk = _remove_headers(stored, low)
+        records += _split_chunk(chunk)
 
     skipped = begin - int(index.firsts[first])
     return records[skipped : skipped + end - begin]
 
 
 @functools.lru_cache(4096)  # files of one dataset
-def _index_of(file: str) -> _Index:
+def _read_index(file: str) -> _Index:
+    """Return the index at the end of a file.
+
+    Raises:
+      RuntimeError: the end is damaged, or of another kind of file.
+    """
     with open_regular(file) as opened:
         size = size_of(opened)
     has_whole_blocks = size > 0 and size % _BLOCK_BYTES == 0
@@ -121,19 +133,17 @@ def _index_of(file: str) -> _Index:
 
     start = size - _BLOCK_BYTES
     last_block = _read_chunk(file, start, size)
-    postscript = dict(_fields(last_block[0]))
+    postscript = dict(_read_fields(last_block[0]))
     footer = postscript.get(_FOOTER_OFFSET, 0)
-    is_plausible = 0 < footer < start and start - footer <= _MOST_FOOTER_BYTES
-    _require(
-        is_plausible and postscript.get(_FOOTER_MAGIC) == _MAGIC,
-        "it does not end as an ArrayRecord file",
-    )
+    is_inside = 0 < footer < start and start - footer <= _MOST_FOOTER_BYTES
+    has_magic = postscript.get(_FOOTER_MAGIC) == _MAGIC
+    _require(is_inside and has_magic, "it does not end as an ArrayRecord file")
 
     _, *chunks = _read_chunk(file, footer, start)
     offsets = []
     counts = []
     for chunk in chunks:
-        fields = dict(_fields(chunk))
+        fields = dict(_read_fields(chunk))
         offsets.append(fields[_OFFSET])
         counts.append(fields.get(_NUM_RECORDS, 0))
     bounds = np.array([*offsets, footer], np.int64)
@@ -145,39 +155,27 @@ def _index_of(file: str) -> _Index:
 def _read_chunk(file: str, start: int, end: int) -> list[bytes]:
     """Return the records of the chunk between two places of a file."""
     content = read_range(file, start, end - start)
-    return _records_of(_without_headers(content, start))
+    return _split_chunk(_remove_headers(content, start))
 
 
-def _without_headers(content: bytes, offset: int) -> bytes:
+def _remove_headers(content: bytes, offset: int) -> bytes:
     """Remove the headers of blocks from bytes that begin at this offset of a file."""
-    contents = list[bytes]()
-    place = 0
-    while place < len(content):
-        if (offset + place) % _BLOCK_BYTES == 0:
-            place += _BLOCK_HEADER_BYTES
-        end = place + _BLOCK_BYTES - (offset + place) % _BLOCK_BYTES
-        contents.append(content[place:end])
-        place = end
-    return b"".join(contents)
+    parts = list[bytes]()
+    start = 0
+    while start < len(content):
+        if (offset + start) % _BLOCK_BYTES == 0:
+            start += _BLOCK_HEADER_BYTES
+        bytes_of_block = _BLOCK_BYTES - (offset + start) % _BLOCK_BYTES
+        end = start + bytes_of_block
+        parts.append(content[start:end])
+        start = end
+    return b"".join(parts)
 
 
-def _records_of(chunk: bytes) -> list[bytes]:
+def _split_chunk(chunk: bytes) -> list[bytes]:
     """Return the records of a chunk, which begins with its header."""
     try:
-        _, num_bytes, _, kind, _ = _CHUNK_HEADER.unpack_from(chunk)
-        data = chunk[_CHUNK_HEADER.size :][:num_bytes]
-        is_simple = kind & 0xFF == _SIMPLE and len(data) == num_bytes and data[0] in _COMPRESSION
-        _require(is_simple, "a chunk is damaged, or of another kind than TFDS writes")
-        codec = _COMPRESSION[data[0]]
-        num_sizes, place = _varint(data, 1)
-        sizes = _decompressed(data[place : place + num_sizes], codec)
-        place = place + num_sizes
-        values = _decompressed(data[place:], codec)
-        ends = [0]
-        at = 0
-        for _ in range(kind >> 8):
-            size, at = _varint(sizes, at)
-            ends.append(ends[-1] + size)
+        ends, values = _read_chunk_data(chunk)
     except (struct.error, IndexError, pa.ArrowException, OSError, ValueError) as error:
         raise RuntimeError(f"a chunk is damaged ({error})") from error
     _require(
@@ -187,35 +185,59 @@ def _records_of(chunk: bytes) -> list[bytes]:
     return [values[low:high] for low, high in itertools.pairwise(ends)]
 
 
-def _decompressed(content: bytes, codec: str | None) -> bytes:
+def _read_chunk_data(chunk: bytes) -> tuple[list[int], bytes]:
+    """Return the bounds of the records of a chunk, and their bytes."""
+    _, num_bytes, _, kind, _ = _CHUNK_HEADER.unpack_from(chunk)
+    data = chunk[_CHUNK_HEADER.size :][:num_bytes]
+    is_simple = kind & 0xFF == _SIMPLE and len(data) == num_bytes and data[0] in _COMPRESSION
+    _require(is_simple, "a chunk is damaged, or of another kind than TFDS writes")
+
+    codec = _COMPRESSION[data[0]]
+    num_sizes, start_of_sizes = _read_varint(data, 1)
+    start_of_values = start_of_sizes + num_sizes
+    sizes = _decompress(data[start_of_sizes:start_of_values], codec)
+    values = _decompress(data[start_of_values:], codec)
+
+    num_records = kind >> 8
+    ends = [0]
+    position = 0
+    for _ in range(num_records):
+        size, position = _read_varint(sizes, position)
+        ends.append(ends[-1] + size)
+    return ends, values
+
+
+def _decompress(content: bytes, codec: str | None) -> bytes:
     if codec is None:
         return content
-    size, place = _varint(content, 0)
-    return bytes(pa.Codec(codec).decompress(content[place:], size, asbytes=True))
+    size, start = _read_varint(content, 0)
+    return bytes(pa.Codec(codec).decompress(content[start:], size, asbytes=True))
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the numbers and values of a protocol buffer with integers alone."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
+def _read_fields(message: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the numbers and values of a protocol buffer that has integers only."""
+    position = 0
+    while position < len(message):
+        key, position = _read_varint(message, position)
         _require(key & 7 == 0, "its index is damaged")
-        value, place = _varint(message, place)
+        value, position = _read_varint(message, position)
         yield key >> 3, value
 
 
-def _require(holds: bool, problem: str) -> None:
-    if not holds:
+def _require(condition: bool, problem: str) -> None:
+    """Raise RuntimeError with the problem unless the condition holds."""
+    if not condition:
         raise RuntimeError(problem)
 
 
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """Return the integer at a place, seven bits a byte, and the place after it."""
-    value = shift = 0
+def _read_varint(content: bytes, position: int) -> tuple[int, int]:
+    """Return the integer at a position, seven bits a byte, and the position after it."""
+    value = 0
+    shift = 0
     while True:
-        byte = content[place]
-        value = value | (byte & 0x7F) << shift
-        shift = shift + 7
-        place = place + 1
+        byte = content[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
         if byte < 0x80:
-            return value, place
+            return value, position

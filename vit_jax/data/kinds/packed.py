@@ -21,9 +21,11 @@ from vit_jax.data.kinds.listing import ListedSource, Listing, known_splits
 from vit_jax.data.records import MAX_CLASSES, checked_labels, few, files_digest
 from vit_jax.storage.files import read_bounded, read_lines
 
-MOST_FILES = 100_000  # that a pattern may name
+MOST_FILES = 100_000
+"""Number of files that a pattern may name."""
 _MOST_NAMES_BYTES = 2**28
-_BRACES = re.compile(r"\{([^{}]*)\}")  # without others inside, which are expanded first
+_BRACES = re.compile(r"\{([^{}]*)\}")
+"""Innermost braces, which are expanded first."""
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
 
@@ -50,7 +52,7 @@ def read_class_names(path: str) -> tuple[str, ...]:
 def require_distinct_names(place: str, names: Sequence[str]) -> None:
     """Raise ValueError, which begins with the place, for names of classes that are empty or equal."""
     counts = collections.Counter(names)
-    repeated = [name for name, count in counts.items() if not name or count > 1]
+    repeated = [name for name in counts if not name or counts[name] > 1]
     if repeated:
         raise ValueError(
             f"{place}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.",
@@ -61,12 +63,25 @@ def require_distinct_names(place: str, names: Sequence[str]) -> None:
         )
 
 
+def number_labels(labels: np.ndarray, class_names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """Return the numbers of labels that are names (N,), and the names that are no classes."""
+    number_of_name = dict(zip(class_names, range(len(class_names)), strict=True))
+    names, inverse = np.unique(labels, return_inverse=True)
+    numbers = []
+    unknown = []
+    for name in names.tolist():
+        if name not in number_of_name:
+            unknown.append(name)
+        numbers.append(number_of_name.get(name, -1))
+    return np.array(numbers)[inverse], unknown
+
+
 class PackedSource(ListedSource):
     """Records of packed files, one file after the other.
 
     Attributes:
-      files: of all records.
-      root: folder that the names of records are relative to.
+      files: the files of all records.
+      root: folder to which the names of records are relative.
     """
 
     def __init__(
@@ -101,12 +116,13 @@ class PackedSource(ListedSource):
         return file, index - int(self._firsts[file])
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
-        indices = {self.name_of(index): index for index in self.surveyed()}
+        indices = self.surveyed()
+        index_of_name = dict(zip(map(self.name_of, indices), indices, strict=True))
 
         def open_image(name: str) -> io.BytesIO:
-            return io.BytesIO(self.image_of(indices[name]))
+            return io.BytesIO(self.image_of(index_of_name[name]))
 
-        return survey(indices, value_range, option, open_image)
+        return survey(index_of_name, value_range, option, open_image)
 
     def name_of(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self.key_of(index)))
@@ -122,8 +138,8 @@ class Packed(Listing):
     "PATH#NAME" also names the label. A subclass reads the files.
 
     Attributes:
-      extension: of the files.
-      names: of the classes by number; None: labels are numbers without names, or names.
+      extension: extension of the files.
+      names: names of the classes by number; None: labels are numbers without names, or names.
     """
 
     extension: str
@@ -175,16 +191,16 @@ class Packed(Listing):
             return None
 
         problem = f"there are no files named *{self.extension}."
-        compressed = [name for name in self._inside if f"{self.extension}." in name]
+        compressed = [name for name in self._paths_inside if f"{self.extension}." in name]
         if compressed:
             problem += f" Compressed files cannot be read by index: decompress {few(compressed)}."
         return problem
 
     def splits(self, *names: str) -> list[str]:
-        return sorted({*self._split_of_files(names)} - {""})
+        return sorted({*self._find_splits(names)} - {""})
 
     def require_splits(self, *names: str) -> None:
-        others = self._files_of("", names)
+        others = self._list_files("", names)
         if others:
             raise ValueError(
                 f"{self.place(None)}: other files name a split, and {len(others):,} do not: "
@@ -195,7 +211,7 @@ class Packed(Listing):
         """Return names in the order of their numbers; without numbers, sorted."""
         if self.names is not None:
             return list(self.names)
-        labels = self.labels(self._of(split))
+        labels = self.labels(self._select_files(split))
         if not np.issubdtype(labels.dtype, np.integer):
             names = sorted({*labels.tolist()})
             require_distinct_names(self.place(split), names)
@@ -215,22 +231,17 @@ class Packed(Listing):
         Raises:
           ValueError: a label is no class.
         """
-        files = self._of(split)
+        files = self._select_files(split)
         labels = self.labels(files)
         if np.issubdtype(labels.dtype, np.integer):
             is_unknown = (labels < 0) | (labels >= len(class_names))
-            unknown = np.unique(labels[is_unknown]).tolist()
+            unknown = list(map(str, np.unique(labels[is_unknown]).tolist()))
         else:
-            numbers = {name: number for number, name in enumerate(class_names)}
-            names, inverse = np.unique(labels, return_inverse=True)
-            names = names.tolist()
-            unknown = [name for name in names if name not in numbers]
-            labels = np.array([numbers.get(name, -1) for name in names])[inverse]
+            labels, unknown = number_labels(labels, class_names)
         if unknown:
-            unknown_names = list(map(str, unknown))
             raise ValueError(
                 f"{self.place(split)}: labels are not among the {len(class_names):,} classes "
-                f"({few(class_names)}): {few(unknown_names)}. "
+                f"({few(class_names)}): {few(unknown)}. "
                 "Give each a name; numbers are those of names, from 0.",
             )
 
@@ -243,7 +254,7 @@ class Packed(Listing):
         """The files in the order of their names."""
         if not self.path.is_dir():
             return self._matches
-        return [name for name in self._inside if name.endswith(self.extension)]
+        return [name for name in self._paths_inside if name.endswith(self.extension)]
 
     @property
     def root(self) -> str:
@@ -254,7 +265,7 @@ class Packed(Listing):
         return os.path.commonpath(list(map(os.path.dirname, paths)))
 
     @functools.cached_property
-    def _inside(self) -> list[str]:
+    def _paths_inside(self) -> list[str]:
         paths = []
         for _, files in walk(str(self.path)):
             for entry in files:
@@ -268,68 +279,69 @@ class Packed(Listing):
             return [str(self.path)]
         if self.path.is_dir():
             return []
-        return sorted(_expanded(str(self.path)))
+        return sorted(_expand_pattern(str(self.path)))
 
-    def _of(self, split: str | None) -> list[str]:
+    def _select_files(self, split: str | None) -> list[str]:
         if split is None:
             return self.files
-        return self._files_of(split, (split,))
+        return self._list_files(split, (split,))
 
-    def _files_of(self, split: str, names: Sequence[str]) -> list[str]:
-        """Return the files of a split; of "" the files without one."""
-        chosen = []
-        for file, split_of_file in zip(self.files, self._split_of_files(names), strict=True):
+    def _list_files(self, split: str, names: Sequence[str]) -> list[str]:
+        """Return the files of a split, or for "" the files without one."""
+        files = []
+        for file, split_of_file in zip(self.files, self._find_splits(names), strict=True):
             if split_of_file == split:
-                chosen.append(file)
-        return chosen
+                files.append(file)
+        return files
 
-    def _split_of_files(self, names: Sequence[str]) -> list[str]:
+    def _find_splits(self, names: Sequence[str]) -> list[str]:
+        """Return the split of each file, "" for a file without one."""
         longest_first = sorted(known_splits(names), key=len, reverse=True)
         words = "|".join(map(re.escape, longest_first))
         word = re.compile(rf"(?<![^\W\d_])({words})(?![^\W\d_])")
         splits = []
         for file in self.files:
             name = os.path.relpath(file, self.root)
-            splits.append(_split_of(name, word))
+            splits.append(_find_split(name, word))
         return splits
 
 
-def _split_of(file: str, word: re.Pattern[str]) -> str:
-    """Return the split in the name of a file or of the nearest folder that has one; "" without."""
+def _find_split(file: str, word: re.Pattern[str]) -> str:
+    """Return the split in the name of a file, or of the nearest folder with one; "" without any."""
     for name in reversed(Path(file).parts):
         if match := word.search(name):
             return match[0]
     return ""
 
 
-def _expanded(pattern: str) -> set[str]:
+def _expand_pattern(pattern: str) -> set[str]:
     """Return the files that a pattern names.
 
     They are all choices of braces, and existing matches of `*`, `?` and `[…]`.
     """
-    waiting = {pattern}
+    pending = {pattern}
     paths = set[str]()
-    while waiting:
-        one = waiting.pop()
-        if braces := _BRACES.search(one):
-            before = one[: braces.start()]
-            after = one[braces.end() :]
-            for choice in _choices(braces[1]):
-                waiting.add(before + choice + after)
-        elif glob.has_magic(one):
-            paths.update(glob.glob(one))
+    while pending:
+        current = pending.pop()
+        if braces := _BRACES.search(current):
+            before = current[: braces.start()]
+            after = current[braces.end() :]
+            for choice in _expand_braces(braces[1]):
+                pending.add(before + choice + after)
+        elif glob.has_magic(current):
+            paths.update(glob.glob(current))
         else:
-            paths.add(one)
+            paths.add(current)
 
-        if len(waiting) + len(paths) > MOST_FILES:
+        if len(pending) + len(paths) > MOST_FILES:
             raise ValueError(
                 f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.",
             )
     return paths
 
 
-def _choices(braces: str) -> list[str]:
-    """Return the words or numbers in braces; numbers have leading zeros as the first has."""
+def _expand_braces(braces: str) -> list[str]:
+    """Return the words or numbers in braces; numbers have the width of the first one."""
     numbers = _RANGE.fullmatch(braces)
     if numbers is None:
         return braces.split(",")

@@ -34,16 +34,22 @@ from vit_jax.storage.gcs_client import NoAnswer
 from vit_jax.text.printable import first_line, printable
 
 CACHE_BYTES = 2**28
-"""Images in memory, uncompressed, of all sources of a process; beside them each thread may read one
-group."""
+"""Limit of the uncompressed images in memory, of all sources of a process.
+
+Each thread may read one more group.
+"""
 MAX_GROUP_BYTES = 2**30
 """Limit of the images of one row group. The Hub writes groups of 100 images."""
-_LABELS = ("label", "labels", "fine_label")  # the first that there is
+_LABELS = ("label", "labels", "fine_label")
+"""Columns of labels, of which the first present one is read."""
 MAX_LABEL_BYTES = 2**30
 """Limit of the labels of one row group."""
-_HUGGING_FACE = b"huggingface"  # metadata of the columns
-_SCHEMA_COPY = b"ARROW:schema"  # which pyarrow writes, with all metadata
-_LABELS_AT_ONCE = 2**13  # rows
+_HUGGING_FACE = b"huggingface"
+"""Key of the metadata of the columns."""
+_SCHEMA_COPY = b"ARROW:schema"
+"""Key of a copy of the schema with all metadata, by pyarrow."""
+_LABELS_AT_ONCE = 2**13
+"""Number of rows that are read for their labels at once."""
 _DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError, IndexError, OverflowError, MemoryError)
 """Errors of the library for damaged files."""
 
@@ -57,11 +63,11 @@ class _File(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The images of a row group in memory, or soon.
+    """The images of a row group, in memory or being read.
 
     Attributes:
-      images: None for an image without bytes.
-      num_bytes: as the file states, and as they are once they are read.
+      images: bytes of each image, None for one without.
+      num_bytes: size that the file states, or the actual size once they are read.
     """
 
     images: concurrent.futures.Future[list[bytes | None]]
@@ -78,15 +84,13 @@ class _Groups:
         self._held = collections.OrderedDict[tuple[_File, int, str], _Group]()
 
     def get(self, file: _File, group: int, column: str) -> list[bytes | None]:
-        """Return the images of a column; several threads that want the same group read it once."""
-        key = file, group, column
+        """Return the images of a column; one of several threads reads a group."""
+        key = (file, group, column)
         with self._lock:
             is_held = key in self._held
             if not is_held:
-                self._hold(
-                    key,
-                    _Group(concurrent.futures.Future(), _chunk(file, group, column).uncompressed),
-                )
+                size = _find_chunk(file, group, column).uncompressed
+                self._hold(key, _Group(concurrent.futures.Future(), size))
             self._held.move_to_end(key)
             images = self._held[key].images
             self._shrink()
@@ -107,9 +111,9 @@ class _Groups:
                 self._forget(key)
             return
         images.set_result(content)
+        num_bytes = sum(map(len, filter(None, content)))  # the file may state another size
         with self._lock:
-            if key in self._held:  # files may state another size
-                num_bytes = sum(len(image or b"") for image in content)
+            if key in self._held:
                 self._hold(key, _Group(images, num_bytes))
                 self._shrink()
 
@@ -131,13 +135,13 @@ class _Groups:
 _GROUPS = _Groups(CACHE_BYTES)
 
 
-def _now(path: str) -> _File:
+def _stat_file(path: str) -> _File:
     status = os.stat(path)
     return _File(path, status.st_size, status.st_mtime_ns)
 
 
-def _readable(path: str) -> str | io.BufferedReader:
-    """Return what the library opens: a path, or a file that lies in a bucket."""
+def _open_if_remote(path: str) -> str | io.BufferedReader:
+    """Return the argument of the library: a path, or an open file of a bucket."""
     if is_mirrored(path):
         return open_regular(path)
     return path
@@ -161,8 +165,8 @@ class _Description(NamedTuple):
     """The footer of a file.
 
     Attributes:
-      metadata: for the library. Its row groups have no `column`: that method ends the process for
-        damaged files.
+      metadata: the footer for the library. Do not call `column` of its row groups: that method
+        ends the process for damaged files.
       layout: sizes.
     """
 
@@ -179,7 +183,7 @@ def _describe(file: _File) -> _Description:
     """
     try:
         layout = read_layout(file.path)
-        metadata = pq.read_metadata(_readable(file.path))
+        metadata = pq.read_metadata(_open_if_remote(file.path))
     except NoAnswer:
         raise
     except _DAMAGE as error:
@@ -190,8 +194,12 @@ def _describe(file: _File) -> _Description:
     return _Description(metadata, layout)
 
 
-def _chunk(file: _File, group: int, column: str) -> Chunk:
-    """Return the facts of a column in a row group; ValueError if the footer has none."""
+def _find_chunk(file: _File, group: int, column: str) -> Chunk:
+    """Return the sizes of a column in a row group.
+
+    Raises:
+      ValueError: the footer has none.
+    """
     chunks = _describe(file).layout.groups[group].chunks
     if column not in chunks:
         raise ValueError(
@@ -208,21 +216,19 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
         fewer than it states.
     """
     metadata, layout = _describe(file)
-    measure_pages(file.path, _chunk(file, group, column), MAX_GROUP_BYTES)
+    measure_pages(file.path, _find_chunk(file, group, column), MAX_GROUP_BYTES)
+
     images = list[bytes | None]()
     num_bytes = 0
-    with pq.ParquetFile(
-        _readable(file.path),
+    opened = pq.ParquetFile(
+        _open_if_remote(file.path),
         metadata=metadata,
         page_checksum_verification=True,
-    ) as opened:
+    )
+    with opened:
         # One by one: a page may hold one image that many rows repeat.
-        for batch in opened.iter_batches(
-            1,
-            row_groups=[group],
-            columns=[column],
-            use_threads=False,
-        ):
+        batches = opened.iter_batches(1, row_groups=[group], columns=[column], use_threads=False)
+        for batch in batches:
             array = batch.column(0)
             if pa.types.is_struct(array.type):
                 array = array.field(0)
@@ -231,6 +237,7 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
             if num_bytes > MAX_GROUP_BYTES:
                 raise ValueError(f"it holds more than {MAX_GROUP_BYTES / 2**30:g} GiB of images")
             images.append(image)
+
     stated = layout.groups[group].num_rows
     if len(images) != stated:
         raise ValueError(f"it holds {len(images):,} images, and the footer states {stated:,}")
@@ -238,12 +245,12 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
 
 
 def _count_missing(file: str, column: str) -> int:
-    """Return the number of rows without bytes, as far as the statistics in the footer state it."""
-    state = _now(file)
+    """Return the number of rows without bytes that the statistics in the footer state."""
+    state = _stat_file(file)
     num_groups = len(_describe(state).layout.groups)
     num_missing = 0
     for group in range(num_groups):
-        chunk = _chunk(state, group, column)
+        chunk = _find_chunk(state, group, column)
         num_missing += chunk.num_missing or 0
     return num_missing
 
@@ -263,7 +270,7 @@ class ParquetSource(PackedSource):
         root: str,
     ) -> None:
         self._column = column
-        self._states = [_now(file) for file in files]
+        self._states = [_stat_file(file) for file in files]
         rows_of_files = []
         for state in self._states:
             groups = _describe(state).layout.groups
@@ -283,6 +290,7 @@ class ParquetSource(PackedSource):
         file = self._states[number]
         first_rows = self._first_rows[number]
         group = int(np.searchsorted(first_rows, row, side="right")) - 1
+
         place = f"Row group {group} of column {self._column!r} of {printable(file.path)}"
         try:
             images = _GROUPS.get(file, group, self._column)
@@ -305,7 +313,7 @@ class ParquetSource(PackedSource):
         return b"%b:%d" % (self._names[file], row)
 
     def surveyed(self) -> Sequence[int]:
-        """Return records of the first group: each further one would be read for it."""
+        """Return records of the first group: others would have to be read for this."""
         for first_rows in self._first_rows:
             for size in np.diff(first_rows):
                 return range(min(int(size), MOST_FILES))
@@ -324,9 +332,9 @@ class Parquet(Packed):
 
     def require(self) -> None:
         super().require()
-        first = self._facts(self.files[0])
+        first = self._read_facts(self.files[0])
         for file in self.files[1:]:
-            for name, value in self._facts(file).items():
+            for name, value in self._read_facts(file).items():
                 if value != first[name]:
                     raise ValueError(
                         f"{file} and {self.files[0]} differ in their {name}: "
@@ -351,7 +359,7 @@ class Parquet(Packed):
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
         labels = []
-        for file in map(_now, files):
+        for file in map(_stat_file, files):
             labels.append(_read_labels(file, self._label_column))
         return np.concatenate(labels)
 
@@ -366,9 +374,9 @@ class Parquet(Packed):
         return ParquetSource(files, self._image_path, class_names, labels, self.root)
 
     def _require_small_groups(self, files: Sequence[str]) -> None:
-        for file in map(_now, files):
+        for file in map(_stat_file, files):
             for group in range(len(_describe(file).layout.groups)):
-                size = _chunk(file, group, self._image_path).uncompressed
+                size = _find_chunk(file, group, self._image_path).uncompressed
                 if size > MAX_GROUP_BYTES:
                     raise ValueError(
                         f"{file.path}: row group {group} holds {size / 2**30:.1f} GiB of images, "
@@ -378,11 +386,16 @@ class Parquet(Packed):
 
     def _require_bytes(self, files: Sequence[str], num_rows: int) -> None:
         """Reject files that hold only the paths of images; warn of rows without bytes."""
-        missing = {file: _count_missing(file, self._image_path) for file in files}
-        num_missing = sum(missing.values())
-        if num_missing == 0:
+        incomplete = []
+        num_missing = 0
+        for file in files:
+            count = _count_missing(file, self._image_path)
+            num_missing += count
+            if count:
+                incomplete.append(file)
+        if not incomplete:
             return
-        without = few([file for file, count in missing.items() if count])
+        without = few(incomplete)
         column = f"column {self._image_path!r}"
         if num_missing >= num_rows:
             raise ValueError(
@@ -396,7 +409,7 @@ class Parquet(Packed):
 
     @functools.cached_property
     def _schema(self) -> pa.Schema:
-        metadata = _describe(_now(self.files[0])).metadata
+        metadata = _describe(_stat_file(self.files[0])).metadata
         with _explain_damage(self.files[0], "the schema"):
             schema = metadata.schema.to_arrow_schema()
             _require_same_metadata(metadata.metadata or {})
@@ -406,24 +419,30 @@ class Parquet(Packed):
     def _features(self) -> dict[str, dict[str, object]]:
         """The columns as Hugging Face describes them; empty without its metadata."""
         text = (self._schema.metadata or {}).get(_HUGGING_FACE, b"{}")
+        described = {}
         try:
             info = parse_json(text)
-            features = info.get("info", {}).get("features", {})
-            return {
-                name: feature for name, feature in features.items() if isinstance(feature, dict)
-            }
+            for name, feature in info.get("info", {}).get("features", {}).items():
+                if isinstance(feature, dict):
+                    described[name] = feature
         except (ValueError, AttributeError) as error:
             raise ValueError(
                 f"{self.files[0]}: its metadata 'huggingface' are damaged ({error}).",
             ) from error
+        return described
+
+    def _list_features(self, kind: str) -> list[str]:
+        """Return the columns of this kind, by the metadata of Hugging Face."""
+        names = []
+        for name, feature in self._features.items():
+            if feature.get("_type") == kind:
+                names.append(name)
+        return names
 
     @functools.cached_property
     def _image_path(self) -> str:
         """The column with the bytes of images, as parquet writes its path."""
-        stated = [
-            name for name, feature in self._features.items() if feature.get("_type") == "Image"
-        ]
-        for name in (*stated, "image"):
+        for name in (*self._list_features("Image"), "image"):
             if name not in self._schema.names:
                 continue
             kind = self._field(name).type
@@ -434,15 +453,12 @@ class Parquet(Packed):
                 return self._require_one_column(name)
         raise ValueError(
             f"{self.files[0]} has no column of images, with their bytes; it has "
-            f"{few(self._described())}. Name it 'image', a struct with the field 'bytes'.",
+            f"{few(self._describe_columns())}. Name it 'image', a struct with the field 'bytes'.",
         )
 
     @functools.cached_property
     def _label_column(self) -> str:
-        wanted = list(_LABELS)
-        for name, feature in self._features.items():
-            if feature.get("_type") == "ClassLabel":
-                wanted.append(name)
+        wanted = [*_LABELS, *self._list_features("ClassLabel")]
         if self.label:
             wanted = [self.label]
         for name in wanted:
@@ -450,7 +466,7 @@ class Parquet(Packed):
                 return self._require_one_column(name)
         raise ValueError(
             f"{self.files[0]} has no column of labels {few(wanted, repr)}, integers or text; "
-            f"it has {few(self._described())}. Name it: parquet:PATH#COLUMN.",
+            f"it has {few(self._describe_columns())}. Name it: parquet:PATH#COLUMN.",
         )
 
     def _field(self, name: str) -> pa.Field:
@@ -469,16 +485,16 @@ class Parquet(Packed):
         Raises:
           ValueError: several columns have it, as a column "a.b" and the field "b" of "a".
         """
-        if path in _describe(_now(self.files[0])).layout.repeated:
+        if path in _describe(_stat_file(self.files[0])).layout.repeated:
             raise ValueError(
                 f"{self.files[0]}: several columns have the path {path!r}. Rename the others.",
             )
         return path
 
-    def _described(self) -> list[str]:
+    def _describe_columns(self) -> list[str]:
         return [f"{field.name!r} ({field.type})" for field in self._schema]
 
-    def _facts(self, file: str) -> dict[str, tuple[str, ...] | None]:
+    def _read_facts(self, file: str) -> dict[str, tuple[str, ...] | None]:
         other = Parquet(Path(f"{file}{self.suffix}"))
         return {
             "columns": (other._image_path, other._label_column),
@@ -487,7 +503,10 @@ class Parquet(Packed):
 
 
 def _require_same_metadata(stored: dict[bytes, bytes]) -> None:
-    """Compare the names of classes with their copy for pyarrow: a footer has no checksum."""
+    """Raise ValueError unless the copy of the metadata for pyarrow is equal.
+
+    A footer has no checksum.
+    """
     if _SCHEMA_COPY not in stored:
         return
     copy = base64.b64decode(stored[_SCHEMA_COPY])
@@ -517,7 +536,8 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
       ValueError: the column cannot be read; a row has no label, or one that is no class.
     """
     metadata, layout = _describe(file)
-    chunks = [_chunk(file, group, column) for group in range(len(layout.groups))]
+    chunks = [_find_chunk(file, group, column) for group in range(len(layout.groups))]
+
     found = list[np.ndarray]()
     first_row = 0
     place = f"column {column!r}"
@@ -526,7 +546,7 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
             for chunk in chunks:
                 measure_pages(file.path, chunk, MAX_LABEL_BYTES)
             # As a dictionary, a text that many rows repeat is read once.
-            source = _readable(file.path)
+            source = _open_if_remote(file.path)
             opened = pq.ParquetFile(
                 source,
                 metadata=metadata,
@@ -535,6 +555,7 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
             )
             stack.enter_context(opened)
             batches = opened.iter_batches(_LABELS_AT_ONCE, columns=[column], use_threads=False)
+
         while True:
             with _explain_damage(file.path, place):
                 batch = next(batches, None)
@@ -547,18 +568,22 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
                 raise ValueError(
                     f"{file.path}: row {row:,} has no label in {place}. Remove such rows.",
                 )
-            found.append(_labels_of(file.path, place, array, first_row))
+            found.append(_check_labels(file.path, place, array, first_row))
             first_row += len(array)
     if not found:
         return np.zeros(0, np.int64)
     return np.concatenate(found)
 
 
-def _labels_of(file: str, place: str, array: pa.Array, first_row: int) -> np.ndarray:
-    """Return the labels of an array without nulls, checked; `first_row` is its first row."""
+def _check_labels(file: str, place: str, array: pa.Array, first_row: int) -> np.ndarray:
+    """Return the labels of an array without nulls, int64 or text (N,).
+
+    Raises:
+      ValueError: a label is no class; the message counts rows from `first_row`, the first of them.
+    """
     is_dictionary = pa.types.is_dictionary(array.type)
     if is_dictionary and _is_text(array.type.value_type):
-        return _text_labels(file, place, array, first_row)
+        return _check_texts(file, place, array, first_row)
     with _explain_damage(file, place):
         if is_dictionary:
             array = array.dictionary_decode()
@@ -573,7 +598,8 @@ def _labels_of(file: str, place: str, array: pa.Array, first_row: int) -> np.nda
     return numbers.astype(np.int64)
 
 
-def _text_labels(file: str, place: str, array: pa.DictionaryArray, first_row: int) -> np.ndarray:
+def _check_texts(file: str, place: str, array: pa.DictionaryArray, first_row: int) -> np.ndarray:
+    """Return labels that are text, as objects (N,); errors as `_check_labels`."""
     with _explain_damage(file, place):
         codes = array.indices.to_numpy(zero_copy_only=False)
         used, first_rows, inverse = np.unique(codes, return_index=True, return_inverse=True)

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from vit_jax.storage.files import open_regular, read_range, size_of
 
 _MAGIC = b"PAR1"
-_END_BYTES = 8  # the length of the footer, and the magic number
+_END_BYTES = 8
+"""Number of bytes of the length of the footer and of the magic number."""
 _MOST_FOOTER_BYTES = 2**28
-_PAGE_HEADER_BYTES = (2**12, 2**20)  # the second if the first ends within the header
+_PAGE_HEADER_BYTES = (2**12, 2**20)
+"""Number of bytes that are read for a page header; the second if the first is too small."""
 _MOST_LEVELS = 32
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _INTEGERS = (_I16, _I32, _I64)
@@ -67,7 +69,7 @@ def read_layout(file: str) -> Layout:
 
     Raises:
       LayoutError: the file is cut off, or its footer is damaged.
-      OSError: the system refuses.
+      OSError: an error of the system.
     """
     with open_regular(file) as opened:
         num_bytes = size_of(opened)
@@ -93,7 +95,7 @@ def _parse_footer(footer: dict[int, Any], num_bytes: int) -> Layout:
         repeated = set[str]()
         for group in footer.get(4, []):
             groups.append(_parse_group(group, num_bytes))
-            repeated.update(_repeated_paths(group))
+            repeated.update(_find_repeated_paths(group))
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise LayoutError("its footer is damaged") from error
     rows_of_groups = sum(group.num_rows for group in groups)
@@ -105,7 +107,7 @@ def _parse_footer(footer: dict[int, Any], num_bytes: int) -> Layout:
 def _parse_group(group: dict[int, Any], num_bytes: int) -> RowGroup:
     chunks = {}
     for column in group[1]:
-        path = _path_of(column)
+        path = _read_path(column)
         chunks[path] = _parse_chunk(column[3], num_bytes)
 
     num_rows = int(group[3])
@@ -114,14 +116,14 @@ def _parse_group(group: dict[int, Any], num_bytes: int) -> RowGroup:
     return RowGroup(num_rows, chunks)
 
 
-def _repeated_paths(group: dict[int, Any]) -> list[str]:
-    paths = list(map(_path_of, group[1]))
+def _find_repeated_paths(group: dict[int, Any]) -> list[str]:
+    paths = list(map(_read_path, group[1]))
     if len({*paths}) == len(paths):
         return []
     return [path for path in paths if paths.count(path) > 1]
 
 
-def _path_of(column: dict[int, Any]) -> str:
+def _read_path(column: dict[int, Any]) -> str:
     return ".".join(part.decode() for part in column[3][3])
 
 
@@ -144,20 +146,16 @@ def measure_pages(file: str, chunk: Chunk, most_bytes: int) -> int:
 
     Raises:
       LayoutError: a header is damaged, or the size is above `most_bytes`.
-      OSError: the system refuses.
+      OSError: an error of the system.
     """
     place = chunk.first_page
     end = chunk.first_page + chunk.compressed
     total = 0
     while place < end:
         header, header_bytes = _read_page_header(file, place, end)
-        uncompressed = header.get(2)
-        compressed = header.get(3)
-        if (
-            not isinstance(uncompressed, int)
-            or not isinstance(compressed, int)
-            or min(uncompressed, compressed) < 0
-        ):
+        uncompressed: Any = header.get(2)
+        compressed: Any = header.get(3)
+        if not _is_size(uncompressed) or not _is_size(compressed):
             raise LayoutError(f"the page header at byte {place:,} is damaged")
         total += header_bytes + uncompressed
         if total > most_bytes:
@@ -166,6 +164,10 @@ def measure_pages(file: str, chunk: Chunk, most_bytes: int) -> int:
     if place > end:
         raise LayoutError(f"a page ends at byte {place:,}, behind its column")
     return total
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 def _read_page_header(file: str, place: int, end: int) -> tuple[dict[int, Any], int]:
@@ -210,6 +212,7 @@ class _Reader:
                 number += step
             else:
                 number = self._read_integer()
+
             if kind in (_TRUE, _FALSE):
                 fields[number] = kind == _TRUE
             else:

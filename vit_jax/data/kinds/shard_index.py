@@ -49,21 +49,26 @@ from vit_jax.storage.files import (
 )
 from vit_jax.text.printable import printable
 
-_FORM = 2  # of index files; files of another form are made again
+_FORM = 2
+"""Number of the form of index files; files of another form are made again."""
 _MOST_INDEX_BYTES = 2**30
 _BLOCK = 512
-_NUM_CHECKED = 8  # samples of a shard whose bytes are compared
-_MOST_CHECKED_BYTES = 4096  # of one member and its header
+_NUM_CHECKED = 8
+"""Number of samples of a shard whose bytes are compared."""
+_MOST_CHECKED_BYTES = 4096
+"""Number of bytes of a member and its header that are compared."""
 _SHA256_LETTERS = 64
+_MOST_NOTED = 10
+"""Number of names or suffixes in a note."""
 
 
 class Selection(NamedTuple):
     """The members of a sample that are its label and its image, from "PATH#KEY#.SUFFIX".
 
     Attributes:
-      key: of `.json`, whose value is the label; "": as `tar.label_of`.
-      suffixes: of images, without the first dot; the first that a sample has is read. (): as
-        `tar.image_order`.
+      key: the key of `.json` whose value is the label; "": chosen by `tar.label_of`.
+      suffixes: suffixes of images, without the first dot; the first that a sample has is read. ():
+        chosen by `tar.image_order`.
     """
 
     key: str = ""
@@ -89,13 +94,14 @@ def parse_selection(text: str) -> Selection:
             "Write wds:PATH#KEY#.SUFFIX.",
         )
 
-    labels = list[str]()
+    wrong_suffixes = list[str]()
     for suffix in suffixes:
         if extension(f"x.{suffix}") in ("", *LABEL_EXTENSIONS):
-            labels.append(f".{suffix}")
-    if labels:
+            wrong_suffixes.append(f".{suffix}")
+    if wrong_suffixes:
         raise ValueError(
-            f"#{text}: {few(labels)} is no suffix of images. Write one such as wds:PATH#.seg.png.",
+            f"#{text}: {few(wrong_suffixes)} is no suffix of images. "
+            "Write one such as wds:PATH#.seg.png.",
         )
     return Selection("".join(keys), tuple(suffixes))
 
@@ -122,7 +128,7 @@ class Index(NamedTuple):
     """The images of a shard.
 
     Attributes:
-      rows: one for each image, of `_row_type`.
+      rows: a row of `_build_row_type` for each image.
       notes: facts that users are told.
     """
 
@@ -137,13 +143,13 @@ def find_index(file: str, selection: Selection) -> Index:
       ValueError: as `read_index`, or the shard cannot be read.
     """
     try:
-        return _find_valid(os.path.realpath(file), read_file_state(file), selection)
+        return _find_cached_index(os.path.realpath(file), read_file_state(file), selection)
     except OSError as error:
         raise ValueError(f"{file}: the shard cannot be read ({error.strerror}).") from error
 
 
 @functools.lru_cache(4096)  # the shards of a dataset are opened for each of its splits
-def _find_valid(file: str, state: tuple[int, ...], selection: Selection) -> Index:
+def _find_cached_index(file: str, state: tuple[int, ...], selection: Selection) -> Index:
     about = {
         "form": _FORM,
         "state": [*state],
@@ -153,18 +159,18 @@ def _find_valid(file: str, state: tuple[int, ...], selection: Selection) -> Inde
     digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:32]
     places = [Path(f"{file}.index"), cache_folder("shards") / f"{digest}.index"]
     for place in places:
-        index = _load(place, file, about)
+        index = _load_index(place, file, about)
         if index is not None:
             return index
 
     index, checks = read_index(file, selection)
     if read_file_state(file) != state:
         raise ValueError(f"{file}: the shard changed while it was read. Wait until it is complete.")
-    _keep(places, _to_bytes(index, about, checks))
+    _store_index(places, _serialize(index, about, checks))
     return index
 
 
-def _keep(places: Sequence[Path], content: bytes) -> None:
+def _store_index(places: Sequence[Path], content: bytes) -> None:
     """Write the file of an index to the first place that can be written."""
     for place in places:
         try:
@@ -176,22 +182,22 @@ def _keep(places: Sequence[Path], content: bytes) -> None:
     warn_once(f"Indices of shards are not kept, and are made again for each run: {problem}")
 
 
-# Files of indices: the SHA-256 of the rest; a line of JSON; the rows.
+# A file of an index has the SHA-256 of the rest, a line of JSON, and the rows.
 
 
 class Checks(NamedTuple):
-    """Bytes of a shard that must be as they were.
+    """Bytes of a shard that must not change.
 
     Attributes:
-      ranges: place and size of each.
-      sha256: of all of them.
+      ranges: offset and size of each range.
+      sha256: the SHA-256 of all ranges.
     """
 
     ranges: list[tuple[int, int]]
     sha256: str
 
 
-def _to_bytes(index: Index, about: dict[str, Any], checks: Checks) -> bytes:
+def _serialize(index: Index, about: dict[str, Any], checks: Checks) -> bytes:
     head = {
         "about": about,
         "num_rows": len(index.rows),
@@ -203,7 +209,7 @@ def _to_bytes(index: Index, about: dict[str, Any], checks: Checks) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 
-def _load(place: Path, file: str, about: dict[str, Any]) -> Index | None:
+def _load_index(place: Path, file: str, about: dict[str, Any]) -> Index | None:
     """Return the index in a file; None if it is of another state of the shard, or damaged."""
     try:
         digest, _, content = read_bounded(place, _MOST_INDEX_BYTES).partition(b"\n")
@@ -219,17 +225,17 @@ def _load(place: Path, file: str, about: dict[str, Any]) -> Index | None:
         )
         return None
     try:
-        return _parse(content, file, about)
+        return _parse_index(content, file, about)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
-def _parse(content: bytes, file: str, about: dict[str, Any]) -> Index | None:
+def _parse_index(content: bytes, file: str, about: dict[str, Any]) -> Index | None:
     head, _, stored = content.partition(b"\n")
     stated = parse_json(head)
     if stated["about"] != about:
         return None
-    rows = np.frombuffer(stored, _row_type(*stated["letters"]))
+    rows = np.frombuffer(stored, _build_row_type(*stated["letters"]))
     if len(rows) != stated["num_rows"] or not _are_inside(rows, os.stat(file).st_size):
         return None
 
@@ -266,26 +272,31 @@ def _digest_ranges(opened: io.BufferedReader, ranges: Iterable[tuple[int, int]])
     return digest.hexdigest()
 
 
-def _row_type(name: int, label: int) -> np.dtype:
-    """Return the columns of an index: for each image the name of its member, offset, size, and label."""
+def _build_row_type(name_bytes: int, label_bytes: int) -> np.dtype:
+    """Return the columns of an index: the name of the member, its offset and size, the label."""
     return np.dtype(
-        [("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")],
+        [
+            ("name", f"S{name_bytes:d}"),
+            ("offset", "<i8"),
+            ("size", "<i8"),
+            ("label", f"S{label_bytes:d}"),
+        ],
     )
 
 
 # Reading shards.
 
 
-class _Part(NamedTuple):
+class _Member(NamedTuple):
     """An image or a label of a sample.
 
     Attributes:
-      name: of the member.
+      name: its name in the shard.
       suffix: its name from the first dot on, in lower case.
-      offset: of its content.
-      size: of its content.
-      value: of a label, as text.
-      problem: of a label without a value.
+      offset: first byte of its content.
+      size: number of bytes of its content.
+      value: the value of a label, as text.
+      problem: the reason why a label has no value.
     """
 
     name: str
@@ -300,13 +311,15 @@ class _Part(NamedTuple):
 class _Group:
     """The members of a shard that share a key, wherever they are in it."""
 
-    images: list[_Part] = dataclasses.field(default_factory=list)
-    labels: list[_Part] = dataclasses.field(default_factory=list)
+    images: list[_Member] = dataclasses.field(default_factory=list)
+    labels: list[_Member] = dataclasses.field(default_factory=list)
 
 
-class _Chosen(NamedTuple):
-    image: _Part
-    label: _Part
+class _Sample(NamedTuple):
+    """The image and the label that are read of a group."""
+
+    image: _Member
+    label: _Member
 
 
 def read_index(file: str, selection: Selection) -> tuple[Index, Checks]:
@@ -316,48 +329,49 @@ def read_index(file: str, selection: Selection) -> tuple[Index, Checks]:
 
     Args:
       file: an uncompressed tar.
-      selection: of labels and images.
+      selection: the labels and images to read.
 
     Returns:
       The index, and the bytes of the shard to compare before the index is used again.
 
     Raises:
-      OSError: the system refuses.
+      OSError: an error of the system.
       ValueError: it is damaged or cut off; an image has no label, is no plain member, or has the
         name of another.
     """
     with open_regular(file) as opened:
         groups = _group_members(Stream(opened, file, size_of(opened)), selection)
         try:
-            chosen, notes = _choose_all(groups.values(), selection)
+            samples, notes = _choose_members(groups.values(), selection)
         except ValueError as error:
             problem = str(error).rstrip(".")
             raise ValueError(f"{file}: {problem}. Repair the shard, or leave it out.") from error
-        ranges = [] if is_mirrored(file) else _ranges_of(chosen)
+        ranges = list[tuple[int, int]]()
+        if not is_mirrored(file):
+            ranges = _choose_checked_ranges(samples)
         checks = Checks(ranges, _digest_ranges(opened, ranges))
-    return Index(_build_rows(chosen), notes), checks
+    return Index(_build_rows(samples), notes), checks
 
 
-def _build_rows(chosen: Sequence[_Chosen]) -> np.ndarray:
-    names = [one.image.name.encode() for one in chosen]
-    labels = [one.label.value.encode() for one in chosen]
-    longest_name = max(map(len, names))
-    longest_label = max(map(len, labels))
+def _build_rows(samples: Sequence[_Sample]) -> np.ndarray:
+    rows = list[tuple[bytes, int, int, bytes]]()
+    name_bytes = 0
+    label_bytes = 0
+    for image, label in samples:
+        name = image.name.encode()
+        value = label.value.encode()
+        name_bytes = max(name_bytes, len(name))
+        label_bytes = max(label_bytes, len(value))
+        rows.append((name, image.offset, image.size, value))
+    return np.array(rows, _build_row_type(name_bytes, label_bytes))
 
-    rows = np.empty(len(chosen), _row_type(longest_name, longest_label))
-    rows["name"] = names
-    rows["offset"] = [one.image.offset for one in chosen]
-    rows["size"] = [one.image.size for one in chosen]
-    rows["label"] = labels
-    return rows
 
-
-def _ranges_of(chosen: Sequence[_Chosen]) -> list[tuple[int, int]]:
+def _choose_checked_ranges(samples: Sequence[_Sample]) -> list[tuple[int, int]]:
     """Return the headers of a few images, and the headers and contents of their labels."""
-    numbers = np.linspace(0, len(chosen) - 1, _NUM_CHECKED).astype(int)
+    numbers = np.linspace(0, len(samples) - 1, _NUM_CHECKED).astype(int)
     ranges = list[tuple[int, int]]()
     for number in np.unique(numbers).tolist():
-        image, label = chosen[number]
+        image, label = samples[number]
         label_bytes = min(_BLOCK + label.size, _MOST_CHECKED_BYTES)
         ranges.append((image.offset - _BLOCK, _BLOCK))
         ranges.append((label.offset - _BLOCK, label_bytes))
@@ -365,7 +379,7 @@ def _ranges_of(chosen: Sequence[_Chosen]) -> list[tuple[int, int]]:
 
 
 def _group_members(stream: Stream, selection: Selection) -> dict[str, _Group]:
-    """Return the images and labels of a shard by their key, in the order in which the keys come."""
+    """Return the images and labels of a shard by their key, in the order of the first members."""
     groups = dict[str, _Group]()
     for member in members(stream):
         kind = extension(member.name)
@@ -373,8 +387,10 @@ def _group_members(stream: Stream, selection: Selection) -> dict[str, _Group]:
         is_label = kind in LABEL_EXTENSIONS
         if not is_label and kind not in IMAGE_EXTENSIONS and suffix not in selection.suffixes:
             continue
-        if member.name.rpartition("/")[2].startswith("."):
-            continue  # hidden, as in folders: macOS adds a "._NAME" for each NAME
+        is_hidden = member.name.rpartition("/")[2].startswith(".")
+        if is_hidden:  # macOS adds a "._NAME" for each NAME
+            continue
+
         problem = member.problem
         if is_label and member.size > MAX_LABEL_BYTES:
             problem = problem or f"has {member.size:,} bytes"
@@ -386,13 +402,13 @@ def _group_members(stream: Stream, selection: Selection) -> dict[str, _Group]:
         if is_label:
             group.labels.append(_read_label(stream, member, kind, selection))
         else:
-            group.images.append(_Part(member.name, suffix, member.offset, member.size))
+            group.images.append(_Member(member.name, suffix, member.offset, member.size))
     return groups
 
 
-def _read_label(stream: Stream, member: Member, kind: str, selection: Selection) -> _Part:
-    """Return a label with its value alone: a JSON text may be large."""
-    part = _Part(member.name, suffix_of(member.name), member.offset, member.size)
+def _read_label(stream: Stream, member: Member, kind: str, selection: Selection) -> _Member:
+    """Return a label with its value, without the rest of a JSON text, which may be large."""
+    part = _Member(member.name, suffix_of(member.name), member.offset, member.size)
     content = {kind: stream.read(member.size)}
     try:
         if selection.key:
@@ -404,53 +420,67 @@ def _read_label(stream: Stream, member: Member, kind: str, selection: Selection)
     return part._replace(value=str(value))
 
 
-def _choose_all(groups: Collection[_Group], selection: Selection) -> tuple[list[_Chosen], Notes]:
+def _choose_members(
+    groups: Collection[_Group], selection: Selection
+) -> tuple[list[_Sample], Notes]:
     """Return the image and the label of each sample.
 
     Raises:
       ValueError: there are no images; an image has no label, or several; two images have one name;
         a suffix is read in one sample and skipped in another.
     """
-    kinds = ("json",) if selection.key else LABEL_EXTENSIONS
-    chosen = list[_Chosen]()
-    bare = list[str]()
-    without = list[str]()
+    kinds: tuple[str, ...] = LABEL_EXTENSIONS
+    if selection.key:
+        kinds = ("json",)
+    _require_different_names(groups)
+
+    samples = list[_Sample]()
+    images_without_label = list[str]()
+    labels_without_image = list[str]()
     read = dict[str, str]()
     skipped = dict[str, str]()
     num_several = 0
-    _require_different_names(groups)
     for group in groups:
         labels = [label for label in group.labels if extension(label.name) in kinds]
         image, others = _choose_image(group.images, selection.suffixes)
         if image is None:
-            without += [label.name for label in labels[:1]]
-        elif not labels:
-            bare.append(image.name)
-        else:
-            chosen.append(_Chosen(image, _choose_label(labels, kinds, image, selection.key)))
-            read.setdefault(image.suffix, image.name)
-            for other in others:
-                skipped.setdefault(other.suffix, other.name)
-            num_several += bool(others)
+            labels_without_image += [label.name for label in labels[:1]]
+            continue
+        if not labels:
+            images_without_label.append(image.name)
+            continue
+        label = _choose_label(labels, kinds, image, selection.key)
+        samples.append(_Sample(image, label))
+        read.setdefault(image.suffix, image.name)
+        for other in others:
+            skipped.setdefault(other.suffix, other.name)
+        num_several += bool(others)
 
-    _require_labels(chosen, bare, kinds, selection)
+    _require_labels(samples, images_without_label, kinds, selection)
     if not selection.suffixes:
         _require_one_order(read, skipped)
-    with_several = [f".{suffix}" for suffix in read] if num_several else []
-    passed = [f".{suffix}" for suffix in skipped]
-    return chosen, Notes(
-        num_several,
-        tuple(with_several[:10]),
-        tuple(passed[:10]),
-        len(without),
-        tuple(without[:10]),
+    if not num_several:
+        read = {}
+    notes = Notes(
+        num_several=num_several,
+        read=_list_suffixes(read),
+        skipped=_list_suffixes(skipped),
+        num_without=len(labels_without_image),
+        without=tuple(labels_without_image[:_MOST_NOTED]),
     )
+    return samples, notes
+
+
+def _list_suffixes(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the first of these suffixes, with a dot."""
+    suffixes = map(".{}".format, names)
+    return tuple(itertools.islice(suffixes, _MOST_NOTED))
 
 
 def _choose_image(
-    images: Sequence[_Part],
+    images: Sequence[_Member],
     suffixes: Sequence[str],
-) -> tuple[_Part | None, list[_Part]]:
+) -> tuple[_Member | None, list[_Member]]:
     """Return the image of a sample to read, and the others."""
     if suffixes:
         wanted = [image for image in images if image.suffix in suffixes]
@@ -462,34 +492,47 @@ def _choose_image(
     return wanted[0], [image for image in images if image is not wanted[0]]
 
 
-def _choose_label(labels: Sequence[_Part], kinds: Sequence[str], image: _Part, key: str) -> _Part:
+def _choose_label(
+    labels: Sequence[_Member], kinds: Sequence[str], image: _Member, key: str
+) -> _Member:
     """Return the label of a sample: of the first kind, `.cls` rather than `.x.cls`."""
-    kind = next(kind for kind in kinds if any(extension(label.name) == kind for label in labels))
-    of_kind = [label for label in labels if extension(label.name) == kind]
-    plain = [label for label in of_kind if label.suffix == kind] or of_kind
-    if len(plain) > 1:
-        names = few([label.name for label in plain])
+
+    def order(label: _Member) -> tuple[int, bool]:
+        kind = extension(label.name)
+        return kinds.index(kind), label.suffix != kind
+
+    first = min(map(order, labels))
+    candidates = [label for label in labels if order(label) == first]
+    if len(candidates) > 1:
+        names = few([label.name for label in candidates])
         raise ValueError(
             f"{image.name!r} has several labels: {names}; names are equal up to the first dot",
         )
-    if plain[0].problem:
-        hint = f" under the key {key!r}" if key else "; name the key of .json: wds:PATH#KEY"
-        raise ValueError(f"the label of {image.name!r} {plain[0].problem}{hint}")
-    return plain[0]
+    (label,) = candidates
+    if label.problem:
+        hint = "; name the key of .json: wds:PATH#KEY"
+        if key:
+            hint = f" under the key {key!r}"
+        raise ValueError(f"the label of {image.name!r} {label.problem}{hint}")
+    return label
 
 
 def _require_labels(
-    chosen: Sequence[_Chosen],
-    bare: Sequence[str],
+    samples: Sequence[_Sample],
+    images_without_label: Sequence[str],
     kinds: Sequence[str],
     selection: Selection,
 ) -> None:
-    if bare:
-        extensions = " or ".join(f".{kind}" for kind in kinds)
-        raise ValueError(f"{len(bare):,} images have no label ({extensions}): {few(bare)}")
-    if not chosen:
-        extensions = " ".join(f".{suffix}" for suffix in selection.suffixes or IMAGE_EXTENSIONS)
-        raise ValueError(f"it has no images, named {extensions}")
+    """Raise ValueError for a shard with images that have no label, or without images."""
+    if images_without_label:
+        extensions = " or ".join(map(".{}".format, kinds))
+        raise ValueError(
+            f"{len(images_without_label):,} images have no label ({extensions}): "
+            f"{few(images_without_label)}",
+        )
+    if not samples:
+        suffixes = selection.suffixes or IMAGE_EXTENSIONS
+        raise ValueError(f"it has no images, named {' '.join(map('.{}'.format, suffixes))}")
 
 
 def _require_different_names(groups: Collection[_Group]) -> None:
@@ -502,7 +545,10 @@ def _require_different_names(groups: Collection[_Group]) -> None:
 
 
 def _require_one_order(read: dict[str, str], skipped: dict[str, str]) -> None:
-    """Reject an image that is read for want of a better one: it may be a mask."""
+    """Raise ValueError for a suffix that is read in one sample and skipped in another.
+
+    The image that is read may be a mask. Both dictionaries have the name of a member by suffix.
+    """
     both = [suffix for suffix in read if suffix in skipped]
     if both:
         suffix = both[0]
@@ -515,22 +561,27 @@ def _require_one_order(read: dict[str, str], skipped: dict[str, str]) -> None:
 
 def describe_notes(notes: Sequence[Notes]) -> list[str]:
     """Return sentences about the shards of a dataset."""
+    num_several = 0
+    num_without = 0
+    read = set[str]()
+    skipped = set[str]()
+    without = list[str]()
+    for shard in notes:
+        num_several += shard.num_several
+        num_without += shard.num_without
+        read.update(shard.read)
+        skipped.update(shard.skipped)
+        without += shard.without
+
     lines = list[str]()
-    num_several = sum(one.num_several for one in notes)
     if num_several:
-        read = _join(one.read for one in notes)
-        skipped = _join(one.skipped for one in notes)
+        other_suffixes = sorted(skipped)
         lines.append(
-            f"{num_several:,} samples have several images: the first of {few(read)} is read, and "
-            f"{few(skipped)} are skipped. To read others: wds:PATH#{skipped[0]}.",
+            f"{num_several:,} samples have several images: the first of {few(sorted(read))} is "
+            f"read, and {few(other_suffixes)} are skipped. "
+            f"To read others: wds:PATH#{other_suffixes[0]}.",
         )
-    num_without = sum(one.num_without for one in notes)
     if num_without:
-        without = list(itertools.chain.from_iterable(one.without for one in notes))
-        lines.append(f"{num_without:,} labels have no image and are skipped: {few(without[:10])}.")
+        shown = few(without[:_MOST_NOTED])
+        lines.append(f"{num_without:,} labels have no image and are skipped: {shown}.")
     return lines
-
-
-def _join(suffixes: Iterable[Sequence[str]]) -> list[str]:
-    """Return the different suffixes of all shards, sorted."""
-    return sorted({*itertools.chain.from_iterable(suffixes)})

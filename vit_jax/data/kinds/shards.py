@@ -23,9 +23,11 @@ from vit_jax.data.workers import in_threads
 from vit_jax.storage.files import read_range
 from vit_jax.storage.gcs_client import NoAnswer
 
-CLASS_NAMES = ("classes.txt", "classnames.txt")  # the second is of OpenCLIP's datasets
+CLASS_NAMES = ("classes.txt", "classnames.txt")
+"""Files of names of classes, the second one in OpenCLIP's datasets."""
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
-_THREADS = 8  # that index shards, mostly waiting for a disk or a network
+_THREADS = 8
+"""Number of threads that index shards; they mostly wait for a disk or a network."""
 
 
 class ShardSource(PackedSource):
@@ -39,14 +41,7 @@ class ShardSource(PackedSource):
         labels: np.ndarray,
         root: str,
     ) -> None:
-        sizes = list(map(len, indices))
-        super().__init__(
-            files,
-            sizes,
-            class_names,
-            labels,
-            root,
-        )
+        super().__init__(files, list(map(len, indices)), class_names, labels, root)
         self._members = _join_column(indices, "name")
         self._offsets = _join_column(indices, "offset")
         self._sizes = _join_column(indices, "size")
@@ -110,7 +105,7 @@ class Shards(Packed):
         return None
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
-        labels = _join_column(self._rows(files), "label")
+        labels = _join_column(self._read_rows(files), "label")
         if all(map(_NUMBER.fullmatch, labels.tolist())):  # numpy would take "1_0" for a number too
             return labels.astype(np.int64)
 
@@ -141,26 +136,21 @@ class Shards(Packed):
         class_names: tuple[str, ...],
         labels: np.ndarray,
     ) -> ShardSource:
-        return ShardSource(
-            files,
-            self._rows(files),
-            class_names,
-            labels,
-            self.root,
-        )
+        return ShardSource(files, self._read_rows(files), class_names, labels, self.root)
 
-    def _rows(self, files: Sequence[str]) -> list[np.ndarray]:
+    def _read_rows(self, files: Sequence[str]) -> list[np.ndarray]:
         """Return the rows of the index of each shard."""
-        return [index.rows for index in self._indices(files)]
+        return [index.rows for index in self._find_indices(files)]
 
     def require(self) -> None:
         super().require()
         parse_selection(self.label)
 
-    def _indices(self, files: Sequence[str]) -> list[Index]:
+    def _find_indices(self, files: Sequence[str]) -> list[Index]:
         selection = parse_selection(self.label)
         find = functools.partial(find_index, selection=selection)
         indices = list(in_threads(find, files, _THREADS))
+
         notes = [index.notes for index in indices]
         for line in describe_notes(notes):
             warn_once(f"{self.place(None)}: {line}")

@@ -21,13 +21,17 @@ from vit_jax.data.records import few
 from vit_jax.storage.files import read_bounded, read_lines
 from vit_jax.text.printable import printable
 
-# The first that the header has: of CSV, of TSV, and of CSV where a comma is in numbers.
 _SEPARATORS = ",\t;"
-MAX_BYTES = 2**30  # ten million lines of a hundred bytes
+"""Separators of columns: in CSV, in TSV, and in CSV where numbers have a comma."""
+MAX_BYTES = 2**30
+"""Largest size of a table, enough for ten million lines of a hundred bytes."""
 MAX_LINE_LETTERS = 2**20
-_SHOWN = 3  # lines that a message names
-LABELS = "labels"  # the column of any number of them, with BETWEEN them
-BETWEEN = "|"  # which no spreadsheet takes for a separator, and which is rare in names
+_SHOWN = 3
+"""Number of lines in a message."""
+LABELS = "labels"
+"""Name of the column with several labels in a cell, separated by `BETWEEN`."""
+BETWEEN = "|"
+"""This sign is rare in names, and no spreadsheet takes it for a separator of columns."""
 LABEL_SEPARATORS = {
     "bar": BETWEEN,
     "comma": ",",
@@ -42,14 +46,15 @@ LABEL_SEPARATORS = {
 }
 """Separators of the labels in a cell by their name in "csv:FILE#NAME"."""
 _FILE_ENDINGS = (".csv", ".tsv", ".txt")
-# Cells of a column that stands for a class.
 _FLAGS = {
     "0": False,
     "0.0": False,
     "1": True,
     "1.0": True,
 }
-_NUM_FLAG_COLUMNS = 2  # from this number on, columns of 0 and 1 are classes
+"""Cells of a column that stands for a class."""
+_NUM_FLAG_COLUMNS = 2
+"""Least number of columns of 0 and 1 that are classes."""
 
 
 class Row(NamedTuple):
@@ -61,7 +66,8 @@ class Row(NamedTuple):
     split: str
 
 
-_Line = tuple[int, list[str]]  # its number and its cells
+_Line = tuple[int, list[str]]
+"""The number of a line, and its cells."""
 
 
 class _Content(NamedTuple):
@@ -72,9 +78,9 @@ class _Content(NamedTuple):
 class Table(Listing):
     """A CSV file with columns `image` and `label`, and perhaps `split`; others are ignored.
 
-    The column `labels` in place of `label` makes it multi-label: an image has any number of them,
-    also none. So do columns of 0 and 1 in the place of both. Paths are relative to the folder of
-    the file, or absolute, and may lead anywhere.
+    The column `labels` in place of `label` makes it multi-label: an image has any number of labels,
+    also none. Columns of 0 and 1 in the place of both make it multi-label, too. Paths are relative
+    to the folder of the file, or absolute, and may lead anywhere.
     """
 
     kind = "csv"
@@ -111,13 +117,13 @@ class Table(Listing):
 
     def require_splits(self, *names: str) -> None:
         known = known_splits(names)
-        wrong = [row for row in self._table.rows if row.split not in known]
         known_names = ", ".join(sorted(known))
+        wrong = [row for row in self._table.rows if row.split not in known]
         self._reject(wrong, f"of no known split ({known_names})", "split")
 
     def classes(self, split: str | None) -> list[str]:
         classes = set[str]()
-        for row in self._of(split):
+        for row in self._select_rows(split):
             classes.update(row.labels)
         return sorted(classes)
 
@@ -127,24 +133,19 @@ class Table(Listing):
         Raises:
           ValueError: files that do not exist.
         """
-        rows = self._of(split)
+        rows = self._select_rows(split)
         root = self.path.absolute().parent
         missing = [row for row in rows if not os.path.exists(root / row.image)]
         self._reject(missing, "name files that do not exist")
 
-        numbers = {name: number for number, name in enumerate(class_names)}
-        if self._table.is_multilabel:
-            labels = np.zeros((len(rows), len(class_names)), np.uint8)
-            for row_K, row in zip(labels, rows, strict=True):
-                for label in row.labels:
-                    row_K[numbers[label]] = 1
-        else:
-            labels = np.array([numbers[row.labels[0]] for row in rows], np.int32)
-
         images = [row.image for row in rows]
+        if self._table.is_multilabel:
+            labels = _build_multilabels(rows, class_names)
+        else:
+            labels = _build_labels(rows, class_names)
         return FileSource(images, class_names, labels, root=str(root))
 
-    def _of(self, split: str | None) -> list[Row]:
+    def _select_rows(self, split: str | None) -> list[Row]:
         if split is None:
             return self._table.rows
         return [row for row in self._table.rows if row.split == split]
@@ -157,7 +158,7 @@ class Table(Listing):
           ValueError: the file cannot be read, lacks a column or has one twice; cells are missing,
             empty or too many; an image is listed twice.
         """
-        header, lines = _read(self.path)
+        header, lines = _read_cells(self.path)
         self._require_cells(header, lines)
         images = self._read_column(header, lines, "image")
         is_multilabel = "label" not in header
@@ -182,13 +183,11 @@ class Table(Listing):
 
     def _require_complete(self, rows: list[Row], is_multilabel: bool, has_split: bool) -> None:
         """Raise ValueError for lines without an image, a label or a split."""
-        without_image = [row for row in rows if not row.image]
-        self._reject(without_image, "have no image")
+        self._reject(_find_incomplete(rows, "image"), "have no image")
         if not is_multilabel:
-            without_label = [row for row in rows if not row.labels]
-            self._reject(without_label, "have no label")
+            self._reject(_find_incomplete(rows, "labels"), "have no label")
         if has_split:
-            without_split = [row for row in rows if not row.split]
+            without_split = _find_incomplete(rows, "split")
             self._reject(without_split, "have no split, and others have one")
 
     def _require_distinct(self, rows: list[Row]) -> None:
@@ -230,8 +229,8 @@ class Table(Listing):
                 f"{few(header, repr)}. It names the columns: image, label (or {LABELS}, with "
                 f"{BETWEEN!r} between; or a column of 0 and 1 for each class), and perhaps split.",
             )
-        place = header.index(name)
-        return [cells[place].strip() for _, cells in lines]
+        index = header.index(name)
+        return [cells[index].strip() for _, cells in lines]
 
     def _read_labels(self, header: list[str], lines: list[_Line]) -> list[tuple[str, ...]]:
         """Return the labels of each line from the column `label` or `labels`.
@@ -239,11 +238,11 @@ class Table(Listing):
         Raises:
           ValueError: there is no such column; another separator than the chosen one is likely.
         """
-        name = LABELS if LABELS in header else "label"
-        cells = self._read_column(header, lines, name)
-        if name == "label":
+        if LABELS not in header:
+            cells = self._read_column(header, lines, "label")
             self._require_single_labels(cells)
             return [(cell,) if cell else () for cell in cells]
+        cells = self._read_column(header, lines, LABELS)
         separator = self._choose_separator(cells)
         return [split_labels(cell, separator) for cell in cells]
 
@@ -274,17 +273,7 @@ class Table(Listing):
             likely.
         """
         filled = collections.Counter(filter(None, cells))
-        total = filled.total()
-        in_brackets = 0
-        for cell, count in filled.items():
-            if cell[0] == "[" and cell[-1] == "]":
-                in_brackets += count
-        if in_brackets * 2 > total:
-            raise ValueError(
-                f"csv:{self.path}: {in_brackets:,} of {total:,} cells of the column {LABELS!r} are "
-                f"lists in brackets. Write the labels with {BETWEEN!r} between: cat{BETWEEN}outdoors.",
-            )
-
+        self._require_no_brackets(filled)
         if self._separator:
             if self._separator not in LABEL_SEPARATORS:
                 raise ValueError(
@@ -300,23 +289,37 @@ class Table(Listing):
         joint = [cell for cell in filled if separator in cell]
         num_joint = sum(map(filled.__getitem__, joint))
         raise ValueError(
-            f"csv:{self.path}: {num_joint:,} of {total:,} cells of the column {LABELS!r} contain "
+            f"csv:{self.path}: {num_joint:,} of {filled.total():,} cells of the column {LABELS!r} contain "
             f"{separator!r} ({printable(joint[0])!r}), and none {BETWEEN!r}, which separates "
             f"labels. Write csv:{self.path}#{name} to separate them there, or #bar to keep each "
             "cell as one label.",
         )
 
+    def _require_no_brackets(self, filled: collections.Counter[str]) -> None:
+        """Raise ValueError if most cells are lists in brackets."""
+        in_brackets = 0
+        for cell, count in filled.items():
+            if cell[0] == "[" and cell[-1] == "]":
+                in_brackets += count
+        total = filled.total()
+        if in_brackets * 2 > total:
+            raise ValueError(
+                f"csv:{self.path}: {in_brackets:,} of {total:,} cells of the column {LABELS!r} are "
+                f"lists in brackets. Write the labels with {BETWEEN!r} between: "
+                f"cat{BETWEEN}outdoors.",
+            )
+
     def _has_flags(self, header: list[str], lines: list[_Line]) -> bool:
         """Return True if columns of 0 and 1 stand for classes.
 
         Raises:
-          ValueError: only some of the columns are such, two have one name, or one has none; a
+          ValueError: only some of the columns do, two have the same name, or one has none; a
             separator is named.
         """
         flags = list[str]()
         others = list[str]()
-        for place, name in _class_columns(header).items():
-            if _is_flag_column(lines, place):
+        for index, name in _find_class_columns(header).items():
+            if _is_flag_column(lines, index):
                 flags.append(name)
             else:
                 others.append(name)
@@ -346,10 +349,11 @@ class Table(Listing):
 
     def _read_flags(self, header: list[str], lines: list[_Line]) -> list[tuple[str, ...]]:
         """Return the names of the columns of classes that hold 1, for each line."""
-        columns = _class_columns(header)
-        return [_labels_of_flags(cells, columns) for _, cells in lines]
+        columns = _find_class_columns(header)
+        return [_read_flagged_labels(cells, columns) for _, cells in lines]
 
     def _reject(self, wrong: list[Row], words: str, column: str = "image") -> None:
+        """Raise ValueError for wrong lines, of which the message shows the first ones."""
         if not wrong:
             return
         lines = []
@@ -362,6 +366,31 @@ class Table(Listing):
         raise ValueError(f"{str(self.path)!r}: {len(wrong):,} lines {words}: {shown}.")
 
 
+def _find_incomplete(rows: list[Row], column: str) -> list[Row]:
+    """Return the lines whose cell in a column is empty."""
+    return [row for row in rows if not getattr(row, column)]
+
+
+def _build_labels(rows: list[Row], class_names: tuple[str, ...]) -> np.ndarray:
+    """Return the number of the class of each row, int32 (N,)."""
+    numbers = _number_names(class_names)
+    return np.array([numbers[row.labels[0]] for row in rows], np.int32)
+
+
+def _build_multilabels(rows: list[Row], class_names: tuple[str, ...]) -> np.ndarray:
+    """Return 1 for each class of each row, uint8 (N, K)."""
+    numbers = _number_names(class_names)
+    labels_NK = np.zeros((len(rows), len(class_names)), np.uint8)
+    for labels_K, row in zip(labels_NK, rows, strict=True):
+        for label in row.labels:
+            labels_K[numbers[label]] = 1
+    return labels_NK
+
+
+def _number_names(names: Sequence[str]) -> dict[str, int]:
+    return dict(zip(names, range(len(names)), strict=True))
+
+
 def split_labels(cell: str, separator: str) -> tuple[str, ...]:
     """Return the labels in a cell."""
     parts = map(str.strip, cell.split(separator))
@@ -369,14 +398,14 @@ def split_labels(cell: str, separator: str) -> tuple[str, ...]:
 
 
 def find_likely_separator(cells: collections.Counter[str]) -> str:
-    """Return the name of the separator that cells seem to hold in the place of "|"; "" without one.
+    """Return the name of the separator that cells seem to have instead of "|"; "" without one.
 
     It is in more than half of the cells, or all labels that it separates are also cells by
     themselves. Many names of classes have a space; it counts only if it separates fewer labels than
     there are different cells.
 
     Args:
-      cells: those that are not empty, with their numbers.
+      cells: number of each cell that is not empty.
     """
     if any(BETWEEN in cell for cell in cells):
         return ""
@@ -395,24 +424,32 @@ def find_likely_separator(cells: collections.Counter[str]) -> str:
     return max(shares, key=shares.__getitem__, default="")
 
 
-def _class_columns(header: Sequence[str]) -> dict[int, str]:
-    """Return the names of the columns of classes by their places, without a column of labels."""
-    return {place: name for place, name in enumerate(header) if name not in ("image", "split")}
+def _find_class_columns(header: Sequence[str]) -> dict[int, str]:
+    """Return the names of the columns of classes by their index."""
+    columns = {}
+    for index, name in enumerate(header):
+        if name not in ("image", "split"):
+            columns[index] = name
+    return columns
 
 
-def _is_flag_column(lines: list[_Line], place: int) -> bool:
+def _is_flag_column(lines: list[_Line], index: int) -> bool:
     """Return True if all cells of a column, at least one, are 0 or 1."""
     if not lines:
         return False
-    return all(cells[place].strip() in _FLAGS for _, cells in lines)
+    return all(cells[index].strip() in _FLAGS for _, cells in lines)
 
 
-def _labels_of_flags(cells: Sequence[str], names: dict[int, str]) -> tuple[str, ...]:
-    """Return the names of the columns of one line that hold 1, by the place of the column."""
-    return tuple(name for place, name in names.items() if _FLAGS[cells[place].strip()])
+def _read_flagged_labels(cells: Sequence[str], names: dict[int, str]) -> tuple[str, ...]:
+    """Return the names of the columns that hold 1 in the cells of a line."""
+    labels = []
+    for index, name in names.items():
+        if _FLAGS[cells[index].strip()]:
+            labels.append(name)
+    return tuple(labels)
 
 
-def _read(path: Path) -> tuple[list[str], list[_Line]]:
+def _read_cells(path: Path) -> tuple[list[str], list[_Line]]:
     """Return the names of the columns, and the cells of each line that has any, with its number."""
     try:
         content = read_bounded(path, MAX_BYTES)

@@ -20,17 +20,19 @@ from google.protobuf import json_format
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds import digits
 from vit_jax.data.kinds.array_records import BucketRecords, num_records
-from vit_jax.data.kinds.vtab_tasks import STORED, Labels, find_task
+from vit_jax.data.kinds.vtab_tasks import STORED, Labels, VtabTask, find_task
 from vit_jax.data.records import Record, Source, few, files_digest
 from vit_jax.storage import is_address
 from vit_jax.storage.files import expanded, is_mirrored, mirror, read_json
 from vit_jax.text.nearest import closest
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
-# A folder beside the versions of a dataset that is made of tars; TFDS takes it for none.
 UNFINISHED = ".unfinished"
-READ_WHOLE = (".json", ".txt")  # descriptions, which TFDS opens by itself
-CHUNK = 256  # records read at once for their labels
+"""A folder beside the versions of a dataset that is made of tars; for TFDS it is no version."""
+READ_WHOLE = (".json", ".txt")
+"""Ends of the names of descriptions, which TFDS opens by itself."""
+CHUNK = 256
+"""Number of records that are read at once for their labels."""
 
 
 class NotPrepared(ValueError):
@@ -56,7 +58,7 @@ class _Records(Protocol):
 
 
 class TfdsSource(Source):
-    """One split, or a part of one, of a prepared dataset with the feature "image" and one for the label."""
+    """One split, or a part of one, of a prepared dataset with the feature "image" and a label."""
 
     def __init__(
         self,
@@ -73,18 +75,18 @@ class TfdsSource(Source):
         _require_prepared(builder)
         _require_split(builder, split)
         _require_files(builder, split)
-        self.class_names = _class_names(builder, labels)
+        self.class_names = _find_class_names(builder, labels)
         self.split = split
         self._labels = labels
-        self._known = dict(builder.info.features)
-        self._records = _records(builder, split)
+        self._all_features = dict(builder.info.features)
+        self._records = _open_records(builder, split)
         parts = builder.info.splits[split].file_instructions
         self._files = sorted({part.filename for part in parts})
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
         self._features = tfds.features.FeaturesDict(
             {
-                "image": self._known["image"],
-                labels.feature: self._known[labels.feature],
+                "image": self._all_features["image"],
+                labels.feature: self._all_features[labels.feature],
             },
         )
 
@@ -103,45 +105,47 @@ class TfdsSource(Source):
         image = record["image"]
         if self._labels.image is not None:
             image = self._labels.image(image)
-        return Record(image, self._label(record[self._labels.feature]))
+        return Record(image, self._read_label(record[self._labels.feature]))
 
-    def _label(self, value: Any) -> int:
+    def _read_label(self, value: Any) -> int:
         if self._labels.label is not None:
             value = self._labels.label(value)
         return int(value)
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
-        """Read once and kept: no image is decoded, but the files are read from end to end.
+        """Labels int32 (N,), 0 for a damaged record, which is an unreadable image.
 
-        0 for a damaged record, which is an unreadable image.
+        No image is decoded, but the files are read from end to end, once.
         """
         labels = np.zeros(len(self), np.int32)
         for index, value in enumerate(self.column(self._labels.feature)):
             if value is not None:
-                labels[index] = self._label(value)
+                labels[index] = self._read_label(value)
         return labels
 
     def column(self, key: str) -> Iterator[Any]:
         """Yield one feature of every record, without decoding images; None for a damaged record."""
-        raw = self._records
-        parse = tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np
+        features = tfds.features.FeaturesDict({key: self._all_features[key]})
+        for first in range(0, len(self), CHUNK):
+            end = min(first + CHUNK, len(self))
+            yield from self._read_values(range(first, end), key, features)
 
-        def read(chunk: range) -> Iterator[Any]:
-            try:
-                values = [parse(record)[key] for record in raw.__getitems__(chunk)]
-            except RuntimeError:
-                if len(chunk) == 1:
-                    yield None
-                    return
-                for index in chunk:
-                    yield from read(range(index, index + 1))
-            else:
-                yield from values
-
-        for first in range(0, len(raw), CHUNK):
-            end = min(first + CHUNK, len(raw))
-            yield from read(range(first, end))
+    def _read_values(
+        self, indices: range, key: str, features: tfds.features.FeaturesDict
+    ) -> Iterator[Any]:
+        """Yield a feature of consecutive records, which are read one by one if one is damaged."""
+        try:
+            records = self._records.__getitems__(indices)
+            values = [features.deserialize_example_np(record)[key] for record in records]
+        except RuntimeError:
+            if len(indices) == 1:
+                yield None
+                return
+            for index in indices:
+                yield from self._read_values(range(index, index + 1), key, features)
+            return
+        yield from values
 
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
@@ -172,7 +176,7 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
     """Open a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
 
     Raises:
-      NotPrepared: it is of the catalogue, and is not there.
+      NotPrepared: a dataset of the catalogue is missing.
       ValueError: it is no name, TFDS knows no such dataset or version, or would download its code;
         otherwise as `TfdsSource`.
     """
@@ -225,23 +229,8 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
             f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.",
         )
     root = tfds.core.Path(tfds_folder(data_dir, task.dataset))
-    prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
-    allowed = task.version.split(",")
-    usable = [version for version in prepared if any(map(version.match, allowed))]
-    if not usable:
-        version = ""
-        if "*" not in allowed[0]:
-            version = f":{allowed[0]}"
-        command = f"vit-jax prepare {task.dataset}{version} --data_dir={root}"
-        if task.manual:
-            command += f" --manual_dir=FOLDER\nFOLDER holds {task.manual}."
-        present = few(prepared, str) if prepared else "none"
-        raise ValueError(
-            f"Task vtab:{name} has its splits from version {' or '.join(allowed)} of "
-            f"{task.dataset!r}; in {str(root)!r} there is {present}. Run: {command}",
-        )
-
-    builder = tfds.builder_from_directory(str(root / task.dataset / str(usable[-1])))
+    version = _find_version(task, root)
+    builder = tfds.builder_from_directory(str(root / task.dataset / str(version)))
     source = TfdsSource(builder, tfds_split, task.labels)
     if source.num_classes != task.num_classes:
         raise ValueError(
@@ -252,16 +241,43 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
     return source
 
 
+def _find_version(task: VtabTask, root: Any) -> Any:
+    """Return the newest prepared version of a task's dataset with its splits.
+
+    Raises:
+      ValueError: there is none in the folder.
+    """
+    prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
+    allowed = task.version.split(",")
+    usable = [version for version in prepared if any(map(version.match, allowed))]
+    if usable:
+        return usable[-1]
+
+    version = ""
+    if "*" not in allowed[0]:
+        version = f":{allowed[0]}"
+    command = f"vit-jax prepare {task.dataset}{version} --data_dir={root}"
+    if task.manual:
+        command += f" --manual_dir=FOLDER\nFOLDER holds {task.manual}."
+    present = "none"
+    if prepared:
+        present = few(prepared, str)
+    raise ValueError(
+        f"Task vtab:{task.name} has its splits from version {' or '.join(allowed)} of "
+        f"{task.dataset!r}; in {str(root)!r} there is {present}. Run: {command}",
+    )
+
+
 def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
     """Download and prepare a dataset, unless it is prepared; return its folder.
 
     Args:
       name: "digits", or a dataset of the catalogue such as "cifar10" or "imagenet2012".
-      data_dir: where TFDS keeps prepared datasets; None: its own default.
-      manual_dir: of archives that must be downloaded by hand (ImageNet's two tar files).
+      data_dir: folder of prepared datasets; None: the default of TFDS.
+      manual_dir: folder of archives that must be downloaded by hand (ImageNet's two tar files).
 
     Raises:
-      ValueError: unknown name, or TensorFlow, which the catalogue's own builders need, is not
+      ValueError: unknown name, or TensorFlow, which the builders of the catalogue need, is not
         installed.
     """
     if name == "digits":
@@ -270,18 +286,19 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     if not is_known:
         raise ValueError(f"TFDS has no dataset {name!r}. Nearest: {', '.join(near) or 'none'}.")
     builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
-    if not builder.is_prepared():
-        if importlib.util.find_spec("tensorflow") is None:
-            from vit_jax.imports.extras import install_command
+    if builder.is_prepared():
+        return str(builder.data_path)
+    if importlib.util.find_spec("tensorflow") is None:
+        from vit_jax.imports.extras import install_command
 
-            raise ValueError(
-                f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do "
-                f"(training does not): {install_command('prepare')}, best in a separate "
-                "environment, and run the command again.",
-            )
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(manual_dir=manual_dir),
+        raise ValueError(
+            f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do "
+            f"(training does not): {install_command('prepare')}, best in a separate "
+            "environment, and run the command again.",
         )
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(manual_dir=manual_dir),
+    )
     return str(builder.data_path)
 
 
@@ -310,7 +327,7 @@ def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
 
 
 def _require_descriptions(dataset: Path) -> None:
-    """Reject a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
+    """Raise ValueError for a description that is no JSON, or a pipe, for which TFDS would wait."""
     for name in ("dataset_info.json", "features.json"):
         of_versions = dataset.glob(f"*/{name}")
         of_configs = dataset.glob(f"*/*/{name}")
@@ -335,7 +352,7 @@ def _require_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
 
 
 def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
-    """Reject files with an unreadable index or another number of records than prepared."""
+    """Raise ValueError for a file with an unreadable index or another number of records."""
     for part in builder.info.splits[split].file_instructions:
         expected = part.examples_in_shard
         try:
@@ -352,7 +369,7 @@ def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
         )
 
 
-def _records(builder: tfds.core.DatasetBuilder, split: str) -> _Records:
+def _open_records(builder: tfds.core.DatasetBuilder, split: str) -> _Records:
     """Return the records of a split by index, still serialised."""
     files = builder.info.splits[split].file_instructions
     if not is_mirrored(files[0].filename):
@@ -360,18 +377,24 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> _Records:
     return BucketRecords([(file.filename, file.skip, file.take) for file in files])
 
 
-def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str, ...]:
+def _find_class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str, ...]:
+    """Return the names of the classes.
+
+    Raises:
+      ValueError: the dataset has no image, or no label.
+    """
     features = dict(builder.info.features)
+    has_image = isinstance(features.get("image"), tfds.features.Image)
     feature: Any = features.get(labels.feature)
-    is_labelled = isinstance(feature, tfds.features.ClassLabel) or (
-        labels.class_names and feature is not None
+    if has_image and labels.class_names and feature is not None:
+        return labels.class_names
+    if has_image and isinstance(feature, tfds.features.ClassLabel):
+        return labels.class_names or tuple(feature.names)
+
+    kinds = {key: type(feature).__name__ for key, feature in features.items()}
+    needed = f"'image' (an Image) and {labels.feature!r}"
+    if not labels.class_names:
+        needed += " (a ClassLabel)"
+    raise ValueError(
+        f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}.",
     )
-    if not is_labelled or not isinstance(features.get("image"), tfds.features.Image):
-        kinds = {key: type(feature).__name__ for key, feature in features.items()}
-        needed = f"'image' (an Image) and {labels.feature!r}"
-        if not labels.class_names:
-            needed += " (a ClassLabel)"
-        raise ValueError(
-            f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}.",
-        )
-    return labels.class_names or tuple(feature.names)

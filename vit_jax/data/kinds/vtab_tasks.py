@@ -19,14 +19,11 @@ from vit_jax.text.nearest import closest
 
 FEWEST_OBJECTS = 3
 CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
-KITTI_DISTANCES = (
-    -100.0,
-    8.0,
-    20.0,
-    999.0,
-)  # metres; beyond the last is an image without a vehicle
+KITTI_DISTANCES = (-100.0, 8.0, 20.0, 999.0)
+"""Distances in metres; an image without a vehicle is beyond the last one."""
 NO_VEHICLE = 1000.0
-NUM_VEHICLE_TYPES = 3  # car, van and truck are the first
+NUM_VEHICLE_TYPES = 3
+"""The first types of objects are car, van and truck."""
 
 Objects = Mapping[str, Sequence[Any]]
 """Features of the objects of an image, by name, with a value for each object."""
@@ -37,10 +34,10 @@ class Labels:
     """Rules for the label and the image of a record; can be pickled.
 
     Attributes:
-      feature: from which the label is computed.
-      label: takes the decoded value, returns a class; None: the value is the class.
-      class_names: None: those of the feature, which is a ClassLabel.
-      image: takes the stored file, returns `Record.image`; None: the file.
+      feature: name of the feature with the label.
+      label: returns the class of a decoded value; None: the value is the class.
+      class_names: names of the classes; None: those of the feature, which is a ClassLabel.
+      image: returns `Record.image` of a stored file; None: the file.
     """
 
     feature: str = "label"
@@ -53,34 +50,35 @@ STORED = Labels()
 
 
 def object_count(objects: Objects) -> int:
-    """Return the class of CLEVR-Count: class 0 is three objects, the fewest of any image, and class 7 is ten."""
+    """Return the class of CLEVR-Count: class 0 is three objects, class 7 is ten."""
     return len(objects["size"]) - FEWEST_OBJECTS
 
 
 def object_distance(objects: Objects) -> int:
-    """Return the class of CLEVR-Distance: the range of the least third pixel coordinate of objects."""
-    return _last_below(CLEVR_DISTANCES, np.reshape(objects["pixel_coords"], (-1, 3))[:, 2].min())
+    """Return the class of CLEVR-Distance: the range of the least third coordinate of objects."""
+    depths = np.reshape(objects["pixel_coords"], (-1, 3))[:, 2]
+    return _find_range(CLEVR_DISTANCES, depths.min())
 
 
 def vehicle_distance(objects: Objects) -> int:
-    """Return the class of KITTI-Distance: the range of the depth of the closest car, van or truck; the last: none."""
+    """Return the class of KITTI-Distance: the range of the depth of the closest car, van or truck.
+
+    The last class is images without one.
+    """
     is_vehicle = np.asarray(objects["type"], np.int64) < NUM_VEHICLE_TYPES
     depths = np.reshape(objects["location"], (-1, 3))[is_vehicle, 2]
-    return _last_below(KITTI_DISTANCES, depths.min(initial=NO_VEHICLE))
+    return _find_range(KITTI_DISTANCES, depths.min(initial=NO_VEHICLE))
 
 
 def bins(feature: str, num_values: int, num_bins: int, **others: Any) -> Labels:
     """Join neighbouring values of a ClassLabel without names to `num_bins` classes."""
-    firsts = [
-        -(-k * num_values // num_bins) for k in range(num_bins + 1)
-    ]  # of each class, and after the last
-    names = tuple(f"{first}-{after - 1}" for first, after in itertools.pairwise(firsts))
-    return Labels(
-        feature,
-        functools.partial(_bin, num_values=num_values, num_bins=num_bins),
-        names,
-        **others,
-    )
+    names = []
+    for number in range(num_bins):
+        first = _find_first_value(number, num_values, num_bins)
+        last = _find_first_value(number + 1, num_values, num_bins) - 1
+        names.append(f"{first}-{last}")
+    find_bin = functools.partial(_find_bin, num_values=num_values, num_bins=num_bins)
+    return Labels(feature, find_bin, tuple(names), **others)
 
 
 def ranges(thresholds: Sequence[float]) -> tuple[str, ...]:
@@ -93,13 +91,18 @@ def mask_to_grey(file: bytes) -> np.ndarray:
     return decode(file)[..., :1] * np.uint8(255)
 
 
-def _last_below(thresholds: Sequence[float], distance: float) -> int:
-    """Return the last threshold below the distance; -1, which is no class, without any."""
+def _find_range(thresholds: Sequence[float], distance: float) -> int:
+    """Return the number of the last threshold below the distance; -1, no class, without any."""
     return int(np.searchsorted(thresholds, distance)) - 1
 
 
-def _bin(value: int, num_values: int, num_bins: int) -> int:
+def _find_bin(value: int, num_values: int, num_bins: int) -> int:
     return value * num_bins // num_values
+
+
+def _find_first_value(number: int, num_values: int, num_bins: int) -> int:
+    """Return the least value in a bin: number * num_values / num_bins, rounded up."""
+    return -(-number * num_values // num_bins)
 
 
 Group = Literal["natural", "specialized", "structured"]
@@ -110,16 +113,16 @@ class VtabTask:
     """A task on a dataset of TFDS.
 
     Attributes:
-      name: as in "vtab:NAME".
-      group: over whose tasks a mean is taken.
+      name: the name in "vtab:NAME".
+      group: tasks whose mean is reported.
       dataset: TFDS name, with a config if there are several.
-      version: pattern of versions that the splits hold for; more after commas. The first is the one
-        to prepare.
+      version: pattern of the versions with these splits; more after commas. The first is the one to
+        prepare.
       num_classes: number of labels.
       val200: the 200 examples on which settings are compared. The 800 to train on are always the
         first of train.
       test: all test images.
-      labels: how a record is labelled.
+      labels: rules for the labels of records.
       flip, crop: augmentations that training may use.
       manual: files that users download into one folder; "" if TFDS downloads them.
     """
@@ -168,7 +171,7 @@ _SPRITES = ("train[589824:590024]", "train[663552:]")
 _NORB = ("test[:200]", "test[50%:]")
 
 # VTAB uses 3.*.* of Pets, which today's TFDS cannot prepare. In 4.0.0 the lists of images and their
-# keys, by which TFDS orders them, are the same; a few damaged files were encoded anew.
+# keys, by which TFDS orders them, are the same; a few damaged files were encoded again.
 TASKS = (
     VtabTask("caltech101", "natural", "caltech101", "3.*.*", 102, "train[2754:2954]"),
     VtabTask("cifar100", "natural", "cifar100", "3.*.*", 100, "train[45000:45200]"),
@@ -239,10 +242,17 @@ TASKS = (
 
 
 def find_task(name: str) -> VtabTask:
-    """Return the task with this name; ValueError with the nearest names if there is none."""
-    known = {task.name: task for task in TASKS}
-    if name not in known:
-        near = closest(name, known, 2)
-        hint = f"Nearest: {few(near)}." if near else f"Tasks: {', '.join(known)}."
-        raise ValueError(f"VTAB has no task {name!r}. {hint}")
-    return known[name]
+    """Return the task with this name.
+
+    Raises:
+      ValueError: there is none; the message has the nearest names.
+    """
+    for task in TASKS:
+        if task.name == name:
+            return task
+    known = [task.name for task in TASKS]
+    hint = f"Tasks: {', '.join(known)}."
+    near = closest(name, known, 2)
+    if near:
+        hint = f"Nearest: {few(near)}."
+    raise ValueError(f"VTAB has no task {name!r}. {hint}")
