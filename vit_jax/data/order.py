@@ -1,21 +1,18 @@
-"""Permutations: the record at a place of an epoch, and the seeds that they are made from.
+"""Permutations of records and classes: the element at a position, as a function of the seed.
 
-`index_shuffle` of grain returns one element of a permutation without making the others, so that an
-epoch of any length needs no memory. Three additions make it fast. Each depends on the number of
-elements alone, so that a resumed run has the same order.
+A permutation depends on the seed, the epoch and the number of elements only, so that a resumed run
+continues in the same order. Two algorithms permute:
 
-| elements | records of an epoch | classes, or records of a class (balanced) |
-|---|---|---|
-| fewer than 512 | all elements of `index_shuffle`, stored | random words, sorted and stored |
-| 512 to 65,536 | all elements of `index_shuffle`, stored | one element of `index_shuffle` |
-| more | one element of `index_shuffle` | one element of `index_shuffle` |
+* `_shuffle_index` computes one element without the others, by `index_shuffle` of grain. A
+  permutation of any length needs no memory.
+* `_sort_words` permutes all elements at once, by sorting random words.
 
-* An epoch of few records is stored, because looking up an element is faster than computing it.
-* Balanced sampling has a permutation for each class and pass, too many to store where they are
-  long. Below 512 elements `index_shuffle` is slow (16 ms divided by the number of elements, for
-  each call), and sorting is not.
-* For some powers of two `index_shuffle` is no permutation; `_shuffle_index` describes the way
-  around it.
+An epoch is permuted by `_shuffle_index`. All elements of a short epoch are stored, because a look-up
+is faster; the order is the same.
+
+Balanced sampling has a permutation for each class and each pass over it, too many to store where
+classes are large. Small classes are permuted by `_sort_words`: `index_shuffle` takes 16 ms divided
+by the number of elements for each call.
 """
 
 import functools
@@ -23,29 +20,38 @@ import functools
 import numpy as np
 from grain.experimental import index_shuffle
 
-_ORDER = 0
-_AUGMENTATION = 1  # the purpose of random numbers, which keeps their seeds apart
-_SHUFFLE_ROUNDS = 4  # as in grain's global shuffle
 _MOST_STORED = 2**16
-_FEWEST_TO_SHUFFLE = 512
+"""Largest number of records of an epoch whose order is stored."""
+_FEWEST_SHUFFLED = 512
+"""Smallest number of elements that balanced sampling permutes by `index_shuffle`."""
+
+_ORDER = 0
+_AUGMENTATION = 1
+"""The purpose of a random number is a part of its seed."""
+_SHUFFLE_ROUNDS = 4
+"""Rounds of `index_shuffle`, as in grain's global shuffle."""
 _NUM_CACHED = 4096
-"""Number of keys, and of short orders (up to 8 MiB), in caches. An order that is no longer there
-takes about 30 us."""
+"""Number of seeds and of sorted permutations (up to 8 MiB) in caches; computing one takes 30 us."""
+_NUM_STORED_EPOCHS = 64
+"""Number of stored epochs: batches that are prepared together may be of many short epochs."""
 
 
 def pick_record(seed: int, epoch: int, offset: int, num_records: int) -> int:
-    """Return the record at a place of an epoch's permutation."""
-    key = _make_key(seed, epoch)
-    if num_records > _MOST_STORED:
-        return _shuffle_index(offset, key, num_records)
-    return int(_store_order(key, num_records)[offset])
+    """Return the record at an offset of an epoch."""
+    shuffle_seed = _derive_seed(seed, epoch)
+    if num_records <= _MOST_STORED:
+        return int(_shuffle_all(shuffle_seed, num_records)[offset])
+    return _shuffle_index(offset, shuffle_seed, num_records)
 
 
 def pick_balanced(seed: int, epoch: int, offset: int, size: int, *class_key: int) -> int:
-    """Return an element of a permutation of the classes or of the records of one class."""
-    if size < _FEWEST_TO_SHUFFLE:
+    """Return the element at an offset of a permutation of the classes, or of one class's records.
+
+    `class_key` is the number of the class, for its records.
+    """
+    if size < _FEWEST_SHUFFLED:
         return int(_sort_words(size, seed, epoch, *class_key)[offset])
-    return _shuffle_index(offset, _make_key(seed, epoch, *class_key), size)
+    return _shuffle_index(offset, _derive_seed(seed, epoch, *class_key), size)
 
 
 def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -54,11 +60,31 @@ def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
-@functools.lru_cache(maxsize=64)  # batches that are prepared together may be of many short epochs
-def _store_order(key: int, num_records: int) -> np.ndarray:
-    """Return all elements of a permutation."""
-    order = [_shuffle_index(offset, key, num_records) for offset in range(num_records)]
-    return np.array(order, np.int32)
+@functools.lru_cache(maxsize=_NUM_STORED_EPOCHS)
+def _shuffle_all(shuffle_seed: int, size: int) -> np.ndarray:
+    """Return every element of a permutation by `_shuffle_index`, int32 (size,)."""
+    elements = [_shuffle_index(offset, shuffle_seed, size) for offset in range(size)]
+    return np.array(elements, np.int32)
+
+
+def _shuffle_index(offset: int, shuffle_seed: int, size: int) -> int:
+    """Return the element at an offset of a permutation of 0 to size - 1.
+
+    If size - 1 is a power of two, `index_shuffle` of grain 0.2.18 may repeat one element and drop
+    another. A permutation with one element more is right. At the offset of the additional element,
+    the one at its own position takes its place.
+    """
+    shuffle = functools.partial(index_shuffle, seed=shuffle_seed, rounds=_SHUFFLE_ROUNDS)
+    last = size - 1
+    is_power_of_two = last & (last - 1) == 0
+    if not is_power_of_two:
+        return shuffle(offset, max_index=last)
+
+    additional = size
+    element = shuffle(offset, max_index=additional)
+    if element == additional:
+        return shuffle(additional, max_index=additional)
+    return element
 
 
 @functools.lru_cache(maxsize=_NUM_CACHED)
@@ -69,26 +95,8 @@ def _sort_words(size: int, seed: int, epoch: int, *class_key: int) -> np.ndarray
     return np.argsort(words, kind="stable").astype(np.int16)
 
 
-def _shuffle_index(offset: int, key: int, num_records: int) -> int:
-    """Return one element of a permutation of 0 to num_records - 1.
-
-    For a last element that is a power of two, grain 0.2.18 may repeat one record and drop another.
-    A permutation of one number more is right. Where it gives that number, which is no record, the
-    element at its place is taken instead.
-    """
-    last = num_records - 1
-    is_power_of_two = last & (last - 1) == 0
-    shuffle = functools.partial(index_shuffle, seed=key, rounds=_SHUFFLE_ROUNDS)
-    if not is_power_of_two:
-        return shuffle(offset, max_index=last)
-    place = shuffle(offset, max_index=num_records)
-    if place < num_records:
-        return place
-    return shuffle(place, max_index=num_records)
-
-
 @functools.lru_cache(maxsize=_NUM_CACHED)
-def _make_key(seed: int, epoch: int, *class_key: int) -> int:
-    """Return the random seed of the order of all records, of the classes, or of one class's records."""
+def _derive_seed(seed: int, epoch: int, *class_key: int) -> int:
+    """Return the random seed of the order of all records, of the classes, or of one class."""
     # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     return int(np.random.SeedSequence((seed, epoch, _ORDER, *class_key)).generate_state(1)[0])
