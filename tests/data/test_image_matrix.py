@@ -19,8 +19,8 @@ from PIL import Image
 
 from tests.data.decoding.test_images import encode
 from vit_jax.data.decoding import tiff
-from vit_jax.data.decoding.depth import depth_of_file
-from vit_jax.data.decoding.headers import stated_pixels
+from vit_jax.data.decoding.depth import read_file_depth
+from vit_jax.data.decoding.headers import count_stated_pixels
 from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.kinds.image_files import DECODED
 
@@ -568,9 +568,9 @@ def test_sizes_that_codecs_state(size):
         imagecodecs.jpeg2k_encode(values),
         imagecodecs.webp_encode(values),
     ):
-        assert stated_pixels(encoded) == size[0] * size[1]
+        assert count_stated_pixels(encoded) == size[0] * size[1]
 
-    assert stated_pixels(imagecodecs.lerc_encode(values)) == size[0] * size[1] * 3  # samples
+    assert count_stated_pixels(imagecodecs.lerc_encode(values)) == size[0] * size[1] * 3  # samples
 
 
 # AVIF
@@ -607,7 +607,7 @@ def test_avif(bits, layout, has_alpha):
     assert_close(file, to_rgb(np.asarray(by_pillow)))
 
     if bits > 8:
-        assert depth_of_file(file).bits == bits
+        assert read_file_depth(file).bits == bits
 
         most = 2**bits - 1
         exact = to_rgb(np.asarray(imagecodecs.avif_decode(file))).astype(float) * 255 / most

@@ -203,7 +203,7 @@ class EvaluationTransform:
         if self.interpolation is not None:
             size = self._antialiased_size(image)
             resized = resampling.resize(image, size, self.interpolation, self.library)
-            return images.central_crop(resized, self.image_size, to_even=self.library == "timm")
+            return images.crop_centre(resized, self.image_size, to_even=self.library == "timm")
         if self.resize == "direct":  # a sample for each pixel, not an average, as the released code
             return images.resize_bilinear(image, self.image_size)
 
@@ -216,7 +216,7 @@ class EvaluationTransform:
             resized = images.resize_to_cover(image, covered)
         else:
             resized = images.resize_bilinear(image, covered)
-        return images.central_crop(resized, self.image_size)
+        return images.crop_centre(resized, self.image_size)
 
     def _antialiased_size(self, image: np.ndarray) -> tuple[int, int]:
         """Return the size before the crop."""

@@ -15,7 +15,7 @@ from tests.data.decoding.test_orientation import UPRIGHT
 from tests.data.deep_files import packed, png, pnm, tiff
 from vit_jax.api.model import Images
 from vit_jax.data.crops import Box
-from vit_jax.data.decoding.depth import MOST_FILES, depth_of_file, num_pages, survey
+from vit_jax.data.decoding.depth import MOST_FILES, count_pages, read_file_depth, survey
 from vit_jax.data.decoding.images import UnreadableImage, decode, plan_crop
 from vit_jax.data.records import Record
 from vit_jax.data.sources import open_source
@@ -263,8 +263,8 @@ def test_headers_that_are_damaged_state_nothing():
     ):
         for size in range(0, 60, 3):
             cut_off = file[:size]
-            depth_of_file(cut_off)
-            assert num_pages(make_reader(cut_off)) == 1
+            read_file_depth(cut_off)
+            assert count_pages(make_reader(cut_off)) == 1
 
 
 def test_a_directory_of_pages_that_leads_to_itself():
@@ -272,7 +272,7 @@ def test_a_directory_of_pages_that_leads_to_itself():
     (first,) = struct.unpack_from("<I", endless, 4)
     endless[-4:] = struct.pack("<I", first)
 
-    assert num_pages(make_reader(bytes(endless))) == 1
+    assert count_pages(make_reader(bytes(endless))) == 1
 
 
 def test_training_and_evaluation_take_the_range(make_config):

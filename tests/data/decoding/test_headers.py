@@ -44,7 +44,7 @@ def test_headers_state_what_is_decoded(kind):
     decoded = images.decode(file)
 
     assert decoded.shape[:2] == (HEIGHT, WIDTH)
-    assert headers.stated_pixels(file) == HEIGHT * WIDTH
+    assert headers.count_stated_pixels(file) == HEIGHT * WIDTH
 
 
 def make_tiff(order, kind, code):
@@ -85,7 +85,7 @@ MADE = {
 
 @pytest.mark.parametrize("kind", MADE)
 def test_headers_of_rare_kinds(kind):
-    assert headers.stated_pixels(MADE[kind]) == HEIGHT * WIDTH
+    assert headers.count_stated_pixels(MADE[kind]) == HEIGHT * WIDTH
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -99,7 +99,7 @@ def test_damaged_headers_state_a_number(kind, length, place, byte):
     file = bytearray(encode(*kind))
     file[min(place, len(file) - 1)] = byte
 
-    assert headers.stated_pixels(bytes(file[:length])) >= 0
+    assert headers.count_stated_pixels(bytes(file[:length])) >= 0
 
 
 def prepare_for_training(config):

@@ -148,7 +148,7 @@ def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, 
         return np.stack(crops).astype(int)
 
     found = make_crops()
-    monkeypatch.setattr(jpeg, "layout_of", lambda file: None)
+    monkeypatch.setattr(jpeg, "find_layout", lambda file: None)
     exact = make_crops()
 
     assert 0 < np.abs(found - exact).mean() <= 0.5
@@ -215,7 +215,7 @@ def test_a_jpeg_of_very_many_scans_is_unreadable():
     long_file = repeat_last_scan(file, 1000)
     rule = "JPEG of 1,010 scans, and at most 128 are decoded"
 
-    assert headers.jpeg_scans(file) == 10
+    assert headers.count_jpeg_scans(file) == 10
     with pytest.raises(UnreadableImage, match=rule):
         images.decode(long_file)
     with pytest.raises(UnreadableImage, match=rule):
@@ -225,5 +225,5 @@ def test_a_jpeg_of_very_many_scans_is_unreadable():
 def test_scans_after_the_first_do_not_count_if_it_has_all_colours():
     file = encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, 0)
 
-    assert headers.jpeg_scans(file) == 1
-    assert headers.jpeg_scans(repeat_last_scan(file, 1000)) == 1
+    assert headers.count_jpeg_scans(file) == 1
+    assert headers.count_jpeg_scans(repeat_last_scan(file, 1000)) == 1

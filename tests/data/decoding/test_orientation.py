@@ -13,7 +13,7 @@ from tests.data import deep_files
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.decoding import heif
 from vit_jax.data.decoding.images import decode, plan_crop
-from vit_jax.data.decoding.orientation import orientation_of, tagged, turn, turn_back
+from vit_jax.data.decoding.orientation import add_orientation, read_orientation, turn, turn_back
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 from vit_jax.tools.prepare.prepared import prepare_folder
@@ -26,7 +26,7 @@ SMOOTH = cv2.resize(PIXELS[:6, :10], (80, 48))
 
 def encode_photograph(orientation):
     file = cv2.imencode(".jpg", SMOOTH, (cv2.IMWRITE_JPEG_RST_INTERVAL, 5))[1].tobytes()
-    return tagged(file, orientation)
+    return add_orientation(file, orientation)
 
 
 def decode_by_opencv(file):
@@ -39,7 +39,7 @@ def test_upright_as_by_opencv(orientation):
     upright = decode_by_opencv(file)
     stored = decode_by_opencv(encode_photograph(1))
 
-    assert orientation_of(file) == orientation
+    assert read_orientation(file) == orientation
     np.testing.assert_array_equal(decode(file, exif_orientation=True), upright)
     np.testing.assert_array_equal(decode(file), stored)
 
@@ -140,7 +140,7 @@ def test_other_formats_by_hand(kind, order):
         upright = make_pixels(grid)
         file = FORMATS[kind](order, orientation)
 
-        assert orientation_of(file) == orientation
+        assert read_orientation(file) == orientation
         np.testing.assert_array_equal(decode(file), make_pixels(STORED))
         np.testing.assert_array_equal(decode(file, exif_orientation=True), upright)
 
@@ -202,7 +202,7 @@ def test_upright_as_by_pillow(kind, way):
     for orientation in ORIENTATIONS:
         file = encode_with_metadata(kind, orientation, way)
 
-        assert orientation_of(file) == orientation
+        assert read_orientation(file) == orientation
 
         upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(file))))
         difference = decode(file, exif_orientation=True) - upright.astype(int)
@@ -224,7 +224,7 @@ def test_jpeg_2000_states_it_in_a_box(way):
             content = identifier + make_xmp(orientation, way)
         box = struct.pack(">I4s", 8 + len(content), b"uuid") + content
 
-        assert orientation_of(file[:start] + box + file[start:]) == orientation
+        assert read_orientation(file[:start] + box + file[start:]) == orientation
 
 
 def test_irot_and_imir_come_first_in_avif():
@@ -235,14 +235,14 @@ def test_irot_and_imir_come_first_in_avif():
         xmp=make_xmp(3, "attribute"),
     )
 
-    assert orientation_of(file) == 6
+    assert read_orientation(file) == 6
 
     value_of_irot = file.index(b"irot") + 4
     turned = file[:value_of_irot] + b"\1" + file[value_of_irot + 1 :]
-    assert orientation_of(turned) == 8
+    assert read_orientation(turned) == 8
 
     without_irot = file.replace(b"irot", b"free")
-    assert orientation_of(without_irot) in (1, 3, 6)
+    assert read_orientation(without_irot) in (1, 3, 6)
 
 
 def test_exif_comes_before_xmp():
@@ -253,7 +253,7 @@ def test_exif_comes_before_xmp():
         xmp=make_xmp(3, "attribute"),
     )
 
-    assert orientation_of(file) == 6
+    assert read_orientation(file) == 6
 
 
 @pytest.mark.parametrize("quarters", range(4))
@@ -276,7 +276,7 @@ def test_turns_of_avif_are_composed_in_their_order(quarters, axis, is_mirrored_f
 
     file = bytes(value for _, value in turns)
     boxes = [heif.Box(kind, place, place + 1) for place, (kind, _) in enumerate(turns)]
-    orientation = heif._compose(file, boxes)
+    orientation = heif._compose_turns(file, boxes)
 
     found = turn(make_pixels(STORED), orientation)
     np.testing.assert_array_equal(found, make_pixels(expected))
@@ -294,7 +294,7 @@ def test_damaged_metadata_state_a_number(kind):
                 damaged[place] = rng.integers(256)
             length = rng.integers(20, 2 * len(file))
 
-            assert orientation_of(bytes(damaged[:length])) in ORIENTATIONS
+            assert read_orientation(bytes(damaged[:length])) in ORIENTATIONS
 
 
 @pytest.mark.parametrize(
@@ -304,13 +304,13 @@ def test_damaged_metadata_state_a_number(kind):
         b"II*\0",
         b"MM\0*\0\0\0\x08\xff\xff",
         encode_photograph(1).replace(b"\xff\xdb", b"\xff\xe1\0\x08Exif\0\0\xff\xdb", 1),
-        tagged(encode_photograph(1), 9),
+        add_orientation(encode_photograph(1), 9),
         encode_photograph(6)[:30],
         PIXELS,
     ],
 )
 def test_an_image_that_states_no_orientation_is_upright(file):
-    assert orientation_of(file) == 1
+    assert read_orientation(file) == 1
 
 
 @pytest.mark.parametrize("is_turned", [True, False])
@@ -345,5 +345,5 @@ def test_a_smaller_copy_keeps_it(tmp_path):
     prepare_folder(tmp_path / "images", tmp_path / "copy", short_side=24)
 
     copy = (tmp_path / "copy" / "a.jpg").read_bytes()
-    assert orientation_of(copy) == 6
+    assert read_orientation(copy) == 6
     assert decode(copy, exif_orientation=True).shape == (40, 24, 3)

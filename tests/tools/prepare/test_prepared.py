@@ -83,7 +83,7 @@ def test_a_copy_has_shorter_sides(folder, tmp_path, name, shape):
     # Strong colours are stored with half the resolution.
     assert np.abs(pixels - expected).mean() <= 3
 
-    layout = jpeg.layout_of(stored)
+    layout = jpeg.find_layout(stored)
     unit_width = layout.unit[1]
     assert layout.interval * unit_width >= layout.width
     assert (layout.interval - 1) * unit_width < layout.width

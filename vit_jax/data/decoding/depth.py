@@ -14,16 +14,19 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from vit_jax.data.decoding import rasters
-from vit_jax.data.decoding.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories
+from vit_jax.data.decoding.headers import PNM_GAP, TIFF_STARTS, Read, Tag, read_tiff_directories
 from vit_jax.storage.files import open_regular
 
 ValueRange = tuple[float, float]
 """The values that become 0 and 255."""
 
-MOST_FILES = 256  # that `survey` checks
+MOST_FILES = 256
+"""Number of files that `survey` checks at most."""
 SURVEYED = (".avif", ".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff", ".webp")
-HEADER_BYTES = 4096  # read at once
-_MOST_CHUNKS = 64  # of a PNG, before its pixels
+HEADER_BYTES = 4096
+"""Number of bytes that are read at once."""
+_MOST_CHUNKS = 64
+"""Number of chunks of a PNG that are read before its pixels."""
 _SUBFILE = 254
 _BITS = 258
 _PHOTOMETRIC = 262
@@ -32,7 +35,7 @@ _FORMAT = 339
 _LARGEST = 281
 _S_SMALLEST = 340
 _S_LARGEST = 341
-_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
+_TIFF_TAGS = frozenset((_BITS, _PHOTOMETRIC, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
 _PNM_HEADER = re.compile(rb"P[2356](?:%b+\d{1,20}){2}%b+(\d{1,9})\s" % (PNM_GAP, PNM_GAP))
 # The depth of JPEG 2000 (SIZ) and AVIF (pixi).
 _SIZ_OR_PIXI = re.compile(
@@ -54,7 +57,7 @@ class Depth(NamedTuple):
     """Bits and range of values that a file states.
 
     Attributes:
-      bits: of a value as it is stored.
+      bits: bits of a stored value.
       stated: the range that the file states; None: all values of these bits, or unknown.
       is_float: values are floating point.
       is_inverted: the lowest value is white.
@@ -72,7 +75,7 @@ class Depth(NamedTuple):
         """True if values cannot be converted without a range."""
         return self.is_float or self.bits > 16
 
-    def range_of(self, value_range: ValueRange | None) -> ValueRange | None:
+    def choose_range(self, value_range: ValueRange | None) -> ValueRange | None:
         """Return the range to map; None: all 16 bits.
 
         It is `value_range` for more than 8 bits, else the stated one.
@@ -82,19 +85,19 @@ class Depth(NamedTuple):
         return self.stated
 
 
-def depth_of(read: Read) -> Depth | None:
-    """Return the depth of a file whose values may need scaling; None for any other.
+def read_depth(read: Read) -> Depth | None:
+    """Return the depth of a file whose values may need scaling.
 
-    Also of a file with a damaged header it is None.
+    Return None for any other file, and for one with a damaged header.
     """
     start = read(0, HEADER_BYTES)
     try:
         if start.startswith(b"\x89PNG"):
-            return _png(start, read)
+            return _read_png_depth(start, read)
         if start.startswith(TIFF_STARTS):
-            return _tiff(next(tiff_directories(read, _OF_TIFF), {}))
+            return _read_tiff_depth(next(read_tiff_directories(read, _TIFF_TAGS), {}))
         if re.match(rb"P[2-7]\s", start):
-            return _pnm(start)
+            return _read_pnm_depth(start)
     except (struct.error, ValueError, OverflowError):
         return None
 
@@ -111,18 +114,18 @@ def depth_of(read: Read) -> Depth | None:
     return Depth(bits)
 
 
-def depth_of_file(file: bytes) -> Depth | None:
-    """Return the depth of a complete file, as `depth_of`."""
+def read_file_depth(file: bytes) -> Depth | None:
+    """Return the depth of a complete file, as `read_depth`."""
 
     def read(place: int, size: int) -> bytes:
         return file[place : place + size]
 
-    return depth_of(read)
+    return read_depth(read)
 
 
 def is_deep(file: bytes) -> bool:
     """Return True if values have more than 8 bits."""
-    depth = depth_of_file(file)
+    depth = read_file_depth(file)
     return depth is not None and depth.bits > 8
 
 
@@ -160,8 +163,8 @@ def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.
 def contradicts(values: np.ndarray, depth: Depth) -> bool:
     """Return True if 16-bit integers contradict the range that the file states.
 
-    They are larger, or they are scaled up. The PNG specification wants values scaled to all 16
-    bits, with sBIT for the bits before. Some programs write sBIT and do not scale.
+    They are larger, or they are scaled up. By the PNG specification, values are scaled to all 16
+    bits, and sBIT states their bits before. Some programs write sBIT and do not scale.
     """
     if depth.stated is None or depth.bits != 16 or depth.is_float:
         return False
@@ -174,13 +177,13 @@ def contradicts(values: np.ndarray, depth: Depth) -> bool:
     return not lower_bits.any()
 
 
-def num_pages(read: Read, most: int = 1000) -> int:
+def count_pages(read: Read, most: int = 1000) -> int:
     """Count the pages of a TIFF without smaller copies, up to `most`; 1 for any other file."""
     if not read(0, 4).startswith(TIFF_STARTS):
         return 1
     pages = 0
     try:
-        for tags in tiff_directories(read, (_SUBFILE,)):
+        for tags in read_tiff_directories(read, (_SUBFILE,)):
             if not tags or not int(tags[_SUBFILE].values[0]) & _THUMBNAIL:
                 pages += 1
             if pages == most:
@@ -194,8 +197,8 @@ class _Header(NamedTuple):
     """Values, pages and bands of a file that are lost when it is read.
 
     Attributes:
-      loss: "silent" for values that are cut, "unknown" for those that cannot be read, or empty.
-      pages: of which the first is read.
+      loss: "silent" for values that are cut, "unknown" for values that cannot be read, or empty.
+      pages: number of pages; the first one is read.
       has_extra_band: alpha or another band beyond grey or RGB.
     """
 
@@ -216,11 +219,11 @@ def survey(
 ) -> list[str]:
     """Return warnings about values, bands and pages that are lost when files are read, with counts.
 
-    Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of
-    these formats.
+    A few KiB are read of at most `MOST_FILES` files, evenly spaced, whose names have an extension
+    of these formats.
 
     Args:
-      paths: of all files.
+      paths: paths of all files.
       value_range: the range that the user gives; with it no values are lost.
       option: the name of its option in messages, "--images.value_range".
       open_file: opens a file by a path that the file system does not know; all such files may be
@@ -236,7 +239,7 @@ def survey(
     for number in range(count):
         path = paths[number * len(paths) // count]
         if open_file is None:
-            header = _header_of(path)
+            header = _read_cached_header(path)
         else:
             header = _read_header(open_file, path)
         headers.append((path, header))
@@ -294,7 +297,7 @@ def _warn_about_pages(headers: _Headers, count: int) -> list[str]:
 
 
 @functools.lru_cache(2 * MOST_FILES)  # the files of a dataset are opened for each of its splits
-def _header_of(path: str) -> _Header:
+def _read_cached_header(path: str) -> _Header:
     return _read_header(open_regular, path)
 
 
@@ -307,13 +310,13 @@ def _read_header(open_file: Callable[[str], BinaryIO], path: str) -> _Header:
                 file.seek(place)
                 return file.read(size)
 
-            depth = depth_of(read)
-            return _Header(_loss_of(depth), num_pages(read), has_extra_band(read))
+            depth = read_depth(read)
+            return _Header(_find_loss(depth), count_pages(read), has_extra_band(read))
     except (OSError, ValueError):  # also a pipe or a device
         return _Header()
 
 
-def _loss_of(depth: Depth | None) -> str:
+def _find_loss(depth: Depth | None) -> str:
     if depth is None or depth.stated is not None:
         return ""
     if depth.needs_range:
@@ -351,7 +354,7 @@ def _has_alpha_in_webp(start: bytes) -> bool:
 
 def _has_extra_sample(read: Read) -> bool:
     try:
-        tags = next(tiff_directories(read, (_SAMPLES, _PHOTOMETRIC)), {})
+        tags = next(read_tiff_directories(read, (_SAMPLES, _PHOTOMETRIC)), {})
     except (struct.error, ValueError, OverflowError):
         return False
     if _SAMPLES not in tags:
@@ -361,7 +364,7 @@ def _has_extra_sample(read: Read) -> bool:
     return tags[_SAMPLES].values[0] in (2, 4)
 
 
-def _png(start: bytes, read: Read) -> Depth | None:
+def _read_png_depth(start: bytes, read: Read) -> Depth | None:
     bits, colours = struct.unpack_from("2B", start, 24)
     if bits != 16:
         return None
@@ -381,7 +384,7 @@ def _png(start: bytes, read: Read) -> Depth | None:
     return Depth(16, form="PNG")
 
 
-def _pnm(start: bytes) -> Depth | None:
+def _read_pnm_depth(start: bytes) -> Depth | None:
     if start.startswith(b"P7"):
         header, _, _ = start.partition(b"ENDHDR")
         match = re.search(rb"\nMAXVAL\s+(\d{1,9})\s", header)
@@ -395,13 +398,13 @@ def _pnm(start: bytes) -> Depth | None:
         return Depth(16)
     if 255 < most < 65535:
         return Depth(16, (0, most))
-    is_text = start[1:2] in b"23"  # whose 8 bits OpenCV scales
+    is_text = start[1:2] in b"23"  # OpenCV scales its 8 bits
     if 0 < most < 255 and not is_text:
         return Depth(8, (0, most))
     return None
 
 
-def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
+def _read_tiff_depth(directory: Mapping[int, Tag]) -> Depth | None:
     tags = {number: tag.values for number, tag in directory.items()}
     bits = int(max(tags.get(_BITS, (1,))))
     photometric = int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])

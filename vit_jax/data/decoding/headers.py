@@ -1,8 +1,8 @@
 """Read headers of image files without decoding: the number of pixels, the directories of a TIFF.
 
-Sizes are read of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF,
-JPEG 2000, PBM to PAM, Sun raster; and of those that a TIFF may contain: JPEG XL, JPEG XR, LERC.
-Pillow 13 takes 6 to 10 times as long for a JPEG, 5 to 8 % of decoding it, and reads no PAM.
+Sizes are read of every format that is decoded: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP,
+AVIF, JPEG 2000, PBM to PAM, Sun raster; and of formats that a TIFF may contain: JPEG XL, JPEG XR,
+LERC. Pillow 13 takes 6 to 10 times as long for a JPEG, 5 to 8 % of decoding it, and reads no PAM.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 Read = Callable[[int, int], bytes]
-"""From a place and a size to these bytes of a file, or fewer at its end."""
+"""Returns the bytes of a file at an offset, of a size, or fewer at its end."""
 
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _UNDECODED_FRAMES = {
@@ -25,9 +25,12 @@ JPEG_SCAN = 0xDA
 _JPEG_END = 0xD9
 _JPEG_SEQUENTIAL = (0xC0, 0xC1)
 MAX_JPEG_SCANS = 128
-"""A progressive JPEG has about 10 scans, an optimised one up to 64. Each costs a pass over the
-image."""
-TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
+"""Number of scans that are decoded at most.
+
+A progressive JPEG has about 10 scans, an optimised one up to 64. Each costs a pass over the image.
+"""
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+"""First bytes of TIFF (two) and of BigTIFF."""
 _TIFF_NUMBERS = {
     1: "B",
     3: "H",
@@ -43,12 +46,14 @@ _TIFF_NUMBERS = {
 }
 _TIFF_WIDTH = 256
 _TIFF_HEIGHT = 257
-_MOST_ENTRIES = 4096  # of a directory, that are read
-_MOST_VALUES = 16  # of a tag, that are read by default
+_MOST_ENTRIES = 4096
+"""Number of entries of a directory that are read."""
+_MOST_VALUES = 16
+"""Number of values of a tag that are read by default."""
 PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
 
 
-def stated_pixels(file: bytes) -> int:
+def count_stated_pixels(file: bytes) -> int:
     """Return width times height; 0 if the header is cut off or of an unknown format."""
     try:
         for start, reader in _READERS:
@@ -59,7 +64,7 @@ def stated_pixels(file: bytes) -> int:
     return 0
 
 
-def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
+def find_jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
     """Yield the markers up to the first scan, and where the content of each begins.
 
     Bytes between segments are skipped as libjpeg skips them.
@@ -81,7 +86,7 @@ def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
             place += 2 + max(stated_size, 2)
 
 
-def jpeg_scans(file: bytes) -> int:
+def count_jpeg_scans(file: bytes) -> int:
     """Return the number of scans that a decoder of a JPEG reads; 0 for any other file.
 
     No scan can hold the bytes that start one. A sequential JPEG whose first scan has all colours
@@ -91,7 +96,7 @@ def jpeg_scans(file: bytes) -> int:
         return 0
     frame_marker = 0
     components = 0
-    for marker, place in jpeg_segments(file):
+    for marker, place in find_jpeg_segments(file):
         if marker in JPEG_FRAMES:
             frame_marker = marker
             components = 0
@@ -105,11 +110,11 @@ def jpeg_scans(file: bytes) -> int:
     return 0
 
 
-def unsupported_jpeg(file: bytes) -> str | None:
+def find_unsupported_process(file: bytes) -> str | None:
     """Return the process or bits of a JPEG that OpenCV does not decode; None for any other file."""
     if not file.startswith(b"\xff\xd8\xff"):
         return None
-    for marker, place in jpeg_segments(file):
+    for marker, place in find_jpeg_segments(file):
         if marker in _UNDECODED_FRAMES:
             return _UNDECODED_FRAMES[marker]
         if marker in JPEG_FRAMES:
@@ -120,17 +125,17 @@ def unsupported_jpeg(file: bytes) -> str | None:
     return None
 
 
-def jpeg_frame(file: bytes) -> tuple[int, int, int]:
+def read_jpeg_frame(file: bytes) -> tuple[int, int, int]:
     """Return height, width and number of components of a JPEG; zeros if it has no frame."""
-    for marker, place in jpeg_segments(file):
+    for marker, place in find_jpeg_segments(file):
         if marker in JPEG_FRAMES:
             height, width, components = struct.unpack_from(">HHB", file, place + 1)
             return height, width, components
     return 0, 0, 0
 
 
-def _at(layout: str, place: int, mask: int = -1) -> Callable[[bytes], int]:
-    """Return a reader of two numbers at a fixed place, of which only some bits count."""
+def _make_size_reader(layout: str, place: int, mask: int = -1) -> Callable[[bytes], int]:
+    """Return a function that multiplies two numbers at a fixed offset, by the bits of a mask."""
 
     def read(file: bytes) -> int:
         width, height = struct.unpack_from(layout, file, place)
@@ -140,19 +145,19 @@ def _at(layout: str, place: int, mask: int = -1) -> Callable[[bytes], int]:
     return read
 
 
-def _jpeg(file: bytes) -> int:
-    height, width, _ = jpeg_frame(file)
+def _measure_jpeg(file: bytes) -> int:
+    height, width, _ = read_jpeg_frame(file)
     return height * width
 
 
-def _lossless_webp(file: bytes) -> int:
+def _measure_lossless_webp(file: bytes) -> int:
     (bits,) = struct.unpack_from("<I", file, 21)
     width = (bits & 0x3FFF) + 1
     height = (bits >> 14 & 0x3FFF) + 1
     return width * height
 
 
-def _extended_webp(file: bytes) -> int:
+def _measure_extended_webp(file: bytes) -> int:
     width = int.from_bytes(file[24:27], "little") + 1
     height = int.from_bytes(file[27:30], "little") + 1
     return width * height
@@ -162,7 +167,7 @@ class Tag(NamedTuple):
     """A tag of a TIFF that holds numbers.
 
     Attributes:
-      values: the first of them, at least one.
+      values: the first values, at least one.
     """
 
     values: tuple[float, ...]
@@ -172,11 +177,11 @@ class _Form(NamedTuple):
     """The form of a TIFF or BigTIFF.
 
     Attributes:
-      entries_layout: of the number of entries of a directory, for `struct`.
-      word_layout: of an offset or a number of values, for `struct`.
-      first_at: offset of the place of the first directory.
-      entry_layout: of tag, kind and number of values, for `struct`.
-      entry_bytes: size of an entry with its values or their place.
+      entries_layout: `struct` layout of the number of entries of a directory.
+      word_layout: `struct` layout of an offset or a number of values.
+      first_at: offset of the word with the offset of the first directory.
+      entry_layout: `struct` layout of tag, kind and number of values.
+      entry_bytes: size of an entry with its values or their offset.
     """
 
     entries_layout: str
@@ -226,7 +231,7 @@ def _read_form(start: bytes) -> _Form:
     )
 
 
-def tiff_directories(
+def read_tiff_directories(
     read: Read,
     wanted: Container[int],
     most_values: int = _MOST_VALUES,
@@ -284,28 +289,28 @@ def _read_tags(
     return tags
 
 
-def tiff_tags(
+def read_tiff_tags(
     file: bytes,
     wanted: Container[int],
     most_values: int = _MOST_VALUES,
 ) -> dict[int, Tag]:
-    """Return the wanted tags of the first directory of a TIFF, as `tiff_directories`."""
+    """Return the wanted tags of the first directory of a TIFF, as `read_tiff_directories`."""
 
     def read(place: int, size: int) -> bytes:
         return file[place : place + size]
 
-    return next(tiff_directories(read, wanted, most_values), {})
+    return next(read_tiff_directories(read, wanted, most_values), {})
 
 
-def _tiff(file: bytes) -> int:
-    tags = tiff_tags(file, (_TIFF_WIDTH, _TIFF_HEIGHT))
+def _measure_tiff(file: bytes) -> int:
+    tags = read_tiff_tags(file, (_TIFF_WIDTH, _TIFF_HEIGHT))
     if len(tags) < 2:
         return 0
     return int(tags[_TIFF_WIDTH].values[0]) * int(tags[_TIFF_HEIGHT].values[0])
 
 
-def _largest(pattern: bytes) -> Callable[[bytes], int]:
-    """Return a reader of the largest of all sizes that follow a pattern: there may be thumbnails."""
+def _make_largest_reader(pattern: bytes) -> Callable[[bytes], int]:
+    """Return a function that finds the largest size after a pattern: there may be thumbnails."""
 
     def read(file: bytes) -> int:
         most = 0
@@ -317,21 +322,21 @@ def _largest(pattern: bytes) -> Callable[[bytes], int]:
     return read
 
 
-def _pnm(file: bytes) -> int:
+def _measure_pnm(file: bytes) -> int:
     match = re.match(rb"P[1-6]%b*(\d{1,20})%b+(\d{1,20})" % (PNM_GAP, PNM_GAP), file)
     if match is None:
         return 0
     return int(match[1]) * int(match[2])
 
 
-def _pam(file: bytes) -> int:
+def _measure_pam(file: bytes) -> int:
     header, _, _ = file.partition(b"ENDHDR")
-    width = _largest_number(rb"WIDTH\s+(\d{1,20})", header)
-    height = _largest_number(rb"HEIGHT\s+(\d{1,20})", header)
+    width = _find_largest_number(rb"WIDTH\s+(\d{1,20})", header)
+    height = _find_largest_number(rb"HEIGHT\s+(\d{1,20})", header)
     return width * height
 
 
-def _largest_number(pattern: bytes, header: bytes) -> int:
+def _find_largest_number(pattern: bytes, header: bytes) -> int:
     """Return the largest of the numbers that a pattern finds; 0 without any."""
     return max(map(int, re.findall(pattern, header)), default=0)
 
@@ -340,9 +345,9 @@ _JXR_WIDTH = 0xBC80
 _JXR_HEIGHT = 0xBC81
 
 
-def _jpeg_xr(file: bytes) -> int:
-    """Read the sizes of JPEG XR, whose directory has the form of a TIFF's."""
-    tags = tiff_tags(file, (_JXR_WIDTH, _JXR_HEIGHT))
+def _measure_jpeg_xr(file: bytes) -> int:
+    """Return the pixels of JPEG XR, whose directory has the form of TIFF."""
+    tags = read_tiff_tags(file, (_JXR_WIDTH, _JXR_HEIGHT))
     if len(tags) < 2:
         return 0
     return int(tags[_JXR_WIDTH].values[0]) * int(tags[_JXR_HEIGHT].values[0])
@@ -353,17 +358,17 @@ _JXL_RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
 _JXL_SIDE_BITS = (9, 13, 18, 30)
 
 
-def _jpeg_xl(file: bytes) -> int:
-    """Read the sizes of JPEG XL, which are coded in fields of bits, the lowest first."""
+def _measure_jpeg_xl(file: bytes) -> int:
+    """Return the pixels of JPEG XL, whose sides are coded in fields of bits, the lowest first."""
     match = re.match(rb"\xff\x0a|.{,4096}?(?:jxlc|jxlp.{4})\xff\x0a", file, re.DOTALL)
     if match is None:
         return 0
-    waiting = int.from_bytes(file[match.end() : match.end() + 16], "little")
+    remaining_bits = int.from_bytes(file[match.end() : match.end() + 16], "little")
 
     def take(bits: int) -> int:
-        nonlocal waiting
-        value = waiting & ((1 << bits) - 1)
-        waiting >>= bits
+        nonlocal remaining_bits
+        value = remaining_bits & ((1 << bits) - 1)
+        remaining_bits >>= bits
         return value
 
     is_small = take(1)
@@ -381,7 +386,7 @@ def _jpeg_xl(file: bytes) -> int:
     return height * (height * across // down)
 
 
-def _lerc(file: bytes) -> int:
+def _measure_lerc(file: bytes) -> int:
     """Return the number of samples: a pixel may have several."""
     (version,) = struct.unpack_from("<i", file, 6)
     sides_at = 10 if version < 3 else 14
@@ -393,21 +398,21 @@ def _lerc(file: bytes) -> int:
 
 
 _READERS: tuple[tuple[bytes, Callable[[bytes], int]], ...] = (
-    (rb"\xff\xd8\xff", _jpeg),
-    (rb"\x89PNG", _at(">II", 16)),
-    (rb"GIF8", _at("<HH", 6)),
-    (rb"BM.{12}\x0c\0\0\0", _at("<HH", 18)),
-    (rb"BM", _at("<ii", 18)),
-    (rb"II[*+]\0|MM\0[*+]", _tiff),
-    (rb"RIFF.{4}WEBPVP8 ", _at("<HH", 26, 0x3FFF)),
-    (rb"RIFF.{4}WEBPVP8L", _lossless_webp),
-    (rb"RIFF.{4}WEBPVP8X", _extended_webp),
-    (rb".{4}ftyp", _largest(rb"ispe.{4}")),
-    (rb"\0\0\0\x0cjP  |\xffO\xffQ", _largest(rb"\xffO\xffQ.{4}")),
-    (rb"P[1-6]", _pnm),
-    (rb"P7", _pam),
-    (rb"\x59\xa6\x6a\x95", _at(">II", 4)),
-    (rb"II\xbc\x01", _jpeg_xr),
-    (rb"\xff\x0a|\0\0\0\x0cJXL ", _jpeg_xl),
-    (rb"Lerc2 ", _lerc),
+    (rb"\xff\xd8\xff", _measure_jpeg),
+    (rb"\x89PNG", _make_size_reader(">II", 16)),
+    (rb"GIF8", _make_size_reader("<HH", 6)),
+    (rb"BM.{12}\x0c\0\0\0", _make_size_reader("<HH", 18)),
+    (rb"BM", _make_size_reader("<ii", 18)),
+    (rb"II[*+]\0|MM\0[*+]", _measure_tiff),
+    (rb"RIFF.{4}WEBPVP8 ", _make_size_reader("<HH", 26, 0x3FFF)),
+    (rb"RIFF.{4}WEBPVP8L", _measure_lossless_webp),
+    (rb"RIFF.{4}WEBPVP8X", _measure_extended_webp),
+    (rb".{4}ftyp", _make_largest_reader(rb"ispe.{4}")),
+    (rb"\0\0\0\x0cjP  |\xffO\xffQ", _make_largest_reader(rb"\xffO\xffQ.{4}")),
+    (rb"P[1-6]", _measure_pnm),
+    (rb"P7", _measure_pam),
+    (rb"\x59\xa6\x6a\x95", _make_size_reader(">II", 4)),
+    (rb"II\xbc\x01", _measure_jpeg_xr),
+    (rb"\xff\x0a|\0\0\0\x0cJXL ", _measure_jpeg_xl),
+    (rb"Lerc2 ", _measure_lerc),
 )

@@ -1,4 +1,4 @@
-"""Read boxes of AVIF and JPEG 2000; of AVIF the turns of the image, Exif and XMP.
+"""Read boxes of AVIF and JPEG 2000, and the orientation, Exif and XMP of AVIF.
 
 Source: ISO 14496-12 and 23008-12. Offsets and counts of the file are limits only: nothing is
 allocated by them.
@@ -8,10 +8,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_MOST_BOXES = 4096  # of one box
-_MOST_ITEMS = 4096  # with places in the file
+_MOST_BOXES = 4096
+"""Number of boxes in one box."""
+_MOST_ITEMS = 4096
+"""Number of items with offsets in the file."""
 _UNTIL_END = 0
-_ITEM_LAYOUTS = {2: ">HH4s", 3: ">IH4s"}  # by the version of `infe`
+_ITEM_LAYOUTS = {2: ">HH4s", 3: ">IH4s"}
+"""`struct` layouts by the version of `infe`."""
 # Bits of a byte of `av1C`.
 _HIGH_BITS = 0x40
 _TWELVE_BITS = 0x20
@@ -47,7 +50,7 @@ class Metadata(NamedTuple):
     """Metadata of an AVIF.
 
     Attributes:
-      orientation: by the properties irot and imir, 1 to 8; None: the image has neither.
+      orientation: 1 to 8, from the properties irot and imir; None: the image has neither.
       exif: Exif data in the form of a TIFF; empty without any.
       xmp: XMP data; empty without any.
     """
@@ -95,10 +98,10 @@ def read_metadata(file: bytes) -> Metadata:
     if meta is None:
         return Metadata()
 
-    boxes = _boxes_by_kind(file, meta.start + 4, meta.end)
-    kinds = _item_kinds(file, boxes.get(b"iinf"))
-    exif = _item_data(file, boxes, _find_item(kinds, b"Exif"))
-    xmp = _item_data(file, boxes, _find_item(kinds, b"mime"))
+    boxes = _index_boxes(file, meta.start + 4, meta.end)
+    kinds = _read_item_kinds(file, boxes.get(b"iinf"))
+    exif = _read_item_data(file, boxes, _find_item(kinds, b"Exif"))
+    xmp = _read_item_data(file, boxes, _find_item(kinds, b"mime"))
 
     if len(exif) > 4:
         (gap,) = struct.unpack_from(">I", exif)  # bytes up to the header of the TIFF
@@ -109,15 +112,15 @@ def read_metadata(file: bytes) -> Metadata:
 
 def is_monochrome(file: bytes) -> bool:
     """Return True for an AVIF of grey images only; alpha is one, too."""
-    codings = _codings(file)
+    codings = _find_codings(file)
     if not codings:
         return False
     return all(coding & _MONOCHROME for coding in codings)
 
 
-def bits_of(file: bytes) -> int:
+def count_bits(file: bytes) -> int:
     """Return the bits of a value of an AVIF: 8, 10 or 12."""
-    codings = _codings(file)
+    codings = _find_codings(file)
     if not codings or not codings[0] & _HIGH_BITS:
         return 8
     if codings[0] & _TWELVE_BITS:
@@ -125,8 +128,8 @@ def bits_of(file: bytes) -> int:
     return 10
 
 
-def without_sequence(file: bytes) -> bytes:
-    """Return an AVIF whose primary image is all that a decoder sees."""
+def remove_sequence(file: bytes) -> bytes:
+    """Return an AVIF in which a decoder sees only the primary image."""
     changed = bytearray(file)
     for box in read_boxes(file):
         if box.kind == b"ftyp":
@@ -138,7 +141,7 @@ def without_sequence(file: bytes) -> bytes:
     return bytes(changed)
 
 
-def _codings(file: bytes) -> list[int]:
+def _find_codings(file: bytes) -> list[int]:
     """Return the byte of bits and colours in the coding of each image of an AVIF.
 
     Any other file has none.
@@ -176,7 +179,7 @@ def _find(file: bytes, boxes: Iterator[Box], kind: bytes) -> Box | None:
     return None
 
 
-def _boxes_by_kind(file: bytes, start: int, end: int) -> dict[bytes, Box]:
+def _index_boxes(file: bytes, start: int, end: int) -> dict[bytes, Box]:
     """Return the last box of each kind between two places."""
     return {box.kind: box for box in read_boxes(file, start, end)}
 
@@ -200,23 +203,23 @@ def _read_orientation(
 
     layout = ">I" if file[primary.start] > 0 else ">H"
     (item,) = struct.unpack_from(layout, file, primary.start + 4)
-    parts = _boxes_by_kind(file, properties.start, properties.end)
+    parts = _index_boxes(file, properties.start, properties.end)
     if b"ipco" not in parts or b"ipma" not in parts:
         return None
 
     container = parts[b"ipco"]
     known = list(read_boxes(file, container.start, container.end))
     turns = []
-    for number in _associations(file, parts[b"ipma"], item):
+    for number in _read_associations(file, parts[b"ipma"], item):
         if not 0 < number <= len(known):
             continue
         box = known[number - 1]
         if box.kind in (b"irot", b"imir"):
             turns.append(box)
-    return _compose(file, turns)
+    return _compose_turns(file, turns)
 
 
-def _compose(file: bytes, turns: Sequence[Box]) -> int | None:
+def _compose_turns(file: bytes, turns: Sequence[Box]) -> int | None:
     """Return the orientation of turns and mirrors in their order."""
     if not turns:
         return None
@@ -238,7 +241,7 @@ def _compose(file: bytes, turns: Sequence[Box]) -> int | None:
     return _ORIENTATIONS[quarters % 4, axis]
 
 
-def _associations(file: bytes, box: Box, wanted: int) -> list[int]:
+def _read_associations(file: bytes, box: Box, wanted: int) -> list[int]:
     """Return the numbers of the properties of an item, from 1 on, in their order."""
     version_and_flags, count = struct.unpack_from(">II", file, box.start)
     item_layout = ">H"
@@ -267,7 +270,7 @@ def _associations(file: bytes, box: Box, wanted: int) -> list[int]:
     return []
 
 
-def _item_kinds(file: bytes, box: Box | None) -> dict[int, bytes]:
+def _read_item_kinds(file: bytes, box: Box | None) -> dict[int, bytes]:
     """Return the kind of each item by its number."""
     if box is None:
         return {}
@@ -285,7 +288,7 @@ def _item_kinds(file: bytes, box: Box | None) -> dict[int, bytes]:
     return kinds
 
 
-def _item_data(
+def _read_item_data(
     file: bytes,
     boxes: dict[bytes, Box],
     wanted: int | None,
@@ -329,14 +332,14 @@ def _item_data(
             if item != wanted or extents != 1:
                 continue
             if is_in_idat:
-                offset += _start_of_idat(file, boxes)
+                offset += _find_idat(file, boxes)
             if not length:
                 return file[offset:]
             return file[offset : offset + length]
     return b""
 
 
-def _start_of_idat(file: bytes, boxes: dict[bytes, Box]) -> int:
+def _find_idat(file: bytes, boxes: dict[bytes, Box]) -> int:
     """Return where the data in the metadata begin; the end of the file without any."""
     if b"idat" not in boxes:
         return len(file)

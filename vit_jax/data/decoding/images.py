@@ -12,33 +12,32 @@ from vit_jax.data.decoding.depth import (
     ValueRange,
     contradicts,
     decode_values,
-    depth_of_file,
     map_values,
+    read_file_depth,
 )
 from vit_jax.data.decoding.errors import UnreadableImage
 from vit_jax.data.decoding.headers import (
     MAX_JPEG_SCANS,
     TIFF_STARTS,
-    jpeg_frame,
-    jpeg_scans,
-    jpeg_segments,
-    stated_pixels,
-    unsupported_jpeg,
+    count_jpeg_scans,
+    count_stated_pixels,
+    find_jpeg_segments,
+    find_unsupported_process,
+    read_jpeg_frame,
 )
-from vit_jax.data.decoding.orientation import is_transposed, orientation_of, turn, turn_back
+from vit_jax.data.decoding.orientation import is_transposed, read_orientation, turn, turn_back
 
-# Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with
-# them.
+# Parallelism comes from grain's threads and processes, with which OpenCV's threads would compete.
 cv2.setNumThreads(0)
-# It would log files that we count and name ourselves.
+# OpenCV would log unreadable files, which are counted and named elsewhere.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 RANGE_OPTION = "--config.input.value_range"
 """The option of recipes that maps values of more than 8 bits to 0 to 255."""
 
-# By default an orientation is ignored, as TensorFlow and the published data sets do: annotations
-# refer to stored pixels. Where it is not, `orientation` reads it, alike for all formats and for
-# crops.
+# By default an orientation is ignored, as by TensorFlow and the published data sets: annotations
+# refer to stored pixels. With `exif_orientation`, the module `orientation` reads it, for all formats
+# and for crops.
 
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -81,9 +80,9 @@ def decode(
       image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is
         dropped.
       max_image_megapixels: a file whose header states more is not decoded.
-      exif_orientation: turn it upright as its Exif data say.
-      value_range: values of a file of more than 8 bits that become 0 and 255, whatever the file
-        states.
+      exif_orientation: turn the image upright by its Exif data.
+      value_range: values of a file of more than 8 bits that become 0 and 255, in place of the range
+        that the file states.
 
     Returns:
       uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range
@@ -97,8 +96,8 @@ def decode(
         range of values, or their colours are ambiguous; the message says which.
     """
     if isinstance(image, np.ndarray):
-        return _to_rgb(image)
-    stated = stated_pixels(image)
+        return _convert_to_rgb(image)
+    stated = count_stated_pixels(image)
     _require_size(stated, max_image_megapixels)
     _require_few_scans(image)
     if not stated:
@@ -114,7 +113,7 @@ def decode(
             "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB",
         )
     if exif_orientation:
-        return turn(pixels, orientation_of(image))
+        return turn(pixels, read_orientation(image))
     return pixels
 
 
@@ -126,7 +125,7 @@ def plan_crop(
     exif_orientation: bool = False,
     value_range: ValueRange | None = None,
 ) -> Callable[[], np.ndarray]:
-    """Choose a part of a file or an array; of a JPEG, decode little more than that part.
+    """Choose a part of an image; decode little more than that part of a JPEG.
 
     Args:
       image: as for `decode`.
@@ -152,14 +151,14 @@ def plan_crop(
 
     if isinstance(image, np.ndarray):
         return decode_and_cut
-    layout = jpeg.layout_of(image)
+    layout = jpeg.find_layout(image)
     if layout is None:
         return decode_and_cut
 
     _require_size(layout.height * layout.width, max_image_megapixels)
     _require_few_scans(image)
 
-    orientation = orientation_of(image) if exif_orientation else 1
+    orientation = read_orientation(image) if exif_orientation else 1
     height = layout.height
     width = layout.width
     if is_transposed(orientation):
@@ -195,15 +194,15 @@ def _decode_tiff(file: bytes, value_range: ValueRange | None) -> np.ndarray:
     mapped = _map_deep_values(file, value_range)
     if mapped is not None:
         return mapped
-    return _to_rgb(tiff.decode_page(file))
+    return _convert_to_rgb(tiff.decode_page(file))
 
 
 def _map_deep_values(file: bytes, value_range: ValueRange | None) -> np.ndarray | None:
     """Return the pixels by a range of values; None for 8 bits, and for all 16 bits."""
-    depth = depth_of_file(file)
+    depth = read_file_depth(file)
     if depth is None:
         return None
-    chosen = depth.range_of(value_range)
+    chosen = depth.choose_range(value_range)
     if chosen is None and depth.needs_range:
         kind = f"values of {depth.bits} bits"
         if depth.is_float:
@@ -221,7 +220,7 @@ def _map_deep_values(file: bytes, value_range: ValueRange | None) -> np.ndarray 
         raise UnreadableImage(f"{reason}, or has values that cannot be decoded: {_SAVE_DEEP}")
     if chosen == depth.stated and contradicts(values, depth):
         return None
-    return _to_rgb(map_values(values, depth, chosen))
+    return _convert_to_rgb(map_values(values, depth, chosen))
 
 
 def _require_size(stated: int, max_image_megapixels: float) -> None:
@@ -233,7 +232,7 @@ def _require_size(stated: int, max_image_megapixels: float) -> None:
 
 
 def _require_few_scans(file: bytes) -> None:
-    scans = jpeg_scans(file)
+    scans = count_jpeg_scans(file)
     if scans > MAX_JPEG_SCANS:
         raise UnreadableImage(
             f"The file is a JPEG of {scans:,} scans, and at most {MAX_JPEG_SCANS} are decoded: "
@@ -241,7 +240,7 @@ def _require_few_scans(file: bytes) -> None:
         )
 
 
-def _to_rgb(pixels: np.ndarray) -> np.ndarray:
+def _convert_to_rgb(pixels: np.ndarray) -> np.ndarray:
     has_known_bands = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
     if pixels.dtype != np.uint8 or not has_known_bands:
         raise ValueError(
@@ -263,7 +262,7 @@ def _explain_unreadable(file: bytes) -> str:
     if text.lower().startswith(_MARKUP):
         return f"The file is a page of markup (HTML, XML or SVG, {size}), no image of pixels"
 
-    process = unsupported_jpeg(file)
+    process = find_unsupported_process(file)
     if process is not None:
         return (
             f"The file is a JPEG {process}, which cannot be decoded: "
@@ -298,9 +297,9 @@ def _has_unmarked_inks(file: bytes) -> bool:
     The marker states that inks are stored inverted. Without it decoders disagree: to TensorFlow 0
     means no ink, to PIL and OpenCV full ink.
     """
-    if not file.startswith(_JPEG_START) or jpeg_frame(file)[2] != 4:
+    if not file.startswith(_JPEG_START) or read_jpeg_frame(file)[2] != 4:
         return False
-    for marker, place in jpeg_segments(file):
+    for marker, place in find_jpeg_segments(file):
         if marker == _JPEG_ADOBE and file.startswith(b"Adobe", place):
             return False
     return True
@@ -341,8 +340,8 @@ def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
     """Average over areas along one side, each of which lies in one old pixel or in two.
 
-    In whole numbers: cv2's INTER_AREA takes a neighbour's value where the border of an area rounds
-    across a pixel's.
+    Borders are whole numbers: cv2's INTER_AREA takes a neighbour's value where the border of an
+    area rounds across the border of a pixel.
     """
     old = image.shape[axis]
     place = np.arange(size)
@@ -358,7 +357,7 @@ def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
     return after
 
 
-def central_crop(image: np.ndarray, size: tuple[int, int], to_even: bool = False) -> np.ndarray:
+def crop_centre(image: np.ndarray, size: tuple[int, int], to_even: bool = False) -> np.ndarray:
     """Return the middle of an image that is at least `size` (height, width).
 
     Half of an odd difference is rounded down, as in Hugging Face, or to an even number, as in

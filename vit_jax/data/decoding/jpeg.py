@@ -1,8 +1,8 @@
 """Crops of JPEG files, decoded without the rest of the file if possible.
 
-A decoder has to read a JPEG from its first pixel. Where the file has a restart marker after every
-row of blocks, the rows above and below the crop are removed before; else a smaller height is
-written into the header, and decoding ends below the crop. Both give the very pixels of the complete
+A decoder has to read a JPEG from its first pixel. If the file has a restart marker after every row
+of blocks, the rows above and below the crop are removed first. Otherwise a smaller height is
+written into the header, and decoding ends below the crop. Both give the pixels of the complete
 image. A crop of at least twice the wanted size is decoded at a half, a quarter or an eighth of its
 size, which averages where a later bilinear resize would skip pixels.
 """
@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.crops import Box, cut
-from vit_jax.data.decoding.headers import JPEG_FRAMES, JPEG_SCAN, jpeg_segments
+from vit_jax.data.decoding.headers import JPEG_FRAMES, JPEG_SCAN, find_jpeg_segments
 
 try:
     import simplejpeg
@@ -26,8 +26,8 @@ except ImportError:
     simplejpeg = None
 
 DECODER = "OpenCV" if simplejpeg is None else "simplejpeg"
-# The part of a side, by OpenCV's flag for it, which says nothing of colours where a flag for these
-# stands beside it.
+# OpenCV's flags by the number that divides a side. A flag for colours beside them takes precedence
+# over their grey.
 REDUCTIONS = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
@@ -47,8 +47,8 @@ class Layout(NamedTuple):
     """Contents of the header of a JPEG.
 
     Attributes:
-      height, width: in pixels.
-      size_at: offset of both in the file.
+      height, width: sides in pixels.
+      size_at: offset of both sides in the file.
       unit: height and width of the blocks that are coded together.
       interval: blocks from one restart marker to the next, from left to right and row by row; 0: no
         markers.
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     data_at: int
 
 
-def layout_of(file: bytes) -> Layout | None:
+def find_layout(file: bytes) -> Layout | None:
     """Return the layout of a JPEG that is grey or has three colours of 8 bits, else None."""
     if not file.startswith(b"\xff\xd8\xff"):
         return None
@@ -71,7 +71,7 @@ def layout_of(file: bytes) -> Layout | None:
     frame_marker = 0
     frame_at = 0
     interval = 0
-    for marker, place in jpeg_segments(file):
+    for marker, place in find_jpeg_segments(file):
         if marker in JPEG_FRAMES and not frame_at:
             frame_marker = marker
             frame_at = place
@@ -129,7 +129,7 @@ def plan_crop(
     reduction = _choose_reduction(box, size)
     is_complete = True
     if layout.data_at:
-        file, layout, box, is_complete = _without_the_rest(file, layout, box)
+        file, layout, box, is_complete = _remove_rest(file, layout, box)
 
     top = round(box.top / reduction)
     left = round(box.left / reduction)
@@ -177,7 +177,7 @@ def _decode_part(
     return cut(pixels, part)
 
 
-def _without_the_rest(
+def _remove_rest(
     file: bytes,
     layout: Layout,
     box: Box,
@@ -207,7 +207,7 @@ def _without_the_rest(
     if simplejpeg is None or bottom == down:
         return file, layout, box, True
     part = layout._replace(height=bottom * unit_height)
-    return _header(file, part), part, box, False
+    return _set_size(file, part), part, box, False
 
 
 def _keep_rows(file: bytes, part: Layout, marks: list[int], top: int, bottom: int) -> bytes:
@@ -216,21 +216,21 @@ def _keep_rows(file: bytes, part: Layout, marks: list[int], top: int, bottom: in
     starts.extend(mark + 2 for mark in marks)
     ends = [*marks, len(file) - 2]
 
-    pieces = [_header(file[: part.data_at], part)]
+    pieces = [_set_size(file[: part.data_at], part)]
     for row in range(top, bottom):
         if row > top:
-            pieces.append(_marker(row - top))
+            pieces.append(_build_restart_marker(row - top))
         pieces.append(file[starts[row] : ends[row]])
     pieces.append(_END)
     return b"".join(pieces)
 
 
-def _marker(n: int) -> bytes:
+def _build_restart_marker(n: int) -> bytes:
     """Return the restart marker before a piece; they are numbered from the second on."""
     return bytes((0xFF, 0xD0 + (n - 1) % 8))
 
 
-def _header(file: bytes, layout: Layout) -> bytes:
+def _set_size(file: bytes, layout: Layout) -> bytes:
     """Return the same bytes with another height and width."""
     changed = bytearray(file)
     struct.pack_into(">HH", changed, layout.size_at, layout.height, layout.width)

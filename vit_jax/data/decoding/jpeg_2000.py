@@ -15,9 +15,11 @@ from vit_jax.data.decoding.errors import UnreadableImage
 from vit_jax.data.decoding.heif import read_boxes
 
 _CODESTREAM = b"\xff\x4f\xff\x51"
-_BANDS_AT = 40  # in the codestream
+_BANDS_AT = 40
+"""Offset of the number of bands in the codestream."""
 _SIGNED = 0x80
-_ENUMERATED = 1  # colours by a number, not a profile
+_ENUMERATED = 1
+"""The kind of colours that have a number, not a profile."""
 # Enumerated colours that would be taken for RGB or grey.
 _OTHER_COLOURS = {
     **dict.fromkeys((1, 3, 4, 22, 23), "YCbCr of video"),
@@ -36,8 +38,8 @@ class _Header(NamedTuple):
     """Numbers of the header.
 
     Attributes:
-      bands: of a pixel as stored.
-      bits: of a value, after the palette.
+      bands: bands of a stored pixel.
+      bits: bits of a value, after the palette.
       is_signed: values may be negative.
     """
 
@@ -72,9 +74,9 @@ def _decode(file: bytes) -> tuple[np.ndarray, _Header]:
     header = _read_header(file)
     description = f"JPEG 2000 of {header.bands} bands of {header.bits} bits"
     if header.is_signed:
-        raise _unsupported("signed values", description)
+        raise _build_unsupported_error("signed values", description)
     if header.bits > 16:
-        raise _unsupported(f"values of {header.bits} bits", description)
+        raise _build_unsupported_error(f"values of {header.bits} bits", description)
     try:
         values: np.ndarray = imagecodecs.jpeg2k_decode(file)
     except Exception as error:  # its exceptions have no one class
@@ -84,7 +86,7 @@ def _decode(file: bytes) -> tuple[np.ndarray, _Header]:
             f"{reason}",
         ) from error
     if values.dtype not in (np.uint8, np.uint16) or values.ndim not in (2, 3):
-        raise _unsupported(f"values as {values.dtype} {values.shape}", description)
+        raise _build_unsupported_error(f"values as {values.dtype} {values.shape}", description)
     if values.ndim == 2:
         values = values[..., None]
     if values.shape[2] < 3:
@@ -109,19 +111,19 @@ def _read_header(file: bytes) -> _Header:
         )
     description = f"JPEG 2000 of {bands} bands"
     if colours in _OTHER_COLOURS:
-        raise _unsupported(
+        raise _build_unsupported_error(
             f"colours of the kind {colours} ({_OTHER_COLOURS[colours]})",
             description,
         )
     kinds = palette_kinds or kinds
     if len(kinds) != 1:
-        raise _unsupported("bands of different kinds", description)
+        raise _build_unsupported_error("bands of different kinds", description)
     (kind,) = kinds
     return _Header(bands, (kind & ~_SIGNED) + 1, bool(kind & _SIGNED))
 
 
 def _read_jp2_header(head: bytes) -> tuple[int | None, set[int]]:
-    """Return the number of the colours, and the kinds of the bands of a palette: None and none without them."""
+    """Return the number of the colours or None, and the kinds of the bands of a palette, if any."""
     colours: int | None = None
     palette_kinds: set[int] = set()
     for outer in read_boxes(head):
@@ -136,7 +138,7 @@ def _read_jp2_header(head: bytes) -> tuple[int | None, set[int]]:
     return colours, palette_kinds
 
 
-def _unsupported(layout: str, description: str) -> UnreadableImage:
+def _build_unsupported_error(layout: str, description: str) -> UnreadableImage:
     return UnreadableImage(
         f"The file has {layout}, which cannot be decoded ({description}): "
         "save it as PNG, or as grey or RGB",

@@ -14,42 +14,43 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.crops import Box
-from vit_jax.data.decoding.headers import TIFF_STARTS, jpeg_segments, tiff_tags
+from vit_jax.data.decoding.headers import TIFF_STARTS, find_jpeg_segments, read_tiff_tags
 
+# Tags of a TIFF.
 _ORIENTATION = 274
-_TIFF_XMP = 700  # tags
+_TIFF_XMP = 700
 _APP1 = 0xE1
 _EXIF = b"Exif\0\0"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _PNG_XMP = b"XML:com.adobe.xmp\0"
-_PNG_PROFILE = re.compile(
-    rb"Raw profile type (exif|APP1|xmp)\0",
-    re.IGNORECASE,
-)  # of ImageMagick, in hexadecimal
+_PNG_PROFILE = re.compile(rb"Raw profile type (exif|APP1|xmp)\0", re.IGNORECASE)
+"""The begin of a profile by ImageMagick, in hexadecimal."""
 _JP2_EXIF = b"JpgTiffExif->JP2"
 _JP2_XMP = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")
 _XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s*(?:=\s*["']|>)\s*([0-9])\s*["'<]""")
-_MOST_XMP = 2**20  # bytes that are searched
-_MOST_CHUNKS = 2**16  # of a PNG or WebP
-# Steps to the upright image, in this order.
+_MOST_XMP = 2**20
+"""Number of bytes that are searched."""
+_MOST_CHUNKS = 2**16
+"""Number of chunks of a PNG or WebP that are read."""
+# Orientations with each step to the upright image, in the order of the steps.
 _TRANSPOSED = (5, 6, 7, 8)
 _UPSIDE_DOWN = (3, 4, 7, 8)
 _MIRRORED = (2, 3, 6, 7)
 
 
-class _Stated(NamedTuple):
+class _Metadata(NamedTuple):
     """Metadata of a file that may state an orientation: Exif as TIFF, XMP as text."""
 
     exif: bytes = b""
     xmp: bytes = b""
 
 
-def orientation_of(file: bytes | np.ndarray) -> int:
+def read_orientation(file: bytes | np.ndarray) -> int:
     """Return the orientation, 1 to 8; 1, upright, if none is stated."""
     if isinstance(file, np.ndarray):
         return 1
     try:
-        stated = _read_orientation(file)
+        stated = _find_orientation(file)
     except (struct.error, ValueError, OverflowError, IndexError, zlib.error):
         return 1
     if stated is None or not 1 <= stated <= 8:
@@ -57,28 +58,28 @@ def orientation_of(file: bytes | np.ndarray) -> int:
     return stated
 
 
-def _read_orientation(file: bytes) -> int | None:
+def _find_orientation(file: bytes) -> int | None:
     if file[4:8] == b"ftyp":
         from vit_jax.data.decoding import heif
 
         metadata = heif.read_metadata(file)
         if metadata.orientation is not None:
             return metadata.orientation
-        found = _Stated(metadata.exif, metadata.xmp)
+        found = _Metadata(metadata.exif, metadata.xmp)
     else:
         found = _find_metadata(file)
 
-    stated = _orientation_in_exif(found.exif)
+    stated = _read_exif_orientation(found.exif)
     if stated is not None:
         return stated
-    return _orientation_in_xmp(found.xmp)
+    return _read_xmp_orientation(found.xmp)
 
 
-def _orientation_in_exif(exif: bytes) -> int | None:
+def _read_exif_orientation(exif: bytes) -> int | None:
     if not exif:
         return None
     try:
-        tags = tiff_tags(exif, (_ORIENTATION,))
+        tags = read_tiff_tags(exif, (_ORIENTATION,))
     except (struct.error, ValueError, OverflowError):
         return None
     if not tags:
@@ -86,40 +87,40 @@ def _orientation_in_exif(exif: bytes) -> int | None:
     return int(tags[_ORIENTATION].values[0])
 
 
-def _orientation_in_xmp(xmp: bytes) -> int | None:
+def _read_xmp_orientation(xmp: bytes) -> int | None:
     match = _XMP_ORIENTATION.search(xmp, 0, _MOST_XMP)
     if match is None:
         return None
     return int(match[1])
 
 
-def _find_metadata(file: bytes) -> _Stated:
+def _find_metadata(file: bytes) -> _Metadata:
     if file.startswith(b"\xff\xd8\xff"):
-        return _metadata_of_jpeg(file)
+        return _read_jpeg_metadata(file)
     if file.startswith(TIFF_STARTS):
-        return _metadata_of_tiff(file)
+        return _read_tiff_metadata(file)
     if file.startswith(b"\x89PNG"):
-        return _metadata_of_png(file)
+        return _read_png_metadata(file)
     if file.startswith(b"RIFF"):
-        return _metadata_of_webp(file)
+        return _read_webp_metadata(file)
     if file.startswith(b"\0\0\0\x0cjP  "):
-        return _metadata_of_jp2(file)
+        return _read_jp2_metadata(file)
     if file.startswith(b"GIF8"):
-        return _metadata_of_gif(file)
-    return _Stated()
+        return _read_gif_metadata(file)
+    return _Metadata()
 
 
-def _metadata_of_gif(file: bytes) -> _Stated:
+def _read_gif_metadata(file: bytes) -> _Metadata:
     place = file.find(b"XMP DataXMP")
     if place <= 0:
-        return _Stated()
-    return _Stated(xmp=file[place : place + _MOST_XMP])
+        return _Metadata()
+    return _Metadata(xmp=file[place : place + _MOST_XMP])
 
 
-def _metadata_of_jpeg(file: bytes) -> _Stated:
+def _read_jpeg_metadata(file: bytes) -> _Metadata:
     exif = b""
     xmp = b""
-    for marker, place in jpeg_segments(file):
+    for marker, place in find_jpeg_segments(file):
         if marker != _APP1:
             continue
 
@@ -129,27 +130,27 @@ def _metadata_of_jpeg(file: bytes) -> _Stated:
             exif = file[place + len(_EXIF) : end]
         elif file.startswith(_XMP, place) and not xmp:
             xmp = file[place + len(_XMP) : end]
-    return _Stated(exif, xmp)
+    return _Metadata(exif, xmp)
 
 
-def _metadata_of_tiff(file: bytes) -> _Stated:
-    tags = tiff_tags(file, (_TIFF_XMP,), most_values=_MOST_XMP)
+def _read_tiff_metadata(file: bytes) -> _Metadata:
+    tags = read_tiff_tags(file, (_TIFF_XMP,), most_values=_MOST_XMP)
     if _TIFF_XMP not in tags:
-        return _Stated(file)
+        return _Metadata(file)
 
     values = tags[_TIFF_XMP].values
     xmp = bytes(int(value) & 255 for value in values)
-    return _Stated(file, xmp)
+    return _Metadata(file, xmp)
 
 
-def _metadata_of_png(file: bytes) -> _Stated:
+def _read_png_metadata(file: bytes) -> _Metadata:
     exif = b""
     xmp = b""
-    for kind, body in _png_metadata(file):
+    for kind, body in _find_png_metadata(file):
         if kind == b"eXIf":
             exif = body
         elif kind == b"iTXt" and body.startswith(_PNG_XMP):
-            xmp = _text_of_itxt(body)
+            xmp = _read_itxt_text(body)
         elif kind in (b"tEXt", b"zTXt"):
             profile = _find_profile(body, is_compressed=kind == b"zTXt")
             if profile is None:
@@ -158,10 +159,10 @@ def _metadata_of_png(file: bytes) -> _Stated:
                 exif = exif or profile[len(_EXIF) :]
             else:
                 xmp = xmp or profile
-    return _Stated(exif, xmp)
+    return _Metadata(exif, xmp)
 
 
-def _png_metadata(file: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _find_png_metadata(file: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield kind and content of the chunks of a PNG that may hold metadata."""
     place = 8
     for _ in range(_MOST_CHUNKS):
@@ -175,7 +176,7 @@ def _png_metadata(file: bytes) -> Iterator[tuple[bytes, bytes]]:
         place += size + 12
 
 
-def _text_of_itxt(body: bytes) -> bytes:
+def _read_itxt_text(body: bytes) -> bytes:
     flag_at = len(_PNG_XMP)
     is_compressed = body[flag_at] == 1
     _, _, after_language = body[flag_at + 2 :].partition(b"\0")
@@ -207,7 +208,7 @@ def _inflate(data: bytes) -> bytes:
     return zlib.decompressobj().decompress(data, _MOST_XMP)
 
 
-def _metadata_of_webp(file: bytes) -> _Stated:
+def _read_webp_metadata(file: bytes) -> _Metadata:
     exif = b""
     xmp = b""
     place = 12
@@ -222,10 +223,10 @@ def _metadata_of_webp(file: bytes) -> _Stated:
         elif kind == b"XMP ":
             xmp = file[start:end]
         place = end + size % 2
-    return _Stated(exif, xmp)
+    return _Metadata(exif, xmp)
 
 
-def _metadata_of_jp2(file: bytes) -> _Stated:
+def _read_jp2_metadata(file: bytes) -> _Metadata:
     from vit_jax.data.decoding import heif
 
     exif = b""
@@ -240,7 +241,7 @@ def _metadata_of_jp2(file: bytes) -> _Stated:
             exif = file[content_at : box.end].removeprefix(_EXIF)
         elif identifier == _JP2_XMP:
             xmp = file[content_at : box.end]
-    return _Stated(exif, xmp)
+    return _Metadata(exif, xmp)
 
 
 def turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -278,7 +279,7 @@ def is_transposed(orientation: int) -> bool:
     return orientation in _TRANSPOSED
 
 
-def tagged(jpeg: bytes, orientation: int) -> bytes:
+def add_orientation(jpeg: bytes, orientation: int) -> bytes:
     """Add an orientation to a JPEG that has no Exif data."""
     if orientation == 1:
         return jpeg

@@ -1,4 +1,4 @@
-"""Decode all formats but TIFF, by OpenCV, and by other means what it reads wrongly.
+"""Decode all formats but TIFF, by OpenCV and, for files that it reads wrongly, by other means.
 
 OpenCV 5.0.0 exchanges red and blue of an AVIF with alpha, leaves grey AVIF at the range of video
 and reads none with alpha, takes the second image of some animated PNGs, and draws the background
@@ -17,10 +17,12 @@ _GIF_BACKGROUND_AT = 11
 _PAM_START = b"P7"
 _SUN_START = b"\x59\xa6\x6a\x95"
 _BITMAP_STARTS = (_PAM_START, b"BM", _SUN_START)
-# A file with boxes, and a codestream alone.
 _JPEG_2000_STARTS = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
-_BOXES = b"ftyp"  # of AVIF, after four bytes
-_MOST_CHUNKS = 64  # of a PNG before its pixels
+"""First bytes of a file with boxes, and of a codestream without them."""
+_BOXES = b"ftyp"
+"""The first box of an AVIF, after four bytes."""
+_MOST_CHUNKS = 64
+"""Number of chunks of a PNG that are read before its pixels."""
 
 
 def decode_colours(file: bytes) -> np.ndarray | None:
@@ -53,7 +55,7 @@ def decode_colours(file: bytes) -> np.ndarray | None:
             grey = _decode_grey_avif(file)
             if grey is None:
                 return None
-            return _drop_low_bits(grey, heif.bits_of(file))
+            return _drop_low_bits(grey, heif.count_bits(file))
     return _decode_by_opencv(_repair(file), _COLOURS)
 
 
@@ -83,7 +85,7 @@ def _decode_grey_avif(file: bytes) -> np.ndarray | None:
 
     try:
         # imagecodecs 2026.3.6 writes beyond its memory for the second image of a sequence.
-        values: np.ndarray = imagecodecs.avif_decode(heif.without_sequence(file))
+        values: np.ndarray = imagecodecs.avif_decode(heif.remove_sequence(file))
     except Exception:  # its exceptions have no one class
         return None
 
@@ -122,7 +124,7 @@ def _repair(file: bytes) -> bytes:
     return file
 
 
-def _without_animation(file: bytes) -> bytes:
+def _remove_animation(file: bytes) -> bytes:
     """Remove the chunk that makes a PNG an animation, so that its default image is decoded."""
     place = 33
     for _ in range(_MOST_CHUNKS):
@@ -138,7 +140,7 @@ def _without_animation(file: bytes) -> bytes:
     return file
 
 
-def _without_transparency(file: bytes) -> bytes:
+def _remove_transparency(file: bytes) -> bytes:
     """Clear the flag by which the first frame of a GIF has a transparent colour.
 
     Pixels outside of the frame show this colour, or else colour 0, as in Pillow; not the
@@ -163,15 +165,15 @@ def _without_transparency(file: bytes) -> bytes:
     return bytes(changed)
 
 
-def _with_a_last_line_end(file: bytes) -> bytes:
+def _end_last_line(file: bytes) -> bytes:
     """End the last number of a PNM as text, which OpenCV does not read at the end of the file."""
     return file + b"\n"
 
 
 _REPAIRS: tuple[tuple[bytes, Callable[[bytes], bytes]], ...] = (
-    (b"\x89PNG", _without_animation),
-    (b"GIF8", _without_transparency),
-    (b"P1", _with_a_last_line_end),
-    (b"P2", _with_a_last_line_end),
-    (b"P3", _with_a_last_line_end),
+    (b"\x89PNG", _remove_animation),
+    (b"GIF8", _remove_transparency),
+    (b"P1", _end_last_line),
+    (b"P2", _end_last_line),
+    (b"P3", _end_last_line),
 )

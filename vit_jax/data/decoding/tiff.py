@@ -23,9 +23,9 @@ from vit_jax.data.decoding.errors import UnreadableImage
 from vit_jax.data.decoding.headers import (
     MAX_JPEG_SCANS,
     Tag,
-    jpeg_scans,
-    stated_pixels,
-    tiff_tags,
+    count_jpeg_scans,
+    count_stated_pixels,
+    read_tiff_tags,
 )
 
 # It would log damage that the exceptions of this module name.
@@ -56,8 +56,8 @@ _PREDICTOR = 317
 _YCBCR_SUBSAMPLING = 530
 _IMAGE_DEPTH = 32997
 _TILE_DEPTH = 32998
-# Fill order, options of CCITT, predictor, kinds of extra samples: tifffile needs them as they are.
-_PASSED_ON = (
+# Tags that tifffile needs unchanged: also fill order, options of CCITT, kinds of extra samples.
+_TIFFFILE_TAGS = (
     266,
     292,
     293,
@@ -74,7 +74,7 @@ _PASSED_ON = (
 )
 _SMALL_TAGS = frozenset(
     (
-        *_PASSED_ON,
+        *_TIFFFILE_TAGS,
         _WIDTH,
         _HEIGHT,
         _COMPRESSION,
@@ -86,10 +86,10 @@ _SMALL_TAGS = frozenset(
 )
 _OFFSET_TAGS = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
 
-# Pixels that strips or tiles may decode to, beyond twice those of the page: a single tile may be
-# larger than the page.
 _SPARE_PIXELS = 2**24
-_LARGEST_TABLES = 2**16  # bytes of JPEG tables
+"""Pixels of strips or tiles beyond twice the pixels of the page: a tile may be larger than it."""
+_LARGEST_TABLES = 2**16
+"""Number of bytes of JPEG tables."""
 
 JPEGS = (7, 33007, 34892)
 LERC = 34887
@@ -173,10 +173,10 @@ class Layout(NamedTuple):
 
     Attributes:
       tags: tags with few numbers.
-      height, width: in pixels.
+      height, width: sides in pixels.
       bands: samples of a pixel.
-      bits: of a sample.
-      format: of a sample, a key of `FORMATS`.
+      bits: bits of a sample.
+      format: kind of a sample, a key of `FORMATS`.
       compression: value of tag 259.
       photometric: meaning of the bands.
       is_planar: each band is stored alone.
@@ -204,39 +204,39 @@ def read_layout(file: bytes) -> Layout:
       UnreadableImage: the layout is not supported, or its tags are damaged.
     """
     try:
-        tags = tiff_tags(file, _SMALL_TAGS)
+        tags = read_tiff_tags(file, _SMALL_TAGS)
     except (struct.error, ValueError, OverflowError) as error:
         raise UnreadableImage(
             "The file starts as TIFF but its directory is cut off or damaged",
         ) from error
 
     _require_known_tags(tags)
-    bands = _first_value(tags, _SAMPLES, 1)
-    photometric = _first_value(tags, _PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
+    bands = _get_first_value(tags, _SAMPLES, 1)
+    photometric = _get_first_value(tags, _PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
     layout = Layout(
         tags=tags,
-        height=_first_value(tags, _HEIGHT, 0),
-        width=_first_value(tags, _WIDTH, 0),
+        height=_get_first_value(tags, _HEIGHT, 0),
+        width=_get_first_value(tags, _WIDTH, 0),
         bands=bands,
-        bits=_first_value(tags, _BITS, 1),
-        format=_first_value(tags, _FORMAT, _UNSIGNED),
-        compression=_first_value(tags, _COMPRESSION, 1),
+        bits=_get_first_value(tags, _BITS, 1),
+        format=_get_first_value(tags, _FORMAT, _UNSIGNED),
+        compression=_get_first_value(tags, _COMPRESSION, 1),
         photometric=Photometric(photometric),
-        is_planar=_first_value(tags, _PLANES, 1) == 2 and bands > 1,
+        is_planar=_get_first_value(tags, _PLANES, 1) == 2 and bands > 1,
     )
     _require_known_colours(layout)
     return layout
 
 
-def _first_value(tags: Mapping[int, Tag], number: int, default: int) -> int:
+def _get_first_value(tags: Mapping[int, Tag], number: int, default: int) -> int:
     """Return the first value of a tag, or the default of a missing tag."""
     if number not in tags:
         return default
     return int(tags[number].values[0])
 
 
-def _distinct_values(tags: Mapping[int, Tag], number: int) -> set[float]:
-    """Return the different values of a tag; of a missing tag one value."""
+def _get_distinct_values(tags: Mapping[int, Tag], number: int) -> set[float]:
+    """Return the different values of a tag, one value for a missing tag."""
     if number not in tags:
         return {1}
     return {*tags[number].values}
@@ -244,11 +244,11 @@ def _distinct_values(tags: Mapping[int, Tag], number: int) -> set[float]:
 
 def _require_known_tags(tags: Mapping[int, Tag]) -> None:
     """Raise UnreadableImage for samples, compressions and colours that are not supported."""
-    compression = _first_value(tags, _COMPRESSION, 1)
-    bands = _first_value(tags, _SAMPLES, 1)
-    sample_format = _first_value(tags, _FORMAT, _UNSIGNED)
-    photometric = _first_value(tags, _PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
-    all_bits = _distinct_values(tags, _BITS)
+    compression = _get_first_value(tags, _COMPRESSION, 1)
+    bands = _get_first_value(tags, _SAMPLES, 1)
+    sample_format = _get_first_value(tags, _FORMAT, _UNSIGNED)
+    photometric = _get_first_value(tags, _PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
+    all_bits = _get_distinct_values(tags, _BITS)
     words = " and ".join(str(int(bits)) for bits in sorted(all_bits))
     description = _describe(compression, bands, words, sample_format)
 
@@ -258,29 +258,29 @@ def _require_known_tags(tags: Mapping[int, Tag]) -> None:
             f"{CHOOSE_BANDS}",
         )
     if compression not in COMPRESSIONS:
-        name = _name(tifffile.COMPRESSION, compression)
-        raise _unsupported(f"compression {compression} ({name})", description)
-    if len(all_bits) > 1 or len(_distinct_values(tags, _FORMAT)) > 1:
-        raise _unsupported("bands of different kinds", description)
-    if not _is_known_sample(sample_format, _first_value(tags, _BITS, 1)):
+        name = _find_name(tifffile.COMPRESSION, compression)
+        raise _build_unsupported_error(f"compression {compression} ({name})", description)
+    if len(all_bits) > 1 or len(_get_distinct_values(tags, _FORMAT)) > 1:
+        raise _build_unsupported_error("bands of different kinds", description)
+    if not _is_known_sample(sample_format, _get_first_value(tags, _BITS, 1)):
         kind = FORMATS.get(sample_format, f"sample format {sample_format}")
-        raise _unsupported(f"{kind} of {words} bits", description)
+        raise _build_unsupported_error(f"{kind} of {words} bits", description)
     if photometric not in [*Photometric]:
-        name = _name(tifffile.PHOTOMETRIC, photometric)
-        raise _unsupported(f"colours as {name} ({photometric})", description)
+        name = _find_name(tifffile.PHOTOMETRIC, photometric)
+        raise _build_unsupported_error(f"colours as {name} ({photometric})", description)
     # This predictor makes LERC lossy, and tifffile decodes it wrongly.
-    if compression == LERC and _first_value(tags, _PREDICTOR, 1) == 3:
-        raise _unsupported("a predictor for floating point", description)
-    image_depth = _first_value(tags, _IMAGE_DEPTH, 1)
-    tile_depth = _first_value(tags, _TILE_DEPTH, 1)
+    if compression == LERC and _get_first_value(tags, _PREDICTOR, 1) == 3:
+        raise _build_unsupported_error("a predictor for floating point", description)
+    image_depth = _get_first_value(tags, _IMAGE_DEPTH, 1)
+    tile_depth = _get_first_value(tags, _TILE_DEPTH, 1)
     if image_depth > 1 or tile_depth > 1:
-        raise _unsupported("volumes", description)
+        raise _build_unsupported_error("volumes", description)
 
 
 def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
     """Return the values of the first page as stored, and its layout.
 
-    The values are (H, W) or, of three or four bands, (H, W, 3); of CMYK all four bands.
+    The values are (H, W), (H, W, 3) for three or four bands, and (H, W, 4) for CMYK.
 
     Raises:
       UnreadableImage: as `read_layout`; or strips or tiles are missing or damaged.
@@ -299,7 +299,7 @@ def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
 def decode_page(file: bytes) -> np.ndarray:
     """Return the first page as uint8 (H, W) or (H, W, 3), RGB.
 
-    Of 16 bits the lower 8 are dropped; colours are rounded.
+    The lower 8 of 16 bits are dropped; colours are rounded.
 
     Raises:
       UnreadableImage: as `read_values`.
@@ -308,15 +308,15 @@ def decode_page(file: bytes) -> np.ndarray:
 
     if layout.photometric is Photometric.PALETTE:
         return _apply_palette(file, values, layout)
-    pixels = _to_8_bits(values, layout)
+    pixels = _convert_to_8_bits(values, layout)
     if layout.photometric is Photometric.WHITE_IS_ZERO:
         return 255 - pixels
     if layout.photometric is Photometric.CMYK:
-        return _cmyk_to_rgb(pixels)
+        return _convert_cmyk(pixels)
 
     has_decoded_colours = layout.compression in (*JPEGS, 33003)
     if layout.photometric is Photometric.YCBCR and not has_decoded_colours:
-        return _ycbcr_to_rgb(pixels)
+        return _convert_ycbcr(pixels)
     return pixels
 
 
@@ -332,7 +332,7 @@ def _require_known_colours(layout: Layout) -> None:
     """Raise UnreadableImage for colours that cannot be converted to RGB."""
     description = layout.describe()
     if layout.photometric is Photometric.PALETTE and layout.bits > 8:
-        raise _unsupported(f"a palette for {layout.bits} bits", description)
+        raise _build_unsupported_error(f"a palette for {layout.bits} bits", description)
     if layout.photometric is Photometric.CMYK:
         _require_known_inks(layout, description)
     if layout.photometric is Photometric.YCBCR:
@@ -343,30 +343,30 @@ def _require_known_inks(layout: Layout, description: str) -> None:
     ink_set = layout.tags.get(_INK_SET)
     is_cmyk = ink_set is None or ink_set.values[0] == 1
     if layout.bands != 4 or not is_cmyk:
-        raise _unsupported(f"{layout.bands} inks that are not CMYK", description)
+        raise _build_unsupported_error(f"{layout.bands} inks that are not CMYK", description)
     if layout.format not in (_UNSIGNED, _UNDEFINED) or layout.bits not in (8, 16):
-        raise _unsupported("CMYK of these bits", description)
+        raise _build_unsupported_error("CMYK of these bits", description)
 
 
 def _require_known_ycbcr(layout: Layout, description: str) -> None:
     is_jpeg = layout.compression in JPEGS
     if layout.bands != 3 or layout.bits != 8 or (is_jpeg and layout.is_planar):
-        raise _unsupported("YCbCr in this layout", description)
+        raise _build_unsupported_error("YCbCr in this layout", description)
     if is_jpeg or layout.compression == 33003:
         return
 
     subsampling = layout.tags.get(_YCBCR_SUBSAMPLING)
     if subsampling is None or {*subsampling.values} != {1}:
-        raise _unsupported("YCbCr with colours at a lower resolution", description)
+        raise _build_unsupported_error("YCbCr with colours at a lower resolution", description)
     if layout.compression in _IMAGE_CODECS:
-        raise _unsupported("YCbCr with this compression", description)
+        raise _build_unsupported_error("YCbCr with this compression", description)
 
 
 def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
     """Return all samples, (H, W, bands)."""
     with _explain_damage(layout):
         page = _describe_page(file, layout)
-        allowed_samples = _allowed_pixels(page, layout) * layout.bands
+        allowed_samples = _count_allowed_pixels(page, layout) * layout.bands
         arguments = {}
         if layout.compression in JPEGS:
             arguments["jpegtables"] = _read_jpeg_tables(file)
@@ -378,10 +378,10 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
                 # grey.
                 page.is_jfif = layout.is_planar or data[6:10] == b"JFIF"
             if layout.compression == LERC:
-                data = _unwrap_lerc(data, _most_lerc_bytes(page, layout))
-            if jpeg_scans(data) > MAX_JPEG_SCANS:
+                data = _unwrap_lerc(data, _bound_lerc_bytes(page, layout))
+            if count_jpeg_scans(data) > MAX_JPEG_SCANS:
                 raise ValueError(f"a strip or tile is a JPEG of more than {MAX_JPEG_SCANS} scans")
-            allowed_samples -= _codec_samples(data, layout)
+            allowed_samples -= _count_codec_samples(data, layout)
             if allowed_samples < 0:
                 raise ValueError("its strips or tiles state more pixels than the page")
 
@@ -402,7 +402,7 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
     return values[0, 0]
 
 
-def _allowed_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
+def _count_allowed_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
     """Return the pixels that the strips or tiles of a page may decode to.
 
     Raises:
@@ -415,41 +415,41 @@ def _allowed_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
 
     planes = layout.bands if layout.is_planar else 1
     allowed = 2 * layout.height * layout.width * planes + _SPARE_PIXELS
-    if math.prod(page.chunked) * _segment_pixels(page, layout) > allowed:
+    if math.prod(page.chunked) * _count_segment_pixels(page, layout) > allowed:
         raise ValueError("its tiles are much larger than the page")
     return allowed
 
 
-def _segment_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
+def _count_segment_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
     if page.is_tiled:
         return page.tilewidth * page.tilelength
     return min(page.rowsperstrip, layout.height) * layout.width
 
 
-def _codec_samples(data: bytes, layout: Layout) -> int:
-    """Return the samples that a strip or tile states in its own header, which its decoder believes.
+def _count_codec_samples(data: bytes, layout: Layout) -> int:
+    """Return the samples that a strip or tile states in its header, which its decoder believes.
 
-    Compressions of bytes state none: 0.
+    Return 0 for compressions of bytes, which state none.
     """
     if layout.compression not in _IMAGE_CODECS:
         return 0
-    pixels = stated_pixels(data)
+    pixels = count_stated_pixels(data)
     if pixels <= 0:
         raise ValueError("a strip or tile states no size")
-    if layout.compression == LERC:  # whose header states samples
+    if layout.compression == LERC:  # its header states samples
         return pixels
     return pixels * layout.bands
 
 
-def _most_lerc_bytes(page: tifffile.TiffPage, layout: Layout) -> int:
+def _bound_lerc_bytes(page: tifffile.TiffPage, layout: Layout) -> int:
     """Return the largest size of a strip or tile of LERC without its second compression."""
     assert page.dtype is not None
-    samples = _segment_pixels(page, layout) * layout.bands
+    samples = _count_segment_pixels(page, layout) * layout.bands
     return 2 * samples * page.dtype.itemsize + 4096
 
 
 def _unwrap_lerc(data: bytes, most: int) -> bytes:
-    """Return LERC without its second compression, deflate or zstd, of at most so many bytes."""
+    """Return at most `most` bytes of LERC without its second compression, deflate or zstd."""
     if data.startswith(_ZSTD_START):
         return bytes(imagecodecs.zstd_decode(data, out=most))
     if data.startswith(_LERC_START):
@@ -459,7 +459,7 @@ def _unwrap_lerc(data: bytes, most: int) -> bytes:
 
 def _read_segments(file: bytes, count: int) -> Iterator[bytes]:
     """Yield the encoded bytes of each strip or tile."""
-    tags = tiff_tags(file, _OFFSET_TAGS, most_values=count)
+    tags = read_tiff_tags(file, _OFFSET_TAGS, most_values=count)
     offsets_tag = _STRIP_OFFSETS
     sizes_tag = _STRIP_BYTES
     if _TILE_OFFSETS in tags:
@@ -488,16 +488,16 @@ def _read_segments(file: bytes, count: int) -> Iterator[bytes]:
 
 
 def _read_jpeg_tables(file: bytes) -> bytes | None:
-    tags = tiff_tags(file, (_JPEG_TABLES,), most_values=_LARGEST_TABLES)
+    tags = read_tiff_tags(file, (_JPEG_TABLES,), most_values=_LARGEST_TABLES)
     if _JPEG_TABLES not in tags:
         return None
     return bytes(map(int, tags[_JPEG_TABLES].values))
 
 
 def _describe_page(file: bytes, layout: Layout) -> tifffile.TiffPage:
-    """Return tifffile's page for a directory that says how strips and tiles are encoded."""
+    """Return tifffile's page for a directory with the encoding of strips and tiles."""
     numbers: dict[int, tuple[float, ...]] = {}
-    for tag in _PASSED_ON:
+    for tag in _TIFFFILE_TAGS:
         if tag in layout.tags:
             numbers[tag] = layout.tags[tag].values
     numbers[_WIDTH] = (layout.width,)
@@ -549,7 +549,7 @@ def _encode_directory(
     return header + entries + no_next_page + data
 
 
-def _to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
+def _convert_to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
     if layout.bits == 8:
         return values
 
@@ -557,7 +557,7 @@ def _to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
         positive = np.maximum(values, 0)
         if values.ndim == 2:
             return (positive >> 8).astype(np.uint8)
-        rounded = (positive.astype(np.uint32) + 128) // 257  # as libtiff
+        rounded = (positive.astype(np.uint32) + 128) // 257  # as in libtiff
         return rounded.astype(np.uint8)
 
     assert layout.bits < 8, "a range is needed, or stated, for all others"
@@ -569,7 +569,7 @@ def _to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
 
 def _apply_palette(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarray:
     count = 3 << layout.bits
-    tags = tiff_tags(file, (_COLOR_MAP,), most_values=count)
+    tags = read_tiff_tags(file, (_COLOR_MAP,), most_values=count)
     tag = tags.get(_COLOR_MAP)
     if tag is None or len(tag.values) < count:
         raise UnreadableImage(
@@ -585,7 +585,7 @@ def _apply_palette(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarra
     return palette[values.astype(np.uint8)]
 
 
-def _cmyk_to_rgb(inks: np.ndarray) -> np.ndarray:
+def _convert_cmyk(inks: np.ndarray) -> np.ndarray:
     """Return (1 - ink) (1 - black)."""
     light = 255 - inks.astype(np.uint16)
 
@@ -595,7 +595,7 @@ def _cmyk_to_rgb(inks: np.ndarray) -> np.ndarray:
     return rgb.astype(np.uint8)
 
 
-def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
+def _convert_ycbcr(pixels: np.ndarray) -> np.ndarray:
     """Convert by the coefficients of Rec. 601 with all 8 bits, as JPEG does."""
     offsets = np.array([0, 128, 128], np.float32)
     centred = pixels.astype(np.float32) - offsets
@@ -623,21 +623,21 @@ def _explain_damage(layout: Layout) -> Iterator[None]:
 
 
 def _describe(compression: int, bands: int, bits: str, sample_format: int) -> str:
-    name = COMPRESSIONS.get(compression) or _name(tifffile.COMPRESSION, compression)
+    name = COMPRESSIONS.get(compression) or _find_name(tifffile.COMPRESSION, compression)
     band_noun = "band" if bands == 1 else "bands"
     bit_noun = "bit" if bits == "1" else "bits"
     kind = FORMATS.get(sample_format, f"sample format {sample_format}")
     return f"compression {compression} ({name}), {bands} {band_noun} of {bits} {bit_noun}, {kind}"
 
 
-def _name(names: Callable[[int], Any], value: int) -> str:
+def _find_name(names: Callable[[int], Any], value: int) -> str:
     try:
         return names(value).name
     except ValueError:
         return "unknown"
 
 
-def _unsupported(reason: str, description: str) -> UnreadableImage:
+def _build_unsupported_error(reason: str, description: str) -> UnreadableImage:
     return UnreadableImage(
         f"The file is a TIFF with {reason}, which cannot be decoded ({description}): save it as "
         "PNG, or as TIFF in grey or RGB with compression LZW, deflate or none",

@@ -14,7 +14,7 @@ import cv2
 
 from vit_jax.data.decoding.depth import is_deep
 from vit_jax.data.decoding.images import UnreadableImage, decode, resize_to_cover
-from vit_jax.data.decoding.orientation import orientation_of, tagged
+from vit_jax.data.decoding.orientation import add_orientation, read_orientation
 from vit_jax.data.kinds.folder import DESCRIPTION, description_of
 from vit_jax.data.kinds.image_files import image_files, read_file
 from vit_jax.data.records import few
@@ -108,4 +108,4 @@ def reduced(stored: bytes, short_side: int, quality: int) -> bytes | None:
         ".jpg", smaller, (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts)
     )
     # No with more than 65,535 columns
-    return tagged(file.tobytes(), orientation_of(stored)) if is_encoded else None
+    return add_orientation(file.tobytes(), read_orientation(stored)) if is_encoded else None

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.data.decoding.headers import stated_pixels
+from vit_jax.data.decoding.headers import count_stated_pixels
 from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.kinds.tar import (
     IMAGE_EXTENSIONS,
@@ -328,7 +328,7 @@ def _with_checks(
         for item in items:
             weight = _OVERHEAD_BYTES
             if isinstance(item, LabelledImage):
-                weight += len(item.image) + 4 * stated_pixels(item.image)
+                weight += len(item.image) + 4 * count_stated_pixels(item.image)
             while waiting and (
                 in_flight + weight > _MEMORY_BYTES
                 or (first := waiting[0][2]) is None
