@@ -25,7 +25,7 @@ exec("def backends(error): raise error", XLA_BRIDGE)
 def fail(platforms, monkeypatch, found, error=None):
     """As JAX does, with these plugins installed."""
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    monkeypatch.setattr(backend, "_all_plugins", lambda: dict.fromkeys(found, "1.2"))
+    monkeypatch.setattr(backend, "_find_all_plugins", lambda: dict.fromkeys(found, "1.2"))
 
     with explained_backend():
         XLA_BRIDGE["backends"](error or RuntimeError("Unable to initialize backend"))
