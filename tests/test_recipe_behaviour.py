@@ -651,7 +651,7 @@ def test_colour_jitter_of_deit3():
 
     brightness = []
     for _ in range(600):
-        jittered = augment.color_jitter(generator, grey, 0.3)
+        jittered = augment.jitter_colors(generator, grey, 0.3)
         brightness.append(jittered[0, 0, 0] / 100)
 
     assert np.mean(brightness) == pytest.approx(1.0, abs=0.03)

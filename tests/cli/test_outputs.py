@@ -13,7 +13,7 @@ from tests.rejections import rejects
 from vit_jax import cli
 from vit_jax.cli import outputs
 from vit_jax.cli.outputs import resolve_output_file, resolve_output_folder
-from vit_jax.data.sources import listing_of, located
+from vit_jax.data.sources import find_listing, normalize_data
 
 WEIGHTS = "no-such-weights.npz"  # a verb that looks for them before it checks outputs says so
 # By verb, the words before the output, and the options that name a file or, with a slash, a folder
@@ -159,8 +159,8 @@ def test_a_home_folder_that_is_not_known(words, tmp_path, monkeypatch):
 
 def test_data_in_an_unknown_home_folder_are_not_there():
     """Weights of others may state any data, and other images can still be evaluated."""
-    assert located("folder:~nobody-here/x").endswith("/~nobody-here/x")
-    assert not listing_of("folder:~nobody-here/x").exists()
+    assert normalize_data("folder:~nobody-here/x").endswith("/~nobody-here/x")
+    assert not find_listing("folder:~nobody-here/x").exists()
 
 
 LINKS = {

@@ -14,7 +14,7 @@ LUMA = IMAGE @ np.array([0.299, 0.587, 0.114])
 
 
 def test_grey():
-    grey = augment.to_grey(IMAGE)
+    grey = augment.convert_to_grey(IMAGE)
 
     assert (np.ptp(grey, axis=2) == 0).all()
     assert np.abs(grey[..., 0] - LUMA).max() <= 0.51
@@ -23,12 +23,12 @@ def test_grey():
 def test_three_augment_takes_one_of_three():
     """Each third of 300 images is within 3.7 standard deviations."""
     rng = RNG(0)
-    grey = augment.to_grey(IMAGE)
+    grey = augment.convert_to_grey(IMAGE)
     solarized = np.asarray(ImageOps.solarize(Image.fromarray(IMAGE)))
 
     kinds = collections.Counter()
     for _ in range(300):
-        found = augment.three_augment(rng, IMAGE)
+        found = augment.apply_three_augment(rng, IMAGE)
 
         assert found.shape == IMAGE.shape
         assert found.dtype == np.uint8
@@ -50,7 +50,7 @@ def test_blur_is_that_of_pillow(monkeypatch):
     smooth = np.asarray(smooth_image)
     monkeypatch.setattr(augment, "BLUR_PIXELS", (1.0, 1.0))
 
-    found = augment.three_augment(FixedChoice(2), smooth)
+    found = augment.apply_three_augment(FixedChoice(2), smooth)
 
     expected = np.asarray(smooth_image.filter(ImageFilter.GaussianBlur(1.0)))
     assert np.abs(found.astype(int) - expected).max() <= 3
@@ -83,7 +83,7 @@ def test_color_jitter_by_formula(order):
         others = (0.0, luma.mean(), luma[..., None])  # of brightness, contrast and saturation
         expected = np.clip(1.3 * expected - 0.3 * others[operation], 0, 255)
 
-    found = augment.color_jitter(FixedChoice(order=order), IMAGE, 0.3)
+    found = augment.jitter_colors(FixedChoice(order=order), IMAGE, 0.3)
 
     assert found.dtype == np.uint8
     assert np.abs(found - expected).max() <= 3
@@ -94,11 +94,11 @@ def test_color_jitter_samples_factors():
     rng = RNG(0)
     grey = np.full((2, 2, 3), 100, np.uint8)
 
-    levels = [int(augment.color_jitter(rng, grey, 0.3)[0, 0, 0]) for _ in range(500)]
+    levels = [int(augment.jitter_colors(rng, grey, 0.3)[0, 0, 0]) for _ in range(500)]
 
     assert 70 <= min(levels) < 73 < 127 < max(levels) <= 130
     assert np.mean(levels) == pytest.approx(100, abs=3)
-    assert np.array_equal(augment.color_jitter(rng, IMAGE, 0.0), IMAGE)
+    assert np.array_equal(augment.jitter_colors(rng, IMAGE, 0.0), IMAGE)
 
 
 def measure_extent(is_set):

@@ -9,7 +9,7 @@ import pytest
 from tests import gcs
 from tests.data.packed_files import image, samples, write_parquet, write_shard
 from vit_jax.data.kinds import shard_index
-from vit_jax.data.sources import located, open_source
+from vit_jax.data.sources import normalize_data, open_source
 from vit_jax.storage import files, gcs_client
 
 TWENTY = [number % 2 for number in range(20)]
@@ -85,7 +85,7 @@ def test_the_records_are_those_of_the_files(data, split, local, make_config):
     assert found.records_sha256 == expected.records_sha256
     for index in range(len(expected)):
         assert found[index].image == expected[index].image
-    assert located(in_bucket) == in_bucket
+    assert normalize_data(in_bucket) == in_bucket
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def test_random_crops_are_uniform(size):
 
     corners = []
     for _ in range(1000):
-        crop = crops.random_crop(rng, image, size)
+        crop = crops.crop_randomly(rng, image, size)
         top, left = crop[0, 0, :2]
         assert np.array_equal(crop, image[top : top + height, left : left + width])
         corners.append((top, left))
@@ -124,7 +124,7 @@ def test_shifts_are_uniform_and_fill_with_zeros():
     image[1, 2] = 255
     rng = np.random.default_rng(0)
 
-    shifted = np.stack([crops.random_shift(rng, image, 1) for _ in range(900)])
+    shifted = np.stack([crops.shift_randomly(rng, image, 1) for _ in range(900)])
 
     assert set(np.unique(shifted)) == {0, 200, 255}
     places = np.argwhere(shifted[..., 0] == 255)[:, 1:]
@@ -143,7 +143,7 @@ def test_simple_crop_mirrors_the_border():
 
     found = set()
     for _ in range(2000):
-        crop = crops.simple_crop(rng, image, (6, 6))
+        crop = crops.crop_simply(rng, image, (6, 6))
         found.add(crop.tobytes())
 
     expected = set()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.packed_files import samples, write_shard
 from tests.rejections import rejects
-from vit_jax.data.exclusion import exclude, exclusion_sha256, num_excluded, write_exclusion
+from vit_jax.data.exclusion import exclude, digest_exclusion, num_excluded, write_exclusion
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.data.stream import TrainStream
@@ -57,7 +57,7 @@ def test_other_splits_and_parts_with_an_exclusion(folder, make_config, file):
 
     assert len(test) == 10
     assert len(part) + num_excluded(part) == 8
-    assert len(exclusion_sha256(str(file))) == 64
+    assert len(digest_exclusion(str(file))) == 64
 
 
 @pytest.mark.parametrize(

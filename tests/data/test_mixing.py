@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.mixing import cutmix_weight, mix, mixup_weight
+from vit_jax.data.mixing import mix, sample_cutmix_weight, sample_mixup_weight
 
 B = 6
 K = 4
@@ -106,7 +106,7 @@ def test_weight_is_the_larger_part_of_a_beta():
     Its mean is 3/4, which 1,000 samples estimate to 0.005.
     """
     keys = jax.random.split(jax.random.key(0), 1000)
-    weights = jax.vmap(lambda key: mixup_weight(key, 1.0))(keys)
+    weights = jax.vmap(lambda key: sample_mixup_weight(key, 1.0))(keys)
 
     assert 0.5 <= float(weights.min()) < float(weights.max()) <= 1.0
     assert float(weights.mean()) == pytest.approx(0.75, abs=0.02)
@@ -125,7 +125,7 @@ def test_boxes_of_cutmix():
     A centre is uniform. A box with sides of s images has (1 - s / 4)^2 of its area inside on
     average, and s^2 is uniform: the mean of s^2 (1 - s / 4)^2 is 1/2 - 1/5 + 1/48 = 0.321.
     """
-    sample = jax.jit(jax.vmap(lambda key: cutmix_weight(key, 1.0, 64, 96)[..., 0]))
+    sample = jax.jit(jax.vmap(lambda key: sample_cutmix_weight(key, 1.0, 64, 96)[..., 0]))
     inside = 1 - np.asarray(sample(jax.random.split(jax.random.key(0), 3000)))
 
     assert set(np.unique(inside)) == {0, 1}
@@ -158,7 +158,7 @@ def test_boxes_of_odd_sides_keep_their_last_pixel():
     mean_areas = np.square(np.asarray(mean_covered) / pixels)
     expected = 1 - np.average(mean_areas, weights=counts)
 
-    sample = jax.jit(jax.vmap(lambda key: cutmix_weight(key, 1.0, pixels, pixels).mean()))
+    sample = jax.jit(jax.vmap(lambda key: sample_cutmix_weight(key, 1.0, pixels, pixels).mean()))
     weights = sample(jax.random.split(jax.random.key(1), 40_000))
 
     assert expected == pytest.approx(0.700, abs=1e-3)

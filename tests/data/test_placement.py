@@ -32,7 +32,7 @@ def sharding(request):
 
 
 def test_arrays_are_global_and_equal(sharding):
-    rows = placement.local_rows(sharding, BATCH)
+    rows = placement.find_local_rows(sharding, BATCH)
 
     assert rows.tolist() == list(range(BATCH))
 
@@ -69,7 +69,7 @@ def test_rows_of_one_process_of_several(slices, expected):
     indices = {device: (part,) for device, part in enumerate(slices)}
     sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: indices)
 
-    rows = placement.local_rows(sharding, BATCH)
+    rows = placement.find_local_rows(sharding, BATCH)
 
     assert rows.tolist() == list(expected)
 

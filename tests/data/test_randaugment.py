@@ -203,7 +203,7 @@ def test_operations_that_change_nothing(operation, image):
 
 
 def test_no_layers_change_nothing():
-    assert randaugment.randaugment(np.random.default_rng(0), IMAGE, 0, 0) is IMAGE
+    assert randaugment.apply_randaugment(np.random.default_rng(0), IMAGE, 0, 0) is IMAGE
 
 
 @pytest.mark.parametrize("name", ["solarize", "posterize"])
@@ -222,7 +222,7 @@ def test_saturating_is_the_formula_without_bytes(name, monkeypatch):
             expected = VALUES // unit * unit
 
         rng = np.random.default_rng(0)
-        found = randaugment.randaugment(rng, IMAGE, 1, magnitude, "saturating")
+        found = randaugment.apply_randaugment(rng, IMAGE, 1, magnitude, "saturating")
 
         assert np.array_equal(found, expected), magnitude
 
@@ -244,7 +244,7 @@ def test_layers_sample_all_operations_equally(monkeypatch):
     monkeypatch.setattr(randaugment, "OPERATIONS", operations)
     rng = np.random.default_rng(0)
     for _ in range(800):
-        randaugment.randaugment(rng, IMAGE, 2, 15)
+        randaugment.apply_randaugment(rng, IMAGE, 2, 15)
 
     counts = np.bincount([number for number, _ in calls], minlength=16)
     assert counts.sum() == 1600

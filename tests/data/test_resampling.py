@@ -117,7 +117,7 @@ def test_any_size_keeps_a_colour(old, size, interpolation):
 )
 def test_covering_is_tight(old, least):
     """Both sides cover the least size, and one of them exactly."""
-    height, width = resampling.covering_size(old, least)
+    height, width = resampling.find_covering_size(old, least)
 
     assert height >= least[0]
     assert width >= least[1]

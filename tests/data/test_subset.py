@@ -9,7 +9,7 @@ import pytest
 from tests.rejections import rejects
 from vit_jax.data.kinds.in_memory import CachedSource, MemorySource
 from vit_jax.data.sources import open_source
-from vit_jax.data.subset import SubsetSource, classes_without_examples, hold_out
+from vit_jax.data.subset import SubsetSource, find_classes_without_examples, hold_out
 
 SIZES = {"ant": 4, "bee": 6, "cat": 5}
 IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
@@ -124,7 +124,7 @@ def test_hold_out_by_class(sizes, fraction, held_sizes):
     assert rest.class_names == held.class_names == source.class_names
     names_and_sizes = zip(source.class_names, held_sizes, strict=True)
     unseen = [name for name, size in names_and_sizes if size == 0]
-    assert classes_without_examples(held) == unseen
+    assert find_classes_without_examples(held) == unseen
 
 
 def test_hold_out_takes_every_record_equally_often():

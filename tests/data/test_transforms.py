@@ -360,7 +360,7 @@ def test_the_simple_crop_is_cut_from_pillows_image(train):
     image = make_photograph(2, (97, 130), 1.5)
     width = int(32 * 130 / 97)
     resized = PIL.Image.fromarray(image).resize((width, 32), PIL.Image.Resampling.BICUBIC)
-    expected = crops.simple_crop(np.random.default_rng(5), np.asarray(resized), (32, 32))
+    expected = crops.crop_simply(np.random.default_rng(5), np.asarray(resized), (32, 32))
 
     found = train(
         image,

@@ -10,9 +10,9 @@ from vit_jax.data.stream import HostBatch
 from vit_jax.data.unreadable import (
     TooManyUnreadable,
     UnreadableLog,
-    largest_number,
+    count_allowed,
     require_readable,
-    spread_order,
+    spread_indices,
 )
 
 MEGAPIXELS = 1.0
@@ -54,12 +54,12 @@ def batch_of(records, unreadable):
     ],
 )
 def test_a_hundred_or_a_tenth_or_the_chosen_number(num_images, chosen, expected):
-    assert largest_number(num_images, chosen) == expected
+    assert count_allowed(num_images, chosen) == expected
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 2, 3, 10, 97, 1000])
 def test_every_image_comes_once_and_the_first_ones_are_spread(num_images):
-    order = list(spread_order(num_images))
+    order = list(spread_indices(num_images))
 
     assert sorted(order) == list(range(num_images))
 

@@ -28,14 +28,14 @@ from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import TrainTransform
-from vit_jax.data.workers import Parallelism, segment_prefix
+from vit_jax.data.workers import Parallelism, build_segment_prefix
 
 if __name__ == "__main__":
     source = MemorySource(np.zeros((9, 8, 8, 3), np.uint8), np.arange(9) % 2, ("a", "b"))
     transform = TrainTransform(InputConfig(train_split="train", test_split="test", image_size=(8, 8)))
     with open_batches(TrainStream(source, transform, 0, 4, np.arange(4), 0, 10**6), Parallelism(2, 1)) as batches:
         next(batches), next(batches)
-        print(*[child.pid for child in multiprocessing.active_children()], segment_prefix(), flush=True)
+        print(*[child.pid for child in multiprocessing.active_children()], build_segment_prefix(), flush=True)
         time.sleep(600)
 """
 
@@ -181,7 +181,7 @@ def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):
     ],
 )
 def test_choice_by_cores(monkeypatch, cores, given, expected):
-    monkeypatch.setattr(workers, "available_cores", lambda: cores)
+    monkeypatch.setattr(workers, "count_cores", lambda: cores)
     assert choose_parallelism(*given, batch_bytes=1) == expected
 
 

@@ -9,8 +9,8 @@ from tests.evals.samples import NAMES, sample_pixels, sample_weights, write_clas
 from tests.rejections import rejects
 from tests.weights.small_networks import TRAINING
 from vit_jax.config import InputConfig
-from vit_jax.data.sources import located, open_source
-from vit_jax.data.subset import held_up_to
+from vit_jax.data.sources import normalize_data, open_source
+from vit_jax.data.subset import read_held_hashes
 from vit_jax.evals import splits
 from vit_jax.evals.splits import (
     RELEASED,
@@ -65,7 +65,7 @@ def make_weights(data, **details):
         "test_split": "test",
         "classes": (),
     }
-    return sample_weights(training=TrainingData(data=located(data), **usual | details))
+    return sample_weights(training=TrainingData(data=normalize_data(data), **usual | details))
 
 
 def list_names(source):
@@ -212,7 +212,7 @@ def changed_folder(make, tmp_path):
     data = make("my-images")
     test = open_source(data, "test", HOLDOUT, 7)
     trained = list_names(open_source(data, "train", HOLDOUT, 7))
-    weights = make_weights(data, held_up_to=held_up_to(test, 7))
+    weights = make_weights(data, held_up_to=read_held_hashes(test, 7))
     held_out, notes = judge(data, weights)
 
     assert len(held_out) == 6
@@ -259,7 +259,7 @@ def test_weights_without_recorded_hashes_have_the_same_holdout(make):
     data = make("my-images")
     test = open_source(data, "test", HOLDOUT, 7)
 
-    with_hashes = judge(data, make_weights(data, held_up_to=held_up_to(test, 7)))
+    with_hashes = judge(data, make_weights(data, held_up_to=read_held_hashes(test, 7)))
 
     assert judge(data, make_weights(data)) == with_hashes
 
@@ -466,7 +466,7 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
     table = tmp_path / "my-images/table.csv"
     write_table(table, TEN_EACH[:14])
     held_out = open_source(f"csv:{table}", "test", HOLDOUT, 7)
-    weights = make_weights(f"csv:{table}", held_up_to=held_up_to(held_out, 7))
+    weights = make_weights(f"csv:{table}", held_up_to=read_held_hashes(held_out, 7))
 
     before, notes = judge("csv:./my-images/table.csv", weights)
     assert len(before) == 4

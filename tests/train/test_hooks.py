@@ -20,7 +20,7 @@ class Log:
 
     problem: str = ""
 
-    def met_by(self, step):
+    def list_met(self, step):
         return [step]
 
 

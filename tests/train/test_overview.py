@@ -14,7 +14,7 @@ from tests.rejections import rejects
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
 from vit_jax.data.kinds.listing import FileSource
-from vit_jax.data.subset import held_up_to
+from vit_jax.data.subset import read_held_hashes
 from vit_jax.train.inputs import Datasets, open_datasets
 from vit_jax.train.lifecycle.workdir import require_same_start
 from vit_jax.train.overview import (
@@ -162,5 +162,5 @@ def test_a_checkpoint_states_what_a_folder_held_out(folder, split, num_stated):
     metadata = json.loads(json.dumps(checkpoint_metadata(run, data)))
     held = parse_training_data(metadata).held_up_to
 
-    assert held == (held_up_to(data.test, run.config.seed) if num_stated else {})
+    assert held == (read_held_hashes(data.test, run.config.seed) if num_stated else {})
     assert len(held) == num_stated

@@ -26,8 +26,8 @@ from vit_jax.data.placement import prefetch
 from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.data.unreadable import reason_of
-from vit_jax.data.workers import Parallelism, available_cores
+from vit_jax.data.unreadable import find_reason
+from vit_jax.data.workers import Parallelism, count_cores
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
 from vit_jax.weights.folding import OURS, Normalisation
 
@@ -339,7 +339,7 @@ class Model:
 
     def _read_batches(self, source: Images, size: int) -> Iterator[Padded]:
         """Yield batches of images that threads prepare ahead."""
-        threads = Parallelism(num_workers=0, num_threads=available_cores())
+        threads = Parallelism(num_workers=0, num_threads=count_cores())
         transform = self.require_transform()
         stream = EvaluationStream(source, transform, size, np.arange(size))
 
@@ -347,7 +347,7 @@ class Model:
             if is_read:
                 return None
             megapixels = transform.max_image_megapixels
-            reason = reason_of(source, index, megapixels, transform.value_range)
+            reason = find_reason(source, index, megapixels, transform.value_range)
             if reason is None:
                 return None
             return UnreadableImage(reason)

@@ -21,14 +21,14 @@ _SOLARIZED = np.where(
 ).astype(np.uint8)
 
 
-def three_augment(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+def apply_three_augment(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
     """Return the image in grey, solarized or blurred, each with equal chance.
 
     Source: DeiT III (2204.07118), section 3.
     """
     match int(rng.integers(3)):
         case 0:
-            return to_grey(image)
+            return convert_to_grey(image)
         case 1:
             return cv2.LUT(image, _SOLARIZED)
         case _:
@@ -40,13 +40,13 @@ def three_augment(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
             )
 
 
-def to_grey(image: np.ndarray) -> np.ndarray:
+def convert_to_grey(image: np.ndarray) -> np.ndarray:
     """Return the luma (0.299 R + 0.587 G + 0.114 B) in all three channels."""
     luma = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     return cv2.cvtColor(luma, cv2.COLOR_GRAY2RGB)
 
 
-def color_jitter(
+def jitter_colors(
     rng: np.random.Generator,
     image: np.ndarray,
     strength: float,
@@ -65,7 +65,7 @@ def color_jitter(
                 mean_luma = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean()
                 image = _blend_with_level(image, mean_luma, factor)
             case _:
-                grey = to_grey(image)
+                grey = convert_to_grey(image)
                 image = cv2.addWeighted(image, factor, grey, 1 - factor, 0)
     return image
 

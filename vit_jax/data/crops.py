@@ -54,7 +54,7 @@ def sample_inception_box(
     for _ in range(TF_ATTEMPTS):
         size = _sample_uniform_height(rng, height, width, areas)
         if size is not None:
-            return _place(rng, height, width, *size)
+            return _sample_place(rng, height, width, *size)
     return Box(0, 0, height, width)
 
 
@@ -110,7 +110,7 @@ def _sample_uniform_area(
         crop_height = round(math.sqrt(area / aspect))
         crop_width = round(math.sqrt(area * aspect))
         if 0 < crop_height <= height and 0 < crop_width <= width:
-            return _place(rng, height, width, crop_height, crop_width)
+            return _sample_place(rng, height, width, crop_height, crop_width)
 
     crop_height = max(1, min(height, round(width / low)))
     crop_width = max(1, min(width, round(height * high)))
@@ -119,7 +119,7 @@ def _sample_uniform_area(
     return Box(top, left, crop_height, crop_width)
 
 
-def _place(
+def _sample_place(
     rng: np.random.Generator,
     height: int,
     width: int,
@@ -133,17 +133,17 @@ def _place(
     return Box(top, left, crop_height, crop_width)
 
 
-def random_crop(
+def crop_randomly(
     rng: np.random.Generator,
     image: np.ndarray,
     size: tuple[int, int],
 ) -> np.ndarray:
     """Return a random part of `size` (height, width) of an image (H, W, 3) that covers it."""
     height, width = image.shape[:2]
-    return cut(image, _place(rng, height, width, *size))
+    return cut(image, _sample_place(rng, height, width, *size))
 
 
-def simple_crop(
+def crop_simply(
     rng: np.random.Generator,
     image: np.ndarray,
     size: tuple[int, int],
@@ -154,10 +154,10 @@ def simple_crop(
     """
     borders = (SIMPLE_BORDER,) * 4
     mirrored = cv2.copyMakeBorder(image, *borders, cv2.BORDER_REFLECT_101)
-    return random_crop(rng, mirrored, size)
+    return crop_randomly(rng, mirrored, size)
 
 
-def random_shift(
+def shift_randomly(
     rng: np.random.Generator,
     image: np.ndarray,
     pixels: int,

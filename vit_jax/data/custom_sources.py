@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.decoding.images import UnreadableImage, decode
-from vit_jax.data.records import Source, checked_labels, few
+from vit_jax.data.records import Source, check_labels, few
 
 _MEMBERS = (
     "class_names",
@@ -55,7 +55,7 @@ def _require_source(source: Any) -> None:
         raise ValueError(f"{kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
     _require_class_names(source)
     _require_label_array(source)
-    checked_labels(source)
+    check_labels(source)
     with contextlib.suppress(UnreadableImage):  # counted while training
         decode(source[0].image)
 

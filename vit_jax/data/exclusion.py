@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.records import Source, WrappedSource, innermost
+from vit_jax.data.records import Source, WrappedSource, find_innermost
 from vit_jax.data.subset import SubsetSource
 from vit_jax.storage.files import expanded, read_bounded, read_json, write_atomically
 
@@ -36,7 +36,7 @@ def write_exclusion(
         ids.append(os.fsdecode(source.key_of(index)))
 
     is_excluded_N = np.isin(np.arange(len(source)), indices)
-    digest = _images_sha256(source, is_excluded_N)
+    digest = _digest_images(source, is_excluded_N)
     content = {
         "split": split,
         "records": len(source),
@@ -78,7 +78,7 @@ def _find_problem(stated: Any, source: Source, split: str, is_excluded_N: np.nda
         return "must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE."
 
     # Records of TFDS, for example, have no other key than their place.
-    identifies_by_place = type(innermost(source)).key_of is Source.key_of
+    identifies_by_place = type(find_innermost(source)).key_of is Source.key_of
     stated_split = stated["split"]
     stated_records = stated["records"]
     is_same_split = stated_split == split and stated_records == len(source)
@@ -96,7 +96,7 @@ def _find_problem(stated: Any, source: Source, split: str, is_excluded_N: np.nda
     # A list that is written by hand has no digest. The digest of the source reads its images.
     if not identifies_by_place or "images_sha256" not in stated:
         return None
-    if stated["images_sha256"] != _images_sha256(source, is_excluded_N):
+    if stated["images_sha256"] != _digest_images(source, is_excluded_N):
         return f"is of other data: other images have its places in {split!r}. Write it anew."
     return None
 
@@ -110,12 +110,12 @@ def num_excluded(source: Source) -> int:
     return 0
 
 
-def exclusion_sha256(file: str) -> str:
+def digest_exclusion(file: str) -> str:
     """Return the digest of a file of ids."""
     return hashlib.sha256(read_bounded(expanded(file), MAX_BYTES)).hexdigest()
 
 
-def _images_sha256(source: Source, is_excluded_N: np.ndarray) -> str:
+def _digest_images(source: Source, is_excluded_N: np.ndarray) -> str:
     """Return the digest of the first excluded images."""
     digest = hashlib.sha256()
     for index in np.flatnonzero(is_excluded_N)[:COMPARED].tolist():

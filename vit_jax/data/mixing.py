@@ -35,14 +35,14 @@ def mix(
       Image and label of the same shapes and dtypes.
     """
     if config.cutmix_alpha == 0:
-        weight = mixup_weight(key, config.mixup_alpha)
+        weight = sample_mixup_weight(key, config.mixup_alpha)
     else:
         box_key, mixup_key, choice_key = jax.random.split(key, 3)
         height, width = image_BHWC.shape[1:3]
-        weight = cutmix_weight(box_key, config.cutmix_alpha, height, width)
+        weight = sample_cutmix_weight(box_key, config.cutmix_alpha, height, width)
         if config.mixup_alpha > 0:
             is_cutmix = jax.random.bernoulli(choice_key, config.cutmix_fraction)
-            scalar_weight = mixup_weight(mixup_key, config.mixup_alpha)
+            scalar_weight = sample_mixup_weight(mixup_key, config.mixup_alpha)
             weight = jnp.where(is_cutmix, weight, scalar_weight)
 
     previous_mask_B = jnp.roll(mask_B, 1)
@@ -52,7 +52,7 @@ def mix(
     return mixed_image_BHWC, mixed_label_BK
 
 
-def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
+def sample_mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
     """Return one weight a ~ Beta(alpha, alpha), a >= 1/2, float32 ().
 
     Source: AugReg (2106.10270), `get_mixup` of its released code; there one weight a device, here
@@ -62,7 +62,7 @@ def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
     return jnp.maximum(weight, 1 - weight)
 
 
-def cutmix_weight(
+def sample_cutmix_weight(
     key: jax.Array,
     alpha: float,
     height: int,

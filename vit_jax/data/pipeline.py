@@ -17,9 +17,9 @@ from absl import flags
 from vit_jax.data.stream import HostBatch, Stream
 from vit_jax.data.workers import (
     Parallelism,
+    build_segment_prefix,
     initialize_worker,
     is_lost_worker,
-    segment_prefix,
     start_workers,
 )
 
@@ -138,6 +138,6 @@ def _prefetch_batches(
             num_workers=parallelism.num_workers,
             per_worker_buffer_size=1,
         )
-        initialize = functools.partial(initialize_worker, segment_prefix())
+        initialize = functools.partial(initialize_worker, build_segment_prefix())
         dataset = dataset.mp_prefetch(workers, worker_init_fn=initialize)
     return iter(dataset)

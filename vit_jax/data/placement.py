@@ -21,14 +21,14 @@ from vit_jax.data.workers import choose_parallelism
 T = TypeVar("T")
 
 
-def local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray:
+def find_local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray:
     """Return the rows of the global batch on devices of this process, (R,), sorted, each once."""
     slices = sharding.addressable_devices_indices_map((global_batch,)).values()
     return np.unique(np.concatenate([np.arange(global_batch)[index] for index in slices]))
 
 
 def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) -> Batch:
-    """Return the global batch; this process supplies the rows of `local_rows`."""
+    """Return the global batch; this process supplies the rows of `find_local_rows`."""
 
     def globalize(local: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(
@@ -70,7 +70,7 @@ def open_placed(
 ) -> Iterator[Iterator[Batch]]:
     """Yield the global batches of a stream; threads and workers end with the context.
 
-    Their numbers are those of `choose_parallelism`. The stream's rows are the `local_rows` of this
+    Their numbers are those of `choose_parallelism`. The stream's rows are the `find_local_rows` of this
     sharding of the batch dimension; the log counts unreadable images.
 
     Raises:

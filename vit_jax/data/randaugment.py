@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import cv2
 import numpy as np
 
-from vit_jax.data.augment import to_grey
+from vit_jax.data.augment import convert_to_grey
 
 GREY = (128, 128, 128)
 LEVELS = np.arange(256)
@@ -22,7 +22,7 @@ Operation = Callable[[np.random.Generator, np.ndarray, float], np.ndarray]
 shape."""
 
 
-def randaugment(
+def apply_randaugment(
     rng: np.random.Generator,
     image: np.ndarray,
     layers: int,
@@ -64,7 +64,7 @@ def equalize(
     strength: float,
 ) -> np.ndarray:
     """Flatten the histogram of each channel, by the rule of PIL's ImageOps."""
-    tables = [_equalizing_table(image, channel) for channel in range(3)]
+    tables = [_build_equalizing_table(image, channel) for channel in range(3)]
     return _look_up(image, np.stack(tables, axis=1))
 
 
@@ -85,7 +85,7 @@ def rotate(
     """Turn by 30 degrees x strength about the centre."""
     height, width = image.shape[:2]
     centre = ((width - 1) / 2, (height - 1) / 2)
-    degrees = _signed(rng, 30.0 * strength)
+    degrees = _choose_sign(rng, 30.0 * strength)
     matrix = cv2.getRotationMatrix2D(centre, degrees, 1.0)
     return _warp(image, matrix)
 
@@ -142,7 +142,7 @@ def color(
     strength: float,
 ) -> np.ndarray:
     """Blend from grey to the image, and beyond to stronger colours."""
-    return _blend(to_grey(image), image, strength)
+    return _blend(convert_to_grey(image), image, strength)
 
 
 def contrast(
@@ -153,7 +153,7 @@ def contrast(
     """Blend from an even grey of (number of pixels) / 256, 196 at 224 x 224, to the image."""
     height, width = image.shape[:2]
     grey = min(height * width // 256, 255)
-    return _look_up(image, _blended_levels(grey, strength))
+    return _look_up(image, _blend_levels(grey, strength))
 
 
 def brightness(
@@ -162,7 +162,7 @@ def brightness(
     strength: float,
 ) -> np.ndarray:
     """Blend from black to the image and beyond."""
-    return _look_up(image, _blended_levels(0, strength))
+    return _look_up(image, _blend_levels(0, strength))
 
 
 def sharpness(
@@ -210,11 +210,11 @@ def solarize_add(
 Matrix = list[list[float]]
 
 
-def _moving(build_matrix: Callable[[float], Matrix], most: float) -> Operation:
+def _make_move(build_matrix: Callable[[float], Matrix], most: float) -> Operation:
     """Return an operation that moves pixels by the matrix of `most` x strength, either way."""
 
     def move(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-        matrix = build_matrix(_signed(rng, most * strength))
+        matrix = build_matrix(_choose_sign(rng, most * strength))
         return _warp(image, np.array(matrix))
 
     return move
@@ -238,10 +238,10 @@ def _move_down(pixels: float) -> Matrix:
     return [[1, 0, 0], [0, 1, pixels]]
 
 
-shear_x = _moving(_shear_rows, most=0.3)
-shear_y = _moving(_shear_columns, most=0.3)
-translate_x = _moving(_move_right, most=100.0)  # at every image size
-translate_y = _moving(_move_down, most=100.0)
+shear_x = _make_move(_shear_rows, most=0.3)
+shear_y = _make_move(_shear_columns, most=0.3)
+translate_x = _make_move(_move_right, most=100.0)  # at every image size
+translate_y = _make_move(_move_down, most=100.0)
 
 OPERATIONS: tuple[Operation, ...] = (
     autocontrast,
@@ -267,13 +267,13 @@ SATURATING: Mapping[Operation, Operation] = {
 }
 
 
-def _signed(rng: np.random.Generator, value: float) -> float:
+def _choose_sign(rng: np.random.Generator, value: float) -> float:
     if rng.random() < 0.5:
         return value
     return -value
 
 
-def _enhancement(strength: float) -> float:
+def _compute_weight(strength: float) -> float:
     """Return the weight of the image: 0 is the degenerate image, 1 the original.
 
     A larger weight exaggerates their difference.
@@ -282,7 +282,7 @@ def _enhancement(strength: float) -> float:
 
 
 def _blend(degenerate: np.ndarray, image: np.ndarray, strength: float) -> np.ndarray:
-    factor = _enhancement(strength)
+    factor = _compute_weight(strength)
     return cv2.addWeighted(
         image,
         factor,
@@ -292,9 +292,9 @@ def _blend(degenerate: np.ndarray, image: np.ndarray, strength: float) -> np.nda
     )
 
 
-def _blended_levels(degenerate: int, strength: float) -> np.ndarray:
+def _blend_levels(degenerate: int, strength: float) -> np.ndarray:
     difference = LEVELS - degenerate
-    blended = degenerate + _enhancement(strength) * difference
+    blended = degenerate + _compute_weight(strength) * difference
     return np.clip(np.rint(blended), 0, 255)
 
 
@@ -320,7 +320,7 @@ def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
     return cv2.LUT(image, table.astype(np.uint8).reshape(1, 256, -1))
 
 
-def _equalizing_table(image: np.ndarray, channel: int) -> np.ndarray:
+def _build_equalizing_table(image: np.ndarray, channel: int) -> np.ndarray:
     counts = cv2.calcHist([image], [channel], None, [256], [0, 256])
     counts = counts.astype(np.int64).ravel()
     highest_level = np.flatnonzero(counts)[-1]

@@ -130,7 +130,7 @@ def read_file_state(file: str) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def files_digest(words: str, files: Iterable[str]) -> str:
+def digest_files(words: str, files: Iterable[str]) -> str:
     """Return a digest of words, and of the name and state of each file."""
     digest = hashlib.sha256(os.fsencode(words))
     for file in files:
@@ -168,14 +168,14 @@ class WrappedSource(Source):
         return self.source.origin
 
 
-def innermost(source: Source) -> Source:
+def find_innermost(source: Source) -> Source:
     """Return the source that all others wrap."""
     while isinstance(source, WrappedSource):
         source = source.source
     return source
 
 
-def checked_labels(source: Source) -> np.ndarray:
+def check_labels(source: Source) -> np.ndarray:
     """Return the labels of a source.
 
     Raises:
@@ -201,7 +201,7 @@ def checked_labels(source: Source) -> np.ndarray:
     )
 
 
-def class_sizes(labels: np.ndarray, num_classes: int) -> np.ndarray:
+def count_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Return the number of labels, (N,) or (N, K), of each class, (K,)."""
     if labels.ndim == 2:
         return labels.sum(axis=0)

@@ -50,7 +50,7 @@ def resize(
     return _resize_rows(with_new_columns, new_height, interpolation)
 
 
-def covering_size(
+def find_covering_size(
     old: tuple[int, ...],
     least: tuple[int, int],
 ) -> tuple[int, int]:
@@ -126,7 +126,7 @@ def _make_weights(
     offset_HK = place_HK + 0.5 - centre_H[:, None]
     distance_HK = np.abs(offset_HK) / stretch
 
-    weight_HK = _filter(distance_HK, interpolation)
+    weight_HK = _evaluate_filter(distance_HK, interpolation)
     weight_HK[place_HK >= end_H[:, None]] = 0.0
     weight_HK /= weight_HK.sum(axis=1, keepdims=True)
 
@@ -140,7 +140,7 @@ def _make_weights(
     )
 
 
-def _filter(
+def _evaluate_filter(
     distance: np.ndarray,
     interpolation: Interpolation,
 ) -> np.ndarray:

@@ -54,7 +54,7 @@ def open_source(
       config: has the folder of TFDS data, classes and training examples to take or exclude, and the
         cache.
       seed: chooses the hold-out of files without splits, and the training examples.
-      held_then: `subset.held_up_to` of such files when weights were trained on them.
+      held_then: `subset.read_held_hashes` of such files when weights were trained on them.
       range_option: the option that warnings about files of more than 8 bits name.
       is_classified: False for files without a classifier, which may have one class and no training
         split.
@@ -94,7 +94,7 @@ def open_source(
     return source
 
 
-def listing_of(data: str) -> "Listing | None":
+def find_listing(data: str) -> "Listing | None":
     """Return the list of images that "folder:PATH" and similar data name; None for other data."""
     kind = find_kind(data)
     if kind is None or not kind.is_listing:
@@ -102,13 +102,13 @@ def listing_of(data: str) -> "Listing | None":
     return _build_listing(kind, data)
 
 
-def path_of(data: str, data_dir: str | None) -> Path | None:
+def find_data_path(data: str, data_dir: str | None) -> Path | None:
     """Return the file or prepared folder that holds the data; None for digits and custom sources.
 
     Raises:
       ValueError: VTAB has no task of this name.
     """
-    listing = listing_of(data)
+    listing = find_listing(data)
     if listing is not None:
         return listing.path
     prefix, _, name = data.partition(":")
@@ -122,12 +122,12 @@ def path_of(data: str, data_dir: str | None) -> Path | None:
     return tfds_folder(data_dir, dataset) / dataset
 
 
-def located(data: str) -> str:
+def normalize_data(data: str) -> str:
     """Return one text for all ways to write the path of a list of images; other data unchanged."""
     prefix, _, name = data.partition(":")
     if is_address(name):
         return data.rstrip("/")
-    listing = listing_of(data)
+    listing = find_listing(data)
     if listing is None:
         return data
     return f"{prefix}:{os.path.realpath(listing.path)}{listing.suffix}"
@@ -135,12 +135,12 @@ def located(data: str) -> str:
 
 def holds_out(data: str, config: InputConfig) -> bool:
     """Return True if `config.holdout_fraction` has an effect: the data are files without splits."""
-    listing = listing_of(data)
+    listing = find_listing(data)
     if listing is None:
         return False
-    from vit_jax.data.kinds.listing import whole_splits
+    from vit_jax.data.kinds.listing import find_whole_splits
 
-    whole = whole_splits(config)
+    whole = find_whole_splits(config)
     if not whole.test_split:
         return False
     return not (listing.exists() and listing.splits(whole.train_split, whole.test_split))

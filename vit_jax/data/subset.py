@@ -18,8 +18,8 @@ from vit_jax.data.records import (
     Record,
     Source,
     WrappedSource,
-    checked_labels,
-    class_sizes,
+    check_labels,
+    count_labels,
     few,
 )
 from vit_jax.text.nearest import closest
@@ -92,7 +92,7 @@ class SubsetSource(WrappedSource):
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
-        labels = checked_labels(self.source)[self._indices]
+        labels = check_labels(self.source)[self._indices]
         return self._renumber(labels).astype(np.int32)
 
     def _renumber(self, labels: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ def hold_out(
     return _split(source, is_held)
 
 
-def part_of(
+def select_part(
     source: Source,
     low: float,
     high: float,
@@ -175,7 +175,7 @@ def part_of(
     return SubsetSource(source, np.flatnonzero(is_in_part))
 
 
-def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
+def read_held_hashes(held_out: Source, seed: int) -> dict[str, str]:
     """Return by class the last hash (64 bits, as hex digits) of the records that `hold_out` chose.
 
     After the source has changed, the records up to this hash are those that were held out.
@@ -184,12 +184,12 @@ def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
     names, labels, _ = _read_groups(held_out)
     for index, label in enumerate(labels.tolist()):
         name = names[label]
-        short_hash = _short_hash(held_out, index, seed)
+        short_hash = _compute_short_hash(held_out, index, seed)
         last[name] = max(last.get(name, ""), short_hash)
     return last
 
 
-def hold_out_as_then(
+def hold_out_by_hashes(
     source: Source,
     last: Mapping[str, str],
     seed: int,
@@ -205,7 +205,7 @@ def hold_out_as_then(
         if last_held is None:
             is_held[index] = True
         else:
-            is_held[index] = _short_hash(source, index, seed) <= last_held
+            is_held[index] = _compute_short_hash(source, index, seed) <= last_held
     return _split(source, is_held)
 
 
@@ -218,7 +218,7 @@ def _split(
     return rest, held_out
 
 
-def _short_hash(source: Source, index: int, seed: int) -> str:
+def _compute_short_hash(source: Source, index: int, seed: int) -> str:
     key = source.key_of(index)
     digest = hashlib.sha256(b"%d/%b" % (seed, key))
     return digest.hexdigest()[:16]
@@ -233,15 +233,15 @@ def _read_groups(source: Source) -> tuple[tuple[str, ...], np.ndarray, np.ndarra
         one_group = np.zeros(len(source), np.int64)
         return ("",), one_group, np.array([len(source)])
 
-    labels = checked_labels(source)
-    sizes = class_sizes(labels, source.num_classes)
+    labels = check_labels(source)
+    sizes = count_labels(labels, source.num_classes)
     return source.class_names, labels, sizes
 
 
-def classes_without_examples(source: Source) -> list[str]:
+def find_classes_without_examples(source: Source) -> list[str]:
     """Return the names of the classes without records."""
-    labels = checked_labels(source)
-    sizes = class_sizes(labels, source.num_classes).tolist()
+    labels = check_labels(source)
+    sizes = count_labels(labels, source.num_classes).tolist()
     missing = []
     for name, size in zip(source.class_names, sizes, strict=True):
         if size == 0:
@@ -268,11 +268,11 @@ def _find_first_by_hash(
     by_hash = np.array(order, np.int64)
 
     chosen = np.zeros(len(indices), bool)
-    chosen[by_hash] = first_of_class(labels[by_hash], counts)
+    chosen[by_hash] = find_first_of_class(labels[by_hash], counts)
     return chosen
 
 
-def first_of_class(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def find_first_of_class(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Find the first `counts[label]` records of their class, bool (N,).
 
     Labels are (N,), counts (K,).
@@ -365,7 +365,7 @@ def _require_examples(
     needed: int,
 ) -> None:
     """Raise ValueError unless each class has enough examples to train on."""
-    sizes = class_sizes(labels, len(class_names)).tolist()
+    sizes = count_labels(labels, len(class_names)).tolist()
     short = []
     for name, size in zip(class_names, sizes, strict=True):
         if size < needed:

@@ -87,7 +87,7 @@ class TrainTransform:
         if config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1, dst=image if image is out else None)
         if config.randaugment_layers:
-            image = randaugment.randaugment(
+            image = randaugment.apply_randaugment(
                 rng,
                 image,
                 config.randaugment_layers,
@@ -95,9 +95,9 @@ class TrainTransform:
                 config.randaugment_arithmetic,
             )
         if config.three_augment:
-            image = augment.three_augment(rng, image)
+            image = augment.apply_three_augment(rng, image)
         if config.color_jitter:
-            image = augment.color_jitter(rng, image, config.color_jitter)
+            image = augment.jitter_colors(rng, image, config.color_jitter)
         for reference in config.augmentations:
             image = _apply_custom(reference, image, rng)
         if config.erasing_fraction and rng.random() < config.erasing_fraction:
@@ -147,14 +147,14 @@ class TrainTransform:
         if pixels is not None:
             resize = self._resize if crop == "resize" else self._cover
             resized = resize(image, (pixels, pixels))
-            return crops.random_crop(rng, resized, config.image_size)
+            return crops.crop_randomly(rng, resized, config.image_size)
         if crop == "simple":
             covering = self._cover(image, config.image_size)
-            return crops.simple_crop(rng, covering, config.image_size)
+            return crops.crop_simply(rng, covering, config.image_size)
 
         image = self._resize(image, config.image_size)
         if crop == "shift":
-            return crops.random_shift(rng, image, config.shift_pixels)
+            return crops.shift_randomly(rng, image, config.shift_pixels)
         return image
 
     def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -168,7 +168,7 @@ class TrainTransform:
         """Return the smallest image of the same shape that covers this height and width."""
         if self.config.train_interpolation is None:
             return images.resize_to_cover(image, size)
-        return self._resize(image, resampling.covering_size(image.shape[:2], size))
+        return self._resize(image, resampling.find_covering_size(image.shape[:2], size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +229,7 @@ class EvaluationTransform:
         )
         if self.resize == "direct_crop":
             return covered
-        return resampling.covering_size(image.shape[:2], covered)
+        return resampling.find_covering_size(image.shape[:2], covered)
 
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:

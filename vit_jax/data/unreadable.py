@@ -58,10 +58,10 @@ class UnreadableLog:
         """
         self._batches = step
         self.met = dict.fromkeys(records, step)
-        if len(self.met) > largest_number(len(self._source), self._max_unreadable):
+        if len(self.met) > count_allowed(len(self._source), self._max_unreadable):
             still_unreadable = {}
             for index in self.met:
-                if self._problem_of(index) is not None:
+                if self._find_problem(index) is not None:
                     still_unreadable[index] = step
             self.met = still_unreadable
 
@@ -69,7 +69,7 @@ class UnreadableLog:
         """Keep the error of too many unreadable records in `problem`: the caller saves its state."""
         self._defers = True
 
-    def met_by(self, step: int) -> list[int]:
+    def list_met(self, step: int) -> list[int]:
         """Return the unreadable records up to a step, because batches are read ahead of their steps."""
         return [index for index, batch in self.met.items() if batch <= step]
 
@@ -86,7 +86,7 @@ class UnreadableLog:
                 continue
             self.met[index] = self._batches
             name = printable(self._source.name_of(index))
-            reason = self._reason_of(index)
+            reason = self._find_reason(index)
             logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
         if self.problem:
             return
@@ -103,10 +103,10 @@ class UnreadableLog:
         `missing` counts those of all processes. The error names those of this process.
         """
         most = self._max_unreadable
-        if missing <= largest_number(len(self._source), most) and missing < len(self._source):
+        if missing <= count_allowed(len(self._source), most) and missing < len(self._source):
             return
         shown = list(self.met)[:_SHOWN]
-        reasons = {index: self._reason_of(index) for index in shown}
+        reasons = {index: self._find_reason(index) for index in shown}
         text = describe(self._source, reasons, missing, most, num_known=len(self.met))
         raise TooManyUnreadable(f"{self._option}={most}: {text}")
 
@@ -116,14 +116,14 @@ class UnreadableLog:
             self.update(batch)
             yield batch
 
-    def _reason_of(self, index: int) -> str:
-        return reason_of(self._source, index, *self._decoding)
+    def _find_reason(self, index: int) -> str:
+        return find_reason(self._source, index, *self._decoding)
 
-    def _problem_of(self, index: int) -> str | None:
-        return problem_of(self._source, index, *self._decoding)
+    def _find_problem(self, index: int) -> str | None:
+        return find_problem(self._source, index, *self._decoding)
 
 
-def largest_number(num_images: int, chosen: int | None) -> int:
+def count_allowed(num_images: int, chosen: int | None) -> int:
     """Return the number of images of a split that may be unreadable.
 
     It is the chosen one, or 100 and at most a tenth of the split. One may always be, so that small
@@ -166,7 +166,7 @@ def describe(
 
     allowed = ""
     if most is None:
-        limit = largest_number(len(source), most)
+        limit = count_allowed(len(source), most)
         allowed = f", and at most {limit} of {len(source):,} may (a tenth, up to {MOST})"
     return (
         f"{missing} images cannot be read{allowed}{named}. "
@@ -190,9 +190,9 @@ def require_readable(
         it names the first.
     """
     reasons: dict[int, str] = {}
-    most = max(MOST, largest_number(len(source), max_unreadable))
-    for index in itertools.islice(spread_order(len(source)), most + 1):
-        problem = problem_of(source, index, max_image_megapixels, value_range)
+    most = max(MOST, count_allowed(len(source), max_unreadable))
+    for index in itertools.islice(spread_indices(len(source)), most + 1):
+        problem = find_problem(source, index, max_image_megapixels, value_range)
         if problem is None:
             return
         reasons[index] = problem
@@ -204,7 +204,7 @@ def require_readable(
     raise TooManyUnreadable(f"{place}: {option}{text}")
 
 
-def spread_order(num_images: int) -> Iterator[int]:
+def spread_indices(num_images: int) -> Iterator[int]:
     """Yield all indices, so that those at any time are spread over the whole range."""
     stride = max(1, round(num_images * _GOLDEN_RATIO))
     while math.gcd(stride, num_images) > 1:
@@ -212,20 +212,20 @@ def spread_order(num_images: int) -> Iterator[int]:
     return (number * stride % num_images for number in range(num_images))
 
 
-def reason_of(
+def find_reason(
     source: Source,
     index: int,
     max_image_megapixels: float,
     value_range: ValueRange | None = None,
 ) -> str:
     """Read a record that arrived with mask 0 once more, because batches carry no reasons."""
-    problem = problem_of(source, index, max_image_megapixels, value_range)
+    problem = find_problem(source, index, max_image_megapixels, value_range)
     if problem is None:
         return "It could not be read at first, but it can be now"
     return problem
 
 
-def problem_of(
+def find_problem(
     source: Source,
     index: int,
     max_image_megapixels: float,

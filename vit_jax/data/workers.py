@@ -69,7 +69,7 @@ def choose_parallelism(
       ValueError: `folder`, that of shared memory, exists and is too small for the workers' batches
         of `batch_bytes`.
     """
-    cores = available_cores()
+    cores = count_cores()
     if num_workers is None:
         num_workers = 0
         if cores > MANY_CORES:
@@ -85,14 +85,14 @@ def choose_parallelism(
     return Parallelism(num_workers, num_threads or threads)
 
 
-def available_cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def in_threads(
+def map_in_threads(
     function: Callable[[T], R],
     items: Iterable[T],
     num_threads: int | None = None,
@@ -101,7 +101,7 @@ def in_threads(
 
     After an error or Ctrl-C, calls that have begun are completed, and no other begins.
     """
-    threads = concurrent.futures.ThreadPoolExecutor(num_threads or available_cores())
+    threads = concurrent.futures.ThreadPoolExecutor(num_threads or count_cores())
     try:
         yield from threads.map(function, items)
     finally:
@@ -117,7 +117,7 @@ def start_workers(batches: object) -> None:
     """
     if (starter := getattr(batches, _STARTER, None)) is None:
         return
-    _shared_with_workers()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
+    _get_first_values()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
     # Multiprocessing starts `python -c`, whose path begins with that directory
     os.environ["PYTHONSAFEPATH"] = "1"
     _start_tracker()  # it lets the signals through again
@@ -175,18 +175,18 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def segment_prefix() -> str | None:
+def build_segment_prefix() -> str | None:
     """Return the prefix of this process's segments of shared memory; None where they are not files.
 
     Semaphores that it creates afterwards have the same start and "-".
     """
     if not SHARED_MEMORY.is_dir():
         return None
-    return f"/vj{_living_run()}_"
+    return f"/vj{_name_living_run()}_"
 
 
 @functools.cache
-def _living_run() -> str:
+def _name_living_run() -> str:
     """Return digits of this process, in the name of a file that is locked until its end."""
     digits = secrets.token_hex(3)[:5]
     path = SHARED_MEMORY / f"vit_jax-{digits}.lock"
@@ -197,24 +197,24 @@ def _living_run() -> str:
     )  # the system closes it
     new.rename(path)  # only now do others see it
     util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
-    _shared_with_workers()["semprefix"] = f"/vj{digits}"
+    _get_first_values()["semprefix"] = f"/vj{digits}"
     clean_up_at_once(functools.partial(_end_run, path))
     return digits
 
 
-def _shared_with_workers() -> dict[str, object]:
+def _get_first_values() -> dict[str, object]:
     """Return the values that every process that Python's multiprocessing starts gets first."""
     config: dict[str, object] = getattr(multiprocessing.current_process(), _FIRST_OF_PROCESSES)
     return config
 
 
-def _segments(lock: pathlib.Path) -> list[pathlib.Path]:
+def _find_segments(lock: pathlib.Path) -> list[pathlib.Path]:
     return list(lock.parent.glob(f"vj{lock.stem[-5:]}_*"))
 
 
 def _end_run(lock: pathlib.Path) -> None:
     """Remove segments in grain's cycles of references; multiprocessing would warn of a leak."""
-    for segment in _segments(lock):
+    for segment in _find_segments(lock):
         try:
             shared_memory.SharedMemory(segment.name).unlink()
         except (
@@ -236,7 +236,7 @@ def reclaim(folder: pathlib.Path = SHARED_MEMORY) -> None:
             path.open() as file,
         ):  # locked by a process that lives, or another user's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in (*_segments(path), *folder.glob(f"sem.vj{path.stem[-5:]}-*")):
+            for left in (*_find_segments(path), *folder.glob(f"sem.vj{path.stem[-5:]}-*")):
                 left.unlink(missing_ok=True)
             path.unlink()
 

@@ -27,7 +27,7 @@ from vit_jax.arrays import Batch, ModelOutput, normalise
 from vit_jax.config import Architecture
 from vit_jax.data.records import Source, few
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.data.unreadable import largest_number
+from vit_jax.data.unreadable import count_allowed
 from vit_jax.evals.feature_cache import Cache, Entry, write_rows
 from vit_jax.evals.runner import (
     E,
@@ -328,7 +328,7 @@ class Extractor:
         if arrays is None:
             return None
 
-        most = largest_number(entry.num_rows, self._runner.max_unreadable)
+        most = count_allowed(entry.num_rows, self._runner.max_unreadable)
         num_unreadable = (~arrays[_IS_READ]).sum()
         if num_unreadable > most:
             return None

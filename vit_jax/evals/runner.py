@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from vit_jax.arrays import Batch, ModelOutput
-from vit_jax.data.placement import local_rows, open_placed
+from vit_jax.data.placement import find_local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
@@ -73,7 +73,9 @@ def open_whole(
 
     Arguments are as for `open_placed`.
     """
-    stream = EvaluationStream(source, transform, global_batch, local_rows(sharding, global_batch))
+    stream = EvaluationStream(
+        source, transform, global_batch, find_local_rows(sharding, global_batch)
+    )
     return open_placed(stream, sharding, log, num_workers, num_threads)
 
 

@@ -15,8 +15,14 @@ from vit_jax.config import InputConfig
 from vit_jax.config.data_kinds import REFERENCE_FORM, spell_forms
 from vit_jax.data.kinds.listing import WHOLE
 from vit_jax.data.records import Source, few, require_same_classes
-from vit_jax.data.sources import holds_out, listing_of, located, open_source
-from vit_jax.data.subset import SubsetSource, TrainingData, held_up_to, hold_out, hold_out_as_then
+from vit_jax.data.sources import find_listing, holds_out, normalize_data, open_source
+from vit_jax.data.subset import (
+    SubsetSource,
+    TrainingData,
+    hold_out,
+    hold_out_by_hashes,
+    read_held_hashes,
+)
 from vit_jax.evals import imagenet_classes
 from vit_jax.evals.label_map import (
     Labelled,
@@ -103,9 +109,9 @@ class Plan(NamedTuple):
         config = self.config
         held: Mapping[str, str] = {}
         if holds_out(self.data, config):
-            held = self.held_up_to or held_up_to(test, self.seed)
+            held = self.held_up_to or read_held_hashes(test, self.seed)
         return TrainingData(
-            data=located(self.data),
+            data=normalize_data(self.data),
             seed=self.seed,
             holdout_fraction=config.holdout_fraction,
             train_split=config.train_split,
@@ -129,7 +135,7 @@ def plan_splits(
         classes=choice.classes or (),
         value_range=choice.value_range,
     )
-    if training is None or located(training.data) != located(usual.data):
+    if training is None or normalize_data(training.data) != normalize_data(usual.data):
         return Plan(usual.data, config, seed=0, held_up_to={})
 
     classes = training.classes
@@ -211,11 +217,11 @@ def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence
     among `others`, keep the usual split.
     """
     plan = _plan_named(name, choice, None)
-    if located(plan.data) in map(located, others):
+    if normalize_data(plan.data) in map(normalize_data, others):
         return usual
     if holds_out(plan.data, plan.config):
         return WHOLE
-    listing = listing_of(plan.data)
+    listing = find_listing(plan.data)
     if listing is None or not listing.exists():
         return usual
 
@@ -306,7 +312,7 @@ def _numbered_without_names(
     """
     names = source.class_names
     count = weights.architecture.num_classes
-    if listing_of(data) is None:
+    if find_listing(data) is None:
         if source.num_classes != count:
             raise ValueError(
                 f"{data} has {source.num_classes} classes, {weights.source} {count}, and no names "
@@ -390,7 +396,7 @@ class _Chosen(NamedTuple):
 def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
     plan = plan_splits(data, dataclasses.replace(choice, train_split=None), weights.training)
     split = choice.split or plan.config.test_split
-    listing = listing_of(data)
+    listing = find_listing(data)
     if listing is None:
         reject_idle(data, choice, "train_split", "seed", "holdout_fraction")
         return _Chosen(split, plan, [])
@@ -437,7 +443,7 @@ def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Pl
 
 def _note_on_whole(plan: Plan, training: TrainingData | None) -> list[str]:
     """Return a remark if all images of the data are evaluated, and weights may know some."""
-    if training is None or listing_of(training.data) is None:
+    if training is None or find_listing(training.data) is None:
         return []
     if plan.was_trained_on:
         return [
@@ -487,7 +493,7 @@ def _has_changed(source: Source, plan: Plan) -> bool:
     """Return whether today's hold-out is not that of training."""
     everything = _whole(source)
     _, now = hold_out(everything, plan.config.holdout_fraction, plan.seed, purpose=b"")
-    _, then = hold_out_as_then(everything, plan.held_up_to, plan.seed)
+    _, then = hold_out_by_hashes(everything, plan.held_up_to, plan.seed)
     return now.records_sha256 != then.records_sha256
 
 

@@ -138,7 +138,7 @@ class MetricsLog:
             return
         self.workdir.check()
         self.store.check()
-        num_unreadable = len(self.unreadable.log.met_by(step))
+        num_unreadable = len(self.unreadable.log.list_met(step))
         self.latest = {
             **metrics,
             "unreadable_images": num_unreadable,
@@ -373,7 +373,7 @@ class Saving:
             **self.metadata,
             "wall_seconds": self.wall_seconds(),
             "owes_evaluation": owes_evaluation,
-            "unreadable_records": hosts.gather(self.unreadable.log.met_by(step)),
+            "unreadable_records": hosts.gather(self.unreadable.log.list_met(step)),
             **self.early_stopping.metadata(),
         }
         self.writers.flush()

@@ -11,7 +11,7 @@ from vit_jax.arrays import Batch
 from vit_jax.config.check import require_labels
 from vit_jax.config.data_kinds import spell_descriptions
 from vit_jax.config.schema import EvaluatorConfig, RunConfig
-from vit_jax.data.placement import local_rows, open_placed
+from vit_jax.data.placement import find_local_rows, open_placed
 from vit_jax.data.records import Source, require_same_classes
 from vit_jax.data.sources import open_source, require_known_data
 from vit_jax.data.stream import TrainStream
@@ -229,7 +229,7 @@ class PhaseBatches:
         """Open the pipeline of the steps after `start_step` up to `end_step`, all of one phase."""
         run = self._assembly
         config = run.select_phase(start_step + 1).config
-        rows = local_rows(run.batch_sharding, config.global_batch)
+        rows = find_local_rows(run.batch_sharding, config.global_batch)
         first_image = run.images(start_step)
         stream = train_stream(config, self._source, rows, start_step, end_step, first_image)
         workers = run.config.input.num_workers

@@ -15,12 +15,12 @@ from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.metric_names import SHARES
 from vit_jax.data.decoding.jpeg import DECODER
-from vit_jax.data.exclusion import exclusion_sha256, num_excluded
+from vit_jax.data.exclusion import digest_exclusion, num_excluded
 from vit_jax.data.records import few
-from vit_jax.data.sources import holds_out, listing_of, located
-from vit_jax.data.subset import held_up_to
+from vit_jax.data.sources import find_listing, holds_out, normalize_data
+from vit_jax.data.subset import read_held_hashes
 from vit_jax.data.transforms import build_evaluation_transform
-from vit_jax.data.workers import available_cores, choose_parallelism
+from vit_jax.data.workers import choose_parallelism, count_cores
 from vit_jax.models.flops import FLOPS_PER_MAC
 from vit_jax.models.lora import build_lora
 from vit_jax.optim.by_name import make_is_trained, select_trained
@@ -106,11 +106,11 @@ def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
     Other data have versions.
     """
     hashes = {}
-    if config.data is not None and listing_of(config.data) is not None:
+    if config.data is not None and find_listing(config.data) is not None:
         hashes["train_files_sha256"] = data.train.records_sha256
         hashes["test_files_sha256"] = data.test.records_sha256
     if config.input.exclude is not None:
-        hashes["exclude_sha256"] = exclusion_sha256(config.input.exclude)
+        hashes["exclude_sha256"] = digest_exclusion(config.input.exclude)
     return hashes
 
 
@@ -229,7 +229,7 @@ def _describe_input(run: Assembly) -> str:
     parallelism = str(threads)
     if workers:
         parallelism = f"{workers} worker processes of {threads}"
-    return f"{parallelism} thread(s) on {available_cores()} core(s), JPEG by {DECODER}"
+    return f"{parallelism} thread(s) on {count_cores()} core(s), JPEG by {DECODER}"
 
 
 def _describe_layout(run: Assembly) -> str:
@@ -291,9 +291,9 @@ def _describe_training_data(config: RunConfig, data: Datasets) -> TrainingData:
     assert config.data is not None, "without data nothing is trained"
     held_up_to_class = {}
     if holds_out(config.data, config.input):
-        held_up_to_class = held_up_to(data.test, config.seed)
+        held_up_to_class = read_held_hashes(data.test, config.seed)
     return TrainingData(
-        data=located(config.data),
+        data=normalize_data(config.data),
         seed=config.seed,
         holdout_fraction=config.input.holdout_fraction,
         train_split=config.input.train_split,

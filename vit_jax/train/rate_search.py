@@ -9,7 +9,7 @@ import jax
 from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolve
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.data.records import few
-from vit_jax.data.subset import classes_without_examples, hold_out
+from vit_jax.data.subset import find_classes_without_examples, hold_out
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import series
 from vit_jax.train.inputs import Datasets
@@ -47,7 +47,7 @@ def choose_learning_rate(
     """
     held_out = hold_out(data.train, config.search.validation_fraction, config.seed)
     parts = Datasets(*held_out)
-    unseen = classes_without_examples(parts.test)
+    unseen = find_classes_without_examples(parts.test)
     if unseen:
         say(f"note     these classes have no validation image in the search: {few(unseen)}")
     rates = config.search.learning_rates

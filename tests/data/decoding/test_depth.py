@@ -20,7 +20,7 @@ from vit_jax.data.decoding.images import UnreadableImage, decode, plan_crop
 from vit_jax.data.records import Record
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
-from vit_jax.data.unreadable import reason_of
+from vit_jax.data.unreadable import find_reason
 from vit_jax.evals.splits import SplitChoice, open_pair, open_split
 
 RNG = np.random.default_rng(0)
@@ -319,8 +319,8 @@ def test_training_crops_take_the_range(make_config):
 def test_reasons_take_the_range():
     source = Images(tiff(UNIT))
 
-    assert "--images.value_range=" in reason_of(source, 0, 1.0)
-    assert "can be now" in reason_of(source, 0, 1.0, (0, 1))
+    assert "--images.value_range=" in find_reason(source, 0, 1.0)
+    assert "can be now" in find_reason(source, 0, 1.0, (0, 1))
 
 
 def write_files(folder, files):

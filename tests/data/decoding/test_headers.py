@@ -14,7 +14,7 @@ from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
-from vit_jax.data.unreadable import reason_of
+from vit_jax.data.unreadable import find_reason
 
 HEIGHT = 50
 WIDTH = 61
@@ -135,4 +135,4 @@ def test_the_limit_of_pixels_is_an_option(make_config):
 
     source = MemorySource(np.zeros((1, 8, 8, 3), np.uint8), np.zeros(1, int), ("a", "b"))
     source.image_of = lambda index: record.image
-    assert "is 0.003" in reason_of(source, 0, config.max_image_megapixels)
+    assert "is 0.003" in find_reason(source, 0, config.max_image_megapixels)

@@ -16,7 +16,7 @@ from tests.rejections import rejects
 from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.kinds import parquet
 from vit_jax.data.kinds.packed import _expand_pattern
-from vit_jax.data.sources import holds_out, located, open_source
+from vit_jax.data.sources import holds_out, normalize_data, open_source
 
 TWENTY = [number % 2 for number in range(20)]
 
@@ -102,7 +102,7 @@ def test_the_location_keeps_the_column_of_labels(request, kind):
     data = request.getfixturevalue(kind)
     folder = data.partition(":")[0]
 
-    assert located(f"{data}/../{folder}#label") == located(data) + "#label"
+    assert normalize_data(f"{data}/../{folder}#label") == normalize_data(data) + "#label"
 
 
 @pytest.mark.parametrize("kind", ["wds", "parquet"])

@@ -11,9 +11,9 @@ from tests.rejections import rejects
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds import table
 from vit_jax.data.pipeline import open_batches
-from vit_jax.data.sources import holds_out, listing_of, located, open_source
+from vit_jax.data.sources import holds_out, find_listing, normalize_data, open_source
 from vit_jax.data.stream import EvaluationStream
-from vit_jax.data.subset import held_up_to
+from vit_jax.data.subset import read_held_hashes
 from vit_jax.data.transforms import build_evaluation_transform
 
 TEN_EACH = {f"{name}/{i}.png": i for name in ("cat", "dog") for i in range(10)}
@@ -115,9 +115,9 @@ def test_files_may_be_anywhere(make_table, open_table, tmp_path):
 
     assert source[0].image == (images / "cat/0.png").read_bytes()
     assert source[1].image == (images / "cat/1.png").read_bytes()
-    assert located(f"csv:{path.parent}/../images/{path.name}") == located(f"csv:{path}")
-    assert listing_of("csv:") is None
-    assert listing_of("digits") is None
+    assert normalize_data(f"csv:{path.parent}/../images/{path.name}") == normalize_data(f"csv:{path}")
+    assert find_listing("csv:") is None
+    assert find_listing("digits") is None
 
 
 SPLITS = [
@@ -338,7 +338,7 @@ def test_another_separator_of_labels_is_named_and_can_be_chosen(
     expected = open_table(usual)
     assert chosen.class_names == expected.class_names
     assert chosen.labels.tolist() == expected.labels.tolist()
-    assert located(f"csv:{path}#{name}") == f"{located(f'csv:{path}')}#{name}"
+    assert normalize_data(f"csv:{path}#{name}") == f"{normalize_data(f'csv:{path}')}#{name}"
 
     whole_cells = open_table(f"{path}#bar")
     assert set(whole_cells.class_names) == set(texts) - {""}
@@ -413,7 +413,7 @@ def test_held_out_images_stay_held_out(make_table, make_config):
     config = make_config(holdout_fraction=0.2)
     source, held_out = open_names(path, "test", config, seed=3)
 
-    hashes = held_up_to(source, 3)
+    hashes = read_held_hashes(source, 3)
     path.write_text("\n".join(SEVERAL).replace("even", "odd"))
     test = open_source(f"csv:{path}", "test", config, 3, hashes)
     train = open_source(f"csv:{path}", "train", config, 3, hashes)

@@ -13,7 +13,7 @@ from vit_jax.data.decoding import images
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds import vtab_tasks
 from vit_jax.data.kinds.vtab_tasks import TASKS
-from vit_jax.data.records import checked_labels
+from vit_jax.data.records import check_labels
 from vit_jax.data.sources import open_source
 
 # Hundredths of train at which the parts for validation and for testing begin, where TFDS has no
@@ -143,7 +143,7 @@ def test_records_of_splits(vtab_dir, make_config, task, split):
         found = [source[int(place)].label for place in places]
     else:
         places = np.arange(len(source))
-        found = checked_labels(source).tolist()
+        found = check_labels(source).tolist()
     label_records = LABELS.get(task.name, lambda numbers: numbers % task.num_classes)
     expected = label_records(records[places] % vtab_datasets.PERIOD)
     assert found == expected.tolist()
@@ -227,7 +227,7 @@ def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
     source = open_source("vtab:clevr_count", "test", make_config(data_dir=str(tmp_path)), 0)
 
     with rejects("validation:7", "label -1.*0 to 7"):
-        checked_labels(source)
+        check_labels(source)
 
 
 # Label functions by hand: what VTAB's code gives, and strictly on which side of a threshold a
@@ -254,7 +254,7 @@ def make_objects(distances, types=None):
     ],
 )
 def test_object_count(number, label):
-    assert vtab_tasks.object_count(make_objects([9.0] * number)) == label
+    assert vtab_tasks.count_objects(make_objects([9.0] * number)) == label
 
 
 @pytest.mark.parametrize(
@@ -275,14 +275,14 @@ def test_object_count(number, label):
 )
 def test_object_distance_is_that_of_the_closest(distance, label):
     """A threshold belongs to the range below it."""
-    assert vtab_tasks.object_distance(make_objects([30, distance, 12])) == label
+    assert vtab_tasks.find_object_distance(make_objects([30, distance, 12])) == label
 
 
 def test_a_distance_of_no_range_is_no_class():
-    num_classes = len(vtab_tasks.ranges(vtab_tasks.CLEVR_DISTANCES))
+    num_classes = len(vtab_tasks.name_ranges(vtab_tasks.CLEVR_DISTANCES))
 
-    assert vtab_tasks.object_distance(make_objects([0.0])) == -1
-    assert vtab_tasks.object_distance(make_objects([101.0])) == num_classes
+    assert vtab_tasks.find_object_distance(make_objects([0.0])) == -1
+    assert vtab_tasks.find_object_distance(make_objects([101.0])) == num_classes
 
 
 @pytest.mark.parametrize(
@@ -300,14 +300,14 @@ def test_a_distance_of_no_range_is_no_class():
     ],
 )
 def test_vehicle_distance(distances, types, label):
-    assert vtab_tasks.vehicle_distance(make_objects(distances, types)) == label
+    assert vtab_tasks.find_vehicle_distance(make_objects(distances, types)) == label
 
 
 @pytest.mark.parametrize(
     ("bins", "count", "width"),
     [
-        (vtab_tasks.bins("x", 32, 16), 32, 2),
-        (vtab_tasks.bins("o", 40, 16), 40, 2.5),
+        (vtab_tasks.build_bins("x", 32, 16), 32, 2),
+        (vtab_tasks.build_bins("o", 40, 16), 40, 2.5),
     ],
     ids=["location", "orientation"],
 )
@@ -318,8 +318,8 @@ def test_bins_are_floors_of_quotients(bins, count, width):
 
 
 def test_names_of_bins():
-    location = vtab_tasks.bins("x", 32, 16).class_names
-    orientation = vtab_tasks.bins("o", 40, 16).class_names
+    location = vtab_tasks.build_bins("x", 32, 16).class_names
+    orientation = vtab_tasks.build_bins("o", 40, 16).class_names
 
     assert location[:2] == ("0-1", "2-3")
     assert orientation[:3] == ("0-2", "3-4", "5-7")

@@ -115,7 +115,7 @@ def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
     results = []
     # With one core, "broken.jpg" is the first file.
-    monkeypatch.setattr(workers, "available_cores", lambda: 1)
+    monkeypatch.setattr(workers, "count_cores", lambda: 1)
 
     def prepare_before(name):
         rename = getattr(pathlib.Path, name)

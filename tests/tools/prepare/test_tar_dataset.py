@@ -708,7 +708,7 @@ def test_memory_is_bounded(prepare, monkeypatch):
         in_progress.remove(found)
         return checked
 
-    monkeypatch.setattr(tar_reading, "available_cores", lambda: 4)
+    monkeypatch.setattr(tar_reading, "count_cores", lambda: 4)
     monkeypatch.setattr(tar_reading, "_check", count_and_check)
     monkeypatch.setattr(tar_reading, "_MEMORY_BYTES", 20_000)
     prepare(WHOLE)

@@ -8,8 +8,8 @@ from typing import TypedDict, cast
 
 import numpy as np
 
-from vit_jax.data.kinds.image_files import contents_of, describe_skipped, images_in, is_image
-from vit_jax.data.kinds.listing import FileSource, Listing, known_splits, warn_once
+from vit_jax.data.kinds.image_files import describe_skipped, is_image, list_folder, require_images
+from vit_jax.data.kinds.listing import FileSource, Listing, list_known_splits, warn_once
 from vit_jax.data.records import few
 from vit_jax.storage.files import read_json
 
@@ -46,7 +46,7 @@ class Folder(Listing):
         return self.path.is_dir()
 
     def require(self) -> None:
-        copy = description_of(self.path)
+        copy = read_copy_description(self.path)
         if not self.exists():
             raise ValueError(
                 f"{self.place(None)}: there is no such folder. "
@@ -63,15 +63,15 @@ class Folder(Listing):
             )
 
     def splits(self, *names: str) -> list[str]:
-        wanted = known_splits(names)
+        wanted = list_known_splits(names)
         splits = []
-        for name in _subfolders(self.path):
+        for name in _list_subfolders(self.path):
             if name in wanted and _holds_folders(self.path / name):
                 splits.append(name)
         return splits
 
     def classes(self, split: str | None) -> list[str]:
-        names = _subfolders(self._below(split))
+        names = _list_subfolders(self._get_split_folder(split))
         if split is None and len(names) > 1:
             _reject_splits(self.path, names)
         return names
@@ -82,15 +82,15 @@ class Folder(Listing):
         Raises:
           ValueError: a class folder has no images.
         """
-        path = self._below(split)
+        path = self._get_split_folder(split)
         files = list[str]()
         sizes = list[int]()
-        present = {*_subfolders(path)}
+        present = {*_list_subfolders(path)}
         others = collections.Counter[str]()
         for name in class_names:
             images = list[str]()
             if name in present:
-                images = images_in(os.path.join(path, name), others)
+                images = require_images(os.path.join(path, name), others)
             for file in images:
                 files.append(os.path.relpath(file, path))
             sizes.append(len(images))
@@ -100,7 +100,7 @@ class Folder(Listing):
         labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         return FileSource(files, class_names, labels, root=str(path))
 
-    def _below(self, split: str | None) -> Path:
+    def _get_split_folder(self, split: str | None) -> Path:
         if split is None:
             return self.path
         return self.path / split
@@ -114,7 +114,7 @@ def folder_of(data: str) -> Path | None:
     return Path(os.path.expanduser(name))
 
 
-def description_of(folder: Path) -> Description | None:
+def read_copy_description(folder: Path) -> Description | None:
     """Return how a copy was prepared; None for other folders.
 
     The folder of a split is described as the copy that it is part of.
@@ -153,7 +153,7 @@ def _reject_splits(path: Path, class_names: Sequence[str]) -> None:
     for name in class_names:
         if not _holds_folders(path / name):
             return
-        inside.append(_subfolders(path / name))
+        inside.append(_list_subfolders(path / name))
     if any(names != inside[0] for names in inside):
         return
 
@@ -180,13 +180,13 @@ def _is_like_split(name: str) -> bool:
 
 def _holds_folders(path: Path) -> bool:
     """Return True for a folder with folders directly inside, and no images."""
-    folders, files = contents_of(path)
+    folders, files = list_folder(path)
     return bool(folders) and not any(is_image(entry.name) for entry in files)
 
 
-def _subfolders(path: Path) -> list[str]:
+def _list_subfolders(path: Path) -> list[str]:
     """Return the names of the folders directly inside, sorted, without hidden ones."""
-    folders, _ = contents_of(path)
+    folders, _ = list_folder(path)
     return [entry.name for entry in folders]
 
 
@@ -195,7 +195,7 @@ def describe_copy(data: str) -> str:
     folder = folder_of(data)
     if folder is None:
         return ""
-    copy = description_of(folder)
+    copy = read_copy_description(folder)
     if copy is None:
         return ""
     return f", prepared with short side {copy['short_side']} and JPEG quality {copy['quality']}"

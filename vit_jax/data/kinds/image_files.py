@@ -139,7 +139,7 @@ def image_files(folder: str, others: collections.Counter[str] | None = None) -> 
     return sorted(paths)
 
 
-def images_in(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
+def require_images(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
     """Return the image files as `image_files`, at least one; also raises ValueError without any."""
     skipped = collections.Counter[str]()
     paths = image_files(folder, skipped)
@@ -180,20 +180,20 @@ def walk(folder: str) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
     Raises:
       ValueError: a folder cannot be read.
     """
-    seen = set(map(_inode, Path(os.path.abspath(folder)).parents))
+    seen = set(map(_get_inode, Path(os.path.abspath(folder)).parents))
     waiting = [folder]
     while waiting:
         parent = waiting.pop()
-        with _readable(parent):
-            inode = _inode(parent)
+        with _explain_unreadable(parent):
+            inode = _get_inode(parent)
         if inode not in seen:
             seen.add(inode)
-            folders, files = contents_of(parent)
+            folders, files = list_folder(parent)
             yield parent, files
             waiting += [entry.path for entry in reversed(folders)]
 
 
-def contents_of(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+def list_folder(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
     """Return the folders and the files directly inside a folder, sorted by name, without hidden ones.
 
     A link to a folder is a folder. A link that leads nowhere or to itself is a file.
@@ -201,7 +201,7 @@ def contents_of(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.Dir
     Raises:
       ValueError: the folder cannot be read.
     """
-    with _readable(folder), os.scandir(folder) as entries:
+    with _explain_unreadable(folder), os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
     visible.sort(key=lambda entry: entry.name)
 
@@ -255,7 +255,7 @@ def list_images(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         named: Iterable[str] = [argument]
         if argument == "-":
-            named = _names_on_input()
+            named = _read_names_on_input()
         for one in named:
             for path in _expand(one):
                 folder, name = os.path.split(path)
@@ -270,7 +270,7 @@ def list_images(arguments: Sequence[str]) -> list[str]:
     return list(paths.values())
 
 
-def _names_on_input() -> Iterator[str]:
+def _read_names_on_input() -> Iterator[str]:
     try:
         for line in read_lines(sys.stdin.buffer, MAX_NAME_BYTES):
             for name in line.splitlines():
@@ -285,14 +285,14 @@ def _names_on_input() -> Iterator[str]:
 def _expand(argument: str) -> list[str]:
     path = os.path.expanduser(argument)
     if os.path.isdir(path):
-        return images_in(path)
+        return require_images(path)
     if os.path.lexists(path):
         return [path]
     if not glob.has_magic(path):
         raise ValueError(_describe_missing(argument, path))
 
     files = []
-    matches = {match.removeprefix("./") for match in _matches(path)}
+    matches = {match.removeprefix("./") for match in _glob_matches(path)}
     for match in sorted(matches):
         if os.path.isdir(match):
             files += image_files(match)
@@ -308,7 +308,7 @@ def _is_readable_image(file: str) -> bool:
     return is_image(os.path.basename(file)) and not is_special(file)
 
 
-def _matches(pattern: str) -> Iterator[str]:
+def _glob_matches(pattern: str) -> Iterator[str]:
     """Yield the matches of `glob.glob(pattern, recursive=True)`; it ends where links form a circle."""
     head, double_star, rest = f"/{pattern}/".partition("/**/")
     if not double_star:
@@ -322,7 +322,7 @@ def _matches(pattern: str) -> Iterator[str]:
     for start in starts:
         if rest and os.path.isdir(start):
             for folder, _ in walk(start):
-                yield from _matches(os.path.join(glob.escape(folder), rest))
+                yield from _glob_matches(os.path.join(glob.escape(folder), rest))
         else:
             yield start
 
@@ -347,7 +347,7 @@ def _describe_missing(argument: str, path: str) -> str:
 
 
 @contextlib.contextmanager
-def _readable(folder: str | Path) -> Iterator[None]:
+def _explain_unreadable(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -356,6 +356,6 @@ def _readable(folder: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _inode(path: str | Path) -> tuple[int, int]:
+def _get_inode(path: str | Path) -> tuple[int, int]:
     status = os.stat(path)
     return status.st_dev, status.st_ino

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from vit_jax.data.records import Record, Source, WrappedSource, checked_labels
+from vit_jax.data.records import Record, Source, WrappedSource, check_labels
 
 
 class MemorySource(Source):
@@ -37,7 +37,7 @@ class MemorySource(Source):
             raise ValueError(
                 f"Labels are {labels.dtype} {labels.shape}; give one integer for each image.",
             )
-        checked_labels(self)
+        check_labels(self)
 
     def image_of(self, index: int) -> np.ndarray:
         return self.images[index]

@@ -21,8 +21,8 @@ from vit_jax.config.schema import InputConfig
 from vit_jax.data.decoding.depth import ValueRange, survey
 from vit_jax.data.decoding.images import RANGE_OPTION
 from vit_jax.data.kinds.image_files import read_file
-from vit_jax.data.records import Source, class_sizes, few, files_digest, innermost
-from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
+from vit_jax.data.records import Source, count_labels, digest_files, few, find_innermost
+from vit_jax.data.subset import hold_out, hold_out_by_hashes, select_part
 from vit_jax.text.nearest import did_you_mean
 from vit_jax.text.printable import printable
 
@@ -77,7 +77,7 @@ class FileSource(ListedSource):
 
     @functools.cached_property
     def origin(self) -> str:  # type: ignore[override]
-        return files_digest(self.root, map(self.name_of, range(len(self))))
+        return digest_files(self.root, map(self.name_of, range(len(self))))
 
 
 class Listing(abc.ABC):
@@ -131,9 +131,9 @@ class Listing(abc.ABC):
         return printable(name)
 
 
-def known_splits(names: Iterable[str]) -> set[str]:
+def list_known_splits(names: Iterable[str]) -> set[str]:
     """Return the usual names of splits, and these, which may name parts of splits."""
-    return {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)} - {""}
+    return {*SPLIT_NAMES, *(parse_split(name)[0] for name in names)} - {""}
 
 
 def open_listing(
@@ -153,7 +153,7 @@ def open_listing(
     "test" also by "val". "NAME[:99%]" and "NAME[99%:]" are parts of a split, class by class, chosen
     as the hold-out is. Without splits, `config.test_split` is `config.holdout_fraction` of every
     class, chosen by (seed, class, file name), `config.train_split` is the rest, and "all" is both.
-    With `held_then`, from `subset.held_up_to`, they are those of an earlier state of the list, and
+    With `held_then`, from `subset.read_held_hashes`, they are those of an earlier state of the list, and
     new images are on either side by their names.
 
     With `is_classified=False`, for images without a classifier, one class is enough, there need be
@@ -166,8 +166,8 @@ def open_listing(
         as `Listing.read`.
     """
     listing.require()
-    whole, low, high = part_of_split(split)
-    named = whole_splits(config)
+    whole, low, high = parse_split(split)
+    named = find_whole_splits(config)
     if listing.splits(named.train_split, named.test_split):
         source = _open_split(listing, whole, named, is_classified=is_classified)
     else:
@@ -179,7 +179,7 @@ def open_listing(
             held_then or {},
             is_classified=is_classified,
         )
-    listed = innermost(source)
+    listed = find_innermost(source)
     assert isinstance(listed, ListedSource)
     # All images of a list without splits are checked, for one warning.
     for line in listed.survey(config.value_range, range_option):
@@ -187,10 +187,10 @@ def open_listing(
 
     if (low, high) == (0.0, 1.0):
         return source
-    return part_of(source, low, high, seed)
+    return select_part(source, low, high, seed)
 
 
-def part_of_split(split: str) -> tuple[str, float, float]:
+def parse_split(split: str) -> tuple[str, float, float]:
     """Return the name in "NAME[10%:90%]" and the two fractions; 0 and 1 for any other name."""
     if "[" not in split:
         return split, 0.0, 1.0
@@ -205,13 +205,13 @@ def part_of_split(split: str) -> tuple[str, float, float]:
     )
 
 
-def whole_splits(config: InputConfig) -> InputConfig:
+def find_whole_splits(config: InputConfig) -> InputConfig:
     """Return the config with splits instead of parts.
 
     For two parts of one split the test split is "".
     """
-    train, _, _ = part_of_split(config.train_split)
-    test, _, _ = part_of_split(config.test_split)
+    train, _, _ = parse_split(config.train_split)
+    test, _, _ = parse_split(config.test_split)
     if train == test and config.train_split != config.test_split:
         test = ""
     return dataclasses.replace(config, train_split=train, test_split=test)
@@ -226,14 +226,14 @@ def _open_split(
 ) -> Source:
     splits = listing.splits(config.train_split, config.test_split, split)
     listing.require_splits(config.train_split, config.test_split, split)
-    split = _present(str(listing.path), split, splits)
+    split = _find_present_split(str(listing.path), split, splits)
     if not is_classified:
         advice = f"Name one of them as the split, such as {splits[0]!r}."
         _require_split(listing, split, splits, advice)
-        class_names = _all_class_names(listing, split, config.train_split, splits)
+        class_names = _list_all_class_names(listing, split, config.train_split, splits)
         return listing.read(split, class_names)
 
-    train_split = _present(str(listing.path), config.train_split, splits)
+    train_split = _find_present_split(str(listing.path), config.train_split, splits)
     advice = "Set config.input.train_split and config.input.test_split."
     if len(splits) == 1:
         (only,) = splits
@@ -243,7 +243,7 @@ def _open_split(
         )
     for name in (train_split, split):
         _require_split(listing, name, splits, advice)
-    class_names = _class_names(listing, train_split)
+    class_names = _list_class_names(listing, train_split)
     present = listing.classes(split)
     _require_distinct(listing, sorted({*class_names, *present}))
     extra = sorted({*present} - {*class_names})
@@ -264,7 +264,7 @@ def _require_split(listing: Listing, name: str, splits: Sequence[str], advice: s
         )
 
 
-def _all_class_names(
+def _list_all_class_names(
     listing: Listing,
     split: str,
     train_split: str,
@@ -275,7 +275,7 @@ def _all_class_names(
     present = _find_split(train_split, splits)
     if present is not None:
         class_names += listing.classes(present)
-    for name in _class_names(listing, split, 1):
+    for name in _list_class_names(listing, split, 1):
         if name not in class_names:
             class_names.append(name)
     _require_distinct(listing, sorted(class_names))
@@ -295,7 +295,7 @@ def _find_split(split: str, splits: Sequence[str]) -> str | None:
     return None
 
 
-def _present(path: str, split: str, splits: Sequence[str]) -> str:
+def _find_present_split(path: str, split: str, splits: Sequence[str]) -> str:
     """Return the split or one of the same meaning; without any the name itself."""
     present = _find_split(split, splits)
     if present is None or present == split:
@@ -321,11 +321,11 @@ def _open_flat(
             f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ.",
         )
     fewest = 2 if is_classified else 1
-    everything = listing.read(None, _class_names(listing, None, fewest))
+    everything = listing.read(None, _list_class_names(listing, None, fewest))
     if split == WHOLE or not config.test_split:
         return everything
     if held_then:
-        rest, held_out = hold_out_as_then(everything, held_then, seed)
+        rest, held_out = hold_out_by_hashes(everything, held_then, seed)
     else:
         _require_hold_out(everything, config.holdout_fraction, unsplit)
         rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
@@ -343,7 +343,7 @@ def _require_hold_out(everything: Source, fraction: float, unsplit: str) -> None
     if everything.is_multilabel:
         return
 
-    sizes = class_sizes(everything.labels, everything.num_classes)
+    sizes = count_labels(everything.labels, everything.num_classes)
     single = []
     for name, size in zip(everything.class_names, sizes, strict=True):
         if size == 1:
@@ -354,7 +354,7 @@ def _require_hold_out(everything: Source, fraction: float, unsplit: str) -> None
         )
 
 
-def _class_names(listing: Listing, split: str | None, fewest: int = 2) -> tuple[str, ...]:
+def _list_class_names(listing: Listing, split: str | None, fewest: int = 2) -> tuple[str, ...]:
     """Return the classes of a split, in distinct names.
 
     Raises:

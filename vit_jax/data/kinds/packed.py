@@ -17,8 +17,8 @@ import numpy as np
 
 from vit_jax.data.decoding.depth import ValueRange, survey
 from vit_jax.data.kinds.image_files import MAX_NAME_BYTES, walk
-from vit_jax.data.kinds.listing import ListedSource, Listing, known_splits
-from vit_jax.data.records import MAX_CLASSES, checked_labels, few, files_digest
+from vit_jax.data.kinds.listing import ListedSource, Listing, list_known_splits
+from vit_jax.data.records import MAX_CLASSES, check_labels, digest_files, few
 from vit_jax.storage.files import read_bounded, read_lines
 
 MOST_FILES = 100_000
@@ -129,7 +129,7 @@ class PackedSource(ListedSource):
 
     @functools.cached_property
     def origin(self) -> str:  # type: ignore[override]
-        return files_digest(type(self).__name__, self.files)
+        return digest_files(type(self).__name__, self.files)
 
 
 class Packed(Listing):
@@ -246,7 +246,7 @@ class Packed(Listing):
             )
 
         source = self.records(files, class_names, labels.astype(np.int32))
-        checked_labels(source)
+        check_labels(source)
         return source
 
     @functools.cached_property
@@ -296,7 +296,7 @@ class Packed(Listing):
 
     def _find_splits(self, names: Sequence[str]) -> list[str]:
         """Return the split of each file, "" for a file without one."""
-        longest_first = sorted(known_splits(names), key=len, reverse=True)
+        longest_first = sorted(list_known_splits(names), key=len, reverse=True)
         words = "|".join(map(re.escape, longest_first))
         word = re.compile(rf"(?<![^\W\d_])({words})(?![^\W\d_])")
         splits = []

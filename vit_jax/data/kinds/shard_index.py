@@ -29,11 +29,11 @@ from vit_jax.data.kinds.tar import (
     Stream,
     TarError,
     extension,
-    image_order,
+    get_suffix,
     label_of,
     members,
+    rank_image,
     sample_key,
-    suffix_of,
 )
 from vit_jax.data.records import few, read_file_state
 from vit_jax.storage.files import (
@@ -68,7 +68,7 @@ class Selection(NamedTuple):
     Attributes:
       key: the key of `.json` whose value is the label; "": chosen by `tar.label_of`.
       suffixes: suffixes of images, without the first dot; the first that a sample has is read. ():
-        chosen by `tar.image_order`.
+        chosen by `tar.rank_image`.
     """
 
     key: str = ""
@@ -383,7 +383,7 @@ def _group_members(stream: Stream, selection: Selection) -> dict[str, _Group]:
     groups = dict[str, _Group]()
     for member in members(stream):
         kind = extension(member.name)
-        suffix = suffix_of(member.name)
+        suffix = get_suffix(member.name)
         is_label = kind in LABEL_EXTENSIONS
         if not is_label and kind not in IMAGE_EXTENSIONS and suffix not in selection.suffixes:
             continue
@@ -408,7 +408,7 @@ def _group_members(stream: Stream, selection: Selection) -> dict[str, _Group]:
 
 def _read_label(stream: Stream, member: Member, kind: str, selection: Selection) -> _Member:
     """Return a label with its value, without the rest of a JSON text, which may be large."""
-    part = _Member(member.name, suffix_of(member.name), member.offset, member.size)
+    part = _Member(member.name, get_suffix(member.name), member.offset, member.size)
     content = {kind: stream.read(member.size)}
     try:
         if selection.key:
@@ -486,7 +486,7 @@ def _choose_image(
         wanted = [image for image in images if image.suffix in suffixes]
         wanted.sort(key=lambda image: suffixes.index(image.suffix))
     else:
-        wanted = sorted(images, key=lambda image: image_order(image.name))
+        wanted = sorted(images, key=lambda image: rank_image(image.name))
     if not wanted:
         return None, []
     return wanted[0], [image for image in images if image is not wanted[0]]

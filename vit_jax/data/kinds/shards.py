@@ -19,7 +19,7 @@ from vit_jax.data.kinds.shard_index import (
     parse_selection,
 )
 from vit_jax.data.records import few
-from vit_jax.data.workers import in_threads
+from vit_jax.data.workers import map_in_threads
 from vit_jax.storage.files import read_range
 from vit_jax.storage.gcs_client import NoAnswer
 
@@ -149,7 +149,7 @@ class Shards(Packed):
     def _find_indices(self, files: Sequence[str]) -> list[Index]:
         selection = parse_selection(self.label)
         find = functools.partial(find_index, selection=selection)
-        indices = list(in_threads(find, files, _THREADS))
+        indices = list(map_in_threads(find, files, _THREADS))
 
         notes = [index.notes for index in indices]
         for line in describe_notes(notes):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.kinds.listing import FileSource, Listing, known_splits
+from vit_jax.data.kinds.listing import FileSource, Listing, list_known_splits
 from vit_jax.data.records import few
 from vit_jax.storage.files import read_bounded, read_lines
 from vit_jax.text.printable import printable
@@ -116,7 +116,7 @@ class Table(Listing):
         return sorted(splits - {""})
 
     def require_splits(self, *names: str) -> None:
-        known = known_splits(names)
+        known = list_known_splits(names)
         known_names = ", ".join(sorted(known))
         wrong = [row for row in self._table.rows if row.split not in known]
         self._reject(wrong, f"of no known split ({known_names})", "split")

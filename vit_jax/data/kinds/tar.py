@@ -36,7 +36,7 @@ _MOST_WAITING_BYTES = 2**28
 _GZIP = b"\x1f\x8b"
 _MOST_RATIO = 100
 _FREE_BYTES = 2**28  # images hardly become smaller; gzip reaches 1,032
-_OF_NEXT_MEMBER = (  # headers with its long name or extended attributes
+_EXTENDED_HEADERS = (  # headers with its long name or extended attributes
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
@@ -219,8 +219,8 @@ def members(stream: Stream) -> Iterator[Member]:
         behind its end.
     """
     extended: dict[str, bytes] = {}
-    while (header := _next_header(stream)) is not None:
-        if header.type in _OF_NEXT_MEMBER:
+    while (header := _read_header(stream)) is not None:
+        if header.type in _EXTENDED_HEADERS:
             extended |= _read_extended_header(stream, header)
             continue
 
@@ -250,7 +250,7 @@ def _read_extended_header(stream: Stream, header: tarfile.TarInfo) -> dict[str, 
         path, _, _ = content.partition(b"\0")
         return {"path": path}
 
-    attributes = _attributes(content)
+    attributes = _parse_attributes(content)
     if attributes is None:
         raise TarError(f"{stream.name}: the extended header at byte {at:,} is damaged.")
     size = attributes.get("size", b"0")
@@ -277,13 +277,13 @@ def _describe_member(
     if header.isreg() or header.type not in tarfile.SUPPORTED_TYPES:
         size = int(extended.get("size", header.size))
 
-    problem = _problem(name, header)
+    problem = _find_problem(name, header)
     if any(key.startswith("GNU.sparse") for key in extended):
         problem = "is a sparse file"
     return Member(shortened(name, MAX_NAME_BYTES), offset, size, problem)
 
 
-def _next_header(stream: Stream) -> tarfile.TarInfo | None:
+def _read_header(stream: Stream) -> tarfile.TarInfo | None:
     """Return the header of a member, or an extended one; None at the end of the archive."""
     at = stream.place
     if at:
@@ -302,7 +302,7 @@ def _next_header(stream: Stream) -> tarfile.TarInfo | None:
     problem = ""
     if header.size < 0:
         problem = "states a negative size"
-    if header.type in _OF_NEXT_MEMBER and header.size > _MAX_HEADER_BYTES:
+    if header.type in _EXTENDED_HEADERS and header.size > _MAX_HEADER_BYTES:
         problem = f"has {header.size:,} bytes, more than 1 MiB"
     elif header.type == tarfile.GNUTYPE_SPARSE:  # more headers follow
         problem = "is of a sparse file: pack it without --sparse"
@@ -311,7 +311,7 @@ def _next_header(stream: Stream) -> tarfile.TarInfo | None:
     return header
 
 
-def _attributes(content: bytes) -> dict[str, bytes] | None:
+def _parse_attributes(content: bytes) -> dict[str, bytes] | None:
     """Return the attributes of a pax header, lines of "LENGTH NAME=VALUE"; None if it is damaged."""
     attributes = dict[str, bytes]()
     place = 0
@@ -329,7 +329,7 @@ def _attributes(content: bytes) -> dict[str, bytes] | None:
     return attributes
 
 
-def _problem(name: str, header: tarfile.TarInfo) -> str:
+def _find_problem(name: str, header: tarfile.TarInfo) -> str:
     if header.issym() or header.islnk():
         return "is a link"
     if not header.isreg():
@@ -377,18 +377,18 @@ def sample_key(name: str) -> str:
     return folder + slash + base.partition(".")[0]
 
 
-def suffix_of(name: str) -> str:
+def get_suffix(name: str) -> str:
     """Return the part of a name behind the first dot of its last part, in lower case."""
     return name.rpartition("/")[2].partition(".")[2].lower()
 
 
-def image_order(name: str) -> tuple[int, int, str]:
+def rank_image(name: str) -> tuple[int, int, str]:
     """Return the place of an image among those of its sample; the lowest is the sample's image.
 
     Suffixes of one extension come first, as in `IMAGE_EXTENSIONS`: `.jpg` before `.png` before
     `.seg.jpg`.
     """
-    suffix = suffix_of(name)
+    suffix = get_suffix(name)
     kind = extension(name)
     place = len(IMAGE_EXTENSIONS)
     if kind in IMAGE_EXTENSIONS:
@@ -448,7 +448,7 @@ def samples(
 
     Names and contents come in the order of the archive. Other files are skipped. The files of a
     sample follow each other, in any order. Of several images in a sample with labels the first by
-    `image_order` is yielded, and the others are in its `skipped`; without labels, each is yielded.
+    `rank_image` is yielded, and the others are in its `skipped`; without labels, each is yielded.
 
     Args:
       entries: of the archive.
@@ -467,7 +467,7 @@ def samples(
         key = sample_key(name)
         kind = extension(name)
         if key != current:
-            yield from _complete(images, labels)
+            yield from _complete_sample(images, labels)
             current = key
             images = []
             labels = {}
@@ -484,14 +484,14 @@ def samples(
                 )
             labels.setdefault(kind, content)
         if waiting > _MOST_WAITING_BYTES and not labels:
-            yield from _complete(images, labels)
+            yield from _complete_sample(images, labels)
             images = []
             waiting = 0
             is_begun = True
-    yield from _complete(images, labels)
+    yield from _complete_sample(images, labels)
 
 
-def _complete(images: list[tuple[str, T]], labels: dict[str, T]) -> Iterator[Sample[T]]:
+def _complete_sample(images: list[tuple[str, T]], labels: dict[str, T]) -> Iterator[Sample[T]]:
     """Yield the image of a sample with labels, or all images of a sample without."""
     if not labels:
         for name, content in images:
@@ -500,7 +500,7 @@ def _complete(images: list[tuple[str, T]], labels: dict[str, T]) -> Iterator[Sam
     if not images:
         return
 
-    chosen, content = min(images, key=lambda image: image_order(image[0]))
+    chosen, content = min(images, key=lambda image: rank_image(image[0]))
     others = [image for image in images if image[0] != chosen]
     yield Sample(chosen, content, labels, others)
 

@@ -21,7 +21,7 @@ from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds import digits
 from vit_jax.data.kinds.array_records import BucketRecords, num_records
 from vit_jax.data.kinds.vtab_tasks import STORED, Labels, VtabTask, find_task
-from vit_jax.data.records import Record, Source, few, files_digest
+from vit_jax.data.records import Record, Source, digest_files, few
 from vit_jax.storage import is_address
 from vit_jax.storage.files import expanded, is_mirrored, mirror, read_json
 from vit_jax.text.nearest import closest
@@ -152,7 +152,7 @@ class TfdsSource(Source):
 
     @property
     def origin(self) -> str:
-        return files_digest(self.split, self._files)
+        return digest_files(self.split, self._files)
 
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:
@@ -206,7 +206,7 @@ def _explain_missing(name: str, home: Path) -> ValueError:
         return NotPrepared(f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.")
 
     prepared = [path.name for path in home.glob("[a-z]*/")]
-    _, near = in_catalogue(name, *prepared)
+    _, near = look_up_dataset(name, *prepared)
     hint = "See tfds.list_builders() for the names."
     if near:
         hint = f"Nearest: {', '.join(near)}."
@@ -282,7 +282,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     """
     if name == "digits":
         return str(digits.prepare(data_dir))
-    is_known, near = in_catalogue(name, "digits")
+    is_known, near = look_up_dataset(name, "digits")
     if not is_known:
         raise ValueError(f"TFDS has no dataset {name!r}. Nearest: {', '.join(near) or 'none'}.")
     builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
@@ -302,7 +302,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     return str(builder.data_path)
 
 
-def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
+def look_up_dataset(name: str, *more: str) -> tuple[bool, list[str]]:
     """Return True if the catalogue has this dataset, and the nearest names."""
     # Datasets of the community would be downloaded.
     known = tfds.list_builders(with_community_datasets=False)

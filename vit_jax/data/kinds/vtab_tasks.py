@@ -49,18 +49,18 @@ class Labels:
 STORED = Labels()
 
 
-def object_count(objects: Objects) -> int:
+def count_objects(objects: Objects) -> int:
     """Return the class of CLEVR-Count: class 0 is three objects, class 7 is ten."""
     return len(objects["size"]) - FEWEST_OBJECTS
 
 
-def object_distance(objects: Objects) -> int:
+def find_object_distance(objects: Objects) -> int:
     """Return the class of CLEVR-Distance: the range of the least third coordinate of objects."""
     depths = np.reshape(objects["pixel_coords"], (-1, 3))[:, 2]
     return _find_range(CLEVR_DISTANCES, depths.min())
 
 
-def vehicle_distance(objects: Objects) -> int:
+def find_vehicle_distance(objects: Objects) -> int:
     """Return the class of KITTI-Distance: the range of the depth of the closest car, van or truck.
 
     The last class is images without one.
@@ -70,7 +70,7 @@ def vehicle_distance(objects: Objects) -> int:
     return _find_range(KITTI_DISTANCES, depths.min(initial=NO_VEHICLE))
 
 
-def bins(feature: str, num_values: int, num_bins: int, **others: Any) -> Labels:
+def build_bins(feature: str, num_values: int, num_bins: int, **others: Any) -> Labels:
     """Join neighbouring values of a ClassLabel without names to `num_bins` classes."""
     names = []
     for number in range(num_bins):
@@ -81,7 +81,7 @@ def bins(feature: str, num_values: int, num_bins: int, **others: Any) -> Labels:
     return Labels(feature, find_bin, tuple(names), **others)
 
 
-def ranges(thresholds: Sequence[float]) -> tuple[str, ...]:
+def name_ranges(thresholds: Sequence[float]) -> tuple[str, ...]:
     """Return the names of the classes between thresholds: each is above one and up to the next."""
     return tuple(f"{low:g} to {high:g}" for low, high in itertools.pairwise(thresholds))
 
@@ -152,15 +152,15 @@ class VtabTask:
         }
 
 
-_COUNTS = Labels("objects", object_count, tuple(map(str, range(3, 11))))
-_DISTANCES = Labels("objects", object_distance, ranges(CLEVR_DISTANCES))
+_COUNTS = Labels("objects", count_objects, tuple(map(str, range(3, 11))))
+_DISTANCES = Labels("objects", find_object_distance, name_ranges(CLEVR_DISTANCES))
 _VEHICLES = Labels(
     "objects",
-    vehicle_distance,
+    find_vehicle_distance,
     ("up to 8 m", "8 to 20 m", "beyond 20 m", "no vehicle"),
 )
-_LOCATIONS = bins("label_x_position", 32, 16, image=mask_to_grey)
-_ORIENTATIONS = bins("label_orientation", 40, 16, image=mask_to_grey)
+_LOCATIONS = build_bins("label_x_position", 32, 16, image=mask_to_grey)
+_ORIENTATIONS = build_bins("label_orientation", 40, 16, image=mask_to_grey)
 _AZIMUTHS = Labels("label_azimuth")
 _ELEVATIONS = Labels("label_elevation")
 _NWPU = "NWPU-RESISC45, extracted from the archive of that name"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import vit_jax
-from vit_jax.data.workers import SHARED_MEMORY, available_cores
+from vit_jax.data.workers import SHARED_MEMORY, count_cores
 from vit_jax.imports.backend import has_tpu, plugins
 from vit_jax.imports.extras import install_command
 from vit_jax.train.overview import PACKAGES
@@ -108,7 +108,7 @@ def memory(root: pathlib.Path = _ROOT) -> Finding:
     `root` is that of the file system.
     """
     total, free = _host_memory(root)
-    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free, {available_cores()} core(s)"
+    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free, {count_cores()} core(s)"
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
         found += f"; {statistics['bytes_limit'] / GIB:.1f} GiB on each device"

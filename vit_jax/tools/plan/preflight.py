@@ -8,7 +8,7 @@ import jax
 
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.config.check import validate
-from vit_jax.data.sources import path_of
+from vit_jax.data.sources import find_data_path
 from vit_jax.storage.files import expanded
 from vit_jax.text.printable import first_line
 from vit_jax.tools.plan.dataset import count_examples, find_dataset
@@ -87,7 +87,7 @@ def _list_data_paths(config: RunConfig) -> list[pathlib.Path]:
     names += [evaluator.data for evaluator in config.evaluation.evaluators.values()]
     paths = []
     for name in names:
-        path = None if name is None else path_of(name, config.input.data_dir)
+        path = None if name is None else find_data_path(name, config.input.data_dir)
         if path is not None and path not in paths:
             paths.append(path)
     if not paths and config.input.data_dir is not None:

@@ -24,7 +24,7 @@ from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.subset import SubsetSource
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.data.workers import available_cores, choose_parallelism
+from vit_jax.data.workers import choose_parallelism, count_cores
 from vit_jax.evals.features import Extractor
 from vit_jax.evals.neighbours import nearest
 from vit_jax.storage.files import write_atomically
@@ -119,7 +119,7 @@ def find_by_hashes(
                 hash_N2[readable, 0],
                 query_Q2[queries, int(is_mirrored)],
                 distance,
-                available_cores(),
+                count_cores(),
             )
             for index, query, bits in close:
                 pairs.append(

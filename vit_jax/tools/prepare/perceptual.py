@@ -15,7 +15,7 @@ from vit_jax.data.crops import Box
 from vit_jax.data.decoding import images
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.data.workers import in_threads
+from vit_jax.data.workers import map_in_threads
 
 SIDE = 32  # pixels
 _KEPT = 8  # frequencies along each side
@@ -85,5 +85,5 @@ def near(
                 ]
         return pairs
 
-    for pairs in in_threads(near_in_block, range(0, len(hash_N), _AT_ONCE), num_threads):
+    for pairs in map_in_threads(near_in_block, range(0, len(hash_N), _AT_ONCE), num_threads):
         yield from pairs

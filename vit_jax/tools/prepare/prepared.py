@@ -15,10 +15,10 @@ import cv2
 from vit_jax.data.decoding.depth import is_deep
 from vit_jax.data.decoding.images import UnreadableImage, decode, resize_to_cover
 from vit_jax.data.decoding.orientation import add_orientation, read_orientation
-from vit_jax.data.kinds.folder import DESCRIPTION, description_of
+from vit_jax.data.kinds.folder import DESCRIPTION, read_copy_description
 from vit_jax.data.kinds.image_files import image_files, read_file
 from vit_jax.data.records import few
-from vit_jax.data.workers import in_threads
+from vit_jax.data.workers import map_in_threads
 from vit_jax.storage.files import find_unfinished, make_folder, write_atomically
 
 QUALITY = 90
@@ -48,7 +48,7 @@ def prepare_folder(
     if not files:
         raise ValueError(f"{str(folder)!r} is no folder with images; give folder:PATH.")
     description = {"short_side": short_side, "quality": quality}
-    stated = description_of(output) or ({} if output.exists() else description)
+    stated = read_copy_description(output) or ({} if output.exists() else description)
     problem = (
         ""
         if description.items() <= stated.items()
@@ -65,7 +65,7 @@ def prepare_folder(
     make = functools.partial(
         _prepare_file, folder=folder, output=output, short_side=short_side, quality=quality
     )
-    done = list(in_threads(make, files))
+    done = list(map_in_threads(make, files))
     for path in unfinished:
         path.unlink(missing_ok=True)
     write_atomically(

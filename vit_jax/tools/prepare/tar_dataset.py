@@ -26,9 +26,9 @@ import tensorflow_datasets as tfds
 from vit_jax.data.kinds.folder import DESCRIPTION
 from vit_jax.data.kinds.packed import read_class_names
 from vit_jax.data.kinds.tar import STANDARD_INPUT
-from vit_jax.data.kinds.tfds_source import UNFINISHED, in_catalogue, tfds_folder
+from vit_jax.data.kinds.tfds_source import UNFINISHED, look_up_dataset, tfds_folder
 from vit_jax.data.records import few
-from vit_jax.data.workers import available_cores, in_threads
+from vit_jax.data.workers import count_cores, map_in_threads
 from vit_jax.storage.files import read_json, write_atomically
 from vit_jax.tools.prepare.scatter import Scatter, remove
 from vit_jax.tools.prepare.tar_reading import (
@@ -120,7 +120,7 @@ def prepare_tars(
         disk is too small; an archive is damaged or has a class that is not in `options.classes`;
         fewer than two classes.
     """
-    if not _NAME.fullmatch(name) or in_catalogue(name)[0]:
+    if not _NAME.fullmatch(name) or look_up_dataset(name)[0]:
         raise ValueError(
             f"--name={name}: must be small letters, digits and '_', and no name of TFDS. Try my_dataset."
         )
@@ -151,7 +151,7 @@ def prepare_tars(
             scatter.shorten_buckets()
             if options.short_side is None:
                 at_once = min(
-                    available_cores(), num_shards
+                    count_cores(), num_shards
                 )  # buckets that are written again before they are removed
                 _require_space(unfinished, sum(sizes) + at_once * sum(sizes) // num_shards)
             progress = _Progress("read", scatter.num_rows)
@@ -266,7 +266,7 @@ def check(name: str, data_dir: str | None) -> list[str]:
     problems = list[str]()
     totals = collections.Counter[str]()
     check_one = functools.partial(check_shard, folder, name, [*expected], features, count=num)
-    for number, (new, sizes) in enumerate(in_threads(check_one, range(num)), 1):
+    for number, (new, sizes) in enumerate(map_in_threads(check_one, range(num)), 1):
         problems += new
         totals += sizes
         progress.show(totals.total(), number / num)

@@ -30,7 +30,7 @@ from vit_jax.data.kinds.tar import (
     sample_key,
     samples,
 )
-from vit_jax.data.workers import available_cores
+from vit_jax.data.workers import count_cores
 from vit_jax.text.printable import printable, shortened
 from vit_jax.text.tables import to_csv
 from vit_jax.tools.prepare.prepared import QUALITY, reduced
@@ -323,7 +323,7 @@ def _with_checks(
     """Yield items in their order, images with their check; threads check images ahead, within `_MEMORY_BYTES`."""
     waiting = collections.deque[tuple[Item, int, concurrent.futures.Future[_Checked] | None]]()
     in_flight = 0
-    pool = concurrent.futures.ThreadPoolExecutor(available_cores())
+    pool = concurrent.futures.ThreadPoolExecutor(count_cores())
     try:
         for item in items:
             weight = _OVERHEAD_BYTES

@@ -17,8 +17,8 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-from vit_jax.data.subset import first_of_class
-from vit_jax.data.workers import in_threads
+from vit_jax.data.subset import find_first_of_class
+from vit_jax.data.workers import map_in_threads
 from vit_jax.tools.prepare.scatter import NOTES, Order, Scatter, order_of
 from vit_jax.tools.prepare.tar_reading import TRAIN, VALIDATION, Noted, Options, note
 
@@ -80,7 +80,7 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     is_in = {split: np.zeros(len(order.label), bool) for split in options.splits}
     is_in[TRAIN][used] = True
     if options.holdout_per_class:
-        held = used[first_of_class(order.label[used], counts)]
+        held = used[find_first_of_class(order.label[used], counts)]
         is_in[VALIDATION][held] = True
         is_in[TRAIN][held] = False
     dropped = {
@@ -126,7 +126,7 @@ def write(
         return sum(int(start[bucket + 1]) for start in starts.values()) - sum(first.values())
 
     done = 0
-    for count in in_threads(write_missing, range(num)):
+    for count in map_in_threads(write_missing, range(num)):
         done += count
         show(done, done / max(sum(totals.values()), 1))
     infos = []

@@ -18,7 +18,7 @@ from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, is_within
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import Record, Source, few
-from vit_jax.data.workers import in_threads
+from vit_jax.data.workers import map_in_threads
 from vit_jax.storage.files import JsonObject
 from vit_jax.text.printable import printable, shortened
 from vit_jax.train.inputs import Datasets
@@ -94,7 +94,7 @@ def digest_images(source: Source, seed: int) -> dict[str, str]:
     indices = np.sort(chosen).tolist()  # neighbours may be stored together
 
     names = map(functools.partial(_name_record, source), indices)
-    digests = in_threads(functools.partial(_digest_record, source), indices, _NUM_THREADS)
+    digests = map_in_threads(functools.partial(_digest_record, source), indices, _NUM_THREADS)
     return dict(zip(names, digests, strict=True))
 
 
