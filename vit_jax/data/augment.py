@@ -1,4 +1,4 @@
-"""Augmentations of DeiT III and others beside RandAugment: ThreeAugment, colour jitter and random erasing.
+"""Augmentations beside RandAugment: ThreeAugment, colour jitter and random erasing.
 
 All take and return uint8 (H, W, 3), RGB. The image is not modified unless the docstring says so.
 """
@@ -8,10 +8,13 @@ import math
 import cv2
 import numpy as np
 
-BLUR_PIXELS = (0.1, 2.0)  # least and largest standard deviation of the blur of ThreeAugment
+BLUR_PIXELS = (0.1, 2.0)
+"""Least and largest standard deviation of the blur of ThreeAugment."""
 SOLARIZE_FROM = 128
-ERASED_AREA = (0.02, 1 / 3)  # of the image
-ERASED_ASPECT = 1 / 0.3  # longer by shorter side, at most
+ERASED_AREA = (0.02, 1 / 3)
+"""Least and largest fraction of the image that is erased."""
+ERASED_ASPECT = 1 / 0.3
+"""Largest ratio of the longer side of the erased rectangle to the shorter one."""
 ERASING_ATTEMPTS = 10
 _LEVELS = np.arange(256, dtype=np.float32)
 _SOLARIZED = np.where(

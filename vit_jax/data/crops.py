@@ -1,6 +1,6 @@
-"""Random crops of training images: boxes, drawn by a random generator.
+"""Random crops of training images.
 
-TensorFlow draws the *height* of an inception crop uniformly and torchvision its *area*; the first
+TensorFlow samples the *height* of an inception crop uniformly and torchvision its *area*; the first
 makes smaller crops (mean area 0.34 instead of 0.42 of a 500 x 375 photograph), and ViT was trained
 with them.
 """
@@ -40,11 +40,11 @@ def sample_inception_box(
     area_fraction: tuple[float, float],
     distribution: str = "tf",
 ) -> Box:
-    """Draw a box with an aspect ratio of 3/4 to 4/3 and an area between two fractions.
+    """Sample a box with an aspect ratio of 3/4 to 4/3 and an area between two fractions.
 
-    The distribution is that of TensorFlow's `sample_distorted_bounding_box`, "tf", where 100 failed
-    attempts give the full image, or of `RandomResizedCrop`, "torchvision", where 10 failed attempts
-    give a central part.
+    The distribution "tf" is the one of TensorFlow's `sample_distorted_bounding_box`: 100 failed
+    attempts give the full image. "torchvision" is the one of `RandomResizedCrop`: 10 failed
+    attempts give a central part.
     """
     smallest, largest = area_fraction
     areas = (smallest * height * width, largest * height * width)
@@ -126,7 +126,7 @@ def _sample_place(
     crop_height: int,
     crop_width: int,
 ) -> Box:
-    """Draw a position uniformly, including the last one, which TF never draws."""
+    """Sample a position uniformly, including the last one, which TF never samples."""
     # One after the other: an array of both gives the same numbers and takes longer.
     top = int(rng.integers(height - crop_height + 1))
     left = int(rng.integers(width - crop_width + 1))

@@ -12,12 +12,14 @@ from vit_jax.data.records import Source, WrappedSource, find_innermost
 from vit_jax.data.subset import SubsetSource
 from vit_jax.storage.files import expanded, read_bounded, read_json, write_atomically
 
-MAX_BYTES = 2**30  # ten million ids of a hundred bytes
-COMPARED = 16  # images that show whether places in a split are those of the same data
+MAX_BYTES = 2**30
+"""Size of ten million ids of a hundred bytes."""
+COMPARED = 16
+"""Number of images that are compared, to recognise other data by the same split."""
 
 
 class ExcludingSource(SubsetSource):
-    """Another source without some records, of which there are `num_excluded`."""
+    """Another source without `num_excluded` of its records."""
 
     def __init__(self, source: Source, is_excluded_N: np.ndarray) -> None:
         super().__init__(source, np.flatnonzero(~is_excluded_N))
@@ -73,7 +75,7 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
 
 
 def _find_problem(stated: Any, source: Source, split: str, is_excluded_N: np.ndarray) -> str | None:
-    """Return why the content of a file does not fit a split; None if it does."""
+    """Return the reason why the content of a file does not fit a split; None if it does."""
     if not _is_exclusion(stated):
         return "must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE."
 

@@ -21,11 +21,11 @@ def mix(
 ) -> tuple[jax.Array, jax.Array]:
     """Mix images and labels by mixup, CutMix, or one of them at random in each step.
 
-    An example whose mask or whose partner's mask is 0 is left unmixed: the zeros of an unreadable
-    image would otherwise darken a good one and give it a label of an invisible image.
+    An example is not mixed if its mask or its partner's mask is 0: the zeros of an unreadable image
+    would darken a good one and give it the label of an invisible image.
 
     Args:
-      key: of this step.
+      key: random key of this step.
       image_BHWC: floating point, in any range; its dtype is kept.
       label_BK: float32 class probabilities.
       mask_B: float32, 1 for an example that counts.
@@ -98,7 +98,7 @@ def _blend(
     weight: jax.Array,
     is_paired_B: jax.Array,
 ) -> jax.Array:
-    """Return weight * value + (1 - weight) * that of the example before, where both count."""
+    """Return weight * value + (1 - weight) * previous value, where both examples count."""
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)
 

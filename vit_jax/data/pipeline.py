@@ -27,7 +27,7 @@ _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16
 """Smallest number of rows that a thread takes."""
 _BYTES_AT_ONCE = 2**20
-"""Bytes of images that a thread takes: more rows of small images, because each hand-over costs time."""
+"""Bytes of images that a thread takes; small images have more rows, because a hand-over costs time."""
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of "
     "shared memory (start the container with a larger --shm-size)? Lower config.input.num_workers, "
@@ -47,7 +47,7 @@ def open_batches(
     """Yield an iterator over the batches of a stream; threads and workers end with the context.
 
     Args:
-      stream: of a source with at least one record.
+      stream: a stream over at least one record.
       parallelism: changes the speed, never the content.
 
     Raises:
@@ -127,7 +127,7 @@ def _prefetch_batches(
     batches: _SharedRows,
     parallelism: Parallelism,
 ) -> "grain.DatasetIterator[HostBatch]":
-    """Return grain's iterator over batches, in order; several are under way at a time."""
+    """Return grain's iterator over batches, in order; several are prepared at a time."""
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
     dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
     if parallelism.num_workers:

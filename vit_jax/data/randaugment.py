@@ -1,10 +1,10 @@
-"""RandAugment as AugReg used it: 16 operations on uint8 (H, W, 3), fast through OpenCV and lookup tables.
+"""RandAugment of AugReg: 16 operations on uint8 (H, W, 3) by OpenCV and lookup tables.
 
 Source: "How to train your ViT" (2106.10270) and its released code. The quirks of the TF original
 are kept: Posterize and Solarize weaken as the magnitude grows, magnitude 0 is not "off", and
 Contrast takes the number of pixels / 256 for the mean grey. In "wrapping" arithmetic, Solarize's
-threshold and Posterize's shift are bytes as they were there, so that from magnitude 10 on Solarize
-begins anew at 0. Unlike it, blends round to the nearest level.
+threshold and Posterize's shift are bytes as in the original, so that Solarize begins again at 0
+from magnitude 10 on. Unlike the original, blends round to the nearest level.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ def apply_randaugment(
     magnitude: float,
     arithmetic: str = "wrapping",
 ) -> np.ndarray:
-    """Apply `layers` operations of a magnitude, 0 to 10 or more, each drawn uniformly.
+    """Apply `layers` operations of a magnitude, 0 to 10 or more, each sampled uniformly.
 
     `arithmetic` is "wrapping" or "saturating". Takes and returns uint8 (H, W, 3), RGB; the image is
     not modified.

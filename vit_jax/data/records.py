@@ -12,7 +12,7 @@ from vit_jax.storage.files import is_mirrored
 from vit_jax.text.printable import printable
 
 MAX_CLASSES = 2**20
-"""Largest number of numbered classes: a larger one is an error of the data."""
+"""Largest number of classes without names; a larger number is an error of the data."""
 
 
 class Record(NamedTuple):
@@ -34,7 +34,7 @@ class Source:
     It can be pickled to worker processes and is read from many threads at once.
 
     Attributes:
-      class_names: one for each class.
+      class_names: a name for each class.
       labels: integers (N,), 0 to num_classes - 1, or multi-label (N, K) of 0 and 1; available
         without decoding images.
       is_multilabel: an image has any number of labels, not exactly one.
@@ -78,7 +78,7 @@ class Source:
 
     @property
     def origin(self) -> str | None:
-        """A text that changes whenever an image may have changed; None if that is unknown."""
+        """A text that changes whenever an image may have changed; None if changes are unknown."""
         return None
 
     @functools.cached_property
@@ -118,11 +118,11 @@ def require_same_classes(
 def read_file_state(file: str) -> tuple[int, ...]:
     """Return numbers that change whenever a file may have changed.
 
-    They are its size and times, or in a bucket its size and generation. The second time changes
-    too when another file of the same size and time of change takes the name.
+    They are its size and times, or in a bucket its size and generation. The second time also
+    changes when another file of the same size and time of change takes the name.
 
     Raises:
-      OSError: the system refuses.
+      OSError: an error of the system.
     """
     status = os.stat(file)
     if is_mirrored(file):  # the time of a placeholder is the generation
@@ -179,7 +179,7 @@ def check_labels(source: Source) -> np.ndarray:
     """Return the labels of a source.
 
     Raises:
-      ValueError: one is no class, as in test splits whose labels are secret (-1).
+      ValueError: a label is no class, as in test splits whose labels are secret (-1).
     """
     labels = source.labels
     if source.is_multilabel:

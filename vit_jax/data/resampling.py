@@ -13,11 +13,14 @@ import scipy.sparse
 from vit_jax.config.schema import Interpolation
 
 _RADIUS = {"bilinear": 1, "bicubic": 2}
-_BAND = 128  # columns in float32 at a time: little memory, also of large photographs
+_BAND = 128
+"""Number of columns in float32 at a time, so that large photographs need little memory."""
 
 Library = Literal["huggingface", "timm"]
-"""Whose order of passes and rounding of crops to use: torchvision's on tensors, or Pillow's and
-torchvision's."""
+"""The library whose order of passes and rounding of crops are used.
+
+"huggingface" is torchvision on tensors, "timm" is Pillow and torchvision.
+"""
 
 
 def resize(
@@ -30,7 +33,7 @@ def resize(
 
     Args:
       image: uint8 (H, W, 3).
-      size: of the result.
+      size: height and width of the result.
       interpolation: the filter; where an image shrinks, it widens with the scale (antialiasing).
       library: timm resizes rows first if an image loses more than twice as many rows as columns.
     """
@@ -56,7 +59,7 @@ def find_covering_size(
 ) -> tuple[int, int]:
     """Return the size of the smallest image of the shape of `old` that covers `least`.
 
-    For a square that is torchvision's and Hugging Face's rule, which rounds the long side down. For
+    For a square, the rule is torchvision's and Hugging Face's, which rounds the long side down. For
     other rectangles it is timm's, which rounds both sides to the nearest.
     """
     height, width = old

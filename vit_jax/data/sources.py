@@ -54,7 +54,8 @@ def open_source(
       config: has the folder of TFDS data, classes and training examples to take or exclude, and the
         cache.
       seed: chooses the hold-out of files without splits, and the training examples.
-      held_then: `subset.read_held_hashes` of such files when weights were trained on them.
+      held_then: result of `subset.read_held_hashes` for such files when weights were trained on
+        them.
       range_option: the option that warnings about files of more than 8 bits name.
       is_classified: False for files without a classifier, which may have one class and no training
         split.
@@ -118,12 +119,14 @@ def find_data_path(data: str, data_dir: str | None) -> Path | None:
     from vit_jax.data.kinds.tfds_source import tfds_folder
     from vit_jax.data.kinds.vtab_tasks import find_task
 
-    dataset = find_task(name).dataset if prefix == "vtab" else re.split("[/:]", name)[0]
+    dataset = re.split("[/:]", name)[0]
+    if prefix == "vtab":
+        dataset = find_task(name).dataset
     return tfds_folder(data_dir, dataset) / dataset
 
 
 def normalize_data(data: str) -> str:
-    """Return one text for all ways to write the path of a list of images; other data unchanged."""
+    """Return the text of a list of images with its real path; other data unchanged."""
     prefix, _, name = data.partition(":")
     if is_address(name):
         return data.rstrip("/")

@@ -47,10 +47,10 @@ class Stream:
     """Base of both streams; a subclass has the fields below and chooses the record of a row.
 
     Attributes:
-      source: at least one record.
-      transform: from a record to uint8 (H, W, 3).
-      global_batch: examples in a step, over all processes.
-      rows: (R,) positions in the global batch that this process supplies.
+      source: the records, at least one.
+      transform: returns uint8 (H, W, 3) for a record.
+      global_batch: number of examples of a step, over all processes.
+      rows: positions in the global batch that this process supplies, (R,).
     """
 
     source: Source
@@ -66,7 +66,7 @@ class Stream:
         raise NotImplementedError
 
     def records(self, i: int) -> np.ndarray:
-        """Return the record in each row of batch `i`, int64 (R,); -1 for padding."""
+        """Return the number of the record in each row of batch `i`, int64 (R,); -1 for padding."""
         records = np.full(len(self.rows), -1, np.int64)
         for row in range(len(self.rows)):
             example = self._example(i, row)
@@ -124,14 +124,14 @@ class TrainStream(Stream):
     """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch.
 
     Attributes:
-      seed: 0 to 2**32 - 1, of order and augmentation.
-      start_step: the step that is due.
-      num_steps: of the complete run.
-      is_balanced: every class as often as any other, not every record.
-      repeats: augmented copies of each chosen record, as far apart in a batch as they can be. Where
-        it does not divide `global_batch`, the copies of the last record go on in the next batch.
-      first_image: images, copies included, that came before step `start_step`. None: as many as of
-        steps like these.
+      seed: random seed of order and augmentation, 0 to 2**32 - 1.
+      start_step: the first step.
+      num_steps: number of steps of the complete run.
+      is_balanced: every class is as frequent as any other, instead of every record.
+      repeats: number of augmented copies of each record, far apart in a batch. If it does not
+        divide `global_batch`, the copies of the last record go on in the next batch.
+      first_image: number of images, with copies, before step `start_step`. None: earlier steps had
+        the same batch.
     """
 
     source: Source
@@ -197,7 +197,7 @@ class TrainStream(Stream):
 
     @functools.cached_property
     def _members(self) -> list[np.ndarray]:
-        """The records of each class that has any."""
+        """The records of each class with records."""
         labels = self.source.labels
         by_class = np.argsort(labels, kind="stable")
         first_of_class = np.flatnonzero(np.diff(labels[by_class])) + 1
@@ -206,9 +206,9 @@ class TrainStream(Stream):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationStream(Stream):
-    """Batches that hold every record once over all processes, in order.
+    """Batches with every record once over all processes, in order.
 
-    The last has padding of mask 0 and index -1.
+    The last batch has padding of mask 0 and index -1.
     """
 
     source: Source

@@ -2,8 +2,8 @@
 
 The choice depends on the seed and on the key of each record (`Source.key_of`), not on its
 neighbours: adding a record keeps the order of the others, and the first ten of a class are among
-its first twenty. Choices class by class are made of all multi-label records alike, because no class
-has a record to itself.
+its first twenty. Multi-label records are chosen from one group, not class by class, because a
+record belongs to several classes.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ class TrainingData:
     """Data of a training run, as its weights describe them.
 
     Attributes:
-      data: as in a config; files by their absolute path.
-      seed: of the run; it selects the hold-out of files without splits.
-      holdout_fraction: of each class of such files.
+      data: the data of the config; files by their absolute path.
+      seed: the random seed of the run; it selects the hold-out of files without splits.
+      holdout_fraction: fraction of each class of files without splits that is held out.
       train_split: the split that the run trained on.
       test_split: the split that it did not train on.
       classes: the chosen classes of the data; (): all.
       is_multilabel: images may have several labels.
-      held_up_to: of files without splits, the hold-out by class, from `held_up_to`.
-      lora_rank: of a run with LoRA, whose factors are merged into the kernels.
+      held_up_to: for files without splits, the hold-out by class, from `read_held_hashes`.
+      lora_rank: rank of the LoRA factors that are merged into the kernels.
     """
 
     data: str
@@ -65,10 +65,14 @@ class SubsetSource(WrappedSource):
         class_names: tuple[str, ...] | None = None,
         relabel: Sequence[int] | np.ndarray | None = None,
     ) -> None:
-        """Take the numbers of records (N,) in `source`.
+        """Choose records of a source.
 
-        `class_names` are of the subset; `relabel` has for each class of `source` its number among
-        them, -1 for a class without chosen records. None: unchanged.
+        Args:
+          source: the other source.
+          indices: numbers of the records in `source`, (N,).
+          class_names: names of the classes of the subset; None: unchanged.
+          relabel: for each class of `source` its number among `class_names`, -1 for a class without
+            chosen records; None: unchanged.
         """
         super().__init__(source)
         if class_names is not None:
@@ -131,8 +135,8 @@ def hold_out(
     """Split a source, class by class, into the rest and a held-out fraction.
 
     Both have the order of the source. A class with two examples or more has at least one on either
-    side; the only example of a class stays in the rest. Another `purpose` chooses others with the
-    same seed.
+    side; the only example of a class stays in the rest. Another `purpose` chooses other records
+    with the same seed.
 
     Raises:
       ValueError: no class has two examples.
@@ -178,7 +182,7 @@ def select_part(
 def read_held_hashes(held_out: Source, seed: int) -> dict[str, str]:
     """Return by class the last hash (64 bits, as hex digits) of the records that `hold_out` chose.
 
-    After the source has changed, the records up to this hash are those that were held out.
+    After the source has changed, records up to this hash were held out.
     """
     last: dict[str, str] = {}
     names, labels, _ = _read_groups(held_out)
@@ -196,7 +200,7 @@ def hold_out_by_hashes(
 ) -> tuple[SubsetSource, SubsetSource]:
     """Hold out the records up to the hashes of `held_up_to`.
 
-    So no record is held out that was trained on. Hold out all records of unknown classes.
+    No record is held out that was trained on. All records of unknown classes are held out.
     """
     names, labels, _ = _read_groups(source)
     is_held = np.zeros(len(source), bool)
@@ -258,7 +262,8 @@ def _find_first_by_hash(
 ) -> np.ndarray:
     """Find the first `counts[label]` records of their class by their hash, bool (N,).
 
-    The hash is of the record's key and the salt: the seed, and the purpose of the choice.
+    The key of the record and the salt are hashed. The salt is the seed, and the purpose of the
+    choice.
     """
     hashes = []
     for index in indices.tolist():
@@ -294,9 +299,10 @@ def select(
     training: bool,
     seed: int,
 ) -> Source:
-    """Select `config.classes` and for training `config.train_examples` or `train_examples_per_class`.
+    """Select the classes and, for training, the examples of a config.
 
-    Every multi-label image stays, with its labels among the chosen classes.
+    The fields are `classes`, `train_examples` and `train_examples_per_class`. Every multi-label
+    image stays, with its labels among the chosen classes.
 
     Raises:
       ValueError: a class that the data does not have, that is named twice or is the only one; no
@@ -348,7 +354,7 @@ def _choose_in_all(
     count: int,
     seed: int,
 ) -> np.ndarray:
-    """Choose a number of records; the number of each class is left to chance."""
+    """Choose a number of records, without regard to their classes."""
     if len(indices) < count:
         rule = f"must be at most {len(indices)}"
         raise ValueError(f"config.input.train_examples={count}: {rule}.")

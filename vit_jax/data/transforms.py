@@ -1,7 +1,7 @@
 """The transforms of one record for training and evaluation, from stored bytes to uint8 pixels.
 
-Both can be pickled, and are pure: random numbers come from the generator given. The train step
-scales and mixes.
+Both can be pickled, and are pure: random numbers come from the generator of the caller. The train
+step scales and mixes.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ from vit_jax.data.decoding.depth import ValueRange
 from vit_jax.data.records import Record
 from vit_jax.imports.references import called, resolve
 
-_UNREDUCED = (2**31, 2**31)  # a wanted size with which no JPEG is decoded at a fraction of its size
+_UNREDUCED = (2**31, 2**31)
+"""A size for which no JPEG is decoded at a fraction of its size."""
 
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """Takes an image uint8 (H, W, 3), which it may write into; returns one of the same shape and
@@ -204,7 +205,7 @@ class EvaluationTransform:
             size = self._antialiased_size(image)
             resized = resampling.resize(image, size, self.interpolation, self.library)
             return images.crop_centre(resized, self.image_size, to_even=self.library == "timm")
-        if self.resize == "direct":  # a sample for each pixel, not an average, as the released code
+        if self.resize == "direct":  # as in the released code: a sample for each pixel, no average
             return images.resize_bilinear(image, self.image_size)
 
         height, width = self.image_size

@@ -1,4 +1,4 @@
-"""Counts images that could not be decoded, reports why, and stops a run with too many."""
+"""Count images that cannot be decoded, report the reasons, and stop a run with too many."""
 
 import itertools
 import logging
@@ -13,22 +13,26 @@ from vit_jax.data.stream import HostBatch
 from vit_jax.text.printable import printable
 
 MOST = 100
-"""Unreadable images that are skipped by default, or a tenth of a split if that is fewer; one always
-is."""
+"""Number of unreadable images that are skipped by default.
+
+It is at most a tenth of a split, but at least one.
+"""
 OPTION = "config.input.max_unreadable"
-_SHOWN = 3  # files that an error names, each with its reason
+_SHOWN = 3
+"""Number of files that an error names, each with its reason."""
 _GOLDEN_RATIO = 0.618
 
 
 class TooManyUnreadable(ValueError):
-    """More images cannot be read than are allowed, or none can."""
+    """More images than allowed, or all images, cannot be read."""
 
 
 class UnreadableLog:
     """The unreadable records of a source, which arrive with mask 0; each counts once.
 
     Attributes:
-      met: the batch, from 1, that held an unreadable record first, by record; in this process.
+      met: the first batch with each unreadable record of this process, by record; batches are
+        counted from 1.
       problem: the error of too many unreadable records, after `defer_errors`; "" before there are
         too many.
     """
@@ -45,7 +49,7 @@ class UnreadableLog:
         self._max_unreadable = max_unreadable
         self._option = option
         self._decoding = (max_image_megapixels, value_range)
-        self._batches = 0  # that were seen, or that come before
+        self._batches = 0  # number of batches so far
         self._defers = False
         self.met: dict[int, int] = {}
         self.problem = ""
@@ -53,7 +57,7 @@ class UnreadableLog:
     def resume(self, step: int, records: Iterable[int]) -> None:
         """Continue after the batch of a step with the unreadable records so far.
 
-        They are not named again. If they are too many, those are forgotten that can be read now:
+        They are not named again. If they are too many, records that can be read now are forgotten:
         their files may have been replaced.
         """
         self._batches = step
@@ -66,11 +70,11 @@ class UnreadableLog:
             self.met = still_unreadable
 
     def defer_errors(self) -> None:
-        """Keep the error of too many unreadable records in `problem`: the caller saves its state."""
+        """Keep the error of too many unreadable records in `problem`; the caller saves its state."""
         self._defers = True
 
     def list_met(self, step: int) -> list[int]:
-        """Return the unreadable records up to a step, because batches are read ahead of their steps."""
+        """Return the unreadable records up to a step; batches are read ahead of their steps."""
         return [index for index, batch in self.met.items() if batch <= step]
 
     def update(self, batch: HostBatch) -> None:
@@ -100,7 +104,7 @@ class UnreadableLog:
     def require_few(self, missing: int) -> None:
         """Raise TooManyUnreadable if more images than `max_unreadable` are missing, or all are.
 
-        `missing` counts those of all processes. The error names those of this process.
+        `missing` counts images of all processes. The error names images of this process.
         """
         most = self._max_unreadable
         if missing <= count_allowed(len(self._source), most) and missing < len(self._source):
@@ -126,8 +130,8 @@ class UnreadableLog:
 def count_allowed(num_images: int, chosen: int | None) -> int:
     """Return the number of images of a split that may be unreadable.
 
-    It is the chosen one, or 100 and at most a tenth of the split. One may always be, so that small
-    splits do not depend on each of their images.
+    It is the chosen number, by default a tenth of the split, from 1 to 100. One image always may,
+    so that small splits do not depend on each of their images.
     """
     if chosen is not None:
         return chosen
@@ -142,13 +146,13 @@ def describe(
     *,
     num_known: int,
 ) -> str:
-    """Return the error of too many unreadable images, without what it begins with.
+    """Return the error of too many unreadable images, without the name of the option.
 
     Args:
-      source: of the images.
-      reasons: of the first ones, by their index.
-      missing: their number.
-      most: as configured.
+      source: the source of the images.
+      reasons: reasons of the first images, by their index.
+      missing: number of unreadable images.
+      most: the configured limit.
       num_known: unreadable images that this process has met.
     """
     files = []
@@ -183,7 +187,7 @@ def require_readable(
 ) -> None:
     """Read images, spread over a split, until one can be read.
 
-    So a split without any is found before a run starts. `place` is the name of the split.
+    A split without readable images is found before a run starts. `place` is the name of the split.
 
     Raises:
       TooManyUnreadable: more images than `max_unreadable`, and at least 100, or all cannot be read;
@@ -205,7 +209,7 @@ def require_readable(
 
 
 def spread_indices(num_images: int) -> Iterator[int]:
-    """Yield all indices, so that those at any time are spread over the whole range."""
+    """Yield all indices; those of any moment are spread over the whole range."""
     stride = max(1, round(num_images * _GOLDEN_RATIO))
     while math.gcd(stride, num_images) > 1:
         stride += 1
@@ -218,7 +222,7 @@ def find_reason(
     max_image_megapixels: float,
     value_range: ValueRange | None = None,
 ) -> str:
-    """Read a record that arrived with mask 0 once more, because batches carry no reasons."""
+    """Return the reason why a record arrived with mask 0; it is read once more."""
     problem = find_problem(source, index, max_image_megapixels, value_range)
     if problem is None:
         return "It could not be read at first, but it can be now"
@@ -231,7 +235,7 @@ def find_problem(
     max_image_megapixels: float,
     value_range: ValueRange | None = None,
 ) -> str | None:
-    """Return why a record cannot be read; None if it can."""
+    """Return the reason why a record cannot be read; None if it can."""
     try:
         decode(source[index].image, max_image_megapixels, value_range=value_range)
     except UnreadableImage as error:

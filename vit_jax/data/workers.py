@@ -1,7 +1,7 @@
 """Threads and processes that prepare batches: their numbers, and start and end of the processes.
 
 Worker processes use no device, ignore Ctrl-C, and end when the run that started them has ended, for
-any reason. What they leave in shared memory when all are killed at once, the next run removes.
+any reason. If all are killed at once, the next run removes their shared memory.
 """
 
 import concurrent.futures
@@ -26,20 +26,24 @@ from vit_jax.storage.files import clean_up_at_once
 T = TypeVar("T")
 R = TypeVar("R")
 
-MANY_CORES = 8  # above it, one Python process is too few to keep the cores busy
+MANY_CORES = 8
+"""With more cores, one Python process is too few to keep them busy."""
 CORES_PER_WORKER = 6
-BATCHES_PER_WORKER = 3  # in shared memory: one being filled, one waiting, one in use
+BATCHES_PER_WORKER = 3
+"""Batches in shared memory: one is being filled, one waits, one is in use."""
 PARENT_POLL_SECONDS = 0.5
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 # Private names of grain 0.2.18 and of Python 3.11; `test_private_names` fails if they move.
-_STARTER = "_prefetch_ds_iter"  # in grain's iterator over batches of worker processes
-_LOST_WORKER = "terminated unexpectedly"  # in the message of grain's error
-_SEGMENT_PREFIX = "_SHM_NAME_PREFIX"  # in multiprocessing.shared_memory
-_FIRST_OF_PROCESSES = "_config"  # in a process: values that every process that it starts gets first
-_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-)  # the main process receives them too, saves, closes the workers
+_STARTER = "_prefetch_ds_iter"
+"""An attribute of grain's iterator over batches of worker processes."""
+_LOST_WORKER = "terminated unexpectedly"
+"""Words in the message of grain's error."""
+_SEGMENT_PREFIX = "_SHM_NAME_PREFIX"
+"""A name of multiprocessing.shared_memory."""
+_FIRST_OF_PROCESSES = "_config"
+"""An attribute of a process, with the values that the processes it starts get first."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that the main process receives, too: it saves and closes the workers."""
 
 
 class _NoCuda:
@@ -66,8 +70,8 @@ def choose_parallelism(
     """Return the numbers; None is replaced by a choice for the cores of this process.
 
     Raises:
-      ValueError: `folder`, that of shared memory, exists and is too small for the workers' batches
-        of `batch_bytes`.
+      ValueError: the folder of shared memory exists and is too small for the workers' batches of
+        `batch_bytes`.
     """
     cores = count_cores()
     if num_workers is None:
@@ -76,13 +80,13 @@ def choose_parallelism(
             num_workers = cores // CORES_PER_WORKER
     if num_workers:
         _require_shared_memory(num_workers * BATCHES_PER_WORKER * batch_bytes, num_workers, folder)
-    # Beyond these numbers Python's lock is the limit.
-    threads = (
-        min(max(cores // num_workers, 1), CORES_PER_WORKER)
-        if num_workers
-        else min(cores, MANY_CORES)
-    )
-    return Parallelism(num_workers, num_threads or threads)
+
+    # With more threads Python's lock is the limit.
+    if num_threads is None and num_workers:
+        num_threads = min(max(cores // num_workers, 1), CORES_PER_WORKER)
+    elif num_threads is None:
+        num_threads = min(cores, MANY_CORES)
+    return Parallelism(num_workers, num_threads)
 
 
 def count_cores() -> int:
@@ -115,10 +119,11 @@ def start_workers(batches: object) -> None:
     somebody else's folder. Python's path of this process is passed on to the workers, so that they
     find its modules.
     """
-    if (starter := getattr(batches, _STARTER, None)) is None:
+    starter = getattr(batches, _STARTER, None)
+    if starter is None:
         return
     _get_first_values()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
-    # Multiprocessing starts `python -c`, whose path begins with that directory
+    # Multiprocessing starts `python -c`, whose path begins with the working directory.
     os.environ["PYTHONSAFEPATH"] = "1"
     _start_tracker()  # it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -158,9 +163,8 @@ def initialize_worker(prefix: str | None, worker_index: int, worker_count: int) 
     if prefix is not None:
         setattr(shared_memory, _SEGMENT_PREFIX, prefix)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    if (
-        "jax" in sys.modules
-    ):  # grain imports it where it is installed; the variable alone would come too late
+    if "jax" in sys.modules:
+        # Grain imports JAX where it is installed; the variable alone would come too late.
         sys.modules["jax"].config.update("jax_platforms", "cpu")
     threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
 
@@ -191,12 +195,11 @@ def _name_living_run() -> str:
     digits = secrets.token_hex(3)[:5]
     path = SHARED_MEMORY / f"vit_jax-{digits}.lock"
     new = path.with_suffix(".new")
-    fcntl.flock(
-        os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR),
-        fcntl.LOCK_EX,
-    )  # the system closes it
-    new.rename(path)  # only now do others see it
-    util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
+    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR)  # the system closes it
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    new.rename(path)  # other processes see the file once it is locked
+    # With this priority, it runs after the finalizers of the workers.
+    util.Finalize(None, _end_run, (path,), exitpriority=-1)
     _get_first_values()["semprefix"] = f"/vj{digits}"
     clean_up_at_once(functools.partial(_end_run, path))
     return digits
@@ -217,10 +220,8 @@ def _end_run(lock: pathlib.Path) -> None:
     for segment in _find_segments(lock):
         try:
             shared_memory.SharedMemory(segment.name).unlink()
-        except (
-            FileNotFoundError,
-            ValueError,
-        ):  # a worker removed it, or was killed before it gave it a size
+        except (FileNotFoundError, ValueError):
+            # A worker has removed the segment, or was killed before it had a size.
             segment.unlink(missing_ok=True)
     lock.unlink(missing_ok=True)
 
@@ -231,13 +232,12 @@ def reclaim(folder: pathlib.Path = SHARED_MEMORY) -> None:
     The system has released their locks, in any container.
     """
     for path in folder.glob(f"vit_jax-{'[0-9a-f]' * 5}.lock"):
-        with (
-            contextlib.suppress(OSError),
-            path.open() as file,
-        ):  # locked by a process that lives, or another user's
+        # An error means that a living process has the lock, or that the file is another user's.
+        with contextlib.suppress(OSError), path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in (*_find_segments(path), *folder.glob(f"sem.vj{path.stem[-5:]}-*")):
-                left.unlink(missing_ok=True)
+            semaphores = folder.glob(f"sem.vj{path.stem[-5:]}-*")
+            for remnant in (*_find_segments(path), *semaphores):
+                remnant.unlink(missing_ok=True)
             path.unlink()
 
 

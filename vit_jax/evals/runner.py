@@ -87,7 +87,7 @@ class Runner:
       transform: prepares the images.
       mesh: all devices.
       global_batch: examples of one step, rounded up to a multiple of the devices.
-      max_unreadable: largest number of unreadable images of a source; None: as `largest_number`.
+      max_unreadable: largest number of unreadable images of a source; None: as `unreadable.count_allowed`.
     """
 
     def __init__(

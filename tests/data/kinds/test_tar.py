@@ -244,7 +244,7 @@ def test_all_images_of_a_sample_without_labels():
 
 def test_images_without_a_label_do_not_fill_the_memory(monkeypatch):
     """At most three images wait for a label."""
-    monkeypatch.setattr(tar, "_MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr(tar, "_MOST_PENDING_BYTES", 10)
     num_read = 0
 
     def iterate_images():
@@ -259,7 +259,7 @@ def test_images_without_a_label_do_not_fill_the_memory(monkeypatch):
 
 
 def test_too_many_images_before_a_label(monkeypatch):
-    monkeypatch.setattr(tar, "_MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr(tar, "_MOST_PENDING_BYTES", 10)
     names = ("x.1.jpg", "x.2.jpg", "x.3.jpg", "x.cls")
 
     with rejects("x.cls", "too many images"):

@@ -13,13 +13,14 @@ from vit_jax.data.kinds.listing import FileSource, Listing, list_known_splits, w
 from vit_jax.data.records import few
 from vit_jax.storage.files import read_json
 
-DESCRIPTION = "prepared.json"  # of a copy that `vit-jax prepare` makes
+DESCRIPTION = "prepared.json"
+"""File in a copy by `vit-jax prepare` that describes it."""
 MAX_DESCRIPTION_BYTES = 2**16
 _DESCRIPTION_KINDS = {"short_side": int, "quality": int, "complete": bool, "source": str}
 
 
 class Description(TypedDict):
-    """How a copy was prepared.
+    """The options with which a copy was prepared.
 
     `complete` is False while it is being written, and `folder` is the copy.
     """
@@ -115,12 +116,12 @@ def folder_of(data: str) -> Path | None:
 
 
 def read_copy_description(folder: Path) -> Description | None:
-    """Return how a copy was prepared; None for other folders.
+    """Return the options with which a copy was prepared; None for other folders.
 
-    The folder of a split is described as the copy that it is part of.
+    The folder of a split has the description of its copy.
 
     Raises:
-      ValueError: the file that states it is damaged.
+      ValueError: the file of the description is damaged.
     """
     for place in (folder, folder.parent):
         file = place / DESCRIPTION
@@ -143,7 +144,7 @@ def _read_description(file: Path) -> Description:
 
 
 def _reject_splits(path: Path, class_names: Sequence[str]) -> None:
-    """Reject folders that are splits and not classes.
+    """Raise ValueError for folders that are splits and not classes.
 
     They are named like splits, and all hold the same folders and no images.
     """
@@ -191,7 +192,7 @@ def _list_subfolders(path: Path) -> list[str]:
 
 
 def describe_copy(data: str) -> str:
-    """Return words on the prepared copy that the data of a run are; empty for other data."""
+    """Return the options of a prepared copy in words; "" for other data."""
     folder = folder_of(data)
     if folder is None:
         return ""

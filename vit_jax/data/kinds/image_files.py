@@ -66,10 +66,11 @@ DECODED = (
     Decoded("AVIF", "8, 10 and 12 bits, colour or grey; sequences (first image)", ""),
     Decoded(
         "TIFF",
-        "1 to 4 bands; integers of 1 to 64 bits, floating point; grey, RGB, palette, CMYK, YCbCr; strips, tiles, "
-        f"separate planes, BigTIFF; compression {', '.join(dict.fromkeys(tiff.COMPRESSIONS.values()))}",
-        "5 or more bands, other compressions, signed 8 bits, complex numbers, Lab, YCbCr of more than 8 bits, volumes, "
-        "missing tiles",
+        "1 to 4 bands; integers of 1 to 64 bits, floating point; grey, RGB, palette, CMYK, YCbCr; "
+        "strips, tiles, separate planes, BigTIFF; compression "
+        f"{', '.join(dict.fromkeys(tiff.COMPRESSIONS.values()))}",
+        "5 or more bands, other compressions, signed 8 bits, complex numbers, Lab, YCbCr of more "
+        "than 8 bits, volumes, missing tiles",
     ),
     Decoded(
         "JPEG 2000",
@@ -108,7 +109,8 @@ _TO_CONVERT = (
 
 MAX_IMAGE_BYTES = 2**30
 """A larger image file is unreadable. An uncompressed 16-bit image of 170 megapixels is smaller."""
-MAX_NAME_BYTES = 4096  # Linux has no longer paths
+MAX_NAME_BYTES = 4096
+"""Length of the longest path of Linux."""
 
 
 def is_image(name: str) -> bool:
@@ -140,7 +142,11 @@ def image_files(folder: str, others: collections.Counter[str] | None = None) -> 
 
 
 def require_images(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
-    """Return the image files as `image_files`, at least one; also raises ValueError without any."""
+    """Return the image files below a folder, at least one; arguments as for `image_files`.
+
+    Raises:
+      ValueError: a folder cannot be read, or there is no image.
+    """
     skipped = collections.Counter[str]()
     paths = image_files(folder, skipped)
     if not paths:
@@ -181,20 +187,20 @@ def walk(folder: str) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
       ValueError: a folder cannot be read.
     """
     seen = set(map(_get_inode, Path(os.path.abspath(folder)).parents))
-    waiting = [folder]
-    while waiting:
-        parent = waiting.pop()
+    pending = [folder]
+    while pending:
+        parent = pending.pop()
         with _explain_unreadable(parent):
             inode = _get_inode(parent)
         if inode not in seen:
             seen.add(inode)
             folders, files = list_folder(parent)
             yield parent, files
-            waiting += [entry.path for entry in reversed(folders)]
+            pending += [entry.path for entry in reversed(folders)]
 
 
 def list_folder(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
-    """Return the folders and the files directly inside a folder, sorted by name, without hidden ones.
+    """Return the visible folders and files directly inside a folder, sorted by name.
 
     A link to a folder is a folder. A link that leads nowhere or to itself is a file.
 
@@ -309,7 +315,7 @@ def _is_readable_image(file: str) -> bool:
 
 
 def _glob_matches(pattern: str) -> Iterator[str]:
-    """Yield the matches of `glob.glob(pattern, recursive=True)`; it ends where links form a circle."""
+    """Yield the matches of `glob.glob(pattern, recursive=True)`, without circles of links."""
     head, double_star, rest = f"/{pattern}/".partition("/**/")
     if not double_star:
         yield from glob.glob(pattern)

@@ -33,7 +33,8 @@ _MEANINGS = (
 )
 SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
 _PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
-WHOLE = "all"  # the split with every image of a list without splits
+WHOLE = "all"
+"""The split with every image of a list without splits."""
 
 
 class ListedSource(Source):
@@ -84,10 +85,10 @@ class Listing(abc.ABC):
     """A list of images with labels.
 
     Attributes:
-      kind: in "kind:PATH".
+      kind: the word before the colon in "kind:PATH".
       classes_are: the parts of a list that make classes, for messages.
       unsplit: a relative clause on a list without splits, for messages.
-      path: of the folder, the file or the pattern.
+      path: the folder, the file or the pattern.
       suffix: text behind the path in the name of the data.
     """
 

@@ -1,4 +1,4 @@
-"""Tar archives that others made, read forwards once: their members, and the labelled images among them.
+"""Tar archives of any origin, read forwards once: their members, and labelled images among them.
 
 Nothing is written by a member's name. Damage ends in one error: Python's `tarfile` takes a damaged
 header in the middle of an archive for its end, and reads extended headers of any size into memory;
@@ -29,20 +29,26 @@ STANDARD_INPUT = "-"
 
 _BLOCK = 512
 _CHUNK = 2**20
-_MAX_HEADER_BYTES = 2**20  # of a long name or of extended attributes
-_MOST_AFTER_END = 2**20  # tar fills its last record, of 10 KiB by default, with zeros
-_MOST_KEYS = 100_000  # of incomplete samples, which are remembered
-_MOST_WAITING_BYTES = 2**28
+_MAX_HEADER_BYTES = 2**20
+"""Size of a long name or of extended attributes."""
+_MOST_AFTER_END = 2**20
+"""Bytes behind the end: tar fills its last record, of 10 KiB by default, with zeros."""
+_MOST_KEYS = 100_000
+"""Number of incomplete samples that are remembered."""
+_MOST_PENDING_BYTES = 2**28
+"""Size of the images of a sample that wait for a label."""
 _GZIP = b"\x1f\x8b"
 _MOST_RATIO = 100
-_FREE_BYTES = 2**28  # images hardly become smaller; gzip reaches 1,032
-_EXTENDED_HEADERS = (  # headers with its long name or extended attributes
+"""Ratio of compression; images hardly become smaller, and gzip reaches 1,032."""
+_FREE_BYTES = 2**28
+_EXTENDED_HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+"""Kinds of headers with the long name or extended attributes of the next member."""
 _PAX = re.compile(rb"(\d{1,7}) ([^=]{1,1000})=")
 _JSON_LABELS = ("class_id", "wnid", "synset", "class", "label")
 _IMAGE_STARTS = ((b"\xff\xd8\xff", ("jpg", "jpeg")), (b"\x89PNG", ("png",)), (b"RIFF", ("webp",)))
@@ -62,8 +68,8 @@ class Stream:
     """A file that is read forwards, with exact reads.
 
     Attributes:
-      name: for messages.
-      place: bytes that were read or skipped.
+      name: name of the file, for messages.
+      place: number of bytes that were read or skipped.
     """
 
     def __init__(
@@ -173,7 +179,7 @@ def open_tar(path: str) -> Iterator[Stream]:
 
     Raises:
       ValueError: it is no regular file; a pipe is read as "-".
-      OSError: the system refuses.
+      OSError: an error of the system.
     """
     if path == STANDARD_INPUT:
         yield _build_stream(sys.stdin.buffer, "standard input", None)
@@ -196,10 +202,10 @@ class Member(NamedTuple):
 
     Attributes:
       name: its path, with "/" between folders; bytes that are not UTF-8 are escaped.
-      offset: of its content in the archive, without compression.
-      size: of its content, in bytes.
-      problem: why it must not be read; "" for a regular file with a path below the archive's own
-        folder.
+      offset: first byte of its content in the archive without compression.
+      size: number of bytes of its content.
+      problem: the reason why it must not be read; "" for a regular file with a path below the
+        folder of the archive.
     """
 
     name: str
@@ -345,15 +351,15 @@ def _find_problem(name: str, header: tarfile.TarInfo) -> str:
     return ""
 
 
-# Labelled images: a WebDataset sample is the neighbours whose names are equal up to the first dot
-# of the last part.
+# Labelled images. The members of a WebDataset sample are neighbours with names that are equal up to
+# the first dot of the last part.
 
 
 class Sample(NamedTuple, Generic[T]):
     """One image and the files with its labels.
 
     Attributes:
-      name: of the image.
+      name: name of the image.
       image: its content, or any value in place of it.
       labels: by extension, "cls" and "json"; empty for an image that has its class by its folder or
         archive.
@@ -383,7 +389,7 @@ def get_suffix(name: str) -> str:
 
 
 def rank_image(name: str) -> tuple[int, int, str]:
-    """Return the place of an image among those of its sample; the lowest is the sample's image.
+    """Return the rank of an image in its sample; the lowest is the image of the sample.
 
     Suffixes of one extension come first, as in `IMAGE_EXTENSIONS`: `.jpg` before `.png` before
     `.seg.jpg`.
@@ -397,7 +403,7 @@ def rank_image(name: str) -> tuple[int, int, str]:
 
 
 class SampleOrder:
-    """Finds members of one sample that are apart, among the last `_MOST_KEYS` incomplete samples."""
+    """A check that the members of a sample are neighbours, among `_MOST_KEYS` incomplete samples."""
 
     def __init__(self, archive: str) -> None:
         """Take the name of the archive for messages."""
@@ -451,9 +457,9 @@ def samples(
     `rank_image` is yielded, and the others are in its `skipped`; without labels, each is yielded.
 
     Args:
-      entries: of the archive.
-      size_of: bytes of a content. Images without a label are yielded when they have
-        `_MOST_WAITING_BYTES`.
+      entries: names and contents of the archive.
+      size_of: returns the bytes of a content. Images without a label are yielded when they have
+        `_MOST_PENDING_BYTES`.
 
     Raises:
       TarError: a label follows images of its sample that were yielded before.
@@ -461,7 +467,7 @@ def samples(
     current: str | None = None
     images = list[tuple[str, T]]()
     labels = dict[str, T]()
-    waiting = 0
+    pending_bytes = 0
     is_begun = False
     for name, content in entries:
         key = sample_key(name)
@@ -471,11 +477,11 @@ def samples(
             current = key
             images = []
             labels = {}
-            waiting = 0
+            pending_bytes = 0
             is_begun = False
         if kind in IMAGE_EXTENSIONS:
             images.append((name, content))
-            waiting += size_of(content)
+            pending_bytes += size_of(content)
         elif kind in LABEL_EXTENSIONS:
             if is_begun:
                 raise TarError(
@@ -483,10 +489,10 @@ def samples(
                     "Pack the label before them.",
                 )
             labels.setdefault(kind, content)
-        if waiting > _MOST_WAITING_BYTES and not labels:
+        if pending_bytes > _MOST_PENDING_BYTES and not labels:
             yield from _complete_sample(images, labels)
             images = []
-            waiting = 0
+            pending_bytes = 0
             is_begun = True
     yield from _complete_sample(images, labels)
 
