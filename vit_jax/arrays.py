@@ -53,7 +53,7 @@ class Corruption:
 
     Attributes:
       is_masked_BN: bool, patches replaced by the learned [mask] embedding.
-      source_BN: int32, for every other patch the one of the same image whose embedding stands
+      source_BN: int32, for every other patch the patch of the same image whose embedding stands
         there; mostly itself.
     """
 
@@ -121,7 +121,8 @@ def validate_intermediates(intermediates: Collection[str], allowed: Sequence[str
     if not is_allowed:
         names = ", ".join(allowed)
         raise ValueError(
-            f"intermediates={intermediates!r}: give a tuple of names that this network has: {names}."
+            f"intermediates={intermediates!r}: give a tuple of names that this network has: "
+            f"{names}."
         )
 
 

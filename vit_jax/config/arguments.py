@@ -66,10 +66,11 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
         raise ValueError(
             f"model={model}: must have a length, as the paper has several. Add {lengths}."
         )
-    known = "; ".join(f"{model},epochs={epochs}" for model, epochs in rows)
+
     text = model
     if epochs:
         text = f"{model},epochs={epochs}"
+    known = "; ".join(map("{0[0]},epochs={0[1]}".format, rows))
     raise ValueError(
         f"{text}: must be a row of the paper's table: {known}. "
         "Or override --config.model.name, total."

@@ -81,4 +81,7 @@ def spell_quoted_forms() -> str:
 
 def spell_descriptions() -> str:
     """Return the forms of all kinds, each followed by its description."""
-    return ", ".join(f"{kind.form} ({kind.description})" for kind in KINDS)
+    descriptions = []
+    for kind in KINDS:
+        descriptions.append(f"{kind.form} ({kind.description})")
+    return ", ".join(descriptions)

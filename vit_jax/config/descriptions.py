@@ -41,6 +41,7 @@ def read_sections() -> list[Section]:
     prefixes: dict[type, str] = {}
     for run in (schema.PretrainConfig, schema.FinetuneConfig):
         prefixes |= dict(_find_prefixes(run, ""))
+
     sections = []
     for module in (network_options, schema):
         for node in ast.parse(inspect.getsource(module)).body:
@@ -63,6 +64,7 @@ def describe_fields(node: ast.ClassDef) -> dict[str, str]:
 
 
 def _read_section(kind: type, node: ast.ClassDef, prefix: str) -> Section:
+    """Return a class of the schema with the descriptions in its source."""
     return Section(
         name=node.name.lstrip("_"),
         prefix=prefix,
@@ -72,6 +74,7 @@ def _read_section(kind: type, node: ast.ClassDef, prefix: str) -> Section:
 
 
 def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
+    """Yield the fields of a class of the schema, without those of its base classes."""
     hints = typing.get_type_hints(kind, include_extras=True)
     defaults = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
     kinds_of_data = spell_quoted_forms()
@@ -96,13 +99,19 @@ def _spell_default(default: object) -> str | None:
 
 def _add_rules(text: str, rules: Iterable[object]) -> str:
     """Return a description with the component that it is about and the fields that it needs."""
-    components = [rule.name for rule in rules if isinstance(rule, Component)]
-    needed = [rule.needed() for rule in rules if isinstance(rule, When)]
-    if components:
-        is_acronym = text[:2].isupper()  # "MLP of each block"
-        if text and not is_acronym:
-            text = text[0].lower() + text[1:]
-        text = f"{components[0]}: {text}"
+    needed = []
+    component = ""
+    for rule in rules:
+        if isinstance(rule, Component):
+            component = component or rule.name
+        elif isinstance(rule, When):
+            needed.append(rule.needed())
+
+    is_acronym = text[:2].isupper()  # "MLP of each block"
+    if component and not is_acronym:
+        text = text[:1].lower() + text[1:]
+    if component:
+        text = f"{component}: {text}"
     if needed:
         text += f" Needs {' and '.join(needed)}."
     return text
@@ -131,6 +140,7 @@ def _spell_type(hint: Any) -> str:
     if hasattr(hint, "__metadata__"):
         interval = _find_interval(hint.__metadata__)
         return _spell_type(hint.__origin__) + _SIGNS.get(interval, f" in {interval}")
+
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is typing.Literal:
@@ -155,4 +165,5 @@ def _find_interval(rules: Iterable[object]) -> str:
 
 
 def _join_lines(text: str | None) -> str:
+    """Return a text on one line."""
     return " ".join((text or "").split())

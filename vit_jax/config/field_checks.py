@@ -13,9 +13,12 @@ T = TypeVar("T")
 def out_of_range(
     section: Any, prefix: str = "", rules_by_field: Mapping[str, Iterable[object]] | None = None
 ) -> Iterator[str]:
-    """Yield every number of a section, and of the sections in it, that its range does not allow.
+    """Yield every number of a section that its range does not allow, also in inner sections.
 
-    Rules are those of the annotations, or of `rules_by_field`.
+    Args:
+      section: a dataclass of the schema.
+      prefix: path of the section with a dot, such as "model."; "" for the config.
+      rules_by_field: rules in place of those in the annotations.
     """
     if rules_by_field is None:
         rules_by_field = rules_of(type(section))
@@ -34,7 +37,13 @@ def out_of_range(
 
 
 def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str]:
-    """Yield every field that is not at its default and that another field makes ineffective."""
+    """Yield every field that is not at its default and that another field makes ineffective.
+
+    Args:
+      section: a dataclass of the schema.
+      root: the config, for paths from its root.
+      prefix: path of the section with a dot, such as "model."; "" for the config.
+    """
     rules_by_field = rules_of(type(section))
 
     for field in dataclasses.fields(section):
@@ -58,7 +67,10 @@ def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str
 
 
 def _spell_default(path: str, default: object) -> str:
-    """Return an override that sets a field to its default, or a description of it."""
+    """Return an override that sets a field to its default.
+
+    A default that the command line cannot state is described.
+    """
     if default is None or isinstance(default, str | int | float):
         return f"--config.{path}={default}"
     return f"{path}={default!r}"
@@ -87,7 +99,7 @@ def reject(problems: Iterable[str], prefix: str = "config.") -> None:
 
 
 def _find_leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield a value, or those of a mapping or a tuple, each with its path."""
+    """Yield a value, or the values of a mapping or a tuple, each with its path."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield f"{path}.{key}", inner

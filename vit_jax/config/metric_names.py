@@ -78,7 +78,9 @@ EARLIER_NAMES: Mapping[str, str] = {
 """Names of earlier versions and of other libraries, which options still accept."""
 
 SHARES = tuple(name for name in METRICS if METRICS[name].is_share)
+"""Metrics that are printed in percent."""
 _COMPUTED = tuple(name for name in METRICS if METRICS[name].function)
+"""Metrics that can be chosen."""
 
 
 def find_metric(result: str) -> Metric | None:

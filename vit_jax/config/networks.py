@@ -21,7 +21,13 @@ _STORED_ALWAYS = {"family", "units", "width_factor"}
 def build_architecture(
     config: ModelConfig, *, image_size: tuple[int, int], num_classes: int, patch_outputs: int = 0
 ) -> Architecture:
-    """Fill in the numbers that the name stands for.
+    """Return the network of a config, with every number of its name.
+
+    Args:
+      config: section `model`.
+      image_size: height and width in pixels.
+      num_classes: number of logits; 0 for a network without them.
+      patch_outputs: numbers predicted for each masked patch; 0 without masked patches.
 
     Raises:
       ValueError: unknown name, an option that this family has no use for, or numbers that do not
@@ -74,6 +80,7 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
     missing = sorted(_STORED_ALWAYS - set(values))
     if missing:  # their defaults would be another network
         raise ValueError(f"The stored description of the network lacks {', '.join(missing)}.")
+
     try:
         a = from_dict(Architecture, values, "architecture.")
         return require_valid(a, drops_border=True)
@@ -121,7 +128,7 @@ def _get_default_sizes(name: ModelName, units: tuple[int, ...]) -> dict[str, Any
 
 
 def _split_downsampling(text: str, name: ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Return stages and patch of a hybrid, whose number is the total downsampling.
+    """Return the stages and the patch of a hybrid, whose number is the total downsampling.
 
     A full ResNet of four stages divides by 32. For less, the units of removed stages join the last
     remaining one (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone

@@ -131,21 +131,23 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         first = f"config.{prefix}{next(iter(kind.__annotations__))}"
         rule = f"must be a section of fields, such as {first}"
         raise ValueError(f"config.{section}={values!r}: {rule}.")
+
     hints = field_types(kind)
     unknown = sorted(values.keys() - hints.keys())
     if unknown:
         known = [prefix + name for name in hints]
         raise ValueError(_describe_unknown(prefix + unknown[0], known))
-    missing = [prefix + name for name in _required_fields(kind) if name not in values]
+    missing = [prefix + name for name in _list_required(kind) if name not in values]
     if missing:
         raise ValueError(f"config: must have values of {', '.join(missing)}. Set them.")
+
     checked = {}
     for name, value in values.items():
         checked[name] = check_value(f"config.{prefix}{name}", value, hints[name])
     return kind(**checked)
 
 
-def _required_fields(kind: Any) -> list[str]:
+def _list_required(kind: Any) -> list[str]:
     """Return the names of the fields of a dataclass that have no default."""
     names = []
     for field in dataclasses.fields(kind):
@@ -317,15 +319,24 @@ def _convert_tuple(name: str, value: Any, kind: object) -> Any:
         kinds = kinds[:1] * len(value)
     if len(value) != len(kinds):
         return _NOT_CONVERTED
-    items = zip(value, kinds, strict=True)
-    return tuple(check_value(name, item, kind) for item, kind in items)
+
+    items = []
+    for item, item_kind in zip(value, kinds, strict=True):
+        items.append(check_value(name, item, item_kind))
+    return tuple(items)
 
 
 def _is_number(value: object) -> bool:
+    """Return True for an int or a float; a bool is no number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_duration(name: str, value: str) -> str:
+    """Return the text of a duration.
+
+    Raises:
+      ValueError: it is none.
+    """
     try:
         parse_duration(value)
     except ValueError as error:
@@ -334,6 +345,11 @@ def _check_duration(name: str, value: str) -> str:
 
 
 def _check_plain(name: str, value: object) -> object:
+    """Return a value of any type that config.json can store.
+
+    Raises:
+      ValueError: JSON has no such value.
+    """
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -75,7 +75,7 @@ TRAINING_ALL = When("trained", "all")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(NetworkOptions):
-    """The network to train: `name` selects its sizes, and a number given beside it replaces one of them."""
+    """The network to train: `name` selects its sizes, and a number beside it replaces one."""
 
     name: str
     """The network, such as "ViT-B/16", "R50x1" or "R50+ViT-B/16"; `vit-jax models` lists names."""
@@ -89,26 +89,26 @@ class ModelConfig(NetworkOptions):
     linear has none; a reference is a class that replaces `models.heads.Head`. None: mlp for
     transformers, linear for ResNets and masked patches."""
     width: Transformer[Count | None] = None
-    """Length D of each token. None: that of the name."""
+    """Length D of each token. None: the length of the named network."""
     depth: Transformer[Count | None] = None
-    """Number of blocks. None: that of the name."""
+    """Number of blocks. None: the number of the named network."""
     mlp_dim: Transformer[Count | None] = None
-    """Hidden units of the MLP in each block. None: that of the name."""
+    """Hidden units of the MLP in each block. None: the number of the named network."""
     num_heads: Transformer[Count | None] = None
-    """Attention heads of each block; must divide width. None: that of the name."""
+    """Attention heads of each block; must divide width. None: the number of the named network."""
     residual_unit: ResNet[UnitForm | None] = None
     """Form of the residual unit. None: preactivation (BiT) for a ResNet, postactivation (ViT, 4.1)
     for a hybrid."""
     group_norm_epsilon: ResNet[Positive | None] = None
-    """Added to the variance in each group norm. None: that of the residual unit, 1e-5 or 1e-6."""
+    """Added to the variance in each group norm. None: 1e-5 or 1e-6, by the residual unit."""
     standardization_epsilon: ResNet[Positive | None] = None
-    """Added in weight standardisation. None: that of the residual unit, 1e-10 or 1e-5."""
+    """Added in weight standardisation. None: 1e-10 or 1e-5, by the residual unit."""
     standardization_epsilon_added_to: ResNet[AddedTo | None] = None
     """Statistic to which standardization_epsilon is added. None: variance for preactivation, else
     std."""
 
     def __post_init__(self) -> None:
-        parse_name(self.name)  # rejects an unknown one wherever a config is made
+        parse_name(self.name)  # rejects an unknown name wherever a config is made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class AdaptConfig(ComputeOptions):
     the library whose names the weights have."""
     rope_rescale: bool = False
     """For another image size with model.rope=index (Perception Encoder): scale the places of
-    patches to the grid of the weights, as timm, instead of counting on beyond it, as the
+    patches to the grid of the weights, as in timm, instead of counting beyond it, as its
     authors."""
     pool: Pool | None = None
     """Change the pooling: token, gap or token_gap; attention pooling is then dropped. None: as in
@@ -139,8 +139,8 @@ class AdaptConfig(ComputeOptions):
     """Change the norm after the last block: tokens, pooled (as MAE) or none. None: as in the
     weights."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
-    """For an image size that patches do not divide: refuse, or drop the border, as the released
-    code."""
+    """For an image size that patches do not divide: reject it (refuse), or drop the border, as the
+    released code."""
     dropout_fraction: Fraction | None = None
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these
     weights, 0 or 0.1."""
@@ -407,8 +407,7 @@ class PolyakConfig:
 class ShardingConfig:
     """Layout of arrays over the devices: a mesh of replicas x data x model shards.
 
-    The data axis has the devices that the other two axes leave. A batch is split over replicas and
-    data.
+    The data axis has the remaining devices. A batch is split over replicas and data.
     """
 
     parameters: Literal["auto", "replicated", "fsdp"] = "auto"
@@ -424,13 +423,13 @@ class ShardingConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
-    """A further evaluation beside that of the test split; its name is the prefix of its results."""
+    """An evaluation beside the test split; its name is the prefix of its results."""
 
     kind: Literal["classification", FrozenKind] | Reference = "classification"
     """classification of another split; fewshot or knn on frozen features of train_split; a
     reference is called with (split, run, **arguments)."""
     data: str | None = None
-    """Dataset, written as config.data. None: that of the run."""
+    """Dataset, written as config.data. None: the dataset of the run."""
     split: str | None = None
     """Split to evaluate. None: input.test_split."""
     train_split: Annotated[str | None, When("kind", *FROZEN_EVALUATORS)] = None
@@ -612,7 +611,10 @@ class PretrainConfig(_AnyRun):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """Search for the learning rate, as in the paper: try each on a part of train, then train on all with the best."""
+    """Search for the learning rate, as in the paper.
+
+    Each is tried on a part of the training split; the run trains on the whole split with the best.
+    """
 
     learning_rates: tuple[Positive, ...] = ()
     """Learning rates to try (ViT, Table 4). (): no search, schedule.learning_rate is used."""
@@ -649,8 +651,8 @@ RUNTIME_FIELDS = (
     "input.cache_records",
     "input.max_unreadable",
 )
-"""Sections and fields that say how a run is carried out, not what it computes: a continued run may
-change them.
+"""Sections and fields of the execution of a run, not of its computation.
 
-So it may resume with fewer devices and less memory. Other micro-batches have other dropout masks.
+A continued run may change them, to resume with fewer devices and less memory. Other micro-batches
+have other dropout masks.
 """

@@ -66,10 +66,10 @@ def list_models(pattern: str = "") -> list[str]:
     if not set(pattern) & set("*?["):
         pattern = f"*{pattern}*"
     names = [name for name in MODEL_NAMES if fnmatchcase(name, pattern)]
-    if names:
-        return names
-    pattern = pattern.lower()
-    return [name for name in MODEL_NAMES if fnmatchcase(name.lower(), pattern)]
+    if not names:
+        pattern = pattern.lower()
+        names = [name for name in MODEL_NAMES if fnmatchcase(name.lower(), pattern)]
+    return names
 
 
 _NAME = re.compile(

@@ -1,9 +1,9 @@
-"""Google Cloud Storage by address: `gs://BUCKET/NAME` as a path, writes with preconditions, reads of ranges.
+"""Google Cloud Storage: `gs://BUCKET/NAME` as a path, writes with preconditions, reads of ranges.
 
-A bucket has objects and no folders: a folder is what names before a "/" have in common, and exists
+A bucket has objects and no folders: a folder is the common begin of names up to a "/", and exists
 while an object is below it. An object is written as a whole or not at all. Each version of it has a
-number, its generation; a write that names the generation which it replaces fails if another process
-has written in between.
+number, its generation. A write that names the generation to replace fails if another process has
+written in between.
 """
 
 import concurrent.futures
@@ -53,7 +53,7 @@ def open_address(address: str) -> "BucketPath":
 
 
 class Status(NamedTuple):
-    """Facts of an object, by the names of `os.stat_result` where it has them; a folder has size and time 0."""
+    """Facts of an object, by the names of `os.stat_result`; a folder has size and time 0."""
 
     st_mode: int
     st_size: int
@@ -62,7 +62,7 @@ class Status(NamedTuple):
 
 
 class BucketPath(pathlib.PurePosixPath):
-    """A path of an object or folder in a bucket, with the methods of `pathlib.Path` that a run needs.
+    """A path of an object or folder in a bucket, with methods of `pathlib.Path`.
 
     Methods raise the errors that `pathlib.Path` raises: FileNotFoundError (no object, no bucket),
     PermissionError (403, no credentials), FileExistsError (a precondition failed), and `NoAnswer`
@@ -131,7 +131,10 @@ class BucketPath(pathlib.PurePosixPath):
             yield self._find(name)
 
     def objects(self) -> Iterator[tuple["BucketPath", Status]]:
-        """Yield every object below the folder, at any depth, with its facts: a request for each 1,000 of them."""
+        """Yield every object below the folder, at any depth, with its facts.
+
+        It takes a request for each 1,000 objects.
+        """
         with as_system_errors(self):
             for blob in self._list_blobs():
                 is_marker_of_folder = blob.name.endswith("/")
@@ -158,7 +161,9 @@ class BucketPath(pathlib.PurePosixPath):
         return type(self)(f"{SCHEME}{self.bucket}/{key}")
 
     def _list_blobs(self, **options: Any) -> Any:
-        prefix = f"{self.key}/" if self.key else ""
+        prefix = ""
+        if self.key:
+            prefix = f"{self.key}/"
         return get_client().list_blobs(self.bucket, prefix=prefix, **options, **request_options())
 
     # Reading.
@@ -189,8 +194,8 @@ class BucketPath(pathlib.PurePosixPath):
         """Replace the object; return its new generation.
 
         Args:
-          content: of the object.
-          generation: the one to replace, 0 for a new object; None: the one that there is when the
+          content: content of the object.
+          generation: the generation to replace, 0 for a new object; None: the generation when the
             write begins.
 
         Raises:
@@ -230,7 +235,7 @@ class BucketPath(pathlib.PurePosixPath):
         """Do nothing, as `mkdir`."""
 
     def unlink(self, missing_ok: bool = False, generation: int | None = None) -> None:
-        """Remove the object, if it has this generation; None: whatever its generation is."""
+        """Remove the object, if it has this generation; None: any generation."""
         options = request_options()
         if generation:
             options["if_generation_match"] = generation
@@ -242,9 +247,9 @@ class BucketPath(pathlib.PurePosixPath):
                 raise
 
     def rename(self, target: "BucketPath") -> "BucketPath":
-        """Copy the objects below a folder to another folder of the bucket or of another one, and remove them here.
+        """Move the objects below this folder to another folder, also of another bucket.
 
-        It is not atomic: until all are copied, nothing is removed.
+        It is not atomic: all are copied before one is removed.
         """
         names = [path.relative_to(self) for path, _ in self.objects()]
         run_in_threads(lambda name: (self / name)._copy(target / name), names)

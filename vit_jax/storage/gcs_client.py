@@ -1,4 +1,4 @@
-"""The client of Google Cloud Storage: one for each process, with time limits, repetition and errors of the system.
+"""The client of Google Cloud Storage: one for each process, with time limits and repetition.
 
 Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to
 `RETRY_SECONDS` since the first failure of any request of the process, but for at least
@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-TIMEOUT_SECONDS = (10.0, 60.0)  # to connect, and between two pieces of a reply
+TIMEOUT_SECONDS = (10.0, 60.0)
+"""Time limits of a connection, and of the wait for the next piece of a reply."""
 RETRY_SECONDS = 120.0
-LATER_RETRY_SECONDS = 2.0  # for a request that begins when others have waited for RETRY_SECONDS
+LATER_RETRY_SECONDS = 2.0
+"""Time limit of a request that begins when others have waited for `RETRY_SECONDS`."""
 NO_SUCH_OBJECT = "there is no such object or bucket"
-_CONNECTIONS = 64  # kept open by a process; further threads open a connection for each request
+_CONNECTIONS = 64
+"""Connections that a process keeps open; further threads open one for each request."""
 _MOST_REASON_LETTERS = 200
 
 
@@ -47,7 +50,8 @@ def set_up_libraries() -> None:
     connect_seconds, read_seconds = TIMEOUT_SECONDS
     limits = aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds, sock_read=read_seconds)
     options: dict[str, Any] = {"requests_timeout": limits, "use_listings_cache": False}
-    if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    if emulator:
         options["token"] = "anon"
         os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
     fsspec.config.conf["gcs"] = options | fsspec.config.conf.get("gcs", {})
@@ -85,7 +89,7 @@ def _create_client() -> Any:
 
 
 def _release_connection(reply: Any, **options: Any) -> None:
-    """Read the content of a failed reply: else its connection stays open until garbage collection."""
+    """Read the content of a failed reply, so that its connection closes at once."""
     if not reply.ok:
         _ = reply.content
 
@@ -107,7 +111,7 @@ class _Silence:
         self._began = None
 
     def remaining_seconds(self) -> float:
-        """Return for how long a request that begins now is repeated."""
+        """Return the time during which a request that begins now is repeated."""
         if self._began is None:
             return RETRY_SECONDS
         waited_seconds = self._clock() - self._began
@@ -167,7 +171,7 @@ def as_system_errors(path: object) -> Iterator[None]:
         _silence.end()
         reason = "another process has written it meanwhile"
         raise FileExistsError(errno.EEXIST, reason, name) from error
-    except (RefreshError, InvalidOperation) as error:  # the second of anonymous requests
+    except (RefreshError, InvalidOperation) as error:  # anonymous requests raise the second
         reason = (
             f"there are no valid credentials ({_describe(error)}): "
             "run `gcloud auth application-default login`"
