@@ -42,7 +42,7 @@ def named_leaves(tree: object) -> dict[str, Any]:
 
 
 def from_named_leaves(template: T, leaves: Mapping[str, Any]) -> T:
-    """Return the template's tree with its leaves replaced by the leaves of the same names.
+    """Return the tree of a template with the leaves of these names.
 
     Raises:
       KeyError: a name of the template is missing.
@@ -138,6 +138,7 @@ def _get_kind(name: str) -> str:
 
 
 def _get_shape(leaf: object) -> tuple[int, ...]:
+    """Return the shape of an array; () for other leaves."""
     return tuple(getattr(leaf, "shape", ()))
 
 

@@ -577,7 +577,7 @@ class _AnyRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
-    """The first phase of a run, or the next one, with images of another size or another batch (progressive resizing).
+    """An earlier phase of a run, with another image size or batch (progressive resizing).
 
     Evaluations have the size of the run, and networks keep its shapes: learned positions are
     resized in each step.

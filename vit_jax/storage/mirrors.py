@@ -85,6 +85,7 @@ def open_remote(path: str | os.PathLike[str], root: pathlib.Path) -> io.Buffered
     """
     if isinstance(path, BucketPath):
         return path.open_ranges()
+
     text = os.fspath(path)
     if not text.startswith(f"{root}/") or not _is_placeholder(pathlib.Path(text)):
         return None
@@ -100,6 +101,7 @@ def _is_current(local: pathlib.Path, status: Status) -> bool:
 
 
 def _is_placeholder(path: pathlib.Path) -> bool:
+    """Return True for a file without the content of its object."""
     return stat.S_IMODE(path.stat().st_mode) == _PLACEHOLDER
 
 
@@ -123,5 +125,6 @@ def _store_object(path: BucketPath, status: Status, local: pathlib.Path, is_whol
 
 
 def _download(path: BucketPath, generation: int, file: pathlib.Path) -> None:
+    """Write the content of one generation of an object to a file."""
     with as_system_errors(path):
         path.blob().download_to_filename(file, if_generation_match=generation, **request_options())

@@ -65,6 +65,7 @@ class BucketRecords:
         return int(self._firsts[-1])
 
     def __getitem__(self, index: int) -> bytes:
+        """Return one record."""
         return self.__getitems__(range(index, index + 1))[0]
 
     def __getitems__(self, indices: range) -> list[bytes]:
@@ -94,6 +95,7 @@ def num_records(file: str) -> int:
     """
     if is_mirrored(file):
         return int(_read_index(file).firsts[-1])
+
     reader = array_record_module.ArrayRecordReader(file)
     count: int = reader.num_records()
     reader.close()
@@ -208,6 +210,7 @@ def _read_chunk_data(chunk: bytes) -> tuple[list[int], bytes]:
 
 
 def _decompress(content: bytes, codec: str | None) -> bytes:
+    """Return bytes whose size comes before their compressed content."""
     if codec is None:
         return content
     size, start = _read_varint(content, 0)

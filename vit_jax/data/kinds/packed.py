@@ -104,6 +104,7 @@ class PackedSource(ListedSource):
         self._firsts = np.cumsum([0, *sizes])
 
     def image_of(self, index: int) -> bytes:
+        """Return the file of a record's image."""
         raise NotImplementedError
 
     def surveyed(self) -> Sequence[int]:
@@ -111,11 +112,12 @@ class PackedSource(ListedSource):
         raise NotImplementedError
 
     def _place_of(self, index: int) -> tuple[int, int]:
-        """Return the number of a record's file, and of the record in it."""
+        """Return the number of a record's file, and the number of the record in this file."""
         file = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return file, index - int(self._firsts[file])
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
+        """Return warnings as `depth.survey`."""
         indices = self.surveyed()
         index_of_name = dict(zip(map(self.name_of, indices), indices, strict=True))
 
@@ -152,6 +154,7 @@ class Packed(Listing):
 
     @property
     def names(self) -> tuple[str, ...] | None:
+        """Names of the classes by number; None without them."""
         raise NotImplementedError
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
@@ -173,6 +176,7 @@ class Packed(Listing):
         return self.path.is_dir() or any(map(os.path.exists, self._matches))
 
     def require(self) -> None:
+        """Raise ValueError if a file is missing or none can be read."""
         problem = self._find_problem()
         if problem is not None:
             raise ValueError(f"{self.place(None)}: {problem}")
@@ -211,6 +215,7 @@ class Packed(Listing):
         """Return names in the order of their numbers; without numbers, sorted."""
         if self.names is not None:
             return list(self.names)
+
         labels = self.labels(self._select_files(split))
         if not np.issubdtype(labels.dtype, np.integer):
             names = sorted({*labels.tolist()})
@@ -266,6 +271,7 @@ class Packed(Listing):
 
     @functools.cached_property
     def _paths_inside(self) -> list[str]:
+        """All files below the folder, sorted."""
         paths = []
         for _, files in walk(str(self.path)):
             for entry in files:
@@ -282,6 +288,7 @@ class Packed(Listing):
         return sorted(_expand_pattern(str(self.path)))
 
     def _select_files(self, split: str | None) -> list[str]:
+        """Return the files of a split, or all files without splits."""
         if split is None:
             return self.files
         return self._list_files(split, (split,))

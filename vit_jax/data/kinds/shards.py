@@ -47,6 +47,12 @@ class ShardSource(PackedSource):
         self._sizes = _join_column(indices, "size")
 
     def image_of(self, index: int) -> bytes:
+        """Return the file of a record's image.
+
+        Raises:
+          UnreadableImage: the shard was changed, or cannot be read.
+          NoAnswer: the shard is in a bucket that does not answer.
+        """
         shard, _ = self._place_of(index)
         offset = int(self._offsets[index])
         size = int(self._sizes[index])
@@ -69,11 +75,13 @@ class ShardSource(PackedSource):
         return image
 
     def key_of(self, index: int) -> bytes:
+        """Return the names of the shard and of the member, which identify a record."""
         shard, _ = self._place_of(index)
         member = bytes(self._members[index])
         return b"%b/%b" % (self._names[shard], member)
 
     def surveyed(self) -> Sequence[int]:
+        """Return the records whose names have an extension of formats of more than 8 bits."""
         suffixes = tuple(map(str.encode, SURVEYED))
         surveyed = []
         for index, name in enumerate(self._members.tolist()):
@@ -98,6 +106,7 @@ class Shards(Packed):
 
     @functools.cached_property
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """Names of the classes in a file beside the shards; None without a file."""
         for name in CLASS_NAMES:
             path = os.path.join(self.root, name)
             if os.path.isfile(path):
@@ -105,6 +114,11 @@ class Shards(Packed):
         return None
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
+        """Return the label of every record, int64 or text (N,).
+
+        Raises:
+          ValueError: some labels are numbers and others are names.
+        """
         labels = _join_column(self._read_rows(files), "label")
         if all(map(_NUMBER.fullmatch, labels.tolist())):  # numpy would take "1_0" for a number too
             return labels.astype(np.int64)
@@ -143,10 +157,12 @@ class Shards(Packed):
         return [index.rows for index in self._find_indices(files)]
 
     def require(self) -> None:
+        """Raise ValueError for missing shards or a wrong selection."""
         super().require()
         parse_selection(self.label)
 
     def _find_indices(self, files: Sequence[str]) -> list[Index]:
+        """Return the index of each shard, and warn about members that are skipped."""
         selection = parse_selection(self.label)
         find = functools.partial(find_index, selection=selection)
         indices = list(map_in_threads(find, files, _THREADS))
