@@ -29,11 +29,11 @@ def test_map_with_names():
 def test_first_match_takes_the_first_and_refuses_gaps():
     rules = (("a/.*", 1), (".*", 2))
 
-    assert pytree.first_match(rules, "a/b") == 1
-    assert pytree.first_match(rules, "b/a/b") == 2
+    assert pytree.find_first_match(rules, "a/b") == 1
+    assert pytree.find_first_match(rules, "b/a/b") == 2
 
     with pytest.raises(ValueError, match="No rule covers 'x'"):
-        pytree.first_match((("a", 1),), "x")
+        pytree.find_first_match((("a", 1),), "x")
 
 
 def test_differences_lists_everything_and_the_nearest():

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _NUMBER = re.compile(r"\d+")
 
 
-def path_name(path: Sequence[object]) -> str:
+def build_path_name(path: Sequence[object]) -> str:
     """Return the name of a path of jax."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
     return name.removesuffix("/value")
@@ -34,7 +34,7 @@ def named_leaves(tree: object) -> dict[str, Any]:
     """
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = path_name(path)
+        name = build_path_name(path)
         if name in leaves:
             raise ValueError("Two leaves of this tree have the same name; names must be unique.")
         leaves[name] = leaf
@@ -48,7 +48,7 @@ def from_named_leaves(template: T, leaves: Mapping[str, Any]) -> T:
       KeyError: a name of the template is missing.
     """
     paths = jax.tree_util.tree_flatten_with_path(template)[0]
-    ordered = [leaves[path_name(path)] for path, _ in paths]
+    ordered = [leaves[build_path_name(path)] for path, _ in paths]
     return jax.tree.unflatten(jax.tree.structure(template), ordered)
 
 
@@ -56,12 +56,12 @@ def map_with_names(function: Callable[..., Any], tree: T, *rest: object) -> T:
     """Return `jax.tree.map` of a function that receives the leaf's name first."""
 
     def call(path: Sequence[object], *leaves: object) -> Any:
-        return function(path_name(path), *leaves)
+        return function(build_path_name(path), *leaves)
 
     return jax.tree_util.tree_map_with_path(call, tree, *rest)
 
 
-def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
+def find_first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
     """Return the value of the first rule whose regular expression matches the full name.
 
     Raises:

@@ -494,7 +494,7 @@ def test_a_mesh_that_does_not_divide_the_devices():
 
 
 def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
-    monkeypatch.setattr(check, "out_of_range", lambda config: pytest.fail("validated again"))
+    monkeypatch.setattr(check, "find_out_of_range", lambda config: pytest.fail("validated again"))
 
     assert steps_of().total == 2000
     with pytest.raises(pytest.fail.Exception):

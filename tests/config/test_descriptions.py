@@ -8,7 +8,7 @@ import pytest
 from vit_jax import cli
 from vit_jax.config import FinetuneConfig, PretrainConfig, network_options, schema
 from vit_jax.config.descriptions import describe_fields, read_sections
-from vit_jax.config.parsing import field_paths
+from vit_jax.config.parsing import list_field_paths
 
 SECTIONS = read_sections()
 
@@ -34,7 +34,7 @@ class Config:
 def test_sections_hold_the_fields_of_all_runs():
     paths = {section.prefix + field.name for section in SECTIONS for field in section.fields}
     sections = {section.prefix.removesuffix(".").removesuffix(".NAME") for section in SECTIONS}
-    known = {*field_paths(PretrainConfig), *field_paths(FinetuneConfig)}
+    known = {*list_field_paths(PretrainConfig), *list_field_paths(FinetuneConfig)}
 
     assert paths - sections == {path.removesuffix(".NAME") for path in known}
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import PretrainConfig, from_dict, load_recipe, to_dict, to_text
-from vit_jax.config.networks import named_architecture, read_architecture
+from vit_jax.config.networks import build_named_architecture, read_architecture
 from vit_jax.config.parsing import flatten
 
 DIGITS = "configs/digits.py"
@@ -205,7 +205,7 @@ def test_wrong_names_and_types(fields, field, rule):
 def test_a_long_value_is_not_printed_whole(field):
     with pytest.raises(ValueError, match=f"architecture.{field}='xxx") as error:
         read_architecture(
-            dataclasses.asdict(named_architecture("ViT-mu/16")) | {field: "x" * 10**5}
+            dataclasses.asdict(build_named_architecture("ViT-mu/16")) | {field: "x" * 10**5}
         )
 
     assert len(str(error.value)) < 1000

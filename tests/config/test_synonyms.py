@@ -4,11 +4,11 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import FinetuneConfig, InputConfig, PretrainConfig
-from vit_jax.config.parsing import field_paths, from_dict
-from vit_jax.config.synonyms import MEANT, fields_meant
+from vit_jax.config.parsing import from_dict, list_field_paths
+from vit_jax.config.synonyms import MEANT, find_meant_fields
 
-PRETRAINING = field_paths(PretrainConfig)
-FINETUNING = field_paths(FinetuneConfig)
+PRETRAINING = list_field_paths(PretrainConfig)
+FINETUNING = list_field_paths(FinetuneConfig)
 
 
 def test_every_word_means_a_field_and_is_none():
@@ -40,12 +40,12 @@ def test_every_word_means_a_field_and_is_none():
     ],
 )
 def test_fields_meant(name, fields):
-    assert fields_meant(name, PRETRAINING) == fields
+    assert find_meant_fields(name, PRETRAINING) == fields
 
 
 def test_a_word_for_what_this_kind_of_run_has_not():
-    assert fields_meant("resume", PRETRAINING) == ["resume_from"]
-    assert "resume_from" not in fields_meant("resume", FINETUNING)
+    assert find_meant_fields("resume", PRETRAINING) == ["resume_from"]
+    assert "resume_from" not in find_meant_fields("resume", FINETUNING)
 
 
 def test_a_feature_that_is_not_included():

@@ -33,7 +33,7 @@ def changed(**fields):
     return opener
 
 
-out_of_range = changed(labels=np.array([0, 2]))
+find_out_of_range = changed(labels=np.array([0, 2]))
 plain_list = changed(labels=[0, 1])
 not_integers = changed(labels=np.array([0.0, 1.0]))
 column = changed(labels=np.zeros((2, 1), int))
@@ -80,7 +80,7 @@ def test_own_source(own, make_config):
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("out_of_range", "record 1.*label 2.*0 to 1"),
+        ("find_out_of_range", "record 1.*label 2.*0 to 1"),
         ("plain_list", "labels.*list.*2 integers"),
         ("not_integers", r"labels.*float64 \(2,\).*2 integers"),
         ("column", r"labels.*int64 \(2, 1\).*2 integers"),

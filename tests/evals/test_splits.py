@@ -492,7 +492,7 @@ class FakeSource:
 def test_released_datasets_have_their_splits(monkeypatch):
     opened = []
 
-    def open_source(data, split, config, seed, held_then, range_option, *, is_classified):
+    def open_source(data, split, config, seed, held_hashes, range_option, *, is_classified):
         assert range_option == "--images.value_range"
         opened.append((data, split, config.data_dir))
         return FakeSource("a", "b")

@@ -211,7 +211,7 @@ def test_a_process_that_was_stopped_and_resumed_has_not_hung(run, clock, ended):
     clock.sleep(3 * LOST_SECONDS)  # as after SIGSTOP of all
     run[0].check()
 
-    assert run[0].own_report().idle_seconds < 10
+    assert run[0].build_report().idle_seconds < 10
 
     live(run, LOST_SECONDS)
 
@@ -236,7 +236,7 @@ def test_a_run_of_one_process_cannot_lose_any(ended, clock):
 
 def test_exit_codes():
     errors = (ValueError(), FloatingPointError(), KeyboardInterrupt(), SystemExit(75))
-    assert [exits.code_of(error) for error in errors] == [2, 1, 130, 75]
+    assert [exits.find_exit_code(error) for error in errors] == [2, 1, 130, 75]
 
 
 def test_all_are_there_before_the_steps_of_each_run_begin(run):

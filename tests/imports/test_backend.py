@@ -16,7 +16,7 @@ from tests.rejections import rejects
 from tests.tiny import ROOT
 from vit_jax import cli, hosts
 from vit_jax.imports import backend
-from vit_jax.imports.backend import BackendError, explained_backend
+from vit_jax.imports.backend import BackendError, explain_backend_errors
 
 XLA_BRIDGE = {"__name__": "jax._src.xla_bridge"}
 exec("def backends(error): raise error", XLA_BRIDGE)
@@ -27,7 +27,7 @@ def fail(platforms, monkeypatch, found, error=None):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(backend, "_find_all_plugins", lambda: dict.fromkeys(found, "1.2"))
 
-    with explained_backend():
+    with explain_backend_errors():
         XLA_BRIDGE["backends"](error or RuntimeError("Unable to initialize backend"))
 
 
@@ -80,7 +80,7 @@ def test_a_machine_without_a_gpu(monkeypatch):
 
 def test_other_errors_stay_as_they_are(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "bogus")
-    with pytest.raises(RuntimeError, match=r"^other$"), explained_backend():
+    with pytest.raises(RuntimeError, match=r"^other$"), explain_backend_errors():
         raise RuntimeError("other")
 
 

@@ -12,9 +12,9 @@ from tests.weights.small_networks import VIT
 from vit_jax.imports.references import (
     CodeNotAllowed,
     StoredReference,
-    allowed_code,
     is_reference,
     mark_stored,
+    parse_allowed_code,
     resolve,
 )
 
@@ -202,12 +202,12 @@ def test_marks_stay():
 
 
 def test_packages():
-    assert allowed_code("") == allowed_code(()) == ()
-    assert allowed_code("a,b.c") == allowed_code(["a", "b.c"]) == ("a", "b.c")
+    assert parse_allowed_code("") == parse_allowed_code(()) == ()
+    assert parse_allowed_code("a,b.c") == parse_allowed_code(["a", "b.c"]) == ("a", "b.c")
 
     for wrong in ("a-b", "a b", ".", "a.", "*", "a:", ["a", 3]):
         with pytest.raises(ValueError, match=r"^allow_code=.*: must be the name of a package\."):
-            allowed_code(wrong)
+            parse_allowed_code(wrong)
 
 
 def test_the_working_directory_is_not_searched_for_an_installed_package(modules):

@@ -16,7 +16,7 @@ from tests.models.formulas import convolution_macs, forward_macs
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP
 from vit_jax.sharding.convolutions import Convolution
-from vit_jax.sharding.memory import kept_bytes
+from vit_jax.sharding.memory import count_kept_bytes
 
 
 def select_rows(field):
@@ -162,4 +162,4 @@ def test_xla_skips_the_same_multiplications(kernel: int, stride: int, evenly: bo
 def test_user_defined_parts_have_no_formula(part: str) -> None:
     custom = dataclasses.replace(build_named("Ti/16", 32), **{part: "mine.blocks:Block"})
     with pytest.raises(ValueError, match=r"^mine\.blocks:Block: no formula"):
-        kept_bytes(custom, 1)
+        count_kept_bytes(custom, 1)

@@ -6,7 +6,7 @@ tests/tools/plan/test_record.py holds tiles, peaks and sums to XLA's.
 import pytest
 
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.sharding.memory import kept_bytes
+from vit_jax.sharding.memory import count_kept_bytes
 
 TOKENS = 12 * 8 * 197 * 768 * 2
 # Two means of each norm.
@@ -38,7 +38,7 @@ MAPS = 56**2 * (64 + 256 * 3) + 28**2 * 512 * 4 + 14**2 * 1024 * 6 + 7**2 * 2048
 def test_bytes_that_policies_keep(remat, model_shards, num_bytes):
     architecture = build("ViT-B/16", remat=remat, scan_unroll=1)
 
-    assert kept_bytes(architecture, 8, model_shards=model_shards, tiled=False) == num_bytes
+    assert count_kept_bytes(architecture, 8, model_shards=model_shards, tiled=False) == num_bytes
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_bytes_that_policies_keep(remat, model_shards, num_bytes):
 def test_bytes_that_policies_keep_of_axial_blocks(remat, num_bytes):
     architecture = build("ViT-B/16", remat=remat, scan_unroll=1, **AXIAL)
 
-    assert kept_bytes(architecture, 8, model_shards=1, tiled=False) == num_bytes * 196 // 197
+    assert count_kept_bytes(architecture, 8, model_shards=1, tiled=False) == num_bytes * 196 // 197
 
 
 def test_a_resnet_keeps_the_map_of_the_root_and_the_inputs_of_units():
     architecture = build("R50x1", remat="full", scan_unroll=1)
     num_bytes = 4 * 2 * (112**2 * 64 + MAPS)
 
-    assert kept_bytes(architecture, 4, model_shards=1, tiled=False) == num_bytes
+    assert count_kept_bytes(architecture, 4, model_shards=1, tiled=False) == num_bytes
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,6 @@ def test_a_resnet_keeps_the_map_of_the_root_and_the_inputs_of_units():
 def test_bytes_that_gpus_keep_outside_of_loops(remat, unroll, arrays):
     architecture = build("ViT-B/16", remat=remat, scan_unroll=unroll)
 
-    num_bytes = kept_bytes(architecture, 8, tiled=False)
+    num_bytes = count_kept_bytes(architecture, 8, tiled=False)
 
     assert num_bytes == pytest.approx(arrays * TOKENS, rel=0.01)

@@ -21,7 +21,7 @@ from vit_jax.config.schema import OptimizerConfig
 from vit_jax.models import build_model
 from vit_jax.models.lora import Lora, list_factor_shapes
 from vit_jax.optim.optimizers import build_optimizer
-from vit_jax.sharding import shard_tree, spec_of
+from vit_jax.sharding import find_spec, shard_tree
 from vit_jax.sharding.partition import RULES
 from vit_jax.train.state import init_state
 
@@ -61,7 +61,7 @@ def write_table(name):
     width = max(map(len, leaves))
 
     for leaf, x in leaves.items():
-        spec = spec_of(leaf, x.shape, AXES, "fsdp")
+        spec = find_spec(leaf, x.shape, AXES, "fsdp")
         total += x.size
         held += x.size // parts(spec)
         shape = " ".join(map(str, x.shape))
@@ -115,7 +115,7 @@ def test_every_large_parameter_is_split_over_data(options):
 
     for name, leaf in parameters(**options).items():
         if leaf.size >= 50_000:
-            assert parts(spec_of(name, leaf.shape, axes, "fsdp"), axes) == 8, name
+            assert parts(find_spec(name, leaf.shape, axes, "fsdp"), axes) == 8, name
 
 
 @pytest.mark.parametrize("options", EVERY_KIND, ids=lambda options: "-".join(options.values()))
@@ -124,7 +124,7 @@ def test_parameters_that_compute_most_are_split_over_model(options):
 
     for name, leaf in parameters(**options).items():
         expected = 2 if SPLIT_OVER_MODEL.search(name) else 1
-        spec = spec_of(name, leaf.shape, axes, "replicated")
+        spec = find_spec(name, leaf.shape, axes, "replicated")
         assert parts(spec, axes) == expected, name
 
 
@@ -137,7 +137,7 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     names.update(list_factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=())))
 
-    used = {pytree.first_match(patterns, name) for name in names}
+    used = {pytree.find_first_match(patterns, name) for name in names}
 
     assert used == {pattern for pattern, _ in RULES[:-1]}
 
@@ -157,7 +157,7 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
     ],
 )
 def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, expected):
-    assert spec_of(name, shape, axes, "fsdp") == PartitionSpec(*expected)
+    assert find_spec(name, shape, axes, "fsdp") == PartitionSpec(*expected)
 
 
 def preconditioners(parameters):

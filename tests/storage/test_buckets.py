@@ -93,7 +93,7 @@ def test_reads_are_of_ranges_and_of_one_generation(folder, cloud):
     before = len(cloud.requests)
 
     with files.open_regular(path) as file:
-        assert files.size_of(file) == len(content)
+        assert files.measure_size(file) == len(content)
 
         file.seek(-10, io.SEEK_END)
         assert file.read() == content[-10:]
@@ -257,11 +257,11 @@ def test_requests_share_the_time_of_silence(monkeypatch):
     assert max(gcs_client.request_options()["timeout"]) == gcs_client.LATER_RETRY_SECONDS
 
     path = BucketPath(f"{ROOT}/x")
-    with pytest.raises(gcs_client.NoAnswer), gcs_client.as_system_errors(path):
+    with pytest.raises(gcs_client.NoAnswer), gcs_client.raise_system_errors(path):
         raise exceptions.RetryError("timeout", cause=exceptions.ServiceUnavailable("gone"))
 
     assert silence.remaining_seconds() == gcs_client.LATER_RETRY_SECONDS
-    with pytest.raises(FileNotFoundError), gcs_client.as_system_errors(path):
+    with pytest.raises(FileNotFoundError), gcs_client.raise_system_errors(path):
         raise exceptions.NotFound("answered")
 
     assert silence.remaining_seconds() == gcs_client.RETRY_SECONDS

@@ -52,7 +52,7 @@ class CheckpointReader:
     """The checkpoints of one workdir. Creates, changes and deletes nothing."""
 
     def __init__(self, workdir: str | pathlib.Path, allowed: tuple[str, ...] = ()):
-        """Take a workdir, and packages whose code the metadata may name (`allowed_code`)."""
+        """Take a workdir, and packages whose code the metadata may name (`parse_allowed_code`)."""
         workarounds.apply()
         self.folder = expanded(workdir).absolute() / FOLDER
         self.allowed = allowed
@@ -295,7 +295,7 @@ def read_workdir(
       folder: a workdir that has checkpoints.
       compute_shapes: a function from the metadata of a checkpoint to the shape of every parameter.
       polyak: take the Polyak average where the checkpoint has one, which was evaluated.
-      allowed: packages whose code the metadata may name, from `references.allowed_code`.
+      allowed: packages whose code the metadata may name, from `references.parse_allowed_code`.
 
     Returns:
       Parameters by name, the metadata, and a description: "Polyak average of step 5".

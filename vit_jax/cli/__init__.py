@@ -16,7 +16,12 @@ from vit_jax import __version__
 from vit_jax.cli import stop
 from vit_jax.cli.outputs import describe_system_error, fail
 from vit_jax.cli.verbs import Verb
-from vit_jax.imports.backend import BackendError, default_platforms, explained_backend, hide_cuda
+from vit_jax.imports.backend import (
+    BackendError,
+    default_platforms,
+    explain_backend_errors,
+    hide_cuda,
+)
 from vit_jax.text.nearest import did_you_mean
 
 
@@ -125,7 +130,7 @@ def _run(words: Sequence[str]) -> None:
         print(_find(verb).help(), end="")
     else:
         _choose_devices()
-        with explained_backend():
+        with explain_backend_errors():
             _find(verb)(rest)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Annotated, Any, ClassVar
 
 from vit_jax.config import data_kinds
-from vit_jax.config.rules import Range, When, default_of_field, rules_in
+from vit_jax.config.rules import Range, When, find_rules, get_default
 
 REQUIRED = dataclasses.MISSING
 LISTED = tuple(kind.prefix for kind in data_kinds.KINDS if kind.is_listing)
@@ -123,7 +123,7 @@ class Option:
     def conditions(self) -> list[When]:
         """The rules about other options that make this one effective."""
         conditions = []
-        for rule in rules_in(self.hint):
+        for rule in find_rules(self.hint):
             if isinstance(rule, When):
                 conditions.append(rule)
         return conditions
@@ -214,7 +214,7 @@ def _make_option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
     return Option(
         name=field.name,
         hint=hint,
-        default=default_of_field(field),
+        default=get_default(field),
         form=metadata["form"],
         meaning=metadata["meaning"],
         flag=flag,

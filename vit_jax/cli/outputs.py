@@ -7,7 +7,7 @@ import tempfile
 from typing import NoReturn
 
 from vit_jax.cli.options import UsageError
-from vit_jax.storage.files import OUT_OF_FILES, TOO_MANY_FILES, expanded, target_of
+from vit_jax.storage.files import OUT_OF_FILES, TOO_MANY_FILES, expanded, find_target
 from vit_jax.text.printable import printable, printable_lines
 
 
@@ -37,7 +37,7 @@ def resolve_output_file(value: str, option: str = "--output=") -> pathlib.Path:
         raise UsageError(f"{option}{value}: is a folder. Give the name of a file.")
 
     try:
-        target = target_of(path)
+        target = find_target(path)
     except OSError as error:
         raise UsageError(
             f"{option}{value}: cannot be written ({error.strerror}). Choose another."

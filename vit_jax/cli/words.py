@@ -22,9 +22,9 @@ from vit_jax.cli.options import (
 )
 from vit_jax.config import data_kinds
 from vit_jax.config.parsing import check_value
-from vit_jax.config.rules import Range, rules_in
+from vit_jax.config.rules import Range, find_rules
 from vit_jax.config.value_text import parse_text
-from vit_jax.storage.files import refuse_bucket
+from vit_jax.storage.files import reject_bucket
 from vit_jax.text.nearest import closest
 
 # Prefixes of data with a name or a path.
@@ -325,7 +325,7 @@ def read_value(written: str, hint: Any, text: str) -> Any:
 
 def _convert(text: str, hint: Any) -> Any:
     """Return a value by the function that annotates its type, or in its type."""
-    for rule in rules_in(hint):
+    for rule in find_rules(hint):
         if callable(rule):
             return rule(text)
 
@@ -336,7 +336,7 @@ def _convert(text: str, hint: Any) -> Any:
 def _require_ranges(value: Any, hint: Any) -> None:
     """Raise ValueError if a number, or one of several, is outside the range of its type."""
     numbers = value if isinstance(value, tuple) else (value,)
-    for rule in rules_in(hint):
+    for rule in find_rules(hint):
         if not isinstance(rule, Range):
             continue
         if not all(map(rule.allows, numbers)):
@@ -354,20 +354,20 @@ def _is_option(word: str) -> bool:
 def _refuse_buckets(value: str, word: str, *, allowed: bool) -> None:
     """Raise ValueError if a value holds the address of a bucket; `allowed`: gs:// is read here."""
     for path in value.split(","):
-        refuse_bucket(path, word, allowed=allowed)
+        reject_bucket(path, word, allowed=allowed)
 
 
 def _find_fields(name: str) -> list[str]:
     """Return the options that set the fields of a recipe with this name or a similar meaning."""
     from vit_jax.config import FinetuneConfig, PretrainConfig
-    from vit_jax.config.parsing import field_paths
-    from vit_jax.config.synonyms import fields_meant
+    from vit_jax.config.parsing import list_field_paths
+    from vit_jax.config.synonyms import find_meant_fields
 
-    paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
+    paths = [*list_field_paths(PretrainConfig), *list_field_paths(FinetuneConfig)]
     known = dict.fromkeys(path.partition(".NAME")[0] for path in paths)
 
     flags = []
-    for field in fields_meant(name, known):
+    for field in find_meant_fields(name, known):
         flag = f"--config.{field}"
         if "=" not in flag:  # some have the value that is meant
             flag += "="

@@ -6,9 +6,9 @@ from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.architecture_rules import require_valid
-from vit_jax.config.field_checks import out_of_range, reject
+from vit_jax.config.field_checks import find_out_of_range, reject
 from vit_jax.config.network_options import LEARNED_POSITIONS
-from vit_jax.config.networks import named_architecture, read_compute_options
+from vit_jax.config.networks import build_named_architecture, read_compute_options
 from vit_jax.config.schema import AdaptConfig
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
@@ -128,7 +128,7 @@ def _find_pooling_problem(a: Architecture, changes: dict[str, Any]) -> str | Non
 
 def _find_problems(a: Architecture, config: AdaptConfig) -> Iterator[str]:
     """Yield options that are out of range or have no effect on the network of the weights."""
-    yield from out_of_range(config, "model.")
+    yield from find_out_of_range(config, "model.")
     for field in ("dropout_fraction", "stochastic_depth_fraction"):
         value = getattr(config, field)
         if value and not a.has_transformer:
@@ -185,7 +185,7 @@ def _find_published_dropout(a: Architecture) -> float:
 
 def _compare_numbers(a: Architecture, name: str) -> dict[str, tuple[object, object]]:
     """Return the numbers of `a` and of the network of a name, by field, where they differ."""
-    b = named_architecture(name)
+    b = build_named_architecture(name)
     different = {}
     for field in _COMPARED_FIELDS:
         if getattr(a, field) != getattr(b, field):

@@ -6,8 +6,8 @@ A rule returns the problem that it found as `field=value: rule. fix.`, or None.
 from collections.abc import Callable, Iterator
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.field_checks import apply_rules, out_of_range, reject
-from vit_jax.config.rules import Component, rules_of
+from vit_jax.config.field_checks import apply_rules, find_out_of_range, reject
+from vit_jax.config.rules import Component, read_rules
 from vit_jax.config.sizes import NUM_GROUPS, ROOT_CHANNELS, resnet_downsampling
 from vit_jax.imports.reference_form import is_reference
 
@@ -22,13 +22,13 @@ def require_valid(a: Architecture, *, drops_border: bool = False) -> Architectur
     Raises:
       ValueError: the first field that does not fit.
     """
-    rules_by_field = rules_of(Architecture)
+    rules_by_field = read_rules(Architecture)
     if not a.has_transformer:  # the sizes of the transformer are 0
         of_transformer = Component("Transformer")
         rules_by_field = {
             name: rules for name, rules in rules_by_field.items() if of_transformer not in rules
         }
-    reject(out_of_range(a, "model.", rules_by_field), "")
+    reject(find_out_of_range(a, "model.", rules_by_field), "")
     reject(_find_problems(a, drops_border=drops_border), "model.")
     return a
 

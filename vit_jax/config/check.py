@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 
 from vit_jax.config import evaluation_rules, run_rules
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.field_checks import out_of_range, reject, without_effect
-from vit_jax.config.lengths import RunSteps, convert_lengths, phases_by_name
+from vit_jax.config.field_checks import find_ineffective_fields, find_out_of_range, reject
+from vit_jax.config.lengths import RunSteps, convert_lengths, get_phases
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
-from vit_jax.config.parsing import flatten, references, to_dict
+from vit_jax.config.parsing import find_references, flatten, to_dict
 from vit_jax.config.schema import RunConfig
 from vit_jax.imports.references import resolve as import_reference
-from vit_jax.storage.files import refuse_bucket
+from vit_jax.storage.files import reject_bucket
 
 _FROM_BUCKETS = ("data", "input.data_dir", "init_from", "resume_from")
 
@@ -31,11 +31,11 @@ def validate(config: RunConfig) -> None:
     """
     _reject_buckets(config)
     # References come first: whether other fields have an effect depends on what exists.
-    for name, value in references(config):
+    for name, value in find_references(config):
         import_reference(value, f"config.{name}")
     problems = itertools.chain(
-        out_of_range(config),
-        without_effect(config, config),
+        find_out_of_range(config),
+        find_ineffective_fields(config, config),
         run_rules.find_problems(config),
         evaluation_rules.find_problems(config),
         run_rules.find_start_problems(config),
@@ -49,7 +49,7 @@ def _reject_buckets(config: RunConfig) -> None:
         if isinstance(value, str):
             is_data_of_evaluator = name.endswith(".data")
             is_read = name in _FROM_BUCKETS or is_data_of_evaluator
-            refuse_bucket(value, f"config.{name}={value}", allowed=is_read)
+            reject_bucket(value, f"config.{name}={value}", allowed=is_read)
 
 
 def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSteps:
@@ -117,7 +117,7 @@ def _find_batch_problems(config: RunConfig, num_devices: int) -> Iterator[str]:
         training_devices += f" x {accumulation} micro-batches"
 
     training_batches: dict[str, int | None] = {"global_batch": config.global_batch}
-    for name, phase in phases_by_name(config).items():
+    for name, phase in get_phases(config).items():
         training_batches[f"phases.{name}.global_batch"] = phase.global_batch
     for field, batch in training_batches.items():
         yield from _find_remainder(field, batch, num_training_shares, training_devices)

@@ -13,7 +13,7 @@ from typing import Any
 
 from vit_jax.config import network_options, schema
 from vit_jax.config.data_kinds import spell_quoted_forms
-from vit_jax.config.rules import Component, Range, When, default_of_field, rules_in
+from vit_jax.config.rules import Component, Range, When, find_rules, get_default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _read_section(kind: type, node: ast.ClassDef, prefix: str) -> Section:
 def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
     """Yield the fields of a class of the schema, without those of its base classes."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    defaults = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
+    defaults = {field.name: get_default(field) for field in dataclasses.fields(kind)}
     kinds_of_data = spell_quoted_forms()
     for name, template in describe_fields(node).items():
         text = template.replace("KINDS_OF_DATA", kinds_of_data)
@@ -84,7 +84,7 @@ def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
             name=name,
             type=_spell_type(hints[name]),
             default=_spell_default(defaults[name]),
-            description=_add_rules(text, list(rules_in(hints[name]))),
+            description=_add_rules(text, list(find_rules(hints[name]))),
         )
 
 

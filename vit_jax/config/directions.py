@@ -26,7 +26,7 @@ class Direction(NamedTuple):
         return f"{WORDS[self.mode]} ({self.stated_by})"
 
 
-def stated_directions(evaluator: object, place: str) -> Mapping[str, Mode]:
+def read_directions(evaluator: object, place: str) -> Mapping[str, Mode]:
     """Return the attribute `directions` of a custom evaluator, by the names that it yields.
 
     The mapping is empty without one.
@@ -45,7 +45,7 @@ def stated_directions(evaluator: object, place: str) -> Mapping[str, Mode]:
     return stated
 
 
-def stated_direction(metric: object, place: str) -> Mode | None:
+def read_direction(metric: object, place: str) -> Mode | None:
     """Return the attribute `direction` of a custom metric; None without one.
 
     Raises:
@@ -64,7 +64,7 @@ def find_direction(config: RunConfig, result: str) -> Direction | None:
     `checkpoint.best_metric`, then the metric that ends the name of the result.
 
     Raises:
-      ValueError: as `stated_directions` and `stated_direction`.
+      ValueError: as `read_directions` and `read_direction`.
     """
     stated = find_stated_direction(config, result)
     if stated is not None:
@@ -92,7 +92,7 @@ def _find_in_evaluators(config: RunConfig, result: str) -> Direction | None:
             continue
         field = f"config.evaluation.evaluators.{name}.kind"
         custom = resolve(evaluator.kind, field)
-        directions = stated_directions(custom, f"{field}={evaluator.kind!r}")
+        directions = read_directions(custom, f"{field}={evaluator.kind!r}")
         mode = directions.get(result.removeprefix(f"{name}_"))
         if mode is not None:
             return Direction(mode, f"stated by {evaluator.kind}")
@@ -104,7 +104,7 @@ def _find_in_metrics(config: RunConfig, result: str) -> Direction | None:
         if not result.endswith(f"_{name_custom_metric(reference)}"):
             continue
         field = "config.evaluation.metrics"
-        mode = stated_direction(resolve(reference, field), f"{field}={reference}")
+        mode = read_direction(resolve(reference, field), f"{field}={reference}")
         if mode is not None:
             return Direction(mode, f"stated by {reference}")
     return None

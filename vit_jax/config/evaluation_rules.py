@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from vit_jax.config.directions import (
     find_stated_direction,
+    read_direction,
+    read_directions,
     require_direction,
-    stated_direction,
-    stated_directions,
 )
 from vit_jax.config.metric_names import (
     MULTILABEL_RESULTS,
@@ -54,7 +54,7 @@ def _find_evaluator_problems(config: RunConfig, name: str) -> Iterator[str]:
             yield f"{field}{problem}"
     if is_reference(evaluator.kind):
         custom = import_reference(evaluator.kind, f"config.{field}.kind")
-        stated_directions(custom, f"config.{field}.kind={evaluator.kind!r}")
+        read_directions(custom, f"config.{field}.kind={evaluator.kind!r}")
 
 
 def _require_metrics(config: RunConfig) -> None:
@@ -62,7 +62,7 @@ def _require_metrics(config: RunConfig) -> None:
     field = "config.evaluation.metrics"
     for metric in config.evaluation.metrics:
         if is_reference(metric):
-            stated_direction(import_reference(metric, field), f"{field}={metric}")
+            read_direction(import_reference(metric, field), f"{field}={metric}")
         else:
             require_metric_name(metric, field)
 
@@ -110,7 +110,7 @@ def check_frozen_splits(config: RunConfig, name: str, evaluator: EvaluatorConfig
 def check_best_metric(config: RunConfig) -> str | None:
     """The best checkpoint needs a metric that an evaluator computes."""
     metric = config.checkpoint.best_metric
-    known, prefixes = result_names(config)
+    known, prefixes = list_result_names(config)
     if metric in known or metric.startswith(prefixes):
         return None
     results = ", ".join([*known, *map("{}...".format, prefixes)])
@@ -127,7 +127,7 @@ def check_best_mode(config: RunConfig) -> str | None:
     stated = find_stated_direction(config, metric)
     if stated is not None:
         return f"checkpoint.best_mode={mode!r}: has no effect on {metric}: {stated}. Use auto."
-    known, _ = result_names(config)
+    known, _ = list_result_names(config)
     if metric in known and find_metric(metric) is not None:
         return f"checkpoint.best_mode={mode!r}: has no effect on {metric}. Use auto."
     return None
@@ -136,7 +136,7 @@ def check_best_mode(config: RunConfig) -> str | None:
 # Names of results.
 
 
-def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def list_result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of results of a run, and the prefixes of results of custom evaluators."""
     usual = _list_usual_results(config)
     known = [f"test_{result}" for result in usual]

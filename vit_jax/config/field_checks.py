@@ -5,12 +5,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from vit_jax.config.rules import Range, When, default_of_field, rules_of
+from vit_jax.config.rules import Range, When, get_default, read_rules
 
 T = TypeVar("T")
 
 
-def out_of_range(
+def find_out_of_range(
     section: Any, prefix: str = "", rules_by_field: Mapping[str, Iterable[object]] | None = None
 ) -> Iterator[str]:
     """Yield every number of a section that its range does not allow, also in inner sections.
@@ -21,13 +21,13 @@ def out_of_range(
       rules_by_field: rules in place of those in the annotations.
     """
     if rules_by_field is None:
-        rules_by_field = rules_of(type(section))
+        rules_by_field = read_rules(type(section))
 
     for name, rules in rules_by_field.items():
         given = getattr(section, name)
         for path, value in _find_leaves(given, f"{prefix}{name}"):
             if dataclasses.is_dataclass(value):
-                yield from out_of_range(value, f"{path}.")
+                yield from find_out_of_range(value, f"{path}.")
             if type(value) not in (int, float):
                 continue
             shown = given if isinstance(given, tuple) else value
@@ -36,7 +36,7 @@ def out_of_range(
                     yield f"{path}={shown}: {rule.rule}. {rule.fix}".rstrip()
 
 
-def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str]:
+def find_ineffective_fields(section: Any, root: object, prefix: str = "") -> Iterator[str]:
     """Yield every field that is not at its default and that another field makes ineffective.
 
     Args:
@@ -44,16 +44,16 @@ def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str
       root: the config, for paths from its root.
       prefix: path of the section with a dot, such as "model."; "" for the config.
     """
-    rules_by_field = rules_of(type(section))
+    rules_by_field = read_rules(type(section))
 
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         path = f"{prefix}{field.name}"
         for inner_path, inner in _find_leaves(value, path):
             if dataclasses.is_dataclass(inner):
-                yield from without_effect(inner, root, f"{inner_path}.")
+                yield from find_ineffective_fields(inner, root, f"{inner_path}.")
 
-        default = default_of_field(field)
+        default = get_default(field)
         if value == default:
             continue
         for rule in rules_by_field[field.name]:

@@ -146,7 +146,7 @@ def _get_duration(config: RunConfig, path: str) -> Any:
     return functools.reduce(getattr, path.split("."), config)
 
 
-def phases_by_name(config: RunConfig) -> Mapping[str, PhaseConfig]:
+def get_phases(config: RunConfig) -> Mapping[str, PhaseConfig]:
     """Return the earlier phases of pre-training; fine-tuning has none."""
     if isinstance(config, PretrainConfig):
         return config.phases
@@ -159,7 +159,7 @@ def _convert_phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
     earlier: tuple[tuple[int, int], ...] = ()
     first = 0
     total, total_unit = parse_duration(config.total)
-    for name, phase in phases_by_name(config).items():
+    for name, phase in get_phases(config).items():
         value, unit = parse_duration(phase.until)
         until: str = phase.until
         if unit == "fraction" and total_unit != "fraction":

@@ -6,10 +6,10 @@ from typing import Any
 
 from vit_jax.config.architecture import Architecture, Family
 from vit_jax.config.architecture_rules import require_valid
-from vit_jax.config.field_checks import reject, without_effect
+from vit_jax.config.field_checks import find_ineffective_fields, reject
 from vit_jax.config.network_options import ComputeOptions
 from vit_jax.config.parsing import from_dict
-from vit_jax.config.rules import Component, rules_of
+from vit_jax.config.rules import Component, read_rules
 from vit_jax.config.schema import ModelConfig
 from vit_jax.config.sizes import BOTTLENECK, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES
 from vit_jax.config.variants import ModelName, parse_name
@@ -64,7 +64,7 @@ def build_architecture(
     return require_valid(a)
 
 
-def named_architecture(name: str) -> Architecture:
+def build_named_architecture(name: str) -> Architecture:
     """Return the network of this name, for one class and an image size that its patches divide."""
     height, width = parse_name(name).patch
     image_size = (32 * height, 32 * width)
@@ -160,7 +160,7 @@ def _find_ineffective(config: ModelConfig, family: Family) -> Iterator[str]:
     missing = _MISSING_COMPONENT.get(family)
     if missing is not None:
         yield from _find_missing_component(config, missing)
-    yield from without_effect(config, config, "model.")
+    yield from find_ineffective_fields(config, config, "model.")
     if family == "resnet" and config.pool not in (None, "gap"):
         yield f"model.pool={config.pool!r}: must be gap for {config.name}. Use gap or None."
     if family == "hybrid" and config.residual_unit == "preactivation":
@@ -170,7 +170,7 @@ def _find_ineffective(config: ModelConfig, family: Family) -> Iterator[str]:
 
 def _find_missing_component(config: ModelConfig, component: str) -> Iterator[str]:
     """Yield options of a component that the network does not have."""
-    rules = rules_of(ModelConfig)
+    rules = read_rules(ModelConfig)
     rule = f"has no effect on {config.name}, without a {component}"
     for field in dataclasses.fields(ModelConfig):
         value = getattr(config, field.name)

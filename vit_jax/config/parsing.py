@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 from vit_jax.config.durations import parse_duration
 from vit_jax.config.hints import describe_type, field_types, is_list, is_mapping, union_members
-from vit_jax.config.recipes import names_in
+from vit_jax.config.recipes import run_recipe
 from vit_jax.config.rules import Reference
 from vit_jax.config.schema import Duration
-from vit_jax.config.synonyms import absent, fields_meant, meant_value
+from vit_jax.config.synonyms import find_advice, find_meant_fields, suggest_value
 from vit_jax.config.value_text import parse_override
 from vit_jax.imports.reference_form import is_reference
-from vit_jax.text.printable import shortened
+from vit_jax.text.printable import shorten
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
       ValueError: missing file, unknown field, or a value of the wrong type.
     """
     path, _, argument = specification.partition(":")
-    config = names_in(path)["get_config"](argument)
+    config = run_recipe(path)["get_config"](argument)
     if not dataclasses.is_dataclass(config):
         kind = type(config).__name__
         raise ValueError(
@@ -62,7 +62,7 @@ def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]
     Return {} for a recipe without studies.
     """
     path = specification.partition(":")[0]
-    studies: Mapping[str, Mapping[str, Sequence[Any]]] = names_in(path).get("STUDIES", {})
+    studies: Mapping[str, Mapping[str, Sequence[Any]]] = run_recipe(path).get("STUDIES", {})
     return studies
 
 
@@ -95,7 +95,7 @@ def is_within(name: str, fields: Iterable[str]) -> bool:
     return f"{name}.".startswith(tuple(f"{field}." for field in fields))
 
 
-def references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def find_references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every reference in a config."""
     for name, hint in field_types(type(config)).items():
         value = getattr(config, name)
@@ -103,9 +103,9 @@ def references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if is_mapping(hint):
             for key, section in value.items():
                 if dataclasses.is_dataclass(section):
-                    yield from references(section, f"{path}.{key}.")
+                    yield from find_references(section, f"{path}.{key}.")
         elif dataclasses.is_dataclass(value):
-            yield from references(value, f"{path}.")
+            yield from find_references(value, f"{path}.")
         if _allows_reference(hint):
             texts = value if is_list(hint) else (value,)
             for text in texts:
@@ -190,10 +190,10 @@ def _find_hint(hint: object, field: str, name: str, kind: type) -> object:
         hints = field_types(hint)
         if field in hints:
             return hints[field]
-    raise ValueError(_describe_unknown(name, field_paths(kind)))
+    raise ValueError(_describe_unknown(name, list_field_paths(kind)))
 
 
-def field_paths(kind: Any, prefix: str = "") -> list[str]:
+def list_field_paths(kind: Any, prefix: str = "") -> list[str]:
     """Return the names of all fields of a schema, joined by dots.
 
     Fields of the values of a mapping are under NAME.
@@ -205,7 +205,7 @@ def field_paths(kind: Any, prefix: str = "") -> list[str]:
             path = f"{path}.NAME"
             hint = typing.get_args(hint)[1]
         if dataclasses.is_dataclass(hint):
-            names += field_paths(hint, f"{path}.")
+            names += list_field_paths(hint, f"{path}.")
         else:
             names.append(path)
     return names
@@ -213,8 +213,8 @@ def field_paths(kind: Any, prefix: str = "") -> list[str]:
 
 def _describe_unknown(name: str, known: list[str]) -> str:
     """Return the error for a field that does not exist, with the fields that may be meant."""
-    near = fields_meant(name, known)
-    advice = absent(name)
+    near = find_meant_fields(name, known)
+    advice = find_advice(name)
     if advice is None and near:
         advice = f"Did you mean {' or '.join(near)}?"
     if advice is None:
@@ -270,12 +270,12 @@ def _check_member(name: str, value: Any, hint: object) -> Any:
     if converted is not _NOT_CONVERTED:
         return converted
 
-    shown = shortened(repr(value), _MOST_SHOWN)
+    shown = shorten(repr(value), _MOST_SHOWN)
     if member is float and _is_number(value):
         raise ValueError(f"{name}={shown}: must be finite.")
     meant = ""
     if typing.get_origin(member) is typing.Literal:
-        meant = meant_value(value, typing.get_args(member))
+        meant = suggest_value(value, typing.get_args(member))
     raise ValueError(f"{name}={shown}: must be {describe_type(hint)}.{meant}")
 
 

@@ -41,11 +41,11 @@ class Recipe:
 
 def list_recipes() -> list[Recipe]:
     """Return all recipes that are installed, by name."""
-    return [_describe(name, file) for name, file in sorted(recipe_files().items())]
+    return [_describe(name, file) for name, file in sorted(find_recipe_files().items())]
 
 
 def _describe(name: str, file: pathlib.Path) -> Recipe:
-    names = names_in(str(file))
+    names = run_recipe(str(file))
     form = _read_first_paragraph(names["get_config"].__doc__).removeprefix("Argument: ")
     config = names["get_config"]("")
     verb = "pretrain"
@@ -73,7 +73,7 @@ def _read_first_paragraph(text: str | None) -> str:
     return " ".join(paragraph.split())
 
 
-def recipe_files() -> dict[str, pathlib.Path]:
+def find_recipe_files() -> dict[str, pathlib.Path]:
     """Return the files of all recipes that are installed, by name; the checkout's come first."""
     files: dict[str, pathlib.Path] = {}
     for folder in reversed(_FOLDERS):
@@ -82,7 +82,7 @@ def recipe_files() -> dict[str, pathlib.Path]:
     return files
 
 
-def names_in(path: str) -> dict[str, Any]:
+def run_recipe(path: str) -> dict[str, Any]:
     """Return the names that the file of a recipe defines, with their values.
 
     Raises:
@@ -107,7 +107,7 @@ def _find_file(path: str) -> pathlib.Path:
     for candidate in candidates:
         if candidate.suffix == ".py" and candidate.is_file():
             return candidate
-    known = sorted(recipe_files())
+    known = sorted(find_recipe_files())
     hint = did_you_mean(pathlib.Path(path).stem, known, "{}")
     raise ValueError(
         f"There is no recipe {path!r}.{hint} Use the path of a file, or one of {', '.join(known)}."

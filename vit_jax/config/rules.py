@@ -111,25 +111,25 @@ Number = Annotated[int, Range("[0, inf)")]
 Count = Annotated[int, Range("[1, inf)")]
 
 
-def rules_of(kind: type) -> dict[str, tuple[object, ...]]:
+def read_rules(kind: type) -> dict[str, tuple[object, ...]]:
     """Return the rules of each field of a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: tuple(rules_in(hint)) for name, hint in hints.items()}
+    return {name: tuple(find_rules(hint)) for name, hint in hints.items()}
 
 
-def rules_in(hint: Any) -> Iterator[object]:
+def find_rules(hint: Any) -> Iterator[object]:
     """Yield the rules that annotate a type, also inside unions and containers."""
     if typing.get_origin(hint) is typing.Literal:
         return
     if hasattr(hint, "__metadata__"):
         yield from hint.__metadata__
-        yield from rules_in(hint.__origin__)
+        yield from find_rules(hint.__origin__)
         return
     for argument in typing.get_args(hint):
-        yield from rules_in(argument)
+        yield from find_rules(argument)
 
 
-def default_of_field(field: "dataclasses.Field[Any]") -> Any:
+def get_default(field: "dataclasses.Field[Any]") -> Any:
     """Return the default of a field, MISSING for one without."""
     if field.default_factory is dataclasses.MISSING:
         return field.default

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from vit_jax.config.field_checks import apply_rules, is_value_range
-from vit_jax.config.lengths import phases_by_name
+from vit_jax.config.lengths import get_phases
 from vit_jax.config.schema import FinetuneConfig, RunConfig
-from vit_jax.imports.references import allowed_code
+from vit_jax.imports.references import parse_allowed_code
 
 Rule = Callable[[RunConfig], str | None]
 
@@ -248,7 +248,7 @@ SCHEDULE_RULES: tuple[Rule, ...] = (check_end_rate, check_drops)
 def check_allowed_code(config: RunConfig) -> str | None:
     """Allowed code must be packages or references."""
     try:
-        allowed_code(config.allow_code)
+        parse_allowed_code(config.allow_code)
     except ValueError as error:
         return str(error)
     return None
@@ -256,7 +256,7 @@ def check_allowed_code(config: RunConfig) -> str | None:
 
 def check_phases(config: RunConfig) -> str | None:
     """An earlier phase must differ from the run."""
-    for name, phase in phases_by_name(config).items():
+    for name, phase in get_phases(config).items():
         if phase.image_size is None and phase.global_batch is None:
             return f"phases.{name}: has no effect. Set its image_size or global_batch."
     return None

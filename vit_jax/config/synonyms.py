@@ -131,7 +131,7 @@ _MEANT_VALUES = _index_words(_VALUES)
 _ADVICE = _index_words(_ABSENT)
 
 
-def meant_value(value: object, known: Iterable[object]) -> str:
+def suggest_value(value: object, known: Iterable[object]) -> str:
     """Return " Did you mean VALUE?" for a value as other systems call it.
 
     The meant value is one of `known`, or a reference. Return "" for other values.
@@ -142,7 +142,7 @@ def meant_value(value: object, known: Iterable[object]) -> str:
     return ""
 
 
-def absent(name: str) -> str | None:
+def find_advice(name: str) -> str | None:
     """Return advice for a feature of other systems that is not included; None for other names."""
     return _ADVICE.get(_normalize(name))
 
@@ -152,7 +152,7 @@ def _normalize(name: str) -> str:
     return name.rpartition(".")[2].lower().replace("-", "_")
 
 
-def fields_meant(name: str, known: Iterable[str]) -> list[str]:
+def find_meant_fields(name: str, known: Iterable[str]) -> list[str]:
     """Return the fields of `known` that may be meant by a name, the likeliest first.
 
     Fields have dots between sections. A field may be followed by `=` and a form of its value.

@@ -38,7 +38,7 @@ def open_source(
     split: str,
     config: InputConfig,
     seed: int,
-    held_then: Mapping[str, str] | None = None,
+    held_hashes: Mapping[str, str] | None = None,
     range_option: str = RANGE_OPTION,
     *,
     is_classified: bool = True,
@@ -54,7 +54,7 @@ def open_source(
       config: has the folder of TFDS data, classes and training examples to take or exclude, and the
         cache.
       seed: chooses the hold-out of files without splits, and the training examples.
-      held_then: result of `subset.read_held_hashes` for such files when weights were trained on
+      held_hashes: result of `subset.read_held_hashes` for such files when weights were trained on
         them.
       range_option: the option that warnings about files of more than 8 bits name.
       is_classified: False for files without a classifier, which may have one class and no training
@@ -78,7 +78,7 @@ def open_source(
             split,
             config,
             seed,
-            held_then,
+            held_hashes,
             range_option,
             is_classified=is_classified,
         )

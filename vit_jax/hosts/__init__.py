@@ -24,7 +24,7 @@ from vit_jax.hosts import exits, peers
 from vit_jax.hosts.internals import global_state
 from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_this_process, join, tell_service
 from vit_jax.hosts.peers import MEETING_SECONDS, PeerMonitor, Report, Verdict
-from vit_jax.imports.backend import explained_backend
+from vit_jax.imports.backend import explain_backend_errors
 
 __all__ = [
     "PeerMonitor",
@@ -151,7 +151,7 @@ def ends_together(*orderly: type[BaseException]) -> Iterator[None]:
       *orderly: exceptions that all processes raise together and that are not errors.
     """
     try:
-        with explained_backend():
+        with explain_backend_errors():
             yield
     except orderly:
         raise

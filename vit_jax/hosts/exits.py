@@ -16,7 +16,7 @@ LOST = 76  # another process was lost, hangs or did not join: start all of them 
 STOPPED = 130  # Ctrl-C twice: at once, without saving
 
 
-def code_of(error: BaseException) -> int:
+def find_exit_code(error: BaseException) -> int:
     """Return the exit code of a run that ends with this error."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code

@@ -197,7 +197,7 @@ class PeerMonitor:
         reason = first_line(error)
         if reason != message:
             message += f": {reason}"
-        failure = Failure(message=message, exit_code=exits.code_of(error), step=self._step)
+        failure = Failure(message=message, exit_code=exits.find_exit_code(error), step=self._step)
         self._failure = failure
         self._failed_at = time.monotonic()
         with contextlib.suppress(Exception):  # the others will notice anyway
@@ -243,7 +243,7 @@ class PeerMonitor:
         if self.process_id == 0:
             written = "first"
             read = "all"
-        report = dataclasses.asdict(self.own_report())
+        report = dataclasses.asdict(self.build_report())
         self._post(f"{written}/report/{self.process_id}", report)
         for key, content in self._read(read):
             kind, _, process = key.partition("/")
@@ -269,7 +269,7 @@ class PeerMonitor:
             contents.append((key.removeprefix(f"{prefix}/"), json.loads(text)))
         return contents
 
-    def own_report(self) -> Report:
+    def build_report(self) -> Report:
         """Return the state of this process, with the next beat."""
         self._beat += 1
         idle_seconds = None
@@ -337,7 +337,7 @@ class PeerMonitor:
                     return self._judge_loss(process)
         if self._rule is None or self.process_id != 0:
             return None
-        return self._rule({0: self.own_report()} | self._reports)
+        return self._rule({0: self.build_report()} | self._reports)
 
     def _list_watched(self) -> Sequence[int]:
         """Return the processes that this one watches: the first watches all, all watch the first."""

@@ -34,7 +34,7 @@ class BackendError(RuntimeError):
 
 
 @contextlib.contextmanager
-def explained_backend() -> Iterator[None]:
+def explain_backend_errors() -> Iterator[None]:
     """Replace an error of JAX that occurs while it starts its devices.
 
     Raises:

@@ -44,7 +44,7 @@ class StoredReference(str):
     Attributes:
       file: the file, for errors.
       field: the field of the metadata, such as "architecture.network".
-      allowed: packages and references from `allowed_code`.
+      allowed: packages and references from `parse_allowed_code`.
     """
 
     file: str = "a file"
@@ -77,7 +77,7 @@ def _is_inside(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
 
 
-def allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
+def parse_allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
     """Return the packages whose code files may name, from names or from text with commas between them.
 
     A reference in the place of a package allows itself alone.
@@ -104,7 +104,7 @@ def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
     Args:
       metadata: dictionaries and lists.
       file: the file that has them, for errors.
-      allowed: packages that the caller allows, from `allowed_code`.
+      allowed: packages that the caller allows, from `parse_allowed_code`.
     """
     pending: list[tuple[str, Any]] = [("", metadata)]
     while pending:

@@ -158,7 +158,7 @@ def count_layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
     rules = _list_distances(leaves)
     distances = {}
     for name, leaf in leaves.items():
-        layers = pytree.first_match(rules, name)
+        layers = pytree.find_first_match(rules, name)
         if layers.ndim:
             other_axes = (1,) * (leaf.ndim - 1)
             layers = layers.reshape(layers.shape + other_axes)

@@ -10,7 +10,7 @@ from vit_jax.sharding.mesh import (
     count_slices,
     replicated,
 )
-from vit_jax.sharding.partition import shard_tree, spec_of
+from vit_jax.sharding.partition import find_spec, shard_tree
 
 __all__ = [
     "AXES",
@@ -20,7 +20,7 @@ __all__ = [
     "build_mesh",
     "compiler_options",
     "count_slices",
+    "find_spec",
     "replicated",
     "shard_tree",
-    "spec_of",
 ]

@@ -229,7 +229,7 @@ def _compute_inside_seconds(
     return transfer_seconds + max(passes, 1) * num_hops * HOP_SECONDS
 
 
-def fabric_of(device_kind: str) -> Fabric | None:
+def find_fabric_of_device(device_kind: str) -> Fabric | None:
     """Return the fabric of a device, by the name that jax has for it, or None."""
     chip = find_chip(device_kind)
     if chip is None:

@@ -99,7 +99,7 @@ GATHERED = 1.7
 """Copies, float32, of parameters that FSDP has gathered, and of their gradients."""
 
 
-def padded_bytes(shape: tuple[int, ...], itemsize: int, *, tiled: bool = True) -> int:
+def count_padded_bytes(shape: tuple[int, ...], itemsize: int, *, tiled: bool = True) -> int:
     """Return the bytes of an array; with tiles, in the layout that needs the least padding."""
     if not tiled or not shape:
         return math.prod(shape) * itemsize
@@ -135,7 +135,7 @@ def _round_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
-def passing_bytes(
+def count_passing_bytes(
     architecture: Architecture,
     *,
     images: int,
@@ -203,7 +203,7 @@ def _find_peak(sizes: "_Sizes", remat: str) -> tuple[int, float]:
     return peak
 
 
-def kept_bytes(
+def count_kept_bytes(
     architecture: Architecture, images: int, *, model_shards: int = 1, tiled: bool = True
 ) -> int:
     """Return the bytes that the forward pass keeps for the backward pass, in all layers."""
@@ -233,7 +233,7 @@ class _Sizes:
 
     def padded(self, *dims: int, itemsize: int | None = None) -> int:
         """Return the bytes of an array; values are in the compute dtype unless stated."""
-        return padded_bytes(dims, itemsize or self.itemsize, tiled=self.tiled)
+        return count_padded_bytes(dims, itemsize or self.itemsize, tiled=self.tiled)
 
     def kept(self, remat: str) -> Iterator[int]:
         """Yield the bytes that this policy keeps of the root, each residual unit and each block."""

@@ -75,7 +75,7 @@ RULES: tuple[tuple[str, Split], ...] = (
 )
 
 
-def spec_of(
+def find_spec(
     name: str,
     shape: tuple[int, ...],
     axes: dict[str, int],
@@ -124,8 +124,8 @@ def spec_of(
 def _find_split(
     name: str, shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]] | None
 ) -> Split:
-    """Return the rule of an array of the state; see `spec_of`."""
-    split = pytree.first_match(RULES, name)
+    """Return the rule of an array of the state; see `find_spec`."""
+    split = pytree.find_first_match(RULES, name)
     if parameters is not None and shape != _find_shape_of_parameter(name, parameters):
         return OTHER
     if not split.fits(shape):
@@ -154,7 +154,7 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
     `tree` is a network, or a training state with a field `model`.
 
     Raises:
-      ValueError: as `spec_of`, or FSDP would split less than half of the tree.
+      ValueError: as `find_spec`, or FSDP would split less than half of the tree.
     """
     axes = dict(mesh.shape)
     network = pytree.named_leaves(getattr(tree, "model", tree))
@@ -164,7 +164,7 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
     def find_specs(axes: dict[str, int]) -> dict[str, PartitionSpec]:
         specs = {}
         for name, shape in shapes.items():
-            specs[name] = spec_of(name, shape, axes, strategy, parameters)
+            specs[name] = find_spec(name, shape, axes, strategy, parameters)
         return specs
 
     def is_effective(axes: dict[str, int]) -> bool:

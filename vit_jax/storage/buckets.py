@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 from vit_jax.storage import SCHEME
 from vit_jax.storage.gcs_client import (
     NO_SUCH_OBJECT,
-    as_system_errors,
     client_errors,
     get_client,
+    raise_system_errors,
     request_options,
     set_up_libraries,
 )
@@ -93,7 +93,7 @@ class BucketPath(pathlib.PurePosixPath):
 
     def stat(self) -> Status:
         if self.key:
-            with contextlib.suppress(FileNotFoundError), as_system_errors(self):
+            with contextlib.suppress(FileNotFoundError), raise_system_errors(self):
                 blob = self.blob()
                 blob.reload(**request_options())
                 return _read_status(blob)
@@ -112,7 +112,7 @@ class BucketPath(pathlib.PurePosixPath):
         return False
 
     def is_dir(self) -> bool:
-        with contextlib.suppress(FileNotFoundError), as_system_errors(self):
+        with contextlib.suppress(FileNotFoundError), raise_system_errors(self):
             return not self.key or any(self._list_blobs(max_results=1))
         return False
 
@@ -123,7 +123,7 @@ class BucketPath(pathlib.PurePosixPath):
 
     def iterdir(self) -> Iterator["BucketPath"]:
         """Yield the objects and folders directly inside."""
-        with as_system_errors(self):
+        with raise_system_errors(self):
             blobs = self._list_blobs(delimiter="/")
             names = [blob.name for blob in blobs if not blob.name.endswith("/")]
             names += sorted(blobs.prefixes)
@@ -135,7 +135,7 @@ class BucketPath(pathlib.PurePosixPath):
 
         It takes a request for each 1,000 objects.
         """
-        with as_system_errors(self):
+        with raise_system_errors(self):
             for blob in self._list_blobs():
                 is_marker_of_folder = blob.name.endswith("/")
                 if not is_marker_of_folder:
@@ -183,7 +183,7 @@ class BucketPath(pathlib.PurePosixPath):
 
     def read_generation(self) -> tuple[bytes, int]:
         """Return the content of an object, checked by its CRC32C, and the generation that has it."""
-        with as_system_errors(self):
+        with raise_system_errors(self):
             blob = self.blob()
             content: bytes = blob.download_as_bytes(checksum="auto", **request_options())
             return content, int(blob.generation)
@@ -203,7 +203,7 @@ class BucketPath(pathlib.PurePosixPath):
         """
         if generation is None:
             generation = self._read_generation_number()
-        with as_system_errors(self):
+        with raise_system_errors(self):
             try:
                 return self._upload(content, generation)
             except client_errors().PreconditionFailed:
@@ -240,7 +240,7 @@ class BucketPath(pathlib.PurePosixPath):
         if generation:
             options["if_generation_match"] = generation
         try:
-            with as_system_errors(self):
+            with raise_system_errors(self):
                 self.blob().delete(**options)
         except FileNotFoundError:
             if not missing_ok:
@@ -267,7 +267,7 @@ class BucketPath(pathlib.PurePosixPath):
 
     def _copy(self, target: "BucketPath") -> None:
         token = None
-        with as_system_errors(self):
+        with raise_system_errors(self):
             while True:
                 reply = target.blob().rewrite(self.blob(), token=token, **request_options())
                 token = reply[0]
@@ -313,7 +313,7 @@ class Ranges(io.RawIOBase):
         if end <= self._place:
             return 0
         span = {"start": self._place, "end": end - 1}
-        with as_system_errors(self.path):
+        with raise_system_errors(self.path):
             content = self.path.blob().download_as_bytes(
                 **span, if_generation_match=self.generation, **request_options()
             )

@@ -42,7 +42,7 @@ _BUCKET = re.compile(r"(?:\w+:)?(gs|s3)://")
 _MOUNT_TOOLS = {"gs": "gcsfuse", "s3": "mount-s3"}
 
 
-def refuse_bucket(path: str, option: str, *, allowed: bool = False) -> None:
+def reject_bucket(path: str, option: str, *, allowed: bool = False) -> None:
     """Raise ValueError for an address of a bucket, which Python would take for a folder named "gs:".
 
     Args:
@@ -194,7 +194,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     raise ValueError("it is not a regular file")
 
 
-def size_of(file: BinaryIO) -> int:
+def measure_size(file: BinaryIO) -> int:
     """Return the size in bytes of a file from `open_regular`."""
     remote_size: int | None = getattr(getattr(file, "raw", None), "size", None)
     if remote_size is not None:
@@ -218,7 +218,7 @@ def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
       OSError: an error of the system.
     """
     with open_regular(path) as file:
-        stated = size_of(file)
+        stated = measure_size(file)
         content = b""
         if stated <= most_bytes:
             content = file.read(stated + 1) or b""
@@ -412,7 +412,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes | bytear
         file.write(content)
 
 
-def target_of(path: str | os.PathLike[str]) -> pathlib.Path | None:
+def find_target(path: str | os.PathLike[str]) -> pathlib.Path | None:
     """Return the file that `open_atomically` creates or replaces.
 
     Return None if it writes into a pipe, a device or a descriptor.

@@ -146,7 +146,7 @@ def client_errors() -> Any:
 
 
 @contextlib.contextmanager
-def as_system_errors(path: object) -> Iterator[None]:
+def raise_system_errors(path: object) -> Iterator[None]:
     """Raise errors of the client as the corresponding errors of the system, with this path."""
     import requests
     from google.auth.exceptions import GoogleAuthError, InvalidOperation, RefreshError

@@ -20,7 +20,7 @@ from vit_jax.storage.buckets import (
     Status,
     run_in_threads,
 )
-from vit_jax.storage.gcs_client import as_system_errors, request_options
+from vit_jax.storage.gcs_client import raise_system_errors, request_options
 
 _PLACEHOLDER = 0o200
 """Permissions of a placeholder, which no reader can take for a file of zeros."""
@@ -126,5 +126,5 @@ def _store_object(path: BucketPath, status: Status, local: pathlib.Path, is_whol
 
 def _download(path: BucketPath, generation: int, file: pathlib.Path) -> None:
     """Write the content of one generation of an object to a file."""
-    with as_system_errors(path):
+    with raise_system_errors(path):
         path.blob().download_to_filename(file, if_generation_match=generation, **request_options())

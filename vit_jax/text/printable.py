@@ -20,7 +20,7 @@ def printable_lines(message: str) -> str:
     return "\n".join(map(printable, message.split("\n")))
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Return a text with at most this number of characters, and "…" in the place of the others."""
     if len(text) <= most:
         return text

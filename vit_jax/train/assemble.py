@@ -17,7 +17,7 @@ from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import require_fit, resolve
 from vit_jax.config.lengths import Phase, RunSteps
-from vit_jax.config.networks import build_architecture, named_architecture
+from vit_jax.config.networks import build_architecture, build_named_architecture
 from vit_jax.config.schema import (
     AdaptConfig,
     ModelConfig,
@@ -72,7 +72,7 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
             "config.model.name=None: must name the network, which is not known without weights. "
             "Use --config.model.name=ViT-B/16, or --config=configs/finetune.py:ViT-B/16,..."
         )
-    named = named_architecture(model.name)
+    named = build_named_architecture(model.name)
     return adapt_architecture(named, model, image_size=image_size, num_classes=num_classes)
 
 

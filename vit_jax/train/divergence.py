@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax import hosts
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.config.parsing import references
+from vit_jax.config.parsing import find_references
 from vit_jax.storage.files import write_atomically
 from vit_jax.train import overview
 from vit_jax.train.assembly import Assembly
@@ -48,7 +48,7 @@ def record_divergence(
 def replay_command(folder: pathlib.Path, config: RunConfig) -> str:
     """Return the command that repeats the step, with the packages whose code the config names."""
     packages = set()
-    for _, reference in references(config):
+    for _, reference in find_references(config):
         module = reference.partition(":")[0]
         packages.add(module.partition(".")[0])
     command = f"vit-jax replay {shlex.quote(str(folder))}"

@@ -9,7 +9,7 @@ import jax
 
 from vit_jax.arrays import Batch
 from vit_jax.config import Architecture, EvaluatorConfig, RunConfig
-from vit_jax.config.directions import stated_directions
+from vit_jax.config.directions import read_directions
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
@@ -210,7 +210,7 @@ def with_stated_mode(config: RunConfig, further: Sequence[ScheduledEvaluator]) -
     """Return the config with the direction of its best metric that a custom evaluator states."""
     metric = config.checkpoint.best_metric
     for scheduled in further:
-        directions = stated_directions(scheduled.evaluator, f"The evaluator {scheduled.prefix!r}")
+        directions = read_directions(scheduled.evaluator, f"The evaluator {scheduled.prefix!r}")
         for name, mode in directions.items():
             if metric == f"{scheduled.prefix}_{name}":
                 checkpoint = dataclasses.replace(config.checkpoint, best_mode=mode)

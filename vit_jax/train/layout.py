@@ -23,7 +23,7 @@ from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forw
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding import AXES, count_slices, shard_tree
 from vit_jax.sharding.chips import find_chip
-from vit_jax.sharding.fabrics import GIB, fabric_of
+from vit_jax.sharding.fabrics import GIB, find_fabric_of_device
 from vit_jax.storage.files import expanded
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
@@ -178,7 +178,7 @@ def usable_bytes(device: jax.Device) -> int:
         return UNKNOWN_BYTES
     if device.platform == "gpu":
         return int(GPU_FRACTION * chip.memory_bytes)
-    fabric = fabric_of(device.device_kind)
+    fabric = find_fabric_of_device(device.device_kind)
     return chip.memory_bytes if fabric is None else fabric.usable_bytes
 
 

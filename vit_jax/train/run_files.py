@@ -20,7 +20,7 @@ from vit_jax.storage.files import (
     read_bounded,
     write_atomically,
 )
-from vit_jax.text.printable import printable, shortened
+from vit_jax.text.printable import printable, shorten
 
 CONFIG_FILE = "config.json"
 START_FILE = "start.json"
@@ -102,7 +102,7 @@ def read_start(file: pathlib.Path) -> JsonObject:
 
 def write_error(workdir: pathlib.Path, error: BaseException) -> None:
     """Write the error that ends a run; nothing if the disk is full."""
-    text = shortened(f"{type(error).__name__}: {error}", MAX_ERROR)
+    text = shorten(f"{type(error).__name__}: {error}", MAX_ERROR)
     content = json.dumps({"error": text, "seconds": time.time()})
     with contextlib.suppress(OSError):
         write_atomically(workdir / ERROR_FILE, content + "\n")
@@ -208,7 +208,7 @@ def _parse_object(text: str | bytes, file: str, *needs: tuple[str, ...]) -> Json
     for name, value in values.items():
         kind = _get_kind(file, name)
         if kind and not _KINDS[kind](value):
-            raise ValueError(f"{printable(shortened(name, MAX_SHOWN))} must be {kind}")
+            raise ValueError(f"{printable(shorten(name, MAX_SHOWN))} must be {kind}")
 
     for names in needs:
         if not values.keys() & {*names}:

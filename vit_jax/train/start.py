@@ -19,7 +19,7 @@ from vit_jax.config.parsing import from_dict
 from vit_jax.models.lora import build_initial_factors
 from vit_jax.optim.schedules import build_schedule
 from vit_jax.storage.files import JsonObject, expanded
-from vit_jax.text.printable import shortened
+from vit_jax.text.printable import shorten
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.state import TrainState, items_of
 
@@ -345,8 +345,8 @@ def _require_same_data(
         here = metadata.get(name)
         if there != here:
             raise ValueError(
-                f"The checkpoint in {folder} was trained with {name}={shortened(repr(there), 80)}, "
-                f"this run has {shortened(repr(here), 80)}: continuing would not see the same "
+                f"The checkpoint in {folder} was trained with {name}={shorten(repr(there), 80)}, "
+                f"this run has {shorten(repr(here), 80)}: continuing would not see the same "
                 "images. To start anew from its weights, use config.init_from and another workdir."
             )
 

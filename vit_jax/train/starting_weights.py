@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from vit_jax.config import Architecture, FinetuneConfig, RunConfig, adapt_architecture
-from vit_jax.config.parsing import references
+from vit_jax.config.parsing import find_references
 from vit_jax.data.records import Source
 from vit_jax.evals.imagenet_classes import match_outputs
 from vit_jax.models.initial_values import sample_truncated_normal
@@ -25,7 +25,7 @@ def initial_weights(config: RunConfig) -> Weights:
     """
     assert config.init_from is not None, "the caller checks it"
     allowed = list(config.allow_code)
-    for field, reference in references(config):
+    for field, reference in find_references(config):
         if field.startswith("model."):
             allowed.append(reference)
     return load_weights(config.init_from, allow_code=allowed)

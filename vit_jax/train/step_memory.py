@@ -11,7 +11,7 @@ from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.optim.by_name import select_trained
 from vit_jax.sharding import BATCH_AXES
-from vit_jax.sharding.memory import Memory, padded_bytes, passing_bytes
+from vit_jax.sharding.memory import Memory, count_padded_bytes, count_passing_bytes
 from vit_jax.train.state import TrainState
 
 _PROGRAM_BYTES = 30_000_000
@@ -49,7 +49,7 @@ def step_memory(
         images = images // axes[axis]
 
     gradients = select_trained(state.model, is_trained)
-    passing = passing_bytes(
+    passing = count_passing_bytes(
         architecture,
         images=images // accumulation_steps,
         gradient_bytes=sum_bytes(gradients, tiled=tiled),
@@ -64,7 +64,7 @@ def step_memory(
         parameters=sum_bytes(state.model, tiled=tiled),
         optimizer=sum_bytes(state.optimizer, tiled=tiled),
         average=sum_bytes(state.polyak, tiled=tiled),
-        batch=padded_bytes((images * 3, *architecture.image_size), 1, tiled=tiled),
+        batch=count_padded_bytes((images * 3, *architecture.image_size), 1, tiled=tiled),
         **passing,
         program=_PROGRAM_BYTES,
     )
@@ -86,7 +86,7 @@ def sum_bytes(tree: object, *, tiled: bool) -> int:
 
 def shard_bytes(leaf: jax.ShapeDtypeStruct, *, tiled: bool) -> int:
     """Return the bytes on one device of an abstract array with a sharding."""
-    return padded_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize, tiled=tiled)
+    return count_padded_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize, tiled=tiled)
 
 
 def values_of(leaf: jax.ShapeDtypeStruct, model_shards: int) -> int:

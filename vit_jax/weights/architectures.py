@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.text.printable import shortened
+from vit_jax.text.printable import shorten
 from vit_jax.weights.families import load_families
 from vit_jax.weights.family import Family, Sizes
 from vit_jax.weights.formats.stored import shown
@@ -198,7 +198,7 @@ def find_huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -
         )
     for name, value in _FIXED_VALUES.items():
         if config.get(name) not in (None, value):
-            stated = shortened(repr(config[name]), _SHOWN_CHARACTERS)
+            stated = shorten(repr(config[name]), _SHOWN_CHARACTERS)
             raise ValueError(f"{name}={stated}: must be {value!r}. Take other weights.")
     if model_type is None:
         return {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.networks import read_architecture
-from vit_jax.config.parsing import from_dict, references
+from vit_jax.config.parsing import find_references, from_dict
 from vit_jax.data.subset import TrainingData
 from vit_jax.imports.references import StoredReference
 from vit_jax.models.lora import Lora
@@ -147,7 +147,7 @@ def parse_bounded_architecture(fields: Mapping[str, object]) -> Architecture:
     """
     a = read_architecture(fields)
     # Checked before a caller asks for shapes, which builds the network.
-    for _, reference in references(a):
+    for _, reference in find_references(a):
         if isinstance(reference, StoredReference):
             reference.require_allowed()
 

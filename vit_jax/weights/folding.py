@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.text.printable import shortened
+from vit_jax.text.printable import shorten
 
 KERNEL = "embedding/kernel"
 BIAS = "embedding/bias"
@@ -152,7 +152,7 @@ def parse_normalisation(mean: object, std: object) -> Normalisation:
 
     if len(numbers) != 6 or not np.isfinite(numbers).all() or min(numbers[3:]) <= 0:
         raise ValueError(
-            f"mean={shortened(str(mean), 80)}, std={shortened(str(std), 80)}: must be three finite "
+            f"mean={shorten(str(mean), 80)}, std={shorten(str(std), 80)}: must be three finite "
             "numbers each, std positive, since they are folded into the patch embedding. "
             "Correct the file."
         )

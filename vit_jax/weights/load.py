@@ -17,7 +17,7 @@ from vit_jax import pytree
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.adaptation import set_image_size
 from vit_jax.config.architecture import Architecture
-from vit_jax.imports.references import allowed_code
+from vit_jax.imports.references import parse_allowed_code
 from vit_jax.models import lora
 from vit_jax.storage import is_address
 from vit_jax.storage.files import MAX_JSON_BYTES, read_bounded
@@ -170,7 +170,7 @@ def load_weights(
         )
 
     address = str(source)
-    allowed = allowed_code(allow_code)
+    allowed = parse_allowed_code(allow_code)
     path = locate.fetch_source(source)
 
     if has_checkpoints(path):

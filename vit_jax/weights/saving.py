@@ -12,7 +12,7 @@ from vit_jax.checkpoint.presence import require_exact_path
 from vit_jax.checkpoint.run_folders import require_outside_runs
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.storage.files import expanded, make_folder, refuse_bucket, write_atomically
+from vit_jax.storage.files import expanded, make_folder, reject_bucket, write_atomically
 from vit_jax.weights import fit
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
@@ -64,7 +64,7 @@ def save_weights(
       ValueError: the format cannot hold this network (the message has all reasons), or the system
         cannot write.
     """
-    refuse_bucket(str(path), f"path={path}")
+    reject_bucket(str(path), f"path={path}")
     into_folder = names_folder(path)
     path = expanded(path)
 

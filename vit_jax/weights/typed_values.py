@@ -7,7 +7,7 @@ an error.
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.text.printable import shortened
+from vit_jax.text.printable import shorten
 
 Values = Mapping[str, Any]
 LARGEST_COUNT = 2**31 - 1
@@ -17,7 +17,7 @@ _SHOWN_KEY_CHARACTERS = 40
 
 def wrong_value(name: str, value: object, rule: str) -> ValueError:
     """Return the error about a value, whose `rule` begins with "must be"."""
-    shown = shortened(repr(value), _SHOWN_CHARACTERS)
+    shown = shorten(repr(value), _SHOWN_CHARACTERS)
     return ValueError(f"{name}={shown}: {rule}. Correct the file.")
 
 
@@ -153,7 +153,7 @@ def _order_by_number(labels: Mapping[str, object], name: str) -> list[object]:
     by_number: dict[int, object] = {}
     for key, label in labels.items():
         if not _is_number(key) or int(key) in by_number:
-            shown = repr(shortened(key, _SHOWN_KEY_CHARACTERS))
+            shown = repr(shorten(key, _SHOWN_KEY_CHARACTERS))
             reason = f"{shown} is another, or has the value of another key"
             raise _wrong_keys(name, count, reason)
         by_number[int(key)] = label

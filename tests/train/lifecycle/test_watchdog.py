@@ -83,26 +83,26 @@ def test_slow_steps_are_no_hang_and_what_is_no_step_may_take_its_time(
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
-    assert process.own_report().idle_seconds is None, "before the first step"
+    assert process.build_report().idle_seconds is None, "before the first step"
 
     with Watchdog(tmp_path, 0, 50.0, process) as watchdog:
-        assert (process.own_report().step, process.own_report().idle_seconds) == (0, 0)
+        assert (process.build_report().step, process.build_report().idle_seconds) == (0, 0)
 
         watchdog.after_step(1, {})
         with watchdog.pause():
-            assert process.own_report().idle_seconds is None
+            assert process.build_report().idle_seconds is None
             now[0] = 500.0
 
-        assert process.own_report().idle_seconds == 0
+        assert process.build_report().idle_seconds == 0
 
         now[0] = 600.0
         watchdog.after_step(2, {})  # three times as long, 300 s, is the limit now
 
-        assert (process.own_report().step, process.own_report().progress) == (2, 2)
+        assert (process.build_report().step, process.build_report().progress) == (2, 2)
         assert watchdog.check_progress({0: report(2, 200.0)}) is None
         assert watchdog.check_progress({0: report(2, 1000.0)}) is not None
 
-    assert process.own_report().idle_seconds is None, "after the last"
+    assert process.build_report().idle_seconds is None, "after the last"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from array_record.python import array_record_module
 
-from vit_jax.storage.files import is_mirrored, open_regular, read_range, size_of
+from vit_jax.storage.files import is_mirrored, measure_size, open_regular, read_range
 
 _BLOCK_BYTES = 2**16
 _BLOCK_HEADER_BYTES = 24
@@ -129,7 +129,7 @@ def _read_index(file: str) -> _Index:
       RuntimeError: the end is damaged, or of another kind of file.
     """
     with open_regular(file) as opened:
-        size = size_of(opened)
+        size = measure_size(opened)
     has_whole_blocks = size > 0 and size % _BLOCK_BYTES == 0
     _require(has_whole_blocks, "it does not end as an ArrayRecord file")
 

@@ -142,7 +142,7 @@ def open_listing(
     split: str,
     config: InputConfig,
     seed: int,
-    held_then: Mapping[str, str] | None = None,
+    held_hashes: Mapping[str, str] | None = None,
     range_option: str = RANGE_OPTION,
     *,
     is_classified: bool = True,
@@ -154,7 +154,7 @@ def open_listing(
     "test" also by "val". "NAME[:99%]" and "NAME[99%:]" are parts of a split, class by class, chosen
     as the hold-out is. Without splits, `config.test_split` is `config.holdout_fraction` of every
     class, chosen by (seed, class, file name), `config.train_split` is the rest, and "all" is both.
-    With `held_then`, from `subset.read_held_hashes`, they are those of an earlier state of the list, and
+    With `held_hashes`, from `subset.read_held_hashes`, they are those of an earlier state of the list, and
     new images are on either side by their names.
 
     With `is_classified=False`, for images without a classifier, one class is enough, there need be
@@ -177,7 +177,7 @@ def open_listing(
             whole,
             named,
             seed,
-            held_then or {},
+            held_hashes or {},
             is_classified=is_classified,
         )
     listed = find_innermost(source)
@@ -310,7 +310,7 @@ def _open_flat(
     split: str,
     config: InputConfig,
     seed: int,
-    held_then: Mapping[str, str],
+    held_hashes: Mapping[str, str],
     *,
     is_classified: bool,
 ) -> Source:
@@ -325,8 +325,8 @@ def _open_flat(
     everything = listing.read(None, _list_class_names(listing, None, fewest))
     if split == WHOLE or not config.test_split:
         return everything
-    if held_then:
-        rest, held_out = hold_out_by_hashes(everything, held_then, seed)
+    if held_hashes:
+        rest, held_out = hold_out_by_hashes(everything, held_hashes, seed)
     else:
         _require_hold_out(everything, config.holdout_fraction, unsplit)
         rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")

@@ -7,7 +7,7 @@ instead of names.
 
 from typing import Any, NamedTuple
 
-from vit_jax.storage.files import open_regular, read_range, size_of
+from vit_jax.storage.files import measure_size, open_regular, read_range
 
 _MAGIC = b"PAR1"
 _END_BYTES = 8
@@ -72,7 +72,7 @@ def read_layout(file: str) -> Layout:
       OSError: an error of the system.
     """
     with open_regular(file) as opened:
-        num_bytes = size_of(opened)
+        num_bytes = measure_size(opened)
         opened.seek(max(num_bytes - _END_BYTES, 0))
         end = opened.read(_END_BYTES)
         if num_bytes < len(_MAGIC) + _END_BYTES or end[4:] != _MAGIC:

@@ -41,10 +41,10 @@ from vit_jax.storage.files import (
     cache_folder,
     is_mirrored,
     make_folder,
+    measure_size,
     open_regular,
     parse_json,
     read_bounded,
-    size_of,
     write_atomically,
 )
 from vit_jax.text.printable import printable
@@ -340,7 +340,7 @@ def read_index(file: str, selection: Selection) -> tuple[Index, Checks]:
         name of another.
     """
     with open_regular(file) as opened:
-        groups = _group_members(Stream(opened, file, size_of(opened)), selection)
+        groups = _group_members(Stream(opened, file, measure_size(opened)), selection)
         try:
             samples, notes = _choose_members(groups.values(), selection)
         except ValueError as error:

@@ -18,9 +18,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from vit_jax.data.kinds.image_files import MAX_NAME_BYTES
 from vit_jax.data.records import MAX_CLASSES
-from vit_jax.storage.files import open_regular, parse_json
-from vit_jax.storage.files import size_of as size_of_file
-from vit_jax.text.printable import printable, shortened
+from vit_jax.storage.files import measure_size, open_regular, parse_json
+from vit_jax.text.printable import printable, shorten
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 LABEL_EXTENSIONS = ("cls", "json")
@@ -185,7 +184,7 @@ def open_tar(path: str) -> Iterator[Stream]:
         yield _build_stream(sys.stdin.buffer, "standard input", None)
         return
     with open_regular(path) as file:
-        yield _build_stream(file, path, size_of_file(file))
+        yield _build_stream(file, path, measure_size(file))
 
 
 def _build_stream(file: Any, name: str, size: int | None) -> Stream:
@@ -286,7 +285,7 @@ def _describe_member(
     problem = _find_problem(name, header)
     if any(key.startswith("GNU.sparse") for key in extended):
         problem = "is a sparse file"
-    return Member(shortened(name, MAX_NAME_BYTES), offset, size, problem)
+    return Member(shorten(name, MAX_NAME_BYTES), offset, size, problem)
 
 
 def _read_header(stream: Stream) -> tarfile.TarInfo | None:
@@ -531,7 +530,7 @@ def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) ->
         return value
     if type(value) is int and 0 <= value < MAX_CLASSES:
         return value
-    raise ValueError(f"states no class: {shortened(repr(value), 80)}")
+    raise ValueError(f"states no class: {shorten(repr(value), 80)}")
 
 
 def _find_first(stated: object, keys: Sequence[str]) -> object:

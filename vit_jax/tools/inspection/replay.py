@@ -19,9 +19,9 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore, DamagedCheckpo
 from vit_jax.checkpoint.presence import require_exact_path
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.config.check import validate
-from vit_jax.config.parsing import from_dict, references
+from vit_jax.config.parsing import find_references, from_dict
 from vit_jax.data.subset import hold_out
-from vit_jax.imports.references import StoredReference, allowed_code, mark_stored
+from vit_jax.imports.references import StoredReference, mark_stored, parse_allowed_code
 from vit_jax.storage.files import JsonObject, expanded, write_atomically
 from vit_jax.text.printable import printable
 from vit_jax.tools.inspection.examination import Examination, list_intermediates
@@ -99,7 +99,7 @@ def replay(
     folder = require_workdir(workdir)
     divergence = read_divergence(folder)
     step = choose_step(folder, step, divergence)
-    reader = CheckpointReader(folder, allowed_code(allow_code))
+    reader = CheckpointReader(folder, parse_allowed_code(allow_code))
     run = open_before(folder, reader, step, divergence, say)
     say(f"{run.origin}, {step - run.next_step:,} step(s) before step {step} to repeat")
     recorded = read_recorded(folder, step, divergence, say)
@@ -271,7 +271,7 @@ def read_run_config(
     kind: type[RunConfig] = FinetuneConfig if "search" in values else PretrainConfig
     config = from_dict(kind, values)
     # Before weights are read, which may name the code that the config names.
-    for _, reference in references(config):
+    for _, reference in find_references(config):
         if isinstance(reference, StoredReference):
             reference.require_allowed()
     if isinstance(config, FinetuneConfig) and config.search.learning_rates:

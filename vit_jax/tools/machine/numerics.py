@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from vit_jax.config.network_options import AttentionForm, ComputeDtype
-from vit_jax.config.networks import named_architecture
+from vit_jax.config.networks import build_named_architecture
 from vit_jax.config.sizes import NUM_GROUPS
 from vit_jax.kernels import dispatch
 from vit_jax.kernels.devices import trace_for
@@ -102,7 +102,7 @@ def attention(form: AttentionForm, num_heads: int) -> Finding:
 
 def layer_norm() -> Finding:
     """Compare the norm of transformers, as blocks call it, with Flax's."""
-    a = named_architecture("ViT-B/16")
+    a = build_named_architecture("ViT-B/16")
     plain = functools.partial(nnx.LayerNorm, a.width, epsilon=a.layer_norm_epsilon)
     shapes = {str(length): (length, a.width) for length in LENGTHS}
     return _norm(
@@ -112,7 +112,7 @@ def layer_norm() -> Finding:
 
 def group_norm() -> Finding:
     """Compare the norm of ResNets with Flax's."""
-    a = named_architecture("R50x1")
+    a = build_named_architecture("R50x1")
     plain = functools.partial(nnx.GroupNorm, CHANNELS, NUM_GROUPS, epsilon=a.group_norm_epsilon)
     shapes = {f"{side}x{side}": (side, side, CHANNELS) for side in SIDES}
     return _norm(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.sharding.fabrics import fabric_of
+from vit_jax.sharding.fabrics import find_fabric_of_device
 from vit_jax.text.printable import first_line
 from vit_jax.tools.plan.topology import parse_topology
 
@@ -32,7 +32,7 @@ class Planned(NamedTuple):
 
 def topology_of(devices: Sequence[Any]) -> str | None:
     """Return the name that `--topology=` has for all devices of a machine; None where `plan` does not know it."""
-    fabric = fabric_of(devices[0].device_kind)
+    fabric = find_fabric_of_device(devices[0].device_kind)
     if fabric is None:
         return None
     lengths = [len(devices)]

@@ -9,7 +9,7 @@ import math
 import jax
 
 from vit_jax.optim.by_name import make_is_trained
-from vit_jax.sharding.memory import ROWS, Memory, kept_bytes
+from vit_jax.sharding.memory import ROWS, Memory, count_kept_bytes
 from vit_jax.tools.plan.hlo import mesh_members
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assembly import Assembly
@@ -67,7 +67,7 @@ def roofline(run: Assembly, topology: Topology) -> Roofline:
     flops_per_image = run.training_flops_per_image * RECOMPUTED[a.remat]
     flops = flops_per_image * run.config.global_batch / topology.num_chips
     all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
-    activation_bytes = kept_bytes(
+    activation_bytes = count_kept_bytes(
         all_kept,
         _count_images(run),
         model_shards=run.batch_sharding.mesh.shape["model"],

@@ -37,7 +37,7 @@ def _measure_arguments(program: Program) -> dict[str, int]:
     for parameter in program.computations[program.entry]:
         if parameter.opcode == "parameter":
             kind = _find_kind(parameter.source)
-            arguments[kind] += sum(array.padded_bytes for array in parameter.arrays)
+            arguments[kind] += sum(array.count_padded_bytes for array in parameter.arrays)
     return arguments
 
 
@@ -58,7 +58,7 @@ def _measure_kept(program: Program) -> dict[str, int]:
                 continue
             kind = "gradients" if "transpose(" in loop.source else "activations"
             filled = _list_filled(loop, makers, program)
-            kept[kind] += sum(array.padded_bytes for array in filled)
+            kept[kind] += sum(array.count_padded_bytes for array in filled)
     return kept
 
 

@@ -44,7 +44,7 @@ class Array:
         return math.prod(self.dims) * self.bits // 8
 
     @property
-    def padded_bytes(self) -> int:
+    def count_padded_bytes(self) -> int:
         """Bytes in memory, where the minor dims are padded to complete tiles."""
         dims = list(self.dims)
         if self.minor_to_major:

@@ -219,7 +219,7 @@ class _Simulation:
 
     def _estimate_prefetch(self, instruction: Instruction) -> float:
         """Return seconds on the bus. A copy between memories lists both arrays, a slice also the complete one."""
-        sizes = [array.padded_bytes for array in instruction.arrays if array.dims]
+        sizes = [array.count_padded_bytes for array in instruction.arrays if array.dims]
         return min(sizes, default=0) / self.topology.chip.memory_bandwidth_bytes_per_second
 
     def _estimate_kernel(self, kernel: Instruction) -> float | None:

@@ -31,7 +31,7 @@ from vit_jax.data.kinds.tar import (
     samples,
 )
 from vit_jax.data.workers import count_cores
-from vit_jax.text.printable import printable, shortened
+from vit_jax.text.printable import printable, shorten
 from vit_jax.text.tables import to_csv
 from vit_jax.tools.prepare.prepared import QUALITY, reduced
 from vit_jax.tools.prepare.scatter import Scatter
@@ -245,7 +245,7 @@ def _class_of(name: str, labels: dict[str, bytes], outer: str | None) -> tuple[C
     if label in ("", "."):
         raise ValueError("it has no .cls or .json file and is in no folder or archive of a class")
     if len(label) > _MOST_LETTERS or printable(label) != label:  # TFDS keeps one name a line
-        raise ValueError(f"{shortened(printable(label), 80)} is no name of a class")
+        raise ValueError(f"{shorten(printable(label), 80)} is no name of a class")
     return label, folder
 
 

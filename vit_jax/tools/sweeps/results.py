@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.directions import require_direction
-from vit_jax.config.evaluation_rules import result_names
+from vit_jax.config.evaluation_rules import list_result_names
 from vit_jax.tools.sweeps.grid import SEED, Grid, Run, Study
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_summary
@@ -46,7 +46,7 @@ def require_measures(grid: Grid) -> None:
 
 
 def _require_known_measures(study: Study, run: Run) -> None:
-    known, custom_prefixes = result_names(run.config)
+    known, custom_prefixes = list_result_names(run.config)
     if not study.stops_early:
         known += _SUMMARY_RESULTS
     for name in study.measures:

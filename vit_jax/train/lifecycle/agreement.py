@@ -20,7 +20,7 @@ from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.workers import map_in_threads
 from vit_jax.storage.files import JsonObject
-from vit_jax.text.printable import printable, shortened
+from vit_jax.text.printable import printable, shorten
 from vit_jax.train.inputs import Datasets
 from vit_jax.train.overview import files_of
 
@@ -100,7 +100,7 @@ def digest_images(source: Source, seed: int) -> dict[str, str]:
 
 def _name_record(source: Source, index: int) -> str:
     key = source.key_of(index).decode(errors="backslashreplace")
-    return shortened(printable(key), _MAX_NAME_LETTERS)
+    return shorten(printable(key), _MAX_NAME_LETTERS)
 
 
 def _digest_record(source: Source, index: int) -> str:

@@ -14,7 +14,7 @@ from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict, is_within
 from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.storage.files import OUT_OF_FILES, JsonObject, expanded, resolved, write_atomically
-from vit_jax.text.printable import shortened
+from vit_jax.text.printable import shorten
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
 from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost, lock_of
 from vit_jax.train.run_files import (
@@ -301,7 +301,7 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
 
 
 def _format_value(values: Mapping[str, object], name: str) -> str:
-    return shortened(repr(values.get(name, "not set")), MAX_SHOWN)
+    return shorten(repr(values.get(name, "not set")), MAX_SHOWN)
 
 
 def _add_defaults(stored: JsonObject, kind: type) -> JsonObject:

@@ -71,7 +71,7 @@ def open_arrays(
     """Open a file of weights, whose format its content shows, and read its headers.
 
     The file is closed at the end. `allowed` are packages whose code the metadata may name, from
-    `references.allowed_code`.
+    `references.parse_allowed_code`.
 
     Raises:
       ValueError: the file is of another kind (the message names it), damaged, or larger than the

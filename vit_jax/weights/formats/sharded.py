@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.storage.files import read_json
-from vit_jax.text.printable import printable, shortened
+from vit_jax.text.printable import printable, shorten
 from vit_jax.weights.formats import stored
 from vit_jax.weights.formats.pickled import advise, find_pickles
 from vit_jax.weights.formats.stored import ArrayFile, StoredArray, naming, shown
@@ -163,7 +163,7 @@ def _join_first(words: Sequence[str]) -> str:
     """Return the first of several words, and the number of the others."""
     first = []
     for word in words[:_MOST_LISTED]:
-        short = shortened(word, _MOST_CHARACTERS)
+        short = shorten(word, _MOST_CHARACTERS)
         first.append(printable(short))
     listed = ", ".join(first)
     more = len(words) - _MOST_LISTED

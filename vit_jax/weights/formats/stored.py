@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from vit_jax.imports.references import CodeNotAllowed
-from vit_jax.text.printable import shortened
+from vit_jax.text.printable import shorten
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = (
@@ -85,7 +85,7 @@ def _describe_error(error: BaseException) -> str:
 
 def shown(name: str) -> str:
     """Return a name from a file for printing: quoted, escaped and of bounded length."""
-    return repr(shortened(name, _SHOWN_CHARACTERS))
+    return repr(shorten(name, _SHOWN_CHARACTERS))
 
 
 class StoredArray(NamedTuple):
