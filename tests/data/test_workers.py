@@ -242,7 +242,7 @@ def test_the_end_of_a_run_removes_segments_of_workers_that_were_killed(monkeypat
     assert not empty.exists()
 
     gone = SHARED_MEMORY / f"vj{digits}_0001"
-    monkeypatch.setattr(workers, "_segments", lambda lock: [gone])
+    monkeypatch.setattr(workers, "_find_segments", lambda lock: [gone])
     workers._end_run(lock)  # another process removed both
 
 

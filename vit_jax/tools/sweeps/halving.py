@@ -14,7 +14,7 @@ from vit_jax.tools.sweeps.grid import Grid, Run
 from vit_jax.tools.sweeps.results import get_run_folder, group_by_setting, score
 from vit_jax.train.lifecycle.interruption import Paused
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_pause, read_summary, write_pause
-from vit_jax.train.series import Perform, Unfinished, share_first, run_once, say
+from vit_jax.train.series import Perform, Unfinished, run_once, say, share_first
 
 
 @dataclasses.dataclass(frozen=True)

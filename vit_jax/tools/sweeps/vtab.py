@@ -20,7 +20,7 @@ from vit_jax.train.finetune import tune
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.rate_search import trial_config, with_learning_rate
 from vit_jax.train.run_files import read_start, read_summary
-from vit_jax.train.series import RunResult, Unfinished, choose, share_first, parse_result, run_once
+from vit_jax.train.series import RunResult, Unfinished, choose, parse_result, run_once, share_first
 from vit_jax.train.starting_weights import initial_weights
 
 WEIGHTS_FILE = "weights.json"
