@@ -11,7 +11,7 @@ from tests.rejections import rejects
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds import table
 from vit_jax.data.pipeline import open_batches
-from vit_jax.data.sources import holds_out, find_listing, normalize_data, open_source
+from vit_jax.data.sources import find_listing, holds_out, normalize_data, open_source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.subset import read_held_hashes
 from vit_jax.data.transforms import build_evaluation_transform
@@ -115,7 +115,9 @@ def test_files_may_be_anywhere(make_table, open_table, tmp_path):
 
     assert source[0].image == (images / "cat/0.png").read_bytes()
     assert source[1].image == (images / "cat/1.png").read_bytes()
-    assert normalize_data(f"csv:{path.parent}/../images/{path.name}") == normalize_data(f"csv:{path}")
+    assert normalize_data(f"csv:{path.parent}/../images/{path.name}") == normalize_data(
+        f"csv:{path}"
+    )
     assert find_listing("csv:") is None
     assert find_listing("digits") is None
 
