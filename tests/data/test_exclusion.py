@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.packed_files import samples, write_shard
 from tests.rejections import rejects
-from vit_jax.data.exclusion import exclude, digest_exclusion, num_excluded, write_exclusion
+from vit_jax.data.exclusion import digest_exclusion, exclude, num_excluded, write_exclusion
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.data.stream import TrainStream
