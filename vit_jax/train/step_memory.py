@@ -86,7 +86,9 @@ def sum_bytes(tree: object, *, tiled: bool) -> int:
 
 def shard_bytes(leaf: jax.ShapeDtypeStruct, *, tiled: bool) -> int:
     """Return the bytes on one device of an abstract array with a sharding."""
-    return count_padded_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize, tiled=tiled)
+    return count_padded_bytes(
+        leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize, tiled=tiled
+    )
 
 
 def values_of(leaf: jax.ShapeDtypeStruct, model_shards: int) -> int:
