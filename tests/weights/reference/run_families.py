@@ -183,8 +183,13 @@ TEXT = {
 }
 TOWERS = {"vision_config": {**HF_SIZES, **MLP}, "text_config": TEXT}
 TIPS = {"vision_config": HF_SIZES, "text_config": TEXT}
-DECODER = {"mask_ratio": 0.0, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1}
-DECODER |= {"decoder_num_attention_heads": 2, "decoder_intermediate_size": 32}
+DECODER = {
+    "mask_ratio": 0.0,
+    "decoder_hidden_size": 16,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 32,
+}
 GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
 REGISTERS = {"num_register_tokens": 4}
 HUGGINGFACE = {  # case: class, configuration, its arguments
@@ -225,176 +230,210 @@ STORED = r"input_conditioner\.|summary_idxs$"  # arrays whose values mean someth
 
 
 def fill(model: torch.nn.Module) -> None:
-    state = {name: array for name, array in model.state_dict().items() if array.is_floating_point()}
-    arrays = {
-        name: torch.from_numpy(values(name, tuple(array.shape)))
-        for name, array in state.items()
-        if not re.search(STORED, name)
-    }
-    model.load_state_dict(model.state_dict() | arrays)
+    """Set the parameters to the values of their names, but for arrays whose values mean something."""
+    state = model.state_dict()
+    for name, array in model.state_dict().items():
+        if array.is_floating_point() and not re.search(STORED, name):
+            state[name] = torch.from_numpy(values(name, tuple(array.shape)))
+    model.load_state_dict(state)
 
 
-def short_names(file: pathlib.Path) -> dict[str, list[int]]:
-    """Name and shape of every array, the blocks of one tower written once."""
+def read_short_names(file: pathlib.Path) -> dict[str, list[int]]:
+    """Return name and shape of every array, the blocks of one tower written once."""
     with safe_open(file, "np") as arrays:
         shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}  # noqa: SIM118 - no mapping
 
     networks = r"(?:vision_(?:model|encoder)|radio_model\.model|vit|deit|dinov2|ijepa)\."
     blocks = rf"^((?:{networks})?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
-    blocks_of = {name: re.match(blocks, name) for name in shapes}
+    short = {}
+    for name, shape in shapes.items():
+        block = re.match(blocks, name)
+        if block is None or block[2] == "0":
+            short[re.sub(blocks, r"\1.{n}.", name)] = shape
+    return short
 
-    return {
-        re.sub(blocks, r"\1.{n}.", name): shapes[name]
-        for name, block in blocks_of.items()
-        if block is None or block[2] == "0"
+
+def run_timm(model: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    outputs = {}
+    # The features of a distilled network are the mean of two tokens.
+    if not hasattr(model, "head_dist"):
+        outputs["features"] = model.forward_head(model.forward_features(x), pre_logits=True)
+    if model.num_classes:
+        outputs["logits"] = model(x)
+    return outputs
+
+
+def run_two_towers(
+    model: torch.nn.Module, case: str, x: torch.Tensor, options: dict[str, bool]
+) -> dict[str, torch.Tensor]:
+    output = model.get_image_features(x, **options)
+    output = getattr(output, "pooler_output", output)
+    return {"logits" if case.startswith("clip") else "features": output}
+
+
+def run_mae(
+    model: torch.nn.Module, x: torch.Tensor, options: dict[str, bool]
+) -> dict[str, torch.Tensor]:
+    """Return the class token of an encoder that moves no patch."""
+    height, width = x.shape[2:]
+    num_patches = -(-height // 16) * -(-width // 16)
+    order = torch.arange(float(num_patches))[None].repeat(len(x), 1)
+    return {"features": model.vit(x, noise=order, **options).last_hidden_state[:, 0]}
+
+
+def run_transformers(
+    model: torch.nn.Module, case: str, x: torch.Tensor, options: dict[str, bool]
+) -> dict[str, torch.Tensor]:
+    output = model(x, **options)
+    if case == "aimv2":
+        output["pooler_output"] = output.last_hidden_state.mean(1)
+
+    names = {
+        "logits": "logits",
+        "image_embeds": "logits",
+        # Behind a layer with tanh.
+        "pooler_output": "hidden" if case.endswith("_pooler") else "features",
+        "summary": "features",
     }
+    return {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
+
+
+def round_number(number: float) -> float:
+    return float(f"{number:.7g}")
 
 
 def run(
     model: torch.nn.Module, case: str, size: tuple[int, ...], mean: list[float], std: list[float]
 ) -> dict[str, list]:
+    """Return the outputs for the images of a size, which is height and width or a side."""
     images = ((pixels(*size) - mean) / std).astype(np.float32)
-    has_table = (
-        "interpolate_pos_encoding"
-        in inspect.signature(getattr(model, "vit", model).forward).parameters
-    )
-    is_resized = (
-        {"interpolate_pos_encoding": True}
-        if len(size) == 2 and (has_table or case.endswith("_both"))
-        else {}
-    )
     x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    arguments = inspect.signature(getattr(model, "vit", model).forward).parameters
+    has_table = "interpolate_pos_encoding" in arguments or case.endswith("_both")
+    options = {}
+    if len(size) == 2 and has_table:
+        options["interpolate_pos_encoding"] = True
 
     with torch.inference_mode():
         if hasattr(model, "forward_head"):
-            features = model.forward_head(model.forward_features(x), pre_logits=True)
-            # The mean of two tokens
-            outputs = {} if hasattr(model, "head_dist") else {"features": features}
-            outputs |= {"logits": model(x)} if model.num_classes else {}
+            outputs = run_timm(model, x)
         elif case.endswith("_both"):
-            output = model.get_image_features(x, **is_resized)
-            output = getattr(output, "pooler_output", output)
-            outputs = {"logits" if case.startswith("clip") else "features": output}
+            outputs = run_two_towers(model, case, x, options)
         elif case == "mae":
-            order = torch.arange(float(images[0, ::16, ::16, 0].size))[None].repeat(
-                len(x),
-                1,
-            )  # no patch moves
-            outputs = {"features": model.vit(x, noise=order, **is_resized).last_hidden_state[:, 0]}
+            outputs = run_mae(model, x, options)
         else:
-            output = model(x, **is_resized)
-            # Behind a layer with tanh
-            pooled = "hidden" if case.endswith("_pooler") else "features"
-            names = {
-                "logits": "logits",
-                "image_embeds": "logits",
-                "pooler_output": pooled,
-                "summary": "features",
-            }
+            outputs = run_transformers(model, case, x, options)
 
-            if case == "aimv2":
-                output["pooler_output"] = output.last_hidden_state.mean(1)
+    rounded = {}
+    for name, array in outputs.items():
+        rounded[name] = [[round_number(number) for number in row] for row in array.tolist()]
+    return rounded
 
-            outputs = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
 
-    rows = {name: array.tolist() for name, array in outputs.items()}
-    return {
-        name: [[float(f"{number:.7g}") for number in row] for row in array]
-        for name, array in rows.items()
-    }
+def record_timm(case: str, folder: pathlib.Path) -> tuple[dict, dict]:
+    """Return the record of a case of timm, and its record at another image size."""
+    size = TIMM[case][1]
+    model, arguments = build_timm(case)
+    save_config_for_hf(model, folder / "config.json", model_args=arguments)
+    timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+    config = json.loads((folder / "config.json").read_text())
+    mean = config["pretrained_cfg"]["mean"]
+    std = config["pretrained_cfg"]["std"]
+
+    output = run(model, case, (size,), mean, std)
+    shapes = read_short_names(folder / "model.safetensors")
+    record_of_case = {"config": config, "size": size, "shapes": shapes, **output}
+
+    # The original code counts patches; timm does so at its reference grid.
+    if "ref_feat_shape" in arguments:
+        model.rope.ref_feat_shape = [4, 2]
+    other_size = (96, 32) if size == 64 else (size // 3 * 4, size // 3 * 2)
+    model.set_input_size(other_size)
+    return record_of_case, {"size": other_size, **run(model, case, other_size, mean, std)}
+
+
+def record_original(case: str, folder: pathlib.Path) -> dict:
+    """Return the record of a file of the authors, which timm converts."""
+    model_name, size, arguments, names, others = ORIGINAL[case]
+    arguments = {**SIZES, "img_size": size, **arguments}
+    model = timm.create_model(model_name, **arguments).eval()
+    shapes = set_original_state(model, names, others)
+    save_config_for_hf(model, folder / "config.json", model_args=arguments)
+    config = json.loads((folder / "config.json").read_text())
+    pretrained = config["pretrained_cfg"]
+
+    output = run(model, case, (size,), pretrained["mean"], pretrained["std"])
+    return {"config": config, "size": size, "shapes": shapes, **output}
+
+
+def record_big_vision(folder: pathlib.Path) -> dict:
+    """Return the record of a file of SigLIP, which timm converts."""
+    model = timm.create_model("vit_base_patch32_siglip_256", img_size=64, **SIZES).eval()
+    shapes = flatten(BIG_VISION, "params")
+    full_shapes = full_names(shapes, depth=2)
+    arrays = {name: values(name, shape) for name, shape in full_shapes.items()}
+    np.savez(folder / "siglip.npz", **arrays)
+    model.load_pretrained(str(folder / "siglip.npz"))
+
+    output = run(model, "siglip", (64,), [0.5] * 3, [0.5] * 3)
+    return {"size": 64, "shapes": shapes, **output}
+
+
+def record_huggingface(case: str, folder: pathlib.Path) -> tuple[dict, dict | None]:
+    """Return the record of a case of transformers, and its record at another image size.
+
+    C-RADIO normalises pixels itself; AIMv2's class takes images of one size.
+    """
+    model, stored = build_huggingface(case, folder)
+    config = json.loads((folder / "config.json").read_text())
+    shapes = read_short_names(folder / "model.safetensors")
+    mean = [0.0] * 3 if case == "radio" else [0.5] * 3
+    std = [1.0] * 3 if case == "radio" else [0.5] * 3
+
+    output = run(model, case, (48,), mean, std)
+    record_of_case = {"config": config, "size": 48, "shapes": shapes, **stored, **output}
+    if case == "aimv2":
+        return record_of_case, None
+    return record_of_case, {"size": (64, 32), **run(model, case, (64, 32), mean, std)}
+
+
+def list_cases() -> list[str]:
+    return [
+        *(f"timm/{case}" for case in TIMM),
+        *(f"original/{case}" for case in ORIGINAL),
+        "big_vision/siglip",
+        *(f"huggingface/{case}" for case in HUGGINGFACE),
+    ]
 
 
 def record(path: pathlib.Path, chosen: Collection[str]) -> None:
+    """Record all cases, or replace the chosen ones in the file."""
     known = json.loads(path.read_text()) if chosen else {}
     cases = known.get("cases", {})
     resized = known.get("resized", {})
 
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for case, (_, size, _) in TIMM.items():
-            if chosen and f"timm/{case}" not in chosen:
+        for full_name in list_cases():
+            if chosen and full_name not in chosen:
                 continue
 
-            model, arguments = build_timm(case)
-            save_config_for_hf(model, folder / "config.json", model_args=arguments)
-            timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
-            config = json.loads((folder / "config.json").read_text())
-            pretrained = config["pretrained_cfg"]
-            normalisation = pretrained["mean"], pretrained["std"]
-            output = run(model, case, (size,), *normalisation)
-            shapes = short_names(folder / "model.safetensors")
-            cases[f"timm/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
-
-            if (
-                "ref_feat_shape" in arguments
-            ):  # the original code counts patches; timm does so at its reference grid
-                model.rope.ref_feat_shape = [4, 2]
-
-            new = (size // 3 * 4, size // 3 * 2) if size != 64 else (96, 32)
-            model.set_input_size(new)
-            resized[f"timm/{case}"] = {"size": new, **run(model, case, new, *normalisation)}
-
-        for case, (model_name, size, arguments, names, others) in ORIGINAL.items():
-            if chosen and f"original/{case}" not in chosen:
-                continue
-
-            arguments = {**SIZES, "img_size": size, **arguments}
-            model = timm.create_model(model_name, **arguments).eval()
-            shapes = original_state(model, names, others)
-            save_config_for_hf(model, folder / "config.json", model_args=arguments)
-            config = json.loads((folder / "config.json").read_text())
-            output = run(
-                model,
-                case,
-                (size,),
-                config["pretrained_cfg"]["mean"],
-                config["pretrained_cfg"]["std"],
-            )
-            cases[f"original/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
-
-        if not chosen or "big_vision/siglip" in chosen:
-            model = timm.create_model("vit_base_patch32_siglip_256", img_size=64, **SIZES).eval()
-            shapes = flat(BIG_VISION, "params")
-            arrays = {
-                name: values(name, shape) for name, shape in full_names(shapes, depth=2).items()
-            }
-            np.savez(folder / "siglip.npz", **arrays)
-            model.load_pretrained(str(folder / "siglip.npz"))
-            output = run(model, "siglip", (64,), [0.5] * 3, [0.5] * 3)
-            cases["big_vision/siglip"] = {"size": 64, "shapes": shapes, **output}
-
-        for case in HUGGINGFACE:
-            if chosen and f"huggingface/{case}" not in chosen:
-                continue
-
-            model, stored = build_huggingface(case, folder)
-            config = json.loads((folder / "config.json").read_text())
-            shapes = short_names(folder / "model.safetensors")
-            # C-RADIO normalises pixels itself; AIMv2's class takes images of one size.
-            normalisation = ([0.0] * 3, [1.0] * 3) if case == "radio" else ([0.5] * 3, [0.5] * 3)
-            output = run(model, case, (48,), *normalisation)
-            cases[f"huggingface/{case}"] = {
-                "config": config,
-                "size": 48,
-                "shapes": shapes,
-                **stored,
-                **output,
-            }
-
-            if case != "aimv2":
-                resized[f"huggingface/{case}"] = {
-                    "size": (64, 32),
-                    **run(model, case, (64, 32), *normalisation),
-                }
+            library, case = full_name.split("/")
+            at_other_size = None
+            if library == "timm":
+                cases[full_name], at_other_size = record_timm(case, folder)
+            elif library == "original":
+                cases[full_name] = record_original(case, folder)
+            elif library == "big_vision":
+                cases[full_name] = record_big_vision(folder)
+            else:
+                cases[full_name], at_other_size = record_huggingface(case, folder)
+            if at_other_size is not None:
+                resized[full_name] = at_other_size
 
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
-    path.write_text(
-        json.dumps(
-            {"versions": versions, "cases": cases, "resized": resized},
-            separators=(",", ":"),
-        )
-        + "\n"
-    )
+    content = {"versions": versions, "cases": cases, "resized": resized}
+    path.write_text(json.dumps(content, separators=(",", ":")) + "\n")
 
 
 def build_timm(case: str) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -411,81 +450,85 @@ def build_huggingface(case: str, folder: pathlib.Path) -> tuple[torch.nn.Module,
     """Return a network of transformers, written to the folder, and the arrays that keep their values."""
     class_name, config_name, arguments = HUGGINGFACE[case]
     sizes = {} if case.endswith("_both") else HF_SIZES
-    model = getattr(transformers, class_name)(
-        getattr(transformers, config_name)(**sizes, **arguments)
-    ).eval()
+    config = getattr(transformers, config_name)(**sizes, **arguments)
+    model = getattr(transformers, class_name)(config).eval()
     fill(model)
     model.save_pretrained(folder)
 
-    return model, file_values(model, folder / "model.safetensors")
+    return model, set_file_values(model, folder / "model.safetensors")
 
 
-def original_state(
+def find_original_shape(name: str, shape: list[int]) -> list[int]:
+    """Return the shape of an array in a file of the authors, by its name there."""
+    short = name.removeprefix("visual.")
+    if short == "class_embedding":
+        return shape[2:]
+    if short == "positional_embedding":
+        return shape[1:]
+    if short == "proj":
+        return shape[::-1]
+    if name.endswith("qkv.bias"):
+        return [3 * shape[0]]
+    return shape
+
+
+def set_original_state(
     model: torch.nn.Module, names: dict[str, str], others: dict[str, list[int]]
 ) -> dict[str, list[int]]:
-    """Give a model of timm the values of a file of the authors, by timm's own conversion; return the file's shapes."""
+    """Give a model of timm the values of a file of the authors; return the file's shapes.
+
+    The file is converted by timm.
+    """
     shapes = {}
     for name, array in model.state_dict().items():
         shape = list(array.shape)
         if name.startswith("attn_pool.q."):
             continue
-
         if name.startswith("attn_pool.kv."):
             shape = [shape[0] * 3 // 2, *shape[1:]]
 
         for pattern, other in names.items():
             name = re.sub(pattern, other, name)
+        if name.endswith(("v_bias", "head.bias")) or "s.1." in name:
+            continue
+        shapes[name.replace("s.0.", "s.{n}.")] = find_original_shape(name, shape)
 
-        short = name.removeprefix("visual.")
-        if short in ("class_embedding", "positional_embedding", "proj"):
-            shape = {"class": shape[2:], "posit": shape[1:], "proj": shape[::-1]}[short[:5]]
-
-        if name.endswith("qkv.bias"):
-            shape = [3 * shape[0]]
-
-        if not name.endswith("v_bias") and not name.endswith("head.bias"):
-            shapes[name] = shape
-
-    shapes = {
-        name.replace("s.0.", "s.{n}."): shape
-        for name, shape in shapes.items()
-        if "s.1." not in name
-    } | others
-    state = {
-        name: torch.from_numpy(values(name, shape))
-        for name, shape in full_names(shapes, depth=2).items()
-    }
+    shapes |= others
+    state = {}
+    for name, shape in full_names(shapes, depth=2).items():
+        state[name] = torch.from_numpy(values(name, shape))
     convert = sys.modules[type(model).__module__].checkpoint_filter_fn
     model.load_state_dict(convert(state, model))
-
     return shapes
 
 
-def flat(tree: dict[str, Any] | list[int], name: str) -> dict[str, list[int]]:
+def flatten(tree: dict[str, Any] | list[int], name: str) -> dict[str, list[int]]:
+    """Return the shapes of a tree by path."""
     if isinstance(tree, list):
         return {name: tree}
 
-    return {
-        key: shape
-        for part, inner in tree.items()
-        for key, shape in flat(inner, f"{name}/{part}").items()
-    }
+    shapes = {}
+    for part, inner in tree.items():
+        shapes |= flatten(inner, f"{name}/{part}")
+    return shapes
 
 
-def file_values(model: torch.nn.Module, file: pathlib.Path) -> dict[str, Any]:
-    """Give a model of transformers, whose names in memory are newer, the values that the names in its file have.
+def set_file_values(model: torch.nn.Module, file: pathlib.Path) -> dict[str, Any]:
+    """Give a model of transformers the values of the names in its file.
 
-    Return the arrays that keep their values.
+    Its names in memory are newer. Return the arrays that keep their values.
     """
     arrays = load_file(file)
-    stored = {name: array.tolist() for name, array in arrays.items() if re.search(STORED, name)}
-    arrays |= {
-        name: values(name, array.shape) for name, array in arrays.items() if name not in stored
-    }
-    save_file(arrays, file, metadata={"format": "pt"})
-    again = type(model).from_pretrained(file.parent)
-    model.load_state_dict(again.state_dict())
+    stored = {}
+    for name, array in arrays.items():
+        if re.search(STORED, name):
+            stored[name] = array.tolist()
+        else:
+            arrays[name] = values(name, array.shape)
 
+    save_file(arrays, file, metadata={"format": "pt"})
+    reloaded = type(model).from_pretrained(file.parent)
+    model.load_state_dict(reloaded.state_dict())
     return {"stored": stored} if stored else {}
 
 
