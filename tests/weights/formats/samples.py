@@ -1,8 +1,10 @@
 """Arrays of every kind with every bit pattern, and archives put together by hand."""
 
 import io
+import itertools
 import re
 import struct
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -26,7 +28,7 @@ METADATA = {
 
 
 def random_bits(shape, dtype):
-    """Any bit pattern at all: NaNs with payloads, infinities, subnormals."""
+    """Return random bits: NaNs with payloads, infinities and subnormals."""
     rng = np.random.default_rng(dtype.num)
     if dtype == np.bool_:
         return rng.integers(2, size=shape).astype(bool)
@@ -35,23 +37,25 @@ def random_bits(shape, dtype):
     return np.frombuffer(data.tobytes(), dtype).reshape(shape).copy()
 
 
-def every_kind():
-    """An array for every dtype and every shape."""
+def list_every_kind():
+    """Return an array for every dtype and every shape."""
+    arrays = {}
+    for dtype, (name, shape) in itertools.product(DTYPES, SHAPES.items()):
+        arrays[f"{dtype}/{name}"] = random_bits(shape, dtype)
+    return arrays
+
+
+def list_a_few():
     return {
-        f"{dtype}/{name}": random_bits(shape, dtype)
-        for dtype in DTYPES
-        for name, shape in SHAPES.items()
+        "head/kernel": random_bits((3, 2), np.dtype("float32")),
+        "é": random_bits((), np.dtype("int64")),
+        "none": random_bits((0, 2), np.dtype("float16")),
+        "head/bias": random_bits((2,), np.dtype(BFLOAT16)),
     }
 
 
-def a_few():
-    kinds = {"head/kernel": ((3, 2), "float32"), "é": ((), "int64"), "none": ((0, 2), "float16")}
-    kinds["head/bias"] = ((2,), BFLOAT16)
-    return {name: random_bits(shape, np.dtype(dtype)) for name, (shape, dtype) in kinds.items()}
-
-
-def same(read, expected):
-    """Shape, dtype and bits."""
+def is_same(read, expected):
+    """Compare shape, dtype and bits."""
     return (
         read.shape == expected.shape
         and read.dtype == expected.dtype
@@ -66,37 +70,35 @@ def read_all(path):
 
 
 def assert_read(path, arrays, metadata):
-    """The file holds exactly these arrays, and this metadata."""
-    read = read_all(path)
-    assert read[0].keys() == arrays.keys()
-    assert [name for name, array in arrays.items() if not same(read[0][name], array)] == []
-    assert read[1] == metadata
+    """Assert that the file holds exactly these arrays, and this metadata."""
+    read, read_metadata = read_all(path)
+
+    assert read.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert is_same(read[name], array), name
+    assert read_metadata == metadata
 
 
-def npy(header, data=b"", version=1, length=None):
-    """A `.npy` file with any header."""
-    text = header if isinstance(header, bytes) else header.encode()
-    length = len(text) if length is None else length
+def build_npy(header, data=b"", version=1, length=None):
+    """Return a `.npy` file with any header."""
+    if isinstance(header, str):
+        header = header.encode()
+    if length is None:
+        length = len(header)
 
-    return (
-        b"\x93NUMPY"
-        + bytes([version, 0])
-        + struct.pack("<H" if version == 1 else "<I", length)
-        + text
-        + data
-    )
+    size = struct.pack("<H" if version == 1 else "<I", length)
+    return b"\x93NUMPY" + bytes([version, 0]) + size + header + data
 
 
-def numbers(values, **options):
-    """A `.npy` file as NumPy writes it."""
+def write_npy(values, **options):
+    """Return a `.npy` file as NumPy writes it."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.asarray(values), **options)
-
     return stream.getvalue()
 
 
-def archive(members, method=zipfile.ZIP_STORED, comment=b""):
-    """A ZIP archive of (name, content), in order."""
+def build_archive(members, method=zipfile.ZIP_STORED, comment=b""):
+    """Return a ZIP archive of (name, content), in order."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", method) as file:
         file.comment = comment
@@ -106,10 +108,23 @@ def archive(members, method=zipfile.ZIP_STORED, comment=b""):
     return stream.getvalue()
 
 
-def refused(path, content):
-    """The message with which a file is refused, at the latest when its arrays are read."""
+def read_rejection(path, content):
+    """Return the message that rejects a file, at the latest when its arrays are read."""
     path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
         read_all(path)
 
     return str(caught.value)
+
+
+def read_rejection_with_little_memory(path, content):
+    """Return the message that rejects a file, for which less than 1 MiB is allocated."""
+    tracemalloc.start()
+    try:
+        message = read_rejection(path, content)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2**20
+    return message

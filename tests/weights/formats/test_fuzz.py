@@ -15,7 +15,15 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.weights.formats.samples import METADATA, a_few, archive, npy, numbers, read_all, same
+from tests.weights.formats.samples import (
+    METADATA,
+    build_archive,
+    build_npy,
+    is_same,
+    list_a_few,
+    read_all,
+    write_npy,
+)
 from vit_jax.weights.formats import open_arrays, write_safetensors
 from vit_jax.weights.formats.metadata import encode_comment
 from vit_jax.weights.formats.stored import BFLOAT16
@@ -91,8 +99,8 @@ def damage(rng, content):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_damaged_archives(tmp_path, method, seed):
     path = tmp_path / "x.npz"
-    members = [(f"{name}.npy", numbers(array)) for name, array in a_few().items()]
-    content = archive(members, method, encode_comment(METADATA))
+    members = [(f"{name}.npy", write_npy(array)) for name, array in list_a_few().items()]
+    content = build_archive(members, method, encode_comment(METADATA))
     end = content.rindex(b"PK\x05\x06")
     marker = content[end + 22 : content.index(b"\n", end) + 1]
     rng = random.Random(seed)
@@ -107,8 +115,8 @@ def test_damaged_archives(tmp_path, method, seed):
             continue
 
         arrays, metadata = contents
-        assert arrays.keys() == a_few().keys()
-        assert all(same(arrays[name], array) for name, array in a_few().items())
+        assert arrays.keys() == list_a_few().keys()
+        assert all(is_same(arrays[name], array) for name, array in list_a_few().items())
         # With its marker gone the comment is a stranger's.
         assert metadata == METADATA or (metadata == {} and marker not in changed)
 
@@ -142,8 +150,10 @@ def test_damaged_headers_under_a_right_checksum(tmp_path):
     read = 0
 
     for _ in range(NUM_CASES):
-        content = npy(damage_text(rng, header), table.tobytes(), version=rng.choice((1, 2, 3)))
-        contents = outcome(path, archive([("x.npy", content)]))
+        content = build_npy(
+            damage_text(rng, header), table.tobytes(), version=rng.choice((1, 2, 3))
+        )
+        contents = outcome(path, build_archive([("x.npy", content)]))
 
         if contents is not None:
             read += 1
@@ -155,7 +165,7 @@ def test_damaged_headers_under_a_right_checksum(tmp_path):
             if expected.dtype == "V2":
                 expected = expected.view(BFLOAT16)
 
-            assert same(
+            assert is_same(
                 contents[0]["x"],
                 expected.astype(expected.dtype.newbyteorder("="), order="C"),
             )
@@ -180,7 +190,7 @@ def test_damaged_safetensors(tmp_path):
     ):
         assert outcome(path, head + bytes(range(200))) is None  # noise of any kind
 
-    write_safetensors(path, a_few(), METADATA)
+    write_safetensors(path, list_a_few(), METADATA)
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     rng = random.Random(3)

@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from tests.weights.formats.samples import archive, read_all
+from tests.weights.formats.samples import build_archive, read_all
 from vit_jax.weights.formats.pickled import choose_pickles, write_command
 
 ARCHIVE = [("archive/data.pkl", pickle.dumps({})), ("archive/data/0", b"")]
@@ -86,7 +86,7 @@ def test_the_command_joins_files_and_names_of_entries_and_omits_the_optimiser(ru
 
 @pytest.mark.parametrize(
     "content",
-    [archive(ARCHIVE), pickle.dumps({"x": np.zeros(1)})],
+    [build_archive(ARCHIVE), pickle.dumps({"x": np.zeros(1)})],
     ids=["zip", "pickle"],
 )
 @pytest.mark.parametrize("name", ["checkpoint.pth", "it's.bin", "w.safetensors"])

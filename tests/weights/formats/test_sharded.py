@@ -22,18 +22,19 @@ def split(folder, arrays, count, stem="model"):
 
     for number in range(count):
         shard = f"{stem}-{number + 1:05}-of-{count:05}.safetensors"
-        own = names[number::count]
-        write_safetensors(folder / shard, {name: arrays[name] for name in own}, {})
-        weight_map |= dict.fromkeys(own, shard)
+        names_of_shard = names[number::count]
+        arrays_of_shard = {name: arrays[name] for name in names_of_shard}
+        write_safetensors(folder / shard, arrays_of_shard, {})
+        weight_map |= dict.fromkeys(names_of_shard, shard)
 
     index = folder / f"{stem}.safetensors.index.json"
-    change(index, weight_map)
-
+    write_index(index, weight_map)
     return index
 
 
-def change(index, weight_map):
-    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+def write_index(index, weight_map):
+    content = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    index.write_text(json.dumps(content))
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def index(tmp_path):
     return split(tmp_path, ARRAYS, 2)
 
 
-def weight_map_of(index):
+def read_weight_map(index):
     return json.loads(index.read_text())["weight_map"]
 
 
@@ -67,29 +68,36 @@ def test_a_folder_with_its_configuration(tmp_path, a, format_name):
 
 def test_an_index_of_any_name_in_a_folder(tmp_path):
     split(tmp_path, arrays_of(SQUARE, "timm"), 2, stem="backbone.fp32")
+
     assert load_weights(tmp_path, num_heads=2).architecture.width == SQUARE.width
 
+
+def test_several_indices_of_other_names_in_a_folder(tmp_path):
+    split(tmp_path, arrays_of(SQUARE, "timm"), 2, stem="backbone.fp32")
     split(tmp_path, arrays_of(SQUARE, "timm"), 2, stem="other")
+
     with pytest.raises(ValueError, match=r"no model\.safetensors"):
         load_weights(tmp_path)
 
 
 def test_a_missing_shard_is_named(index):
     index.with_name("model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(
-        ValueError, match=r"index\.json: .* not in its folder: model-00002-of-00002\.safetensors\."
-    ):
+    message = r"index\.json: .* not in its folder: model-00002-of-00002\.safetensors\."
+
+    with pytest.raises(ValueError, match=message):
         read_all(index)
 
 
 def test_a_shard_that_the_index_does_not_name(tmp_path):
     index = split(tmp_path, ARRAYS, 3)
-    places = weight_map_of(index)
-    change(index, {name: shard for name, shard in places.items() if "-00003-of-" not in shard})
+    weight_map = {}
+    for name, shard in read_weight_map(index).items():
+        if "-00003-of-" not in shard:
+            weight_map[name] = shard
+    write_index(index, weight_map)
+    message = r"not in the index: model-00003-of-00003\.safetensors\. Fetch all"
 
-    with pytest.raises(
-        ValueError, match=r"not in the index: model-00003-of-00003\.safetensors\. Fetch all"
-    ):
+    with pytest.raises(ValueError, match=message):
         read_all(index)
 
 
@@ -99,16 +107,14 @@ def test_a_shard_of_another_save_does_no_harm(index):
 
 
 def test_arrays_that_differ_are_listed(index):
-    places = weight_map_of(index)
-    first, second, *_ = sorted(places)
+    weight_map = read_weight_map(index)
+    first, second, *_ = sorted(weight_map)
+    first_shard = weight_map.pop(first)
+    second_shard = weight_map[second]
+    write_index(index, weight_map | {"nowhere": second_shard})
+    assert first_shard != second_shard
 
-    assert places[first] != places[second]
-
-    changed = {name: shard for name, shard in places.items() if name != first}
-    changed["nowhere"] = changed[second]
-    change(index, changed)
-    words = rf"nowhere is not in {changed[second]}, |{first} of {places[first]} is not in the index"
-
+    words = rf"nowhere is not in {second_shard}, |{first} of {first_shard} is not in the index"
     with pytest.raises(ValueError, match=words) as caught:
         read_all(index)
 
@@ -130,15 +136,12 @@ def test_arrays_that_differ_are_listed(index):
     ],
 )
 def test_an_index_names_no_file_outside_its_folder(tmp_path, shard):
-    folder = tmp_path / "folder"
-    index = split(folder, ARRAYS, 1)
+    index = split(tmp_path / "folder", ARRAYS, 1)
     write_safetensors(tmp_path / "model.safetensors", ARRAYS, {})
-    change(index, weight_map_of(index) | {"x": shard})
+    write_index(index, read_weight_map(index) | {"x": shard})
+    message = r"array 'x' is in .*: must be the name of a \.safetensors file in the folder"
 
-    with pytest.raises(
-        ValueError,
-        match=r"array 'x' is in .*: must be the name of a \.safetensors file in the folder",
-    ):
+    with pytest.raises(ValueError, match=message):
         read_all(index)
 
 
@@ -157,49 +160,58 @@ def test_an_index_without_a_map(tmp_path, text):
 def test_a_shard_of_another_kind_is_named(index):
     shard = index.with_name("model-00001-of-00002.safetensors")
     shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    message = r"'model-00001-of-00002\.safetensors': this is a git-lfs pointer"
 
-    with pytest.raises(
-        ValueError, match=r"'model-00001-of-00002\.safetensors': this is a git-lfs pointer"
-    ):
+    with pytest.raises(ValueError, match=message):
         read_all(index)
 
-    write_npz(shard, {"x": np.zeros(1)}, {})
+
+def test_a_shard_of_another_format(index):
+    write_npz(index.with_name("model-00001-of-00002.safetensors"), {"x": np.zeros(1)}, {})
+
     with pytest.raises(ValueError, match="the index and its shards differ"):
         read_all(index)
 
 
 def test_an_index_of_pickles_has_the_command(tmp_path):
     index = tmp_path / "pytorch_model.bin.index.json"
-    shards = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
-    change(index, {"a": shards[1], "b": shards[0]})
+    first = "pytorch_model-00001-of-00002.bin"
+    second = "pytorch_model-00002-of-00002.bin"
+    write_index(index, {"a": second, "b": first})
+    paths = f"{tmp_path}/model.safetensors {tmp_path}/{first} {tmp_path}/{second}"
 
     with pytest.raises(ValueError, match="index of PyTorch files, which runs code") as caught:
         read_all(index)
 
-    files = [str(tmp_path / name) for name in ("model.safetensors", *shards)]
-    assert str(caught.value).endswith(" ".join(files))
+    assert str(caught.value).endswith(paths)
 
 
-def test_sizes_are_bounded(index, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(sharded, "MAX_SHARDS", 1)
-        with pytest.raises(ValueError, match="2 shards are more than the 1 allowed"):
-            read_all(index)
+def test_the_number_of_shards_is_bounded(index, monkeypatch):
+    monkeypatch.setattr(sharded, "MAX_SHARDS", 1)
 
+    with pytest.raises(ValueError, match="2 shards are more than the 1 allowed"):
+        read_all(index)
+
+
+def test_the_number_of_arrays_is_bounded(index, monkeypatch):
     monkeypatch.setattr(sharded.stored, "MAX_ARRAYS", 1)
+
     with pytest.raises(ValueError, match="arrays are more than the 1 allowed"):
         read_all(index)
 
 
-def test_shards_without_an_index_and_one_shard_alone(tmp_path):
-    index = split(tmp_path, arrays_of(SQUARE, "timm"), 2)
+def test_one_shard_alone(tmp_path):
+    split(tmp_path, arrays_of(SQUARE, "timm"), 2)
+
     with pytest.raises(ValueError, match=r"is one of several shards\. Give its folder"):
         load_weights(tmp_path / "model-00001-of-00002.safetensors")
 
-    index.unlink()
-    with pytest.raises(
-        ValueError, match=r"holds shards .* no index \(model\.safetensors\.index\.json\)"
-    ):
+
+def test_shards_without_an_index(tmp_path):
+    split(tmp_path, arrays_of(SQUARE, "timm"), 2).unlink()
+    message = r"holds shards .* no index \(model\.safetensors\.index\.json\)"
+
+    with pytest.raises(ValueError, match=message):
         load_weights(tmp_path)
 
 
