@@ -1,4 +1,4 @@
-"""Small networks of every kind with seeded parameters, and files of them in every style, for these tests."""
+"""Small networks of every kind with seeded parameters, and arrays of them in every format."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -54,7 +54,8 @@ NETWORKS = {
     "resnet": RESNET,
     "postactivation": dataclasses.replace(RESNET, residual_unit="postactivation"),
 }
-OURS = {  # of which no other format has the names
+# No other format has names for these networks.
+OURS = {
     "relative": dataclasses.replace(VIT, position_embedding="relative"),
     "every": dataclasses.replace(VIT, position_layers="every"),
     "every_2d": dataclasses.replace(VIT, position_layers="every", position_embedding="learned_2d"),
@@ -84,20 +85,21 @@ PREPROCESSING = {
 
 
 def weights_of(a: Architecture, **details) -> Weights:
-    """Seeded parameters."""
+    """Return weights with seeded parameters."""
     return Weights(a, networks.parameters(a), **details)
 
 
 def arrays_of(
     a: Architecture, format_name: str, parameters: Mapping[str, np.ndarray] | None = None
 ):
-    """The arrays of a foreign file of a network."""
+    """Return the arrays of a network as a file of another format has them."""
     apart = unstack(parameters or networks.parameters(a), a.num_heads)
-    return {entry.name: entry.write(apart) for entry in FORMATS[format_name].make_entries(a)}
+    entries = FORMATS[format_name].make_entries(a)
+    return {entry.name: entry.write(apart) for entry in entries}
 
 
 def assert_same(read: Mapping[str, np.ndarray], written: Mapping[str, np.ndarray]) -> None:
-    """Names, shapes and every bit."""
+    """Assert equal names and shapes, and every bit."""
     assert read.keys() == written.keys()
 
     for name, array in written.items():

@@ -1,4 +1,4 @@
-"""Adapters of PEFT: W + scale * B A, computed here by hand, under both generations of names of transformers."""
+"""Adapters of PEFT: W + scale * B A by hand, under both generations of names of transformers."""
 
 import json
 import math
@@ -38,41 +38,55 @@ def write_base(folder, a=SQUARE, format_name="huggingface", class_names=("x", "y
 def write_adapter(folder, base, factors, config=(), others=()):
     """Write factors {layer: (A, B)}, and other arrays."""
     folder.mkdir(exist_ok=True)
-    arrays = {f"base_model.model.{layer}.lora_A.weight": pair[0] for layer, pair in factors.items()}
-    arrays |= {
-        f"base_model.model.{layer}.lora_B.weight": pair[1] for layer, pair in factors.items()
-    }
+    arrays = {}
+    for layer, (first, second) in factors.items():
+        arrays[f"base_model.model.{layer}.lora_A.weight"] = first
+        arrays[f"base_model.model.{layer}.lora_B.weight"] = second
     write_safetensors(folder / "adapter_model.safetensors", {**arrays, **dict(others)}, {})
-    text = json.dumps({**CONFIG, "base_model_name_or_path": str(base), **dict(config)})
-    (folder / "adapter_config.json").write_text(text)
 
+    fields = {**CONFIG, "base_model_name_or_path": str(base), **dict(config)}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
     return folder
 
 
-def make_factors(outputs, inputs, rank=2, seed=0):
+def sample_factors(outputs, inputs, rank=2, seed=0):
+    """Return A (rank, *inputs) and B (outputs, rank, 1 for each further dimension of the inputs)."""
     rng = np.random.default_rng(seed)
-    first = rng.normal(size=(rank, *np.atleast_1d(inputs))).astype(np.float32)
+    inputs = np.atleast_1d(inputs)
+    first = rng.normal(size=(rank, *inputs)).astype(np.float32)
     second = rng.normal(size=(outputs, rank)).astype(np.float32)
+    further = [1] * (len(inputs) - 1)
+    return first, second.reshape(outputs, rank, *further)
 
-    return first, second.reshape(outputs, rank, *(1 for _ in first.shape[2:]))
+
+def multiply_factors(first, second):
+    """Return the product B A in float64."""
+    matrix = second.reshape(second.shape[:2]).astype(float)
+    return np.einsum("or,r...->o...", matrix, first.astype(float))
 
 
-def load_merged(folder, arrays, pairs, scale, format_name="huggingface"):
-    """Load the base with kernels computed by hand: {array: (A, B)}."""
+def load_merged(folder, arrays, pairs, scale):
+    """Load the base with kernels computed by hand, of factors {layer: (A, B)}."""
     merged = dict(arrays)
-    for name, (first, second) in pairs.items():
-        product = np.einsum(
-            "or,r...->o...",
-            second.reshape(second.shape[:2]).astype(float),
-            first.astype(float),
-        )
+    for layer, (first, second) in pairs.items():
+        name = f"{layer}.weight"
+        product = multiply_factors(first, second)
         merged[name] = (arrays[name] + scale * product).astype(np.float32)
 
     write_safetensors(folder / "model.safetensors", merged, {})
     expected = load_weights(folder)
     write_safetensors(folder / "model.safetensors", arrays, {})
-
     return expected
+
+
+@pytest.fixture
+def base(tmp_path):
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    return tmp_path / "adapter"
 
 
 def assert_near(weights, expected):
@@ -94,108 +108,99 @@ def assert_near(weights, expected):
     ("options", "scale"),
     [({}, 3.0), ({"use_rslora": True}, 6 / math.sqrt(2))],
 )
-def test_factors_are_merged(tmp_path, is_newer, options, scale):
-    arrays = write_base(tmp_path / "base")
-    pairs = {QUERY: make_factors(16, 16), DENSE: make_factors(24, 16, seed=1)}
-    named = {NEWER[layer] if is_newer else layer: pair for layer, pair in pairs.items()}
-    folder = write_adapter(tmp_path / "adapter", tmp_path / "base", named, options)
-    kernels = {f"{layer}.weight": pair for layer, pair in pairs.items()}
-    expected = load_merged(tmp_path / "base", arrays, kernels, scale)
+def test_factors_are_merged(base, adapter, is_newer, options, scale):
+    arrays = write_base(base)
+    pairs = {QUERY: sample_factors(16, 16), DENSE: sample_factors(24, 16, seed=1)}
+    expected = load_merged(base, arrays, pairs, scale)
+    plain = load_weights(base)
+    kernel = "encoder/blocks/attention/query/kernel"
+    if is_newer:
+        pairs = {NEWER[layer]: pair for layer, pair in pairs.items()}
+    write_adapter(adapter, base, pairs, options)
 
-    for source in (folder, folder / "adapter_model.safetensors"):
+    for source in (adapter, adapter / "adapter_model.safetensors"):
         weights = load_weights(source)
+        (note,) = [note for note in weights.notes if "LoRA" in note]
         assert_near(weights, expected)
         assert weights.class_names == ("x", "y", "z")
-        assert weights.source == f"{folder} (huggingface)"
-
-        (note,) = (note for note in weights.notes if "LoRA" in note)
-        assert f"2 layers in {folder} are merged into the base {tmp_path / 'base'}" in note
-
-    plain = load_weights(tmp_path / "base")
-    name = "encoder/blocks/attention/query/kernel"
-
-    assert np.abs(weights.parameters[name] - plain.parameters[name]).max() > 0.1
+        assert weights.source == f"{adapter} (huggingface)"
+        assert f"2 layers in {adapter} are merged into the base {base}" in note
+        assert np.abs(weights.parameters[kernel] - plain.parameters[kernel]).max() > 0.1
 
 
-def test_ranks_and_scales_of_layers(tmp_path):
-    arrays = write_base(tmp_path / "base")
-    pairs = {QUERY: make_factors(16, 16, rank=3), DENSE: make_factors(24, 16)}
+def test_ranks_and_scales_of_layers(base, adapter):
+    arrays = write_base(base)
+    pairs = {QUERY: sample_factors(16, 16, rank=3), DENSE: sample_factors(24, 16)}
     config = {
         "rank_pattern": {"query": 3},
         "alpha_pattern": {"layer.1.attention.attention.query": 9},
     }
-    folder = write_adapter(tmp_path / "adapter", tmp_path / "base", pairs, config)
-    expected = load_merged(
-        tmp_path / "base",
-        arrays,
-        {f"{layer}.weight": pair for layer, pair in pairs.items()},
-        3.0,
-    )
+    write_adapter(adapter, base, pairs, config)
 
-    assert_near(load_weights(folder), expected)
-
-    write_adapter(folder, tmp_path / "base", pairs)
-    with pytest.raises(
-        ValueError, match=rf"adapter_model.*: its layer '{QUERY}' has the rank 3, .* r=2"
-    ):
-        load_weights(folder)
+    assert_near(load_weights(adapter), load_merged(base, arrays, pairs, 3.0))
 
 
-def test_a_base_of_timm_and_a_convolution(tmp_path):
-    """Below the name of transformers' wrapper; the base is wrapped and in half precision."""
-    arrays = write_base(tmp_path / "base", format_name="timm")
+def test_ranks_that_differ_from_the_config_are_rejected(base, adapter):
+    write_base(base)
+    write_adapter(adapter, base, {QUERY: sample_factors(16, 16, rank=3)})
+    message = rf"adapter_model.*: its layer '{QUERY}' has the rank 3, .* r=2"
+
+    with pytest.raises(ValueError, match=message):
+        load_weights(adapter)
+
+
+def test_a_base_of_timm_and_a_convolution(base, adapter):
+    """The names are below that of transformers' wrapper; the base is wrapped, in half precision."""
+    arrays = write_base(base, format_name="timm")
     pairs = {
-        "patch_embed.proj": make_factors(16, (3, 4, 4)),
-        "blocks.0.attn.qkv": make_factors(48, 16),
+        "patch_embed.proj": sample_factors(16, (3, 4, 4)),
+        "blocks.0.attn.qkv": sample_factors(48, 16),
     }
-    named = {f"timm_model.{layer}": pair for layer, pair in pairs.items()}
-    folder = write_adapter(tmp_path / "adapter", tmp_path / "base", named)
     halves = {name: array.astype(np.float16) for name, array in arrays.items()}
     single = {name: array.astype(np.float32) for name, array in halves.items()}
-    expected = load_merged(
-        tmp_path / "base",
-        single,
-        {f"{layer}.weight": pair for layer, pair in pairs.items()},
-        3.0,
-    )
     wrapped = {f"module.{name}": array for name, array in halves.items()}
-    write_safetensors(tmp_path / "base/model.safetensors", wrapped, {})
-    weights = load_weights(folder)
+    expected = load_merged(base, single, pairs, 3.0)
+    write_adapter(adapter, base, {f"timm_model.{layer}": pair for layer, pair in pairs.items()})
+    write_safetensors(base / "model.safetensors", wrapped, {})
+
+    weights = load_weights(adapter)
 
     assert_near(weights, expected)
     assert any("'module.'" in note for note in weights.notes)
 
 
-@pytest.mark.parametrize(("classes", "base"), [(5, "token"), (3, "token"), (4, "pooler")])
-def test_a_classifier_of_the_adapter(tmp_path, classes, base):
-    """It replaces the base's, or is added to a base without one; only as many classes have the base's names."""
-    a = NETWORKS[base]
-    names = ("x", "y", "z") if a.num_classes else None
-    write_base(tmp_path / "base", a, class_names=names)
+@pytest.mark.parametrize(
+    ("classes", "network", "class_names"),
+    [
+        (5, "token", None),
+        (3, "token", ("x", "y", "z")),
+        (4, "pooler", None),
+    ],
+)
+def test_a_classifier_of_the_adapter(base, adapter, classes, network, class_names):
+    """It replaces the base's, or is added to a base without one.
+
+    Only as many classes have the base's names.
+    """
+    a = NETWORKS[network]
+    has_names = a.num_classes > 0
+    write_base(base, a, class_names=("x", "y", "z") if has_names else None)
     kernel = np.ones((classes, 16), np.float32)
     head = {
         "base_model.model.classifier.weight": kernel,
         "base_model.model.classifier.bias": kernel[:, 0] * 2,
     }
-    pairs = {QUERY: make_factors(16, 16)}
-    folder = write_adapter(
-        tmp_path / "adapter",
-        tmp_path / "base",
-        pairs,
-        {"modules_to_save": ["classifier"]},
-        head,
-    )
-    weights = load_weights(folder)
+    pairs = {QUERY: sample_factors(16, 16)}
+    write_adapter(adapter, base, pairs, {"modules_to_save": ["classifier"]}, head)
+
+    weights = load_weights(adapter)
+    is_noted = any("names are those of the base" in note for note in weights.notes)
 
     assert weights.architecture.num_classes == classes
     np.testing.assert_array_equal(weights.parameters["head/linear/kernel"], kernel.T)
     np.testing.assert_array_equal(weights.parameters["head/linear/bias"], np.full(classes, 2))
-
-    is_named = names is not None and classes == len(names)
-    assert weights.class_names == (names if is_named else None)
-
-    expected = names is not None
-    assert any("names are those of the base" in note for note in weights.notes) == expected
+    assert weights.class_names == class_names
+    assert is_noted == has_names
 
 
 @pytest.mark.parametrize(
@@ -217,129 +222,176 @@ def test_a_classifier_of_the_adapter(tmp_path, classes, base):
         ({"lora_alpha": float("inf")}, "lora_alpha='inf'"),
     ],
 )
-def test_other_methods_are_named_with_the_command_that_merges_them(tmp_path, changes, words):
-    write_base(tmp_path / "base")
-    folder = write_adapter(
-        tmp_path / "adapter",
-        tmp_path / "base",
-        {QUERY: make_factors(16, 16)},
-        changes,
-    )
-
-    with pytest.raises(
-        ValueError, match=rf"adapter_config\.json: {words}.* \(of {tmp_path}/base\)"
-    ) as caught:
-        load_weights(folder)
-
-    assert str(caught.value).endswith(f"{tmp_path}/base {folder} merged")
-
-
-def test_factors_that_do_not_fit(tmp_path):
-    base = tmp_path / "base"
-    folder = tmp_path / "adapter"
+def test_other_methods_are_named_with_the_command_that_merges_them(base, adapter, changes, words):
     write_base(base)
-    cases = {
-        "no array in the base": {"vit.encoder.layer.7.output.dense": make_factors(16, 24)},
-        r"shapes \(2, 16\) and \(23, 2\), and the base \(24, 16\)": {DENSE: make_factors(23, 16)},
-        r"shapes \(2, 16\) and \(24, 3\)": {
-            DENSE: (make_factors(24, 16)[0], make_factors(24, 16, rank=3)[1])
-        },
-    }
+    write_adapter(adapter, base, {QUERY: sample_factors(16, 16)}, changes)
+    message = rf"adapter_config\.json: {words}.* \(of {base}\)"
 
-    for words, pairs in cases.items():
-        with pytest.raises(ValueError, match=rf"adapter_model\.safetensors: .*{words}"):
-            load_weights(write_adapter(folder, base, pairs))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_weights(adapter)
 
-    alone = {f"base_model.model.{QUERY}.lora_A.weight": np.ones((2, 16))}
-    with pytest.raises(ValueError, match="one factor of two"):
-        load_weights(write_adapter(folder, base, {}, others=alone))
+    assert str(caught.value).endswith(f"{base} {adapter} merged")
 
-    for name in (
-        "base_model.model.x.lora_magnitude_vector",
-        "base_model.model.x.lora_embedding_A",
-        "other.weight",
-    ):
-        with pytest.raises(ValueError, match=rf"array '{re.escape(name)}' is of no part of LoRA"):
-            load_weights(write_adapter(folder, base, {}, others={name: np.ones((2, 16))}))
 
+A_OF_RANK_2, _ = sample_factors(24, 16)
+
+
+_, B_OF_RANK_3 = sample_factors(24, 16, rank=3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "factors", "words"),
+    [
+        (
+            "vit.encoder.layer.7.output.dense",
+            sample_factors(16, 24),
+            "no array in the base",
+        ),
+        (
+            DENSE,
+            sample_factors(23, 16),
+            r"shapes \(2, 16\) and \(23, 2\), and the base \(24, 16\)",
+        ),
+        (
+            DENSE,
+            (A_OF_RANK_2, B_OF_RANK_3),
+            r"shapes \(2, 16\) and \(24, 3\)",
+        ),
+    ],
+    ids=["layer", "outputs", "ranks"],
+)
+def test_factors_that_do_not_fit(layer, factors, words, base, adapter):
+    write_base(base)
+    write_adapter(adapter, base, {layer: factors})
+
+    with pytest.raises(ValueError, match=rf"adapter_model\.safetensors: .*{words}"):
+        load_weights(adapter)
+
+
+NO_PART = "array '{}' is of no part of LoRA"
+
+MAGNITUDE = "base_model.model.x.lora_magnitude_vector"
+
+EMBEDDING = "base_model.model.x.lora_embedding_A"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"base_model.model.{QUERY}.lora_A.weight", "one factor of two"),
+        (MAGNITUDE, NO_PART.format(MAGNITUDE)),
+        (EMBEDDING, NO_PART.format(EMBEDDING)),
+        ("other.weight", NO_PART.format("other.weight")),
+    ],
+)
+def test_arrays_that_are_no_factors(name, words, base, adapter):
+    write_base(base)
+    write_adapter(adapter, base, {}, others={name: np.ones((2, 16))})
+
+    with pytest.raises(ValueError, match=re.escape(words)):
+        load_weights(adapter)
+
+
+def test_saved_parts_that_the_network_lacks(base, adapter):
+    write_base(base)
     saved = {"base_model.model.vit.neck.weight": np.ones(3)}
+    write_adapter(adapter, base, {QUERY: sample_factors(16, 16)}, others=saved)
+
     with pytest.raises(ValueError, match=r"left over: vit\.neck\.weight"):
-        load_weights(write_adapter(folder, base, {QUERY: make_factors(16, 16)}, others=saved))
+        load_weights(adapter)
 
 
-def test_the_base_is_a_folder_or_a_name_of_the_hub(tmp_path, monkeypatch):
-    fetched = []
+@pytest.fixture
+def fetched(base, adapter, monkeypatch):
+    """Replace downloads of the Hub, and return the list of addresses."""
+    addresses = []
 
     def fetch(address):
-        fetched.append(address)
-        return tmp_path / ("adapter" if address == "hf://owner/adapter" else "base")
+        addresses.append(address)
+        return adapter if address == "hf://owner/adapter" else base
 
     monkeypatch.setattr("vit_jax.weights.hub.fetch", fetch)
-    write_base(tmp_path / "base")
-    pairs = {QUERY: make_factors(16, 16)}
-    folder = write_adapter(tmp_path / "adapter", "google/vit", pairs)
-    load_weights(folder)
-    write_adapter(folder, "google/vit", pairs, {"revision": "v2"})
+    return addresses
+
+
+def test_the_base_is_a_name_of_the_hub(base, adapter, fetched):
+    write_base(base)
+    pairs = {QUERY: sample_factors(16, 16)}
+
+    write_adapter(adapter, "google/vit", pairs)
+    load_weights(adapter)
+    write_adapter(adapter, "google/vit", pairs, {"revision": "v2"})
     load_weights("hf://owner/adapter")
 
     assert fetched == ["hf://google/vit", "hf://owner/adapter", "hf://google/vit@v2"]
 
-    write_adapter(
-        folder,
-        tmp_path / "base",
-        pairs,
-    )  # a downloaded adapter opens no file of this machine
 
-    with pytest.raises(
-        ValueError, match=r"neither a name of the Hub nor a folder .* Set base_model_name_or_path"
-    ):
+def test_a_downloaded_adapter_opens_no_folder_of_this_machine(base, adapter, fetched):
+    write_base(base)
+    write_adapter(adapter, base, {QUERY: sample_factors(16, 16)})
+    message = r"neither a name of the Hub nor a folder .* Set base_model_name_or_path"
+
+    with pytest.raises(ValueError, match=message):
         load_weights("hf://owner/adapter")
 
-    for base in ("", None, 3, "a\nb"):
-        write_adapter(folder, "", pairs, {"base_model_name_or_path": base})
-        with rejects("base_model_name_or_path", "must name the base"):
-            load_weights(folder)
+
+@pytest.mark.parametrize("name", ["", None, 3, "a\nb"])
+def test_a_base_without_a_name_is_rejected(name, adapter):
+    pairs = {QUERY: sample_factors(16, 16)}
+    write_adapter(adapter, "", pairs, {"base_model_name_or_path": name})
+
+    with rejects("base_model_name_or_path", "must name the base"):
+        load_weights(adapter)
 
 
-def test_a_base_that_cannot_be_had_is_named(tmp_path, monkeypatch):
+def test_a_base_that_cannot_be_fetched_is_named(adapter, monkeypatch):
     def fetch(address):
         raise ValueError(f"{address} cannot be fetched: 404")
 
     monkeypatch.setattr("vit_jax.weights.hub.fetch", fetch)
-    folder = write_adapter(tmp_path / "adapter", "google/vit", {QUERY: make_factors(16, 16)})
-    words = r"is a PEFT adapter of google/vit: hf://google/vit cannot be fetched: 404 .* set base_model_name_or_path"
-
-    with pytest.raises(ValueError, match=words):
-        load_weights(folder)
-
-    write_adapter(folder, folder, {})
-    with pytest.raises(ValueError, match="not a workdir or another adapter"):
-        load_weights(folder)
-
-
-def test_folders_of_adapters_that_are_not_whole(tmp_path):
-    write_base(tmp_path / "base")
-    folder = write_adapter(tmp_path / "adapter", tmp_path / "base", {QUERY: make_factors(16, 16)})
-    (folder / "model.safetensors").write_bytes((tmp_path / "base/model.safetensors").read_bytes())
-
-    with pytest.raises(ValueError, match=r"a network \(model\.safetensors\) and a PEFT adapter"):
-        load_weights(folder)
-
-    assert_same(
-        load_weights(folder / "model.safetensors", num_heads=2).parameters,
-        load_weights(tmp_path / "base").parameters,
+    write_adapter(adapter, "google/vit", {QUERY: sample_factors(16, 16)})
+    message = (
+        r"is a PEFT adapter of google/vit: hf://google/vit cannot be fetched: 404 "
+        r".* set base_model_name_or_path"
     )
 
-    (folder / "model.safetensors").unlink()
-    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(ValueError, match=message):
+        load_weights(adapter)
 
-    with pytest.raises(
-        ValueError, match=r"holds adapter_model\.bin, a PyTorch file, .*adapter_model\.safetensors "
-    ):
-        load_weights(folder)
 
-    (folder / "adapter_model.bin").unlink()
-    with pytest.raises(
-        ValueError, match=r"no adapter_model\.safetensors\. Fetch the adapter again"
-    ):
-        load_weights(folder)
+def test_an_adapter_is_no_base(adapter):
+    write_adapter(adapter, adapter, {})
+
+    with pytest.raises(ValueError, match="not a workdir or another adapter"):
+        load_weights(adapter)
+
+
+def test_a_folder_of_a_network_and_an_adapter_is_rejected(base, adapter):
+    write_base(base)
+    write_adapter(adapter, base, {QUERY: sample_factors(16, 16)})
+    file = adapter / "model.safetensors"
+    file.write_bytes((base / "model.safetensors").read_bytes())
+    expected = load_weights(base)
+
+    with pytest.raises(ValueError, match=r"a network \(model\.safetensors\) and a PEFT adapter"):
+        load_weights(adapter)
+
+    assert_same(load_weights(file, num_heads=2).parameters, expected.parameters)
+
+
+def test_a_pickled_adapter_is_rejected(base, adapter):
+    write_adapter(adapter, base, {QUERY: sample_factors(16, 16)})
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    message = r"holds adapter_model\.bin, a PyTorch file, .*adapter_model\.safetensors "
+
+    with pytest.raises(ValueError, match=message):
+        load_weights(adapter)
+
+
+def test_an_adapter_without_arrays_is_rejected(base, adapter):
+    write_adapter(adapter, base, {QUERY: sample_factors(16, 16)})
+    (adapter / "adapter_model.safetensors").unlink()
+    message = r"no adapter_model\.safetensors\. Fetch the adapter again"
+
+    with pytest.raises(ValueError, match=message):
+        load_weights(adapter)

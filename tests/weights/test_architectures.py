@@ -1,4 +1,4 @@
-"""Names of networks in `config.json`: read, rejected for their reason, unknown, and given by an option."""
+"""Names of networks in `config.json`: read, rejected with a reason, unknown, and given by an option."""
 
 import itertools
 import json
@@ -33,16 +33,19 @@ DEPRECATED = list_deprecated_names()
 
 
 def write_case(case, folder, **changes):
-    """Write the weights and the configuration of a small network, with changes; return its folder."""
+    """Write the weights and the configuration of a small network, with changes; return its folder.
+
+    A change to None removes the field.
+    """
     golden = GOLDEN[case]
     folder.mkdir(exist_ok=True)
     shapes = full_names(golden["shapes"], depth=2)
     arrays = {name: values(name, shape) for name, shape in shapes.items()}
     save_file(arrays, folder / "model.safetensors")
+
     config = {**golden["config"], **changes}
     stated = {name: value for name, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(stated))
-
     return folder
 
 
@@ -63,24 +66,31 @@ def test_the_page_counts_the_names_of_the_list():
 
 
 def test_no_name_of_the_list_has_a_reason_to_be_rejected():
-    assert {name: find_unsupported(name) for name in SIZES if find_unsupported(name)} == {}
+    for name in SIZES:
+        assert not find_unsupported(name), name
+
+
+def test_deprecated_names_lead_to_names_of_the_list():
     assert set(DEPRECATED.values()) <= set(SIZES)
     assert not set(DEPRECATED) & set(SIZES)
 
 
 def test_names_of_the_list_give_sizes_or_are_resnets():
-    resnets = {name for name in SIZES if find_timm_fields(name, {}) == {}}
-    assert resnets == {name for name in SIZES if name.startswith("resnetv2_")}
-
-    for name in SIZES.keys() - resnets:
+    for name in SIZES:
         fields = find_timm_fields(name, {})
+        is_resnet = name.startswith("resnetv2_")
+        assert (fields == {}) == is_resnet, name
+        if is_resnet:
+            continue
+
         assert fields["width"] % fields["num_heads"] == 0, name
         assert fields["rope"] in (None, "centred", "grid", "index"), name
 
 
+# Sizes as in the papers, or in timm's functions where the paper has no such size.
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [  # as in the papers, or in timm's functions where the paper has no such size
+    [
         ("vit_base_patch16_224", (768, 12, 12)),
         ("vit_large_patch14_reg4_dinov2", (1024, 24, 16)),
         ("eva02_tiny_patch14_224", (192, 12, 3)),
@@ -93,26 +103,32 @@ def test_sizes_are_those_of_the_model(name, sizes):
     assert SIZES[name] == sizes
 
 
-def test_published_weights_and_written_names_are_known():
-    addresses = list(
-        itertools.chain(
-            *list_addresses().values(),
-            *(release.addresses for release in list_releases()),
-        )
-    )
-    full_addresses = list(itertools.chain(*map(expand, addresses)))
-    start = "hf://timm/"
-    names = [address.removeprefix(start) for address in full_addresses if address.startswith(start)]
+def list_published_names():
+    """Return the names of timm whose weights are published."""
+    addresses = itertools.chain.from_iterable(list_addresses().values())
+    names = []
+    for address in itertools.chain(addresses, *(each.addresses for each in list_releases())):
+        for full_address in expand(address):
+            if full_address.startswith("hf://timm/"):
+                names.append(full_address.removeprefix("hf://timm/"))
+    return names
 
-    assert len(names) > 50
 
-    written = [
-        name
-        for family in load_families()
-        for name in (*(model.name for model in family.timm_models), *family.timm_bodies.values())
-    ]
+def list_written_names():
+    """Return the names of timm that are written for weights of a family."""
+    names = []
+    for family in load_families():
+        names.extend(model.name for model in family.timm_models)
+        names.extend(family.timm_bodies.values())
+    return names
 
-    assert [name for name in names + written if not is_known(name)] == []
+
+def test_published_and_written_names_are_known():
+    published = list_published_names()
+
+    assert len(published) > 50
+    assert list(itertools.filterfalse(is_known, published)) == []
+    assert list(itertools.filterfalse(is_known, list_written_names())) == []
 
 
 def test_tags_and_deprecated_names():
@@ -168,41 +184,37 @@ def test_a_name_is_rejected_with_its_reason(name, words):
 @pytest.mark.parametrize(("name", "words"), REJECTED[:3])
 def test_arrays_of_a_known_network_do_not_save_a_rejected_name(name, words, tmp_path):
     folder = write_case("timm/mae", tmp_path / "folder", architecture=name)
-    with pytest.raises(
-        ValueError, match=rf"config\.json: architecture='{name}': .*{re.escape(words[:20])}"
-    ):
+    message = rf"config\.json: architecture='{name}': .*{re.escape(words[:20])}"
+
+    with pytest.raises(ValueError, match=message):
         load_weights(folder)
 
 
 def test_an_unknown_name_needs_the_option(tmp_path):
     known = load_weights(write_case("timm/mae", tmp_path / "known"))
     folder = write_case("timm/mae", tmp_path / "unknown", architecture="vit_base_patch16_mine_224")
+    message = r"architecture='vit_base_patch16_mine_224': must be a model of timm that was"
 
-    with pytest.raises(
-        ValueError,
-        match=r"architecture='vit_base_patch16_mine_224': must be a model of timm that was",
-    ):
+    with pytest.raises(ValueError, match=message):
         load_weights(folder)
-
-    require_same(load_weights(folder, architecture="vit_base_patch16_224"), known)
     with pytest.raises(ValueError, match="architecture='resnet50': must be a model of"):
         load_weights(folder, architecture="resnet50")
+
+    require_same(load_weights(folder, architecture="vit_base_patch16_224"), known)
 
 
 def test_the_option_names_a_file_without_configuration(tmp_path):
     folder = write_case("timm/dinov3", tmp_path / "folder")
-    golden = GOLDEN["timm/dinov3"]["config"]
-    file = folder / "model.safetensors"
     (folder / "config.json").unlink()
+    file = folder / "model.safetensors"
+    name = GOLDEN["timm/dinov3"]["config"]["architecture"]
+    without_name = r"does not state its rotary positions: .*such as architecture="
+    with_name = "another network: width 384 there, 32 in the file"
 
-    with pytest.raises(
-        ValueError, match=r"does not state its rotary positions: .*such as architecture="
-    ):
+    with pytest.raises(ValueError, match=without_name):
         load_weights(file)
-
-    arguments = {"architecture": golden["architecture"]}
-    with pytest.raises(ValueError, match="another network: width 384 there, 32 in the file"):
-        load_weights(file, **arguments)
+    with pytest.raises(ValueError, match=with_name):
+        load_weights(file, architecture=name)
 
 
 def test_an_unnamed_file_is_noted(tmp_path):
@@ -215,26 +227,23 @@ def test_an_unnamed_file_is_noted(tmp_path):
 
 
 def test_the_option_is_rejected_where_the_file_states_its_network(tmp_path):
-    case = next(
-        case
-        for case, golden in GOLDEN.items()
-        if "config" in golden and case.startswith("huggingface/")
-    )
-    folder = write_case(case, tmp_path / "folder")
+    folder = write_case("huggingface/mae", tmp_path / "folder")
 
     with pytest.raises(ValueError, match="model_type='vit_base_patch16_224': must be one of vit"):
         load_weights(folder, architecture="vit_base_patch16_224")
 
 
-@pytest.mark.parametrize("name", ["weights.npz", "ours.safetensors"])
-def test_a_file_that_states_its_network_takes_no_name(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "format_name"),
+    [("weights.npz", "released"), ("ours.safetensors", "vit_jax")],
+)
+def test_a_file_that_states_its_network_takes_no_name(name, format_name, tmp_path):
     weights = load_weights(write_case("timm/mae", tmp_path / "folder"))
     file = tmp_path / name
-    save_weights(weights, file, "released" if name.endswith("npz") else "vit_jax")
+    save_weights(weights, file, format_name)
+    message = r"architecture: must not be set, as .* states its network"
 
-    with pytest.raises(
-        ValueError, match=r"architecture: must not be set, as .* states its network"
-    ):
+    with pytest.raises(ValueError, match=message):
         load_weights(file, architecture="vit_base_patch16_224")
 
 
@@ -242,10 +251,9 @@ def test_a_model_type_that_was_not_compared(tmp_path):
     case = "huggingface/dinov2"
     known = load_weights(write_case(case, tmp_path / "known"))
     folder = write_case(case, tmp_path / "unknown", model_type="dinov2_of_mine")
+    message = r"model_type='dinov2_of_mine': must be one of .* such as architecture=vit"
 
-    with pytest.raises(
-        ValueError, match=r"model_type='dinov2_of_mine': must be one of .* such as architecture=vit"
-    ):
+    with pytest.raises(ValueError, match=message):
         load_weights(folder)
 
     require_same(load_weights(folder, architecture="dinov2"), known)
@@ -265,40 +273,46 @@ def test_model_types_that_are_read(model_type):
     ],
 )
 def test_values_that_no_array_shows(name, value, words):
+    fixed = architectures._FIXED_VALUES[name]
+
+    assert find_huggingface_fields("vit", {name: fixed}) == {}
     with pytest.raises(ValueError, match=re.escape(words)):
         find_huggingface_fields("vit", {name: value})
 
-    fixed = architectures._FIXED_VALUES[name]
-    assert find_huggingface_fields("vit", {name: fixed}) == {}
+
+def test_arguments_that_change_no_rotary_positions():
+    arguments = {"embed_dim": 32, "drop_path_rate": 0.1, "dynamic_img_size": True}
+
+    assert find_timm_fields("vit_base_patch16_224", arguments)["rope"] is None
 
 
-def test_arguments_that_change_a_network_in_an_unknown_way():
-    name = "vit_base_patch16_224"
-    assert (
-        find_timm_fields(name, {"embed_dim": 32, "drop_path_rate": 0.1, "dynamic_img_size": True})[
-            "rope"
-        ]
-        is None
-    )
-
-    for argument in ("block_fn", "norm_layer", "rope_theta", "a" * 1000):
-        with pytest.raises(ValueError, match=rf"model_args\.{argument}='x': is not supported"):
-            find_timm_fields(name, {argument: "x"})
+@pytest.mark.parametrize("argument", ["block_fn", "norm_layer", "rope_theta", "a" * 1000])
+def test_arguments_that_change_a_network_in_an_unknown_way(argument):
+    with pytest.raises(ValueError, match=rf"model_args\.{argument}='x': is not supported"):
+        find_timm_fields("vit_base_patch16_224", {argument: "x"})
 
 
-def test_places_of_rotary_positions():
-    assert find_timm_fields("vit_pe_core_base_patch16_224", {})["rope_grid"] == (14, 14)
+PE_CORE = "vit_pe_core_base_patch16_224"
 
-    expected = (3, 5)
-    assert (
-        find_timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"]
-        == expected
-    )
 
-    for odd in ([3], [3, 0], ["3", 3], 3):
-        with pytest.raises(ValueError, match=r"ref_feat_shape.*must be rows and columns"):
-            find_timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": odd})
+@pytest.mark.parametrize(
+    ("arguments", "grid"),
+    [
+        ({}, (14, 14)),
+        ({"ref_feat_shape": [3, 5]}, (3, 5)),
+    ],
+)
+def test_the_grid_of_rotary_positions(arguments, grid):
+    assert find_timm_fields(PE_CORE, arguments)["rope_grid"] == grid
 
+
+@pytest.mark.parametrize("shape", [[3], [3, 0], ["3", 3], 3], ids=str)
+def test_grids_of_rotary_positions_that_are_no_grid(shape):
+    with pytest.raises(ValueError, match=r"ref_feat_shape.*must be rows and columns"):
+        find_timm_fields(PE_CORE, {"ref_feat_shape": shape})
+
+
+def test_grids_of_rotary_positions_that_do_not_fit_the_network():
     with pytest.raises(ValueError, match=r"ref_feat_shape=\[8, 8\]: must be \[16, 16\]"):
         find_timm_fields("eva02_base_patch14_224", {"ref_feat_shape": [8, 8]})
 
@@ -306,11 +320,10 @@ def test_places_of_rotary_positions():
 def test_attention_pooling_of_patches_alone_beside_registers(tmp_path):
     """The name decides which tokens are pooled: no array shows it."""
     case = "timm/registers_map"
-    load_weights(write_case(case, tmp_path / "all"))
     arguments = {**GOLDEN[case]["config"]["model_args"], "pool_include_prefix": False}
     folder = write_case(case, tmp_path / "patches", model_args=arguments)
+    message = "it pools patches without prefix tokens by map, which is not supported"
 
-    with pytest.raises(
-        ValueError, match="it pools patches without prefix tokens by map, which is not supported"
-    ):
+    load_weights(write_case(case, tmp_path / "all"))
+    with pytest.raises(ValueError, match=message):
         load_weights(folder)

@@ -16,20 +16,22 @@ ROOT = f"gs://{gcs.BUCKET}"
 
 @pytest.fixture(scope="module")
 def weights_folder(cloud, tmp_path_factory):
-    """A released file with the names of its classes, a folder as Hugging Face has it, and a workdir."""
+    """A released file with class names, folders as Hugging Face has them, and a workdir, uploaded."""
     folder = tmp_path_factory.mktemp("weights")
     names = [f"class {number}" for number in range(SQUARE.num_classes)]
     write_npz(folder / "one.npz", arrays_of(SQUARE, "released"), {})
     find_class_names_file(folder / "one.npz").write_text("\n".join(names) + "\n")
+
     save_weights(weights_of(VIT), folder / "hf", "huggingface")
     save_weights(weights_of(VIT), folder / "run", OWN)
+
     save_weights(weights_of(VIT), folder / "shards", "huggingface")
     (folder / "shards/model.safetensors").unlink()
     split(folder / "shards", arrays_of(VIT, "huggingface"), 2)
+
     (folder / "pickled").mkdir()
     (folder / "pickled/pytorch_model.bin").write_bytes(b"PK")
     gcs.upload(folder, ROOT)
-
     return folder
 
 
@@ -44,27 +46,28 @@ def cache(monkeypatch, tmp_path):
 )
 def test_files_are_downloaded_once(cloud, weights_folder, name):
     here = load_weights(weights_folder / name)
-    there = load_weights(f"{ROOT}/{name}")
-    expected = (here.architecture, here.class_names, here.preprocessing)
 
-    assert (there.architecture, there.class_names, there.preprocessing) == expected
+    there = load_weights(f"{ROOT}/{name}")
+    num_requests = len(cloud.requests)
+    load_weights(f"{ROOT}/{name}")
+    later_requests = cloud.requests[num_requests:]
+
+    assert there.architecture == here.architecture
+    assert there.class_names == here.class_names
+    assert there.preprocessing == here.preprocessing
     assert_same(there.parameters, here.parameters)
     assert there.source.startswith(f"{ROOT}/{name} (")
-
-    before = len(cloud.requests)
-    load_weights(f"{ROOT}/{name}")
-
-    assert not [request for request in cloud.requests[before:] if "alt=media" in request]
+    assert not [request for request in later_requests if "alt=media" in request]
 
 
 def test_checkpoints_are_read_where_they_are(weights_folder, tmp_path):
-    # As orbax writes into a bucket, which cannot rename: a checkpoint is complete with this object.
-    for item in ("", "/model", "/metadata"):
-        (
-            gcs.buckets.BucketPath(f"{ROOT}/run/checkpoints/0{item}") / "commit_success.txt"
-        ).write_bytes(b"")
+    """Orbax marks a complete checkpoint in a bucket, which cannot rename, by an object."""
+    for item in ("0", "0/model", "0/metadata"):
+        folder = gcs.buckets.BucketPath(f"{ROOT}/run/checkpoints/{item}")
+        (folder / "commit_success.txt").write_bytes(b"")
 
     weights = load_weights(f"{ROOT}/run")
+
     assert_same(weights.parameters, networks.parameters(VIT))
     assert weights.source.startswith(f"{ROOT}/run (vit_jax")
     assert not list(tmp_path.rglob("*"))

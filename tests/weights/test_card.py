@@ -1,4 +1,4 @@
-"""Model cards: their metadata, what they say, and that nothing of this machine is in them; uploads to the Hub."""
+"""Model cards: their metadata and text without paths of this machine, and uploads to the Hub."""
 
 import ast
 import collections
@@ -22,10 +22,11 @@ from vit_jax.weights.saving import OWN, save_weights
 NAMES = ("cat", "dog | `x`", "bird")
 
 
-def card_of(weights, folder, format_name):
+def read_card(weights, folder, format_name):
+    """Return the metadata and the text of the card of saved weights."""
     save_weights(weights, folder, format_name)
-    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
-    return yaml.safe_load(front), text
+    _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(metadata), text
 
 
 @pytest.mark.parametrize(
@@ -40,14 +41,17 @@ def card_of(weights, folder, format_name):
         (OWN, "vit_jax", 'vit_jax.load_model("my-vit")'),
     ],
 )
-def test_what_a_card_says(tmp_path, format_name, library, use):
+def test_the_content_of_a_card(tmp_path, format_name, library, use):
     weights = weights_of(VIT, class_names=NAMES, preprocessing=PREPROCESSING, training=TRAINING)
-    front, text = card_of(weights, tmp_path / "my-vit", format_name)
-    tags = ["vision-transformer", "vit_jax"]
-
-    assert front == {"library_name": library, "pipeline_tag": "image-classification", "tags": tags}
-
     count = sum(array.size for array in weights.parameters.values())
+
+    metadata, text = read_card(weights, tmp_path / "my-vit", format_name)
+
+    assert metadata == {
+        "library_name": library,
+        "pipeline_tag": "image-classification",
+        "tags": ["vision-transformer", "vit_jax"],
+    }
     assert f"# my-vit\n\nViT-custom/4, {count:,} parameters, 3 classes." in text
     assert "8 x 12 pixels" in text
     assert "0.875 of it" in text
@@ -59,45 +63,54 @@ def test_what_a_card_says(tmp_path, format_name, library, use):
     assert use in text
 
 
+def parse_page(card):
+    """Return the text of a card as an XML tree."""
+    parser = markdown.Markdown(extensions=["tables", "fenced_code"])
+    text = card.split("---", 2)[2]
+    return xml.etree.ElementTree.fromstring(f"<page>{parser.convert(text)}</page>")
+
+
+def join_text(element):
+    return "".join(element.itertext())
+
+
+def find_literals(code):
+    """Return the constants of Python code."""
+    nodes = ast.walk(ast.parse(code))
+    return [node.value for node in nodes if isinstance(node, ast.Constant)]
+
+
 HOSTILE = "</code><img src=x>\n\n# a|b ```\n```\n[x](http://evil) CLASS \x1b[2J"
 
 
 @pytest.mark.parametrize("format_name", ["timm", "huggingface", OWN])
 def test_names_stay_names(tmp_path, format_name):
-    """Names of folders, classes and data are shown as text, whatever markup they have, and as one Python literal."""
+    """Names of folders, classes and data are shown as text, whatever markup they have.
+
+    In code they are one Python literal.
+    """
     training = dataclasses.replace(TRAINING, data=f"tfds:{HOSTILE}")
     weights = weights_of(VIT, class_names=(HOSTILE, *NAMES[1:]), training=training)
-    text = build_card(weights, format_name, HOSTILE)
-
-    assert "\x1b" not in text
-
-    parser = markdown.Markdown(extensions=["tables", "fenced_code"])
-    page = xml.etree.ElementTree.fromstring(
-        f"<page>{parser.convert(text.split('---', 2)[2])}</page>"
-    )
-    tags = collections.Counter(element.tag for element in page.iter())
-
-    assert not {"img", "a"} & {*tags}
-    assert [tags[tag] for tag in ("h1", "h2", "table", "pre")] == [1, 2, 1, 1]
-
     shown = printable(HOSTILE)
-    assert "".join(page.find("h1").itertext()) == shown
+    argument = f"local-dir:{HOSTILE}" if format_name == "timm" else HOSTILE
 
-    cells = ["".join(cell.itertext()) for cell in page.iter("td")]
-    assert len(cells) == 2 * 6
-    assert f"tfds:{shown}" in [cell.replace(r"\|", "|") for cell in cells]
-
-    classes = page.findall("p")[-2 if format_name != OWN else -1]
-    assert [code.text.strip() for code in classes.iter("code")] == [shown, NAMES[1], NAMES[2]]
-
+    card = build_card(weights, format_name, HOSTILE)
+    page = parse_page(card)
+    counts = collections.Counter(element.tag for element in page.iter())
+    cells = [join_text(cell).replace(r"\|", "|") for cell in page.iter("td")]
+    classes = page.findall("p")[-1 if format_name == OWN else -2]
+    class_names = [code.text.strip() for code in classes.iter("code")]
     (code,) = page.iter("pre")
-    literals = [
-        node.value
-        for node in ast.walk(ast.parse("".join(code.itertext())))
-        if isinstance(node, ast.Constant)
-    ]
 
-    assert (f"local-dir:{HOSTILE}" if format_name == "timm" else HOSTILE) in literals
+    assert "\x1b" not in card
+    assert counts["img"] == counts["a"] == 0
+    assert counts["h1"] == counts["table"] == counts["pre"] == 1
+    assert counts["h2"] == 2
+    assert join_text(page.find("h1")) == shown
+    assert len(cells) == 2 * 6
+    assert f"tfds:{shown}" in cells
+    assert class_names == [shown, NAMES[1], NAMES[2]]
+    assert argument in find_literals(join_text(code))
 
 
 @pytest.mark.parametrize(
@@ -109,88 +122,91 @@ def test_names_stay_names(tmp_path, format_name):
 )
 def test_a_card_says_how_photographs_were_turned(tmp_path, is_upright, words):
     weights = weights_of(VIT, preprocessing=PREPROCESSING | {"exif_orientation": is_upright})
-    assert f"| photographs | were {words}" in card_of(weights, tmp_path / "my-vit", "timm")[1]
+
+    _, text = read_card(weights, tmp_path / "my-vit", "timm")
+
+    assert f"| photographs | were {words}" in text
 
 
 def test_a_card_names_the_filter_of_the_resize(tmp_path):
     weights = weights_of(VIT, preprocessing=PREPROCESSING | {"interpolation": "bicubic"})
-    assert (
-        "the short side resized (bicubic, antialiased), and the middle"
-        in card_of(weights, tmp_path / "my-vit", OWN)[1]
-    )
+
+    _, text = read_card(weights, tmp_path / "my-vit", OWN)
+
+    assert "the short side resized (bicubic, antialiased), and the middle" in text
 
 
 @pytest.mark.parametrize("values", [[0.0, 4095.0], None, "wide"])
 def test_a_card_says_how_values_of_more_than_8_bits_were_mapped(tmp_path, values):
-    text = card_of(
-        weights_of(VIT, preprocessing=PREPROCESSING | {"value_range": values}),
-        tmp_path / "my-vit",
-        OWN,
-    )[1]
+    weights = weights_of(VIT, preprocessing=PREPROCESSING | {"value_range": values})
     is_mapped = values == [0.0, 4095.0]
+
+    _, text = read_card(weights, tmp_path / "my-vit", OWN)
 
     assert ("| more than 8 bits | values from 0 to 4095 become 0 to 255" in text) == is_mapped
     assert ("more than 8 bits" in text) == is_mapped
 
 
+MULTILABEL = dataclasses.replace(TRAINING, is_multilabel=True)
+
+
 @pytest.mark.parametrize("format_name", ["timm", "huggingface", OWN])
-def test_a_card_says_how_outputs_become_probabilities(format_name):
-    several = weights_of(VIT, has_several_labels=True)
-    assert "| outputs | multi-label: the sigmoid of each logit" in build_card(
-        several,
-        format_name,
-        "x",
-    )
+@pytest.mark.parametrize(
+    ("weights", "outputs"),
+    [
+        (weights_of(VIT, has_several_labels=True), "multi-label: the sigmoid of each logit"),
+        (weights_of(VIT, training=MULTILABEL), "multi-label: the sigmoid of each logit"),
+        (weights_of(VIT), "single-label: the softmax of the logits"),
+    ],
+    ids=["stated", "trained", "single-label"],
+)
+def test_a_card_says_how_outputs_become_probabilities(format_name, weights, outputs):
+    assert f"| outputs | {outputs}" in build_card(weights, format_name, "x")
 
-    trained = weights_of(VIT, training=dataclasses.replace(TRAINING, is_multilabel=True))
-    assert "| outputs | multi-label: the sigmoid of each logit" in build_card(
-        trained,
-        format_name,
-        "x",
-    )
-    assert "| outputs | single-label: the softmax of the logits" in build_card(
-        weights_of(VIT),
-        format_name,
-        "x",
-    )
 
+@pytest.mark.parametrize("format_name", ["timm", "huggingface", OWN])
+def test_features_become_no_probabilities(format_name):
     features = weights_of(dataclasses.replace(VIT, num_classes=0))
+
     assert "| outputs |" not in build_card(features, format_name, "x")
 
 
-def test_what_is_not_known_is_said(tmp_path):
-    front, text = card_of(
-        remove_head(weights_of(HYBRID), keep_hidden=False),
-        tmp_path / "features",
-        "timm",
-    )
+def test_unknown_facts_are_stated(tmp_path):
+    weights = remove_head(weights_of(HYBRID), keep_hidden=False)
 
-    assert front["pipeline_tag"] == "image-feature-extraction"
+    metadata, text = read_card(weights, tmp_path / "features", "timm")
+
+    assert metadata["pipeline_tag"] == "image-feature-extraction"
     assert "no classifier: it ends in its features" in text
     assert "| preparation | not known |" in text
     assert "| trained on | not known |" in text
     assert "## Classes" not in text
 
-    many = weights_of(VIT, class_names=None)
-    assert "Their names are not known." in card_of(many, tmp_path / "nameless", OWN)[1]
+
+def test_classes_without_names_are_stated(tmp_path):
+    _, text = read_card(weights_of(VIT, class_names=None), tmp_path / "nameless", OWN)
+
+    assert "Their names are not known." in text
 
 
-def test_a_readme_of_ones_own_stays(tmp_path):
+def test_a_readme_of_the_user_stays(tmp_path):
     (tmp_path / "README.md").write_text("mine\n")
+
     save_weights(weights_of(VIT), tmp_path, OWN)
 
     assert (tmp_path / "README.md").read_text() == "mine\n"
 
-    (tmp_path / "README.md").unlink()
-    for weights in (weights_of(VIT), weights_of(HYBRID)):
-        save_weights(weights, tmp_path, "timm")
 
-    assert weights.architecture.name in (tmp_path / "README.md").read_text()
+def test_a_card_is_replaced_with_its_weights(tmp_path):
+    save_weights(weights_of(VIT), tmp_path, "timm")
+    save_weights(weights_of(HYBRID), tmp_path, "timm")
+
+    assert HYBRID.name in (tmp_path / "README.md").read_text()
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Stands in for huggingface_hub; what was uploaded."""
+    """Replace huggingface_hub, and return the list of uploads."""
     calls = []
 
     class HfApi:
@@ -203,25 +219,28 @@ def hub(monkeypatch):
             calls.append((repo_id, folder_path))
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=HfApi))
-
     return calls
 
 
-def test_an_upload(tmp_path, monkeypatch, hub):
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """Weights in the folder `w` of the current folder."""
     monkeypatch.chdir(tmp_path)
     save_weights(weights_of(VIT, class_names=NAMES), tmp_path / "w", OWN)
+
+
+def test_an_upload(saved, hub):
     out = succeed(["convert", "w", "my-vit", "--to=timm", "--push=hf://me/my-vit"])
 
     assert out.splitlines()[-1] == "uploaded to hf://me/my-vit"
     assert hub == [("me/my-vit", True), ("me/my-vit", "my-vit")]
 
-    outcome = run(["convert", "w", "other", "--to=timm", "--push=hf://nobody/x"])
-    expected = (2, True)
 
-    assert (
-        outcome.code,
-        "other is written, and cannot be uploaded to hf://nobody/x: 401" in outcome.err,
-    ) == expected
+def test_a_failed_upload_keeps_the_folder(saved, hub, tmp_path):
+    result = run(["convert", "w", "other", "--to=timm", "--push=hf://nobody/x"])
+
+    assert result.code == 2
+    assert "other is written, and cannot be uploaded to hf://nobody/x: 401" in result.err
     assert (tmp_path / "other/model.safetensors").exists()
 
 
@@ -237,14 +256,20 @@ def test_an_upload(tmp_path, monkeypatch, hub):
         ),
     ],
 )
-def test_refused_uploads_write_nothing(tmp_path, monkeypatch, hub, words, message):
+def test_rejected_uploads_write_nothing(tmp_path, monkeypatch, hub, words, message):
     monkeypatch.chdir(tmp_path)
-    outcome = run(["convert", "w", *words])
 
-    assert (outcome.code, message in outcome.err) == (2, True), outcome.err
+    result = run(["convert", "w", *words])
+
+    assert result.code == 2
+    assert message in result.err
     assert not list(tmp_path.iterdir())
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    outcome = run(["convert", "w", "new", "--to=timm", "--push=hf://me/x"])
 
-    assert f"{install_command('hub')}, or upload the folder yourself" in outcome.err
+def test_without_the_library_an_upload_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
+    result = run(["convert", "w", "new", "--to=timm", "--push=hf://me/x"])
+
+    assert f"{install_command('hub')}, or upload the folder yourself" in result.err

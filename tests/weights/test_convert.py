@@ -1,4 +1,4 @@
-"""`convert`: which format a destination means, what is in the way, and a report of every parameter."""
+"""`convert`: the format that a destination means, rejections, and a report of every parameter."""
 
 import dataclasses
 
@@ -45,18 +45,19 @@ def source(tmp_path):
 )
 def test_the_destination_decides(a, destination, to, expected, tmp_path):
     save_weights(weights_of(a, training=TRAINING), tmp_path / "source", OWN)
+    written = tmp_path / destination
+
     report = convert(str(tmp_path / "source"), f"{tmp_path}/{destination}", to=to)
+    read = load_weights(written)
 
-    assert report.destination == f"{tmp_path / destination} ({expected})"
-
-    read = load_weights(tmp_path / destination)
-    assert (read.architecture, read.training) == (a, TRAINING)
+    assert report.destination == f"{written} ({expected})"
+    assert read.architecture == a
+    assert read.training == TRAINING
     assert_same(read.parameters, networks.parameters(a))
-
     if expected == OWN:
-        assert has_checkpoints(tmp_path / destination)
-    elif not (tmp_path / destination).is_file():
-        assert (tmp_path / destination / "model.safetensors").is_file()
+        assert has_checkpoints(written)
+    elif not written.is_file():
+        assert (written / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
@@ -78,113 +79,124 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
     ],
 )
 def test_destinations_that_make_no_sense(destination, to, words, source, tmp_path):
-    with pytest.raises(ValueError, match=words):
-        convert(source, destination if "://" in destination else str(tmp_path / destination), to=to)
+    if "://" not in destination:
+        destination = str(tmp_path / destination)
 
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["source.npz"]
+    with pytest.raises(ValueError, match=words):
+        convert(source, destination, to=to)
+
+    files = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == ["source.npz"]
 
 
 @pytest.mark.parametrize("taken", ["out.npz", "out.npz.classes.txt"])
-def test_what_exists_is_not_written_over_unless_asked(source, taken, tmp_path):
+def test_a_file_is_not_overwritten_without_the_option(source, taken, tmp_path):
     destination = tmp_path / "out.npz"
     (tmp_path / taken).write_text("precious")
+    message = f"{taken} exists: choose another destination, or give --overwrite"
 
-    with pytest.raises(
-        ValueError, match=f"{taken} exists: choose another destination, or give --overwrite"
-    ):
+    with pytest.raises(ValueError, match=message):
         convert(source, str(destination))
-
     assert (tmp_path / taken).read_text() == "precious"
 
     convert(source, str(destination), overwrite=True)
     assert load_weights(destination).architecture == SQUARE
 
-    convert(source, source, overwrite=True)  # onto itself
+
+def test_a_file_is_converted_onto_itself(source):
+    convert(source, source, overwrite=True)
+
     assert_same(load_weights(source).parameters, networks.parameters(SQUARE))
 
-    (tmp_path / "empty").mkdir()
-    convert(source, str(tmp_path / "empty"))
 
+def test_an_empty_folder_is_used_and_a_full_one_is_not(source, tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+
+    convert(source, str(folder))
     with pytest.raises(ValueError, match="exists"):
-        convert(source, str(tmp_path / "empty"))
+        convert(source, str(folder))
 
 
 @pytest.mark.parametrize("destination", [".", "..", "./"])
-def test_into_the_folder_one_is_in(destination, source, tmp_path, monkeypatch):
+def test_into_the_current_folder(destination, source, tmp_path, monkeypatch):
     inside = tmp_path / "empty/deeper"
     inside.mkdir(parents=True)
     monkeypatch.chdir(inside)
-    convert(source, destination, overwrite=True, without_head=True, gelu="exact")
-    folder = inside if destination != ".." else inside.parent
+    folder = inside.parent if destination == ".." else inside
     expected = dataclasses.replace(SQUARE, num_classes=0, gelu="exact")
 
+    convert(source, destination, overwrite=True, without_head=True, gelu="exact")
+    names = {path.name for path in folder.iterdir()}
+
     assert load_weights(destination).architecture == expected
-    assert {path.name for path in folder.iterdir()} - {"deeper"} == {"README.md", "checkpoints"}
+    assert names - {"deeper"} == {"README.md", "checkpoints"}
 
 
-def test_the_report_names_or_counts_every_array_on_both_sides(source, tmp_path):
-    report = convert(
-        source,
-        str(tmp_path / "out.safetensors"),
-        to="timm",
-        class_names=["a", "b", "c"],
-    )
-    expected = set(arrays_of(SQUARE, "released"))
+@pytest.fixture
+def report(source, tmp_path):
+    """The report of a conversion to timm."""
+    destination = str(tmp_path / "out.safetensors")
+    return convert(source, destination, to="timm", class_names=["a", "b", "c"])
 
-    assert {status.name for status in report.read} == expected
-    assert {status.name for status in report.written} == set(arrays_of(SQUARE, "timm"))
 
+def test_the_report_names_every_array_on_both_sides(report):
+    read = {status.name for status in report.read}
+    written = {status.name for status in report.written}
+
+    assert read == set(arrays_of(SQUARE, "released"))
+    assert written == set(arrays_of(SQUARE, "timm"))
+
+
+def test_the_complete_report_has_a_line_for_each_array_and_notes(report):
     lines = report.text(is_complete=True).splitlines()
-    (qkv,) = [line.split() for line in lines if " blocks.1.attn.qkv.weight " in line]
-    ours = "encoder/blocks/1/attention/{query,key,value}/kernel"
+    (qkv,) = [line for line in lines if " blocks.1.attn.qkv.weight " in line]
+    (network,) = [line for line in lines if line.startswith("ViT-custom/4: ")]
 
-    assert qkv == [
+    assert qkv.split() == [
         "blocks.1.attn.qkv.weight",
-        ours,
+        "encoder/blocks/1/attention/{query,key,value}/kernel",
         "48x16",
         "float32",
         "joined,",
         "transposed,",
         "unstacked",
     ]
-    assert any(
-        line.startswith("ViT-custom/4: ") and "3 classes" in line and "gelu tanh" in line
-        for line in lines
-    )
+    assert "3 classes" in network
+    assert "gelu tanh" in network
     assert "- A square grid of 3x3 patches is assumed, of 12x12 images." in lines[-3:]
     assert any("readers of timm files compute with exact" in line for line in lines)
 
-    short = report.text(is_complete=False).splitlines()  # numbers of arrays
-    assert len(short) < 20
 
-    second = short.index(f"Written to {tmp_path}/out.safetensors (timm):")
-    for section, format_name in ((short[:second], "released"), (short[second:], "timm")):
-        counts = [int(line.split()[0]) for line in section if line.startswith("  ")]
-        assert sum(counts) == len(arrays_of(SQUARE, format_name))
+def sum_counts(lines):
+    return sum(int(line.split()[0]) for line in lines if line.startswith("  "))
 
-    assert short[-3:] == lines[-3:], "notes stay"
+
+def test_the_short_report_counts_arrays_and_keeps_the_notes(report, tmp_path):
+    complete = report.text(is_complete=True).splitlines()
+    lines = report.text(is_complete=False).splitlines()
+    middle = lines.index(f"Written to {tmp_path}/out.safetensors (timm):")
+
+    assert len(lines) < 20
+    assert sum_counts(lines[:middle]) == len(arrays_of(SQUARE, "released"))
+    assert sum_counts(lines[middle:]) == len(arrays_of(SQUARE, "timm"))
+    assert lines[-3:] == complete[-3:], "notes stay"
 
 
 def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_place():
+    layers = tuple(f"b/{layer}/x" for layer in range(12))
     statuses = [
         ArrayStatus("a.weight", ("a/query/x", "a/key/x"), (2, 3), "float32", "joined"),
-        ArrayStatus(
-            "b",
-            tuple(f"b/{layer}/x" for layer in range(12)),
-            (12, 1),
-            "float32",
-            "stacked",
-        ),
+        ArrayStatus("b", layers, (12, 1), "float32", "stacked"),
         ArrayStatus("opt/x", (), (), "float32", "ignored"),
     ]
-    expected = [
+
+    assert list_arrays(statuses).splitlines() == [
         "  array     our parameter    shape   dtype    status",
         "  a.weight  a/{query,key}/x  2x3     float32  joined",
         "  b         b/{0..11}/x      12x1    float32  stacked",
         "  opt/x     -                scalar  float32  ignored",
     ]
-
-    assert list_arrays(statuses).splitlines() == expected
 
 
 @pytest.mark.parametrize(
@@ -196,4 +208,7 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
 )
 def test_the_summary_states_unusual_positions_and_blocks(name, words, tmp_path):
     save_weights(weights_of(OURS[name]), tmp_path / "source", OWN)
-    assert words in convert(str(tmp_path / "source"), str(tmp_path / "out")).network
+
+    report = convert(str(tmp_path / "source"), str(tmp_path / "out"))
+
+    assert words in report.network

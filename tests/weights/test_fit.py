@@ -1,8 +1,8 @@
-"""Weights made to fit another head and another resolution: what changes, what does not, and what is told of it."""
+"""Weights fitted to another head and resolution: parameters that change, and the report of them."""
 
 import collections
 import dataclasses
-import math
+import itertools
 import pathlib
 
 import jax
@@ -20,174 +20,216 @@ from vit_jax.weights.fit import cut_after_layer, fit, remove_head
 from vit_jax.weights.names import list_shapes
 from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
 
+
+def compute_bicubic(x):
+    if x < 1:
+        return 1.5 * x**3 - 2.5 * x**2 + 1
+    return -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+
+
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "resizing.npz"
 MLP = NETWORKS["mlp_head"]
 HEAD = ("head/linear/kernel", "head/linear/bias")
+# Radius and value at a distance: the triangle, Keys' cubic with a slope of -0.5, and the windowed
+# sinc.
 FILTERS = {
     "bilinear": (1, lambda x: 1 - x),
-    "bicubic": (
-        2,
-        lambda x: 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2,
-    ),
+    "bicubic": (2, compute_bicubic),
     "lanczos3": (3, lambda x: np.sinc(x) * np.sinc(x / 3)),
 }
-"""Radius and value at a distance: the triangle, Keys' cubic with a slope of -0.5, and the windowed sinc."""
 
 
-def changed(a, **fields):
-    return dataclasses.replace(a, **fields)
+def change(instance, /, **fields):
+    return dataclasses.replace(instance, **fields)
 
 
-def doubled(a):
-    return changed(a, image_size=(2 * a.image_size[0], 2 * a.image_size[1]))
+def double_image(architecture):
+    height, width = architecture.image_size
+    return change(architecture, image_size=(2 * height, 2 * width))
 
 
-def model_of(a, parameters):
-    return pytree.from_named_leaves(abstract(a), jax.tree.map(jnp.asarray, dict(parameters)))
+def build_model(architecture, parameters):
+    arrays = jax.tree.map(jnp.asarray, dict(parameters))
+    return pytree.from_named_leaves(abstract(architecture), arrays)
 
 
-def words_of(fitted):
+def find_statuses(fitted):
     return {status.name: status.status for status in fitted.statuses}
 
 
-@pytest.mark.parametrize(
-    ("name", "resize"),
-    [*((name, True) for name in NETWORKS), ("token", False)],
-)
+def read_shapes(weights):
+    return {name: array.shape for name, array in weights.parameters.items()}
+
+
+def assert_same_bits(actual, expected):
+    assert actual.tobytes() == expected.tobytes()
+
+
+def check_head(name, array):
+    """A replaced parameter is a zero of the head."""
+    assert name in HEAD
+    assert not array.any()
+    assert array.dtype == np.float32
+
+
+def check_resized(name, status, old, new, source, target):
+    """A resized table of positions has the values of `resize_rows`."""
+    height, width = source.grid
+    new_height, new_width = target.grid
+    if name == "positions/table":
+        grids = f"{height}x{width} to {new_height}x{new_width}"
+        assert status == f"resized from {grids} (corners, as the released code)"
+        assert_same_bits(new[0], resize_rows(old[0], source.grid, target.grid, "corners"))
+    elif name == "positions/row_table":
+        assert_same_bits(new, resize_rows(old, (height, 1), (new_height, 1), "corners"))
+    elif name == "positions/column_table":
+        assert_same_bits(new, resize_rows(old, (width, 1), (new_width, 1), "corners"))
+    else:
+        assert_same_bits(new, resize_rows(old, source.grid, target.grid, "corners"))
+
+
+CASES = [(name, True) for name in NETWORKS]
+
+
+@pytest.mark.parametrize(("name", "resize"), [*CASES, ("token", False)])
 def test_every_parameter_of_either_network_has_one_status(name, resize):
     source = NETWORKS[name]
     weights = weights_of(source)
-    before = {name: array.copy() for name, array in weights.parameters.items()}
-    target = changed(doubled(source) if resize else source, num_classes=7, head="linear")
+    target = change(source, num_classes=7, head="linear")
+    if resize:
+        target = double_image(target)
+    names = list_shapes(source).keys() | list_shapes(target).keys()
+
     fitted = fit(remove_head(weights), target)
+    counts = collections.Counter(status.name for status in fitted.statuses)
 
-    assert_same(weights.parameters, before)  # nothing was changed in place
-
-    expected = list_shapes(target)
-    assert {name: array.shape for name, array in fitted.parameters.items()} == expected
-
-    names = collections.Counter(status.name for status in fitted.statuses)
-    expected = collections.Counter(list_shapes(source).keys() | list_shapes(target).keys())
-
-    assert names == expected
-
-    for name, words in words_of(fitted).items():
-        source_array = weights.parameters.get(name)
-        made = fitted.parameters.get(name)
-
-        if words == "copied":
-            assert made.tobytes() == source_array.tobytes()
-        elif words == "replaced":
-            assert name in HEAD
-            assert not made.any()
-            assert made.dtype == np.float32
-        elif words == "dropped":
-            assert made is None
-            assert name.startswith("head/hidden/")
+    assert_same(weights.parameters, weights_of(source).parameters)
+    assert read_shapes(fitted) == list_shapes(target)
+    assert counts == dict.fromkeys(names, 1)
+    for parameter, status in find_statuses(fitted).items():
+        old = weights.parameters.get(parameter)
+        new = fitted.parameters.get(parameter)
+        if status == "copied":
+            assert_same_bits(new, old)
+        elif status == "replaced":
+            check_head(parameter, new)
+        elif status == "dropped":
+            assert new is None
+            assert parameter.startswith("head/hidden/")
         else:
             assert resize
-
-            (height, width), (new_height, new_width) = source.grid, target.grid
-            grids = f"{height}x{width} to {new_height}x{new_width}"
-
-            assert (
-                name != "positions/table"
-                or words == f"resized from {grids} (corners, as the released code)"
-            )
-
-            resized = made[0] if name == "positions/table" else made
-            old = source_array[0] if name == "positions/table" else source_array
-            grids = {"row": ((height, 1), (new_height, 1)), "column": ((width, 1), (new_width, 1))}
-            grid = grids.get(
-                name.removeprefix("positions/").removesuffix("_table"),
-                (source.grid, target.grid),
-            )
-
-            assert resized.tobytes() == resize_rows(old, *grid, "corners").tobytes()
+            check_resized(parameter, status, old, new, source, target)
 
 
-def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
+HIDDEN = ("head/hidden/kernel", "head/hidden/bias")
+
+
+def test_a_head_of_the_same_classes_is_kept():
     weights = weights_of(MLP)
-    kept = fit(weights, doubled(MLP))
-    expected = {"copied"}
 
-    assert {
-        words_of(kept)[name] for name in (*HEAD, "head/hidden/kernel", "head/hidden/bias")
-    } == expected
-    assert all(
-        kept.parameters[name].tobytes() == weights.parameters[name].tobytes() for name in HEAD
-    )
+    fitted = fit(weights, double_image(MLP))
 
-    fitted = fit(
-        remove_head(weights),
-        MLP,
-    )  # the same number of classes, and still a fresh last layer
+    for name in (*HEAD, *HIDDEN):
+        assert find_statuses(fitted)[name] == "copied"
+    for name in HEAD:
+        assert_same_bits(fitted.parameters[name], weights.parameters[name])
 
-    for name in ("head/hidden/kernel", "head/hidden/bias"):
-        assert fitted.parameters[name].tobytes() == weights.parameters[name].tobytes()
-        assert words_of(fitted)[name] == "copied"
 
-    assert not any(fitted.parameters[name].any() for name in HEAD)
+def test_a_head_that_is_taken_away_is_fresh_also_for_the_same_number_of_classes():
+    weights = weights_of(MLP)
 
-    summary = fit(
-        remove_head(weights),
-        changed(doubled(MLP), num_classes=5, head="linear"),
-    ).summary()
+    fitted = fit(remove_head(weights), MLP)
+
+    for name in HIDDEN:
+        assert find_statuses(fitted)[name] == "copied"
+        assert_same_bits(fitted.parameters[name], weights.parameters[name])
+    for name in HEAD:
+        assert not fitted.parameters[name].any()
+
+
+def test_the_summary_counts_copies_and_lists_other_parameters():
+    weights = weights_of(MLP)
+    target = change(double_image(MLP), num_classes=5, head="linear")
     expected = (
-        f"{len(weights.parameters) - 5} parameters copied, head/hidden/bias dropped, head/hidden/kernel dropped, "
+        f"{len(weights.parameters) - 5} parameters copied, "
+        "head/hidden/bias dropped, head/hidden/kernel dropped, "
         "head/linear/bias replaced, head/linear/kernel replaced, "
         "positions/table resized from 2x3 to 4x6 (corners, as the released code)"
     )
 
-    assert summary == expected
+    assert fit(remove_head(weights), target).summary() == expected
 
 
-def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
+NORM = ("encoder/norm/scale", "encoder/norm/bias")
+
+POOLED_NORM = ("pooled_norm/scale", "pooled_norm/bias")
+
+
+@pytest.fixture
+def with_pooled_norm():
+    """The architecture with the norm behind the pooling."""
+    changes = AdaptConfig(pool="gap", final_norm="pooled")
+    return adapt_architecture(VIT, changes, image_size=(8, 12), num_classes=2)
+
+
+def test_the_norm_moves_with_the_pooling_and_back(with_pooled_norm):
     weights = weights_of(VIT)
-    norm = ("encoder/norm/scale", "encoder/norm/bias")
-    target = adapt_architecture(
-        VIT,
-        AdaptConfig(pool="gap", final_norm="pooled"),
-        image_size=(8, 12),
-        num_classes=2,
-    )
-    fitted = fit(weights, target)
-    expected = list_shapes(target)
 
-    assert {name: array.shape for name, array in fitted.parameters.items()} == expected
+    fitted = fit(weights, with_pooled_norm)
+    moved = change(weights, architecture=with_pooled_norm, parameters=fitted.parameters)
+    back = fit(moved, VIT)
 
-    for name in norm:
-        moved = name.replace("encoder/norm", "pooled_norm")
-        assert words_of(fitted)[name] == f"moved to {moved}"
-        assert fitted.parameters[moved].tobytes() == weights.parameters[name].tobytes()
+    assert read_shapes(fitted) == list_shapes(with_pooled_norm)
+    for old_name, new_name in zip(NORM, POOLED_NORM, strict=True):
+        assert find_statuses(fitted)[old_name] == f"moved to {new_name}"
+        assert_same_bits(fitted.parameters[new_name], weights.parameters[old_name])
+        assert_same_bits(back.parameters[old_name], weights.parameters[old_name])
 
-    back = fit(
-        dataclasses.replace(weights, architecture=target, parameters=fitted.parameters),
-        VIT,
-    ).parameters
 
-    assert all(back[name].tobytes() == weights.parameters[name].tobytes() for name in norm)
+def test_a_norm_that_the_source_lacks_is_new(with_pooled_norm):
+    bare = change(VIT, final_norm="none")
 
-    bare = changed(VIT, final_norm="none")
-    new = fit(weights_of(bare), target)
-    expected = [[1.0] * 16, [0.0] * 16]
+    fitted = fit(weights_of(bare), with_pooled_norm)
 
-    assert [
-        new.parameters[f"pooled_norm/{name}"].tolist() for name in ("scale", "bias")
-    ] == expected
-    assert words_of(new)["pooled_norm/scale"] == "new"
-    assert [words_of(fit(weights, bare))[name] for name in norm] == ["dropped"] * 2
+    assert fitted.parameters["pooled_norm/scale"].tolist() == [1.0] * 16
+    assert fitted.parameters["pooled_norm/bias"].tolist() == [0.0] * 16
+    assert find_statuses(fitted)["pooled_norm/scale"] == "new"
 
-    pooling = changed(VIT, pool="map")
+
+def test_a_norm_that_the_target_lacks_is_left_out():
+    fitted = fit(weights_of(VIT), change(VIT, final_norm="none"))
+
+    for name in NORM:
+        assert find_statuses(fitted)[name] == "dropped"
+
+
+def test_attention_pooling_is_left_out():
+    pooling = change(VIT, pool="map")
     gap = adapt_architecture(pooling, AdaptConfig(pool="gap"), image_size=(8, 12), num_classes=3)
 
-    assert gap.prefix_length == 0
-
     fitted = fit(weights_of(pooling), gap)
-    words = words_of(fitted)
+    statuses = set()
+    for name, status in find_statuses(fitted).items():
+        if name.startswith("pooling/"):
+            statuses.add(status)
 
+    assert gap.prefix_length == 0
     assert "pooling/* (15 parameters) dropped" in fitted.summary()
-    assert {how for name, how in words.items() if name.startswith("pooling/")} == {"dropped"}
+    assert statuses == {"dropped"}
+
+
+def select_features(output, layer, num_class_tokens):
+    """Return the features that a layer has, from the output of a complete network."""
+    token = output.prefix_BPD[:, :num_class_tokens].reshape(2, -1)
+    mean = output.tokens_BND.mean(axis=1)
+    features = {
+        "token": token,
+        "mean": mean,
+        "token_mean": np.concatenate([token, mean], axis=1),
+        "pooled": output.pooled_BD,
+        "pre_logits": output.features_BD,
+    }
+    return features[layer]
 
 
 @pytest.mark.parametrize(
@@ -202,111 +244,128 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
     ],
 )
 def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, layer):
-    weights = weights_of(changed(VIT, **options))
-    ended = cut_after_layer(weights, layer)
-
-    assert {name: array.shape for name, array in ended.parameters.items()} == list_shapes(
-        ended.architecture
-    )
-
+    weights = weights_of(change(VIT, **options))
+    model = build_model(weights.architecture, weights.parameters)
     pixels = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
-    of_layer, of_network = (
-        model_of(w.architecture, w.parameters)(pixels) for w in (weights, ended)
-    )
-    token = of_layer.prefix_BPD[:, : weights.architecture.num_class_tokens].reshape(2, -1)
-    mean = of_layer.tokens_BND.mean(axis=1)
-    expected = {"token": token, "mean": mean, "token_mean": np.concatenate([token, mean], axis=1)}
-    expected |= {"pooled": of_layer.pooled_BD, "pre_logits": of_layer.features_BD}
+    expected = select_features(model(pixels), layer, weights.architecture.num_class_tokens)
 
-    np.testing.assert_allclose(of_network.features_BD, expected[layer], rtol=0, atol=1e-6)
+    ended = cut_after_layer(weights, layer)
+    output = build_model(ended.architecture, ended.parameters)(pixels)
+
+    assert read_shapes(ended) == list_shapes(ended.architecture)
+    np.testing.assert_allclose(output.features_BD, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("network", OURS)
-def test_positions_in_blocks_are_resized_block_by_block(network):
-    a = OURS[network]
-    target = doubled(OURS[network])
-    before = weights_of(a).parameters
-    fitted = fit(weights_of(a), target)
-    expected = list_shapes(target)
+def test_positions_in_blocks_are_resized(network):
+    source = OURS[network]
+    target = double_image(source)
+    weights = weights_of(source)
+    tables = set()
+    for name in weights.parameters:
+        if "positions/" in name and not name.endswith("class_row"):
+            tables.add(name)
 
-    assert {name: array.shape for name, array in fitted.parameters.items()} == expected
+    fitted = fit(weights, target)
+    statuses = find_statuses(fitted)
+    resized = {name for name, status in statuses.items() if status != "copied"}
 
-    resized = {name: words for name, words in words_of(fitted).items() if words != "copied"}
-    tables = {name for name in before if "positions/" in name and not name.endswith("class_row")}
+    assert read_shapes(fitted) == list_shapes(target)
+    assert resized == tables
 
-    assert resized.keys() == tables
 
-    if network == "every":
-        for old, new in zip(
-            *(p["encoder/blocks/positions/table"] for p in (before, fitted.parameters)),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(
-                new[0],
-                resize_rows(old[0], a.grid, target.grid, "corners"),
-            )
+def test_tables_of_blocks_are_resized_block_by_block():
+    source = OURS["every"]
+    target = double_image(source)
+    weights = weights_of(source)
+    name = "encoder/blocks/positions/table"
 
-    if network == "axial_relative":
-        expected = {"resized from 1x3 to 1x6", "resized from 1x2 to 1x4"}
-        assert {words.partition(" (")[0] for words in resized.values()} == expected
+    fitted = fit(weights, target)
+
+    for old, new in zip(weights.parameters[name], fitted.parameters[name], strict=True):
+        expected = resize_rows(old[0], source.grid, target.grid, "corners")
+        np.testing.assert_array_equal(new[0], expected)
+
+
+def test_offsets_of_axial_blocks_are_resized_along_a_line():
+    source = OURS["axial_relative"]
+
+    statuses = find_statuses(fit(weights_of(source), double_image(source)))
+    resized = {status.partition(" (")[0] for status in statuses.values() if status != "copied"}
+
+    assert resized == {"resized from 1x3 to 1x6", "resized from 1x2 to 1x4"}
 
 
 @pytest.mark.parametrize("method", EQUALS)
 def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_says(method):
-    target = changed(doubled(VIT), num_classes=4, head_bias_init=-10.0)
-    weights = weights_of(VIT, class_names=("a", "b", "c"))
-    fitted = fit(weights, target, position_resize=method).parameters
-    expected = resize_rows(weights.parameters["positions/table"][0], VIT.grid, target.grid, method)
+    weights = weights_of(VIT)
+    target = change(double_image(VIT), num_classes=4, head_bias_init=-10.0)
+    old = weights.parameters["positions/table"][0]
+    expected = resize_rows(old, VIT.grid, target.grid, method)
 
-    assert fitted["positions/table"][0].tobytes() == expected.tobytes()
-    assert (
-        expected[0].tobytes() == weights.parameters["positions/table"][0, 0].tobytes()
-    )  # the class token's
+    fitted = fit(weights, target, position_resize=method).parameters
+
+    assert_same_bits(fitted["positions/table"][0], expected)
+    # The row of the class token stays.
+    assert_same_bits(expected[0], old[0])
     assert fitted["head/linear/kernel"].tolist() == [[0.0] * 4] * 16
     assert fitted["head/linear/bias"].tolist() == [-10.0] * 4
 
-    empty = remove_head(weights, keep_hidden=False)
-    assert (empty.architecture, empty.class_names) == (changed(VIT, num_classes=0), None)
-    assert {name: array.shape for name, array in empty.parameters.items()} == list_shapes(
-        empty.architecture
-    )
+
+def test_weights_without_the_head_have_no_classes():
+    weights = weights_of(VIT, class_names=("a", "b", "c"))
+
+    headless = remove_head(weights, keep_hidden=False)
+
+    assert headless.architecture == change(VIT, num_classes=0)
+    assert headless.class_names is None
+    assert read_shapes(headless) == list_shapes(headless.architecture)
+
+
+def find_different_shapes(source, target):
+    """Return the names of the parameters whose shapes differ."""
+    shapes = list_shapes(target)
+    different = set()
+    for name, shape in list_shapes(source).items():
+        if shape != shapes.get(name):
+            different.add(name)
+    return different
 
 
 def test_every_mismatch_is_listed_at_once():
-    weights = weights_of(VIT)
-    parameters = {
-        name: array for name, array in weights.parameters.items() if name != "class_token"
-    }
+    parameters = dict(weights_of(VIT).parameters)
+    del parameters["class_token"]
     parameters["encoder/extra/bias"] = np.zeros(3, np.float32)
-    weights = dataclasses.replace(weights, parameters=parameters, source="w.npz (released)")
-    target = changed(doubled(VIT), width=24, depth=5, num_classes=7, head="mlp", name="ViT-other/4")
+    weights = change(weights_of(VIT), parameters=parameters, source="w.npz (released)")
+    target = change(
+        double_image(VIT),
+        width=24,
+        depth=5,
+        num_classes=7,
+        head="mlp",
+        name="ViT-other/4",
+    )
+    different = find_different_shapes(double_image(VIT), target) - {*HEAD, "class_token"}
+    first_line = r"^w\.npz \(released\) does not fit ViT-other/4 \(ViT-custom/4 is"
 
-    with pytest.raises(
-        ValueError, match=r"^w\.npz \(released\) does not fit ViT-other/4 \(ViT-custom/4 is"
-    ) as error:
+    with pytest.raises(ValueError, match=first_line) as error:
         fit(remove_head(weights), target)
 
-    told = str(error.value)
-    assert "missing: head/hidden/kernel (24, 24)" in told
-    assert "missing: class_token (1, 1, 24)" in told
-    assert "left over: encoder/extra/bias (3,)" in told
-    assert (
-        "shape: encoder/blocks/mlp/expand/kernel is (2, 16, 24), the model has (5, 24, 24)" in told
-    )
-
-    expected = list_shapes(target)
-    shared = list_shapes(doubled(VIT)).items() - {(name, expected.get(name)) for name in expected}
-    different = {name for name, _ in shared} - {*HEAD, "class_token"}
-
-    assert {line.split()[1] for line in told.splitlines() if "shape:" in line} == different
+    message = str(error.value)
+    listed = {line.split()[1] for line in message.splitlines() if "shape:" in line}
+    kernel = "encoder/blocks/mlp/expand/kernel"
+    assert "missing: head/hidden/kernel (24, 24)" in message
+    assert "missing: class_token (1, 1, 24)" in message
+    assert "left over: encoder/extra/bias (3,)" in message
+    assert f"shape: {kernel} is (2, 16, 24), the model has (5, 24, 24)" in message
+    assert listed == different
 
 
-# Tables of positions on other grids: against numbers worked by hand, SciPy, and filters written
-# out.
+# Tables of positions on other grids, held to numbers by hand, SciPy, and filters by definition.
 
 
-def table(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+def sample_table(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 def test_three_by_two_becomes_five_by_four():
@@ -320,88 +379,98 @@ def test_three_by_two_becomes_five_by_four():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        *(((14, 14), (24, 24)), ((7, 7), (37, 5)), ((3, 5), (7, 4)), ((1, 6), (1, 9))),
-        *(((6, 1), (9, 1)), ((5, 4), (1, 6)), ((5, 4), (1, 1)), ((1, 1), (3, 2))),
+        ((14, 14), (24, 24)),
+        ((7, 7), (37, 5)),
+        ((3, 5), (7, 4)),
+        ((1, 6), (1, 9)),
+        ((6, 1), (9, 1)),
+        ((5, 4), (1, 6)),
+        ((5, 4), (1, 1)),
+        ((1, 1), (3, 2)),
     ],
 )
 def test_corners_are_the_order_1_zoom_of_scipy(old, new):
-    old_hwD = table(*old, 3)
+    old_hwD = sample_table(*old, 3)
     zoom = (new[0] / old[0], new[1] / old[1], 1)
     expected = scipy.ndimage.zoom(old_hwD.astype(np.float64), zoom, order=1)
+
     resized = resize_grid(old_hwD, new)
 
     assert resized.shape == (*new, 3)
     assert resized.dtype == np.float32
-    np.testing.assert_allclose(
-        resized,
-        expected,
-        rtol=0,
-        atol=5e-7,
-    )  # the last bit of float32 below 4 is worth 2.4e-7
+    # The last bit of float32 below 4 is worth 2.4e-7.
+    np.testing.assert_allclose(resized, expected, rtol=0, atol=5e-7)
+    if min(*old, *new) > 1:
+        for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+            assert_same_bits(resized[corner], old_hwD[corner])
 
-    for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)) if min(*old, *new) > 1 else ():
-        assert resized[corner].tobytes() == old_hwD[corner].tobytes()
-
-    flat_SD = np.concatenate(
-        [table(1, 3), old_hwD.reshape(-1, 3)]
-    )  # the row of a class token stays
+    # The row of a class token stays.
+    class_row = sample_table(1, 3)
+    flat_SD = np.concatenate([class_row, old_hwD.reshape(-1, 3)])
     resized_SD = resize_rows(flat_SD, old, new, "corners")
-
-    np.testing.assert_array_equal(resized_SD, np.concatenate([flat_SD[:1], resized.reshape(-1, 3)]))
+    np.testing.assert_array_equal(resized_SD, np.concatenate([class_row, resized.reshape(-1, 3)]))
 
 
 def test_offsets_in_a_row_of_two_become_those_of_three():
-    table = np.array(
-        [[2], [4], [10], [-1], [-2], [-3]],
-        np.float32,
-    )  # offsets -1, 0, 1; a class token's
+    # Offsets -1, 0 and 1, and three rows of a class token.
+    table = np.array([[2], [4], [10], [-1], [-2], [-3]], np.float32)
     expected = [2, 3, 4, 7, 10, -1, -2, -3]
 
-    assert resize_offsets(table, (1, 2), (1, 3), "corners").ravel().tolist() == expected
+    resized = resize_offsets(table, (1, 2), (1, 3), "corners")
+
+    assert resized.ravel().tolist() == expected
+
+
+def interpolate_offset(offsets_Rh, grid, y, x):
+    """Return the value between the four offsets around (y, x)."""
+    rows, columns = grid
+    total = np.zeros(offsets_Rh.shape[1])
+    for row in range(1 - rows, rows):
+        for column in range(1 - columns, columns):
+            share = max(0, 1 - abs(y - row)) * max(0, 1 - abs(x - column))
+            total += share * offsets_Rh[row * columns + column + 5]
+    return total
 
 
 def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_have_it():
-    """Pair by pair: where the old grid is stretched over the new, the offset lies between four old ones."""
-    (rows, columns), (_, new_columns) = old, new = (2, 3), (3, 4)
-    offsets_Rh = table(11, 2)
+    """The old grid is stretched over the new one, so the offset of a pair lies between four old ones."""
+    old = (2, 3)
+    new = (3, 4)
+    offsets_Rh = sample_table(11, 2)
     sums = np.zeros((23, 2))
     counts = np.zeros(23)
-    patches = list(np.ndindex(new))
 
-    for query, key in ((q, k) for q in patches for k in patches):
-        y, x = (
-            (q - k) * (n - 1) / (m - 1) for q, k, n, m in zip(query, key, old, new, strict=True)
-        )
-        place = (query[0] - key[0]) * new_columns + query[1] - key[1] + 11
-        counts[place] += 1
+    for query, key in itertools.product(np.ndindex(new), repeat=2):
+        down = query[0] - key[0]
+        right = query[1] - key[1]
+        y = down * (old[0] - 1) / (new[0] - 1)
+        x = right * (old[1] - 1) / (new[1] - 1)
+        index = down * new[1] + right + 11
+        counts[index] += 1
+        sums[index] += interpolate_offset(offsets_Rh, old, y, x)
 
-        for row, column in np.ndindex(2 * rows - 1, 2 * columns - 1):
-            row = row - rows + 1
-            column = column - columns + 1
-            share = max(0, 1 - abs(y - row)) * max(0, 1 - abs(x - column))
-            sums[place] += share * offsets_Rh[row * columns + column + 5]
+    resized = resize_offsets(offsets_Rh, old, new, "corners")
 
-    np.testing.assert_allclose(
-        resize_offsets(offsets_Rh, old, new, "corners"),
-        sums / counts[:, None],
-        atol=1e-6,
-    )
+    np.testing.assert_allclose(resized, sums / counts[:, None], atol=1e-6)
     assert resize_offsets(offsets_Rh, old, (3, 2), "corners").shape == (11, 2)
 
 
-def by_filter(old_n, new_n, method):
-    """(new, old): each new sample's weights, samples in the middles of cells; widened where cells become fewer."""
-    radius, value = FILTERS[method]
+def build_filter(old_n, new_n, method):
+    """Return the weights (new, old) of each new sample.
+
+    Samples lie in the middles of cells. The filter is wider where cells become fewer.
+    """
+    radius, compute_value = FILTERS[method]
     stretch = max(old_n / new_n, 1.0)
-    rows = []
+    weights = np.zeros((new_n, old_n))
 
-    for i in range(new_n):
+    for i, j in np.ndindex(new_n, old_n):
         centre = (i + 0.5) * old_n / new_n
-        distances = [abs(j + 0.5 - centre) / stretch for j in range(old_n)]
-        weights = [float(value(x)) if x < radius else 0.0 for x in distances]
-        rows.append([weight / math.fsum(weights) for weight in weights])
+        distance = abs(j + 0.5 - centre) / stretch
+        if distance < radius:
+            weights[i, j] = compute_value(distance)
 
-    return np.array(rows)
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("method", FILTERS)
@@ -414,23 +483,18 @@ def by_filter(old_n, new_n, method):
     ],
 )
 def test_other_filters(old, new, method):
-    old_hwD = table(*old, 3)
-    rows, columns = (by_filter(*sizes, method) for sizes in zip(old, new, strict=True))
-    expected = np.stack(
-        [rows @ channel @ columns.T for channel in np.moveaxis(old_hwD.astype(np.float64), -1, 0)],
-        -1,
-    )
+    old_hwD = sample_table(*old, 3)
+    row_filter = build_filter(old[0], new[0], method)
+    column_filter = build_filter(old[1], new[1], method)
+    expected = np.einsum("Hh,Ww,hwD->HWD", row_filter, column_filter, np.float64(old_hwD))
+
     resized = resize_grid(old_hwD, new, method)
 
     assert resized.dtype == np.float32
-    np.testing.assert_allclose(
-        resized,
-        expected,
-        rtol=0,
-        atol=2e-5,
-    )  # weights and sums are float32 there
+    # Weights and sums of the resize are float32.
+    np.testing.assert_allclose(resized, expected, rtol=0, atol=2e-5)
     assert np.abs(resized - resize_grid(old_hwD, new)).max() > 1e-2
-    assert resize_grid(old_hwD, old, method).tobytes() == old_hwD.tobytes()
+    assert_same_bits(resize_grid(old_hwD, old, method), old_hwD)
 
 
 @pytest.mark.parametrize(
@@ -454,9 +518,9 @@ def test_positions_are_those_of_the_library(library, method, grids):
     assert resize_grid(old_hwD, grids[0], method) is old_hwD
 
 
-def test_an_unknown_filter_is_refused_whatever_the_grid():
-    for grid in ((2, 2), (3, 3)):
-        with pytest.raises(
-            ValueError, match="'nearest': use one of corners, bilinear, bicubic, lanczos3"
-        ):
-            resize_grid(table(2, 2, 1), grid, "nearest")
+@pytest.mark.parametrize("grid", [(2, 2), (3, 3)])
+def test_an_unknown_filter_is_rejected_whatever_the_grid(grid):
+    message = "'nearest': use one of corners, bilinear, bicubic, lanczos3"
+
+    with pytest.raises(ValueError, match=message):
+        resize_grid(sample_table(2, 2, 1), grid, "nearest")

@@ -5,22 +5,35 @@ import pytest
 
 from vit_jax.weights.folding import BIAS, KERNEL, Normalisation, fold, unfold
 
+
+def sample_parameters(has_bias, dtype=np.float64):
+    """Return a patch embedding of 4 x 4 pixels, and the array of another layer."""
+    rng = np.random.default_rng(0)
+    parameters = {
+        KERNEL: rng.normal(size=(4, 4, 3, 8)).astype(dtype),
+        "other": np.ones(2),
+    }
+    if has_bias:
+        parameters[BIAS] = rng.normal(size=8).astype(dtype)
+    return parameters
+
+
+def embed(pixels, kernel, bias):
+    return np.einsum("NhwC,hwCD->ND", pixels, kernel) + bias
+
+
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_the_folded_embedding_of_pixels_is_that_of_normalised_pixels(has_bias):
-    rng = np.random.default_rng(0)
-    parameters = {KERNEL: rng.normal(size=(4, 4, 3, 8)), "other": np.ones(2)}
-    parameters |= {BIAS: rng.normal(size=8)} if has_bias else {}
-    pixels = rng.uniform(size=(5, 4, 4, 3))
+    parameters = sample_parameters(has_bias)
+    pixels = np.random.default_rng(1).uniform(size=(5, 4, 4, 3))
     normalised = (pixels - IMAGENET.mean) / IMAGENET.std
-    expected = np.einsum("NhwC,hwCD->ND", normalised, parameters[KERNEL]) + parameters.get(
-        BIAS,
-        0.0,
-    )
+    expected = embed(normalised, parameters[KERNEL], parameters.get(BIAS, 0.0))
+
     folded = fold(parameters, IMAGENET)
-    outputs = np.einsum("NhwC,hwCD->ND", 2 * pixels - 1, folded[KERNEL]) + folded[BIAS]
+    outputs = embed(2 * pixels - 1, folded[KERNEL], folded[BIAS])
 
     np.testing.assert_allclose(outputs, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
     np.testing.assert_array_equal(folded["other"], parameters["other"])
@@ -28,17 +41,17 @@ def test_the_folded_embedding_of_pixels_is_that_of_normalised_pixels(has_bias):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-14), (np.float32, 2**-23)])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_unfolding_returns_what_was_folded(has_bias, dtype, tolerance):
-    rng = np.random.default_rng(0)
-    parameters = {KERNEL: rng.normal(size=(4, 4, 3, 8)).astype(dtype), "other": np.ones(2)}
-    parameters |= {BIAS: rng.normal(size=8).astype(dtype)} if has_bias else {}
+def test_unfolding_restores_the_parameters(has_bias, dtype, tolerance):
+    parameters = sample_parameters(has_bias, dtype)
+
     folded = fold(parameters, IMAGENET)
     unfolded = unfold(folded, IMAGENET)
-
-    np.testing.assert_allclose(unfolded[KERNEL], parameters[KERNEL], rtol=tolerance, atol=0)
-
     # The bias is a difference: it is exact to the rounding of the terms, not of the result.
     terms_D = np.abs(folded[KERNEL]).sum((0, 1, 2)) + np.abs(folded[BIAS])
-    assert (np.abs(unfolded[BIAS] - parameters.get(BIAS, 0.0)) <= tolerance * terms_D).all()
-    assert unfolded[KERNEL].dtype == unfolded[BIAS].dtype == dtype
+    difference = np.abs(unfolded[BIAS] - parameters.get(BIAS, 0.0))
+
+    np.testing.assert_allclose(unfolded[KERNEL], parameters[KERNEL], rtol=tolerance, atol=0)
+    assert (difference <= tolerance * terms_D).all()
+    assert unfolded[KERNEL].dtype == dtype
+    assert unfolded[BIAS].dtype == dtype
     np.testing.assert_array_equal(unfolded["other"], parameters["other"])

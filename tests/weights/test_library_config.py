@@ -1,4 +1,4 @@
-"""`config.json` for timm and Hugging Face, against what we read of it again (the libraries: see reference/)."""
+"""`config.json` for timm and Hugging Face, and the facts that are read of it again."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ NAMES = ("cat", "dog", "bird")
 
 
 def forget_metadata(folder):
-    """Leaves a file as a library would have written it."""
+    """Leave a file as a library would have written it."""
     path = folder / "model.safetensors"
     with open_arrays(path) as file:
         assert file.metadata
@@ -36,111 +36,125 @@ def forget_metadata(folder):
     write_safetensors(path, arrays, {})
 
 
+def read_config(folder, name="config.json"):
+    return json.loads((folder / name).read_text())
+
+
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
 @pytest.mark.parametrize("gelu", ["exact", "tanh"])
-def test_the_folder_alone_tells_the_network(format_name, gelu, tmp_path):
+def test_the_folder_alone_states_the_network(format_name, gelu, tmp_path):
     a = dataclasses.replace(VIT, gelu=gelu)
     written = weights_of(a, class_names=NAMES, preprocessing=PREPROCESSING)
-    _, notes = save_weights(written, tmp_path / "out", format_name)
-    forget_metadata(tmp_path / "out")
-    read = load_weights(tmp_path / "out")
+    save_weights(written, tmp_path, format_name)
+    forget_metadata(tmp_path)
+
+    read = load_weights(tmp_path)
 
     assert read.architecture == a
     assert read.class_names == NAMES
-    assert not [note for note in read.notes if "WARNING" in note]
+    assert not any("WARNING" in note for note in read.notes)
     assert_same(read.parameters, written.parameters)
 
-    if format_name == "timm":
-        expected = PREPROCESSING | {
-            "interpolation": "bilinear",
-            "resize_library": "timm",
-        }
 
-        assert read.preprocessing == expected
-    else:
-        assert any("tested on central crops" in note for note in notes)
+@pytest.mark.parametrize("gelu", ["exact", "tanh"])
+def test_a_folder_of_timm_states_the_preprocessing(gelu, tmp_path):
+    a = dataclasses.replace(VIT, gelu=gelu)
+    save_weights(weights_of(a, preprocessing=PREPROCESSING), tmp_path, "timm")
+    forget_metadata(tmp_path)
+    expected = PREPROCESSING | {"interpolation": "bilinear", "resize_library": "timm"}
 
-        processor = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
-        assert processor["size"] == {"height": 8, "width": 12}
-        assert processor["image_mean"] == processor["image_std"] == [0.5, 0.5, 0.5]
+    assert load_weights(tmp_path).preprocessing == expected
 
 
+@pytest.mark.parametrize("gelu", ["exact", "tanh"])
+def test_a_folder_of_hugging_face_has_a_processor_without_the_central_crop(gelu, tmp_path):
+    a = dataclasses.replace(VIT, gelu=gelu)
+
+    _, notes = save_weights(weights_of(a, preprocessing=PREPROCESSING), tmp_path, "huggingface")
+    processor = read_config(tmp_path, "preprocessor_config.json")
+
+    assert any("tested on central crops" in note for note in notes)
+    assert processor["size"] == {"height": 8, "width": 12}
+    assert processor["image_mean"] == [0.5, 0.5, 0.5]
+    assert processor["image_std"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("source", ["library", "run"])
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
 @pytest.mark.parametrize("is_multilabel", [True, False])
-def test_the_folder_tells_whether_images_have_several_labels(format_name, is_multilabel, tmp_path):
-    """With our metadata and without them, for weights of a library and of a run, and through each format of ours."""
-    training = dataclasses.replace(TRAINING, is_multilabel=is_multilabel)
-    stated = weights_of(VIT, class_names=NAMES, has_several_labels=is_multilabel)
+def test_the_folder_states_if_images_have_several_labels(
+    format_name, is_multilabel, source, tmp_path
+):
+    """The fact is read with the metadata of vit_jax and without them, and through its formats."""
+    if source == "library":
+        written = weights_of(VIT, class_names=NAMES, has_several_labels=is_multilabel)
+    else:
+        training = dataclasses.replace(TRAINING, is_multilabel=is_multilabel)
+        written = weights_of(VIT, class_names=NAMES, training=training)
+    folder = tmp_path / "folder"
+    kind = "multi" if is_multilabel else "single"
 
-    for number, written in enumerate(
-        (stated, weights_of(VIT, class_names=NAMES, training=training))
-    ):
-        folder = tmp_path / str(number)
-        save_weights(written, folder, format_name)
-        kind = "multi" if is_multilabel else "single"
-        expected = f"{kind}_label_classification"
+    save_weights(written, folder, format_name)
 
-        assert json.loads((folder / "config.json").read_text())["problem_type"] == expected
-        assert load_weights(folder).is_multilabel == is_multilabel
+    assert read_config(folder)["problem_type"] == f"{kind}_label_classification"
+    assert load_weights(folder).is_multilabel == is_multilabel
 
-        forget_metadata(folder)
-        read = load_weights(folder)
+    forget_metadata(folder)
+    read = load_weights(folder)
+    save_weights(read, tmp_path / "one.npz", "released")
+    save_weights(read, tmp_path / "ours", "vit_jax")
 
-        assert read.is_multilabel == is_multilabel
-
-        for path, other in ((tmp_path / "one.npz", "released"), (tmp_path / "ours", "vit_jax")):
-            save_weights(read, path, other)
-            assert load_weights(path).is_multilabel == is_multilabel
-
-        assert not remove_head(read).is_multilabel
+    assert read.is_multilabel == is_multilabel
+    assert load_weights(tmp_path / "one.npz").is_multilabel == is_multilabel
+    assert load_weights(tmp_path / "ours").is_multilabel == is_multilabel
+    assert not remove_head(read).is_multilabel
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Hugging Face's files of a network for images of 16 x 16 pixels, in patches of 4 x 4."""
-    save_weights(
-        weights_of(dataclasses.replace(VIT, image_size=(16, 16))),
-        tmp_path / "out",
-        "huggingface",
-    )
+    weights = weights_of(dataclasses.replace(VIT, image_size=(16, 16)))
+    save_weights(weights, tmp_path / "out", "huggingface")
     forget_metadata(tmp_path / "out")
-
     return tmp_path / "out"
+
+
+CROP_OF_8 = {"size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": 8}
+
+CROP_OF_24 = {
+    "size": {"shortest_edge": 32},
+    "do_center_crop": True,
+    "crop_size": {"height": 24, "width": 24},
+}
+
+DIRECT = {"size": {"height": 8, "width": 12}}
 
 
 @pytest.mark.parametrize(
     ("processor", "size"),
     [
-        ({"size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": 8}, (8, 8)),
-        (
-            {
-                "size": {"shortest_edge": 32},
-                "do_center_crop": True,
-                "crop_size": {"height": 24, "width": 24},
-            },
-            (24, 24),
-        ),
-        ({"size": {"height": 8, "width": 12}}, (8, 12)),
+        (CROP_OF_8, (8, 8)),
+        (CROP_OF_24, (24, 24)),
+        (DIRECT, (8, 12)),
     ],
 )
 def test_the_processor_decides_the_image_size(folder, processor, size):
     before = load_weights(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    pixels = f"{size[0]}x{size[1]}"
+    message = f"makes images of {pixels} pixels, config.json says 16x16: {pixels} is taken"
+
     read = load_weights(folder)
+    (note,) = [note for note in read.notes if "preprocessor_config.json" in note]
 
     assert read.architecture.image_size == size
     assert read.preprocessing["image_size"] == list(size)
-
-    (note,) = [note for note in read.notes if "preprocessor_config.json" in note]
-    assert (
-        f"makes images of {size[0]}x{size[1]} pixels, config.json says 16x16: {size[0]}x{size[1]} is taken"
-        in note
-    )
+    assert message in note
     assert_same(read.parameters, resize_weights(before, size).parameters)
 
-    asked = load_weights(folder, image_size=(20, 16))
-    assert asked.architecture.image_size == (20, 16)
-    assert_same(asked.parameters, resize_weights(before, (20, 16)).parameters)
+    larger = load_weights(folder, image_size=(20, 16))
+    assert larger.architecture.image_size == (20, 16)
+    assert_same(larger.parameters, resize_weights(before, (20, 16)).parameters)
 
     same = load_weights(folder, image_size=(16, 16))
     assert same.architecture.image_size == (16, 16)
@@ -149,26 +163,22 @@ def test_the_processor_decides_the_image_size(folder, processor, size):
 
 @pytest.mark.parametrize("edge", [10, 15])
 def test_patches_that_do_not_divide_the_images_of_the_processor(folder, edge):
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps({"size": {"height": edge, "width": edge}})
-    )
+    processor = {"size": {"height": edge, "width": edge}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    message = f"{edge}x{edge} pixels, config.json says 16x16, which is taken, since patches"
+
     read = load_weights(folder)
 
     assert read.architecture.image_size == (16, 16)
-    assert any(
-        f"{edge}x{edge} pixels, config.json says 16x16, which is taken, since patches" in n
-        for n in read.notes
-    )
+    assert any(message in note for note in read.notes)
 
 
 def test_networks_without_classes_have_no_problem_type(tmp_path):
-    save_weights(
-        weights_of(dataclasses.replace(VIT, num_classes=0)),
-        tmp_path / "out",
-        "huggingface",
-    )
+    weights = weights_of(dataclasses.replace(VIT, num_classes=0))
 
-    assert "problem_type" not in json.loads((tmp_path / "out/config.json").read_text())
+    save_weights(weights, tmp_path / "out", "huggingface")
+
+    assert "problem_type" not in read_config(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -184,31 +194,28 @@ def test_networks_without_classes_have_no_problem_type(tmp_path):
 )
 def test_published_networks_have_a_name_in_timm(name, expected):
     a = build_architecture(ModelConfig(name=name), image_size=(224, 224), num_classes=3)
+
     config = build_timm_config(a, NAMES, PREPROCESSING)
 
     assert config["architecture"] == expected
     assert config["label_names"] == list(NAMES)
     assert config["pretrained_cfg"]["input_size"] == [3, 224, 224]
-
     if a.has_transformer:
-        assert (config["model_args"]["mlp_ratio"], config["model_args"]["class_token"]) == (4, True)
+        assert config["model_args"]["mlp_ratio"] == 4
+        assert config["model_args"]["class_token"] is True
 
-        for width, mlp_dim in [
-            (336, 816),
-            *((size, n) for size in (16, 48, 1152) for n in range(1, 3 * size, 7)),
-        ]:
-            config = build_timm_config(
-                dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim),
-                NAMES,
-                PREPROCESSING,
-            )
 
-            assert int(width * config["model_args"]["mlp_ratio"]) == mlp_dim  # as timm computes it
+@pytest.mark.parametrize("width", [16, 48, 336, 1152])
+def test_ratios_of_mlps_give_their_size_as_timm_computes_it(width):
+    for mlp_dim in [816, *range(1, 3 * width, 7)]:
+        a = dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim)
+        ratio = build_timm_config(a, NAMES, PREPROCESSING)["model_args"]["mlp_ratio"]
+        assert int(width * ratio) == mlp_dim
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
-def test_the_folder_alone_tells_the_interpolation(format_name, interpolation, tmp_path):
+def test_the_folder_alone_states_the_interpolation(format_name, interpolation, tmp_path):
     preprocessing = PREPROCESSING | {
         "resize": "direct",
         "crop_fraction": 1.0,
@@ -216,35 +223,40 @@ def test_the_folder_alone_tells_the_interpolation(format_name, interpolation, tm
     }
     save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
     forget_metadata(tmp_path)
-    library = {"resize_library": "timm"} if format_name == "timm" else {}
+    expected = dict(preprocessing)
+    if format_name == "timm":
+        expected["resize_library"] = "timm"
 
-    assert load_weights(tmp_path).preprocessing == preprocessing | library
+    assert load_weights(tmp_path).preprocessing == expected
 
 
 @pytest.mark.parametrize("preprocessing", [None, {"image_size": [8, 12]}])
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
 def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessing, tmp_path):
-    (tmp_path / "preprocessor_config.json").write_text("{}")  # of other weights
+    # The processor of other weights.
+    processor = tmp_path / "preprocessor_config.json"
+    processor.write_text("{}")
+    message = "How images were resized and cropped for this network is not known"
+
     _, notes = save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
 
-    assert any(
-        note.startswith("How images were resized and cropped for this network is not known")
-        for note in notes
-    )
-    assert not (tmp_path / "preprocessor_config.json").exists()
-
+    assert any(note.startswith(message) for note in notes)
+    assert not processor.exists()
     if format_name == "timm":
-        pretrained = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+        pretrained = read_config(tmp_path)["pretrained_cfg"]
         assert not {"crop_pct", "crop_mode", "interpolation"} & pretrained.keys()
 
     forget_metadata(tmp_path)
     assert load_weights(tmp_path).preprocessing is None
 
 
-@pytest.mark.parametrize("a", [HYBRID, RESNET, ROOT_HYBRID])
-def test_what_timm_has_no_name_for_gets_no_config(a, tmp_path):
-    save_weights(weights_of(VIT), tmp_path, "timm")  # what was there does not go with it
+@pytest.mark.parametrize("a", [HYBRID, RESNET, ROOT_HYBRID], ids=lambda a: a.name)
+def test_networks_that_timm_has_no_name_for_get_no_config(a, tmp_path):
+    """The config of other weights in the folder is removed."""
+    save_weights(weights_of(VIT), tmp_path, "timm")
+    message = f"timm has no model with the ResNet of {a.name}"
+
     _, notes = save_weights(weights_of(a), tmp_path, "timm")
 
     assert not (tmp_path / "config.json").exists()
-    assert any(note.startswith(f"timm has no model with the ResNet of {a.name}") for note in notes)
+    assert any(note.startswith(message) for note in notes)

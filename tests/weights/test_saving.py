@@ -17,7 +17,7 @@ from tests.weights.small_networks import (
     assert_same,
     weights_of,
 )
-from tests.weights.test_fit import model_of
+from tests.weights.test_fit import build_model
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import adapt_architecture
 from vit_jax.config.schema import AdaptConfig
@@ -31,74 +31,100 @@ NAMES = ("cat", "naïve dog", "a, b")
 EXACT = [(name, network) for name, network in PAIRS if network != "sincos2d"]
 
 
-def detailed(a):
+def build_weights(a):
     names = NAMES if a.num_classes else None
     training = dataclasses.replace(TRAINING, classes=NAMES)
     return weights_of(a, class_names=names, preprocessing=PREPROCESSING, training=training)
 
 
-def test_a_custom_pooling_and_head_are_saved_loaded_and_replaced(tmp_path):
-    """The metadata name both classes.
+def build_path(folder, format_name):
+    """Return the path of a file or folder of a format."""
+    if format_name == OWN:
+        return folder / "w"
+    return folder / f"w{FORMATS[format_name].suffix}"
 
-    A head for other classes is a new linear one; the pooling stays.
-    """
-    parts = {"pool": "docs.examples.pooling:WeightedMean", "head": "docs.examples.head:CosineHead"}
-    a = dataclasses.replace(VIT, **parts)
-    written = weights_of(a, class_names=NAMES)
-    save_weights(written, tmp_path / "w", OWN)
 
-    with pytest.raises(
-        ValueError, match=r"architecture\.(pool|head)='docs.*--weights.allow_code=docs "
-    ):
-        load_weights(tmp_path / "w")
+def select_parameters(parameters, *excluded):
+    """Return the parameters whose names begin otherwise."""
+    return {name: x for name, x in parameters.items() if not name.startswith(excluded)}
 
-    read = load_weights(tmp_path / "w", allow_code=("docs",))
-    assert read.architecture == a
-    assert_same(read.parameters, written.parameters)
-    assert {"pooling/score", "head/vectors", "head/log_scale"} <= read.parameters.keys()
 
-    target = adapt_architecture(a, AdaptConfig(), image_size=a.image_size, num_classes=7)
-    assert (target.pool, target.head) == (parts["pool"], "linear")
+CUSTOM_POOL = "docs.examples.pooling:WeightedMean"
 
-    fitted = fit(remove_head(read), target).parameters
-    assert fitted["head/linear/kernel"].shape == (a.width, 7)
-    assert_same({"score": fitted["pooling/score"]}, {"score": written.parameters["pooling/score"]})
+CUSTOM_HEAD = "docs.examples.head:CosineHead"
+
+CUSTOM = dataclasses.replace(VIT, pool=CUSTOM_POOL, head=CUSTOM_HEAD)
+
+
+@pytest.fixture
+def custom_folder(tmp_path):
+    """A folder of weights with a custom pooling and head."""
+    save_weights(weights_of(CUSTOM, class_names=NAMES), tmp_path / "w", OWN)
+    return tmp_path / "w"
+
+
+def test_a_custom_pooling_and_head_are_saved_and_loaded(custom_folder):
+    """The metadata name both classes."""
+    message = r"architecture\.(pool|head)='docs.*--weights.allow_code=docs "
+    with pytest.raises(ValueError, match=message):
+        load_weights(custom_folder)
+
+    weights = load_weights(custom_folder, allow_code=("docs",))
+
+    assert weights.architecture == CUSTOM
+    assert_same(weights.parameters, weights_of(CUSTOM).parameters)
+    assert {"pooling/score", "head/vectors", "head/log_scale"} <= weights.parameters.keys()
+
+
+def test_a_custom_head_is_replaced_for_other_classes_and_the_pooling_stays(custom_folder):
+    weights = load_weights(custom_folder, allow_code=("docs",))
+    target = adapt_architecture(CUSTOM, AdaptConfig(), image_size=CUSTOM.image_size, num_classes=7)
+
+    fitted = fit(remove_head(weights), target).parameters
+
+    assert target.pool == CUSTOM_POOL
+    assert target.head == "linear"
+    assert fitted["head/linear/kernel"].shape == (CUSTOM.width, 7)
+    assert_same(
+        {"score": fitted["pooling/score"]},
+        {"score": weights.parameters["pooling/score"]},
+    )
+
+
+def test_a_custom_head_has_no_hidden_layer_to_keep():
+    changes = AdaptConfig(head="zero_keep_hidden")
+
     with pytest.raises(ValueError, match=r"head='zero_keep_hidden'.*no hidden layer"):
-        adapt_architecture(
-            a,
-            AdaptConfig(head="zero_keep_hidden"),
-            image_size=a.image_size,
-            num_classes=7,
-        )
+        adapt_architecture(CUSTOM, changes, image_size=CUSTOM.image_size, num_classes=7)
 
 
-@pytest.mark.parametrize(
-    ("format_name", "network"),
-    [*EXACT, *((OWN, n) for n in ("sincos2d", "learned_2d", "postactivation", *OURS))],
-)
+IN_OUR_FORMAT = ["sincos2d", "learned_2d", "postactivation", *OURS]
+
+ROUND_TRIPS = [*EXACT, *((OWN, network) for network in IN_OUR_FORMAT)]
+
+
+@pytest.mark.parametrize(("format_name", "network"), ROUND_TRIPS)
 def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tmp_path):
     a = dataclasses.replace((NETWORKS | OURS)[network], layer_norm_epsilon=3e-6, gelu="exact")
-    written = detailed(a)
-    path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
+    written = build_weights(a)
+    path = build_path(tmp_path, format_name)
+    again = path.with_name(f"again{path.suffix}")
+
     statuses, _ = save_weights(written, path, format_name)
     read = load_weights(path)
-    again = path.with_name(f"again{path.suffix}")
     save_weights(read, again, format_name)
 
-    assert format_name == OWN or again.read_bytes() == path.read_bytes()
     assert read.architecture == a
-
-    expected = (written.class_names, PREPROCESSING, written.training)
-    assert (read.class_names, read.preprocessing, read.training) == expected
+    assert read.class_names == written.class_names
+    assert read.preprocessing == PREPROCESSING
+    assert read.training == written.training
     assert_same(read.parameters, written.parameters)
-
     if format_name != OWN:
+        assert again.read_bytes() == path.read_bytes()
         with open_arrays(path) as file:
-            assert (
-                {status.name for status in statuses}
-                == {status.name for status in read.statuses}
-                == set(file.arrays)
-            )
+            arrays = set(file.arrays)
+        assert {status.name for status in statuses} == arrays
+        assert {status.name for status in read.statuses} == arrays
 
 
 @pytest.mark.parametrize(
@@ -113,43 +139,34 @@ def test_other_positions_become_a_learned_table_that_computes_the_same(
     format_name, pool, form, tmp_path
 ):
     a = dataclasses.replace(VIT, position_embedding=form, pool=pool)
-    path = tmp_path / f"w{FORMATS[format_name].suffix}"
-    statuses, notes = save_weights(detailed(a), path, format_name)
+    parameters = networks.parameters(a)
+    model = build_model(a, parameters)
+    position_names = tuple(name for name in parameters if name.startswith("positions/"))
+    path = build_path(tmp_path, format_name)
+
+    statuses, notes = save_weights(build_weights(a), path, format_name)
     read = load_weights(path)
+    (status,) = [status for status in statuses if status.status.startswith("made of")]
 
     assert read.architecture == dataclasses.replace(a, position_embedding="learned_1d")
-
-    model = model_of(a, networks.parameters(a))
     np.testing.assert_array_equal(read.parameters["positions/table"], model.positions())
-
-    kept = {
-        name: array
-        for name, array in networks.parameters(a).items()
-        if not name.startswith("positions/")
-    }
-
     assert_same(
-        {name: array for name, array in read.parameters.items() if name != "positions/table"},
-        kept,
+        select_parameters(read.parameters, "positions/table"),
+        select_parameters(parameters, "positions/"),
     )
-
-    (status,) = [status for status in statuses if status.status.startswith("made of")]
     assert status.status == f"made of {form}"
-
-    expected = tuple(name for name in networks.parameters(a) if name.startswith("positions/"))
-    assert status.ours == expected
-    assert [note for note in notes if f"positions ({form}) are written as a learned table" in note]
+    assert status.ours == position_names
+    assert any(f"positions ({form}) are written as a learned table" in note for note in notes)
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("network", OURS)
-def test_blocks_and_positions_that_no_other_format_has_are_refused_by_name(
+def test_blocks_and_positions_that_no_other_format_has_are_rejected_by_name(
     format_name, network, tmp_path
 ):
-    with pytest.raises(
-        ValueError,
-        match=rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax",
-    ):
+    message = rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax"
+
+    with pytest.raises(ValueError, match=message):
         save_weights(weights_of(OURS[network]), tmp_path / "w", format_name)
 
     assert not list(tmp_path.iterdir())
@@ -158,48 +175,47 @@ def test_blocks_and_positions_that_no_other_format_has_are_refused_by_name(
 @pytest.mark.parametrize("format_name", ["released", "timm", "huggingface", OWN])
 def test_without_the_head_the_features_remain(format_name, tmp_path):
     a = dataclasses.replace(VIT, head="mlp")
-    path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
-    statuses, _ = save_weights(detailed(a), path, format_name, without_head=True)
-    dropped = [status.ours[0] for status in statuses if status.status == "dropped"]
-    expected = [
-        f"head/{layer}/{leaf}" for layer in ("hidden", "linear") for leaf in ("bias", "kernel")
-    ]
-
-    assert sorted(dropped) == expected
-
-    read = load_weights(path)
-    assert read.architecture == dataclasses.replace(VIT, num_classes=0)
-    assert read.class_names is None
-
-    kept = {
-        name: array
-        for name, array in networks.parameters(a).items()
-        if not name.startswith("head/")
-    }
-    empty = {
+    path = build_path(tmp_path, format_name)
+    kept = select_parameters(networks.parameters(a), "head/")
+    no_classes = {
         "head/linear/kernel": np.zeros((16, 0), np.float32),
         "head/linear/bias": np.zeros(0, np.float32),
     }
 
-    assert_same(read.parameters, kept | empty)
+    statuses, _ = save_weights(build_weights(a), path, format_name, without_head=True)
+    left_out = [status.ours[0] for status in statuses if status.status == "dropped"]
+    read = load_weights(path)
+
+    assert sorted(left_out) == [
+        "head/hidden/bias",
+        "head/hidden/kernel",
+        "head/linear/bias",
+        "head/linear/kernel",
+    ]
+    assert read.architecture == dataclasses.replace(VIT, num_classes=0)
+    assert read.class_names is None
+    assert_same(read.parameters, kept | no_classes)
 
 
-def test_a_checkpoint_of_weights_alone_has_one_step_and_replaces_no_run(tmp_path):
-    save_weights(detailed(NETWORKS["resnet"]), tmp_path, OWN)
-    save_weights(detailed(VIT), tmp_path, OWN)  # over it
+def test_a_checkpoint_of_weights_alone_has_one_step(tmp_path):
+    save_weights(build_weights(NETWORKS["resnet"]), tmp_path, OWN)
+    # It replaces the first one.
+    save_weights(build_weights(VIT), tmp_path, OWN)
+    reader = CheckpointReader(tmp_path)
 
     assert load_weights(tmp_path).architecture == VIT
+    assert reader.all_steps() == [0]
+    assert reader.item_names(0) == {"model", "metadata"}
 
+
+def test_a_checkpoint_of_weights_replaces_no_run(tmp_path):
+    save_weights(build_weights(VIT), tmp_path, OWN)
     store = CheckpointStore(tmp_path)
-    assert CheckpointReader(tmp_path).all_steps() == [0]
-    assert CheckpointReader(tmp_path).item_names(0) == {"model", "metadata"}
-
     store.save(4, {"model": {"a": np.zeros(1, np.float32)}}, metadata={}, metrics={})
     store.close()
+    message = r"holds checkpoints of a run \(4\): choose another folder"
 
-    with pytest.raises(
-        ValueError, match=r"holds checkpoints of a run \(4\): choose another folder"
-    ):
+    with pytest.raises(ValueError, match=message):
         save_weights(weights_of(SQUARE), tmp_path, OWN)
 
 
@@ -208,84 +224,127 @@ def test_two_processes_save_into_one_folder(tmp_path, monkeypatch):
     wait = CheckpointStore.wait
     calls = []
 
-    def save_first(store):
+    def save_another_first(store):
         wait(store)
         if not calls:
             calls.append(store)
-            save_weights(detailed(NETWORKS["resnet"]), tmp_path, OWN)
+            save_weights(build_weights(NETWORKS["resnet"]), tmp_path, OWN)
 
-    monkeypatch.setattr(CheckpointStore, "wait", save_first)
-    save_weights(detailed(VIT), tmp_path, OWN)
+    monkeypatch.setattr(CheckpointStore, "wait", save_another_first)
+
+    save_weights(build_weights(VIT), tmp_path, OWN)
 
     assert load_weights(tmp_path).architecture == VIT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "checkpoints"]
 
 
-def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path):
-    chance = np.random.default_rng(0)
-    names = tuple(chance.bytes(12).hex() for _ in range(9000))
-    weights = weights_of(dataclasses.replace(VIT, num_classes=9000), class_names=names)
+@pytest.fixture(scope="module")
+def many_classes():
+    """Weights with more class names than an .npz has room for."""
+    rng = np.random.default_rng(0)
+    names = tuple(rng.bytes(12).hex() for _ in range(9000))
+    return weights_of(dataclasses.replace(VIT, num_classes=9000), class_names=names)
+
+
+def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path, many_classes):
+    names = many_classes.class_names
     path = tmp_path / "w.npz"
-    _, notes = save_weights(weights, path, "released")
+
+    _, notes = save_weights(many_classes, path, "released")
+    read = load_weights(path)
 
     assert (tmp_path / "w.npz.classes.txt").read_text().splitlines() == list(names)
     assert any("no room for 9,000 class names: they are in" in note for note in notes)
+    assert read.class_names == names
+    assert read.notes == []
 
-    read = load_weights(path)
-    assert (read.class_names, read.notes) == (names, [])
 
-    for classes, expected in (((), TRAINING), (names, None)):  # no room for these
-        trained = dataclasses.replace(
-            weights,
-            training=dataclasses.replace(TRAINING, classes=classes),
-        )
-        save_weights(trained, path, "released")
+@pytest.mark.parametrize("has_room", [True, False])
+def test_training_data_without_room_for_their_classes_are_not_stored(
+    has_room, tmp_path, many_classes
+):
+    classes = () if has_room else many_classes.class_names
+    training = dataclasses.replace(TRAINING, classes=classes)
+    path = tmp_path / "w.npz"
 
-        assert load_weights(path).training == expected
+    save_weights(dataclasses.replace(many_classes, training=training), path, "released")
 
+    assert load_weights(path).training == (TRAINING if has_room else None)
+
+
+def test_class_names_beside_that_are_no_text_are_an_error(tmp_path, many_classes):
+    path = tmp_path / "w.npz"
+    save_weights(many_classes, path, "released")
     (tmp_path / "w.npz.classes.txt").write_bytes(b"\xff")
+
     with pytest.raises(ValueError, match=r"w\.npz\.classes\.txt: 'utf-8' codec can't decode"):
         load_weights(path)
 
-    moved = path.rename(tmp_path / "moved.npz")
+
+def test_class_names_that_were_left_behind_are_missed(tmp_path, many_classes):
+    names = many_classes.class_names
+    save_weights(many_classes, tmp_path / "w.npz", "released")
+    moved = (tmp_path / "w.npz").rename(tmp_path / "moved.npz")
+
     read = load_weights(moved)
 
     assert read.class_names is None
-
-    note = f"Its class names should be in {moved}.classes.txt, which does not exist: bring it, or give class_names."
-    assert read.notes == [note]
+    assert read.notes == [
+        f"Its class names should be in {moved}.classes.txt, which does not exist: "
+        "bring it, or give class_names."
+    ]
     assert load_weights(moved, class_names=names).class_names == names
 
-    odd = dataclasses.replace(weights, class_names=("two\nlines", *names[1:]))
+
+def test_class_names_of_several_lines_cannot_stand_beside(tmp_path, many_classes):
+    names = ("two\nlines", *many_classes.class_names[1:])
+    odd = dataclasses.replace(many_classes, class_names=names)
+
     with pytest.raises(ValueError, match="class names of several lines"):
-        save_weights(odd, path, "released")
+        save_weights(odd, tmp_path / "w.npz", "released")
 
 
-def test_what_readers_compute_otherwise_is_said(tmp_path):
-    _, notes = save_weights(weights_of(VIT), tmp_path / "w.safetensors", "timm")
-    assert len(notes) == 1
-    assert "go with gelu=tanh; readers of timm files compute with exact" in notes[0]
+def save_and_read_notes(weights, path, format_name):
+    _, notes = save_weights(weights, path, format_name)
+    return notes
 
-    _, notes = save_weights(detailed(VIT), tmp_path / "folder", "timm")  # config.json says it
-    assert notes == []
 
-    _, notes = save_weights(
-        weights_of(dataclasses.replace(VIT, gelu="exact")),
-        tmp_path / "w.npz",
+def test_notes_say_where_readers_of_a_format_compute_otherwise(tmp_path):
+    exact = dataclasses.replace(VIT, gelu="exact")
+
+    to_timm = save_and_read_notes(weights_of(VIT), tmp_path / "w.safetensors", "timm")
+    to_released = save_and_read_notes(weights_of(exact), tmp_path / "w.npz", "released")
+
+    assert len(to_timm) == 1
+    assert "go with gelu=tanh; readers of timm files compute with exact" in to_timm[0]
+    assert "compute with tanh" in to_released[0]
+
+
+def test_a_folder_needs_no_notes_because_its_config_has_the_facts(tmp_path):
+    assert save_and_read_notes(build_weights(VIT), tmp_path / "folder", "timm") == []
+
+
+def test_a_note_says_that_timm_ignores_a_hidden_layer(tmp_path):
+    notes = save_and_read_notes(
+        weights_of(NETWORKS["mlp_head"]),
+        tmp_path / "h.npz",
         "released",
     )
 
-    assert "compute with tanh" in notes[0]
-
-    _, notes = save_weights(weights_of(NETWORKS["mlp_head"]), tmp_path / "h.npz", "released")
     assert notes == ["timm silently ignores the hidden layer of the head (pre_logits)."]
 
-    _, notes = save_weights(weights_of(NETWORKS["hybrid"]), tmp_path / "w.safetensors", "timm")
-    fields = [
+
+def test_notes_of_a_hybrid_name_every_constant(tmp_path):
+    notes = save_and_read_notes(
+        weights_of(NETWORKS["hybrid"]),
+        tmp_path / "w.safetensors",
+        "timm",
+    )
+    fields = [note.split("=")[0].split()[-1] for note in notes]
+
+    assert fields == [
         "gelu",
         "group_norm_epsilon",
         "standardization_epsilon",
         "standardization_epsilon_added_to",
     ]
-
-    assert [note.split("=")[0].split()[-1] for note in notes] == fields

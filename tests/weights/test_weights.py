@@ -1,4 +1,4 @@
-"""Reading every variant of foreign files, bit by bit, and what is said of those that are not whole."""
+"""Reading every variant of foreign files, bit by bit, and reports of those that are not complete."""
 
 import dataclasses
 import json
@@ -43,32 +43,73 @@ def write(tmp_path, arrays, name="w.npz"):
 
 
 def released_arrays(a, style):
-    """The arrays of a released file in another style than we write."""
+    """Return the arrays of a released file in a style that is read and not written."""
     apart = unstack(networks.parameters(a), a.num_heads)
-    return {
-        entry.name: entry.write(apart)
-        for entry in make_entries(make_style_rules(style), list_unstacked_shapes(a))
-    }
+    entries = make_entries(make_style_rules(style), list_unstacked_shapes(a))
+    return {entry.name: entry.write(apart) for entry in entries}
 
 
-def prefixed(prefix, arrays):
+def find_ignored(weights):
+    """Return the statuses of arrays that were ignored."""
+    ignored = {}
+    for status in weights.statuses:
+        if status.status.startswith("ignored"):
+            ignored[status.name] = status.status
+    return ignored
+
+
+RELEASED = Style()
+
+STATE_OF_OPTIMIZER = {
+    "opt/0/count": np.ones((2, 3)),
+    "opt/state/param_states/cls/grad_ema": np.ones((2, 3)),
+}
+
+BOOKKEEPING = {
+    "epoch": np.ones(1),
+    "state": np.ones(1),
+    "chrono/accum_program_time": np.ones(1),
+    "extra/accum_train_time": np.ones(1),
+}
+
+TEXT_TOWER = {"params/txt/head/bias": np.ones(3), "params/t": np.ones(1)}
+
+
+def list_extra_arrays(prefix):
+    """Return the other arrays of a file with a prefix, and the reasons to ignore them."""
+    if not prefix:
+        return {}, {}
+
+    arrays = STATE_OF_OPTIMIZER | BOOKKEEPING
+    reasons = dict.fromkeys(STATE_OF_OPTIMIZER, "ignored (optimiser state)")
+    reasons |= dict.fromkeys(BOOKKEEPING, "ignored (bookkeeping of training)")
+    if prefix == "params/img/":
+        arrays |= TEXT_TOWER
+        reasons |= dict.fromkeys(TEXT_TOWER, "ignored (not part of this network)")
+    return arrays, reasons
+
+
+def add_prefix(prefix, arrays):
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize(
     ("network", "style", "prefix"),
     [
-        *(
-            (network, Style(), "")
-            for network in ("token", "mlp_head", "gap", "headless", "deep", "root_hybrid")
-        ),
-        ("hybrid", Style(), "opt/target/"),
+        ("token", RELEASED, ""),
+        ("mlp_head", RELEASED, ""),
+        ("gap", RELEASED, ""),
+        ("headless", RELEASED, ""),
+        ("deep", RELEASED, ""),
+        ("root_hybrid", RELEASED, ""),
+        ("hybrid", RELEASED, "opt/target/"),
         ("deep", LINEN, "opt/target/"),
         ("hybrid", LINEN, ""),
-        *(
-            (network, STACKED, "params/")
-            for network in ("gap", "map", "mlp_head", "sincos2d", "deep")
-        ),
+        ("gap", STACKED, "params/"),
+        ("map", STACKED, "params/"),
+        ("mlp_head", STACKED, "params/"),
+        ("sincos2d", STACKED, "params/"),
+        ("deep", STACKED, "params/"),
         ("gap", BIG_VISION, "params/img/"),
         ("deep", BIG_VISION, "params/"),
         ("map", BIG_VISION, ""),
@@ -77,107 +118,90 @@ def prefixed(prefix, arrays):
 )
 def test_released_and_big_vision_files(network, style, prefix, tmp_path):
     a = NETWORKS[network]
-    optimiser = dict.fromkeys(
-        ("opt/0/count", "opt/state/param_states/cls/grad_ema"),
-        np.ones((2, 3)),
-    )
-    clock = dict.fromkeys(
-        ("epoch", "state", "chrono/accum_program_time", "extra/accum_train_time"),
-        np.ones(1),
-    )
-    others = (
-        {"params/txt/head/bias": np.ones(3), "params/t": np.ones(1)}
-        if prefix == "params/img/"
-        else {}
-    )
-    extra = optimiser | clock | others if prefix else {}
-    path = write(tmp_path, prefixed(prefix, released_arrays(a, style)) | extra)
-    weights = load_weights(
-        path,
-        image_size=a.image_size,
-        gelu="exact" if a.gelu == "exact" else None,
-    )
+    extra, reasons = list_extra_arrays(prefix)
+    path = write(tmp_path, add_prefix(prefix, released_arrays(a, style)) | extra)
+    gelu = "exact" if a.gelu == "exact" else None
+    format_name = "released" if style in (RELEASED, LINEN) else "big_vision"
+
+    weights = load_weights(path, image_size=a.image_size, gelu=gelu)
 
     assert weights.architecture == a
     assert_same(weights.parameters, networks.parameters(a))
-
-    ignored = {
-        status.name: status.status
-        for status in weights.statuses
-        if status.status.startswith("ignored")
-    }
-    reasons = (
-        (optimiser, "optimiser state"),
-        (clock, "bookkeeping of training"),
-        (others, "not part of this network"),
-    )
-    expected = {name: f"ignored ({why})" for names, why in reasons for name in names if prefix}
-
-    assert ignored == expected
-    assert weights.source == f"{path} ({'released' if style in (Style(), LINEN) else 'big_vision'})"
+    assert find_ignored(weights) == reasons
+    assert weights.source == f"{path} ({format_name})"
 
 
-@pytest.mark.parametrize("is_timm", [False, True])
-def test_positions_of_patches_alone_stay_so(is_timm, tmp_path):
-    """big_vision folded it into the token, and some of timm's models have none."""
-    arrays = (
-        arrays_of(SQUARE, "timm")
-        if is_timm
-        else prefixed("params/", released_arrays(SQUARE, STACKED))
-    )
-    table = "pos_embed" if is_timm else "params/pos_embedding"
+def write_without_class_position(folder, is_timm):
+    """Write positions of patches alone.
+
+    big_vision folds the other one into the token, and some of timm's models have none.
+    """
+    if is_timm:
+        arrays = arrays_of(SQUARE, "timm")
+        table = "pos_embed"
+        name = "w.safetensors"
+    else:
+        arrays = add_prefix("params/", released_arrays(SQUARE, STACKED))
+        table = "params/pos_embedding"
+        name = "w.npz"
     arrays[table] = arrays[table][:, 1:]
-    path = write(tmp_path, arrays, "w.safetensors" if is_timm else "w.npz")
+    return write(folder, arrays, name)
+
+
+@pytest.mark.parametrize(("is_timm", "gelu"), [(False, "tanh"), (True, "exact")])
+def test_positions_of_patches_alone_stay_so(is_timm, gelu, tmp_path):
+    path = write_without_class_position(tmp_path, is_timm)
+    written = tmp_path / "written.npz"
+    parameters = networks.parameters(SQUARE)
+    parameters["positions/table"] = parameters["positions/table"][:, 1:]
+
     weights = load_weights(path, num_heads=2)
-    gelu = "exact" if is_timm else "tanh"
+    save_weights(weights, written, "released")
+    table = np.load(written)["Transformer/posembed_input/pos_embedding"]
 
     assert weights.architecture == dataclasses.replace(SQUARE, gelu=gelu, position_tokens="patches")
-
-    expected = networks.parameters(SQUARE)
-    expected["positions/table"] = expected["positions/table"][:, 1:]
-
-    assert_same(weights.parameters, expected)
-
-    written = tmp_path / "written.npz"
-    save_weights(weights, written, "released")
-
-    assert not np.load(written)["Transformer/posembed_input/pos_embedding"][:, 0].any()
+    assert_same(weights.parameters, parameters)
+    assert not table[:, 0].any()
 
 
 @pytest.mark.parametrize(
-    ("suffix", "dtype"),
+    ("format_name", "suffix", "dtype"),
     [
-        (".npz", "bfloat16"),
-        (".safetensors", "bfloat16"),
-        (".npz", "float64"),
+        ("released", ".npz", "bfloat16"),
+        ("timm", ".safetensors", "bfloat16"),
+        ("released", ".npz", "float64"),
     ],
 )
-def test_other_precisions_become_float32_and_are_reported(suffix, dtype, tmp_path):
-    exact = networks.parameters(SQUARE)
-    parameters = {
-        name: array.astype("bfloat16").astype(np.float32) for name, array in exact.items()
-    }
-    format_name = "released" if suffix == ".npz" else "timm"
-    arrays = {
-        name: array.astype(dtype)
-        for name, array in arrays_of(SQUARE, format_name, parameters).items()
-    }
+def test_other_precisions_become_float32_and_are_reported(format_name, suffix, dtype, tmp_path):
+    rounded = {}
+    for name, array in networks.parameters(SQUARE).items():
+        rounded[name] = array.astype("bfloat16").astype(np.float32)
+    arrays = arrays_of(SQUARE, format_name, rounded)
+    arrays = {name: array.astype(dtype) for name, array in arrays.items()}
+
     weights = load_weights(write(tmp_path, arrays, f"w{suffix}"), num_heads=2)
 
-    assert_same(weights.parameters, parameters)
-    assert {status.dtype for status in weights.statuses} == {dtype}
-    assert all(status.status.endswith(", to float32") for status in weights.statuses)
-    assert any("rounded to float32" in note for note in weights.notes) == (dtype == "float64")
+    assert_same(weights.parameters, rounded)
+    for status in weights.statuses:
+        assert status.dtype == dtype
+        assert status.status.endswith(", to float32")
+    is_noted = any("rounded to float32" in note for note in weights.notes)
+    assert is_noted == (dtype == "float64")
 
 
-def test_numbers_that_are_no_parameters(tmp_path):
+def test_numbers_that_are_not_finite_in_float32(tmp_path):
     arrays = arrays_of(SQUARE, "released")
     arrays["cls"] = arrays["cls"].astype(np.float64) + 1e300
+
     weights = load_weights(write(tmp_path, arrays))
 
     assert "WARNING: cls has values that are not finite in float32." in weights.notes
 
+
+def test_whole_numbers_are_no_parameters(tmp_path):
+    arrays = arrays_of(SQUARE, "released")
     arrays["head/bias"] = np.zeros(3, np.int32)
+
     with pytest.raises(ValueError, match="not of floating point: head/bias"):
         load_weights(write(tmp_path, arrays))
 
@@ -188,15 +212,24 @@ def test_big_transfer_files(prefix, has_numbers, tmp_path):
     arrays = {}
     for number, (name, array) in enumerate(arrays_of(RESNET, "bit").items()):
         name = prefix + name.removeprefix("resnet/")
-        arrays[
-            re.sub(r"(standardized_conv2d|group_norm)", rf"\1_{number}", name)
-            if has_numbers
-            else name
-        ] = array
+        if has_numbers:
+            name = re.sub(r"(standardized_conv2d|group_norm)", rf"\1_{number}", name)
+        arrays[name] = array
 
     weights = load_weights(write(tmp_path, arrays), image_size=RESNET.image_size)
+
     assert weights.architecture == RESNET
     assert_same(weights.parameters, networks.parameters(RESNET))
+
+
+def rename_array(name, prefix, is_newer):
+    """Return the name in a file of ViTModel, or of a newer transformers."""
+    if name.startswith("vit."):
+        name = prefix + name.removeprefix("vit.")
+    if is_newer:
+        for classic, newer in NEWER.items():
+            name = name.replace(classic, newer)
+    return name
 
 
 NEWER = {
@@ -213,68 +246,49 @@ NEWER = {
 @pytest.mark.parametrize("is_newer", [False, True])
 @pytest.mark.parametrize("prefix", ["vit.", ""])
 def test_hugging_face_files(prefix, is_newer, tmp_path):
+    """A ViTModel has a pooler instead of a classifier; a classifier ignores a pooler."""
     a = dataclasses.replace(VIT, gelu="exact", layer_norm_epsilon=1e-12)
-    if not prefix:  # ViTModel: a pooler instead of a classifier
+    pooler = {"vit.pooler.dense.weight": np.ones((16, 16)), "vit.pooler.dense.bias": np.ones(16)}
+    if not prefix:
         a = dataclasses.replace(a, num_classes=0, head="mlp")
+        pooler = {}
+    arrays = {}
+    for name, array in arrays_of(a, "huggingface").items():
+        arrays[rename_array(name, prefix, is_newer)] = array
+    path = write(tmp_path, arrays | pooler, "w.safetensors")
 
-    arrays = arrays_of(a, "huggingface")
-    extra = (
-        {"vit.pooler.dense.weight": np.ones((16, 16)), "vit.pooler.dense.bias": np.ones(16)}
-        if prefix
-        else {}
-    )
-
-    for name, array in [(name, arrays.pop(name)) for name in list(arrays)]:
-        name = prefix + name.removeprefix("vit.") if name.startswith("vit.") else name
-        for classic, newer in NEWER.items() if is_newer else ():
-            name = name.replace(classic, newer)
-
-        arrays[name] = array
+    weights = load_weights(path, num_heads=2, image_size=VIT.image_size)
 
     assert any("q_proj" in name for name in arrays) == is_newer
-
-    weights = load_weights(
-        write(tmp_path, arrays | extra, "w.safetensors"),
-        num_heads=2,
-        image_size=VIT.image_size,
-    )
-
     assert weights.architecture == a
     assert_same(weights.parameters, networks.parameters(a))
-
-    ignored = {
-        status.name
-        for status in weights.statuses
-        if status.status == "ignored (not part of this network)"
-    }
-
-    assert ignored == set(extra)  # the classifier does not see a pooler
+    assert find_ignored(weights) == dict.fromkeys(pooler, "ignored (not part of this network)")
 
 
-def test_what_is_missing_and_left_over_is_listed_at_once_and_nothing_is_read(tmp_path, monkeypatch):
+def test_missing_and_further_arrays_are_listed_at_once_and_no_data_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "vit_jax.weights.formats.ArrayFile.read",
         lambda *_: pytest.fail("data was read"),
     )
     arrays = arrays_of(SQUARE, "released")
     arrays["Transformer/encoder_norm/scales"] = arrays.pop("Transformer/encoder_norm/scale")
-    arrays["chrono/time"] = np.zeros((2, 3), np.float32)  # allowed below a prefix only
+    # Allowed below a prefix only.
+    arrays["chrono/time"] = np.zeros((2, 3), np.float32)
     arrays["Transformer/encoderblock_1/LayerNorm_0/bias"] = np.zeros(5, np.float32)
     path = write(tmp_path, arrays)
+    first_line = f"{path}: its arrays are not those of ViT-custom/4 in the format released:"
+    near = "(nearest: Transformer/encoder_norm/scales)"
+    bias = "Transformer/encoderblock_1/LayerNorm_0/bias"
 
     with pytest.raises(ValueError, match="not those of") as error:
         load_weights(path)
 
-    text = str(error.value)
-    assert text.startswith(
-        f"{path}: its arrays are not those of ViT-custom/4 in the format released:"
-    )
-
-    near = "(nearest: Transformer/encoder_norm/scales)"
-    assert f"missing: Transformer/encoder_norm/scale (16,) {near}" in text
-    assert "left over: chrono/time (2, 3)" in text
-    assert "left over: Transformer/encoder_norm/scales (16,)" in text
-    assert "shape: Transformer/encoderblock_1/LayerNorm_0/bias is (5,), the model has (16,)" in text
+    message = str(error.value)
+    assert message.startswith(first_line)
+    assert f"missing: Transformer/encoder_norm/scale (16,) {near}" in message
+    assert "left over: chrono/time (2, 3)" in message
+    assert "left over: Transformer/encoder_norm/scales (16,)" in message
+    assert f"shape: {bias} is (5,), the model has (16,)" in message
 
 
 @pytest.mark.parametrize(
@@ -292,110 +306,164 @@ def test_a_kernel_of_the_head_under_another_name_is_missed(
 ):
     arrays = arrays_of(a, format_name)
     arrays[renamed] = arrays.pop(kernel)
-    options = {"image_size": a.image_size} | ({"num_heads": 2} if a.has_transformer else {})
+    shape = arrays[renamed].shape
+    path = write(tmp_path, arrays, f"w{suffix}")
+    options = {"image_size": a.image_size}
+    if a.has_transformer:
+        options["num_heads"] = 2
 
     with pytest.raises(ValueError, match="not those of") as error:
-        load_weights(write(tmp_path, arrays, f"w{suffix}"), **options)
+        load_weights(path, **options)
 
-    shape = str(arrays[renamed].shape)
-    lines = [
-        f"missing: {kernel} {shape} (nearest: {renamed})",
+    lines = [line.strip() for line in str(error.value).splitlines()[1:]]
+    assert sorted(lines) == [
         f"left over: {renamed} {shape} (nearest: {kernel})",
+        f"missing: {kernel} {shape} (nearest: {renamed})",
     ]
-    listed = [line.strip() for line in str(error.value).splitlines()[1:]]
-
-    assert sorted(listed) == sorted(lines)
 
 
 def test_class_names_are_taken_from_the_caller(tmp_path):
     path = write(tmp_path, arrays_of(SQUARE, "released"))
+
     assert load_weights(path, class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
     with pytest.raises(ValueError, match=r"class_names: must be 3 names, .*, not 2"):
         load_weights(path, class_names=["a", "b"])
 
+
+def test_class_names_of_a_file_are_not_replaced(tmp_path):
+    path = tmp_path / "w.npz"
     save_weights(weights_of(SQUARE, class_names=("x", "y", "z")), path, "released")
+
     assert load_weights(path).class_names == ("x", "y", "z")
     with pytest.raises(ValueError, match="class_names: must not be set"):
         load_weights(path, class_names=["a", "b", "c"])
 
 
-def test_a_config_in_a_folder_goes_with_its_one_file_whatever_that_is_called(tmp_path):
+CONFIG = {
+    "image_size": 15,
+    "num_attention_heads": 2,
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-6,
+    "id2label": {"2": "c", "1": "b", "0": "a"},
+}
+
+PROCESSOR = {"size": 15, "image_mean": [0.4, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
+
+@pytest.fixture
+def file_with_config(tmp_path):
+    """A file of Hugging Face with an unusual name, and its configuration beside it."""
     file = write(tmp_path, arrays_of(SQUARE, "huggingface"), "weights.safetensors")
-    config = {
-        "image_size": 15,
-        "num_attention_heads": 2,
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": 1e-6,
-    }
-    (tmp_path / "config.json").write_text(
-        json.dumps(config | {"id2label": {"2": "c", "1": "b", "0": "a"}})
-    )
-    (tmp_path / "preprocessor_config.json").write_text(
-        json.dumps({"size": 15, "image_mean": [0.4, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]})
-    )
-    weights = load_weights(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return file
 
-    assert (weights.architecture, weights.class_names) == (SQUARE, ("a", "b", "c"))
 
+def test_a_config_in_a_folder_goes_with_its_one_file_of_any_name(file_with_config):
+    weights = load_weights(file_with_config.parent)
+    preprocessing = weights.preprocessing
+
+    assert weights.architecture == SQUARE
+    assert weights.class_names == ("a", "b", "c")
     # The size is the network's.
-    expected = {"image_size": [12, 12], "resize": "direct"} | weights.preprocessing
-    assert weights.preprocessing == expected
+    assert preprocessing["image_size"] == [12, 12]
+    assert preprocessing["resize"] == "direct"
     assert any("says 15x15 images" in note for note in weights.notes)
-    assert any(
-        note.startswith("The mean (0.4, 0.5, 0.5) and standard deviation") for note in weights.notes
-    )
+    normalisation = "The mean (0.4, 0.5, 0.5) and standard deviation"
+    assert any(note.startswith(normalisation) for note in weights.notes)
 
-    bare = load_weights(file, num_heads=2)
-    assert bare.architecture == dataclasses.replace(SQUARE, gelu="exact", layer_norm_epsilon=1e-12)
 
+def test_a_config_beside_a_file_is_not_read_and_noted(file_with_config):
     note = (
         "config.json beside it is not read, as it may be another file's: if not, give the folder."
     )
 
-    assert note in bare.notes
+    weights = load_weights(file_with_config, num_heads=2)
 
-    save_weights(weights_of(SQUARE), file, "huggingface")  # a file that tells everything needs none
-    assert not any("config.json" in note for note in load_weights(file).notes)
-
-    save_weights(weights_of(SQUARE), tmp_path / "b.safetensors", "timm")
-    words = r"no model.safetensors \(.safetensors in it: b.safetensors, weights.safetensors\)"
-
-    with pytest.raises(ValueError, match=words):
-        load_weights(tmp_path)
-
-    file.rename(tmp_path / "model.safetensors")
-    assert load_weights(tmp_path).source.endswith("model.safetensors (huggingface)")
+    assert weights.architecture == dataclasses.replace(
+        SQUARE,
+        gelu="exact",
+        layer_norm_epsilon=1e-12,
+    )
+    assert note in weights.notes
 
 
-def test_a_workdir_of_a_sharded_run(tmp_path):
-    """Saved from eight devices, read into memory; the newest step, and the average where there is one."""
-    a = dataclasses.replace(VIT, head="mlp")
+def test_a_file_that_states_everything_needs_no_config(file_with_config):
+    save_weights(weights_of(SQUARE), file_with_config, "huggingface")
+
+    assert not any("config.json" in note for note in load_weights(file_with_config).notes)
+
+
+def test_a_folder_of_several_files_needs_the_usual_name(file_with_config):
+    folder = file_with_config.parent
+    save_weights(weights_of(SQUARE), file_with_config, "huggingface")
+    save_weights(weights_of(SQUARE), folder / "b.safetensors", "timm")
+    message = r"no model.safetensors \(.safetensors in it: b.safetensors, weights.safetensors\)"
+
+    with pytest.raises(ValueError, match=message):
+        load_weights(folder)
+
+    file_with_config.rename(folder / "model.safetensors")
+    assert load_weights(folder).source.endswith("model.safetensors (huggingface)")
+
+
+def spread(parameters):
+    """Return the parameters on eight devices, split where their first dimension allows."""
     mesh = jax.make_mesh((8,), ("data",))
-    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    arrays = {
-        name: jax.device_put(array, spread if array.ndim and array.shape[0] % 8 == 0 else whole)
-        for name, array in networks.parameters(a).items()
-    }
-    average = jax.tree.map(lambda leaf: leaf + 1, arrays)
+    arrays = {}
+    for name, array in parameters.items():
+        is_split = array.ndim and array.shape[0] % 8 == 0
+        arrays[name] = jax.device_put(array, split if is_split else whole)
+    return arrays
+
+
+@pytest.fixture(scope="module")
+def sharded_run(tmp_path_factory):
+    """The workdir of a run on eight devices with a Polyak average, and its architecture."""
+    folder = tmp_path_factory.mktemp("sharded")
+    a = dataclasses.replace(VIT, head="mlp")
+    model = spread(networks.parameters(a))
+    older = jax.tree.map(jnp.zeros_like, model)
+    average = jax.tree.map(lambda leaf: leaf + 1, model)
     metadata = describe(a, ("a", "b", "c"), {"resize": "direct"}, None)
-    store = CheckpointStore(tmp_path, keep_latest=2)
-    store.save(3, {"model": jax.tree.map(jnp.zeros_like, arrays)}, metadata=metadata, metrics={})
-    store.save(5, {"model": arrays, "polyak": average}, metadata=metadata, metrics={})
+
+    store = CheckpointStore(folder, keep_latest=2)
+    store.save(3, {"model": older}, metadata=metadata, metrics={})
+    store.save(5, {"model": model, "polyak": average}, metadata=metadata, metrics={})
     store.close()
+    return folder, a
 
-    for polyak in (True, False):
-        weights = load_weights(tmp_path, polyak=polyak)
-        assert weights.architecture == a
-        assert weights.class_names == ("a", "b", "c")
-        assert weights.preprocessing == {"resize": "direct"}
 
-        expected = {name: np.asarray(array) + np.float32(polyak) for name, array in arrays.items()}
-        assert_same(weights.parameters, expected)
-        assert ("Polyak average" if polyak else "parameters") + " of step 5" in weights.source
+@pytest.mark.parametrize(
+    ("polyak", "words"),
+    [
+        (True, "Polyak average of step 5"),
+        (False, "parameters of step 5"),
+    ],
+)
+def test_a_workdir_of_a_sharded_run(polyak, words, sharded_run):
+    """The newest step is read into memory, and its average where there is one."""
+    folder, a = sharded_run
+    expected = {}
+    for name, array in networks.parameters(a).items():
+        expected[name] = array + np.float32(polyak)
+
+    weights = load_weights(folder, polyak=polyak)
+
+    assert weights.architecture == a
+    assert weights.class_names == ("a", "b", "c")
+    assert weights.preprocessing == {"resize": "direct"}
+    assert_same(weights.parameters, expected)
+    assert words in weights.source
+
+
+def test_options_that_contradict_a_checkpoint_are_rejected(sharded_run):
+    folder, _ = sharded_run
 
     with pytest.raises(ValueError, match="num_heads=4: must be 2, as the checkpoint states"):
-        load_weights(tmp_path, num_heads=4)
+        load_weights(folder, num_heads=4)
 
 
 # From Hugging Face.
@@ -403,7 +471,7 @@ def test_a_workdir_of_a_sharded_run(tmp_path):
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """Stands in for huggingface_hub; the list of calls."""
+    """Replace huggingface_hub, and return the list of its calls."""
     calls = []
 
     def snapshot_download(name, *, revision, allow_patterns):
@@ -414,25 +482,29 @@ def library(tmp_path, monkeypatch):
         write_safetensors(tmp_path / "model.safetensors", arrays_of(SQUARE, "timm"), {})
         return str(tmp_path)
 
-    monkeypatch.setitem(
-        sys.modules,
-        "huggingface_hub",
-        types.SimpleNamespace(snapshot_download=snapshot_download),
-    )
+    module = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     return calls
+
+
+FETCHED = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "preprocessor_config.json",
+    "adapter_config.json",
+]
 
 
 def test_weights_of_a_repository(library):
     weights = load_weights("hf://owner/a-name_1.0", num_heads=2)
-    assert weights.architecture.width == SQUARE.width
-
     load_weights("hf://owner/name@refs/pr/1", num_heads=2)
-    expected = [("owner/a-name_1.0", None), ("owner/name", "refs/pr/1")]
 
-    assert [call[:2] for call in library] == expected
-
-    configurations = ["config.json", "preprocessor_config.json", "adapter_config.json"]
-    assert library[0][2] == ["*.safetensors", "*.safetensors.index.json", *configurations]
+    assert weights.architecture.width == SQUARE.width
+    assert library == [
+        ("owner/a-name_1.0", None, FETCHED),
+        ("owner/name", "refs/pr/1", FETCHED),
+    ]
 
 
 @pytest.mark.parametrize("address", ["hf://name", "hf://a/b/c", "hf://", "hf://a/b@", "hf://a/b c"])
@@ -443,21 +515,28 @@ def test_malformed_addresses(address, library):
     assert library == []
 
 
-def test_what_cannot_be_fetched_is_one_error(library, monkeypatch):
+def test_a_repository_that_cannot_be_fetched_is_one_error(library):
     with pytest.raises(ValueError, match="hf://nobody/nothing cannot be fetched: 404"):
         load_weights("hf://nobody/nothing")
 
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
     with pytest.raises(ValueError, match=r"needs huggingface_hub: .*pip install .*\[hub\]"):
         load_weights("hf://owner/name")
 
 
-def test_the_name_of_a_network_is_no_weights():
-    with pytest.raises(
-        ValueError,
-        match=r"ViT-S/16: this is the name of a network.* `vit-jax models ViT-S/16 --weights",
-    ):
-        load_weights("ViT-S/16")
-
-    with pytest.raises(ValueError, match="ViT-S/17: there is no such file or folder"):
-        load_weights("ViT-S/17")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "ViT-S/16",
+            r"ViT-S/16: this is the name of a network.* `vit-jax models ViT-S/16 --weights",
+        ),
+        ("ViT-S/17", "ViT-S/17: there is no such file or folder"),
+    ],
+)
+def test_the_name_of_a_network_is_no_weights(name, message):
+    with pytest.raises(ValueError, match=message):
+        load_weights(name)

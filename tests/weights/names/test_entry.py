@@ -1,4 +1,4 @@
-"""The arrays that follow from rules and layouts, and our own names with layers stacked and taken apart."""
+"""The arrays that follow from rules and layouts, and names with layers stacked and taken apart."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from vit_jax.weights.names.entry import STACKED, Entry, Rule, make_entries
 from vit_jax.weights.names.ours import find_stacked_name, unstack
 
 
-def numbers(*shape):
-    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+def count_up(*shape, start=0):
+    return start + np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
 @pytest.mark.parametrize(
@@ -24,18 +24,19 @@ def numbers(*shape):
     ],
 )
 def test_layouts(count, layout, part, shape, status):
-    entry = Entry("x", ("a", "b")[:count], layout, part)
-    ours = {name: place * 100 + numbers(*part) for place, name in enumerate(entry.ours)}
+    names = ("a", "b")[:count]
+    entry = Entry("x", names, layout, part)
+    ours = {name: count_up(*part, start=100 * index) for index, name in enumerate(names)}
+
     written = entry.write(ours)
-
-    assert written.shape == entry.shape == shape
-    assert entry.status(reading=False) == status
-
     read = entry.read(written)
-    assert {name: one.tobytes() for name, one in read.items()} == {
-        name: one.tobytes() for name, one in ours.items()
-    }
 
+    assert entry.shape == shape
+    assert written.shape == shape
+    assert entry.status(reading=False) == status
+    assert read.keys() == ours.keys()
+    for name, array in ours.items():
+        assert read[name].tobytes() == array.tobytes()
     if status == "transposed":
         expected = np.einsum(layout.rstrip("1"), ours["a"])
         np.testing.assert_array_equal(written.squeeze(), expected)
@@ -44,23 +45,23 @@ def test_layouts(count, layout, part, shape, status):
 
 
 def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
-    """Row r of the foreign weight gives output r = 3 blocks of (head, place in the head)."""
-    parts = {name: place * 100 + numbers(2, 2, 3) for place, name in enumerate(("q", "k", "v"))}
+    """Row r of the foreign weight gives output r: 3 blocks of (head, index in the head)."""
+    parts = {
+        "q": count_up(2, 2, 3),
+        "k": count_up(2, 2, 3, start=100),
+        "v": count_up(2, 2, 3, start=200),
+    }
     entry = Entry("qkv", tuple(parts), "DTh->(Th)D", (2, 2, 3))
+
     written = entry.write(parts)
 
     assert written.shape == (18, 2)
-
-    for block, part in enumerate(parts.values()):
-        for head in range(2):
-            for place in range(3):
-                np.testing.assert_array_equal(
-                    written[block * 6 + head * 3 + place],
-                    part[:, head, place],
-                )
-
     assert entry.status(reading=True) == "split, transposed"
     assert entry.status(reading=False) == "joined, transposed"
+    for block, part in enumerate(parts.values()):
+        for head, index in np.ndindex(2, 3):
+            row = written[block * 6 + head * 3 + index]
+            np.testing.assert_array_equal(row, part[:, head, index])
 
 
 def test_rules_name_and_join_parameters():
@@ -69,21 +70,24 @@ def test_rules_name_and_join_parameters():
         Rule(r"b/(\d)", lambda match: f"b.{int(match[1]) + 1}"),
         Rule(r"b/.*", "never"),
     ]
-    entries = make_entries(rules, {"a/0/q": (2, 3), "a/0/k": (2, 3), "b/4": (5,), "empty": (3, 0)})
-    expected = [
+    shapes = {"a/0/q": (2, 3), "a/0/k": (2, 3), "b/4": (5,), "empty": (3, 0)}
+
+    assert make_entries(rules, shapes) == [
         Entry("a.0.qk", ("a/0/q", "a/0/k"), "io->oi", (2, 3)),
         Entry("b.5", ("b/4",), "", (5,)),
     ]
 
-    assert entries == expected
-
 
 def test_a_parameter_without_a_name_is_an_error():
+    shapes = {
+        "a": (1,),
+        "encoder/blocks/0/x": (1,),
+        "encoder/blocks/1/x": (1,),
+        "y": (2,),
+    }
+
     with pytest.raises(ValueError, match=r"no name for encoder/blocks/x, y$"):
-        make_entries(
-            [Rule("a", "a")],
-            {"a": (1,), "encoder/blocks/0/x": (1,), "encoder/blocks/1/x": (1,), "y": (2,)},
-        )
+        make_entries([Rule("a", "a")], shapes)
 
 
 # Ours, stacked and taken apart.
@@ -96,13 +100,14 @@ def test_layers_are_numbered_and_in_their_places():
         "stem/stage2/rest/conv1/kernel": np.arange(2.0).reshape(2, 1),
         "encoder/norm/scale": np.ones(1),
     }
-    apart = {name: float(array[0]) for name, array in unstack(parameters, 1).items()}
 
-    assert apart["encoder/blocks/10/mlp/expand/bias"] == 10
-    assert apart["stem/stage2/unit1/conv1/kernel"] == -1
-    assert apart["stem/stage2/unit2/conv1/kernel"] == 0
-    assert apart["stem/stage2/unit3/conv1/kernel"] == 1
-    assert apart["encoder/norm/scale"] == 1
+    apart = unstack(parameters, 1)
+
+    assert apart["encoder/blocks/10/mlp/expand/bias"] == [10]
+    assert apart["stem/stage2/unit1/conv1/kernel"] == [-1]
+    assert apart["stem/stage2/unit2/conv1/kernel"] == [0]
+    assert apart["stem/stage2/unit3/conv1/kernel"] == [1]
+    assert apart["encoder/norm/scale"] == [1]
     assert find_stacked_name("stem/stage2/unit3/conv1/kernel") == (
         "stem/stage2/rest/conv1/kernel",
         1,
