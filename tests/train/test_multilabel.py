@@ -1,4 +1,4 @@
-"""Images that may have several labels, from a table to answers: trained, evaluated and asked by the verbs."""
+"""Images that may have several labels, from a table to predictions: trained, evaluated and served."""
 
 import csv
 import dataclasses
@@ -27,25 +27,42 @@ from vit_jax.train.inputs import open_datasets
 from vit_jax.train.rate_search import choose, table
 from vit_jax.weights import load_weights
 
-CLASSES = ("bright", "odd", "tall")
+DIVISORS = {"bright": 2, "odd": 3, "tall": 5}
+
+CLASSES = tuple(DIVISORS)
+
+NUM_IMAGES = 40
+
+TEST_NUMBERS = range(20, 40)
+
+
+def list_labels(number):
+    return [name for name, divisor in DIVISORS.items() if number % divisor == 0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of forty images, of which some have no label, with a table that has a line for each."""
+    folder = tmp_path_factory.mktemp("several")
+    lines = ["image,labels,split"]
+    for number in range(NUM_IMAGES):
+        labels = list_labels(number)
+        level = 200 if "bright" in labels else 100
+        image = np.full((8, 8, 3), level, np.uint8)
+        cv2.imwrite(str(folder / f"{number}.png"), image)
+
+        split = "test" if number in TEST_NUMBERS else "train"
+        lines.append(f"{number}.png,{'|'.join(labels)},{split}")
+
+    (folder / "table.csv").write_text("\n".join(lines))
+    return folder
+
+
 SIGMOID = "objective.loss=sigmoid"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Forty images, of which some have no label; a line for each."""
-    folder = tmp_path_factory.mktemp("several")
-    lines = ["image,labels,split"]
-
-    for number in range(40):
-        labels = [
-            name for name, divisor in zip(CLASSES, (2, 3, 5), strict=True) if number % divisor == 0
-        ]
-        image = np.full((8, 8, 3), 100 + 100 * (number % 2 == 0), np.uint8)
-        cv2.imwrite(str(folder / f"{number}.png"), image)
-        lines.append(f"{number}.png,{'|'.join(labels)},{'train' if number < 20 else 'test'}")
-
-    (folder / "table.csv").write_text("\n".join(lines))
+def data(folder):
     return f"csv:{folder}/table.csv"
 
 
@@ -53,166 +70,214 @@ def data(tmp_path_factory):
 def trained(data, tmp_path_factory):
     """The workdir of a short run with mixup."""
     workdir = tmp_path_factory.mktemp("runs") / "several"
-    fields = (*RUN, f"data={data}", SIGMOID, "total=4 steps", "schedule.warmup=1 steps")
-    fields += ("evaluation.every=2 steps", "checkpoint.every=4 steps", "input.mixup_alpha=0.4")
+    fields = (
+        *RUN,
+        f"data={data}",
+        SIGMOID,
+        "total=4 steps",
+        "schedule.warmup=1 steps",
+        "evaluation.every=2 steps",
+        "checkpoint.every=4 steps",
+        "input.mixup_alpha=0.4",
+    )
     succeed(["pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *flags(*fields)])
-
     return workdir
 
 
-def true_labels():
-    """Of the test images."""
-    return np.array([[number % divisor == 0 for divisor in (2, 3, 5)] for number in range(20, 40)])
+def list_paths(folder, numbers):
+    return [f"{folder}/{number}.png" for number in numbers]
 
 
-def precision_by_definition(is_true_N, score_N):
-    """The mean precision over the thresholds at which an image of the class is found; of equal scores all at once."""
-    found = [is_true_N[score_N >= threshold].mean() for threshold in score_N[is_true_N]]
-    return np.mean(found)
+@pytest.fixture(scope="module")
+def probability_of_test(trained, folder):
+    """The probabilities (20, 3) of the test images, by the network that was trained."""
+    return vit_jax.load_model(trained).predict(list_paths(folder, TEST_NUMBERS))
 
 
-@pytest.mark.slow
-def test_what_is_evaluated_is_what_was_trained(trained, data, tmp_path):
-    """The run's last results, those of evaluate, and the definition on the network's own probabilities agree."""
-    summary = json.loads((trained / "summary.json").read_text())
+def build_test_labels():
+    """Return the labels (20, 3) of the test images."""
+    rows = [[name in list_labels(number) for name in CLASSES] for number in TEST_NUMBERS]
+    return np.array(rows)
+
+
+def compute_average_precision(is_true_N, score_N):
+    """Return the mean precision over the thresholds at which an image of the class is found.
+
+    Images of equal scores are found at once.
+    """
+    precisions = []
+    for threshold in score_N[is_true_N]:
+        precisions.append(is_true_N[score_N >= threshold].mean())
+    return np.mean(precisions)
+
+
+@pytest.fixture(scope="module")
+def evaluation(trained, data, tmp_path_factory):
+    """The result of `evaluate`, and the folder of its report and of a table of classes."""
+    folder = tmp_path_factory.mktemp("evaluation")
     words = [
         "evaluate",
         str(trained),
         f"--data={data}",
         "--global_batch=8",
         "--json",
-        f"--report={tmp_path}/report",
+        f"--report={folder}/report",
+        f"--csv={folder}/classes.csv",
     ]
-    found = json.loads(succeed([*words, f"--csv={tmp_path}/classes.csv"]))
-    model = vit_jax.load_model(trained)
+    return json.loads(succeed(words)), folder
 
-    assert model.is_multilabel
 
-    folder = data.removeprefix("csv:").removesuffix("table.csv")
-    probability = model.predict([f"{folder}{number}.png" for number in range(20, 40)])
-    expected = [
-        precision_by_definition(*both) for both in zip(true_labels().T, probability.T, strict=True)
-    ]
+@pytest.mark.slow
+def test_an_evaluation_has_the_results_of_the_run(trained, evaluation):
+    result, _ = evaluation
+    summary = json.loads((trained / "summary.json").read_text())
 
-    assert found["mean_average_precision"] == pytest.approx(np.mean(expected), abs=1e-6)
-    assert [one["average_precision"] for one in found["classes"]] == pytest.approx(
-        expected, abs=1e-6
-    )
-    assert [(one["class"], one["images"]) for one in found["classes"]] == [
-        ("bright", 10),
-        ("odd", 7),
-        ("tall", 4),
-    ]
-
+    assert vit_jax.load_model(trained).is_multilabel
     for name in ("mean_average_precision", "f1_micro", "f1_macro", "loss"):
-        assert found[name] == pytest.approx(summary[f"test_{name}"], abs=1e-5), name
-
-    assert (found["images"], summary["test_images"]) == (20, 20)
+        assert result[name] == pytest.approx(summary[f"test_{name}"], abs=1e-5), name
+    assert result["images"] == 20
+    assert summary["test_images"] == 20
     assert "test_accuracy" not in summary
 
-    logits = np.log(probability / (1 - probability))
-    loss = (np.logaddexp(0, logits) - logits * true_labels()).sum(axis=1).mean()
 
-    assert found["loss"] == pytest.approx(loss, rel=1e-4)
+@pytest.mark.slow
+def test_metrics_agree_with_their_definitions(evaluation, probability_of_test):
+    result, _ = evaluation
+    labels = build_test_labels()
+    precisions = []
+    for is_true_N, score_N in zip(labels.T, probability_of_test.T, strict=True):
+        precisions.append(compute_average_precision(is_true_N, score_N))
+    logits = np.log(probability_of_test / (1 - probability_of_test))
+    loss_B = (np.logaddexp(0, logits) - logits * labels).sum(axis=1)
 
-    names = {path.name for path in (tmp_path / "report").iterdir()}
-    assert names == {"average_precision.png", "classes.csv", "images.csv", "result.json"}, (
-        "and no confusions"
-    )
-    assert (tmp_path / "classes.csv").read_text() == (tmp_path / "report/classes.csv").read_text()
+    classes = result["classes"]
+    found = [each["average_precision"] for each in classes]
 
-    with open(tmp_path / "report/images.csv", newline="") as file:
-        header, *rows = csv.reader(file)
+    assert result["mean_average_precision"] == pytest.approx(np.mean(precisions), abs=1e-6)
+    assert found == pytest.approx(precisions, abs=1e-6)
+    assert [each["class"] for each in classes] == ["bright", "odd", "tall"]
+    assert [each["images"] for each in classes] == [10, 7, 4]
+    assert result["loss"] == pytest.approx(loss_B.mean(), rel=1e-4)
 
-    assert header == ["image", "labels", "answers", "is_right", *CLASSES]
-    assert [row[1] for row in rows[:5]] == ["bright|tall", "odd", "bright", "", "bright|odd"]
-    np.testing.assert_allclose(np.array([row[4:] for row in rows], float), probability, atol=1e-5)
 
-    answers = ["|".join(np.array(CLASSES)[row >= 0.5]) for row in probability]
-    assert [row[2] for row in rows] == answers
-    assert [row[3] for row in rows] == [
-        str(int(row[1] == answer)) for row, answer in zip(rows, answers, strict=True)
-    ]
+def join_classes(is_class):
+    return "|".join(np.array(CLASSES)[is_class])
 
-    text = succeed(words[:4])
-    assert f"mean_average_precision {found['mean_average_precision']:.2%}" in text
+
+@pytest.mark.slow
+def test_a_report_has_a_row_for_each_image_and_no_confusions(evaluation, probability_of_test):
+    _, folder = evaluation
+    report = folder / "report"
+    names = {path.name for path in report.iterdir()}
+    with open(report / "images.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    assert names == {"average_precision.png", "classes.csv", "images.csv", "result.json"}
+    assert (folder / "classes.csv").read_text() == (report / "classes.csv").read_text()
+    assert list(rows[0]) == ["image", "labels", "answers", "is_right", *CLASSES]
+    assert [row["labels"] for row in rows[:5]] == ["bright|tall", "odd", "bright", "", "bright|odd"]
+    for row, probability_K in zip(rows, probability_of_test, strict=True):
+        expected = join_classes(probability_K >= 0.5)
+        assert [float(row[name]) for name in CLASSES] == pytest.approx(probability_K, abs=1e-5)
+        assert row["answers"] == expected
+        assert row["is_right"] == str(int(row["labels"] == expected))
+
+
+@pytest.mark.slow
+def test_an_evaluation_prints_precision(trained, data, evaluation):
+    result, _ = evaluation
+
+    text = succeed(["evaluate", str(trained), f"--data={data}", "--global_batch=8"])
+
+    assert f"mean_average_precision {result['mean_average_precision']:.2%}" in text
     assert "lowest_precision" in text
 
 
 @pytest.mark.slow
 def test_checkpoints_are_judged_by_precision(trained, data):
     config = load_recipe(str(RECIPE), flags(f"data={data}", SIGMOID))
-    opened = open_datasets(config)
-
-    assert with_best_metric(config, opened).checkpoint.best_metric == "test_mean_average_precision"
+    with_metric = with_best_metric(config, open_datasets(config))
 
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "test_mean_average_precision" in line] == [2, 4]
+    steps = [line["step"] for line in lines if "test_mean_average_precision" in line]
+    names = set().union(*lines)
+
+    assert with_metric.checkpoint.best_metric == "test_mean_average_precision"
+    assert steps == [2, 4]
     assert "train_loss" in lines[-2]
-    assert not any("accuracy" in name for line in lines for name in line)
-    assert CheckpointReader(trained).all_steps() == [2, 4], (
-        "also that of a step at which none is due but the best"
-    )
+    assert not any("accuracy" in name for name in names)
+    assert CheckpointReader(trained).all_steps() == [2, 4], "the best is saved where none is due"
+
+
+def select_probable(probability_K, threshold):
+    """Return the classes that are probable enough, with their probabilities."""
+    probable = {}
+    for name, probability in zip(CLASSES, probability_K.tolist(), strict=True):
+        if probability >= threshold:
+            probable[name] = probability
+    return probable
 
 
 @pytest.mark.slow
-def test_predictions_are_the_labels_that_are_probable_enough(trained, data, tmp_path):
-    folder = data.removeprefix("csv:").removesuffix("table.csv")
-    paths = [f"{folder}{number}.png" for number in (20, 21)]
+def test_predictions_are_the_labels_that_are_probable_enough(trained, folder):
+    paths = list_paths(folder, (20, 21))
     probability = vit_jax.load_model(trained).predict(paths)
-    threshold = np.sort(probability.ravel())[2:4].mean()
-    words = ["predict", str(trained), *paths, "--json"]
+    between = np.sort(probability.ravel())[2:4].mean()
+    words = ["predict", str(trained), *paths]
 
-    for given, least in (
-        ([f"--threshold={threshold}"], threshold),
+    for options, threshold in (
+        ([f"--threshold={between}"], between),
         ([], 0.5),
         (["--threshold=1"], 1.0),
     ):
-        found = json.loads(succeed([*words, *given]))
-        for record, row in zip(found, probability, strict=True):
-            expected = {
-                name: value
-                for name, value in zip(CLASSES, row.tolist(), strict=True)
-                if value >= least
-            }
-            classes = {one["class"]: one["probability"] for one in record["predictions"]}
-
-            assert classes == pytest.approx(expected, abs=1e-6)
+        records = json.loads(succeed([*words, "--json", *options]))
+        for record, probability_K in zip(records, probability, strict=True):
+            classes = {each["class"]: each["probability"] for each in record["predictions"]}
+            assert classes == pytest.approx(select_probable(probability_K, threshold), abs=1e-6)
             assert list(classes.values()) == sorted(classes.values(), reverse=True)
 
-    assert succeed([*words[:-1], "--threshold=1"]).splitlines()[0].endswith("   none")
-    assert len(json.loads(succeed([*words, "--threshold=0.001", "--top=1"]))[0]["predictions"]) == 1
+    none = succeed([*words, "--threshold=1"])
+    top = json.loads(succeed([*words, "--json", "--threshold=0.001", "--top=1"]))
+    assert none.splitlines()[0].endswith("   none")
+    assert len(top[0]["predictions"]) == 1
+
+
+@pytest.fixture(scope="module")
+def logits_of_black(trained):
+    """An image of zeros, and its logits in float64, of a network that is taken for single-label."""
+    pixels = np.zeros((1, 8, 8, 3), np.uint8)
+    model = dataclasses.replace(vit_jax.load_model(trained), is_multilabel=False)
+    logits = np.asarray(model(pixels).logits_BK, np.float64)
+    softmax = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(model.predict(pixels), softmax, atol=1e-5)
+    return pixels, logits
 
 
 @pytest.mark.slow
-def test_weights_say_that_each_class_is_a_question(trained, tmp_path):
-    succeed(["convert", str(trained), str(tmp_path / "w.npz")])
-    weights = load_weights(tmp_path / "w.npz")
+def test_converted_weights_state_several_labels(trained, logits_of_black, tmp_path):
+    pixels, logits = logits_of_black
+    file = tmp_path / "w.npz"
 
-    assert weights.is_multilabel
-    assert not vit_jax.load_model(tmp_path / "w.npz", num_classes=4).is_multilabel, (
-        "a new head has to be trained"
-    )
+    succeed(["convert", str(trained), str(file)])
+    probability = vit_jax.load_model(file).predict(pixels)
+    with_new_head = vit_jax.load_model(file, num_classes=4)
 
-    pixels = np.zeros((1, 8, 8, 3), np.uint8)
-    alone = dataclasses.replace(vit_jax.load_model(trained), is_multilabel=False)
-    logits = np.asarray(alone(pixels).logits_BK, np.float64)
-    found = vit_jax.load_model(tmp_path / "w.npz").predict(pixels)
+    assert load_weights(file).is_multilabel
+    assert not with_new_head.is_multilabel, "a new head has to be trained"
+    np.testing.assert_allclose(probability, 1 / (1 + np.exp(-logits)), atol=1e-5)
 
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-5)
 
-    succeed(["export", str(trained), "--to=stablehlo", f"--output={tmp_path}/program"])
-    program = export.deserialize(bytearray((tmp_path / "program").read_bytes()))
+@pytest.mark.slow
+def test_an_exported_program_gives_sigmoids(trained, logits_of_black, tmp_path):
+    pixels, logits = logits_of_black
+    output = tmp_path / "program"
 
-    np.testing.assert_allclose(program.call(pixels), found, atol=1e-5)
+    succeed(["export", str(trained), "--to=stablehlo", f"--output={output}"])
+    program = export.deserialize(bytearray(output.read_bytes()))
+    description = json.loads((tmp_path / "program.json").read_text())
 
-    described = json.loads((tmp_path / "program.json").read_text())
-    assert described["output"]["meaning"] == "probabilities: sigmoid of each logit"
-    np.testing.assert_allclose(
-        alone.predict(pixels),
-        np.exp(logits) / np.exp(logits).sum(),
-        atol=1e-5,
-    )
+    np.testing.assert_allclose(program.call(pixels), 1 / (1 + np.exp(-logits)), atol=1e-5)
+    assert description["output"]["meaning"] == "probabilities: sigmoid of each logit"
 
 
 @pytest.mark.parametrize(
@@ -227,12 +292,25 @@ def test_weights_say_that_each_class_is_a_question(trained, tmp_path):
         ),
     ],
 )
-def test_what_asks_for_the_one_class_is_rejected(data, fields, named):
+def test_options_for_one_label_are_rejected(data, fields, named):
     config = load_recipe(str(RECIPE), flags(f"data={data}", *fields))
     validate(config)
 
     with rejects(f"config.{named}", "single-label|multi-label"):
         open_datasets(config)
+
+
+@pytest.fixture(scope="module")
+def single_label_data(folder, tmp_path_factory):
+    """A table of twelve of the images with one label each."""
+    lines = ["image,label,split"]
+    for number in range(12):
+        split = "train" if number % 2 else "test"
+        lines.append(f"{folder}/{number}.png,{CLASSES[number % 3]},{split}")
+
+    path = tmp_path_factory.mktemp("one") / "one.csv"
+    path.write_text("\n".join(lines))
+    return f"csv:{path}"
 
 
 def test_tasks_of_a_sweep_have_one_label(data):
@@ -250,28 +328,21 @@ def test_tasks_of_a_sweep_have_one_label(data):
 
 
 @pytest.mark.slow
-def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
-    """By verbs that judge or learn one class, and of data with one label by what is for several."""
-    folder = data.removeprefix("csv:").removesuffix("table.csv")
-    lines = [
-        f"{folder}{number}.png,{CLASSES[number % 3]},{'train' if number % 2 else 'test'}"
-        for number in range(12)
-    ]
-    (tmp_path / "one.csv").write_text("\n".join(["image,label,split", *lines]))
-    of_one = f"csv:{tmp_path}/one.csv"
-    cache = f"--cache={tmp_path}/cache"
-    evaluation = (["evaluate", str(trained), f"--data={of_one}"], "several labels")
-    features = (["fewshot", str(trained), f"--data={data}", cache], "Use vit-jax probe")
+def test_verbs_reject_the_other_kind_of_data(trained, data, single_label_data, tmp_path):
+    """These verbs judge or learn one class."""
+    evaluated = run(["evaluate", str(trained), f"--data={single_label_data}"])
+    features = run(["fewshot", str(trained), f"--data={data}", f"--cache={tmp_path}/cache"])
 
-    for words, message in (evaluation, features):
-        outcome = run(words)
-        assert outcome.code == 2
-        assert message in outcome.err
+    assert evaluated.code == 2
+    assert "several labels" in evaluated.err
+    assert features.code == 2
+    assert "Use vit-jax probe" in features.err
 
-    config = load_recipe(
-        str(RECIPE),
-        flags(f"data={of_one}", SIGMOID, "checkpoint.best_metric=test_f1_macro"),
-    )
+
+@pytest.mark.slow
+def test_data_with_one_label_have_no_metric_for_several(single_label_data):
+    metric = "checkpoint.best_metric=test_f1_macro"
+    config = load_recipe(str(RECIPE), flags(f"data={single_label_data}", SIGMOID, metric))
     validate(config)
 
     with rejects("config.checkpoint.best_metric='test_f1_macro'", "single-label"):
@@ -280,46 +351,44 @@ def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_probe_has_sigmoids(trained, data, tmp_path):
+    probe = f"{tmp_path}/probe"
     words = ["probe", str(trained), f"--data={data}", f"--cache={tmp_path}/cache", "--penalty=1"]
-    out = succeed([*words, f"--output={tmp_path}/probe", "--json"])
+
+    out = succeed([*words, f"--output={probe}", "--json"])
     result = json.loads(out)["datasets"][data]
+    evaluated = json.loads(succeed(["evaluate", probe, f"--data={data}", "--json"]))
+    precision = evaluated["mean_average_precision"]
 
     assert load_weights(tmp_path / "probe").is_multilabel
-
-    evaluated = json.loads(succeed(["evaluate", f"{tmp_path}/probe", f"--data={data}", "--json"]))
-    expected = pytest.approx(result["mean_average_precision"], abs=1e-5)
-
-    assert evaluated["mean_average_precision"] == expected
+    assert precision == pytest.approx(result["mean_average_precision"], abs=1e-5)
     assert evaluated["loss"] == pytest.approx(result["loss"], rel=1e-3)
 
 
 @pytest.mark.slow
 def test_a_step_by_the_formula():
-    """The loss is that of the examples that count, over all micro-batches."""
+    """The loss is the mean over the examples in the mask of all micro-batches."""
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (16, 8, 8, 3), np.uint8)
     label = rng.integers(0, 2, (16, 10), np.int32)
     mask = np.ones(16, np.float32)
     mask[[3, 9, 10]] = 0
     config = runs.config(SIGMOID, "input.mixup_alpha=0", "optimizer.accumulation_steps=2")
-    architecture = architecture_of(config, 10)
     run = assemble(
         config,
-        architecture,
+        architecture_of(config, 10),
         num_examples=160,
         devices=jax.devices()[:1],
         label_shape=(10,),
     )
     state = run.init_state()
-    logits = np.asarray(
-        state.model((image.astype(np.float32) - 127.5) / 127.5).logits_BK,
-        np.float64,
-    )
-    batch = jax.device_put(Batch(image_BHWC=image, label_B=label, mask_B=mask), run.batch_sharding)
-    _, metrics = run.train_step(state, batch)
-    loss = (np.logaddexp(0, logits) - logits * label).sum(axis=1)[mask > 0].mean()
+    normalised = (image.astype(np.float32) - 127.5) / 127.5
+    logits = np.asarray(state.model(normalised).logits_BK, np.float64)
+    loss_B = (np.logaddexp(0, logits) - logits * label).sum(axis=1)
 
-    assert float(metrics["train_loss"]) == pytest.approx(loss, rel=1e-4)
+    batch = Batch(image_BHWC=image, label_B=label, mask_B=mask)
+    _, metrics = run.train_step(state, jax.device_put(batch, run.batch_sharding))
+
+    assert float(metrics["train_loss"]) == pytest.approx(loss_B[mask > 0].mean(), rel=1e-4)
     assert "train_accuracy" not in metrics
 
 
@@ -330,9 +399,10 @@ def test_a_search_is_decided_by_precision():
         1.0: {"validation_accuracy": None, "validation_loss": None},
     }
 
-    assert choose(trials) == 0.3
-
     heading, *lines = table(trials, 0.3).splitlines()
+    widths = {len(line.removesuffix("  <- chosen")) for line in lines}
+
+    assert choose(trials) == 0.3
     assert heading == "learning rate  validation mean average precision  validation loss"
     assert lines[1].split() == ["0.3", "62.50%", "2.0000", "<-", "chosen"]
-    assert {len(line.removesuffix("  <- chosen")) for line in lines} == {len(heading)}
+    assert widths == {len(heading)}

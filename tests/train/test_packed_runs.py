@@ -1,4 +1,4 @@
-"""Runs on tar shards and on parquet, equal to runs on the digits that they hold; and runs without some images."""
+"""Runs on tar shards and Parquet, equal to runs on the digits in them, and runs with excluded images."""
 
 import dataclasses
 import json
@@ -14,32 +14,43 @@ from vit_jax.data.decoding.images import decode
 from vit_jax.data.sources import open_source
 from vit_jax.train.pretrain import pretrain
 
+
+def encode(source):
+    """Return the images of a source as PNG files."""
+    files = []
+    for index in range(len(source)):
+        _, content = cv2.imencode(".png", decode(source[index].image))
+        files.append(content.tobytes())
+    return files
+
+
+def list_members(images, labels):
+    """Return the members of a tar: an image and its label for each record."""
+    members = []
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        members.append((f"{number:05}.png", image))
+        members.append((f"{number:05}.cls", b"%d" % label))
+    return members
+
+
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
 
 
 @pytest.fixture(scope="module")
 def packed(tiny_run, tmp_path_factory):
-    """The digits, in the same order, in shards and in parquet."""
+    """The digits, in the same order, in shards and in Parquet."""
     folder = tmp_path_factory.mktemp("packed")
-    for split, name in (
-        ("train", tiny_run.config.input.train_split),
-        ("test", tiny_run.config.input.test_split),
-    ):
-        source = open_source("digits", name, tiny_run.config.input, 0)
-        images = [
-            cv2.imencode(".png", decode(source[index].image))[1].tobytes()
-            for index in range(len(source))
-        ]
-        labels = source.labels.tolist()
-        members = [
-            member
-            for number, (image, label) in enumerate(zip(images, labels, strict=True))
-            for member in ((f"{number:05}.png", image), (f"{number:05}.cls", b"%d" % label))
-        ]
+    inputs = tiny_run.config.input
 
-        for shard in range(2):
-            half = slice(len(members) // 4 * 2 * shard, None if shard else len(members) // 4 * 2)
-            write_shard(folder / "wds" / f"{split}-{shard}.tar", members[half])
+    for split, name in (("train", inputs.train_split), ("test", inputs.test_split)):
+        source = open_source("digits", name, inputs, 0)
+        images = encode(source)
+        labels = source.labels.tolist()
+
+        members = list_members(images, labels)
+        middle = len(images) // 2 * 2
+        write_shard(folder / "wds" / f"{split}-0.tar", members[:middle])
+        write_shard(folder / "wds" / f"{split}-1.tar", members[middle:])
 
         stored = [{"bytes": image, "path": None} for image in images]
         write_parquet(folder / "parquet" / f"{split}-0.parquet", labels, group=100, images=stored)
@@ -64,26 +75,21 @@ def test_a_resumed_run_ends_with_the_bytes_of_the_run_on_the_digits(
 
 
 def test_a_resumed_run_excludes_the_same_images(data_dir, tiny_run, tmp_path):
-    """The opening counts them, and another file of as many ids is another run."""
-    ids = {"split": "train", "records": 1437, "ids": [str(number) for number in range(10)]}
-    (tmp_path / "ids.json").write_text(json.dumps(ids))
-    words = commands.pretraining(
-        data_dir,
-        tmp_path / "run",
-        *LENGTH,
-        f"input.exclude={tmp_path}/ids.json",
-    )
+    """The opening counts them, and another file with as many ids is another run."""
+    workdir = tmp_path / "run"
+    file = tmp_path / "ids.json"
+    ids = [str(number) for number in range(10)]
+    excluded = {"split": "train", "records": 1437}
+    file.write_text(json.dumps(excluded | {"ids": ids}))
+    words = commands.pretraining(data_dir, workdir, *LENGTH, f"input.exclude={file}")
+
     out = commands.succeed(words)
+    digest = commands.summary(workdir)["parameters_sha256"]
+    file.write_text(json.dumps(excluded | {"ids": [*ids[1:], "20"]}))
+    resumed = commands.run(words)
 
-    assert f"excluded 10 images of {tmp_path}/ids.json" in out
+    assert f"excluded 10 images of {file}" in out
     assert "1,427 training" in out
-    assert (
-        commands.summary(tmp_path / "run")["parameters_sha256"]
-        != tiny_run.summary["parameters_sha256"]
-    )
-
-    (tmp_path / "ids.json").write_text(json.dumps(ids | {"ids": [*ids["ids"][1:], "20"]}))
-    outcome = commands.run(words)
-
-    assert outcome.code == 2
-    assert "exclude_sha256" in outcome.err
+    assert digest != tiny_run.summary["parameters_sha256"]
+    assert resumed.code == 2
+    assert "exclude_sha256" in resumed.err

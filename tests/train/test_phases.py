@@ -1,4 +1,4 @@
-"""Phases with other images: positions, steps, data and durations, each against an independent computation."""
+"""Phases with other images: positions, steps, data and durations, held to independent computations."""
 
 import dataclasses
 
@@ -19,6 +19,18 @@ from vit_jax.models import build_model
 from vit_jax.train.inputs import open_train_batches
 from vit_jax.train.resizing import make_resize
 
+LARGE = (8, 8)
+
+
+def build_vit(**options):
+    config = ModelConfig(name="ViT-mu/2", **SIZES, **options)
+    return build_architecture(config, image_size=LARGE, num_classes=3)
+
+
+def abstract(architecture):
+    return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+
+
 TWO = (
     "phases.small.until=4 steps",
     "phases.small.image_size=4",
@@ -29,14 +41,11 @@ TWO = (
 SIZES = {"width": 8, "depth": 2, "mlp_dim": 8, "num_heads": 2}
 
 
-def networks(**options):
-    """A network for 4 x 4 patches with random parameters, and its shapes for 2 x 3."""
-    config = ModelConfig(name="ViT-mu/2", **SIZES, **options)
-    large = build_architecture(config, image_size=(8, 8), num_classes=3)
-    small = set_image_size(large, (4, 6))
-    model = build_model(large, jax.random.key(0))
-
-    return model, jax.eval_shape(lambda: build_model(small, jax.random.key(0)))
+def networks(small_size, **options):
+    """Return a network for 4 x 4 patches with random parameters, and the shapes for smaller images."""
+    architecture = build_vit(**options)
+    model = build_model(architecture, jax.random.key(0))
+    return model, abstract(set_image_size(architecture, small_size))
 
 
 @pytest.mark.parametrize(
@@ -55,73 +64,129 @@ def networks(**options):
 )
 def test_a_network_sees_images_of_another_size(options):
     """Every learned position has a part in those of the smaller images; all else is unchanged."""
-    model, small = networks(**options)
+    model, small = networks((4, 6), **options)
     view = make_resize(model, small, (4, 4), (2, 3))
     image = jax.ShapeDtypeStruct((2, 4, 6, 3), jnp.float32)
-    expected = (2, 3)
 
-    assert (
-        jax.eval_shape(lambda model, image: view(model)(image), model, image).logits_BK.shape
-    ) == expected
+    def run(model, image):
+        return view(model)(image)
 
+    def sum_parameters(model):
+        return sum(leaf.sum() for leaf in pytree.named_leaves(view(model)).values())
+
+    output = jax.eval_shape(run, model, image)
+    gradients = jax.grad(sum_parameters)(model)
     before = pytree.named_leaves(model)
     after = pytree.named_leaves(view(model))
-    gradients = jax.grad(
-        lambda model: sum(x.sum() for x in pytree.named_leaves(view(model)).values())
-    )(model)
 
+    assert output.logits_BK.shape == (2, 3)
     for name, gradient in pytree.named_leaves(gradients).items():
         assert (np.asarray(gradient) > 0).all(), name
         assert "positions" in name or after[name] is before[name]
 
 
 def test_positions_are_averages_over_the_cells_that_they_cover():
-    """From 4 x 4 to 2 x 2 with an antialiased triangle: weights 1, 3, 3, 1 of eighths inside, cut at the border."""
-    config = ModelConfig(name="ViT-mu/2", **SIZES)
-    large = build_architecture(config, image_size=(8, 8), num_classes=3)
-    model = build_model(large, jax.random.key(0))
-    small = jax.eval_shape(lambda: build_model(set_image_size(large, (4, 4)), jax.random.key(0)))
+    """From 4 x 4 to 2 x 2 an antialiased triangle has the weights 1, 3, 3, 1 of eighths.
+
+    It is cut at the border.
+    """
+    model, small = networks((4, 4))
     table = np.asarray(model.positions.table[...])[0]
-    found = np.asarray(make_resize(model, small, (4, 4), (2, 2))(model).positions.table[...])[0]
+    patches = table[1:].reshape(4, 4, -1)
     weights = np.array([[3, 3, 1, 0], [0, 1, 3, 3]]) / 7
-    expected = np.einsum("Hh,Ww,hwD->HWD", weights, weights, table[1:].reshape(4, 4, -1)).reshape(
-        4,
-        -1,
-    )
+    expected = np.einsum("Hh,Ww,hwD->HWD", weights, weights, patches).reshape(4, -1)
 
-    np.testing.assert_array_equal(found[0], table[0])  # of the class token
-    np.testing.assert_allclose(found[1:], expected, rtol=1e-5, atol=1e-7)
+    resized = make_resize(model, small, (4, 4), (2, 2))(model)
+    actual = np.asarray(resized.positions.table[...])[0]
+
+    # The row of the class token stays.
+    np.testing.assert_array_equal(actual[0], table[0])
+    np.testing.assert_allclose(actual[1:], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_durations_count_the_examples_of_each_phase():
-    clock = Clock(16, 160, total_steps=100, earlier=((10, 8), (30, 32)))  # 80, then 640 examples
-    expected = [5, 10, 30, 35, 50]
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [
+        ("40 examples", 5),
+        ("0.5 epochs", 10),
+        ("720 examples", 30),
+        ("5 epochs", 35),
+        ("50 steps", 50),
+    ],
+)
+def test_durations_count_the_examples_of_each_phase(duration, steps):
+    """The earlier phases have 80 and 640 examples."""
+    clock = Clock(16, 160, total_steps=100, earlier=((10, 8), (30, 32)))
 
-    assert [
-        clock.to_steps(text)
-        for text in ("40 examples", "0.5 epochs", "720 examples", "5 epochs", "50 steps")
-    ] == expected
+    assert clock.to_steps(duration) == steps
 
+
+def test_lengths_of_a_run_with_phases():
     config = tiny.config(
         *TWO,
         "total=2 epochs",
         "schedule.warmup=0.25 epochs",
         "evaluation.every=1 epochs",
     )
+
     steps = convert_lengths(config, 160)
 
     assert steps.phases == (Phase(4, (4, 4), 8), Phase(10, (8, 6), 16))
+    assert steps.total == 4 + (320 - 32) // 16
+    assert steps.warmup == 4 + 8 // 16
+    assert steps.evaluate_every == 10
 
-    expected = (4 + (320 - 32) // 16, 4 + 8 // 16, 10)
-    assert (steps.total, steps.warmup, steps.evaluate_every) == expected
 
-    half = tiny.config("phases.a.until=0.5 fraction", "phases.a.global_batch=32", "total=8 epochs")
-    expected = (20, 20 + 40)
+def test_a_phase_that_ends_at_a_fraction_of_the_run():
+    config = tiny.config(
+        "phases.a.until=0.5 fraction",
+        "phases.a.global_batch=32",
+        "total=8 epochs",
+    )
 
-    assert (
-        convert_lengths(half, 160).phases[0].last_step,
-        convert_lengths(half, 160).total,
-    ) == expected
+    steps = convert_lengths(config, 160)
+
+    assert steps.phases[0].last_step == 20
+    assert steps.total == 20 + 40
+
+
+@pytest.fixture(scope="module")
+def two_phases():
+    return runs.build(*TWO)
+
+
+def test_images_of_each_phase(two_phases):
+    sizes = {}
+    for step in (1, 4, 5, 10, 11):
+        sizes[step] = two_phases.select_phase(step).architecture.image_size
+
+    assert sizes == {1: (4, 4), 4: (4, 4), 5: (8, 6), 10: (8, 6), 11: (8, 8)}
+    assert two_phases.images(0) == 0
+    assert two_phases.images(3) == 24
+    assert two_phases.images(4) == 32
+    assert two_phases.images(6) == 64
+    assert two_phases.images(20) == 32 + 16 * 16
+
+
+def test_flops_of_each_phase(two_phases):
+    whole = runs.build()
+    small = two_phases.select_phase(4).training_flops_per_image
+    wide = two_phases.select_phase(5).training_flops_per_image
+    large = two_phases.training_flops_per_image
+
+    assert small <= wide <= large
+    assert large == whole.training_flops_per_image
+    assert two_phases.training_flops(12) == 32 * small + 96 * wide + 32 * large
+    assert whole.training_flops(12) == 12 * 16 * large
+
+
+PLAIN_IMAGES = ("input.flip=False", "input.shift_pixels=0", "input.train_crop=none")
+
+
+def read_batches(run, source, start_step):
+    """Return the images and labels of all steps after one."""
+    with open_train_batches(run, source, start_step) as (placed, _):
+        return [(np.asarray(batch.image_BHWC), np.asarray(batch.label_B)) for batch in placed]
 
 
 def test_images_and_flops_of_each_phase():
@@ -144,28 +209,24 @@ def test_images_and_flops_of_each_phase():
 
 def test_batches_go_on_where_the_phase_before_ended():
     """The images of all steps are those of one run, and a start in any phase sees the same."""
-    run = runs.build(*TWO, "input.flip=False", "input.shift_pixels=0", "input.train_crop=none")
+    run = runs.build(*TWO, *PLAIN_IMAGES)
     source = tiny.source(40)
+    small = [(8, 4, 4, 3)] * 4
+    wide = [(16, 8, 6, 3)] * 6
+    large = [(16, 8, 8, 3)] * 10
 
-    def batches(start_step):
-        with open_train_batches(run, source, start_step) as (placed, _):
-            return [(np.asarray(batch.image_BHWC), np.asarray(batch.label_B)) for batch in placed]
+    batches = read_batches(run, source, 0)
+    plain = read_batches(runs.build(*PLAIN_IMAGES), source, 0)
+    labels = np.concatenate([label_B for _, label_B in batches])
+    plain_labels = np.concatenate([label_B for _, label_B in plain])
 
-    seen = batches(0)
-    assert [image.shape for image, _ in seen] == [(8, 4, 4, 3)] * 4 + [(16, 8, 6, 3)] * 6 + [
-        (16, 8, 8, 3)
-    ] * 10
-
-    plain = runs.build("input.flip=False", "input.shift_pixels=0", "input.train_crop=none")
-    with open_train_batches(plain, source, 0) as (placed, _):
-        expected = np.concatenate([np.asarray(batch.label_B) for batch in placed])
-
-    labels = np.concatenate([label for _, label in seen])
-    assert np.array_equal(labels, expected[: len(labels)])
-
+    assert [image.shape for image, _ in batches] == [*small, *wide, *large]
+    assert np.array_equal(labels, plain_labels[: len(labels)])
     for start in (3, 4, 7, 10, 15, 20):
-        for found, wanted in zip(batches(start), seen[start:], strict=True):
-            assert all(map(np.array_equal, found, wanted))
+        later = read_batches(run, source, start)
+        for found, expected in zip(later, batches[start:], strict=True):
+            assert np.array_equal(found[0], expected[0])
+            assert np.array_equal(found[1], expected[1])
 
 
 @pytest.mark.parametrize(
@@ -192,27 +253,29 @@ def test_phases_that_cannot_work(fields, field, rule):
 
 @pytest.mark.slow
 def test_one_phase_is_another_run():
-    """A step of an earlier phase is that of a run with its sizes, where no position depends on the size."""
-    rope = (
+    """A step of an earlier phase is that of a run with its sizes.
+
+    No position depends on the size here.
+    """
+    fields = (
         "model.position_embedding=none",
         "model.rope=centred",
         "model.pool=gap",
         "logging.every=1 steps",
     )
-    run = runs.build(*rope, "phases.a.until=5 steps", "phases.a.image_size=4")
-    alone = runs.build(*rope, "input.image_size=4")
+    run = runs.build(*fields, "phases.a.until=5 steps", "phases.a.image_size=4")
+    alone = runs.build(*fields, "input.image_size=4")
+    phase = run.select_phase(1)
     state = run.init_state()
-    expected = alone.init_state()
+    expected_state = alone.init_state()
 
     for batch in runs.batches(alone, 3):
         batch = jax.device_put(batch, run.batch_sharding)
-        state, metrics = run.select_phase(1).train_step(state, batch)
-        expected, wanted = alone.train_step(expected, batch)
+        state, metrics = phase.train_step(state, batch)
+        expected_state, expected_metrics = alone.train_step(expected_state, batch)
+        assert jax.device_get(metrics) == jax.device_get(expected_metrics)
 
-        assert {name: float(x) for name, x in metrics.items()} == {
-            name: float(x) for name, x in wanted.items()
-        }
-
-    found, wanted = (pytree.named_leaves(each.model) for each in (state, expected))
-    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
-    assert dataclasses.replace(run.select_phase(1).config, phases={}) == alone.config
+    model = pytree.named_leaves(state.model)
+    for name, expected in pytree.named_leaves(expected_state.model).items():
+        np.testing.assert_array_equal(model[name], expected, err_msg=name)
+    assert dataclasses.replace(phase.config, phases={}) == alone.config

@@ -33,8 +33,8 @@ FACTS = {
 FILES = {"train_files_sha256": "1" * 64, "test_files_sha256": "2" * 64}
 
 
-def restore(stored, given):
-    """The step of the state that a run with the facts `given` resumes from."""
+def restore(stored, facts):
+    """Return the step of the state that a run with these facts resumes from."""
     run = runs.build()
     metadata = {"architecture": dataclasses.asdict(run.architecture), **stored}
     items = {"progress": {"step": 5}, "model": None, "optimizer": None}
@@ -44,7 +44,7 @@ def restore(stored, given):
         restore=lambda step, items_: items,
     )
 
-    return start.restore(run, store, 5, given).step
+    return start.restore(run, store, 5, facts).step
 
 
 @pytest.mark.parametrize("stored", [FACTS, FACTS | FILES], ids=["before files were noted", "now"])
@@ -57,24 +57,30 @@ def test_positions_added_elsewhere_are_of_another_network():
 
     Checkpoints from before blocks could add positions do not say where.
     """
-    there = dataclasses.asdict(runs.build().architecture)
-    assert there.pop("position_layers") == "stem"
-    assert restore(FACTS | {"architecture": there}, FACTS) == 5
+    older = dataclasses.asdict(runs.build().architecture)
+    assert older.pop("position_layers") == "stem"
+    shared = older | {"position_layers": "shared"}
+
+    assert restore(FACTS | {"architecture": older}, FACTS) == 5
     with rejects("position_layers", "'shared'.*'stem'"):
-        restore(FACTS | {"architecture": there | {"position_layers": "shared"}}, FACTS)
+        restore(FACTS | {"architecture": shared}, FACTS)
 
 
 @pytest.mark.parametrize("name", FACTS | FILES)
 def test_other_data(name):
-    other = 7 if isinstance((FACTS | FILES)[name], int) else "other"
+    facts = FACTS | FILES
+    other = 7 if isinstance(facts[name], int) else "other"
+
     with rejects(f"{name}=", "config.init_from"):
-        restore(FACTS | FILES, FACTS | FILES | {name: other})
+        restore(facts, facts | {name: other})
 
 
 def test_the_data_of_a_run_in_phases():
     """At step 5, 16 images a step have seen as many as two steps of 8, two of 24 and one of 16."""
+    in_phases = {"phases": [(2, 8), (4, 24)], "global_batch": 16}
+
     assert restore(FACTS | {"phases": [[2, 8], [4, 24]]}, FACTS) == 5
-    assert restore(FACTS, FACTS | {"phases": [(2, 8), (4, 24)], "global_batch": 16}) == 5
+    assert restore(FACTS, FACTS | in_phases) == 5
     with rejects("phases=", "config.init_from"):
         restore(FACTS | {"phases": [[2, 8]]}, FACTS)
 
@@ -95,27 +101,36 @@ WSD = (
 )
 
 
-def continued(monkeypatch, *fields, trunk=(), stored=(2, 4, 6, 8, 10)):
-    """The steps of a trunk of 10 steps that a run with these fields may continue."""
-    config = dataclasses.asdict(tiny.config(*WSD, "total=10 steps", *trunk))
-    metadata = {"config": config, "num_examples": 160}
-    reader = types.SimpleNamespace(all_steps=lambda: list(stored), metadata=lambda step: metadata)
+def list_steps_to_continue(monkeypatch, *fields, trunk=()):
+    """Return the steps of a trunk of 10 steps that a run with these fields may continue."""
+    trunk_config = tiny.config(*WSD, "total=10 steps", *trunk)
+    metadata = {"config": dataclasses.asdict(trunk_config), "num_examples": 160}
+    reader = types.SimpleNamespace(
+        all_steps=lambda: [2, 4, 6, 8, 10],
+        metadata=lambda step: metadata,
+    )
     monkeypatch.setattr(start, "CheckpointReader", lambda folder: reader)
+
     config = tiny.config(*WSD, *fields)
+    run = types.SimpleNamespace(config=config, steps=convert_lengths(config, 160))
+    _, steps = start.steps_to_continue(run)
+    return steps
 
-    return start.steps_to_continue(
-        types.SimpleNamespace(config=config, steps=convert_lengths(config, 160))
-    )[1]
 
-
-def test_a_branch_continues_what_comes_before_both_cooldowns(monkeypatch):
-    assert continued(monkeypatch, "total=8 steps") == [2, 4]  # its own begins at 5
-    assert continued(monkeypatch, "total=20 steps") == [2, 4, 6]  # the trunk's begins at 7
-
-    expected = [2, 4, 6, 8, 10]
-    assert continued(monkeypatch, "total=20 steps", trunk=("schedule.decay=constant",)) == expected
-    assert continued(monkeypatch, "total=20 steps", "resume_step=4") == [4]
-    assert continued(monkeypatch, "total=20 steps", "schedule.decay=cosine") == [2, 4, 6, 8, 10]
+@pytest.mark.parametrize(
+    ("fields", "trunk", "steps"),
+    [
+        # The cooldown of the branch begins at 5.
+        (["total=8 steps"], [], [2, 4]),
+        # The cooldown of the trunk begins at 7.
+        (["total=20 steps"], [], [2, 4, 6]),
+        (["total=20 steps"], ["schedule.decay=constant"], [2, 4, 6, 8, 10]),
+        (["total=20 steps", "resume_step=4"], [], [4]),
+        (["total=20 steps", "schedule.decay=cosine"], [], [2, 4, 6, 8, 10]),
+    ],
+)
+def test_a_branch_continues_steps_before_both_cooldowns(monkeypatch, fields, trunk, steps):
+    assert list_steps_to_continue(monkeypatch, *fields, trunk=trunk) == steps
 
 
 @pytest.mark.parametrize(
@@ -138,7 +153,7 @@ def test_a_branch_continues_what_comes_before_both_cooldowns(monkeypatch):
 )
 def test_a_branch_whose_rate_would_jump_is_rejected(monkeypatch, fields, field, rule):
     with rejects(f"config.{field}", rule):
-        continued(monkeypatch, *fields)
+        list_steps_to_continue(monkeypatch, *fields)
 
 
 MLP = NETWORKS["mlp_head"]
@@ -159,13 +174,13 @@ def config(init_from, *, image_size=(16, 24), **model):
 
 
 def source(*class_names):
-    """One image of each."""
+    """Return one image of each class."""
     return tiny.source(len(class_names), class_names)
 
 
 @pytest.fixture
 def save(tmp_path):
-    """Returns a function that writes a network's weights and gives their path."""
+    """A function that writes a network's weights and returns their path."""
 
     def write(a, name="weights.safetensors", format_name="timm", **details):
         path = tmp_path / name
@@ -175,49 +190,60 @@ def save(tmp_path):
     return write
 
 
-def head_of(fitted):
-    return {
-        name: array for name, array in fitted.parameters.items() if name.startswith("head/linear/")
-    }
+def select_last_layer(fitted):
+    layer = {}
+    for name, array in fitted.parameters.items():
+        if name.startswith("head/linear/"):
+            layer[name] = array
+    return layer
 
 
 def test_weights_get_a_new_head(save):
+    """Even the same class names are no reason to keep the head."""
     path = save(VIT, class_names=("a", "b", "c"))
-    architecture, fitted, words = adapt(
-        config(path),
-        source("a", "b", "c"),
-    )  # the same names are no reason to keep it
 
-    assert (architecture.num_classes, architecture.image_size, architecture.head) == (
-        3,
-        (16, 24),
-        "linear",
-    )
-
+    architecture, fitted, words = adapt(config(path), source("a", "b", "c"))
     expected = fit(remove_head(weights_of(VIT)), architecture)
+    first_line, second_line, *_ = words.splitlines()
+
+    assert architecture.num_classes == 3
+    assert architecture.image_size == (16, 24)
+    assert architecture.head == "linear"
     for name, array in expected.parameters.items():
         assert fitted.parameters[name].tobytes() == array.tobytes(), name
+    for array in select_last_layer(fitted).values():
+        assert not array.any()
+    assert first_line.startswith(f"weights  {path} (")
+    assert second_line == f"         {expected.summary()}"
 
-    assert not any(array.any() for array in head_of(fitted).values())
-    assert words.splitlines()[0].startswith(f"weights  {path} (")
-    assert words.splitlines()[1] == f"         {expected.summary()}"
 
-
-def test_a_hidden_layer_stays_where_the_config_asks(save):
+@pytest.mark.parametrize(
+    ("head", "has_hidden", "expected"),
+    [
+        ("zero", False, "linear"),
+        ("zero_keep_hidden", True, "mlp"),
+    ],
+)
+def test_a_hidden_layer_stays_where_the_config_asks(save, head, has_hidden, expected):
     path = save(MLP, "workdir", "vit_jax")
-    for head, has_hidden in (("zero", False), ("zero_keep_hidden", True)):
-        architecture, fitted, _ = adapt(config(path, head=head), source("x", "y"))
-        assert ("head/hidden/kernel" in fitted.parameters) == has_hidden
-        assert fitted.parameters["head/linear/kernel"].shape == (16, 2)
-        assert not any(array.any() for array in head_of(fitted).values())
-        assert architecture.head == ("mlp" if has_hidden else "linear")
+
+    architecture, fitted, _ = adapt(config(path, head=head), source("x", "y"))
+
+    assert architecture.head == expected
+    assert ("head/hidden/kernel" in fitted.parameters) == has_hidden
+    assert fitted.parameters["head/linear/kernel"].shape == (16, 2)
+    for array in select_last_layer(fitted).values():
+        assert not array.any()
 
 
 @pytest.mark.parametrize("names", [("a", "b", "c"), None])
-def test_a_whole_head_stays_where_the_config_asks(save, names):
-    """Heads of the same classes, or of as many where nobody knows their names."""
-    _, fitted, _ = adapt(config(save(VIT, class_names=names), head="keep"), source("a", "b", "c"))
-    for name, array in head_of(fitted).items():
+def test_a_complete_head_stays_where_the_config_asks(save, names):
+    """The classes are the same, or as many where nobody knows their names."""
+    path = save(VIT, class_names=names)
+
+    _, fitted, _ = adapt(config(path, head="keep"), source("a", "b", "c"))
+
+    for name, array in select_last_layer(fitted).items():
         assert array.tobytes() == weights_of(VIT).parameters[name].tobytes()
 
 
@@ -232,45 +258,48 @@ def test_a_whole_head_stays_where_the_config_asks(save, names):
     ],
 )
 def test_a_head_of_other_classes_cannot_stay(save, names, here, rule):
+    path = save(VIT, class_names=names)
+
     with rejects("config.model.head='keep'", rule):
-        adapt(config(save(VIT, class_names=names), head="keep"), source(*here))
+        adapt(config(path, head="keep"), source(*here))
 
 
 def test_outputs_of_the_classes_of_the_data_are_selected(save):
     """By name, in the order of the data; one class of the data has no output."""
     path = save(VIT, "workdir", "vit_jax", class_names=("a", "b", "c"))
+    old_kernel = weights_of(VIT).parameters["head/linear/kernel"]
+    old_bias = weights_of(VIT).parameters["head/linear/bias"]
+
     architecture, fitted, _ = adapt(config(path, head="select"), source("c", "x", "a"))
-    before = weights_of(VIT).parameters
-    after = fitted.parameters
+    kernel = fitted.parameters["head/linear/kernel"]
+    bias = fitted.parameters["head/linear/bias"]
 
     assert architecture.num_classes == 3
-    np.testing.assert_array_equal(
-        after["head/linear/kernel"][:, [0, 2]],
-        before["head/linear/kernel"][:, [2, 0]],
-    )
-    np.testing.assert_array_equal(
-        after["head/linear/bias"][[0, 2]],
-        before["head/linear/bias"][[2, 0]],
-    )
-    assert not after["head/linear/kernel"][:, 1].any()
-    assert after["head/linear/bias"][1] == pytest.approx(before["head/linear/bias"][[0, 2]].mean())
+    np.testing.assert_array_equal(kernel[:, [0, 2]], old_kernel[:, [2, 0]])
+    np.testing.assert_array_equal(bias[[0, 2]], old_bias[[2, 0]])
+    assert not kernel[:, 1].any()
+    assert bias[1] == pytest.approx(old_bias[[0, 2]].mean())
 
 
 @pytest.mark.parametrize("names", [("a", "b", "c"), None])
 def test_no_class_of_the_data_has_an_output(save, names):
+    path = save(VIT, class_names=names)
+
     with rejects("config.model.head='select'", "2 were not found.*head_stddev"):
-        adapt(config(save(VIT, class_names=names), head="select"), source("x", "y"))
+        adapt(config(path, head="select"), source("x", "y"))
 
 
 def test_a_new_last_layer_has_the_deviation_of_the_config(save):
     path = save(VIT, class_names=("a", "b", "c"))
-    labels = tuple(map(str, range(400)))
-    drawn = [adapt(config(path, head_stddev=2e-5), source(*labels))[1] for _ in range(2)]
-    kernels = [fitted.parameters["head/linear/kernel"] for fitted in drawn]
+    labels = [str(label) for label in range(400)]
 
-    np.testing.assert_array_equal(*kernels)
-    assert kernels[0].std() == pytest.approx(2e-5, rel=0.05)
-    assert not drawn[0].parameters["head/linear/bias"].any()
+    _, first, _ = adapt(config(path, head_stddev=2e-5), source(*labels))
+    _, second, _ = adapt(config(path, head_stddev=2e-5), source(*labels))
+    kernel = first.parameters["head/linear/kernel"]
+
+    np.testing.assert_array_equal(kernel, second.parameters["head/linear/kernel"])
+    assert kernel.std() == pytest.approx(2e-5, rel=0.05)
+    assert not first.parameters["head/linear/bias"].any()
 
 
 def test_no_weights():
@@ -279,42 +308,37 @@ def test_no_weights():
 
 
 def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
-    """On eight devices that share them out."""
+    """Eight devices share the parameters."""
     path = save(RESNET, "workdir", "vit_jax")
-    chosen = config(path, image_size=RESNET.image_size)
-    chosen = dataclasses.replace(
-        chosen,
-        sharding=dataclasses.replace(chosen.sharding, parameters="fsdp"),
-    )
-    architecture, fitted, _ = adapt(chosen, source(*"abcdefghij"))
-    run = assemble(chosen, architecture, num_examples=160, devices=jax.devices())
+    sharded = config(path, image_size=RESNET.image_size)
+    sharding = dataclasses.replace(sharded.sharding, parameters="fsdp")
+    sharded = dataclasses.replace(sharded, sharding=sharding)
+    architecture, fitted, _ = adapt(sharded, source(*"abcdefghij"))
+    run = assemble(sharded, architecture, num_examples=160, devices=jax.devices())
+
     state = state_of_parameters(run, fitted.parameters, str(path))
+    sums = run.evaluation_step(state, runs.first_batch(run))
     leaves = pytree.named_leaves(state.model)
-
-    assert leaves.keys() == fitted.parameters.keys()
-
-    for leaf, array in fitted.parameters.items():
-        assert np.asarray(leaves[leaf]).tobytes() == array.tobytes(), leaf
-        assert leaves[leaf].sharding == pytree.named_leaves(run.abstract_state.model)[leaf].sharding
+    abstract = pytree.named_leaves(run.abstract_state.model)
 
     assert int(state.step) == 0
-
-    sums = run.evaluation_step(state, runs.first_batch(run))
     assert float(sums["loss"]) / 16 == pytest.approx(math.log(10), abs=1e-6)
+    assert leaves.keys() == fitted.parameters.keys()
+    for leaf, array in fitted.parameters.items():
+        assert np.asarray(leaves[leaf]).tobytes() == array.tobytes(), leaf
+        assert leaves[leaf].sharding == abstract[leaf].sharding
 
 
 def test_parameters_of_another_network_are_all_named():
     run = runs.build()
-    named = dict(pytree.named_leaves(run.abstract_state.model))
-    given = {
-        name: np.zeros(leaf.shape, np.float32)
-        for name, leaf in named.items()
-        if name != "encoder/norm/bias"
-    }
-    given["head/linear/bias"] = np.zeros(3, np.float32)
+    parameters = {}
+    for name, leaf in pytree.named_leaves(run.abstract_state.model).items():
+        parameters[name] = np.zeros(leaf.shape, np.float32)
+    del parameters["encoder/norm/bias"]
+    parameters["head/linear/bias"] = np.zeros(3, np.float32)
 
     with rejects("here", "ViT-mu/2") as error:
-        state_of_parameters(run, given, "here")
+        state_of_parameters(run, parameters, "here")
 
     assert "missing: encoder/norm/bias (16,)" in str(error.value)
     assert "shape: head/linear/bias is (3,), the model has (10,)" in str(error.value)

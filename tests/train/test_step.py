@@ -1,3 +1,5 @@
+"""The training step: accumulation, masks, weights, metrics, averages and frozen parameters."""
+
 import dataclasses
 import math
 
@@ -15,23 +17,27 @@ from vit_jax.train.step import accumulate_gradients, divide_by_weight, split_bat
 
 def assert_trees_close(a, b, atol):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(
-            np.asarray(x, np.float64),
-            np.asarray(y, np.float64),
-            rtol=0,
-            atol=atol,
-        )
+        actual = np.asarray(x, np.float64)
+        expected = np.asarray(y, np.float64)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.newest
 @pytest.mark.parametrize("masked", [(), (0, 5, 6)])
 def test_accumulation_equals_the_large_batch_of_one_device(masked):
-    """Also where examples are masked unevenly over the micro-batches, with mixup, and spread over devices."""
+    """Masked examples are spread unevenly over the micro-batches, with mixup, over devices."""
     accumulated = runs.build("optimizer.accumulation_steps=4", devices=2)
-    one, four = (runs.train(run, 4, masked=masked) for run in (runs.build(), accumulated))
 
-    np.testing.assert_allclose(runs.losses(four[1]), runs.losses(one[1]), rtol=1e-5)
-    assert_trees_close(four[0].model, one[0].model, atol=1e-5)
+    state, curve = runs.train(runs.build(), 4, masked=masked)
+    accumulated_state, accumulated_curve = runs.train(accumulated, 4, masked=masked)
+
+    np.testing.assert_allclose(runs.losses(accumulated_curve), runs.losses(curve), rtol=1e-5)
+    assert_trees_close(accumulated_state.model, state.model, atol=1e-5)
+
+
+def take_step(run, batch):
+    """Return the state and the metrics after one step from the start."""
+    return run.train_step(run.init_state(), jax.device_put(batch, run.batch_sharding))
 
 
 @pytest.mark.slow
@@ -43,15 +49,13 @@ def test_masked_examples_do_not_change_the_step():
     label = batch.label_B.copy()
     image[[3, 4]] = 255 - image[[3, 4]]
     label[[3, 4]] = (label[[3, 4]] + 1) % 10
-    (state_a, metrics_a), (state_b, metrics_b) = (
-        run.train_step(run.init_state(), jax.device_put(b, run.batch_sharding))
-        for b in (batch, dataclasses.replace(batch, image_BHWC=image, label_B=label))
-    )
+    changed = dataclasses.replace(batch, image_BHWC=image, label_B=label)
 
-    assert float(metrics_a["train_loss"]) == float(metrics_b["train_loss"])
+    state, metrics = take_step(run, batch)
+    changed_state, changed_metrics = take_step(run, changed)
 
-    for x, y in zip(jax.tree.leaves(state_a), jax.tree.leaves(state_b), strict=True):
-        np.testing.assert_array_equal(x, y)
+    assert float(metrics["train_loss"]) == float(changed_metrics["train_loss"])
+    jax.tree.map(np.testing.assert_array_equal, state, changed_state)
 
 
 @pytest.mark.slow
@@ -66,49 +70,58 @@ def test_a_batch_without_readable_images_does_no_harm():
 
 @pytest.mark.slow
 def test_class_weights_count_in_proportion():
-    """Two of one class to one of the others: as if its images were there twice."""
+    """With weights of two to one the images of a class count as if they were there twice."""
     weights = ",".join(["4"] + ["2"] * 9)
     run = runs.build(f"objective.class_weights={weights}", "input.mixup_alpha=0.0")
     plain = runs.build("input.mixup_alpha=0.0")
     (batch,) = runs.batches(plain, 1)
     model = plain.init_state().evaluated_model()
-    loss_B = optax.softmax_cross_entropy_with_integer_labels(
-        np.asarray(model(normalise(batch.image_BHWC, jnp.float32)).logits_BK),
-        batch.label_B,
-    )
-    expected = np.average(loss_B, weights=np.where(batch.label_B == 0, 2, 1))
+    logits = np.asarray(model(normalise(batch.image_BHWC, jnp.float32)).logits_BK)
+    loss_B = optax.softmax_cross_entropy_with_integer_labels(logits, batch.label_B)
+    weight_B = np.where(batch.label_B == 0, 2, 1)
+    expected = np.average(loss_B, weights=weight_B)
+
+    _, metrics = take_step(run, batch)
 
     assert 0 in batch.label_B
-
-    _, metrics = run.train_step(run.init_state(), jax.device_put(batch, run.batch_sharding))
     assert float(metrics["train_loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+SIGMOID = ("model.head_bias_init=-10.0", "objective.loss=sigmoid")
 
 
 @pytest.mark.parametrize(
     ("options", "expected", "tolerance"),
     [
         ((), math.log(10), 1e-6),
-        (
-            ("model.head_bias_init=-10.0", "objective.loss=sigmoid"),
-            10.0000454 + 9 * 4.5399e-5,
-            1e-4,
-        ),
+        (SIGMOID, 10.0000454 + 9 * 4.5399e-5, 1e-4),
     ],
 )
 def test_initial_loss(options, expected, tolerance):
-    _, curve = runs.train(runs.build("input.mixup_alpha=0.0", *options), 1)
+    run = runs.build("input.mixup_alpha=0.0", *options)
+
+    _, curve = runs.train(run, 1)
+
     assert curve[0]["train_loss"] == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.slow
 def test_a_step_is_a_function_of_seed_and_step():
     options = ("model.dropout_fraction=0.2", "model.stochastic_depth_fraction=0.2")
-    first, again, other = (
-        runs.losses(runs.train(runs.build(*options, *seed), 4)[1]) for seed in ((), (), ("seed=1",))
-    )
 
-    assert first == again
-    assert first != other
+    def compute_losses(*seed):
+        _, curve = runs.train(runs.build(*options, *seed), 4)
+        return runs.losses(curve)
+
+    first = compute_losses()
+
+    assert first == compute_losses()
+    assert first != compute_losses("seed=1")
+
+
+def compute_norm(tree):
+    squares = [float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(tree)]
+    return math.sqrt(sum(squares))
 
 
 SHORT = ("input.mixup_alpha=0.0", "total=7 steps")
@@ -116,70 +129,73 @@ SHORT = ("input.mixup_alpha=0.0", "total=7 steps")
 
 def test_metrics_norms_and_learning_rate():
     run = runs.build(*SHORT, "logging.every=1 steps")
-    before = jax.device_get(run.init_state().model)
-    _, curve = runs.train(run, 1)
-    norm = math.sqrt(
-        sum(float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(before))
-    )
-
-    assert curve[0]["parameter_norm"] == pytest.approx(norm, rel=1e-5), "step 0 has learning rate 0"
-    assert curve[0]["learning_rate"] == curve[0]["update_norm"] == 0.0
+    norm = compute_norm(jax.device_get(run.init_state().model))
 
     _, curve = runs.train(run, 7)
+
+    assert curve[0]["parameter_norm"] == pytest.approx(norm, rel=1e-5), "step 0 has learning rate 0"
+    assert curve[0]["learning_rate"] == 0.0
+    assert curve[0]["update_norm"] == 0.0
     assert curve[5]["learning_rate"] == pytest.approx(run.config.schedule.learning_rate, rel=1e-6)
     assert curve[5]["update_norm"] > 0
 
 
 def test_the_norm_of_the_update_is_computed_where_it_is_logged():
-    """After every third step and the last. Logged values do not depend on the interval."""
-    (_, every), (_, third) = (
-        runs.train(runs.build(*SHORT, f"logging.every={n} steps"), 7) for n in (1, 3)
-    )
+    """It is logged after every third step and the last. Logged values ignore the interval."""
+    _, every = runs.train(runs.build(*SHORT, "logging.every=1 steps"), 7)
+    _, third = runs.train(runs.build(*SHORT, "logging.every=3 steps"), 7)
+    steps_with_norm = []
 
-    assert [
-        step for step, metrics in enumerate(third, 1) if math.isfinite(metrics["update_norm"])
-    ] == [3, 6, 7]
-
-    for expected, metrics in zip(every, third, strict=True):
+    for step, (expected, metrics) in enumerate(zip(every, third, strict=True), start=1):
         logged = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        if "update_norm" in logged:
+            steps_with_norm.append(step)
         assert set(expected) - set(logged) <= {"update_norm"}
         assert logged == pytest.approx({name: expected[name] for name in logged}, rel=1e-6)
 
+    assert steps_with_norm == [3, 6, 7]
+
 
 @pytest.mark.slow
-def test_polyak_average_is_what_is_evaluated():
+def test_the_polyak_average_is_evaluated():
     run = runs.build("polyak.factor=0.5", "polyak.bias_correction=False")
     state = run.init_state()
-    models = []
-
+    models = [jax.device_get(state.model)]
     for batch in runs.batches(run, 3):
         state, _ = run.train_step(state, jax.device_put(batch, run.batch_sharding))
         models.append(jax.device_get(state.model))
 
-    initial = jax.device_get(run.init_state().model)
-    expected = jax.tree.map(
-        lambda a, b, c, d: 0.125 * a + 0.125 * b + 0.25 * c + 0.5 * d,
-        initial,
-        *models,
-    )
+    def average(first, second, third, fourth):
+        return 0.125 * first + 0.125 * second + 0.25 * third + 0.5 * fourth
 
-    assert_trees_close(state.evaluated_model(), expected, atol=1e-6)
-
+    expected = jax.tree.map(average, *models)
     batch = runs.first_batch(run)
     sums = run.evaluation_step(state, batch)
     logits = expected((jnp.float32(batch.image_BHWC) - 127.5) / 127.5).logits_BK
+    num_correct = (logits.argmax(-1) == batch.label_B).sum()
 
-    assert float(sums["correct"]) == float((logits.argmax(-1) == batch.label_B).sum())
+    assert_trees_close(state.evaluated_model(), expected, atol=1e-6)
+    assert float(sums["correct"]) == float(num_correct)
 
 
 @pytest.mark.newest
 def test_bfloat16_compute_keeps_float32_parameters():
     state, curve = runs.train(runs.build("model.compute_dtype=bfloat16"), 3)
-    assert {leaf.dtype for leaf in jax.tree.leaves(state.model)} == {jnp.dtype("float32")}
-
     _, exact = runs.train(runs.build(), 3)
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(state.model)}
+
+    assert dtypes == {jnp.dtype("float32")}
     np.testing.assert_allclose(runs.losses(curve), runs.losses(exact), rtol=2e-2)
     assert runs.losses(curve) != runs.losses(exact)
+
+
+def fill_model(abstract_model):
+    """Return random parameters everywhere.
+
+    A head that starts at zero hands no gradient to the backbone.
+    """
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: jnp.float32(0.2 * rng.normal(size=x.shape)), abstract_model)
 
 
 FROZEN = ("optimizer.trained=head", "input.mixup_alpha=0.0", "model.head=mlp", "model.depth=1")
@@ -187,63 +203,54 @@ FROZEN = ("optimizer.trained=head", "input.mixup_alpha=0.0", "model.head=mlp", "
 
 @pytest.mark.slow
 def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_to_the_bit():
-    """Also where the weights bring their own dropout; under weight decay, and in the Polyak average too."""
-    decayed = runs.config(*FROZEN, "polyak.factor=0.9", "optimizer.weight_decay=0.3")
+    """The weights bring a dropout; there is weight decay, and a Polyak average."""
+    config = runs.config(*FROZEN, "polyak.factor=0.9", "optimizer.weight_decay=0.3")
     run = runs.assemble_config(
-        decayed,
+        config,
         devices=2,
         dropout_fraction=0.5,
         stochastic_depth_fraction=0.5,
     )
-    first, *others = (jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 3))
-    rng = np.random.default_rng(
-        0
-    )  # also in the head, which else starts at zero and hands no gradient to the backbone
-    state = run.state_of(
-        jax.tree.map(
-            lambda x: jnp.float32(0.2 * rng.normal(size=x.shape)),
-            run.abstract_state.model,
-        )
-    )
+    batches = [jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 3)]
+    state = run.state_of(fill_model(run.abstract_state.model))
     before = pytree.named_leaves(jax.device_get(state.model))
 
-    def mean_loss(model):
-        log_probability_BK = jax.nn.log_softmax(
-            model(normalise(first.image_BHWC, "float32")).logits_BK
-        )
-        return -jnp.take_along_axis(log_probability_BK, first.label_B[:, None], 1).mean()
+    @jax.jit
+    @jax.value_and_grad
+    def compute_loss(model):
+        """Return the loss without dropout, with gradients of all parameters."""
+        logits_BK = model(normalise(batches[0].image_BHWC, "float32")).logits_BK
+        log_probability_BK = jax.nn.log_softmax(logits_BK)
+        return -jnp.take_along_axis(log_probability_BK, batches[0].label_B[:, None], 1).mean()
 
-    loss, gradients = jax.jit(jax.value_and_grad(mean_loss))(
-        state.model
-    )  # without dropout, of all parameters
-    head = optax.tree.norm(gradients.head)
+    loss, gradients = compute_loss(state.model)
+    norm_of_head = optax.tree.norm(gradients.head)
+    # A gradient of the backbone would show.
+    assert optax.tree.norm(gradients) > 1.005 * norm_of_head
 
-    assert optax.tree.norm(gradients) > 1.005 * head  # a gradient of the backbone would show
-
-    state, metrics = run.train_step(state, first)
+    state, metrics = run.train_step(state, batches[0])
     assert float(metrics["train_loss"]) == pytest.approx(float(loss), rel=1e-5)
-    assert float(metrics["gradient_norm"]) == pytest.approx(float(head), rel=1e-4)
+    assert float(metrics["gradient_norm"]) == pytest.approx(float(norm_of_head), rel=1e-4)
 
-    for batch in others:
+    for batch in batches[1:]:
         state, _ = run.train_step(state, batch)
-
     for model in (state.model, state.polyak):
         for name, leaf in pytree.named_leaves(jax.device_get(model)).items():
-            assert (leaf.tobytes() == before[name].tobytes()) == (not name.startswith("head/")), (
-                name
-            )
+            is_same = leaf.tobytes() == before[name].tobytes()
+            assert is_same == (not name.startswith("head/")), name
 
 
 @pytest.mark.newest
 def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives():
     run = runs.build("model.dropout_fraction=0.1", devices=2)
     batch = runs.first_batch(run)
+    leaves = pytree.named_leaves(run.init_state())
+
     expected, metrics = run.train_step(run.init_state(), batch)
-    leaves, same_metrics = run.compile_train_step()(pytree.named_leaves(run.init_state()), batch)
-    state = run.state_from(leaves)
+    new_leaves, same_metrics = run.compile_train_step()(leaves, batch)
+    state = run.state_from(new_leaves)
 
     assert jax.tree.structure(state) == jax.tree.structure(expected)
-
     jax.tree.map(np.testing.assert_array_equal, (state, same_metrics), (expected, metrics))
 
 
@@ -262,6 +269,9 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
     label = rng.normal(size=8).astype(np.float32)
     mask = np.array([1, 0, 1, 1, 0, 1, 1, 1], np.float32)
     kernel = rng.normal(size=3).astype(np.float32)
+    errors = (images @ kernel - label) * mask
+    gradient = 2 * errors @ images
+
     sums, gradients = accumulate_gradients(
         squared_error,
         {"kernel": jnp.asarray(kernel)},
@@ -270,14 +280,12 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
         jax.random.key(0),
         num_micro_batches,
     )
-    errors = (images @ kernel - label) * mask
+    _, means = divide_by_weight(sums, gradients)
 
     assert float(sums["weight"]) == 6
     np.testing.assert_allclose(sums["loss"], np.square(errors).sum(), rtol=1e-5)
-    np.testing.assert_allclose(gradients["kernel"], 2 * errors @ images, rtol=1e-4)
-
-    _, means = divide_by_weight(sums, gradients)
-    np.testing.assert_allclose(means["kernel"], 2 * errors @ images / 6, rtol=1e-4)
+    np.testing.assert_allclose(gradients["kernel"], gradient, rtol=1e-4)
+    np.testing.assert_allclose(means["kernel"], gradient / 6, rtol=1e-4)
 
 
 def test_a_micro_batch_has_every_nth_example():
