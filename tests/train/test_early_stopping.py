@@ -1,4 +1,4 @@
-"""Runs that end when evaluations stop improving, or when asked to end, and resume as if nothing had happened."""
+"""Runs that end early, by their evaluations or on request, and resume without a difference."""
 
 import dataclasses
 import math
@@ -28,15 +28,13 @@ OPTIONS = [
     "checkpoint.every=3 steps",
     "checkpoint.keep_latest=1",
     "checkpoint.best_metric=val_accuracy",
-]
-OPTIONS += [
-    f"evaluation.evaluators.val.kind={__name__}:Told",
+    f"evaluation.evaluators.val.kind={__name__}:TableEvaluator",
     "evaluation.evaluators.val.every=1 step",
 ]
 
 
-class Told:
-    """An evaluator that finds what the table says of a step, once it has seen the only batch of its split."""
+class TableEvaluator:
+    """An evaluator that reads its metric from a table, after the only batch of its split."""
 
     def __init__(self, split, run):
         self._split = split
@@ -45,6 +43,16 @@ class Told:
         with self._split.open_batches() as batches:
             assert len(list(batches)) == 1
         yield "accuracy", VALUES[int(state.step)]
+
+
+SAME_RESULTS = (
+    "steps",
+    "best_step",
+    "stopped_early",
+    "parameters_sha256",
+    "test_loss",
+    "train_loss",
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,63 +72,66 @@ def stopped(config, tmp_path_factory):
 
 
 def assert_same_end(summary, workdir, stopped):
-    for name in (
-        "steps",
-        "best_step",
-        "stopped_early",
-        "parameters_sha256",
-        "test_loss",
-        "train_loss",
-    ):
-        assert summary[name] == stopped[0][name], name
-
-    assert commands.curve(workdir) == commands.curve(stopped[1])
+    expected, expected_workdir = stopped
+    for name in SAME_RESULTS:
+        assert summary[name] == expected[name], name
+    assert commands.curve(workdir) == commands.curve(expected_workdir)
     assert commands.checkpoint_steps(workdir) == [2, 4]
 
 
-@pytest.mark.slow
-def test_it_ends_and_other_verbs_take_the_best(stopped, config):
-    summary, workdir = stopped
-    expected = [4, 2, True, 0.5]
+def read_digest(workdir):
+    return parameters_sha256(load_weights(str(workdir)).parameters)
 
-    assert [
-        summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")
-    ] == expected
+
+@pytest.mark.slow
+def test_a_run_ends_early_and_other_verbs_take_the_best(stopped, config):
+    summary, workdir = stopped
+
+    assert summary["steps"] == 4
+    assert summary["best_step"] == 2
+    assert summary["stopped_early"] is True
+    assert summary["val_accuracy"] == 0.5
     assert summary["images"] == 4 * config.global_batch
     assert commands.checkpoint_steps(workdir) == [2, 4]
-    assert parameters_sha256(load_weights(str(workdir)).parameters) == summary["parameters_sha256"]
+    assert read_digest(workdir) == summary["parameters_sha256"]
 
 
 @pytest.mark.slow
-def test_it_has_ended_until_it_may_be_more_patient(stopped, config, tmp_path, capsys):
+def test_a_stopped_run_goes_on_with_more_patience(stopped, config, tmp_path, capsys):
     workdir = tmp_path / "copy"
     shutil.copytree(stopped[1], workdir)
+    more_patience = dataclasses.replace(config, stop_early=StopEarlyConfig(patience=3))
 
     assert_same_end(pretrain(config, str(workdir)), workdir, stopped)
-
     out = capsys.readouterr().out
     assert "stopped early: val_accuracy has not improved for 2 evaluations, since step 2\n" in out
     assert ", at step 2, the best that is kept" in out
 
-    more = dataclasses.replace(config, stop_early=StopEarlyConfig(patience=3))
-    summary = pretrain(more, str(workdir))
-
-    assert [summary[name] for name in ("steps", "best_step", "stopped_early")] == [6, 5, False]
+    summary = pretrain(more_patience, str(workdir))
+    assert summary["steps"] == 6
+    assert summary["best_step"] == 5
+    assert summary["stopped_early"] is False
 
 
 @pytest.mark.slow
-def test_interrupted_in_evaluations_it_decides_the_same(stopped, config, tmp_path, monkeypatch):
-    """In that of the best step, and in the last; a question follows each step and each batch of an evaluation."""
-    for question, step in ((4, 2), (5, 4)):
-        runs.interrupt(lambda: pretrain(config, str(tmp_path)), question, step, monkeypatch)
+def test_a_run_that_is_interrupted_in_evaluations_decides_the_same(
+    stopped, config, tmp_path, monkeypatch
+):
+    """It is interrupted in the evaluation of the best step, and in the last one.
+
+    A request to end is looked for after each step and each batch of an evaluation.
+    """
+    for request, step in ((4, 2), (5, 4)):
+        runs.interrupt(lambda: pretrain(config, str(tmp_path)), request, step, monkeypatch)
 
     summary = pretrain(config, str(tmp_path))
+
     assert_same_end(summary, tmp_path, stopped)
-    assert parameters_sha256(load_weights(str(tmp_path)).parameters) == summary["parameters_sha256"]
+    assert read_digest(tmp_path) == summary["parameters_sha256"]
 
 
 @pytest.mark.slow
-def test_killed_before_its_end_was_on_disk_it_decides_the_same(stopped, config, tmp_path):
+def test_a_run_that_is_killed_before_its_end_is_on_disk_decides_the_same(stopped, config, tmp_path):
     workdir = tmp_path / "copy"
     shutil.copytree(stopped[1], workdir)
     shutil.rmtree(workdir / "checkpoints" / "4")
@@ -129,12 +140,23 @@ def test_killed_before_its_end_was_on_disk_it_decides_the_same(stopped, config, 
     assert_same_end(pretrain(config, str(workdir)), workdir, stopped)
 
 
-def noted(values, metric="test_loss", mode="auto", **fields):
-    """Early stopping after evaluations of these values, by step, carried through the metadata of checkpoints."""
+def build_config(metric, mode="auto", **stop_early):
+    """Return a config that judges checkpoints by a metric and stops early."""
     config = runs.config()
-    keeping = dataclasses.replace(config.checkpoint, best_metric=metric, best_mode=mode)
-    config = dataclasses.replace(config, checkpoint=keeping)
-    config = dataclasses.replace(config, stop_early=StopEarlyConfig(**fields))
+    checkpoint = dataclasses.replace(config.checkpoint, best_metric=metric, best_mode=mode)
+    return dataclasses.replace(
+        config,
+        checkpoint=checkpoint,
+        stop_early=StopEarlyConfig(**stop_early),
+    )
+
+
+def note_values(values, metric="test_loss", mode="auto", **stop_early):
+    """Return early stopping after evaluations of these values, one a step.
+
+    It is carried through the metadata of checkpoints.
+    """
+    config = build_config(metric, mode, **stop_early)
     metadata = {}
 
     for step, value in enumerate(values, 1):
@@ -151,78 +173,87 @@ def noted(values, metric="test_loss", mode="auto", **fields):
         ([3, 2, 1], {"patience": 1}, False, 3),
         ([3, 2, 2.5], {"patience": 1}, True, 2),
         ([3, 2, 2.5, 1.9, 2.5], {"patience": 2}, False, 4),
-        ([3, 2, 2], {"patience": 1}, True, 3),  # no improvement; of equal ones the later is kept
+        # No improvement; of equal ones the later is kept.
+        ([3, 2, 2], {"patience": 1}, True, 3),
         ([3, 2.6], {"patience": 1, "min_delta": 0.5}, True, 2),
-        (
-            [3, 2.6, 2.2],
-            {"patience": 2, "min_delta": 0.5},
-            False,
-            3,
-        ),  # little by little it improves
+        # Small improvements add up.
+        ([3, 2.6, 2.2], {"patience": 2, "min_delta": 0.5}, False, 3),
         ([math.nan, 2, math.nan, math.inf], {"patience": 2}, True, 2),
         ([3, 4, 5], {}, False, None),
     ],
 )
 def test_decisions_on_a_loss(values, fields, stops, best):
-    stopping = noted(values, **fields)
+    stopping = note_values(values, **fields)
+
     assert bool(stopping.reason_to_stop()) is stops
     assert stopping.best_of([1, 2, 3, 4]) == best
     assert bool(stopping.metadata()) is bool(fields)
 
 
-def test_of_accuracies_more_is_better_and_of_another_metric_nothing_is_known():
-    stopping = noted([0.1, 0.2, 0.15], "test_accuracy", patience=1)
+def test_of_accuracies_more_is_better():
+    stopping = note_values([0.1, 0.2, 0.15], "test_accuracy", patience=1)
+
     assert stopping.reason_to_stop()
     assert stopping.best_of([1, 3]) == 3
 
-    other = dataclasses.replace(runs.config(), stop_early=StopEarlyConfig(patience=1))
-    other = dataclasses.replace(
-        other,
-        checkpoint=dataclasses.replace(other.checkpoint, best_metric="test_loss"),
-    )
 
-    assert not EarlyStopping(other, stopping.metadata()).reason_to_stop()
+def test_of_another_metric_nothing_is_known():
+    metadata = note_values([0.1, 0.2, 0.15], "test_accuracy", patience=1).metadata()
+
+    stopping = EarlyStopping(build_config("test_loss", patience=1), metadata)
+
+    assert not stopping.reason_to_stop()
 
 
 @pytest.mark.parametrize(("metric", "mode"), [("c_calibration_error", "auto"), ("c_ece", "min")])
 def test_of_errors_less_is_better(metric, mode):
-    assert noted([0.3, 0.1, 0.2], metric, mode, patience=1).best_of([1, 2, 3]) == 2
+    stopping = note_values([0.3, 0.1, 0.2], metric, mode, patience=1)
+
+    assert stopping.best_of([1, 2, 3]) == 2
 
 
 @pytest.fixture(scope="module")
 def interrupted_config(tiny_run):
-    checkpoint = dataclasses.replace(
-        tiny_run.config.checkpoint,
-        every="4 steps",
-    )  # none at the first stop
+    """The config of a run without a checkpoint at its first stop."""
+    checkpoint = dataclasses.replace(tiny_run.config.checkpoint, every="4 steps")
     return dataclasses.replace(tiny_run.config, checkpoint=checkpoint)
 
 
+# A request to end is looked for after each step and each batch of an evaluation.
 @pytest.mark.parametrize(
-    ("question", "step", "owes"),  # one question follows each step and each batch of an evaluation
-    [(2, 2, False), (9, 6, True), (11, 6, True)],
+    ("request_number", "step", "owes"),
+    [
+        (2, 2, False),
+        (9, 6, True),
+        (11, 6, True),
+    ],
     ids=["a plain step", "the last step", "the last evaluation"],
 )
-def test_goes_on_from_where_it_was_asked(
-    question, step, owes, interrupted_config, tiny_run, tmp_path, monkeypatch
+def test_an_interrupted_run_goes_on_from_its_last_step(
+    request_number, step, owes, interrupted_config, tiny_run, tmp_path, monkeypatch
 ):
-    runs.interrupt(lambda: pretrain(interrupted_config, str(tmp_path)), question, step, monkeypatch)
+    def train():
+        return pretrain(interrupted_config, str(tmp_path))
+
+    runs.interrupt(train, request_number, step, monkeypatch)
     reader = CheckpointReader(tmp_path)
 
     assert max(reader.all_steps()) == step
     assert reader.metadata(step)["owes_evaluation"] is owes
-    runs.assert_same_end(pretrain(interrupted_config, str(tmp_path)), tiny_run.summary)
+    runs.assert_same_end(train(), tiny_run.summary)
     assert commands.curve(tmp_path) == commands.curve(tiny_run.workdir)
 
 
-def test_an_evaluation_that_is_owed_may_be_broken_off_again(
+def test_an_owed_evaluation_may_be_interrupted_again(
     interrupted_config, tiny_run, tmp_path, monkeypatch
 ):
-    for question, message in ((5, "stopped after step 3 of 6"), (2, "stopped while evaluating")):
-        runs.ask_to_end_at(question, monkeypatch)
+    for request, message in ((5, "stopped after step 3 of 6"), (2, "stopped while evaluating")):
+        runs.ask_to_end_at(request, monkeypatch)
         with pytest.raises(Interrupted, match=message):
             pretrain(interrupted_config, str(tmp_path))
 
     runs.ask_to_end_at(None, monkeypatch)
-    runs.assert_same_end(pretrain(interrupted_config, str(tmp_path)), tiny_run.summary)
+    summary = pretrain(interrupted_config, str(tmp_path))
+
+    runs.assert_same_end(summary, tiny_run.summary)
     assert commands.curve(tmp_path) == commands.curve(tiny_run.workdir)

@@ -1,4 +1,4 @@
-"""Several evaluations in one run: each with its split, prefix and cadence, resumed as if nothing had happened."""
+"""Several evaluations in one run: each with its split, prefix and cadence, also after a resume."""
 
 import dataclasses
 from typing import get_args
@@ -35,9 +35,9 @@ LENGTHS = [
     "schedule.warmup=1 step",
     "logging.every=1 step",
     "checkpoint.every=3 steps",
-]
-LENGTHS += [
-    f"optimizer.{field}" for field in ("name=sgd", "first_moment_dtype=bfloat16", "trained=head")
+    "optimizer.name=sgd",
+    "optimizer.first_moment_dtype=bfloat16",
+    "optimizer.trained=head",
 ]
 EVALUATORS = [
     "evaluation.every=3 steps",
@@ -56,7 +56,7 @@ EVALUATORS = [
 
 
 class Pixels:
-    """The mean pixel of the images that count, and the steps done."""
+    """The mean pixel of the images in the mask, and the number of steps."""
 
     def __init__(self, split, run, factor):
         self._split = split
@@ -71,11 +71,14 @@ class Pixels:
             for batch in batches:
                 mask = np.asarray(batch.mask_B)
                 image = np.asarray(batch.image_BHWC, np.float64)
-                total = total + (image.mean((1, 2, 3)) * mask).sum()
-                count = count + mask.sum()
+                total += (image.mean((1, 2, 3)) * mask).sum()
+                count += mask.sum()
 
         yield "pixel", self._factor * total / count
         yield "at_step", int(state.step)
+
+
+FEW = source(20, seed=4)
 
 
 class NoRun:
@@ -84,16 +87,19 @@ class NoRun:
 
 
 OTHERS = {
-    name: source(count, seed=seed)
-    for name, count, seed in (("v2", 24, 2), ("mine", 20, 3), ("few", 20, 4))
+    "v2": source(24, seed=2),
+    "mine": source(20, seed=3),
+    "few": FEW,
+    "near": FEW,
 }
-OTHERS["near"] = OTHERS["few"]
 DATA = Datasets(
     source(160),
     source(20, seed=1),
     OTHERS,
-    {"few": source(40, seed=5), "near": OTHERS["few"]},
+    {"few": source(40, seed=5), "near": FEW},
 )
+
+PREFIXES = ("test_", "v2_", "mine_", "few_", "near_")
 TWO_BATCHES = "evaluation.global_batch=16"
 CONFIG = runs.config(*LENGTHS, *EVALUATORS, TWO_BATCHES)
 
@@ -103,15 +109,15 @@ def pretrain(workdir, monkeypatch):
     return verb.pretrain(CONFIG, str(workdir))
 
 
-def results(workdir):
-    """Step and value of every result of an evaluation."""
-    found = {}
+def read_results(workdir):
+    """Return step and value of every result of an evaluation."""
+    results = {}
     for line in commands.metrics(workdir):
         for name, value in line.items():
-            if name.startswith(("test_", "v2_", "mine_", "few_", "near_")):
-                found.setdefault(name, []).append((line["step"], value))
+            if name.startswith(PREFIXES):
+                results.setdefault(name, []).append((line["step"], value))
 
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -124,46 +130,60 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.slow
 def test_each_has_its_split_prefix_and_cadence(uninterrupted):
     workdir, summary = uninterrupted
-    found = results(workdir)
-    steps = {name: [step for step, _ in values] for name, values in found.items()}
-    expected = {
-        **{
-            name: [3, 6]
-            for name in ("test_loss", "test_accuracy", "test_images", "mine_pixel", "mine_at_step")
-        },
-        **{name: [2, 4, 6] for name in ("v2_loss", "v2_accuracy", "v2_images")},
-        **{
-            f"few_{shots}shot_{name}": [3, 6] for shots in (1, 2) for name in ("accuracy", "spread")
-        },
+    results = read_results(workdir)
+    mean_pixel = OTHERS["mine"].images.mean()
+
+    steps = {name: [step for step, _ in values] for name, values in results.items()}
+
+    assert steps == {
+        "test_loss": [3, 6],
+        "test_accuracy": [3, 6],
+        "test_images": [3, 6],
+        "mine_pixel": [3, 6],
+        "mine_at_step": [3, 6],
+        "v2_loss": [2, 4, 6],
+        "v2_accuracy": [2, 4, 6],
+        "v2_images": [2, 4, 6],
+        "few_1shot_accuracy": [3, 6],
+        "few_1shot_spread": [3, 6],
+        "few_2shot_accuracy": [3, 6],
+        "few_2shot_spread": [3, 6],
         "near_3nn_accuracy": [6],
     }
-
-    assert steps == expected
-    assert (summary["test_images"], summary["v2_images"], summary["mine_at_step"]) == (20, 24, 6)
-    assert summary["mine_pixel"] == pytest.approx(0.5 * OTHERS["mine"].images.mean(), rel=1e-6)
-    assert found["v2_accuracy"][-1] == (6, summary["v2_accuracy"])
+    assert summary["test_images"] == 20
+    assert summary["v2_images"] == 24
+    assert summary["mine_at_step"] == 6
+    assert summary["mine_pixel"] == pytest.approx(0.5 * mean_pixel, rel=1e-6)
+    assert results["v2_accuracy"][-1] == (6, summary["v2_accuracy"])
 
 
 @pytest.mark.slow
 def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
     workdir, _ = uninterrupted
-    evaluated = results(workdir)["v2_accuracy"]
+    evaluated = read_results(workdir)["v2_accuracy"]
     best = max(accuracy for _, accuracy in evaluated)
+    best_steps = {step for step, accuracy in evaluated if accuracy == best}
+
     kept = set(commands.checkpoint_steps(workdir))
 
     assert max(kept) == 6
-    assert kept & {step for step, accuracy in evaluated if accuracy == best}
+    assert kept & best_steps
     assert len(kept) <= 2
 
 
 @pytest.mark.slow
-def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monkeypatch):
-    """Asked to end in the third of those that are due; test_early_stopping.py has the other places."""
+def test_owed_evaluations_are_run_on_resume(uninterrupted, tmp_path, monkeypatch):
+    """The run is asked to end in the third evaluation that is due.
+
+    test_early_stopping.py has the other places.
+    """
+    workdir, expected = uninterrupted
     runs.interrupt(lambda: pretrain(tmp_path, monkeypatch), 9, 3, monkeypatch)
+
     summary = pretrain(tmp_path, monkeypatch)
 
-    assert results(tmp_path) == results(uninterrupted[0])
-    assert summary["parameters_sha256"] == uninterrupted[1]["parameters_sha256"]
+    assert read_results(tmp_path) == read_results(workdir)
+    assert summary["parameters_sha256"] == expected["parameters_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -187,51 +207,66 @@ def test_what_is_no_evaluator_is_rejected(options, rule):
 
 @pytest.mark.slow
 def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
-    """The run's own few-shot accuracy, computed from its checkpoint: the average of parameters, not the last ones."""
+    """The few-shot accuracy of a run is computed from its checkpoint.
+
+    It has the average of parameters, not the last ones.
+    """
     workdir, summary = uninterrupted
     model = from_weights(load_weights(str(workdir)))
-    transform = build_fewshot_transform((8, 8))
-    model = dataclasses.replace(
-        model,
-        module=jax.device_put(model.module, replicated(build_mesh(jax.devices()))),
+    module = jax.device_put(model.module, replicated(build_mesh(jax.devices())))
+    extractor = extractor_of(
+        dataclasses.replace(model, module=module),
+        transform=build_fewshot_transform((8, 8)),
+        global_batch=16,
     )
-    extractor = extractor_of(model, transform=transform, global_batch=16)
-    sides = [
-        extractor.extract(source) for source in (DATA.train_sources["few"], DATA.others["few"])
-    ]
-    result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
+
+    train = extractor.extract(DATA.train_sources["few"])
+    test = extractor.extract(DATA.others["few"])
+    result = few_shot(FewShot(shots=(1, 2)), train, test, 10)
 
     for shots in (1, 2):
-        expected = pytest.approx(result.list_accuracies(shots, 1024.0).mean())
-        assert summary[f"few_{shots}shot_accuracy"] == expected
+        mean = result.list_accuracies(shots, 1024.0).mean()
+        assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(mean)
+
+
+def build_config(data_dir, **evaluators):
+    config = runs.config(f"input.data_dir={data_dir}")
+    evaluation = dataclasses.replace(config.evaluation, evaluators=evaluators)
+    return dataclasses.replace(config, evaluation=evaluation)
 
 
 def test_kinds_on_frozen_features_are_those_of_the_schema():
     assert list(FROZEN_MEASURES) == list(FROZEN_EVALUATORS) == list(get_args(FrozenKind))
 
 
+def test_frozen_features_have_training_images_of_their_split(data_dir):
+    few = EvaluatorConfig(kind="fewshot", data="digits", train_split="train[:50%]")
+
+    data = open_datasets(build_config(data_dir, few=few))
+
+    assert len(data.train_sources["few"]) == 718
+    assert len(data.others["few"]) == 360
+
+
 def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
-    few = {"kind": "fewshot", "data": "digits", "train_split": "train[:50%]"}
-    config = runs.config(f"input.data_dir={data_dir}")
-    evaluation = dataclasses.replace(config.evaluation, evaluators={"few": EvaluatorConfig(**few)})
-    data = open_datasets(dataclasses.replace(config, evaluation=evaluation))
-
-    assert (len(data.train_sources["few"]), len(data.others["few"])) == (718, 360)
-
     other = EvaluatorConfig(kind="fewshot", data=f"{__name__}:open_splits_that_differ")
+
     with rejects("splits", "different classes"):
-        open_datasets(
-            dataclasses.replace(
-                config,
-                evaluation=dataclasses.replace(evaluation, evaluators={"x": other}),
-            )
-        )
+        open_datasets(build_config(data_dir, x=other))
 
 
-def test_frozen_features_are_of_all_images_whatever_part_is_trained_on(data_dir):
-    few = ("input.train_examples=100", "evaluation.evaluators.few.kind=fewshot")
-    data = open_datasets(runs.config(f"input.data_dir={data_dir}", *few))
-    assert (len(data.train), len(data.train_sources["few"]), len(data.test)) == (100, 1437, 360)
+def test_frozen_features_are_of_all_images_also_if_a_part_is_trained_on(data_dir):
+    config = runs.config(
+        f"input.data_dir={data_dir}",
+        "input.train_examples=100",
+        "evaluation.evaluators.few.kind=fewshot",
+    )
+
+    data = open_datasets(config)
+
+    assert len(data.train) == 100
+    assert len(data.train_sources["few"]) == 1437
+    assert len(data.test) == 360
 
 
 def open_splits_that_differ(split, config, seed):
@@ -250,11 +285,11 @@ class Regret:
 
 def test_a_run_takes_the_direction_that_an_evaluator_of_the_caller_states():
     config = runs.config()
-    keeping = dataclasses.replace(config.checkpoint, best_metric="mine_regret")
-    config = dataclasses.replace(config, checkpoint=keeping)
-    further = [ScheduledEvaluator("mine", Regret(), Cadence(1, 6))]
+    checkpoint = dataclasses.replace(config.checkpoint, best_metric="mine_regret")
+    config = dataclasses.replace(config, checkpoint=checkpoint)
+    evaluator = ScheduledEvaluator("mine", Regret(), Cadence(1, 6))
 
-    assert with_stated_mode(config, further).checkpoint.best_mode == "min"
+    assert with_stated_mode(config, [evaluator]).checkpoint.best_mode == "min"
     assert with_stated_mode(config, []) is config
 
 
