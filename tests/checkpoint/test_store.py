@@ -1,5 +1,6 @@
+"""Checkpoints that are written, kept, restored and found again."""
+
 import gc
-import itertools
 import sys
 import threading
 import warnings
@@ -19,19 +20,21 @@ from vit_jax.config.metric_names import METRICS
 from vit_jax.sharding import build_mesh
 
 
-def items(value):
+def build_items(value):
     return {
         "progress": {"step": jnp.int32(value)},
         "model": {"a": {"kernel": jnp.full((8, 3), float(value))}},
     }
 
 
-def save(store, step, **metrics):
-    store.save(step, items(step), metadata={"class_names": ["x"], "pair": [1, 2]}, metrics=metrics)
+def save_step(store, step, **metrics):
+    metadata = {"class_names": ["x"], "pair": [1, 2]}
+    store.save(step, build_items(step), metadata=metadata, metrics=metrics)
 
 
 @pytest.fixture
 def open_store(tmp_path):
+    """A function that opens a store, which is closed after the test."""
     stores = []
 
     def open_(**options):
@@ -44,37 +47,36 @@ def open_store(tmp_path):
 
 
 def test_round_trip_with_metadata(open_store, tmp_path):
+    abstract = jax.tree.map(to_shape_dtype_struct, build_items(0))
     store = open_store()
     assert store.latest_step() is None
     assert not has_checkpoints(tmp_path)
 
-    save(store, 7)
+    save_step(store, 7)
     store.wait()
+    # Half written.
+    (tmp_path / "checkpoints/8.orbax-checkpoint-tmp/model").mkdir(parents=True)
+    reader = CheckpointReader(tmp_path)
+    restored = reader.restore(7, abstract)
 
     assert has_checkpoints(tmp_path)
-
-    (tmp_path / "checkpoints/8.orbax-checkpoint-tmp/model").mkdir(parents=True)  # half written
-    again = CheckpointReader(tmp_path)
-
-    assert max(again.all_steps()) == 7
-    assert again.metadata(7) == {"class_names": ["x"], "pair": [1, 2]}
-
-    restored = again.restore(7, jax.tree.map(to_shape_dtype_struct, items(0)))
+    assert max(reader.all_steps()) == 7
+    assert reader.metadata(7) == {"class_names": ["x"], "pair": [1, 2]}
     np.testing.assert_array_equal(restored["model"]["a"]["kernel"], np.full((8, 3), 7.0))
     assert int(restored["progress"]["step"]) == 7
 
 
-def test_saving_asks_nothing_of_the_service_that_counts_a_runs_questions(open_store, monkeypatch):
-    """Told the number of a step by orbax, it would answer a notice for a question long past."""
-    asked = []
-    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", asked.append)
+def test_saving_does_not_use_the_service_that_counts_requests_of_a_run(open_store, monkeypatch):
+    """Told the number of a step by orbax, it would answer a notice for a request long past."""
+    calls = []
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", calls.append)
     store = open_store(keep_latest=1)
 
-    for step in (1, 2):
-        save(store, step)
-
+    save_step(store, 1)
+    save_step(store, 2)
     store.wait()
-    assert asked == []
+
+    assert calls == []
 
 
 @pytest.mark.parametrize(
@@ -85,88 +87,98 @@ def test_saving_asks_nothing_of_the_service_that_counts_a_runs_questions(open_st
     ],
 )
 def test_keeps_the_latest_and_the_best(open_store, tmp_path, name, values, kept):
+    metric = f"test_{name}"
     store = open_store(
         keep_latest=2,
         keep_best=1,
-        best_metric=f"test_{name}",
+        best_metric=metric,
         best_mode=METRICS[name].mode,
     )
-    for step, value in enumerate(values, start=1):
-        save(store, step, **({} if value is None else {f"test_{name}": value}))
 
+    for step, value in enumerate(values, start=1):
+        metrics = {} if value is None else {metric: value}
+        save_step(store, step, **metrics)
     store.wait()
+
     assert CheckpointReader(tmp_path).all_steps() == kept
 
 
 def test_the_best_outlives_a_restart(open_store, tmp_path):
     options = {"keep_latest": 1, "keep_best": 1, "best_metric": "test_accuracy"}
+
     store = open_store(**options)
-
     for step, accuracy in ((1, 0.9), (2, 0.1), (3, 0.2)):
-        save(store, step, test_accuracy=accuracy)
-
+        save_step(store, step, test_accuracy=accuracy)
     store.wait()
-    again = open_store(**options)
-    save(again, 4, test_accuracy=0.3)
-    save(again, 5)
-    again.wait()
+
+    later_store = open_store(**options)
+    save_step(later_store, 4, test_accuracy=0.3)
+    save_step(later_store, 5)
+    later_store.wait()
 
     assert CheckpointReader(tmp_path).all_steps() == [1, 5]
 
 
-def test_restores_onto_another_layout(open_store, tmp_path):
+@pytest.fixture
+def saved(open_store, tmp_path):
+    """A reader of one saved step."""
     store = open_store()
-    save(store, 1)
+    save_step(store, 1)
     store.wait()
+    return CheckpointReader(tmp_path)
+
+
+def test_restores_onto_another_layout(saved):
     sharding = NamedSharding(build_mesh(jax.devices()), PartitionSpec("data"))
-    abstract = {
-        "model": {"a": {"kernel": jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=sharding)}}
-    }
-    kernel = CheckpointReader(tmp_path).restore(1, abstract)["model"]["a"]["kernel"]
+    abstract = jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=sharding)
+
+    restored = saved.restore(1, {"model": {"a": {"kernel": abstract}}})
+    kernel = restored["model"]["a"]["kernel"]
 
     assert kernel.sharding == sharding
     np.testing.assert_array_equal(kernel, np.ones((8, 3)))
 
 
-def test_every_mismatch_is_listed_at_once(open_store, tmp_path):
-    store = open_store()
-    save(store, 1)
-    store.wait()
-    wrong = {"model": {"a": {"kernal": jnp.zeros((8, 3)), "bias": jnp.zeros(3)}}}
+def test_every_mismatch_is_listed_at_once(saved):
+    wrong = {"a": {"kernal": jnp.zeros((8, 3)), "bias": jnp.zeros(3)}}
+    abstract = jax.tree.map(to_shape_dtype_struct, wrong)
 
     with pytest.raises(ValueError, match="is not of this model") as raised:
-        CheckpointReader(tmp_path).restore(
-            1,
-            {"model": jax.tree.map(to_shape_dtype_struct, wrong["model"])},
-        )
+        saved.restore(1, {"model": abstract})
 
-    for part in (
-        "missing: a/kernal (8, 3) (nearest: a/kernel)",
-        "missing: a/bias (3,)",
-        "left over: a/kernel (8, 3)",
-    ):
-        assert part in str(raised.value)
+    message = str(raised.value)
+    assert "missing: a/kernal (8, 3) (nearest: a/kernel)" in message
+    assert "missing: a/bias (3,)" in message
+    assert "left over: a/kernel (8, 3)" in message
+
+
+def test_an_item_that_was_not_saved_is_named(saved):
+    abstract = {"a": {"kernel": jax.ShapeDtypeStruct((8, 3), jnp.float32)}}
 
     with pytest.raises(ValueError, match="no item 'polyak'"):
-        CheckpointReader(tmp_path).restore(
-            1,
-            {"polyak": jax.tree.map(to_shape_dtype_struct, wrong["model"])},
-        )
+        saved.restore(1, {"polyak": abstract})
 
 
 @pytest.mark.slow
 def test_saving_leaves_nothing_in_memory(open_store):
-    """What is left counts Python's objects; orbax's own counting of bytes left 48 at each save."""
+    """Objects of Python are counted: orbax's count of bytes left 48 at each save."""
     store = open_store()
     counts = []
 
     for step in range(1, 13):
-        save(store, step)
+        save_step(store, step)
         store.wait()
         gc.collect()
         counts.append(len(gc.get_objects()))
 
-    assert min(later - earlier for earlier, later in itertools.pairwise(counts[2:])) < 10
+    growth = np.diff(counts[2:])
+    assert growth.min() < 10
+
+
+def run_in_thread(target):
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.parametrize("spread", [False, True])
@@ -184,19 +196,19 @@ def test_attention_with_an_axis_of_heads_is_read(open_store, tmp_path, spread):
         "out/kernel": PartitionSpec(None, None, "data"),
     }
     mesh = build_mesh(jax.devices()[: 4 if spread else 1])
-    layout = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    layout = {name: NamedSharding(mesh, spec) for name, spec in specs.build_items()}
     abstract = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout[name])
-        for name, x in now.items()
+        for name, x in now.build_items()
     }
     reader = CheckpointReader(tmp_path)
     restored = reader.restore(1, {"model": abstract})["model"]
 
-    for name, array in now.items():
+    for name, array in now.build_items():
         np.testing.assert_array_equal(restored[name], array)
         assert restored[name].sharding == abstract[name].sharding
 
-    placeholders = {name: np.broadcast_to(np.float32(0), x.shape) for name, x in now.items()}
+    placeholders = {name: np.broadcast_to(np.float32(0), x.shape) for name, x in now.build_items()}
     in_memory = reader.restore(1, {"model": placeholders})["model"]
 
     np.testing.assert_array_equal(in_memory["query/kernel"], now["query/kernel"])
@@ -234,11 +246,14 @@ def test_abandoned_writes_of_orbax_give_no_warning(monkeypatch):
         warnings.simplefilter("always")
         workarounds.apply.__wrapped__()
 
-        for function in (async_serialize, other):
-            function()
-            gc.collect()
+        async_serialize()
+        gc.collect()
+        other()
+        gc.collect()
 
-    assert [str(warning.message).split("'")[1].split(".")[-1] for warning in caught] == ["other"]
+    (warning,) = caught
+    name = str(warning.message).split("'")[1]
+    assert name.endswith(".other")
 
 
 def test_errors_in_threads_of_orbax_are_not_printed(monkeypatch):
@@ -246,14 +261,14 @@ def test_errors_in_threads_of_orbax_are_not_printed(monkeypatch):
     printed = []
     monkeypatch.setattr(threading, "excepthook", lambda report: printed.append(report.exc_type))
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    workarounds.apply.__wrapped__()  # wraps the hook above, too
+    # It wraps the hook above, too.
+    workarounds.apply.__wrapped__()
 
     def end_of_loop():
         raise RuntimeError("Event loop is closed")
 
-    for target in (lambda: ocp.type_handlers.get_type_handler(complex), end_of_loop, lambda: 1 / 0):
-        thread = threading.Thread(target=target)
-        thread.start()
-        thread.join()
+    run_in_thread(lambda: ocp.type_handlers.get_type_handler(complex))
+    run_in_thread(end_of_loop)
+    run_in_thread(lambda: 1 / 0)
 
     assert printed == [ZeroDivisionError]
