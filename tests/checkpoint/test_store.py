@@ -20,6 +20,35 @@ from vit_jax.config.metric_names import METRICS
 from vit_jax.sharding import build_mesh
 
 
+def build_abstract(shapes, num_devices):
+    """Return abstract arrays of these shapes, split over devices."""
+    mesh = build_mesh(jax.devices()[:num_devices])
+    specs = {
+        "query/kernel": PartitionSpec(None, "data"),
+        "out/kernel": PartitionSpec(None, None, "data"),
+    }
+    abstract = {}
+    for name, spec in specs.items():
+        sharding = NamedSharding(mesh, spec)
+        abstract[name] = jax.ShapeDtypeStruct(shapes[name], np.float32, sharding=sharding)
+    return abstract
+
+
+@pytest.fixture
+def with_axis_of_heads(open_store, tmp_path):
+    """A reader of a step whose attention has an axis of heads, and the arrays without it."""
+    query = np.arange(4 * 2 * 3.0, dtype=np.float32)
+    out = np.arange(6 * 4.0, dtype=np.float32)
+    model = {"query/kernel": query.reshape(1, 4, 2, 3), "out/kernel": out.reshape(1, 2, 3, 4)}
+
+    store = open_store()
+    store.save(1, {"model": jax.tree.map(jnp.asarray, model)}, metadata={}, metrics={})
+    store.wait()
+
+    expected = {"query/kernel": query.reshape(1, 4, 6), "out/kernel": out.reshape(1, 6, 4)}
+    return CheckpointReader(tmp_path), expected
+
+
 def build_items(value):
     return {
         "progress": {"step": jnp.int32(value)},
@@ -181,42 +210,35 @@ def run_in_thread(target):
     thread.join()
 
 
-@pytest.mark.parametrize("spread", [False, True])
-def test_attention_with_an_axis_of_heads_is_read(open_store, tmp_path, spread):
-    """As checkpoints were before 0.3: the numbers are the same, in the same order, and so is their digest."""
-    kernel = np.arange(4 * 2 * 3.0, dtype=np.float32)
-    out = np.arange(6 * 4.0, dtype=np.float32)
-    earlier = {"query/kernel": kernel.reshape(1, 4, 2, 3), "out/kernel": out.reshape(1, 2, 3, 4)}
-    now = {"query/kernel": kernel.reshape(1, 4, 6), "out/kernel": out.reshape(1, 6, 4)}
-    store = open_store()
-    store.save(1, {"model": jax.tree.map(jnp.asarray, earlier)}, metadata={}, metrics={})
-    store.wait()
-    specs = {
-        "query/kernel": PartitionSpec(None, "data"),
-        "out/kernel": PartitionSpec(None, None, "data"),
-    }
-    mesh = build_mesh(jax.devices()[: 4 if spread else 1])
-    layout = {name: NamedSharding(mesh, spec) for name, spec in specs.build_items()}
-    abstract = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout[name])
-        for name, x in now.build_items()
-    }
-    reader = CheckpointReader(tmp_path)
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_attention_with_an_axis_of_heads_is_read(with_axis_of_heads, num_devices):
+    """Checkpoints before 0.3 have the same numbers in the same order, and the same digest."""
+    reader, expected = with_axis_of_heads
+    shapes = {name: array.shape for name, array in expected.items()}
+    abstract = build_abstract(shapes, num_devices)
+
     restored = reader.restore(1, {"model": abstract})["model"]
 
-    for name, array in now.build_items():
+    for name, array in expected.items():
         np.testing.assert_array_equal(restored[name], array)
         assert restored[name].sharding == abstract[name].sharding
 
-    placeholders = {name: np.broadcast_to(np.float32(0), x.shape) for name, x in now.build_items()}
-    in_memory = reader.restore(1, {"model": placeholders})["model"]
 
-    np.testing.assert_array_equal(in_memory["query/kernel"], now["query/kernel"])
+def build_placeholders(arrays):
+    return {name: np.broadcast_to(np.float32(0), x.shape) for name, x in arrays.items()}
 
-    wrong = {
-        "query/kernel": np.zeros((1, 4, 5), np.float32),
-        "out/kernel": placeholders["out/kernel"],
-    }
+
+def test_attention_with_an_axis_of_heads_is_read_into_memory(with_axis_of_heads):
+    reader, expected = with_axis_of_heads
+
+    restored = reader.restore(1, {"model": build_placeholders(expected)})["model"]
+
+    np.testing.assert_array_equal(restored["query/kernel"], expected["query/kernel"])
+
+
+def test_attention_of_another_width_is_rejected(with_axis_of_heads):
+    reader, expected = with_axis_of_heads
+    wrong = build_placeholders(expected) | {"query/kernel": np.zeros((1, 4, 5), np.float32)}
 
     with pytest.raises(ValueError, match="shape: query/kernel is"):
         reader.restore(1, {"model": wrong})

@@ -18,7 +18,7 @@ from vit_jax.arrays import normalise
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
 from vit_jax.models import build_model
-from vit_jax.models.lora import Lora, factor_shapes, lora_of, merge, require_adaptable
+from vit_jax.models.lora import Lora, build_lora, list_factor_shapes, merge, require_adaptable
 from vit_jax.train.assemble import architecture_of, assemble, schedule_of
 from vit_jax.weights import load_weights
 
@@ -57,7 +57,7 @@ def read_leaves(model):
 
 def build_merged(lora_run, model):
     """Return the network without factors that `merge` makes."""
-    merged = merge(read_leaves(model), lora_of(lora_run.config.optimizer))
+    merged = merge(read_leaves(model), build_lora(lora_run.config.optimizer))
     shapes = jax.eval_shape(lambda: build_model(lora_run.architecture, jax.random.key(0)))
     return pytree.map_with_names(lambda name, _: merged[name], shapes)
 
@@ -124,7 +124,7 @@ def test_gradients_of_factors_are_those_of_the_merged_kernels(trained):
     """With W + s A B: dA = s dW B', dB = s A' dW, where dW is the gradient of the plain network."""
     run, _, state = trained
     images, labels = read_images(run)
-    scale = lora_of(run.config.optimizer).scale
+    scale = build_lora(run.config.optimizer).scale
     parameters = read_leaves(state.model)
 
     def loss(model):
@@ -194,8 +194,8 @@ SHAPES = {
 
 
 def test_shapes_of_factors():
-    of_query = factor_shapes(SHAPES, Lora(rank=2, scale=1.0, layers=("query",)))
-    of_all = factor_shapes(SHAPES, Lora(rank=8, scale=1.0, layers=()))
+    of_query = list_factor_shapes(SHAPES, Lora(rank=2, scale=1.0, layers=("query",)))
+    of_all = list_factor_shapes(SHAPES, Lora(rank=8, scale=1.0, layers=()))
 
     assert of_query == {f"{QUERY}/lora_a": (3, 8, 2), f"{QUERY}/lora_b": (3, 2, 8)}
     assert len(of_all) == 4
@@ -211,7 +211,7 @@ def test_shapes_of_factors():
 )
 def test_factors_that_the_network_cannot_have(lora, field, rule):
     with rejects(f"optimizer.{field}", rule):
-        factor_shapes(SHAPES, lora)
+        list_factor_shapes(SHAPES, lora)
 
 
 @pytest.mark.parametrize(
