@@ -14,7 +14,7 @@ from tests.rejections import rejects
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
 from vit_jax.data.kinds.listing import FileSource
-from vit_jax.data.subset import held_up_to
+from vit_jax.data.subset import read_held_hashes
 from vit_jax.train.inputs import Datasets, open_datasets
 from vit_jax.train.lifecycle.workdir import require_same_start
 from vit_jax.train.overview import (
@@ -160,7 +160,7 @@ def test_a_checkpoint_states_the_images_that_a_folder_holds_out(folder):
 
     held_out = read_held_out(checkpoint_metadata(run, data))
 
-    assert held_out == held_up_to(data.test, run.config.seed)
+    assert held_out == read_held_hashes(data.test, run.config.seed)
     assert len(held_out) == 2
 
 
