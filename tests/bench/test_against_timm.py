@@ -12,7 +12,7 @@ from vit_jax.tools.plan import aot
 from vit_jax.tools.plan.topology import parse_topology
 
 RESULT = {"batch": 2, "training": [0.4, 0.5, 0.6], "inference": [0.1, 0.1, 0.1], "peak_bytes": None}
-MISSING = aot.missing_compiler(parse_topology("h100:1"))
+MISSING = aot.explain_missing_compiler(parse_topology("h100:1"))
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_ours_is_measured_on_the_machine_at_hand(form):
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_programs_of_ours_compile_for_a_gpu():
     """They have a class token, so the number of tokens is odd."""
-    device = aot.topology_devices(parse_topology("h100:1"))[0]
+    device = aot.list_devices(parse_topology("h100:1"))[0]
     _, *traced = against_timm.build_ours("mu/16@32", 2, "xla", True, device)
 
     for program in traced:

@@ -217,7 +217,7 @@ def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
     assert len(re.findall(r"target_name=__cudnn\$fmhaSoftmaxBackward\s", program)) == 1
 
 
-MISSING = aot.missing_compiler(parse_topology("h100:1"))
+MISSING = aot.explain_missing_compiler(parse_topology("h100:1"))
 FIELDS = (
     "model.depth=2",
     "model.compute_dtype=bfloat16",
@@ -257,7 +257,7 @@ def compile_case(step, num_gpus, fields):
     """Return the program of a step for GPUs that need not be there."""
     flags = [f"--config.{field}" for field in (*FIELDS, *fields)]
     config = load_recipe("configs/pretrain_s16_baseline.py", flags)
-    devices = aot.topology_devices(parse_topology(f"h100:{num_gpus}"))
+    devices = aot.list_devices(parse_topology(f"h100:{num_gpus}"))
     run = assemble(config, architecture_of(config, 1000), num_examples=10_000, devices=devices)
     if step == "train":
         return aot.compile_step(run)

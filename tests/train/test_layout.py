@@ -12,7 +12,7 @@ from tests.train import small_runs as runs
 from tests.train.lifecycle.test_workdir import add_checkpoint, stored_config, take
 from vit_jax.config import load_recipe
 from vit_jax.sharding.fabrics import GIB
-from vit_jax.tools.plan.arithmetic import arithmetic_memory
+from vit_jax.tools.plan.arithmetic import estimate_memory
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of, assemble
@@ -46,7 +46,7 @@ def layout(config):
 
 
 def fits(run, machine):
-    needed = arithmetic_memory(run, parse_topology(machine)).total
+    needed = estimate_memory(run, parse_topology(machine)).total
     return needed <= (1 - RESERVE) * usable_bytes(run.batch_sharding.mesh.devices.flat[0])
 
 

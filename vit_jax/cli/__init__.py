@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("VIT_JAX_TRACEBACK"):
             raise
         fail(str(error), 2 if isinstance(error, ValueError) else 1)
-    except OSError as error:  # of a disk or a network; launchers start the command again
+    except OSError as error:  # a disk or a network failed; launchers start the command again
         if os.environ.get("VIT_JAX_TRACEBACK") or error.strerror is None:
             raise
         problem = describe_system_error(error, "the system")

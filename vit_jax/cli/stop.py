@@ -74,7 +74,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
         _asked_at = now
         _raised.set()
         raise Terminated
-    if now - _asked_at > SECOND_AFTER:  # what cleans up may hang; until then it is not disturbed
+    if now - _asked_at > SECOND_AFTER:  # the clean-up may hang; until then it is not disturbed
         leave(Terminated(), "stopped at once by a second SIGTERM")
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Library = Literal["timm", "huggingface"]
 Programs = Literal["npz", "safetensors", "stablehlo", "onnx"]
-_CHOICE = ("split", "train_split", "classes", "seed", "holdout_fraction")  # of evaluated images
+_CHOICE = ("split", "train_split", "classes", "seed", "holdout_fraction")  # evaluated images
 _NUM_TOP = 3  # classes that predict prints for each image
 
 

@@ -31,7 +31,7 @@ from vit_jax.text.nearest import closest
 _KINDS_OF_DATA = tuple(kind.prefix for kind in data_kinds.KINDS if ":" in kind.form)
 # "-f" is an option; "-", "-1" and "-a b" are not.
 _DASHED = re.compile(r"-(?!\d+$|\d*\.\d+$)\S+")
-_EARLIER_FIELDS = {"--allow_code": "--config.allow_code"}  # of a recipe
+_EARLIER_FIELDS = {"--allow_code": "--config.allow_code"}  # fields of a recipe
 # In errors of verbs with a recipe.
 _RECIPE_SPELLING = {"--weights.allow_code": "--config.allow_code"}
 
@@ -156,7 +156,7 @@ class _Reader:
         if "=" not in word and remaining:
             word = f"{word}={remaining.popleft()}"
         flag, _, value = word.partition("=")
-        _refuse_buckets(value, word, allowed=True)  # `config.check` knows these fields
+        _reject_buckets(value, word, allowed=True)  # `config.check` knows these fields
         self._record_form(flag, flag, flag)
         self.overrides[flag] = word
 
@@ -174,11 +174,11 @@ class _Reader:
 
         option = self.by_flag.get(form)
         if option is None:
-            _refuse_buckets(value, word, allowed=False)
+            _reject_buckets(value, word, allowed=False)
             raise self._reject(word, self._suggest(form, value))
 
         self._record_form(option.flag, form, written)
-        _refuse_buckets(value, word, allowed=option.reads_bucket)
+        _reject_buckets(value, word, allowed=option.reads_bucket)
         if option.is_switch:
             if equals:
                 raise UsageError(f"{written} takes no value. See vit-jax {self.verb} --help.")
@@ -188,7 +188,7 @@ class _Reader:
         if not equals:
             value = self._take_value(written, remaining)
             word = f"{written} {value}"
-            _refuse_buckets(value, word, allowed=option.reads_bucket)
+            _reject_buckets(value, word, allowed=option.reads_bucket)
         self._store(option, read_value(written, option.hint, value))
 
     def _store(self, option: Option, value: Any) -> None:
@@ -235,14 +235,14 @@ class _Reader:
             words = words[len(taken) :]
 
             for word in taken:
-                _refuse_buckets(word, word, allowed=argument.reads_bucket)
+                _reject_buckets(word, word, allowed=argument.reads_bucket)
             if taken and argument.is_series:
                 self.values[argument.name] = taken
             elif taken:
                 self.values[argument.name] = taken[0]
 
         if words:
-            _refuse_buckets(words[0], words[0], allowed=False)
+            _reject_buckets(words[0], words[0], allowed=False)
             raise self._reject(words[0])
 
     def _require_all(self) -> None:
@@ -351,7 +351,7 @@ def _is_option(word: str) -> bool:
     return word.startswith("--") or _DASHED.fullmatch(word) is not None
 
 
-def _refuse_buckets(value: str, word: str, *, allowed: bool) -> None:
+def _reject_buckets(value: str, word: str, *, allowed: bool) -> None:
     """Raise ValueError if a value holds the address of a bucket; `allowed`: gs:// is read here."""
     for path in value.split(","):
         reject_bucket(path, word, allowed=allowed)

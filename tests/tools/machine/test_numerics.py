@@ -118,7 +118,7 @@ def test_a_form_that_is_rejected(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_programs_compile_for_tpus(dtype):
     """Check the kernel on both chips of a mesh, with an odd length."""
-    mesh = build_mesh(aot.topology_devices(parse_topology("v5e:2x2"))[:2])
+    mesh = build_mesh(aot.list_devices(parse_topology("v5e:2x2"))[:2])
 
     def describe(shape, dtype):
         struct = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))

@@ -22,7 +22,7 @@ from vit_jax.config import load_recipe
 from vit_jax.config.architecture import UNROLLED
 from vit_jax.models.flops import count_parameters
 from vit_jax.sharding.memory import Memory
-from vit_jax.tools.plan.arithmetic import limit_seconds
+from vit_jax.tools.plan.arithmetic import estimate_limit
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.timeline import Timeline
@@ -276,7 +276,7 @@ def choose(network: str, machine: str) -> dict[str, Any]:
         micro_batches=run.config.optimizer.accumulation_steps,
         unrolled=policy in UNROLLED,
     )
-    least_ms = 1e3 * limit_seconds(run, topology)
+    least_ms = 1e3 * estimate_limit(run, topology)
     return {"layout": layout.name, "least_ms": round(least_ms, 1)}
 
 

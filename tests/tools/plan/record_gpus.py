@@ -19,7 +19,7 @@ from vit_jax.config import load_recipe
 from vit_jax.tools.plan import gpu_kernels, hlo
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import Plan, make_plan
-from vit_jax.tools.plan.timeline import step_timeline
+from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import make_collective_seconds, parse_topology
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -164,7 +164,7 @@ def _roofline_seconds(plan: Plan) -> float:
 
     with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
         program = hlo.parse(getattr(plan.compiled, "text", ""))
-        return step_timeline(program, topology, collective_seconds, {}).seconds
+        return simulate_step(program, topology, collective_seconds, {}).seconds
 
 
 def load() -> dict[str, Row]:

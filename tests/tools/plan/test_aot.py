@@ -17,10 +17,10 @@ from vit_jax.kernels.attention_pallas import attention
 from vit_jax.kernels.devices import trace_for
 from vit_jax.sharding.mesh import Placement, build_mesh, replicated
 from vit_jax.tools.plan import aot, estimate, hlo
-from vit_jax.tools.plan.arithmetic import arithmetic_memory
+from vit_jax.tools.plan.arithmetic import estimate_memory
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.report import to_json, to_text
-from vit_jax.tools.plan.timeline import step_timeline
+from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import parse_topology
 
 OVER_V4 = (
@@ -66,7 +66,7 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     topology = parse_topology(name)
     before = dict(os.environ)
 
-    real = describe_devices(aot.topology_devices(topology))
+    real = describe_devices(aot.list_devices(topology))
 
     assert real == describe_devices(topology.stand_ins())
     assert dict(os.environ) == before, "this machine must not look like a host of TPUs"
@@ -79,7 +79,7 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
     """XLA's cycles for a large product and a large copy are near the peak and the bandwidth, and never above."""
     topology = parse_topology(name)
     size = 4096
-    place = SingleDeviceSharding(aot.topology_devices(topology)[0])
+    place = SingleDeviceSharding(aot.list_devices(topology)[0])
     matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=place)
     stack = jax.ShapeDtypeStruct((8, size, size), jnp.float32, sharding=place)
     step = jax.jit(lambda x, y, z: (x @ y, z * 2.5), out_shardings=place)
@@ -117,14 +117,14 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     """The loop of the compiled kernel has that length, and two more passes that only read or write."""
     topology = parse_topology(name)
     num_images = 6
-    device = aot.topology_devices(topology)[0]
+    device = aot.list_devices(topology)[0]
     place = SingleDeviceSharding(device)
     operand = jax.ShapeDtypeStruct((num_images, 197, 128), jnp.bfloat16, sharding=place)
     bias = jax.ShapeDtypeStruct((3, 128), jnp.bfloat16, sharding=place)
     step = jax.jit(lambda *operands: attention(*operands, 64, False))
 
     compiled = aot.compile_program(lambda: step.lower(operand, operand, operand, bias), device)
-    timeline = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
+    timeline = simulate_step(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
 
     (bundles,) = (size for name, size in compiled.bundles.items() if "attention" in name)
     passes = read_last_pass("attention") - 2
@@ -141,7 +141,7 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
 def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride):
     """Both directions have a shortcut, and rows that are no complete tiles."""
     topology = parse_topology("v5e:1x1")
-    mesh = build_mesh(aot.topology_devices(topology))
+    mesh = build_mesh(aot.list_devices(topology))
     unit = make_unit(channels, channels, stride=stride, form=form, dtype="bfloat16")
     x = jnp.zeros((2, *size, channels), jnp.bfloat16)
     place = functools.partial(jax.ShapeDtypeStruct, sharding=replicated(mesh))
@@ -150,7 +150,7 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
     step = jax.jit(trace_for(Placement(mesh))(differentiate))
 
     compiled = aot.compile_program(lambda: step.lower(*arguments), mesh.devices.flat[0])
-    timeline = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
+    timeline = simulate_step(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
 
     bundles = [size for name, size in compiled.bundles.items() if name.startswith("unit_")]
     seconds = 2 * sum(bundles) / topology.fabric.clock_hertz
@@ -172,7 +172,7 @@ def plan():
 def test_a_step_is_compiled_for_four_chips(plan):
     """Its kinds of memory sum up, its state agrees with arithmetic, and its schedule has loops and collectives."""
     memory = plan.memory
-    arithmetic = arithmetic_memory(plan.run, plan.topology)
+    arithmetic = estimate_memory(plan.run, plan.topology)
     text = to_text(plan)
 
     assert plan.fits

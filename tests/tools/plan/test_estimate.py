@@ -31,7 +31,7 @@ def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
     assert plan.compiled is None
     assert f"libtpu is not installed; {install_command('tpu')}" in to_text(plan)
     with pytest.raises(ValueError, match="No compiler for v5e:2x2"):
-        aot.topology_devices(parse_topology("v5e:2x2"))
+        aot.list_devices(parse_topology("v5e:2x2"))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch, pl
     assert plan.compiled is None
     assert message in to_text(plan)
     with pytest.raises(ValueError, match="No compiler for h100:2"):
-        aot.topology_devices(parse_topology("h100:2"))
+        aot.list_devices(parse_topology("h100:2"))
 
 
 def test_what_is_too_large_does_not_fit():

@@ -7,9 +7,9 @@ import pytest
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import FABRICS
 from vit_jax.tools.plan import gpu_kernels, gpu_targets, hlo
-from vit_jax.tools.plan.compiled_memory import compiled_memory
+from vit_jax.tools.plan.compiled_memory import measure_memory
 from vit_jax.tools.plan.gpu_kernels import BANDWIDTH, LAUNCH_SECONDS, PRODUCTS, Kernels
-from vit_jax.tools.plan.timeline import step_timeline
+from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import parse_topology
 
 # As XLA for GPUs prints programs: two layers in a loop, whose kernels are stacked and whose results
@@ -137,30 +137,30 @@ CONVOLUTION = 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8
 def test_bytes_and_flops(name, num_bytes, flops):
     instruction = KERNELS.makers[name]
 
-    assert KERNELS.flops(instruction) == flops
+    assert KERNELS.count_flops(instruction) == flops
     if num_bytes is not None:
-        assert KERNELS.num_bytes(instruction) == num_bytes
+        assert KERNELS.count_bytes(instruction) == num_bytes
 
 
 def test_a_kernel_takes_the_longer_of_both(monkeypatch):
     product = KERNELS.makers["product"]
-    memory_seconds = KERNELS.num_bytes(product) / (BANDWIDTH * 3.35e12)
+    memory_seconds = KERNELS.count_bytes(product) / (BANDWIDTH * 3.35e12)
     product_seconds = 2 * 256 * 64 * 32 / (PRODUCTS * 989.4e12)
 
-    assert KERNELS.seconds(product) == pytest.approx(memory_seconds + LAUNCH_SECONDS)
+    assert KERNELS.estimate_seconds(product) == pytest.approx(memory_seconds + LAUNCH_SECONDS)
 
     monkeypatch.setattr(gpu_kernels, "BANDWIDTH", 1e9)
-    assert KERNELS.seconds(product) == pytest.approx(product_seconds + LAUNCH_SECONDS)
+    assert KERNELS.estimate_seconds(product) == pytest.approx(product_seconds + LAUNCH_SECONDS)
 
     # TF32 has half the peak.
     wide = Kernels(hlo.parse(TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]")), H100)
-    expected = 2 * (KERNELS.seconds(product) - LAUNCH_SECONDS)
+    expected = 2 * (KERNELS.estimate_seconds(product) - LAUNCH_SECONDS)
     assert wide.seconds(wide.makers["product"]) - LAUNCH_SECONDS == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["state", "kept", "all-gather-start", "all-gather-done", "zero"])
 def test_instructions_that_run_no_kernel_take_no_time(name):
-    assert KERNELS.seconds(KERNELS.makers[name]) == 0
+    assert KERNELS.estimate_seconds(KERNELS.makers[name]) == 0
 
 
 @pytest.mark.parametrize("collective", [0.0, 1.0])
@@ -174,9 +174,9 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
         sizes.append((num_bytes, len(devices)))
         return collective
 
-    line = step_timeline(PROGRAM, machine, collective_seconds, {})
+    line = simulate_step(PROGRAM, machine, collective_seconds, {})
 
-    price = {name: KERNELS.seconds(instruction) for name, instruction in KERNELS.makers.items()}
+    price = {name: KERNELS.estimate_seconds(instruction) for name, instruction in KERNELS.makers.items()}
     products = 2 * price["product"]
     slices = 2 * price["loop_slice_fusion"]
     updates = 2 * price["fusion-start"]
@@ -205,7 +205,7 @@ def test_memory_that_a_loop_fills_is_kept():
         generated_code_size_in_bytes=0,
     )
 
-    memory = compiled_memory(stats, PROGRAM)
+    memory = measure_memory(stats, PROGRAM)
 
     assert memory.parameters == parameters
     assert memory.batch == batch
@@ -215,7 +215,7 @@ def test_memory_that_a_loop_fills_is_kept():
 
 def test_every_kind_of_gpu_is_described():
     kinds = {fabric.kind for fabric in FABRICS if fabric.num_axes == 0}
-    text = gpu_targets.target_config(parse_topology("4*l4:8"))
+    text = gpu_targets.describe_target(parse_topology("4*l4:8"))
 
     assert set(gpu_targets.TARGETS) == kinds
     assert '"NVIDIA L4"' in text

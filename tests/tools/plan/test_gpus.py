@@ -18,13 +18,13 @@ from tests.tools.plan import small_plans as small
 from vit_jax.config import load_recipe
 from vit_jax.imports import backend
 from vit_jax.tools.plan import aot, gpu_targets, hlo
-from vit_jax.tools.plan.arithmetic import arithmetic_memory
+from vit_jax.tools.plan.arithmetic import estimate_memory
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.report import to_text
 from vit_jax.tools.plan.topology import parse_topology
 
-MISSING = aot.missing_compiler(parse_topology("h100:1"))
+MISSING = aot.explain_missing_compiler(parse_topology("h100:1"))
 pytestmark = [pytest.mark.tools, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 HALF = ["--config.model.compute_dtype=bfloat16"]
 S16 = "pretrain_imagenet1k:ViT-S/16"
@@ -52,7 +52,7 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     topology = parse_topology(name)
     before = dict(os.environ)
 
-    real = describe_devices(aot.topology_devices(topology))
+    real = describe_devices(aot.list_devices(topology))
     stand_ins = [(d.id, d.device_kind, d.process_index) for d in topology.stand_ins()]
 
     assert real == stand_ins
@@ -75,7 +75,7 @@ def test_a_step_is_compiled_for_each_kind(kind):
     assert timeline.num_unknown_kernels == 0
     assert "bytes at 90% of the bandwidth" in to_text(plan)
 
-    arithmetic = arithmetic_memory(plan.run, plan.topology)
+    arithmetic = estimate_memory(plan.run, plan.topology)
     for name in ("parameters", "optimizer", "average"):
         expected = getattr(arithmetic, name)
         assert getattr(plan.memory, name) == pytest.approx(expected, rel=0.01)

@@ -8,8 +8,8 @@ import pytest
 
 from vit_jax.sharding.memory import Memory
 from vit_jax.tools.plan import hlo
-from vit_jax.tools.plan.compiled_memory import compiled_memory
-from vit_jax.tools.plan.timeline import step_timeline
+from vit_jax.tools.plan.compiled_memory import measure_memory
+from vit_jax.tools.plan.timeline import simulate_step
 
 # As XLA for TPUs prints programs, small enough to work out by hand.
 TEXT = """\
@@ -165,11 +165,11 @@ def test_kinds_of_a_program():
         program=1000,
     )
 
-    assert compiled_memory(make_stats(), hlo.parse(TEXT)) == expected
+    assert measure_memory(make_stats(), hlo.parse(TEXT)) == expected
 
     backward = hlo.parse(TEXT.replace("jvp()/while", "transpose(jvp())/while"))
     expected = dataclasses.replace(expected, activations=0, gradients=kept)
-    assert compiled_memory(make_stats(), backward) == expected
+    assert measure_memory(make_stats(), backward) == expected
 
 
 def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
@@ -182,7 +182,7 @@ def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
     chip = types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory)
     machine = types.SimpleNamespace(is_tpu=True, fabric=fabric, chip=chip)
 
-    return step_timeline(hlo.parse(text), machine, lambda *_: collective, bundles or {})
+    return simulate_step(hlo.parse(text), machine, lambda *_: collective, bundles or {})
 
 
 SLOW_MEMORY = 8 * 128 * 4 / 3e-6  # bytes a second with which the copy takes 3 us

@@ -10,7 +10,7 @@ from vit_jax.tools.figures.drawing import new_figure
 from vit_jax.tools.sweeps import results_table
 from vit_jax.tools.sweeps.catalogue import STUDIES
 from vit_jax.tools.sweeps.grid import make_grid
-from vit_jax.tools.sweeps.plots import draw, pareto_front
+from vit_jax.tools.sweeps.plots import draw, find_pareto_front
 from vit_jax.tools.sweeps.results import build_rows, get_run_folder
 from vit_jax.tools.sweeps.results_table import write_results
 from vit_jax.train.run_files import write_summary
@@ -227,7 +227,7 @@ def test_places_of_positions_are_beside_each_other(tmp_path):
 
 def test_the_front_is_what_nothing_cheaper_beats():
     points = [(1, 50), (2, 40), (2, 60), (3, 60), (4, 70)]
-    assert pareto_front(points) == [(1, 50), (2, 60), (4, 70)]
+    assert find_pareto_front(points) == [(1, 50), (2, 60), (4, 70)]
 
 
 @pytest.mark.parametrize(

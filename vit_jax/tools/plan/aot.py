@@ -28,7 +28,7 @@ from jax.experimental import topologies
 from vit_jax.imports import backend
 from vit_jax.imports.extras import install_command
 from vit_jax.storage.files import clean_up_at_once
-from vit_jax.tools.plan.gpu_targets import target_config
+from vit_jax.tools.plan.gpu_targets import describe_target
 from vit_jax.tools.plan.topology import Topology
 from vit_jax.train.assembly import Assembly
 
@@ -75,11 +75,11 @@ class TooLarge:
     """The compiler's result for a step that does not fit."""
 
     needed_bytes: int | None  # on one chip; None if the message does not contain it
-    available_bytes: int | None  # of the chip's memory, for a program; None as above
-    message: str  # of the compiler
+    available_bytes: int | None  # memory of the chip for a program; None as above
+    message: str  # error of the compiler
 
 
-def missing_compiler(topology: Topology) -> str:
+def explain_missing_compiler(topology: Topology) -> str:
     """Return why nothing can be compiled for the topology; "" where its compiler is installed."""
     if topology.is_tpu:
         if has_compiler():
@@ -105,13 +105,13 @@ def has_compiler() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
-def topology_devices(topology: Topology) -> Sequence[jax.Device]:
+def list_devices(topology: Topology) -> Sequence[jax.Device]:
     """Return the devices of the topology, to compile for.
 
     Raises:
       ValueError: no compiler for it is installed.
     """
-    missing = missing_compiler(topology)
+    missing = explain_missing_compiler(topology)
     if missing:
         raise ValueError(f"No compiler for {topology.name}: {missing}.")
     if topology.is_tpu:
@@ -140,7 +140,7 @@ def _describe_gpus(topology: Topology) -> Sequence[jax.Device]:
         topologies.get_topology_desc,
         topology.fabric.kind,
         "cuda",
-        target_config=target_config(topology),
+        target_config=describe_target(topology),
         # Nodes, processes of a node, GPUs of a process
         topology=f"{topology.num_slices}x1x{topology.chips_per_slice}",
     )
@@ -155,7 +155,7 @@ def _describe_gpus(topology: Topology) -> Sequence[jax.Device]:
 
 
 def compile_step(run: Assembly) -> Executable | TooLarge:
-    """Compile the train step of a run that was assembled for `topology_devices`."""
+    """Compile the train step of a run that was assembled for `list_devices`."""
     device = run.batch_sharding.mesh.devices.flat[0]
     return compile_program(lambda: run.trace_train_step().lower(), device)
 
@@ -163,7 +163,7 @@ def compile_step(run: Assembly) -> Executable | TooLarge:
 def compile_program(
     lower: Callable[[], jax.stages.Lowered], device: jax.Device
 ) -> Executable | TooLarge:
-    """Compile the lowered program that `lower` returns, for `device` of `topology_devices`."""
+    """Compile the lowered program that `lower` returns, for `device` of `list_devices`."""
     began = time.perf_counter()
     for path in _open_schedules().iterdir():
         path.unlink()

@@ -10,7 +10,7 @@ import jax
 
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding.memory import ROWS, Memory, count_kept_bytes
-from vit_jax.tools.plan.hlo import mesh_members
+from vit_jax.tools.plan.hlo import list_mesh_members
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.step_memory import list_updated_leaves, shard_bytes, step_memory, values_of
@@ -23,7 +23,7 @@ RECOMPUTED = {"none": 1.0, "dots": 1.05, "attention": 1.2, "full": 4 / 3}
 """FLOPs of a step by policy: `dots` recomputes scores, `attention` projections and hidden units, `full` everything."""
 
 
-def arithmetic_memory(run: Assembly, topology: Topology) -> Memory:
+def estimate_memory(run: Assembly, topology: Topology) -> Memory:
     """Return the memory of one chip by kind."""
     config = run.config
     return step_memory(
@@ -60,7 +60,7 @@ class Roofline:
         return sum(dataclasses.astuple(self))
 
 
-def roofline(run: Assembly, topology: Topology) -> Roofline:
+def estimate_roofline(run: Assembly, topology: Topology) -> Roofline:
     """Estimate the time of a step by arithmetic."""
     a = run.architecture
     bandwidth = topology.chip.memory_bandwidth_bytes_per_second
@@ -98,7 +98,7 @@ def _get_value_bytes(run: Assembly) -> int:
     return 2 if run.architecture.compute_dtype == "bfloat16" else 4
 
 
-def limit_seconds(run: Assembly, topology: Topology) -> float | None:
+def estimate_limit(run: Assembly, topology: Topology) -> float | None:
     """Return the least time of a step of a transformer on one device; None for other networks.
 
     Each matrix product takes the time of its FLOPs at the peak or of its operands and result at the
@@ -157,7 +157,7 @@ def _estimate_collectives(run: Assembly, topology: Topology) -> float:
     estimate_seconds = make_collective_seconds(mesh.devices.flat, topology)
 
     def estimate(operation: str, num_bytes: int, *axes: str) -> float:
-        members = tuple(mesh_members(mesh.shape, axes))
+        members = tuple(list_mesh_members(mesh.shape, axes))
         return estimate_seconds(operation, num_bytes, members)
 
     replicated, even, uneven = _count_parameter_bytes(run, topology)

@@ -18,7 +18,7 @@ _FRESH = ("custom-call", "broadcast")  # instructions that make an array which a
 _FRESH_IN_FUSION = {"constant", "broadcast", "tuple", "parameter"}
 
 
-def compiled_memory(stats: Any, program: Program) -> Memory:
+def measure_memory(stats: Any, program: Program) -> Memory:
     """Return the memory of a compiled step by kind, from XLA's `CompiledMemoryStats`; the kinds sum to XLA's total."""
     arguments = _measure_arguments(program)
     arguments["batch"] += stats.argument_size_in_bytes - sum(arguments.values())  # alignment
@@ -69,7 +69,7 @@ def _list_filled(
     start = makers[loop.operands[0]]
     if start.opcode != "tuple":
         return
-    trip_count = program.trip_count(loop)
+    trip_count = program.count_trips(loop)
     for name, array in zip(start.operands, loop.arrays, strict=True):
         is_stack = array.is_in_hbm and len(array.dims) > 1 and array.dims[0] == trip_count
         if is_stack and math.prod(array.dims) > 1 and _is_fresh(makers[name], makers, program):

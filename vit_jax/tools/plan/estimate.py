@@ -8,10 +8,15 @@ from vit_jax.config import FinetuneConfig, RunConfig, validate
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.memory import Memory, require_formulas
 from vit_jax.tools.plan import aot, hlo
-from vit_jax.tools.plan.arithmetic import Roofline, arithmetic_memory, limit_seconds, roofline
-from vit_jax.tools.plan.compiled_memory import compiled_memory
+from vit_jax.tools.plan.arithmetic import (
+    Roofline,
+    estimate_limit,
+    estimate_memory,
+    estimate_roofline,
+)
+from vit_jax.tools.plan.compiled_memory import measure_memory
 from vit_jax.tools.plan.dataset import Dataset
-from vit_jax.tools.plan.timeline import Timeline, step_timeline
+from vit_jax.tools.plan.timeline import Timeline, simulate_step
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.assembly import Assembly
@@ -32,7 +37,7 @@ class Totals:
       chip_hours: hours of all chips.
       core_days: TensorCores x days, as in the paper (TPU v3, two a chip); for GPUs, GPUs x days.
       tpu_v3_core_days: core-days of a TPU v3 for the same arithmetic at the same MFU.
-      price: of all chip-hours; None without a price.
+      price: cost of all chip-hours; None without a price.
     """
 
     steps: int
@@ -52,14 +57,14 @@ class Plan:
     """The memory, time and cost of a run.
 
     Attributes:
-      config: of the run on the machine.
+      config: config of the run on the machine.
       topology: the machine.
       dataset: numbers of images and classes.
       run: assembled for the machine.
       compiled: the compiler's result; None if nothing was compiled.
       reason: why nothing was compiled, or why the step does not fit; "".
       memory: None if the step does not fit by the compiler.
-      timeline: of the compiled schedule; None without one.
+      timeline: time of the compiled schedule; None without one.
       roofline: time by arithmetic; None for a custom network.
       price_per_chip_hour: in any currency.
     """
@@ -122,7 +127,7 @@ class Plan:
     @property
     def limit_seconds(self) -> float | None:
         """The least time of a step by the peaks of the chip; None if no formula gives it."""
-        return limit_seconds(self.run, self.topology)
+        return estimate_limit(self.run, self.topology)
 
     @property
     def totals(self) -> Totals | None:
@@ -185,21 +190,21 @@ def make_plan(
     """
     validate(config)
     architecture = architecture_of(config, dataset.num_classes)
-    reason = aot.missing_compiler(topology) if can_compile else "as requested"
+    reason = aot.explain_missing_compiler(topology) if can_compile else "as requested"
     devices: Sequence[Any]
     if reason:
         require_formulas(architecture)
         devices = topology.stand_ins()
     else:
         config = _add_replicas(config, topology)
-        devices = aot.topology_devices(topology)
+        devices = aot.list_devices(topology)
     run = assemble(config, architecture, num_examples=dataset.num_examples, devices=devices)
 
     compiled = None
     memory: Memory | None = None
     timeline = None
     if reason:
-        memory = arithmetic_memory(run, topology)
+        memory = estimate_memory(run, topology)
     else:
         compiled = aot.compile_step(run)
     if isinstance(compiled, aot.TooLarge):
@@ -207,8 +212,8 @@ def make_plan(
     elif compiled is not None:
         program = hlo.parse(compiled.text)
         collective_seconds = make_collective_seconds(run.batch_sharding.mesh.devices.flat, topology)
-        memory = compiled_memory(compiled.memory, program)
-        timeline = step_timeline(program, topology, collective_seconds, compiled.bundles)
+        memory = measure_memory(compiled.memory, program)
+        timeline = simulate_step(program, topology, collective_seconds, compiled.bundles)
     return Plan(
         config=run.config,
         topology=topology,
@@ -218,7 +223,7 @@ def make_plan(
         reason=reason,
         memory=memory,
         timeline=timeline,
-        roofline=roofline(run, topology) if architecture.is_standard else None,
+        roofline=estimate_roofline(run, topology) if architecture.is_standard else None,
         price_per_chip_hour=price_per_chip_hour,
     )
 

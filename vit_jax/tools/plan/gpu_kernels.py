@@ -49,7 +49,7 @@ class Kernels:
         self.chip = chip
         self.makers = {instruction.name: instruction for instruction in program.list_instructions()}
 
-    def seconds(self, instruction: Instruction) -> float:
+    def estimate_seconds(self, instruction: Instruction) -> float:
         """Return the time of one execution; 0 for collectives and instructions that launch no kernel."""
         opcode = instruction.opcode
         if opcode in _NO_KERNEL or opcode.endswith("-done"):
@@ -58,14 +58,14 @@ class Kernels:
             return 0.0
         flops_per_second = PRODUCTS * self._get_peak(instruction)
         bytes_per_second = BANDWIDTH * self.chip.memory_bandwidth_bytes_per_second
-        arithmetic_seconds = self.flops(instruction) / flops_per_second
-        memory_seconds = self.num_bytes(instruction) / bytes_per_second
+        arithmetic_seconds = self.count_flops(instruction) / flops_per_second
+        memory_seconds = self.count_bytes(instruction) / bytes_per_second
         return max(arithmetic_seconds, memory_seconds) + LAUNCH_SECONDS
 
-    def flops(self, instruction: Instruction) -> int:
+    def count_flops(self, instruction: Instruction) -> int:
         """Return the FLOPs of products: by cuBLAS, cuDNN and within a fusion."""
         if instruction.opcode in _FUSIONS:
-            return sum(map(self.flops, self._list_fused(instruction)))
+            return sum(map(self.count_flops, self._list_fused(instruction)))
         if instruction.opcode == "dot" or "matmul" in instruction.target:
             return self._count_product_flops(instruction)
         if "fmha" in instruction.target:
@@ -108,7 +108,7 @@ class Kernels:
             return self.chip.peak_bf16_flops / 2
         return self.chip.peak_bf16_flops
 
-    def num_bytes(self, instruction: Instruction) -> int:
+    def count_bytes(self, instruction: Instruction) -> int:
         """Return the bytes that one execution reads and writes."""
         if instruction.opcode in _FUSIONS:
             fused = self._list_fused(instruction)
@@ -154,7 +154,7 @@ def _count_read_bytes(fused: Sequence[Instruction]) -> int:
 
 def _count_bytes_of_parameter(parameter: Instruction, fused: Sequence[Instruction]) -> int:
     """Return the bytes of a parameter's slices if it is only sliced or updated, else all its bytes."""
-    names = {parameter.name}  # of the parameter and its bitcasts
+    names = {parameter.name}  # the parameter and its bitcasts
     users = []
     for instruction in fused:  # in order of definition
         if names.isdisjoint(instruction.operands):

@@ -17,7 +17,7 @@ class Target(NamedTuple):
 
     capability: tuple[int, int]  # major and minor
     cores: int  # streaming multiprocessors
-    units: int  # of float32 arithmetic, in a core
+    units: int  # float32 units of a core
     threads: int  # resident in a core at most
     clock_ghz: float  # boost
     cache: int  # bytes of the second level
@@ -39,7 +39,7 @@ TARGETS = {  # by `Fabric.kind`
 # fmt: on
 
 
-def target_config(topology: Topology) -> str:
+def describe_target(topology: Topology) -> str:
     """Return XLA's `GpuTargetConfigProto` of the topology's GPUs as text."""
     gpu = TARGETS[topology.fabric.kind]
     chip = topology.chip

@@ -129,7 +129,7 @@ class Program:
     entry: str
     computations: dict[str, tuple[Instruction, ...]]
 
-    def trip_count(self, loop: Instruction) -> int | None:
+    def count_trips(self, loop: Instruction) -> int | None:
         """Iterations of a `while`: XLA's number, or the constant that its counter, from 0, is compared with.
 
         None if unknown.
@@ -183,7 +183,7 @@ def list_members(collective: Instruction) -> list[int]:
     """
     text = collective.rest
     if match := _MESH_GROUPS.search(text):
-        return _list_mesh_members(*match.groups())
+        return _list_transposed_members(*match.groups())
     if match := _IOTA_GROUPS.search(text):
         _, group_size, dims_text, order_text = match.groups()
         return _transpose_range(dims_text, order_text)[: int(group_size)]
@@ -194,19 +194,19 @@ def list_members(collective: Instruction) -> list[int]:
     raise ValueError(f"The groups of {collective.name} have an unknown form: {text[:300]}")
 
 
-def _list_mesh_members(
+def _list_transposed_members(
     axes_text: str, dims_text: str | None, order_text: str | None, along_text: str
 ) -> list[int]:
     """Return the devices of the first group along axes of a mesh, whose devices may be transposed."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", axes_text)}
-    positions = mesh_members(sizes, re.findall(r"'([^']+)'", along_text))
+    positions = list_mesh_members(sizes, re.findall(r"'([^']+)'", along_text))
     if dims_text is None:
         return positions
     devices = _transpose_range(dims_text, order_text)
     return sorted(devices[position] for position in positions)
 
 
-def mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:
+def list_mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:
     """Return the positions in a mesh, with axes of these sizes, of the first group along some of the axes."""
     grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
     index = tuple(slice(None) if axis in along else 0 for axis in sizes)

@@ -36,10 +36,10 @@ def check_start(
     """Build the abstract network, optimiser and sharding of a run, trace a training step, and open its data.
 
     Args:
-      recipe: as on the command line.
-      config: as loaded.
-      num_devices: of all processes; None: the smallest number that `config.sharding` allows.
-      num_slices: of these devices, or nodes of GPUs.
+      recipe: its name on the command line.
+      config: the loaded recipe.
+      num_devices: number of devices of all processes; None: the smallest number that `config.sharding` allows.
+      num_slices: number of slices, or nodes of GPUs.
       remote: folder that only the machines of the run have: paths below it are not opened.
 
     Returns:

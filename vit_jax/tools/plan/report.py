@@ -17,7 +17,7 @@ from vit_jax.tools.plan.topology import Topology
 from vit_jax.train.overview import parameter_table
 
 GIB = 2**30
-_NUM_COLLECTIVES = 4  # that the text lists
+_NUM_COLLECTIVES = 4  # collectives in the text
 _SEARCH_HEAD = (
     "parameters",
     "replicas",

@@ -12,7 +12,7 @@ from typing import Any
 from vit_jax.config import RunConfig, ShardingConfig, resolve, validate
 from vit_jax.config.network_options import Policy
 from vit_jax.sharding.memory import require_formulas
-from vit_jax.tools.plan.arithmetic import arithmetic_memory, roofline
+from vit_jax.tools.plan.arithmetic import estimate_memory, estimate_roofline
 from vit_jax.tools.plan.dataset import Dataset
 from vit_jax.tools.plan.estimate import Plan, make_plan
 from vit_jax.tools.plan.topology import Topology
@@ -64,7 +64,7 @@ class SearchResult:
     candidates: tuple[Candidate, ...]  # all layouts, the fastest by arithmetic first
     winner: Plan | None  # the fastest that fits; None if none fits
     overrides: tuple[str, ...]  # options that turn the recipe into the winner
-    usable_bytes: int  # of a chip
+    usable_bytes: int  # memory of a chip
     num_rejected: int  # layouts that the config does not allow on this machine
 
 
@@ -82,7 +82,7 @@ def search(
     """Search for the fastest layout of a recipe that fits, with plans as `make_plan` makes them.
 
     Args:
-      config: of the recipe.
+      config: config of the recipe.
       topology: the machine.
       dataset: its training data.
       price_per_chip_hour: for the winner's report.
@@ -191,8 +191,10 @@ def _find_accumulation(
         except ValueError:
             break
         changed_run = dataclasses.replace(run, config=config, architecture=architecture)
-        needed_bytes = arithmetic_memory(changed_run, topology).total
-        candidate = Candidate(config, needed_bytes, roofline(changed_run, topology).seconds)
+        needed_bytes = estimate_memory(changed_run, topology).total
+        candidate = Candidate(
+            config, needed_bytes, estimate_roofline(changed_run, topology).seconds
+        )
         if needed_bytes <= (1 - RESERVE) * topology.fabric.usable_bytes:
             break
     assert candidate is not None, "one micro-batch has been resolved before"

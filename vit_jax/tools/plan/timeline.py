@@ -21,7 +21,7 @@ from vit_jax.tools.plan.gpu_kernels import Kernels
 from vit_jax.tools.plan.hlo import Instruction, Program, list_members
 from vit_jax.tools.plan.topology import CollectiveSeconds, Topology
 
-PHASES = (  # of a step, by the names of their operations in models and steps
+PHASES = (  # by the names of operations in models and steps
     "embedding",
     "resnet",
     "norm",
@@ -56,11 +56,11 @@ class Collective:
     """One collective of a step."""
 
     operation: str  # such as "all-reduce"
-    num_bytes: int  # of the complete array
+    num_bytes: int  # size of the complete array
     devices: tuple[int, ...]  # positions in the mesh of one group
     source: str  # the operation it comes from, by its name in jax
     count: int  # executions in a step
-    seconds: float  # of one execution
+    seconds: float  # time of one execution
     waited_seconds: float  # time that the core waits for one execution
 
 
@@ -101,7 +101,7 @@ class Timeline:
         self.num_unknown_loops += other.num_unknown_loops
 
 
-def step_timeline(
+def simulate_step(
     program: Program,
     topology: Topology,
     collective_seconds: CollectiveSeconds,
@@ -159,7 +159,7 @@ class _Simulation:
         elif instruction.is_kernel:
             clocks.run_kernel(self._find_phase(instruction), self._estimate_kernel(instruction))
         elif self.gpu_kernels is not None and opcode == "custom-call":
-            seconds = self.gpu_kernels.seconds(instruction)
+            seconds = self.gpu_kernels.estimate_seconds(instruction)
             clocks.run_kernel(self._find_phase(instruction), seconds)
         elif opcode.endswith("-done"):
             clocks.wait(instruction.operands[0])
@@ -185,7 +185,7 @@ class _Simulation:
     def _simulate_loop(self, loop: Instruction) -> tuple[Timeline, int]:
         """Return one pass of a loop, and its number of passes; one pass if that is unknown."""
         body = self.run(loop.attribute("body"))
-        num_passes = self.program.trip_count(loop)
+        num_passes = self.program.count_trips(loop)
         if num_passes is not None:
             return body, num_passes
         body = dataclasses.replace(
@@ -235,7 +235,7 @@ class _Simulation:
     def _estimate_seconds(self, instruction: Instruction) -> float:
         """Return seconds of an instruction that XLA compiled."""
         if self.gpu_kernels is not None:
-            return self.gpu_kernels.seconds(instruction)
+            return self.gpu_kernels.estimate_seconds(instruction)
         return instruction.cycles / self.topology.fabric.clock_hertz
 
     def _find_collective(self, instruction: Instruction) -> Instruction | None:

@@ -44,7 +44,7 @@ class _CloudType(NamedTuple):
 
     kind: str
     shapes: Sequence[tuple[int, ...]]
-    cores_per_chip: int  # that the number in the name counts
+    cores_per_chip: int  # counted by the number in the name
 
 
 _CLOUD_TYPES = {
@@ -79,7 +79,7 @@ class StandIn:
 class Topology:
     """A machine."""
 
-    name: str  # as the user wrote it
+    name: str  # written by the user
     fabric: Fabric
     shape: tuple[int, ...]  # chips along each axis of a slice, or (GPUs of a node,)
     num_slices: int  # slices, or nodes

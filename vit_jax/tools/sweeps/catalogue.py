@@ -11,16 +11,16 @@ from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_d
 from vit_jax.config.durations import parse_duration
 from vit_jax.config.parsing import flatten
 from vit_jax.text.nearest import require_known
-from vit_jax.tools.sweeps.grid import MODEL, Axis, Overrides, Plot, Point, Study, field_axis
+from vit_jax.tools.sweeps.grid import MODEL, Axis, Overrides, Plot, Point, Study, build_field_axis
 
 
 class Row(NamedTuple):
     """A row of the paper's Table 6: pre-trained on JFT-300M, fine-tuned on ImageNet at 384 pixels."""
 
-    model: str  # as the recipe `pretrain_jft` names it
+    model: str  # its name in the recipe `pretrain_jft`
     epochs: int
     imagenet_percent: float  # top-1
-    exaflops: float  # of pre-training
+    exaflops: float  # compute of the pre-training
 
 
 TABLE_6 = (
@@ -196,9 +196,9 @@ _DATA_SIZE = Study(
             "9000000 30000000 90000000 303000000",
             "input.train_examples",
         ),
-        field_axis("weight_decay", "optimizer.weight_decay", is_searched=True),
-        field_axis("dropout", "model.dropout_fraction", is_searched=True),
-        field_axis("label_smoothing", "objective.label_smoothing_fraction", is_searched=True),
+        build_field_axis("weight_decay", "optimizer.weight_decay", is_searched=True),
+        build_field_axis("dropout", "model.dropout_fraction", is_searched=True),
+        build_field_axis("label_smoothing", "objective.label_smoothing_fraction", is_searched=True),
     ),
     config=("evaluation.evaluators.fewshot.kind=fewshot",),
     measures=("fewshot_5shot_accuracy",),
@@ -212,7 +212,7 @@ _SCALING = Study(
     about="Fig. 5, Table 6: accuracy against compute of models and lengths",
     axes=(
         _model_axis(*(f"{row.model},epochs={row.epochs}" for row in TABLE_6)),
-        field_axis("epochs", "total", form="{} epochs"),
+        build_field_axis("epochs", "total", form="{} epochs"),
     ),
     plot=Plot(x="exaflops", x_label="training compute (exaFLOPs)", series="family", has_front=True),
 )
@@ -228,7 +228,7 @@ _POSITIONS = Study(
             "none learned_1d learned_2d relative",
             "model.position_embedding",
         ),
-        field_axis("layer", "model.position_layers", ("stem", "every", "shared")),
+        build_field_axis("layer", "model.position_layers", ("stem", "every", "shared")),
     ),
     allows=_allows_layer,
     plot=Plot(x="position", x_label="position embedding", series="layer", is_log=False),
@@ -239,8 +239,8 @@ _POOLING = Study(
     title="Class token or average",
     about="Fig. 9: class token against averaging, each over learning rates",
     axes=(
-        field_axis("pool", "model.pool", ("token", "gap")),
-        field_axis("learning_rate", "schedule.learning_rate", ("3e-4", "8e-4")),
+        build_field_axis("pool", "model.pool", ("token", "gap")),
+        build_field_axis("learning_rate", "schedule.learning_rate", ("3e-4", "8e-4")),
     ),
     plot=Plot(x="learning_rate", x_label="learning rate at its peak", series="pool"),
 )

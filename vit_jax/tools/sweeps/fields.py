@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from vit_jax.config import load_recipe, to_text
-from vit_jax.tools.sweeps.grid import SEED, Axis, Grid, Study, field_axis, make_runs
+from vit_jax.tools.sweeps.grid import SEED, Axis, Grid, Study, build_field_axis, make_runs
 
 _RANGE = re.compile(r"(log|uniform)\((.*),(.*)\)")
 _MOST_REPEATS = 1000  # samples in a row that are known settings, before sampling ends
@@ -49,7 +49,7 @@ def make_sweep(
 
     Args:
       recipe: "digits", "configs/x.py:ARGUMENT".
-      overrides: of the command, "--config.model.width=64".
+      overrides: words of the command, "--config.model.width=64".
       words: "FIELD=A,B", "FIELD=A,B;C,D" for values with commas, "FIELD=log(LOW,HIGH)" or
         "FIELD=uniform(LOW,HIGH)".
       metric: result that settings are compared by; None: `checkpoint.best_metric`.
@@ -184,7 +184,7 @@ def _build_axes(
         values = choices
         if isinstance(values, Range):
             values = tuple(dict.fromkeys(setting[field] for setting in settings))
-        axes[field_axis(field, field)] = values
+        axes[build_field_axis(field, field)] = values
     return axes
 
 

@@ -23,7 +23,7 @@ class Axis:
     """One direction of a grid.
 
     Attributes:
-      name: of the column of the table, and of the option with an s at its end.
+      name: head of the column of the table; the option has an s at its end.
       overrides: returns the overrides of a value.
       values: the paper's; (): the axis has an effect only if the command or the recipe gives
         values.
@@ -60,10 +60,10 @@ class Study:
     """A study or a sweep.
 
     Attributes:
-      name: as in the command.
-      title: of the plot.
+      name: its name in the command.
+      title: title of the plot.
       about: figure or table of the paper, and the axes in words.
-      axes: of the grid, besides the seed.
+      axes: axes of the grid, besides the seed.
       plot: the plot of the results.
       config: overrides of all its runs; overrides of the recipe and of the command come after them.
       measures: names of results in `summary.json`, drawn side by side.
@@ -136,7 +136,7 @@ class Grid:
         return isinstance(self.runs[0].config, FinetuneConfig)
 
 
-def field_axis(
+def build_field_axis(
     name: str,
     field: str,
     values: tuple[str, ...] = (),
@@ -158,7 +158,7 @@ def field_axis(
     )
 
 
-SEED = field_axis("seed", "seed")
+SEED = build_field_axis("seed", "seed")
 MODEL = "model"
 """The axis whose values are arguments of the recipe, with further overrides: "ViT-B/32,epochs=7,model.block=axial"."""
 
@@ -169,9 +169,9 @@ def make_grid(
     """Return the product of the axes' values: those `chosen`, else of the recipe's table `STUDIES`, else of the study.
 
     Args:
-      study: of `catalogue.STUDIES`.
+      study: a study of `catalogue.STUDIES`.
       recipe: "digits_studies", "configs/x.py:ARGUMENT".
-      overrides: of the command, "--config.seed=1".
+      overrides: words of the command, "--config.seed=1".
       chosen: values by option, "models".
 
     Raises:

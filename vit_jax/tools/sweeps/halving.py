@@ -27,7 +27,7 @@ class Halving:
     The comparison depends on the runs alone, not on machines.
     """
 
-    fraction: float  # of a run's steps, below 1
+    fraction: float  # share of a run's steps, below 1
     keep: int | None = None  # number of settings; None: half of them, rounded up
 
     def check(self, grid: Grid) -> None:

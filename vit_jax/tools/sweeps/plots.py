@@ -34,14 +34,14 @@ _SIDES = (
 _PAPER_FAMILIES = {"ViT": "ViT.*", "ResNet": "R[^+]*", "hybrid": r".*\+.*"}  # patterns of names
 _PAPER_TITLE = "ViT, Table 6: JFT-300M, then ImageNet"
 FAILED = 0.5  # a run below this share of the base's accuracy did not learn
-_MOST_TICKS = 8  # that are labelled with the exact values of the points
+_MOST_TICKS = 8  # more values are not labelled one by one
 
 
 def draw(study: Study, rows: Sequence[Row], *, title: str, with_paper: bool = False) -> "Figure":
     """Return a figure with a panel for each measure.
 
-    The paper's points are drawn in the same panel if the axes overlap, otherwise in a panel of
-    their own.
+    The paper's points are drawn in the same panel if the axes overlap, otherwise in a further
+    panel.
     """
     x = study.plot.x
     shown = [row for row in rows if study.measures[0] in row and x in row]
@@ -220,7 +220,7 @@ def format_model(value: str) -> str:
     return " ".join(part.removeprefix("model.") for part in value.split(","))
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points (cost, accuracy) that no cheaper or equally cheap point beats, by cost."""
     front: list[tuple[float, float]] = []
     for cost, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
@@ -231,7 +231,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 
 def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Draw the best result for each cost, with a name at each point of this front."""
-    front = pareto_front(points)
+    front = find_pareto_front(points)
     if front:
         costs, accuracies = zip(*front, strict=True)
         axes.step(
@@ -323,7 +323,7 @@ def _draw_paper_points(axes: "Axes", suffix: str) -> None:
 
 
 def _draw_paper_panel(axes: "Axes") -> None:
-    """Draw the paper's Table 6 with its Pareto front in a panel of its own."""
+    """Draw the paper's Table 6 with its Pareto front in a separate panel."""
     _draw_paper_points(axes, "")
     axes.set_xscale("log")
     points = []

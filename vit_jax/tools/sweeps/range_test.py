@@ -52,7 +52,7 @@ class RangeTest:
     which learn nothing.
     """
 
-    num_steps: int  # of the complete test, which may have ended before
+    num_steps: int  # length of the complete test, which may have ended before
     rate_P: np.ndarray
     loss_P: np.ndarray  # finite
     became_infinite: bool  # after the last of them

@@ -55,7 +55,7 @@ def run_grid(
 
     Args:
       grid: all runs.
-      workdir: of the study or sweep.
+      workdir: folder of the study or sweep.
       share: the runs of this machine.
       perform: performs one run; with `halving` it has the keyword argument `pause_fraction`.
       halving: stops bad runs.
@@ -64,7 +64,7 @@ def run_grid(
       The values of stopped runs, by name.
 
     Raises:
-      ValueError: as `check`; a workdir of another config; otherwise as `perform`.
+      ValueError: errors of `check` and of `perform`, or a workdir of another config.
       Unfinished: other machines have not reached the comparison of runs.
       Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
     """

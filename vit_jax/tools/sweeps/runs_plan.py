@@ -39,7 +39,7 @@ def plan_to_markdown(
     command.
 
     Raises:
-      ValueError: as `check`; a config that does not fit the machine or the data, or data of an
+      ValueError: errors of `check`, a config that does not fit the machine or the data, or data of an
         unknown size.
     """
     check(grid, halving)

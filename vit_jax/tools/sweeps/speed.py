@@ -18,7 +18,7 @@ from vit_jax.models import build_model
 from vit_jax.sharding import Placement, build_mesh, replicated
 from vit_jax.tools.machine.bench import times_of
 from vit_jax.tools.plan import aot, hlo
-from vit_jax.tools.plan.timeline import step_timeline
+from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.lifecycle import workdir as workdirs
@@ -26,7 +26,7 @@ from vit_jax.train.overview import machine
 from vit_jax.train.run_files import write_summary
 
 NUM_CLASSES = 1000
-NUM_STEPS = 5  # of each batch, after a few that do not count
+NUM_STEPS = 5  # timed for each batch, after a few that do not count
 
 GetSeconds = Callable[[int], float | None]
 """Takes a batch size; returns the seconds of a forward pass, or None if it does not fit."""
@@ -111,7 +111,7 @@ def _make_measurement(architecture: Architecture) -> GetSeconds:
 
 def _make_estimate(architecture: Architecture, topology: Topology) -> GetSeconds:
     """Return a function that estimates the forward pass on one chip from the compiled schedule."""
-    devices = aot.topology_devices(topology)[:1]
+    devices = aot.list_devices(topology)[:1]
     infer, sharding = _make_inference(architecture, devices[0])
     model = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -126,7 +126,7 @@ def _make_estimate(architecture: Architecture, topology: Topology) -> GetSeconds
             return None
         program = hlo.parse(compiled.text)
         collective_seconds = make_collective_seconds(devices, topology)
-        timeline = step_timeline(program, topology, collective_seconds, compiled.bundles)
+        timeline = simulate_step(program, topology, collective_seconds, compiled.bundles)
         return timeline.seconds
 
     return estimate_seconds

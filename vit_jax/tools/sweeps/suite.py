@@ -15,9 +15,9 @@ class Task:
     """A dataset to fine-tune on and to test on.
 
     Attributes:
-      name: of the task, and of its folder.
+      name: name of the task, and of its folder.
       group: name of the group; the table has a mean for each group.
-      data: as in a recipe: "vtab:pets", "digits", "folder:PATH", "csv:FILE", "package.module:name".
+      data: dataset, as in a recipe: "vtab:pets", "digits", "folder:PATH", "csv:FILE", "package.module:name".
       train, validation: splits of `data`: each setting is trained on the first and compared on the
         second.
       train_and_validation, test: splits of the final run.
