@@ -155,7 +155,7 @@ def test_a_kernel_takes_the_longer_of_both(monkeypatch):
     # TF32 has half the peak.
     wide = Kernels(hlo.parse(TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]")), H100)
     expected = 2 * (KERNELS.estimate_seconds(product) - LAUNCH_SECONDS)
-    assert wide.seconds(wide.makers["product"]) - LAUNCH_SECONDS == pytest.approx(expected)
+    assert wide.estimate_seconds(wide.makers["product"]) - LAUNCH_SECONDS == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["state", "kept", "all-gather-start", "all-gather-done", "zero"])
@@ -176,7 +176,9 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
 
     line = simulate_step(PROGRAM, machine, collective_seconds, {})
 
-    price = {name: KERNELS.estimate_seconds(instruction) for name, instruction in KERNELS.makers.items()}
+    price = {
+        name: KERNELS.estimate_seconds(instruction) for name, instruction in KERNELS.makers.items()
+    }
     products = 2 * price["product"]
     slices = 2 * price["loop_slice_fusion"]
     updates = 2 * price["fusion-start"]

@@ -103,7 +103,7 @@ def test_arrays(shape, plain, padded, is_in_hbm):
     (array,) = hlo.Instruction("x", shape, "add", "").arrays
 
     assert array.num_bytes == plain
-    assert array.count_padded_bytes == padded
+    assert array.padded_bytes == padded
     assert array.is_in_hbm == is_in_hbm
 
 

@@ -1,1 +1,4 @@
-"""Memory, time and cost of a run on hardware that need not be available, from the run's own step compiled for it."""
+"""Memory, time and cost of a run on hardware that need not be available.
+
+The step of the run is compiled for that hardware.
+"""

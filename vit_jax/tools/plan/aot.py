@@ -185,7 +185,10 @@ def compile_program(
 
 
 def _read_bundles() -> dict[str, int]:
-    """Return bundles by instruction; empty if libtpu was loaded earlier, without asking for schedules."""
+    """Return bundles by instruction.
+
+    There are none if libtpu was loaded earlier, without asking for schedules.
+    """
     bundles = {}
     for path in _open_schedules().iterdir():
         file_name = _SCHEDULE.fullmatch(path.name)
@@ -198,7 +201,10 @@ def _read_bundles() -> dict[str, int]:
 
 
 def _open_schedules() -> pathlib.Path:
-    """Return the folder to which this process's compiler writes schedules; make it again if it was cleaned up."""
+    """Return the folder to which this process's compiler writes schedules.
+
+    It is made again if it was cleaned up.
+    """
     folder = _make_schedule_folder()
     folder.mkdir(exist_ok=True)
     return folder
@@ -228,7 +234,10 @@ def read_too_large(message: str) -> TooLarge:
 
 @contextlib.contextmanager
 def _compiler_environment() -> Iterator[None]:
-    """Set variables that libtpu reads when it is loaded; later they would make this machine look like a TPU host."""
+    """Set variables that libtpu reads when it is loaded.
+
+    Later they would make this machine look like a TPU host.
+    """
     before = dict(os.environ)
     dump = (
         f"--xla_jf_dump_to={_open_schedules()} --xla_jf_dump_llo_text=true "
@@ -246,7 +255,10 @@ def _compiler_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Keep compiled programs out of the persistent cache: programs for absent TPUs cannot be loaded again."""
+    """Keep compiled programs out of the persistent cache.
+
+    Programs for absent TPUs cannot be loaded again.
+    """
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, float("inf"))

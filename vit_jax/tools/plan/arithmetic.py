@@ -1,4 +1,6 @@
-"""A plan without a compiler: exact sizes of the state, formulas for temporary memory and for the time of a step.
+"""A plan without a compiler: exact sizes of the state, formulas for the rest.
+
+Temporary memory and the time of a step are formulas.
 
 Used where the compiler is missing, and to order the candidates of a search.
 """
@@ -18,9 +20,12 @@ from vit_jax.train.step_memory import list_updated_leaves, shard_bytes, step_mem
 ATTAINABLE = 0.6
 """Fraction of its peak at which a chip multiplies matrices: an assumption."""
 PASSES = 4
-"""Transfers over the memory bus of the activations that a step without rematerialisation keeps: an assumption."""
+"""Transfers over the memory bus of all activations without rematerialisation: an assumption."""
 RECOMPUTED = {"none": 1.0, "dots": 1.05, "attention": 1.2, "full": 4 / 3}
-"""FLOPs of a step by policy: `dots` recomputes scores, `attention` projections and hidden units, `full` everything."""
+"""FLOPs of a step by policy.
+
+`dots` recomputes scores, `attention` projections and hidden units, `full` everything.
+"""
 
 
 def estimate_memory(run: Assembly, topology: Topology) -> Memory:
@@ -118,7 +123,7 @@ def estimate_limit(run: Assembly, topology: Topology) -> float | None:
     mlp_dim = a.mlp_dim // num_shards
 
     def estimate_product(rows: int, contracted: int, columns: int) -> float:
-        """Return seconds of one of a layer's three products: outputs, gradients of inputs, of weights."""
+        """Return seconds of one of a layer's products: outputs, gradients of inputs, of weights."""
         num_values = rows * contracted + contracted * columns + rows * columns
         flops = 2 * rows * contracted * columns
         return max(flops / peak, value_bytes * num_values / bandwidth)
@@ -185,7 +190,7 @@ def _estimate_collectives(run: Assembly, topology: Topology) -> float:
 
 
 def _count_parameter_bytes(run: Assembly, topology: Topology) -> tuple[int, int, int]:
-    """Return the bytes of one model shard: replicated, in even FSDP shards, in uneven FSDP shards."""
+    """Return the bytes of one model shard: replicated, in even and in uneven FSDP shards."""
     num_shards = run.batch_sharding.mesh.shape["model"]
     value_bytes = _get_value_bytes(run)
     replicated = even = uneven = 0
@@ -201,7 +206,10 @@ def _count_parameter_bytes(run: Assembly, topology: Topology) -> tuple[int, int,
 
 
 def _is_even(leaf: jax.ShapeDtypeStruct, topology: Topology) -> bool:
-    """Return True if FSDP's shards are complete tiles; XLA gathers and scatters others by sums of the full array."""
+    """Return True if FSDP's shards are complete tiles.
+
+    XLA gathers and scatters other shards by sums of the full array.
+    """
     if not topology.is_tpu:
         return True
     dim = tuple(leaf.sharding.spec).index("data")

@@ -1,4 +1,4 @@
-"""Memory of one chip by kind; for a compiled step, from XLA's totals and the arrays of its program."""
+"""Memory of a compiled step by kind, from XLA's totals and the arrays of its program."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,10 @@ _FRESH_IN_FUSION = {"constant", "broadcast", "tuple", "parameter"}
 
 
 def measure_memory(stats: Any, program: Program) -> Memory:
-    """Return the memory of a compiled step by kind, from XLA's `CompiledMemoryStats`; the kinds sum to XLA's total."""
+    """Return the memory of a compiled step by kind, from XLA's `CompiledMemoryStats`.
+
+    The kinds sum to XLA's total.
+    """
     arguments = _measure_arguments(program)
     arguments["batch"] += stats.argument_size_in_bytes - sum(arguments.values())  # alignment
     kept = _measure_kept(program)
@@ -37,7 +40,7 @@ def _measure_arguments(program: Program) -> dict[str, int]:
     for parameter in program.computations[program.entry]:
         if parameter.opcode == "parameter":
             kind = _find_kind(parameter.source)
-            arguments[kind] += sum(array.count_padded_bytes for array in parameter.arrays)
+            arguments[kind] += sum(array.padded_bytes for array in parameter.arrays)
     return arguments
 
 
@@ -58,7 +61,7 @@ def _measure_kept(program: Program) -> dict[str, int]:
                 continue
             kind = "gradients" if "transpose(" in loop.source else "activations"
             filled = _list_filled(loop, makers, program)
-            kept[kind] += sum(array.count_padded_bytes for array in filled)
+            kept[kind] += sum(array.padded_bytes for array in filled)
     return kept
 
 

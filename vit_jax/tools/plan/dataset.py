@@ -48,7 +48,9 @@ _BY_RECIPE = {
 
 
 def find_dataset(recipe: str, config: RunConfig) -> Dataset | None:
-    """Return the numbers of `config.data`, or of the recipe's paper without data; None if they are unknown.
+    """Return the numbers of `config.data`, or of the recipe's paper without data.
+
+    None: they are unknown.
 
     The recipe is named as on the command line, "configs/pretrain_jft.py:ViT-H/14".
     """
@@ -90,8 +92,9 @@ def choose_dataset(
     )
     if not dataset.num_examples or not dataset.num_classes:
         raise ValueError(
-            f"{config.data or recipe}: numbers of images and classes are not known here. Add --num_examples=N and "
-            f"--num_classes=N. Known: {', '.join(_BY_DATA)}, and the recipes {', '.join(_BY_RECIPE)}."
+            f"{config.data or recipe}: numbers of images and classes are not known here. "
+            "Add --num_examples=N and --num_classes=N. "
+            f"Known: {', '.join(_BY_DATA)}, and the recipes {', '.join(_BY_RECIPE)}."
         )
     return dataset
 

@@ -1,4 +1,4 @@
-"""One plan: a config on a machine, compiled where a compiler is installed, otherwise by arithmetic."""
+"""One plan: a config on a machine, compiled if a compiler is installed, else by arithmetic."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -118,7 +118,10 @@ class Plan:
 
     @property
     def attention_form(self) -> str | None:
-        """The form of attention in the standard blocks; None without such blocks, or if nothing was compiled."""
+        """The form of attention in the standard blocks.
+
+        None: there are no such blocks, or nothing was compiled.
+        """
         get_form = self.run.attention_form
         if get_form is None or self.compiled is None:
             return None
@@ -229,7 +232,10 @@ def make_plan(
 
 
 def _add_replicas(config: RunConfig, topology: Topology) -> RunConfig:
-    """Give each node of GPUs a replica, unless the config says otherwise: GPUs to compile for name no slices."""
+    """Give each node of GPUs a replica, unless the config says otherwise.
+
+    GPUs to compile for name no slices.
+    """
     if topology.is_tpu or topology.num_slices == 1 or config.sharding.num_replicas is not None:
         return config
     sharding = dataclasses.replace(config.sharding, num_replicas=topology.num_slices)

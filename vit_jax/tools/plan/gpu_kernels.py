@@ -1,4 +1,6 @@
-"""Time of each kernel of a program compiled for a GPU, by arithmetic and memory: XLA counts no cycles there.
+"""Time of each kernel of a program compiled for a GPU, by arithmetic and memory.
+
+XLA counts no cycles for GPUs.
 
 A kernel takes the longer of its FLOPs at an attainable share of the peak and its bytes at an
 attainable share of the bandwidth, and its launch. It reads and writes its operands and results, or
@@ -50,7 +52,7 @@ class Kernels:
         self.makers = {instruction.name: instruction for instruction in program.list_instructions()}
 
     def estimate_seconds(self, instruction: Instruction) -> float:
-        """Return the time of one execution; 0 for collectives and instructions that launch no kernel."""
+        """Return the time of one execution; 0 for collectives and without a kernel."""
         opcode = instruction.opcode
         if opcode in _NO_KERNEL or opcode.endswith("-done"):
             return 0.0
@@ -82,14 +84,14 @@ class Kernels:
         return 2 * math.prod(instruction.arrays[0].dims) * math.prod(contracted)
 
     def _count_attention_flops(self, instruction: Instruction) -> int:
-        """Return the FLOPs of two products forward, of five backward, which computes scores again."""
+        """Return the FLOPs of two products forward, of five backward, with scores again."""
         num_products = 5 if instruction.target.endswith("Backward") else 2
         head_dim = self._list_operands(instruction)[0].dims[-1]
         num_scores = math.prod(_find_numbers(_SCORES, instruction))
         return num_products * 2 * head_dim * num_scores
 
     def _count_convolution_flops(self, instruction: Instruction, labels: str) -> int:
-        """Return the FLOPs of a convolution: each output value takes a filter of one output channel."""
+        """Return the FLOPs of a convolution: one filter for each output value."""
         first, second = self._list_operands(instruction)[:2]
         output = instruction.arrays[0]
         kernel = second
@@ -102,7 +104,10 @@ class Kernels:
         return 2 * math.prod(output.dims) * math.prod(kernel.dims) // output_channels
 
     def _get_peak(self, instruction: Instruction) -> float:
-        """Return FLOP/s in the operands' type: float32 is multiplied as TF32, at half the speed of bfloat16."""
+        """Return FLOP/s in the operands' type.
+
+        float32 is multiplied as TF32, at half the speed of bfloat16.
+        """
         factors = self._list_operands(instruction)[:2]
         if any(array.bits > 16 for array in factors):
             return self.chip.peak_bf16_flops / 2
@@ -153,7 +158,7 @@ def _count_read_bytes(fused: Sequence[Instruction]) -> int:
 
 
 def _count_bytes_of_parameter(parameter: Instruction, fused: Sequence[Instruction]) -> int:
-    """Return the bytes of a parameter's slices if it is only sliced or updated, else all its bytes."""
+    """Return the bytes of a parameter's slices if it is only sliced or updated, else all."""
     names = {parameter.name}  # the parameter and its bitcasts
     users = []
     for instruction in fused:  # in order of definition
@@ -180,7 +185,7 @@ def _count_bytes_of_parameter(parameter: Instruction, fused: Sequence[Instructio
 
 
 def _list_results(instruction: Instruction) -> Sequence[Array]:
-    """Return the results, without the scratch memory that comes last in results of a library's call."""
+    """Return the results, without the scratch memory at the end of a library's results."""
     results = instruction.arrays
     if instruction.opcode != "custom-call" or len(results) <= 1:
         return results

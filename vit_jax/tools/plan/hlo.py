@@ -21,7 +21,8 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _METADATA = re.compile(r"kernel_metadata=\{\n(.*?)\n\}", re.DOTALL)
 _TILE = re.compile(r"T\(([\d,]+)\)(?:\((\d+),1\))?")
 _MESH_GROUPS = re.compile(
-    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
@@ -30,7 +31,15 @@ _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """One array of a shape: dims, bits of a value, layout from minor to major, tile, and whether it is in HBM."""
+    """One array of a shape.
+
+    Attributes:
+      dims: lengths of the axes.
+      bits: bits of a value.
+      minor_to_major: axes in the order of the layout.
+      tile: sides of a tile of the memory; () without tiles.
+      is_in_hbm: False for other memories.
+    """
 
     dims: tuple[int, ...]
     bits: int
@@ -44,7 +53,7 @@ class Array:
         return math.prod(self.dims) * self.bits // 8
 
     @property
-    def count_padded_bytes(self) -> int:
+    def padded_bytes(self) -> int:
         """Bytes in memory, where the minor dims are padded to complete tiles."""
         dims = list(self.dims)
         if self.minor_to_major:
@@ -101,11 +110,11 @@ class Instruction:
         return int(self.find(r'"programs":"(\d+)"') or 0) or None
 
     def attribute(self, name: str) -> str:
-        """Return the name in an attribute such as "calls", "body" or "channel_id"; "" without it."""
+        """Return the name in an attribute: "calls", "body" or "channel_id"; "" without it."""
         return self.find(rf"\b{name}=%?([\w.\-]+)")
 
     def find(self, pattern: str | re.Pattern[str]) -> str:
-        """Return the first group of a pattern in the operands and attributes; "" without a match."""
+        """Return the first group of a pattern in operands and attributes; "" without a match."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
@@ -130,9 +139,10 @@ class Program:
     computations: dict[str, tuple[Instruction, ...]]
 
     def count_trips(self, loop: Instruction) -> int | None:
-        """Iterations of a `while`: XLA's number, or the constant that its counter, from 0, is compared with.
+        """Return the iterations of a `while`.
 
-        None if unknown.
+        XLA states them, or its counter, from 0, is compared with a constant.
+        None: the number is unknown.
         """
         known = loop.find(r'"known_trip_count":\{"n":"(\d+)"')
         if known:
@@ -197,7 +207,7 @@ def list_members(collective: Instruction) -> list[int]:
 def _list_transposed_members(
     axes_text: str, dims_text: str | None, order_text: str | None, along_text: str
 ) -> list[int]:
-    """Return the devices of the first group along axes of a mesh, whose devices may be transposed."""
+    """Return the devices of the first group along axes of a mesh, which may be transposed."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", axes_text)}
     positions = list_mesh_members(sizes, re.findall(r"'([^']+)'", along_text))
     if dims_text is None:
@@ -207,7 +217,12 @@ def _list_transposed_members(
 
 
 def list_mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:
-    """Return the positions in a mesh, with axes of these sizes, of the first group along some of the axes."""
+    """Return the positions in a mesh of the first group along some of its axes.
+
+    Args:
+      sizes: lengths of the axes of the mesh.
+      along: axes of the group.
+    """
     grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
     index = tuple(slice(None) if axis in along else 0 for axis in sizes)
     group: list[int] = grid[index].ravel().tolist()

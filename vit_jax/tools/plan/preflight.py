@@ -1,4 +1,7 @@
-"""Check that a recipe can start, without the devices of the run and, where these are elsewhere, without its data."""
+"""Check that a recipe can start, without the devices of the run.
+
+Data and weights may be on other machines.
+"""
 
 import math
 import pathlib
@@ -33,12 +36,15 @@ def check_start(
     num_slices: int = 1,
     remote: pathlib.Path | None = None,
 ) -> list[str]:
-    """Build the abstract network, optimiser and sharding of a run, trace a training step, and open its data.
+    """Build the abstract network, optimiser and sharding of a run, and trace a training step.
+
+    Data and weights of this machine are opened.
 
     Args:
       recipe: its name on the command line.
       config: the loaded recipe.
-      num_devices: number of devices of all processes; None: the smallest number that `config.sharding` allows.
+      num_devices: number of devices of all processes; None: the smallest number that
+        `config.sharding` allows.
       num_slices: number of slices, or nodes of GPUs.
       remote: folder that only the machines of the run have: paths below it are not opened.
 
@@ -82,7 +88,10 @@ def _list_paths(config: RunConfig) -> Iterator[pathlib.Path]:
 
 
 def _list_data_paths(config: RunConfig) -> list[pathlib.Path]:
-    """Return the files and folders of data, also of evaluators; without any, the folder of prepared datasets."""
+    """Return the files and folders of data, also of evaluators.
+
+    Without any, return the folder of prepared datasets.
+    """
     names = [config.data]
     names += [evaluator.data for evaluator in config.evaluation.evaluators.values()]
     paths = []
@@ -107,7 +116,7 @@ def _assemble(
     devices: list[StandIn],
     remote_paths: list[pathlib.Path],
 ) -> Assembly | None:
-    """Return the run; None if its network depends on remote weights, or on weights and remote data."""
+    """Return the run; None if its network depends on weights that are remote or unread."""
     label_shape: tuple[int, ...] = ()
     if data is not None:
         num_examples = len(data.train)
@@ -133,7 +142,7 @@ def _assemble(
 def _build_architecture(
     config: RunConfig, data: Datasets | None, num_classes: int, remote_paths: list[pathlib.Path]
 ) -> Architecture | None:
-    """Return the network; a fine-tuning run takes it from its weights, if they and the data are here."""
+    """Return the network; of a fine-tuning run, from its weights if they and the data are here."""
     if isinstance(config, FinetuneConfig) and config.init_from is not None:
         if data is not None and expanded(config.init_from) not in remote_paths:
             architecture, *_ = adapt(config, data.train)
@@ -196,6 +205,6 @@ def _describe_run(run: Assembly) -> str:
     num_devices = math.prod(shape.values())
     devices = "1 device" if num_devices == 1 else f"{num_devices} devices"
     return (
-        f"{run.architecture.name} with {parameters:,} parameters, {run.config.optimizer.name}, {run.steps.total:,} "
-        f"steps of {run.config.global_batch:,} images on {devices} ({mesh})"
+        f"{run.architecture.name} with {parameters:,} parameters, {run.config.optimizer.name}, "
+        f"{run.steps.total:,} steps of {run.config.global_batch:,} images on {devices} ({mesh})"
     )

@@ -65,8 +65,9 @@ def _describe_layout(plan: Plan) -> Iterator[str]:
     micro_batches = config.optimizer.accumulation_steps or 1
     accumulation = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
     yield (
-        f"layout   {mesh['replica']} replicas x {mesh['data']} data x {mesh['model']} model, parameters "
-        f"{config.sharding.parameters}; {images:,} images a {unit}{accumulation}, remat {run.architecture.remat}"
+        f"layout   {mesh['replica']} replicas x {mesh['data']} data x {mesh['model']} model, "
+        f"parameters {config.sharding.parameters}; {images:,} images a {unit}{accumulation}, "
+        f"remat {run.architecture.remat}"
     )
     attention = plan.attention_form
     if attention is not None:
@@ -75,10 +76,16 @@ def _describe_layout(plan: Plan) -> Iterator[str]:
     if is_trained is not None:
         yield parameter_table(run.abstract_state.model, is_folded=True, is_trained=is_trained)
     data = plan.dataset
-    yield f"data     {data.name}: {data.num_examples:,} images, {data.num_classes:,} classes ({data.source})"
+    yield (
+        f"data     {data.name}: {data.num_examples:,} images, {data.num_classes:,} classes "
+        f"({data.source})"
+    )
     if isinstance(plan.compiled, Executable):
         seconds = plan.compiled.compile_seconds
-        yield f"basis    XLA compiled the step for this machine in {seconds:.0f} s; nothing was executed"
+        yield (
+            f"basis    XLA compiled the step for this machine in {seconds:.0f} s; "
+            "nothing was executed"
+        )
     elif plan.compiled is None:
         yield f"basis    arithmetic, nothing was compiled: {plan.reason}"
     else:
@@ -121,8 +128,8 @@ def _describe_step(plan: Plan) -> Iterator[str]:
     limit = plan.limit_seconds
     if limit is not None and plan.step_seconds is not None:
         yield (
-            f"         {_format_ms(limit)} ms at least: products at the peak or at the bandwidth, and the "
-            f"update; the step reaches {limit / plan.step_seconds:.0%} of this limit"
+            f"         {_format_ms(limit)} ms at least: products at the peak or at the bandwidth, "
+            f"and the update; the step reaches {limit / plan.step_seconds:.0%} of this limit"
         )
 
 
@@ -130,9 +137,11 @@ def _describe_roofline(roofline: Roofline | None) -> str:
     if roofline is None:
         return "no arithmetic estimate: no formula gives the cost of a user's own code"
     return (
-        f"{_format_ms(roofline.seconds)} ms by arithmetic: {_format_ms(roofline.compute_seconds)} matrix products at "
+        f"{_format_ms(roofline.seconds)} ms by arithmetic: "
+        f"{_format_ms(roofline.compute_seconds)} matrix products at "
         f"{ATTAINABLE:.0%} of the peak, {_format_ms(roofline.elementwise_seconds)} elementwise, "
-        f"{_format_ms(roofline.collective_seconds)} collectives, {_format_ms(roofline.update_seconds)} update"
+        f"{_format_ms(roofline.collective_seconds)} collectives, "
+        f"{_format_ms(roofline.update_seconds)} update"
     )
 
 
@@ -165,8 +174,10 @@ def _describe_collectives(timeline: Timeline) -> Iterator[str]:
     for collective in timeline.collectives[:_NUM_COLLECTIVES]:
         over = f" over {len(collective.devices)} chips" if collective.devices else ""
         yield (
-            f"           {collective.count:>3} x {collective.operation} of {collective.num_bytes / 1e6:,.2f} MB{over}: "
-            f"{1e3 * collective.seconds:.3f} ms each, {1e3 * collective.waited_seconds:.3f} of it waited for"
+            f"           {collective.count:>3} x {collective.operation} of "
+            f"{collective.num_bytes / 1e6:,.2f} MB{over}: "
+            f"{1e3 * collective.seconds:.3f} ms each, "
+            f"{1e3 * collective.waited_seconds:.3f} of it waited for"
         )
 
 
@@ -174,9 +185,11 @@ def _describe_unknown(timeline: Timeline) -> Iterator[str]:
     """Yield the parts of a step that the estimate counts once or not at all."""
     if timeline.num_unknown_loops:
         once = f"{1e3 * timeline.unknown_loops_pass_seconds:.3f} ms"
-        yield f"           {timeline.num_unknown_loops} loops of unknown length were counted once: {once}"
+        loops = timeline.num_unknown_loops
+        yield f"           {loops} loops of unknown length were counted once: {once}"
     if timeline.num_unknown_kernels:
-        yield f"           {timeline.num_unknown_kernels} executions of kernels were counted as nothing: no schedule"
+        kernels = timeline.num_unknown_kernels
+        yield f"           {kernels} executions of kernels were counted as nothing: no schedule"
 
 
 def _describe_totals(plan: Plan) -> Iterator[str]:
@@ -199,7 +212,8 @@ def _describe_totals(plan: Plan) -> Iterator[str]:
     yield f"speed    {speed}"
     yield f"recipe   {recipe}"
     yield (
-        f"         {totals.days:,.2f} days, {totals.chip_hours:,.0f} chip-hours, {totals.core_days:,.0f} core-days "
+        f"         {totals.days:,.2f} days, {totals.chip_hours:,.0f} chip-hours, "
+        f"{totals.core_days:,.0f} core-days "
         f"({cores}); at this MFU {totals.tpu_v3_core_days:,.0f} core-days of a TPU v3"
     )
     if totals.price is not None:

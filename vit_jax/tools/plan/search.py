@@ -1,4 +1,4 @@
-"""The fastest layout that fits: arithmetic excludes most candidates, the compiler decides between the best.
+"""The fastest layout that fits: the compiler decides between the best by arithmetic.
 
 The global batch stays the recipe's unless others are requested: another batch is another run.
 """
@@ -23,7 +23,10 @@ from vit_jax.train.layout import GROUPS, POLICIES, RESERVE, micro_batches
 MODEL_SHARDS = (1, 2, 4)
 BATCH_FACTORS = (0.25, 0.5, 2, 4)
 DOUBT = 0.15
-"""Error of the arithmetic for memory: candidates up to this fraction above the limit are tried last."""
+"""Error of the arithmetic for memory.
+
+Candidates up to this fraction above the limit are tried last.
+"""
 _SEARCHED = (
     "global_batch",
     "model.remat",
@@ -180,7 +183,7 @@ def _build_candidates(
 def _find_accumulation(
     run: Assembly, topology: Topology, dataset: Dataset, remat: Policy
 ) -> Candidate:
-    """Return the policy with the fewest micro-batches that fit; if none fit, with the most that are allowed."""
+    """Return the policy with the fewest micro-batches that fit; if none fit, with the most."""
     candidate = None
     architecture = dataclasses.replace(run.architecture, remat=remat)
     config = _replace_options(run.config, accumulation_steps=None)

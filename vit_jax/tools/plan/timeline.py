@@ -210,7 +210,10 @@ class _Simulation:
         return inside
 
     def _find_phase(self, instruction: Instruction) -> str:
-        """Return the phase of the step; XLA names a fusion of the update with norms of the state after the norms."""
+        """Return the phase of the step.
+
+        XLA names a fusion of the update with norms of the state after the norms.
+        """
         phase = _read_phase(instruction)
         if phase != "metrics":
             return phase
@@ -218,8 +221,11 @@ class _Simulation:
         return "optimizer" if "optimizer" in phases_inside else phase
 
     def _estimate_prefetch(self, instruction: Instruction) -> float:
-        """Return seconds on the bus. A copy between memories lists both arrays, a slice also the complete one."""
-        sizes = [array.count_padded_bytes for array in instruction.arrays if array.dims]
+        """Return seconds on the bus.
+
+        A copy between memories lists both arrays, a slice also the complete one.
+        """
+        sizes = [array.padded_bytes for array in instruction.arrays if array.dims]
         return min(sizes, default=0) / self.topology.chip.memory_bandwidth_bytes_per_second
 
     def _estimate_kernel(self, kernel: Instruction) -> float | None:
@@ -258,7 +264,7 @@ class _Simulation:
         return Collective(operation, num_bytes, devices, collective.source, 1, seconds, 0.0)
 
     def _describe_exchange(self, received: Instruction) -> Collective:
-        """Describe an exchange between slices; the matching send goes the other way at the same time."""
+        """Describe an exchange between slices; sending takes place at the same time."""
         num_bytes = sum(array.num_bytes for array in received.arrays[:1])
         seconds = num_bytes / self.topology.fabric.network_bytes_per_second + NETWORK_SECONDS
         return Collective(
@@ -337,7 +343,10 @@ def _recognise_reduce_scatter(collective: Instruction, fusion: Instruction) -> I
 
 
 def _count_collective_bytes(collective: Instruction, num_devices: int) -> int:
-    """Return the bytes of the complete array: the result of an all-gather, the input of a reduce-scatter."""
+    """Return the bytes of the complete array.
+
+    It is the result of an all-gather, and the input of a reduce-scatter.
+    """
     arrays = collective.arrays
     sizes = [array.num_bytes for array in arrays if array.dims or len(arrays) == 1]
     if collective.opcode == "collective-permute-start":

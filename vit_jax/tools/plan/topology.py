@@ -1,4 +1,6 @@
-"""Machines by name: "v5e:16x16", "2*v5p:8x8x8" (two slices), "h100:8", "4*h100:8" (four nodes of eight GPUs).
+"""Machines by name.
+
+"v5e:16x16", "2*v5p:8x8x8" (two slices), "h100:8", "4*h100:8" (four nodes of eight GPUs).
 
 TPUs also by Google Cloud's type: "v5litepod-256", "2*v5p-1024".
 
@@ -136,7 +138,7 @@ class Topology:
         return devices
 
     def _list_chips(self) -> list[tuple[tuple[int, int, int], int]]:
-        """Return the coordinates of every chip of a slice and the number of its host, host after host."""
+        """Return coordinates and host of every chip of a slice, host after host."""
         x_length, y_length, z_length = (*self.shape, 1, 1)[:3]
         x_side, y_side, z_side = _HOST if self.is_tpu else (self.chips_per_slice, 1, 1)
         x_side = min(x_side, x_length)
@@ -154,7 +156,9 @@ class Topology:
 
 
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
-    """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS", or "[SLICES*]TYPE" with a type of Google Cloud.
+    """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS", or "[SLICES*]TYPE".
+
+    TYPE is a type of Google Cloud.
 
     `num_slices` may state the number of slices instead.
 
@@ -174,7 +178,8 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
         )
     if slices_text is not None and num_slices is not None:
         raise ValueError(
-            f"--topology={name} and --slices={num_slices} both say how many slices there are: give one."
+            f"--topology={name} and --slices={num_slices} both say how many slices there are: "
+            "give one."
         )
     if slices_text is not None:
         count = int(slices_text)
@@ -287,7 +292,10 @@ def build_group(members: Sequence[Any], topology: Topology) -> Group:
 
 
 def _get_slice(member: Any, topology: Topology) -> int:
-    """Return the slice or node of a device; GPUs to compile for name their node as the process only."""
+    """Return the slice or node of a device.
+
+    GPUs to compile for name their node as the process only.
+    """
     if topology.num_slices == 1:
         return 0
     if topology.is_tpu:

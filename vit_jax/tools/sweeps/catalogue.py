@@ -15,7 +15,7 @@ from vit_jax.tools.sweeps.grid import MODEL, Axis, Overrides, Plot, Point, Study
 
 
 class Row(NamedTuple):
-    """A row of the paper's Table 6: pre-trained on JFT-300M, fine-tuned on ImageNet at 384 pixels."""
+    """A row of the paper's Table 6: JFT-300M, then ImageNet at 384 pixels."""
 
     model: str  # its name in the recipe `pretrain_jft`
     epochs: int
@@ -69,7 +69,7 @@ def _convert_epochs(config: PretrainConfig, num_examples: int) -> Iterator[str]:
 
 
 def _override_position(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """Select position embeddings; embeddings that are not learned ignore their initial deviation."""
+    """Select position embeddings; only learned embeddings have an initial deviation."""
     overrides = [f"model.position_embedding={value}"]
     if value in ("none", "sincos2d"):
         overrides.append(f"model.position_stddev={ModelConfig.position_stddev}")
@@ -87,7 +87,8 @@ def _override_shape(config: PretrainConfig, value: str, values: Sequence[str]) -
     is_known = dimension == "patch" or dimension in _SHAPE_FIELDS
     if not is_known or not re.fullmatch(r"\d+(\.\d+)?", factor):
         raise ValueError(
-            f"--shapes={value}: give base, or depth, width, mlp, patch or all with a factor: depth:2."
+            f"--shapes={value}: give base, or depth, width, mlp, patch or all with a factor: "
+            "depth:2."
         )
     a = build_architecture(config.model, image_size=config.input.image_size, num_classes=1)
     if not a.has_transformer:
@@ -181,7 +182,10 @@ _SHAPE_FIELDS = {
 _DATA_SIZE = Study(
     name="data_size",
     title="Size of the training set",
-    about="Fig. 4 and, with regularisers searched, Fig. 3: parts of the training images, equally many steps",
+    about=(
+        "Fig. 4 and, with regularisers searched, Fig. 3: parts of the training images, "
+        "equally many steps"
+    ),
     axes=(
         _model_axis(
             "ViT-L/16,epochs=7",
@@ -253,7 +257,8 @@ _SHAPE = Study(
         _axis(
             "shape",
             _override_shape,
-            "base depth:0.5 depth:2 depth:4 depth:8 width:0.5 width:2 mlp:0.5 mlp:2 mlp:4 patch:0.5 "
+            "base depth:0.5 depth:2 depth:4 depth:8 width:0.5 width:2 mlp:0.5 mlp:2 mlp:4 "
+            "patch:0.5 "
             "all:0.5 all:2",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Sweeps over any fields of a recipe: from words `FIELD=A,B,...` to settings, all or a random sample."""
+"""Sweeps over any fields of a recipe: from words `FIELD=A,B,...` to settings."""
 
 import dataclasses
 import itertools
@@ -45,7 +45,9 @@ def make_sweep(
     num_settings: int | None = None,
     seed: int = 0,
 ) -> Grid:
-    """Return every combination of values, or `num_settings` random ones; each with every value of `seed`.
+    """Return every combination of values, or `num_settings` random ones.
+
+    Each setting is repeated with every value of `seed`.
 
     Args:
       recipe: "digits", "configs/x.py:ARGUMENT".
@@ -101,7 +103,8 @@ def _parse_words(words: Sequence[str], *, is_random: bool) -> dict[str, Choices]
             )
         if isinstance(choices, Range) and (not is_random or field == SEED.name):
             raise ValueError(
-                f"--grid={word}: must be a list A,B. A range needs --random=N, and seeds are whole numbers."
+                f"--grid={word}: must be a list A,B. A range needs --random=N, "
+                "and seeds are whole numbers."
             )
         choices_by_field[field] = choices
     return choices_by_field
@@ -160,7 +163,8 @@ def _sample_settings(
         num_repeats += 1
         if num_repeats > _MOST_REPEATS:
             raise ValueError(
-                f"--random={num_settings}: there are only {len(settings)} different settings. Use fewer."
+                f"--random={num_settings}: there are only {len(settings)} different settings. "
+                "Use fewer."
             )
     return settings
 

@@ -13,7 +13,7 @@ from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, load_recip
 from vit_jax.config.parsing import load_studies
 
 Overrides = Callable[[PretrainConfig, str, Sequence[str]], Sequence[str]]
-"""Takes the config so far, a value of an axis and all its values; returns overrides such as "model.pool=gap"."""
+"""Takes the config so far, a value of an axis and all its values; returns overrides."""
 Point = Mapping[str, str]
 """A value of each axis, by its name."""
 
@@ -46,7 +46,7 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot:
-    """The plot of results: each measure over `x`, with a colour for each value of the column `series`."""
+    """The plot of results: each measure over `x`, with a colour for each series."""
 
     x: str  # column; a number, or a word for bars beside each other
     x_label: str  # with its unit
@@ -160,13 +160,18 @@ def build_field_axis(
 
 SEED = build_field_axis("seed", "seed")
 MODEL = "model"
-"""The axis whose values are arguments of the recipe, with further overrides: "ViT-B/32,epochs=7,model.block=axial"."""
+"""The axis of models.
+
+Values are arguments of the recipe, with further overrides: "ViT-B/32,epochs=7,model.block=axial".
+"""
 
 
 def make_grid(
     study: Study, recipe: str, overrides: Sequence[str], chosen: Mapping[str, Sequence[str]]
 ) -> Grid:
-    """Return the product of the axes' values: those `chosen`, else of the recipe's table `STUDIES`, else of the study.
+    """Return the product of the axes' values.
+
+    They are the values `chosen`, else of the recipe's table `STUDIES`, else of the study.
 
     Args:
       study: a study of `catalogue.STUDIES`.
@@ -244,7 +249,7 @@ def require_different(option: str, values: Sequence[object]) -> None:
 
 
 def reject_overrides(overrides: Sequence[str], options: Mapping[str, str]) -> None:
-    """Raise ValueError for an override of a field that is set for each run, by the option in `options`."""
+    """Raise ValueError for an override of a field that one of the `options` sets for each run."""
     for word in overrides:
         field, _, _ = word.removeprefix("--config.").partition("=")
         if field in options:
@@ -281,7 +286,7 @@ def _make_run(
 
 
 def _split_model(recipe: str, model: str) -> tuple[str, list[str]]:
-    """Return the recipe with the argument in a value of the axis of models, and the overrides in it."""
+    """Return the recipe with the argument in a model, and the overrides in it."""
     path, _, recipe_argument = recipe.partition(":")
     arguments = []
     overrides = []
@@ -296,7 +301,10 @@ def _split_model(recipe: str, model: str) -> tuple[str, list[str]]:
 
 
 def plan_on_machine(grid: Grid, machine: str) -> Grid:
-    """Return the runs as planned for another machine, with other folders than runs measured on this one."""
+    """Return the runs as planned for another machine.
+
+    Their folders differ from those of runs measured on this one.
+    """
     runs = []
     for run in grid.runs:
         point = {**run.point, "machine": machine}

@@ -86,7 +86,9 @@ class Halving:
         return values[-1]
 
     def find_stopped(self, grid: Grid, workdir: pathlib.Path) -> dict[str, float]:
-        """Return the runs that are not resumed, by name, with their values; in every process the same.
+        """Return the runs that are not resumed, by name, with their values.
+
+        The result is the same in every process.
 
         Of equal settings the first ones are kept. A setting with a run that diverged comes last.
 
@@ -98,8 +100,9 @@ class Halving:
         missing = [name for name, value in values.items() if value is None]
         if missing:
             raise Unfinished(
-                f"The runs of this machine are trained to {self.fraction:.0%}. Runs to compare with are missing in "
-                f"{workdir}: {few(missing)}. The same command goes on when other machines have done them."
+                f"The runs of this machine are trained to {self.fraction:.0%}. "
+                f"Runs to compare with are missing in {workdir}: {few(missing)}. "
+                "The same command goes on when other machines have done them."
             )
 
         def get_order(runs: Sequence[Run]) -> float:

@@ -1,4 +1,4 @@
-"""The plots of a study: each measure over an axis, with a colour for each series."""
+"""The plot of a study: each measure over an axis, with a colour for each series."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.tools.figures import drawing
 from vit_jax.tools.sweeps.catalogue import TABLE_6
-from vit_jax.tools.sweeps.grid import Study
+from vit_jax.tools.sweeps.grid import Plot, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,146 +47,178 @@ def draw(study: Study, rows: Sequence[Row], *, title: str, with_paper: bool = Fa
     shown = [row for row in rows if study.measures[0] in row and x in row]
     cheapest = min(row.exaflops for row in TABLE_6)
     has_paper_panel = with_paper and all(float(row[x]) < cheapest for row in shown)
+
     num_panels = len(study.measures) + has_paper_panel
     figure = drawing.new_figure(_WIDTH * num_panels, _HEIGHT)
-    panels = figure.subplots(1, num_panels, squeeze=False)[0]
-
+    all_axes = figure.subplots(1, num_panels, squeeze=False)[0]
     if has_paper_panel:
-        _draw_paper_panel(panels[-1])
+        _draw_paper_panel(all_axes[-1])
     elif with_paper:
-        _draw_paper_points(panels[0], f" ({_PAPER_TITLE})")
-    for axes, measure in zip(panels, study.measures, strict=False):
-        _draw_measure(axes, study, shown, measure)
-        axes.set_xlabel(study.plot.x_label)
-        axes.set_ylabel(_label_measure(measure))
-        axes.set_title(drawing.short(title, 60), fontsize=10)
-        axes.grid(alpha=0.3)
-        if shown:
-            axes.legend(title=study.plot.series.replace("_", " "), fontsize=8, title_fontsize=8)
+        _draw_paper_points(all_axes[0], f" ({_PAPER_TITLE})")
+    for axes, measure in zip(all_axes, study.measures, strict=False):
+        _Panel(axes, study.plot, shown, measure).draw(drawing.short(title, 60))
     _place_labels(figure)
     return figure
 
 
-def _label_measure(measure: str) -> str:
-    """Return the label of the y axis, with its unit."""
-    if measure in _LABELS:
-        return _LABELS[measure]
-    label = measure.replace("_", " ")
-    if _is_accuracy(measure):
-        return f"{label} (%)"
-    if "loss" in measure:
-        return f"{label} (nats)"
-    return label
+class _Panel:
+    """The panel of one measure.
+
+    Attributes:
+      axes: axes to draw on.
+      plot: the meaning of both axes, and the column with the names of the series.
+      rows: settings with a value of the measure.
+      measure: name of the result.
+      is_accuracy: True for a share, which is drawn in percent.
+      words: values on an x axis without numbers, from left to right.
+    """
+
+    def __init__(self, axes: "Axes", plot: Plot, rows: Sequence[Row], measure: str):
+        self.axes = axes
+        self.plot = plot
+        self.rows = rows
+        self.measure = measure
+        self.is_accuracy = measure.endswith("_accuracy")
+        self.words = list(dict.fromkeys(str(row[plot.x]) for row in rows))
+
+    def draw(self, title: str) -> None:
+        """Draw all series, scales and labels."""
+        self._draw_all_series()
+        if self.plot.is_log:
+            self._set_log_scales()
+            self._label_shapes()
+        else:
+            self._set_words()
+        if self.plot.has_front:
+            self._draw_front()
+
+        self.axes.set_xlabel(self.plot.x_label)
+        self.axes.set_ylabel(self._label_measure())
+        self.axes.set_title(title, fontsize=10)
+        self.axes.grid(alpha=0.3)
+        if self.rows:
+            series = self.plot.series.replace("_", " ")
+            self.axes.legend(title=series, fontsize=8, title_fontsize=8)
+
+    def get_x(self, row: Row) -> float:
+        """Return the number of a row, or the position of its word."""
+        value = row[self.plot.x]
+        if self.plot.is_log:
+            return float(value)
+        return self.words.index(str(value))
+
+    def scale(self, value: float) -> float:
+        """Return a stored value as it is drawn."""
+        return 100 * value if self.is_accuracy else value
+
+    def get_point(self, row: Row) -> tuple[float, float]:
+        return self.get_x(row), self.scale(row[self.measure])
+
+    def _draw_all_series(self) -> None:
+        """Draw each series; on an axis of words, series stand side by side."""
+        series = group_series(self.plot, self.rows)
+        for number, (name, members) in enumerate(series.items()):
+            shift = 0.0
+            if not self.plot.is_log:
+                shift = _SERIES_SPACING * (number - (len(series) - 1) / 2)
+            self._draw_series(number, name, members, shift)
+
+    def _draw_series(self, number: int, name: str, rows: Sequence[Row], shift: float) -> None:
+        """Draw means, with bars from the lowest to the highest value where seeds differ."""
+        x = []
+        means = []
+        below = []
+        above = []
+        for row in rows:
+            mean = row[self.measure]
+            x.append(self.get_x(row) + shift)
+            means.append(self.scale(mean))
+            below.append(self.scale(mean - row[f"{self.measure}_low"]))
+            above.append(self.scale(row[f"{self.measure}_high"] - mean))
+
+        seeds_differ = any((*below, *above))
+        has_line = self.plot.is_log and not self.plot.has_front
+        self.axes.errorbar(
+            x,
+            means,
+            yerr=(below, above) if seeds_differ else None,
+            capsize=3,
+            linestyle="-" if has_line else "none",
+            label=drawing.short(format_model(name), 32),
+            color=drawing.COLOURS[number % len(drawing.COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+        )
+
+    def _set_words(self) -> None:
+        """Label the x axis with words."""
+        num_words = len(self.words)
+        labels = [drawing.short(format_model(word)) for word in self.words]
+        self.axes.set_xticks(range(num_words), labels)
+        self.axes.set_xlim(-0.6, num_words - 0.4)
+        self.axes.margins(y=0.15)
+
+    def _set_log_scales(self) -> None:
+        """Set logarithmic scales, except for accuracies."""
+        self.axes.set_xscale("log")
+        _set_log_ticks(self.axes, sorted(set(map(self.get_x, self.rows))))
+        if not self.is_accuracy:
+            self.axes.set_yscale("log")
+
+    def _label_shapes(self) -> None:
+        """Write the factor of each shape beside its point, if the base shape has a point."""
+        bases = [row for row in self.rows if row.get("shape") == "base"]
+        if not bases:
+            return
+        for row in self.rows:
+            factor = str(row["shape"]).partition(":")[2]
+            label = f"×{factor}" if factor else "base"
+            if self.is_accuracy and row[self.measure] < FAILED * bases[0][self.measure]:
+                label = f"×{factor}, did not learn"
+            _write_label(self.axes, label, self.get_point(row))
+
+    def _draw_front(self) -> None:
+        """Draw the Pareto front with the names of the models on it."""
+        names = []
+        for row in self.rows:
+            names.append(drawing.short(format_model(str(row.get("model", ""))), 24))
+        _draw_front(self.axes, list(map(self.get_point, self.rows)), names)
+
+    def _label_measure(self) -> str:
+        """Return the label of the y axis, with its unit."""
+        if self.measure in _LABELS:
+            return _LABELS[self.measure]
+        label = self.measure.replace("_", " ")
+        if self.is_accuracy:
+            return f"{label} (%)"
+        if "loss" in self.measure:
+            return f"{label} (nats)"
+        return label
 
 
-def _is_accuracy(measure: str) -> bool:
-    return measure.endswith("_accuracy")
+def group_series(plot: Plot, rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return rows by series, in the order of a numeric x.
 
-
-def _scale(measure: str) -> int:
-    """Return the factor from stored to drawn values: accuracies are drawn in percent."""
-    return 100 if _is_accuracy(measure) else 1
-
-
-def group_series(study: Study, rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return rows by series, in the order of a numeric x; the base shape belongs to every series."""
+    The base shape belongs to every series.
+    """
     series: dict[str, list[Row]] = {}
     for row in rows:
-        name = str(row.get(study.plot.series, "all"))
+        name = str(row.get(plot.series, "all"))
         series.setdefault(name, []).append(row)
     if len(series) > 1:
         shared = series.pop("base", [])
         for members in series.values():
             members += shared
-    if study.plot.is_log:
+    if plot.is_log:
         for members in series.values():
-            members.sort(key=lambda row: float(row[study.plot.x]))
+            members.sort(key=lambda row: float(row[plot.x]))
     return series
 
 
-def _draw_measure(axes: "Axes", study: Study, rows: Sequence[Row], measure: str) -> None:
-    """Draw means with bars from the lowest to the highest value of the seeds."""
-    plot = study.plot
-    words = list(dict.fromkeys(str(row[plot.x]) for row in rows))
-    series = group_series(study, rows)
-    for number, (name, members) in enumerate(series.items()):
-        if plot.is_log:
-            x = [float(row[plot.x]) for row in members]
-        else:
-            shift = _SERIES_SPACING * (number - (len(series) - 1) / 2)
-            x = [words.index(str(row[plot.x])) + shift for row in members]
-        has_line = plot.is_log and not plot.has_front
-        _draw_series(axes, number, name, x, members, measure, has_line=has_line)
-
-    if plot.is_log:
-        _set_log_axes(axes, study, rows, measure)
-    else:
-        _set_word_axis(axes, words)
-
-
-def _draw_series(
-    axes: "Axes",
-    number: int,
-    name: str,
-    x: Sequence[float],
-    rows: Sequence[Row],
-    measure: str,
-    *,
-    has_line: bool,
-) -> None:
-    """Draw the points of one series, with bars only where seeds differ."""
-    scale = _scale(measure)
-    means = [scale * row[measure] for row in rows]
-    below = [scale * (row[measure] - row[f"{measure}_low"]) for row in rows]
-    above = [scale * (row[f"{measure}_high"] - row[measure]) for row in rows]
-    seeds_differ = any((*below, *above))
-    axes.errorbar(
-        x,
-        means,
-        yerr=(below, above) if seeds_differ else None,
-        capsize=3,
-        linestyle="-" if has_line else "none",
-        label=drawing.short(format_model(name), 32),
-        color=drawing.COLOURS[number % len(drawing.COLOURS)],
-        marker=MARKERS[number % len(MARKERS)],
-    )
-
-
-def _set_word_axis(axes: "Axes", words: Sequence[str]) -> None:
-    labels = [drawing.short(format_model(word)) for word in words]
-    axes.set_xticks(range(len(words)), labels)
-    axes.set_xlim(-0.6, len(words) - 0.4)
-    axes.margins(y=0.15)
-
-
-def _set_log_axes(axes: "Axes", study: Study, rows: Sequence[Row], measure: str) -> None:
-    """Set the scales and ticks of numeric axes; label shapes and the points of the front."""
-    x = study.plot.x
-    axes.set_xscale("log")
-    _set_log_ticks(axes, sorted({float(row[x]) for row in rows}))
-    if not _is_accuracy(measure):
-        axes.set_yscale("log")
-
-    points = [(float(row[x]), _scale(measure) * row[measure]) for row in rows]
-    bases = [row for row in rows if row.get("shape") == "base"]
-    if bases:
-        for row, point in zip(rows, points, strict=True):
-            _write_label(axes, _label_shape(row, bases[0], measure), point)
-    if study.plot.has_front:
-        names = [drawing.short(format_model(str(row.get("model", ""))), 24) for row in rows]
-        _draw_front(axes, points, names)
-
-
-def _label_shape(row: Row, base: Row, measure: str) -> str:
-    """Return the factor of a shape, and a remark if the run did not learn."""
-    factor = str(row["shape"]).partition(":")[2]
-    if _is_accuracy(measure) and row[measure] < FAILED * base[measure]:
-        return f"×{factor}, did not learn"
-    return f"×{factor}" if factor else "base"
-
-
 def _set_log_ticks(axes: "Axes", values: Sequence[float]) -> None:
-    """Label a logarithmic axis at its values if they are few, else at 1, 2, 5, 10, … below two decades."""
+    """Label a logarithmic axis at its values if they are few.
+
+    Other axes are labelled at 1, 2, 5, 10, … below two decades.
+    """
     if not values:
         return
     is_long = values[-1] >= 100 * values[0]
@@ -216,7 +248,10 @@ def _list_round_numbers(low: float, high: float) -> list[float]:
 
 
 def format_model(value: str) -> str:
-    """Return a value of the axis of models for people: "ViT-B/32 width=64" for "ViT-B/32,model.width=64"."""
+    """Return a value of the axis of models for people.
+
+    "ViT-B/32,model.width=64" becomes "ViT-B/32 width=64".
+    """
     return " ".join(part.removeprefix("model.") for part in value.split(","))
 
 

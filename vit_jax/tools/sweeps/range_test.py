@@ -1,4 +1,4 @@
-"""The learning-rate range test (Smith, 2017, arXiv:1506.01186, section 3.3), with exponential growth.
+"""The learning-rate range test (Smith, 2017, arXiv:1506.01186, section 3.3).
 
 A few steps of a recipe, each at a higher rate than the one before, until the loss diverges. Their
 weights are discarded.
@@ -74,7 +74,10 @@ class RangeTest:
 
     @property
     def diverged(self) -> int | None:
-        """The first step at which the loss has diverged; None if it has not, as far as the window reaches."""
+        """The first step at which the loss has diverged.
+
+        None: it has not, as far as the window reaches.
+        """
         smooth_P = self.smooth_P
         num_first = 2 * self.half_window
         if len(smooth_P) >= num_first:
@@ -88,7 +91,10 @@ class RangeTest:
 
     @property
     def steepest(self) -> int:
-        """The step where the smoothed loss falls fastest over the logarithm of the rate, before it diverges."""
+        """The step where the smoothed loss falls fastest over the logarithm of the rate.
+
+        Steps after the divergence do not count.
+        """
         before = slice(None, self.diverged)
         slope_P = np.gradient(self.smooth_P[before], np.log(self.rate_P[before]))
         return int(np.argmin(slope_P))
@@ -119,7 +125,9 @@ class RangeTest:
 
 
 def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -> RangeTest:
-    """Train with rates from `low` to `high`, at most `num_steps` of them, on this machine; write nothing.
+    """Train with rates from `low` to `high` on this machine, at most `num_steps` of them.
+
+    Nothing is written.
 
     Random numbers depend on the config's seed. Warm-up, decay, average and evaluations of the
     config are ignored.
@@ -129,7 +137,8 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
     """
     if not low < high or num_steps < LEAST_STEPS:
         raise ValueError(
-            f"From --low={low:g} to --high={high:g} in {num_steps} steps: at least {LEAST_STEPS} upwards."
+            f"From --low={low:g} to --high={high:g} in {num_steps} steps: "
+            f"at least {LEAST_STEPS} upwards."
         )
     validate(config)
     if getattr(config, "resume_from", None) is not None:
@@ -194,7 +203,10 @@ def _assemble(
 
 
 def _shorten(config: RunConfig, high: float, num_steps: int) -> RunConfig:
-    """Return the config of the test, with one step more than rates, for the loss after the last one."""
+    """Return the config of the test.
+
+    It has one step more than rates, for the loss after the last one.
+    """
     if isinstance(config, FinetuneConfig):
         config = dataclasses.replace(config, search=SearchConfig())
     return dataclasses.replace(

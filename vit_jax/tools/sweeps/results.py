@@ -1,4 +1,4 @@
-"""Read the results of the runs of a study or a sweep, and combine them to one row for each setting."""
+"""Read the results of runs, and combine them to one row for each setting."""
 
 import math
 import pathlib
@@ -74,12 +74,13 @@ def _require_one_direction(grid: Grid) -> None:
         modes = {require_direction(run.config, name).mode for run in grid.runs}
         if len(modes) > 1:
             raise ValueError(
-                f"{grid.study.measure_option}{name}: must have one direction, and runs state max and min."
+                f"{grid.study.measure_option}{name}: must have one direction, "
+                "and runs state max and min."
             )
 
 
 def _selects_by_metric(grid: Grid) -> bool:
-    """Return True if `checkpoint.best_metric` selects an evaluation or a value of a searched axis."""
+    """Return True if the best metric selects an evaluation or a value of a searched axis."""
     return grid.study.stops_early or any(axis.is_searched for axis in grid.axes)
 
 
@@ -112,7 +113,7 @@ def read_record(grid: Grid, run: Run, workdir: pathlib.Path) -> Row | None:
 
 
 def _read_best_evaluation(folder: pathlib.Path, run: Run, metric: str) -> Row:
-    """Return the evaluation with the best value of the metric; without an evaluation, no results."""
+    """Return the evaluation with the best value of the metric; {} without an evaluation."""
     evaluations = [line for line in read_metrics(folder) if metric in line]
     return max(evaluations, key=lambda line: score(line, run, metric), default={})
 
@@ -157,7 +158,9 @@ def list_shown_axes(grid: Grid) -> list[str]:
 def build_rows(
     grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] | None = None
 ) -> list[Row]:
-    """Return one row for each shown setting: mean and extremes over seeds, searched axes at their best.
+    """Return one row for each shown setting.
+
+    It has mean and extremes over seeds, and searched axes at their best.
 
     `stopped` has the last value, by name, of each run that is not trained to the end.
     """
@@ -229,7 +232,7 @@ def _select_best_of_each_seed(finished: Sequence[tuple[Run, Row]]) -> list[tuple
 
 
 def _combine_seeds(grid: Grid, selected: Sequence[tuple[Run, Row]]) -> Row:
-    """Return mean and extremes of each measure, the searched values, and the costs of the first seed."""
+    """Return mean and extremes of each measure, searched values, and costs of the first seed."""
     if not selected:
         return {}
 
@@ -278,7 +281,7 @@ def select_best_row(grid: Grid, rows: Sequence[Row]) -> Row | None:
 
 
 def build_command(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
-    """Return the command that trains the setting of a row with the recipe's seed in another workdir."""
+    """Return the command that trains the setting of a row with the recipe's seed."""
     setting = tuple(row[name] for name in list_shown_axes(grid))
     run = group_by_setting(grid)[setting][0]
     overrides = run.overrides

@@ -34,7 +34,10 @@ def write_results(
     with_paper: bool = False,
     stopped: Mapping[str, float] | None = None,
 ) -> str:
-    """Write the results so far in each format; return the Markdown, for a sweep with the best command."""
+    """Write the results so far in each format; return the Markdown.
+
+    A sweep has the best command at the end.
+    """
     study = grid.study
     rows = build_rows(grid, workdir, stopped)
     table = to_markdown(grid, rows)
@@ -73,7 +76,7 @@ def _describe_best(grid: Grid, rows: Sequence[Row], best: Row) -> str:
 
 
 def _write_plot(grid: Grid, rows: Sequence[Row], file: pathlib.Path, *, with_paper: bool) -> None:
-    """Write the plot as PNG and SVG; the title ends with the name of the data without their folder."""
+    """Write the plot as PNG and SVG, with the name of the data, without folder, in its title."""
     study = grid.study
     dataset = (grid.runs[0].config.data or grid.recipe).rpartition("/")[2]
     figure = draw(study, rows, title=f"{study.title}: {dataset}", with_paper=with_paper)
@@ -153,7 +156,7 @@ def _read_progress(study: Study, row: Row) -> str:
 
 
 def _format_number(name: str, value: float | None) -> str:
-    """Return an accuracy in percent, another number with three digits; a dash without a finite one."""
+    """Return an accuracy in percent, or a number with three digits; a dash if not finite."""
     if value is None or not math.isfinite(value):
         return "–"
     if name.endswith("_accuracy"):

@@ -1,4 +1,4 @@
-"""Check and perform the runs of a study or a sweep, in order and none twice, by `vit_jax.train.series`.
+"""Check and perform the runs of a study or a sweep, each once, by `vit_jax.train.series`.
 
 They are in the sub-folder `runs/` of the workdir; several machines may share them.
 """

@@ -33,14 +33,16 @@ def plan_to_markdown(
     sizes: Mapping[str, int],
     halving: Halving | None = None,
 ) -> str:
-    """Return a table of all runs and their states; for training runs also compute and, with `topology`, time there.
+    """Return a table of all runs and their states.
+
+    Training runs also have their compute and, with `topology`, their time there.
 
     `own` are the runs of this machine. `sizes` has the numbers of images and classes from the
     command.
 
     Raises:
-      ValueError: errors of `check`, a config that does not fit the machine or the data, or data of an
-        unknown size.
+      ValueError: errors of `check`, a config that does not fit the machine or the data, or data
+        of an unknown size.
     """
     check(grid, halving)
     states = _read_states(grid, workdir, halving)
@@ -91,7 +93,7 @@ def _read_states(grid: Grid, workdir: pathlib.Path, halving: Halving | None) -> 
 
 
 def _select_columns(grid: Grid, topology: Topology | None) -> list[str]:
-    """Return the numbers to show: of runs that are only timed none, and times only for a given machine."""
+    """Return the numbers to show: none of timed runs, and times only for a given machine."""
     if not grid.study.is_trained:
         return []
     if topology is None:

@@ -1,4 +1,4 @@
-"""Inference speed of one device with batches of 1, 2, 4, …: measured here, or planned for an absent TPU.
+"""Inference speed of one device with batches of 1, 2, 4, …: measured, or planned for a TPU.
 
 As in the paper (ViT, App. D.5): the speed of the best batch, and the largest batch that fits.
 """

@@ -17,7 +17,8 @@ class Task:
     Attributes:
       name: name of the task, and of its folder.
       group: name of the group; the table has a mean for each group.
-      data: dataset, as in a recipe: "vtab:pets", "digits", "folder:PATH", "csv:FILE", "package.module:name".
+      data: dataset, as in a recipe: "vtab:pets", "digits", "folder:PATH", "csv:FILE" or
+        "package.module:name".
       train, validation: splits of `data`: each setting is trained on the first and compared on the
         second.
       train_and_validation, test: splits of the final run.
@@ -97,7 +98,8 @@ def load_suite(reference: str | None) -> tuple[Task, ...]:
     for task in tasks:
         if len(task.published) not in (0, len(PUBLISHED)):
             raise ValueError(
-                f"--suite={reference}: {task.name!r} has other than {len(PUBLISHED)} published results, or none."
+                f"--suite={reference}: {task.name!r} has other than {len(PUBLISHED)} published "
+                "results, or none."
             )
     names = [task.name for task in tasks]
     for name in names:
@@ -109,7 +111,9 @@ def load_suite(reference: str | None) -> tuple[Task, ...]:
 
 
 def select_tasks(suite: tuple[Task, ...], words: str) -> tuple[Task, ...]:
-    """Return tasks by names and groups with commas between them, or "all", in the order of the suite.
+    """Return tasks by names and groups with commas between them, in the order of the suite.
+
+    "all" stands for all tasks.
 
     Raises:
       ValueError: there is no such task or group; the nearest is named.

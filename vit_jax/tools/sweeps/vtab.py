@@ -1,4 +1,4 @@
-"""VTAB-1k: settings are compared on the validation examples of tasks; each task is then trained with the best one.
+"""VTAB-1k: each task is trained with the setting that is best on validation examples.
 
 With a shared setting the trials of all tasks come first. Several machines may share the tasks.
 """
@@ -222,7 +222,9 @@ def _open_splits(task: Task, config: FinetuneConfig) -> None:
 
 
 def run_sweep(sweep: Sweep) -> None:
-    """Perform this machine's unfinished runs: with a shared setting all trials first, then the final runs.
+    """Perform this machine's unfinished runs.
+
+    With a shared setting all trials come first, then the final runs.
 
     Every process of the machine's run calls this, after `hosts.start`.
 
@@ -252,8 +254,9 @@ def _agree_on_setting(sweep: Sweep, task: Task) -> Setting:
         num_trials = len(sweep.trial_settings)
         missing = [task.name for task in sweep.tasks if len(sweep.read_trials(task)) < num_trials]
         raise Unfinished(
-            "The trials of this machine's tasks have ended. The setting is chosen over all tasks, and trials of "
-            f"{', '.join(missing)} are missing in {sweep.folder}. The same command goes on when they have ended."
+            "The trials of this machine's tasks have ended. The setting is chosen over all tasks, "
+            f"and trials of {', '.join(missing)} are missing in {sweep.folder}. "
+            "The same command goes on when they have ended."
         )
     return Setting(*values)
 
@@ -286,6 +289,7 @@ def _require_same_weights(sweep: Sweep) -> None:
     stored = read_start(file)
     if stored["parameters_sha256"] != digest:
         raise ValueError(
-            f"workdir {str(sweep.folder)!r} holds a sweep of other weights than {sweep.config.init_from!r} has now: of "
+            f"workdir {str(sweep.folder)!r} holds a sweep of other weights than "
+            f"{sweep.config.init_from!r} has now: of "
             f"{stored.get('init_from')!r}, as it was then. Choose another workdir."
         )

@@ -1,4 +1,4 @@
-"""The results of VTAB as Markdown, CSV and JSON: tasks, means of groups and of all, the paper's beside them."""
+"""The results of VTAB as Markdown, CSV and JSON, with the paper's results beside them."""
 
 import json
 import statistics
@@ -65,7 +65,10 @@ def _build_row(
 
 
 def compute_means(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
-    """Return unweighted means of each group of several, and of all tasks; the paper's if it has all these tasks."""
+    """Return unweighted means of each group of several, and of all tasks.
+
+    The paper's means are added if it has all these tasks.
+    """
     groups = list(dict.fromkeys(task.group for task in sweep.requested))
     means = []
     if len(groups) > 1:
@@ -156,7 +159,7 @@ def trials_to_markdown(sweep: Sweep) -> str:
 
 
 def plan_to_markdown(sweep: Sweep) -> str:
-    """Return a table of finished and missing runs of a sweep by task, and the steps left for this machine."""
+    """Return a table of runs by task, and the number of steps left for this machine."""
     lines = []
     steps_left = 0
     for task, setting in sweep.choose_settings().items():
@@ -181,7 +184,8 @@ def plan_to_markdown(sweep: Sweep) -> str:
     batch = sweep.config.global_batch
     height, width = sweep.config.input.image_size
     summary = (
-        f"Left for this machine: at most {steps_left:,} steps of {batch} images, {steps_left * batch:,} images of "
+        f"Left for this machine: at most {steps_left:,} steps of {batch} images, "
+        f"{steps_left * batch:,} images of "
         f"{height}x{width} pixels."
     )
     return f"{aligned(_PLAN_HEAD, lines, _TEXT_COLUMNS)}\n{summary}\n"
@@ -193,7 +197,7 @@ def _count_trial_steps(sweep: Sweep, finished: Collection[Setting]) -> int:
 
 
 def _count_final_steps(sweep: Sweep, setting: Setting | None) -> int:
-    """Return the number of steps of a final run: at most the longest, until its setting is known."""
+    """Return the number of steps of a final run: at most the longest, if it is not chosen."""
     if setting is not None:
         return setting.num_steps
     return max(setting.num_steps for setting in sweep.settings)
