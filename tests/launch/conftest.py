@@ -11,24 +11,23 @@ import pytest
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 LAUNCH = Path(__file__).parents[2] / "launch"
-# Undoes what nohup and background jobs of a shell do: a script cannot trap a signal that its parent
-# ignores.
+# This command undoes the effect of nohup and of background jobs of a shell: a script cannot trap a
+# signal that its parent ignores.
 LISTENING = ("/usr/bin/env", "--default-signal=HUP,INT,TERM")
 
 
 def pytest_collection_modifyitems(items):
     """Mark the tests that run scripts as `launch`, except dry runs, which keep one fast test of each script."""
+    folder = Path(__file__).parent
     for item in items:
-        if (
-            Path(__file__).parent in item.path.parents
-            and "stage" in item.fixturenames
-            and "dry_run" not in item.name
-        ):
+        is_here = folder in item.path.parents
+        is_dry_run = "dry_run" in item.name
+        if is_here and "stage" in item.fixturenames and not is_dry_run:
             item.add_marker("launch")
 
 
 def finish(process: subprocess.Popen[str], timeout: int) -> tuple[str, str]:
-    """Wait for a script of `Stage.start` and return what it printed; at the time limit kill it and raise."""
+    """Wait for a script of `Stage.start` and return its output; at the time limit kill it and raise."""
     try:
         return process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -43,10 +42,10 @@ class Stage:
     folder: Path
     checkout: Path
     variables: dict[str, str]
-    cwd: Path | None = None  # of the scripts; the checkout by default
+    cwd: Path | None = None  # the folder of the scripts; by default the checkout
 
     def answers(self, kind: str, *scripts: str) -> None:
-        """The n-th call of this kind runs the n-th script, later calls the last."""
+        """Let the n-th call of this kind run the n-th script, and later calls the last."""
         folder = self.folder / "play" / kind
         folder.mkdir(parents=True, exist_ok=True)
         for number, script in enumerate(scripts):
@@ -59,7 +58,7 @@ class Stage:
         stdin: int = subprocess.DEVNULL,
         **variables: str,
     ) -> subprocess.Popen[str]:
-        """Starts a script of launch/, by default in the checkout, in a session of its own."""
+        """Start a script of launch/ in a new session, by default in the checkout."""
         script, *rest = words
         return subprocess.Popen(
             [*LISTENING, self.checkout / "launch" / script, *rest],
@@ -73,7 +72,7 @@ class Stage:
         )
 
     def install(self, tool: Path) -> None:
-        """An environment of the checkout in which `tool` takes the place of vit-jax."""
+        """Make an environment of the checkout in which `tool` takes the place of vit-jax."""
         bin = self.checkout / ".venv/bin"
         bin.mkdir(parents=True)
         (bin / "vit-jax").symlink_to(tool)
@@ -88,12 +87,16 @@ class Stage:
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def calls(self, program: str | None = None) -> list[list[str]]:
-        """Calls of the stand-ins in the order in which they were recorded; of one program without its name."""
+        """Return calls of the stand-ins in order; calls of one program are without its name."""
         file = self.folder / "calls"
         if not file.exists():
             return []
-        calls = [record.split("\x1f")[:-1] for record in file.read_text().split("\x1e")[:-1]]
-        return calls if program is None else [call[1:] for call in calls if call[0] == program]
+
+        records = file.read_text().split("\x1e")[:-1]
+        calls = [record.split("\x1f")[:-1] for record in records]
+        if program is None:
+            return calls
+        return [call[1:] for call in calls if call[0] == program]
 
 
 @pytest.fixture
@@ -109,6 +112,7 @@ def make_stage(tmp_path: Path) -> Stage:
         (checkout / name).write_text(f"# {name}\n")
     subprocess.run(["git", "init", "--quiet", checkout], check=True)
     subprocess.run(["git", "-C", checkout, "add", "--all"], check=True)
+
     for name in ("play", "homes", "buckets"):
         (tmp_path / name).mkdir()
     variables = {

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 
 import pytest
@@ -23,21 +24,22 @@ PLAN = """echo '{
 }'"""
 
 # A cloud with one machine, which exists as long as the file does.
+DESCRIBE = 'if [[ -e "$PLAY/machine" ]]; then echo ACTIVE; else echo NOT_FOUND >&2; exit 1; fi'
 MACHINE = {
-    "describe": 'if [[ -e "$PLAY/machine" ]]; then echo ACTIVE; else echo NOT_FOUND >&2; exit 1; fi',
+    "describe": DESCRIBE,
     "create": 'touch "$PLAY/machine"',
     "delete": 'rm -f "$PLAY/machine"',
     "status": "echo pod-w-0 exit 0 100",
     "summary": '[[ -e "$PLAY/finished" ]]',
     "log": 'touch "$PLAY/finished"',
 }
-STEPS = 13  # calls of gcloud of a run that is never disturbed
+STEPS = 13  # number of calls of gcloud of an undisturbed run
 TROUBLES = {
-    "fails": ("exit 1", "true"),
-    "fails after its effect": ("trap 'exit 1' EXIT", "true"),
-    "no network until the terminal is closed": (*["exit 1"] * 30, "kill -HUP 0; exit 1"),
-    "Ctrl-C": ("kill -INT 0; exit 1", "true"),
-    "the script alone gets SIGTERM": ("kill -TERM $(ps -o pgid= -p $$)", "true"),
+    "fails": ["exit 1", "true"],
+    "fails after its effect": ["trap 'exit 1' EXIT", "true"],
+    "no network until the terminal is closed": [*["exit 1"] * 30, "kill -HUP 0; exit 1"],
+    "Ctrl-C": ["kill -INT 0; exit 1", "true"],
+    "the script alone gets SIGTERM": ["kill -TERM $(ps -o pgid= -p $$)", "true"],
 }
 
 
@@ -49,55 +51,70 @@ def stage(stage):
 
 
 @pytest.mark.parametrize(
-    ("words", "chips"),
-    [(["tpu_pod.sh", *RUN, "--poll_seconds=0"], 16), (["gke.sh", "submit", *TPU], 16)],
+    "words",
+    [
+        ["tpu_pod.sh", *RUN, "--poll_seconds=0"],
+        ["gke.sh", "submit", *TPU],
+    ],
+    ids=["tpu_pod.sh", "gke.sh"],
 )
-def test_hours_and_price_are_printed_before_anything_is_rented(stage, words, chips):
-    """None of these commands gets so far: the first call of gcloud or kubectl fails."""
+def test_hours_and_price_are_printed_before_anything_is_rented(stage, words):
+    """The first call of gcloud or kubectl fails, so none of these commands gets so far."""
     stage.answers("plan", PLAN)
     for kind in ("summary", "describe", "apply"):
         stage.answers(kind, "echo down >&2; exit 1")
 
-    said = stage.run(*words, "--price=2", "--max_hours=10", *WORDS).stderr.splitlines()
-    plan = "vit-jax: plan, by arithmetic: 12.0 hours on 16 chips, 192 chip-hours, 384.00 at 2 a chip-hour; "
-    plan += "evaluation, checkpoints, input and interruptions are not included"
+    result = stage.run(*words, "--price=2", "--max_hours=10", *WORDS)
 
-    assert plan in said
-    assert said.index(plan) < said.index("down")
+    said = result.stderr.splitlines()
+    before = said[: said.index("down")]
     assert (
-        "vit-jax: --max_hours=10 is less: the run is stopped before its end, and the same command goes on"
-        in said
-    )
+        "vit-jax: plan, by arithmetic: 12.0 hours on 16 chips, 192 chip-hours, 384.00 at 2 a "
+        "chip-hour; evaluation, checkpoints, input and interruptions are not included"
+    ) in before
+    assert (
+        "vit-jax: --max_hours=10: at most 160.0 chip-hours, 320.00 at 2 a chip-hour, then the run "
+        "is saved and stopped"
+    ) in before
+    assert (
+        "vit-jax: --max_hours=10 is less: the run is stopped before its end, and the same command "
+        "goes on"
+    ) in said
     assert "vit-jax: by this plan the run does not fit into the memory of the chips" in said
-
-    limit = "vit-jax: --max_hours=10: at most 160.0 chip-hours, 320.00 at 2 a chip-hour, then the run is saved and "
-    assert f"{limit}stopped" in said[: said.index("down")]
 
 
 def test_a_plan_that_fails_stops_no_run(stage):
-    stage.answers(
-        "plan", "echo 'vit-jax: How many images folder:x has is not known here' >&2; exit 2"
-    )
+    reason = "vit-jax: How many images folder:x has"
+    stage.answers("plan", f"echo '{reason} is not known here' >&2; exit 2")
+
     result = stage.run("gke.sh", "submit", *TPU, *WORDS)
 
     assert result.returncode == 0, result.stderr
-    assert "hours and price are not known: vit-jax: How many images folder:x has" in result.stderr
+    assert f"hours and price are not known: {reason}" in result.stderr
 
-    result = stage.run("tpu_pod.sh", *RUN[:3], "--type=v2-8", RUN[-1], "--dry-run", *WORDS)
+
+def test_a_machine_that_plan_does_not_know_stops_no_run(stage):
+    words = ["run", "--name=pod", "--zone=us-west4-a", "--type=v2-8", "--workdir=gs://bucket/run"]
+    result = stage.run("tpu_pod.sh", *words, "--dry-run", *WORDS)
+
     assert "plan does not know v2-8" in result.stderr
 
 
-@pytest.mark.parametrize("hours", ["0", "0.0001", "many", "-1", "1e3", ""])
+@pytest.mark.parametrize("hours", ["0", "0.0001", "many", "-1", "1e3"])
 def test_hours_that_limit_nothing_are_refused(stage, hours):
-    words = [] if not hours else [f"--max_hours={hours}"]
-    result = stage.run(
-        "tpu_pod.sh",
-        *(["delete", *RUN[1:3], "--max_hours=1"] if not hours else [*RUN, *words]),
-        *WORDS,
-    )
+    result = stage.run("tpu_pod.sh", *RUN, f"--max_hours={hours}", *WORDS)
 
     assert result.returncode == 2
-    assert (f"--max_hours={hours}: must be" if hours else "--max_hours is of run") in result.stderr
+    assert f"--max_hours={hours}: must be" in result.stderr
+    assert stage.calls() == []
+
+
+def test_hours_of_another_command_are_refused(stage):
+    words = ["delete", "--name=pod", "--zone=us-west4-a", "--max_hours=1"]
+    result = stage.run("tpu_pod.sh", *words, *WORDS)
+
+    assert result.returncode == 2
+    assert "--max_hours is of run" in result.stderr
     assert stage.calls() == []
 
 
@@ -109,23 +126,28 @@ def test_the_workers_get_what_is_left_of_the_hours(stage):
 
     assert result.returncode == 0, result.stderr
 
-    (start,) = (
-        word for call in stage.calls("gcloud") for word in call if "tpu_worker.sh start" in word
-    )
-    assert 3000 < int(start.partition("--seconds=")[2].split()[0]) <= 3600
+    words = itertools.chain(*stage.calls("gcloud"))
+    (start,) = (word for word in words if "tpu_worker.sh start" in word)
+    seconds = int(start.partition("--seconds=")[2].split()[0])
+    assert 3000 < seconds <= 3600
+
+
+def clear(stage):
+    """Remove the scripts, the machine and the calls of an earlier run."""
+    shutil.rmtree(stage.folder / "play")
+    (stage.folder / "play").mkdir()
+    (stage.folder / "calls").unlink(missing_ok=True)
 
 
 def play(stage, trouble, number):
     """Run with a trouble at this call of gcloud; return the process and its errors."""
-    for path in sorted((stage.folder / "play").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    (stage.folder / "calls").unlink(missing_ok=True)
+    clear(stage)
     for kind, script in MACHINE.items():
         stage.answers(kind, script)
     stage.answers("any", *["true"] * number, *TROUBLES[trouble])
-    with stage.start(
-        "tpu_pod.sh", *RUN, *QUIET, "--repository=https://example.org/v.git", *WORDS
-    ) as process:
+
+    repository = "--repository=https://example.org/v.git"
+    with stage.start("tpu_pod.sh", *RUN, *QUIET, repository, *WORDS) as process:
         _, stderr = finish(process, timeout=60)
     return process, stderr
 
@@ -134,7 +156,9 @@ def play(stage, trouble, number):
 def test_a_machine_is_deleted_or_named_whatever_step_fails(stage, trouble):
     machine = stage.folder / "play/machine"
     rented = stage.checkout / "runs/pod/rented.txt"
+    command = "./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a"
     ends = set()
+
     for number in itertools.count():
         process, stderr = play(stage, trouble, number)
         step = f"{trouble} at call {number}:\n{stderr}"
@@ -142,7 +166,6 @@ def test_a_machine_is_deleted_or_named_whatever_step_fails(stage, trouble):
             assert number >= STEPS, step
             break
 
-        command = "./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a"
         if machine.exists():
             assert process.returncode != 0, step
             assert "costs money until it is deleted" in stderr, step
@@ -151,32 +174,53 @@ def test_a_machine_is_deleted_or_named_whatever_step_fails(stage, trouble):
         elif process.returncode == 0:
             assert "pod is deleted" in stderr or "Nothing is created" in stderr, step
             assert not rented.exists(), step
-
         ends.add(machine.exists())
 
     assert False in ends, "some end with no machine left"
 
 
-@pytest.mark.parametrize("command", ["run", "submit", "log"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, None])
-def test_nodes_of_a_cluster_are_named(stage, command, number):
-    """At a signal, and where kubectl fails."""
-    # bash alone: one that waits for a program ignores an interrupt that comes as the program ends
-    wait = ': >"$PLAY/here"; exec sleep 600' if number else "exit 1"
-    stage.answers("apply", wait if command == "submit" else "true")
-    stage.answers("logs", wait)
-    stage.answers("get", "exit 1")
-    words = ["--name=vit"] if command == "log" else [*TPU, *WORDS]
-    with stage.start("gke.sh", command, "--poll_seconds=0", *words) as process:
-        while number and not (stage.folder / "play/here").exists():
-            assert process.poll() is None
-        if number:
-            os.killpg(process.pid, number)
-        _, stderr = finish(process, timeout=60)
-
+def check_nodes_are_named(process, stderr):
     assert process.returncode != 0
     assert "the nodes of vit cost money until" in stderr
     assert "./launch/gke.sh delete --name=vit" in stderr
+
+
+COMMANDS = {
+    "run": ["run", "--poll_seconds=0", *TPU, *WORDS],
+    "submit": ["submit", "--poll_seconds=0", *TPU, *WORDS],
+    "log": ["log", "--poll_seconds=0", "--name=vit"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_nodes_of_a_cluster_are_named_at_a_signal(stage, command, number):
+    # bash alone: one that waits for a program ignores an interrupt that comes as the program ends
+    wait = ': >"$PLAY/here"; exec sleep 600'
+    here = stage.folder / "play/here"
+    stage.answers("apply", wait if command == "submit" else "true")
+    stage.answers("logs", wait)
+    stage.answers("get", "exit 1")
+
+    with stage.start("gke.sh", *COMMANDS[command]) as process:
+        while not here.exists():
+            assert process.poll() is None
+        os.killpg(process.pid, number)
+        _, stderr = finish(process, timeout=60)
+
+    check_nodes_are_named(process, stderr)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nodes_of_a_cluster_are_named_where_kubectl_fails(stage, command):
+    stage.answers("apply", "exit 1" if command == "submit" else "true")
+    stage.answers("logs", "exit 1")
+    stage.answers("get", "exit 1")
+
+    with stage.start("gke.sh", *COMMANDS[command]) as process:
+        _, stderr = finish(process, timeout=60)
+
+    check_nodes_are_named(process, stderr)
 
 
 def test_a_jobset_at_its_time_limit(stage):

@@ -13,11 +13,11 @@ from vit_jax.config.schema import FinetuneConfig, PretrainConfig
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch"), ROOT / ".ci/run"])
-STAND_INS = sorted(path for path in (Path(__file__).parent / "stand_ins").iterdir())
+STAND_INS = sorted((Path(__file__).parent / "stand_ins").iterdir())
 
 
 def linter(name: str) -> str:
-    """The linter that was installed beside this Python, or else anywhere."""
+    """Return the linter that was installed beside this Python, or elsewhere."""
     path = Path(sys.executable).with_name(name)
     found = str(path) if path.exists() else shutil.which(name)
     assert found, f"{name} is not installed: pip install '.[test]'"
@@ -35,34 +35,27 @@ def test_shellcheck(folder):
 
 @pytest.mark.tools
 def test_hadolint():
-    result = subprocess.run(
-        [linter("hadolint"), LAUNCH / "Dockerfile"], capture_output=True, text=True
-    )
+    words = [linter("hadolint"), LAUNCH / "Dockerfile"]
+    result = subprocess.run(words, capture_output=True, text=True)
+
     assert result.returncode == 0, result.stdout
 
 
 def test_images_install_the_extras_of_setup():
-    """One target for each accelerator, each with the extra of its name."""
-    text = (LAUNCH / "Dockerfile").read_text()
-    targets = dict(
-        re.findall(
-            r'^FROM base AS (\w+)\n(?:.*\n)*?RUN pip install --editable "\.\[(\w+)\]"',
-            text,
-            re.MULTILINE,
-        )
-    )
+    """There is one target for each accelerator, each with the extra of its name."""
+    dockerfile = (LAUNCH / "Dockerfile").read_text()
+    setup = (ROOT / "setup.py").read_text()
+    pattern = r'^FROM base AS (\w+)\n(?:.*\n)*?RUN pip install --editable "\.\[(\w+)\]"'
+    targets = dict(re.findall(pattern, dockerfile, re.MULTILINE))
 
     assert targets == {"cpu": "cpu", "tpu": "tpu", "cuda": "cuda"}
-
-    setup = (ROOT / "setup.py").read_text()
     for extra in targets.values():
         assert f'"{extra}": [' in setup
 
 
 def test_images_hold_what_the_installation_reads():
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
-
-    assert not {
+    ignored = set((ROOT / ".dockerignore").read_text().splitlines())
+    needed = {
         "README.md",
         "setup.py",
         "pyproject.toml",
@@ -71,16 +64,18 @@ def test_images_hold_what_the_installation_reads():
         "launch",
         "*",
         "*.md",
-    } & set(ignored)
-    assert {".git", ".venv*", "runs"} <= set(ignored)
+    }
+
+    assert not needed & ignored
+    assert {".git", ".venv*", "runs"} <= ignored
 
 
 SOURCED = ("check.sh", "commands.sh", "environment.sh", "tpu_attempt.sh", "tpu_machine.sh")
 
+EXECUTED = [path for path in SCRIPTS if path.name not in SOURCED]
 
-@pytest.mark.parametrize(
-    "script", [path for path in SCRIPTS if path.name not in SOURCED], ids=lambda path: path.name
-)
+
+@pytest.mark.parametrize("script", EXECUTED, ids=lambda path: path.name)
 def test_scripts_may_be_executed_and_stop_at_errors(script):
     text = script.read_text()
 
@@ -90,7 +85,7 @@ def test_scripts_may_be_executed_and_stop_at_errors(script):
 
 
 def test_no_hyper_parameter_in_launch():
-    """No script gives vit-jax a value of its configuration: these live in configs/ and on the user's command line."""
+    """No script gives vit-jax a value of its configuration: these are in configs/ and on the user's command line."""
     fields = set(PretrainConfig.__dataclass_fields__) | set(FinetuneConfig.__dataclass_fields__)
     assert "optimizer" in fields
 

@@ -26,21 +26,26 @@ from tests.tiny import NETWORK, flags
 
 ROOT = LAUNCH.parent
 SMALL = flags(
-    *(
-        *NETWORK,
-        "global_batch=256",
-        "total=6 steps",
-        "schedule.warmup=2 steps",
-        "input.image_size=32",
-    ),
-    *(
-        "checkpoint.every=3 steps",
-        "evaluation.global_batch=256",
-        "logging.every=2 steps",
-        "logging.tensorboard=False",
-    ),
-    *("logging.compilation_cache=False", "input.num_workers=0"),
+    *NETWORK,
+    "global_batch=256",
+    "total=6 steps",
+    "schedule.warmup=2 steps",
+    "input.image_size=32",
+    "checkpoint.every=3 steps",
+    "evaluation.global_batch=256",
+    "logging.every=2 steps",
+    "logging.tensorboard=False",
+    "logging.compilation_cache=False",
+    "input.num_workers=0",
 )
+
+
+def find_free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 # vit-jax of the checkout that it runs in: here, and on a worker as one of two processes of a run.
 TOOL = """#!/bin/bash
 set -euo pipefail
@@ -72,21 +77,22 @@ LOOK = 'folder="${VIT_JAX_MOUNTS}_data/${words##* gs://}"; [[ -e "${folder% }" ]
 @pytest.fixture
 def stage(stage):
     """A stage with the complete package in its checkout, two workers, and a cloud with one machine and two buckets."""
+    without_caches = shutil.ignore_patterns("__pycache__")
     for name in ("vit_jax", "configs"):
-        shutil.copytree(
-            ROOT / name, stage.checkout / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / name, stage.checkout / name, ignore=without_caches)
     subprocess.run(["git", "-C", stage.checkout, "add", "--all"], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    tool = TOOL.format(checkout=stage.checkout, port=port, python=shlex.quote(sys.executable))
+
+    python = shlex.quote(sys.executable)
+    tool = TOOL.format(checkout=stage.checkout, port=find_free_port(), python=python)
     stage.install(write_program(stage.folder / "tool", tool))
     (stage.folder / "bin").mkdir()
     write_program(stage.folder / "bin/python3", FAKE_PYTHON)
-    for kind, script in (MACHINE | {"fetch": COPY, "ls": LOOK}).items():
-        if kind not in ("status", "summary", "log"):  # these are the workers' own
-            stage.answers(kind, script)
+
+    # The workers answer to status, summary and log themselves.
+    for kind in ("describe", "create", "delete"):
+        stage.answers(kind, MACHINE[kind])
+    stage.answers("fetch", COPY)
+    stage.answers("ls", LOOK)
     stage.variables |= {
         "PATH": f"{stage.folder}/bin:{stage.checkout}/.venv/bin:{stage.variables['PATH']}",
         "WORKERS": "2",
@@ -95,80 +101,90 @@ def stage(stage):
     return stage
 
 
-def photos(folder, tar):
-    """Write twelve images of two classes as a folder of folders, and the same as a tar of tars."""
+def add_member(archive, name, content):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def write_photos(folder, tar):
+    """Write 48 images of two classes as a folder of folders, and the same as a tar of tars."""
     rng = np.random.default_rng(0)
     with tarfile.open(tar, "w") as outer:
         for name in ("n01440764", "n01443537"):
             (folder / name).mkdir(parents=True)
             for number in range(24):
-                encoded = cv2.imencode(".jpg", rng.integers(0, 256, (40, 48, 3), np.uint8))[
-                    1
-                ].tobytes()
-                (folder / name / f"{name}_{number}.JPEG").write_bytes(encoded)
+                pixels = rng.integers(0, 256, (40, 48, 3), np.uint8)
+                cv2.imwrite(str(folder / name / f"{name}_{number}.JPEG"), pixels)
+
             inner = io.BytesIO()
             with tarfile.open(fileobj=inner, mode="w") as archive:
                 archive.add(folder / name, arcname=".")
-            member = tarfile.TarInfo(f"{name}.tar")
-            member.size = len(inner.getvalue())
-            outer.addfile(member, io.BytesIO(inner.getvalue()))
+            add_member(outer, f"{name}.tar", inner.getvalue())
 
 
 def commands():
-    """The commands of the page that are for the reader's computer, in order."""
+    """Return the commands of the page that are for the reader's computer, in order."""
     text = (ROOT / "docs/pod.md").read_text().replace("\\\n", " ")
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+    lines = "".join(blocks).splitlines()
     return [shlex.split(line) for line in lines if line.startswith(("vit-jax ", "./launch/"))]
 
 
-def made_small(words):
-    """The same command for this machine: small fields behind its own, other buckets, plans without a compiler."""
-    words = [
-        word.replace("gs://BUCKET", "gs://images").replace("/BUCKET/", "/images/") for word in words
-    ]
-    words = [word.replace("--workdir=gs://images", "--workdir=gs://bucket") for word in words]
-    verb = words[words.index("--") + 1] if "--" in words else words[1]
+def make_small(words):
+    """Return the same command for this machine: small fields, other buckets, plans without a compiler."""
+    small = []
+    for word in words:
+        word = word.replace("gs://BUCKET", "gs://images").replace("/BUCKET/", "/images/")
+        small.append(word.replace("--workdir=gs://images", "--workdir=gs://bucket"))
+
+    verb = small[small.index("--") + 1] if "--" in small else small[1]
     if verb in ("pretrain", "plan", "doctor"):
-        words += SMALL
-    if words[1] == "plan":
-        words.append("--arithmetic")
-    if words[1] == "run":
-        words[2:2] = ["--poll_seconds=1", "--keep"]  # for the status and the deletion that follow
-    return words
+        small += SMALL
+    if small[1] == "plan":
+        small.append("--arithmetic")
+    if small[1] == "run":
+        # The status and the deletion follow.
+        small[2:2] = ["--poll_seconds=1", "--keep"]
+    return small
+
+
+def execute(stage, words):
+    """Run a command of the page; return it with its output."""
+    program, *rest = words
+    if program != "vit-jax":
+        program = str(stage.checkout / program)
+    result = subprocess.run(
+        [program, *rest],
+        cwd=stage.checkout,
+        env=stage.variables,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+    text = f"$ {shlex.join(words)}\n{result.stdout}\n{result.stderr}"
+    # The speed of this machine decides what doctor says.
+    may_fail = words[1] == "doctor" and result.returncode == 1
+    assert result.returncode == 0 or may_fail, text
+    return text
 
 
 def test_every_command_of_the_page(stage):
+    run_folder = stage.checkout / "runs/vit-l"
     (stage.checkout / "archives").mkdir()
-    photos(stage.checkout / "my-images", stage.checkout / "archives/ILSVRC2012_img_train.tar")
-    said = []
-    for words in map(made_small, commands()):
-        words[0] = "vit-jax" if words[0] == "vit-jax" else str(stage.checkout / words[0])
-        result = subprocess.run(
-            words,
-            cwd=stage.checkout,
-            env=stage.variables,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
-        # The speed of this machine decides
-        may_be_slow = words[1] == "doctor" and result.returncode == 1
+    archive = stage.checkout / "archives/ILSVRC2012_img_train.tar"
+    write_photos(stage.checkout / "my-images", archive)
 
-        assert result.returncode == 0 or may_be_slow, (
-            f"{shlex.join(words)}\n{result.stdout}\n{result.stderr}"
-        )
+    outputs = [execute(stage, make_small(words)) for words in commands()]
 
-        said.append(f"$ {shlex.join(words)}\n{result.stdout}{result.stderr}")
-
-    text = "\n".join(said)
-
+    text = "\n".join(outputs)
+    states = re.findall(r"runs/vit-l +\| ended +\| +6 \|", text)
     assert "vit-jax: plan, by arithmetic: " in text
-    assert "2 x cpu in 2 process(es)" in (stage.checkout / "runs/vit-l/log.txt").read_text()
-    assert json.loads((stage.checkout / "runs/vit-l/summary.json").read_text())["steps"] == 6
-    assert len(re.findall(r"runs/vit-l +\| ended +\| +6 \|", text)) == 2, (
-        "by tpu_pod.sh status and vit-jax status"
-    )
+    assert len(states) == 2, "by tpu_pod.sh status and vit-jax status"
+
+    assert "2 x cpu in 2 process(es)" in (run_folder / "log.txt").read_text()
+    assert json.loads((run_folder / "summary.json").read_text())["steps"] == 6
     assert (stage.checkout / "curves.png").stat().st_size > 1000
     assert not (stage.folder / "play/machine").exists(), "the machine is deleted"
-    assert not (stage.checkout / "runs/vit-l/rented.txt").exists()
+    assert not (run_folder / "rented.txt").exists()

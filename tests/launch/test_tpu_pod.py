@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+from typing import NamedTuple
 
 import pytest
 
@@ -28,8 +29,16 @@ DESCRIBE = [
     *PLACE,
 ]
 CREATE = [
-    *["compute", "tpus", "queued-resources", "create", "pod", "--accelerator-type=v5litepod-16"],
-    *["--runtime-version=v2-alpha-tpuv5-lite", "--node-id=pod", "--async", *PLACE],
+    "compute",
+    "tpus",
+    "queued-resources",
+    "create",
+    "pod",
+    "--accelerator-type=v5litepod-16",
+    "--runtime-version=v2-alpha-tpuv5-lite",
+    "--node-id=pod",
+    "--async",
+    *PLACE,
 ]
 DELETE = ["compute", "tpus", "queued-resources", "delete", "pod", "--force", *PLACE]
 SUMMARY = ["storage", "cat", "gs://bucket/run/summary.json"]
@@ -49,8 +58,12 @@ START = (
 )
 
 CHECKED = [
-    *[*WORDS[1:], "--workdir=/mnt/vit_jax/bucket/run", "--check"],
-    *["--devices=16", "--slices=1", "--remote=/"],
+    *WORDS[1:],
+    "--workdir=/mnt/vit_jax/bucket/run",
+    "--check",
+    "--devices=16",
+    "--slices=1",
+    "--remote=/",
 ]
 
 PLANNED = ["plan", "--topology=1*v5litepod-16", "--arithmetic", "--json", *WORDS[2:]]
@@ -117,39 +130,55 @@ UNDISTURBED = {
 
 
 def run(stage, *options, words=WORDS, **answers):
-    """The command run, with answers of gcloud in the place of those of an undisturbed life."""
+    """Run the command with these answers of gcloud instead of those of an undisturbed life."""
     for kind, scripts in (UNDISTURBED | answers).items():
         stage.answers(kind, *scripts)
     return stage.run("tpu_pod.sh", *RUN, *options, *words)
 
 
+def name_call(call):
+    """Return a call of gcloud as one word."""
+    for word in call:
+        if word.startswith("--command=") and "tpu_worker.sh" in word:
+            return word.partition("tpu_worker.sh ")[2].split()[0]
+    return call[1] if call[0] == "storage" else call[3]
+
+
 def kinds(stage):
-    """The calls of gcloud, one word each."""
-    names = []
-    for call in stage.calls("gcloud"):
-        command = next((word for word in call if word.startswith("--command=")), "")
-        if "tpu_worker.sh" in command:
-            names.append(command.partition("tpu_worker.sh ")[2].split()[0])
-        else:
-            names.append(call[1] if call[0] == "storage" else call[3])
-    return names
+    """Return the calls of gcloud, one word each."""
+    return [name_call(call) for call in stage.calls("gcloud")]
+
+
+CHANGES = ("create", "install", "start", "stop", "rsync", "delete")
 
 
 def changes(stage):
-    """Those that do something, without questions."""
-    return [
-        kind
-        for kind in kinds(stage)
-        if kind in ("create", "install", "start", "stop", "rsync", "delete")
-    ]
+    """Return the calls that change something."""
+    return [kind for kind in kinds(stage) if kind in CHANGES]
+
+
+def list_log_calls(stage):
+    calls = stage.calls("gcloud")
+    return [call for call in calls if any("tpu_worker.sh log" in word for word in call)]
 
 
 def whole_life(archive, waiting):
-    """Every call of a run that is never disturbed."""
+    """Return every call of a run that is never disturbed."""
     return [
-        *[SUMMARY, DESCRIBE, DESCRIBE, CREATE, *[DESCRIBE] * waiting],
-        *[scp(archive), ssh(INSTALL), ssh(START), step("log 0", worker=0)],
-        *[DESCRIBE, step("status"), SUMMARY, FETCH, DELETE],
+        SUMMARY,
+        DESCRIBE,
+        DESCRIBE,
+        CREATE,
+        *[DESCRIBE] * waiting,
+        scp(archive),
+        ssh(INSTALL),
+        ssh(START),
+        step("log 0", worker=0),
+        DESCRIBE,
+        step("status"),
+        SUMMARY,
+        FETCH,
+        DELETE,
     ]
 
 
@@ -162,16 +191,17 @@ def test_one_command_is_the_whole_life(stage):
     )
 
     assert result.returncode == 0, result.stderr
+    assert result.stdout == "step 1\nstep 2\n"
+    assert (stage.checkout / "runs/pod/log.txt").read_text() == "step 1\nstep 2\n"
+    assert not list(stage.folder.glob("tmp*"))
 
     calls = stage.calls("gcloud")
     archive = next(call[4] for call in calls if "scp" in call)
-
     assert calls == whole_life(archive, waiting=3)
     assert stage.calls()[:2] == [["vit-jax", *CHECKED], ["vit-jax", *PLANNED]]
-    assert result.stdout == "step 1\nstep 2\n"
-    assert (stage.checkout / "runs/pod/log.txt").read_text() == "step 1\nstep 2\n"
 
     said = [line.removeprefix("vit-jax: ") for line in result.stderr.splitlines()]
+    assert "pod is deleted" in said
     assert said[:5] == [
         "plan has no time for this run",
         "pod is NOT_FOUND",
@@ -179,8 +209,6 @@ def test_one_command_is_the_whole_life(stage):
         "pod is WAITING_FOR_RESOURCES",
         "pod is PROVISIONING",
     ]
-    assert "pod is deleted" in said
-    assert not list(stage.folder.glob("tmp*"))
 
 
 def test_dry_run_prints_exactly_what_a_run_executes(stage):
@@ -190,184 +218,199 @@ def test_dry_run_prints_exactly_what_a_run_executes(stage):
     assert stage.calls() == []
     assert not (stage.checkout / "runs").exists()
 
-    pack, *commands = sorted(
-        result.stdout.splitlines(), key=lambda line: not line.startswith("git")
-    )
-    assert shlex.split(pack)[3:6] == ["ls-files", "-z", "--cached"]
-    assert [shlex.split(line)[1:] for line in commands] == [
-        *(CHECKED, PLANNED),
-        *whole_life("checkout.tar.gz", waiting=1),
-    ]
+    lines = result.stdout.splitlines()
+    (pack,) = (shlex.split(line) for line in lines if line.startswith("git"))
+    commands = [shlex.split(line)[1:] for line in lines if not line.startswith("git")]
+    assert pack[3:6] == ["ls-files", "-z", "--cached"]
+    assert commands == [CHECKED, PLANNED, *whole_life("checkout.tar.gz", waiting=1)]
 
 
-@pytest.mark.parametrize(
-    ("uploads", "others"), [((), 2), (("--upload=runs", "--upload=my recipe.py"), 2)]
-)
-def test_what_is_shipped_is_what_git_tracks_and_what_is_named(stage, uploads, others):
+@pytest.fixture
+def untracked(stage):
+    """A stage with two files that git does not track, one of them ignored; returns the names of tracked files."""
     (stage.checkout / ".gitignore").write_text("/runs/\n.venv*\n")
     (stage.checkout / "runs").mkdir()
     (stage.checkout / "runs/weights").write_text("large")
     (stage.checkout / "my recipe.py").write_text("mine")
     (stage.checkout / "pyproject.toml").unlink()
     stage.answers("scp", f'cp "$archive" "{stage.folder}/shipped.tar.gz"')
+
+    scripts = {f"launch/{path.name}" for path in (stage.checkout / "launch").iterdir()}
+    return stage, {"setup.py"} | scripts
+
+
+@pytest.mark.parametrize(
+    ("uploads", "uploaded"),
+    [
+        ((), set()),
+        (("--upload=runs", "--upload=my recipe.py"), {"runs/weights", "my recipe.py"}),
+    ],
+)
+def test_what_is_shipped_is_what_git_tracks_and_what_is_named(untracked, uploads, uploaded):
+    stage, tracked = untracked
     result = stage.run("tpu_pod.sh", "install", *NAME, *uploads)
 
     assert result.returncode == 0, result.stderr
 
-    listing = subprocess.check_output(
-        ["tar", "-tzf", stage.folder / "shipped.tar.gz"], text=True
-    ).splitlines()
-    tracked = {
-        "setup.py",
-        *(f"launch/{path.name}" for path in (stage.checkout / "launch").iterdir()),
-    }
-
-    assert set(listing) == tracked | ({"runs/weights", "my recipe.py"} if uploads else set())
+    archive = stage.folder / "shipped.tar.gz"
+    listing = subprocess.check_output(["tar", "-tzf", archive], text=True).splitlines()
+    assert set(listing) == tracked | uploaded
     assert f"{len(listing)} files, 0.0 MB compressed, are copied to every worker" in result.stderr
-    assert f"without {others} file(s) that git does not track" in result.stderr
+    assert "without 2 file(s) that git does not track" in result.stderr
 
-    line = stage.run("tpu_pod.sh", "install", *NAME, *uploads, "--dry-run").stdout.splitlines()[0]
+    dry_run = stage.run("tpu_pod.sh", "install", *NAME, *uploads, "--dry-run")
+    line = dry_run.stdout.splitlines()[0]
     assert ("ls-files -z --others -- runs 'my recipe.py')" in line) == bool(uploads)
 
 
-@pytest.mark.parametrize(
-    ("refusal", "recipe", "message"),
-    [
-        (
-            "echo 'config.optimzer: there is no such field' >&2; exit 2",
-            "configs/x.py",
-            "there is no such field",
-        ),
-        ("true", "mine.py:ViT-L/16", "mine.py is not known to git and would not be on the workers"),
-    ],
-)
-def test_a_recipe_is_read_before_a_machine_is_asked_for(stage, refusal, recipe, message):
-    (stage.checkout / "mine.py").write_text("")
-    stage.answers("check", refusal)
-    result = run(stage, words=["--", "pretrain", f"--config={recipe}"])
+def test_a_recipe_is_read_before_a_machine_is_asked_for(stage):
+    stage.answers("check", "echo 'config.optimzer: there is no such field' >&2; exit 2")
+    result = run(stage, words=["--", "pretrain", "--config=configs/x.py"])
 
     assert result.returncode == 2
-    assert message in result.stderr
+    assert "there is no such field" in result.stderr
     assert stage.calls("gcloud") == []
 
-    if refusal == "true":
-        assert (
-            run(
-                stage, "--upload=mine.py", words=["--", "pretrain", f"--config={recipe}"]
-            ).returncode
-            == 0
-        )
+
+def test_a_recipe_must_be_known_to_git_or_uploaded(stage):
+    words = ["--", "pretrain", "--config=mine.py:ViT-L/16"]
+    (stage.checkout / "mine.py").write_text("")
+    stage.answers("check", "true")
+    result = run(stage, words=words)
+
+    assert result.returncode == 2
+    assert "mine.py is not known to git and would not be on the workers" in result.stderr
+    assert stage.calls("gcloud") == []
+    assert run(stage, "--upload=mine.py", words=words).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("type", "slices", "devices"),
     [
-        *[("v2-8", 1, 8), ("v3-32", 1, 32), ("v4-32", 1, 16), ("v5p-32", 2, 32)],
-        *[("v5litepod-16", 2, 32), ("v6e-8", 1, 8), ("tpu7x-8", 2, 16)],
+        ("v2-8", 1, 8),
+        ("v3-32", 1, 32),
+        ("v4-32", 1, 16),
+        ("v5p-32", 2, 32),
+        ("v5litepod-16", 2, 32),
+        ("v6e-8", 1, 8),
+        ("tpu7x-8", 2, 16),
     ],
 )
 def test_the_recipe_is_checked_for_the_devices_that_jax_will_count(stage, type, slices, devices):
-    options = [
-        "run",
-        *NAME,
-        f"--type={type}",
-        f"--slices={slices}",
-        "--workdir=gs://bucket/run",
-        "--dry-run",
-    ]
-    line = next(
-        line
-        for line in stage.run("tpu_pod.sh", *options, *WORDS).stdout.splitlines()
-        if "--check" in line
-    )
+    machine = [f"--type={type}", f"--slices={slices}", "--workdir=gs://bucket/run"]
+    result = stage.run("tpu_pod.sh", "run", *NAME, *machine, "--dry-run", *WORDS)
+    line = next(line for line in result.stdout.splitlines() if "--check" in line)
 
     assert shlex.split(line)[-3:] == [f"--devices={devices}", f"--slices={slices}", "--remote=/"]
 
 
+UNSEEN = """\
+echo 'checked: a recipe'
+echo 'not visible from here: /mnt/vit_jax_data/images/tfds/cifar10'
+echo 'not visible from here: /mnt/vit_jax/bucket/my runs/a'
+"""
+
+LOOKS = [
+    ["storage", "ls", "gs://images/tfds/cifar10"],
+    ["storage", "ls", "gs://bucket/my runs/a"],
+]
+
+
 def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage):
-    """In that of the workdir too; the folder of the dataset is as vit-jax names it."""
-    unseen = ("/mnt/vit_jax_data/images/tfds/cifar10", "/mnt/vit_jax/bucket/my runs/a")
-    lines = "; ".join(f"echo 'not visible from here: {path}'" for path in unseen)
-    stage.answers("check", f"echo 'checked: a recipe'; {lines}")
+    """The bucket of the workdir counts too; the folder of the dataset has the name that vit-jax uses."""
+    stage.answers("check", UNSEEN)
     result = run(stage, "--data_bucket=gs://images")
 
     assert result.returncode == 0, result.stderr
-
-    looks = [
-        ["storage", "ls", f"gs://{address}"]
-        for address in ("images/tfds/cifar10", "bucket/my runs/a")
-    ]
-    assert stage.calls("gcloud")[:3] == [*looks, SUMMARY]
+    assert stage.calls("gcloud")[:3] == [*LOOKS, SUMMARY]
     assert result.stdout == "step 1\n"
     assert "checked: a recipe" in result.stderr
 
+
+def test_data_that_are_missing_in_a_bucket_are_refused(stage):
+    stage.answers("check", UNSEEN)
     stage.answers("ls", "true", "echo 'One or more URLs matched no objects.' >&2; exit 1")
-    before = len(stage.calls("gcloud"))
     result = run(stage, "--data_bucket=gs://images")
 
     assert result.returncode == 2
     assert "matched no objects" in result.stderr
     assert "gcloud storage rsync --recursive FOLDER 'gs://bucket/my runs/a'" in result.stderr
-    assert stage.calls("gcloud")[before:] == looks
+    assert stage.calls("gcloud") == LOOKS
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("path", "message"),
     [
-        ("not visible from here: /mnt/vit_jax_data/photos/tfds", "--data_bucket=gs://BUCKET"),
+        ("/mnt/vit_jax_data/photos/tfds", "--data_bucket=gs://BUCKET"),
         (
-            "not visible from here: /mnt/vit_jax/images/run",
+            "/mnt/vit_jax/images/run",
             "/mnt/vit_jax/images/run: the machines of the run do not",
         ),
-        (
-            "not visible from here: /root/tensorflow_datasets/cifar10",
-            "below /mnt/vit_jax_data/BUCKET",
-        ),
-        (
-            "looked for here: weights.npz",
-            "weights.npz is not known to git and would not be on the workers",
-        ),
+        ("/root/tensorflow_datasets/cifar10", "below /mnt/vit_jax_data/BUCKET"),
     ],
 )
-def test_paths_that_the_workers_do_not_have_are_refused(stage, line, message):
-    (stage.checkout / "weights.npz").write_text("")
-    stage.answers("check", f"echo '{line}'")
+def test_paths_that_the_workers_do_not_have_are_refused(stage, path, message):
+    stage.answers("check", f"echo 'not visible from here: {path}'")
     result = run(stage, "--data_bucket=gs://images")
 
     assert result.returncode == 2
     assert message in result.stderr
     assert stage.calls("gcloud") == []
 
-    if line.startswith("looked"):
-        assert run(stage, "--upload=weights.npz").returncode == 0
+
+def test_weights_must_be_known_to_git_or_uploaded(stage):
+    (stage.checkout / "weights.npz").write_text("")
+    stage.answers("check", "echo 'looked for here: weights.npz'")
+    result = run(stage, "--data_bucket=gs://images")
+
+    assert result.returncode == 2
+    assert "weights.npz is not known to git and would not be on the workers" in result.stderr
+    assert stage.calls("gcloud") == []
+    assert run(stage, "--upload=weights.npz").returncode == 0
 
 
-@pytest.mark.parametrize(
-    "option", ["--dry-run", "--no_check", "--repository=https://example.org/v.git"]
-)
+def run_with_data(stage, option, path):
+    words = [*WORDS, f"--config.data=folder:{path}", "--config.init_from=/elsewhere"]
+    return run(stage, option, "--data_bucket=gs://images", words=words)
+
+
+UNCHECKED = ["--dry-run", "--no_check", "--repository=https://example.org/v.git"]
+
+
+@pytest.mark.parametrize("option", UNCHECKED)
 def test_without_a_check_the_data_that_arguments_name_are_looked_for(stage, option):
-    def look(path):
-        words = [*WORDS, f"--config.data=folder:{path}", "--config.init_from=/elsewhere"]
-        return run(stage, option, "--data_bucket=gs://images", words=words)
-
-    result = look("/mnt/vit_jax_data/images/photos")
+    result = run_with_data(stage, option, "/mnt/vit_jax_data/images/photos")
+    calls = stage.calls("gcloud")
+    if option == "--dry-run":
+        lines = result.stdout.splitlines()
+        calls = [shlex.split(line)[1:] for line in lines if line.startswith("gcloud")]
 
     assert result.returncode == 0, result.stderr
-
-    printed = [
-        shlex.split(line)[1:] for line in result.stdout.splitlines() if line.startswith("gcloud")
-    ]
-    calls = printed if option == "--dry-run" else stage.calls("gcloud")
-
     assert calls[:2] == [["storage", "ls", "gs://images/photos"], SUMMARY]
     assert not stage.calls("vit-jax")
 
-    result = look("/mnt/vit_jax_data/others/photos")
+
+@pytest.mark.parametrize("option", UNCHECKED)
+def test_without_a_check_data_of_another_bucket_are_refused(stage, option):
+    path = "/mnt/vit_jax_data/others/photos"
+    result = run_with_data(stage, option, path)
+
     assert result.returncode == 2
-    assert (
-        "/mnt/vit_jax_data/others/photos: the machines of the run do not have this path"
-        in result.stderr
-    )
+    assert f"{path}: the machines of the run do not have this path" in result.stderr
+
+
+class Life(NamedTuple):
+    """A run that something happens to.
+
+    It has the changes of the run, texts that the user is told, the exit code, options, and the
+    answers of gcloud.
+    """
+
+    changes: str
+    said: list[str]
+    code: int
+    options: tuple[str, ...]
+    answers: dict[str, list[str]]
 
 
 def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
@@ -381,15 +424,11 @@ def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
     assert result.returncode == 0, result.stderr
 
 
-def life(does, *said, code=0, options=(), **answers):
-    """A run that something happens to: what is done, what the user is told, the exit code, and gcloud's answers."""
-    return (
-        does,
-        said,
-        code,
-        options,
-        {kind: [a] if isinstance(a, str) else a for kind, a in answers.items()},
-    )
+def life(changes, *said, code=0, options=(), **answers):
+    scripts = {}
+    for kind, answer in answers.items():
+        scripts[kind] = [answer] if isinstance(answer, str) else answer
+    return Life(changes, list(said), code, options, scripts)
 
 
 ONE_LIFE = "create install start rsync delete"
@@ -550,35 +589,41 @@ LIVES = {
 
 @pytest.mark.parametrize("name", LIVES)
 def test_what_happens_to_a_run(stage, name):
-    does, said, code, options, answers = LIVES[name]
-    result = run(stage, *options, **answers)
+    life = LIVES[name]
+    result = run(stage, *life.options, **life.answers)
 
-    assert result.returncode == code, result.stderr
-    assert changes(stage) == does.split()
-    assert not [text for text in said if text not in result.stderr]
-    assert code or "status" in answers or "dead worker" not in result.stderr
+    assert result.returncode == life.code, result.stderr
+    assert changes(stage) == life.changes.split()
+    for text in life.said:
+        assert text in result.stderr
+    if life.code == 0 and "status" not in life.answers:
+        assert "dead worker" not in result.stderr
 
-    creations = [
-        call for call in stage.calls("gcloud") if call[2:4] == ["queued-resources", "create"]
-    ]
-    assert all(call == creations[0] for call in creations)
-    assert not creations or ("--spot" in creations[0]) == ("--spot" in options)
+    create = ["queued-resources", "create"]
+    for call in stage.calls("gcloud"):
+        if call[2:4] == create:
+            check_creation(stage, call, life.options)
 
-    if answers.get("status") == [KILLED]:
-        assert (
-            stage.checkout / "runs/pod/worker-1-of-pod.txt"
-        ).read_text() == "the last words of worker 1\n"
+    if life.answers.get("status") == [KILLED]:
+        log = stage.checkout / "runs/pod/worker-1-of-pod.txt"
+        assert log.read_text() == "the last words of worker 1\n"
         assert step("tail", worker=1) in stage.calls("gcloud")
 
 
+def check_creation(stage, call, options):
+    """All requests of a run are equal."""
+    first = next(call for call in stage.calls("gcloud") if "create" in call)
+    assert call == first
+    assert ("--spot" in call) == ("--spot" in options)
+
+
 def test_a_checkout_that_git_does_not_know_is_refused_before_a_machine_is_asked_for(stage):
+    message = "is not a git checkout, so its files are not known: give --repository=URL"
     shutil.rmtree(stage.checkout / ".git")
     result = run(stage)
 
     assert result.returncode == 2
-    assert (
-        "is not a git checkout, so its files are not known: give --repository=URL" in result.stderr
-    )
+    assert message in result.stderr
     assert stage.calls("gcloud") == []
 
 
@@ -590,19 +635,18 @@ def test_log_that_gcloud_repeats_is_kept_once(stage):
         r"printf '\nvit-jax-log 23\ncut line\n'",
         r"printf '\nvit-jax-log 32\n\nstep 4\nno end'",
     ]
+    complete_lines = len("step 1..stép 2.step 3.".encode())
+    with_cut_line = complete_lines + len("cut line.")
+
     result = run(stage, log=[f"{first}; exit 255", *rest], status=[BOTH_RUN, BOTH_RUN, ENDED_WELL])
 
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\n\nstép 2\nst\nstep 3\ncut\ncut line\n\nstep 4\nno end\n"
     assert (stage.checkout / "runs/pod/log.txt").read_text() == result.stdout
-
-    asked = [
-        call for call in stage.calls("gcloud") if any("tpu_worker.sh log" in word for word in call)
-    ]
-    whole_lines = len("step 1..stép 2.step 3.".encode())
-
-    assert asked == [
-        step(f"log {size}", worker=0) for size in (0, whole_lines, whole_lines + len("cut line."))
+    assert list_log_calls(stage) == [
+        step("log 0", worker=0),
+        step(f"log {complete_lines}", worker=0),
+        step(f"log {with_cut_line}", worker=0),
     ]
     assert kinds(stage).count("start") == 1
     assert result.stderr.count("was lost and the run continues: following again") == 2
@@ -616,7 +660,10 @@ def test_slices_are_one_request_and_every_node_is_started(stage):
     assert "(128 chips)" in result.stderr
 
     calls = stage.calls("gcloud")
-    flags = [
+    assert calls[3] == [
+        *CREATE[:5],
+        "--accelerator-type=v6e-64",
+        "--runtime-version=v2-alpha-tpuv6e",
         "--node-count=2",
         "--node-prefix=pod",
         "--reserved",
@@ -624,35 +671,23 @@ def test_slices_are_one_request_and_every_node_is_started(stage):
         "--async",
         *PLACE,
     ]
-
-    assert calls[3] == [
-        *CREATE[:5],
-        "--accelerator-type=v6e-64",
-        "--runtime-version=v2-alpha-tpuv6e",
-        *flags,
-    ]
     for node in ("pod-0", "pod-1"):
         assert ssh(START, node=node) in calls
         assert ssh(INSTALL, node=node) in calls
-    assert [call[4] for call in calls if any("tpu_worker.sh log" in word for word in call)] == [
-        "pod-0"
-    ]
+    assert [call[4] for call in list_log_calls(stage)] == ["pod-0"]
 
 
 def test_repository_is_cloned_on_the_workers(stage):
-    words = [
-        "install",
-        *NAME,
-        "--repository=https://example.org/v.git",
-        "--ref=v1.0",
-        "--data_bucket=gs://images",
-    ]
-    assert stage.run("tpu_pod.sh", *words).returncode == 0
-
-    clone = "git clone --quiet https://example.org/v.git vit_jax.new && git -C vit_jax.new checkout --quiet v1.0"
+    repository = "https://example.org/v.git"
+    options = [f"--repository={repository}", "--ref=v1.0", "--data_bucket=gs://images"]
+    clone = f"git clone --quiet {repository} vit_jax.new"
+    checkout = "git -C vit_jax.new checkout --quiet v1.0"
     install = "bash vit_jax.new/launch/tpu_worker.sh install --data=gs://images"
 
-    assert stage.calls("gcloud") == [ssh(f"rm -rf vit_jax.new && {clone} && {install}")]
+    assert stage.run("tpu_pod.sh", "install", *NAME, *options).returncode == 0
+    assert stage.calls("gcloud") == [
+        ssh(f"rm -rf vit_jax.new && {clone} && {checkout} && {install}")
+    ]
 
 
 def test_steps_alone(stage):
@@ -665,53 +700,71 @@ def test_steps_alone(stage):
     status = stage.run("tpu_pod.sh", "status", *NAME)
     assert status.returncode == 0
     assert status.stdout == "pod t1v-n-1-w-0 running\npod t1v-n-1-w-1 running\n"
+
     assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 0
     assert stage.run("tpu_pod.sh", "delete", *NAME).returncode == 0
     assert stage.calls("gcloud") == [
-        *(CREATE, DESCRIBE, DESCRIBE, step("status"), step("progress", worker=0), FETCH, DELETE),
+        CREATE,
+        DESCRIBE,
+        DESCRIBE,
+        step("status"),
+        step("progress", worker=0),
+        FETCH,
+        DELETE,
     ]
 
+
+def test_steps_that_fail(stage):
     stage.answers("fetch", "exit 1")
     assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 1
 
     stage.answers("describe", "echo FAILED")
     stage.answers("reason", "echo 'message: no such type here'")
     result = stage.run("tpu_pod.sh", "wait", *NAME)
-
     assert result.returncode == 1
     assert "no such type here" in result.stderr
+
+
+def test_help(stage):
     assert stage.run("tpu_pod.sh", "run", "--help").stdout == stage.run("tpu_pod.sh").stdout
 
 
 def test_data_are_prepared_and_copied(stage):
     words = ["tar:a.tar", "--name=mine", "--data_dir=tfds"]
+    command = ["tpu_pod.sh", "data", "--data_bucket=gs://images", "--", *words]
+    copy = ["storage", "rsync", "--recursive", "tfds", "gs://images/tfds"]
     stage.answers("check", "mkdir tfds", "exit 1")
-    result = stage.run("tpu_pod.sh", "data", "--data_bucket=gs://images", "--", *words)
+
+    result = stage.run(*command)
 
     assert result.returncode == 0, result.stderr
-
-    copy = ["storage", "rsync", "--recursive", "tfds", "gs://images/tfds"]
     assert stage.calls() == [["vit-jax", "prepare", *words], ["gcloud", *copy]]
     assert "input.data_dir=/mnt/vit_jax_data/images/tfds." in result.stderr
-    assert (
-        stage.run("tpu_pod.sh", "data", "--data_bucket=gs://images", "--", *words).returncode == 1
-    )
+
+    assert stage.run(*command).returncode == 1
     assert len(stage.calls("gcloud")) == 1, "nothing is copied before all is prepared"
 
 
 @pytest.mark.parametrize(
     ("words", "tool"),
-    [(("tpu_pod.sh", "status", *NAME), "gcloud"), (("gke.sh", "log", "--name=a"), "kubectl")],
+    [
+        (("tpu_pod.sh", "status", *NAME), "gcloud"),
+        (("gke.sh", "log", "--name=a"), "kubectl"),
+    ],
 )
 def test_a_missing_tool_is_named(stage, words, tool):
+    programs = stage.folder / "bin"
+    programs.mkdir()
     for program in ("bash", "readlink", "dirname", "git"):
-        (stage.folder / "bin").mkdir(exist_ok=True)
-        (stage.folder / "bin" / program).symlink_to(shutil.which(program))
+        (programs / program).symlink_to(shutil.which(program))
 
-    result = stage.run(*words, PATH=str(stage.folder / "bin"))
+    result = stage.run(*words, PATH=str(programs))
 
     assert result.returncode == 2
     assert result.stderr == f"vit-jax: {tool} is not installed here, or not on the PATH.\n"
+
+
+NO_CREDENTIALS = "echo 'credentials not found' >&2; exit 1"
 
 
 @pytest.mark.parametrize(
@@ -724,11 +777,8 @@ def test_a_missing_tool_is_named(stage, words, tool):
         ("echo ACTIVE", "exit 255", 1),
         ("echo PROVISIONING", "exit 99", 3),
         (NOT_THERE, "exit 99", 3),
-        (
-            "echo 'credentials not found' >&2; exit 1",
-            "exit 99",
-            1,
-        ),  # which says nothing about the machine
+        # This answer says nothing about the machine.
+        (NO_CREDENTIALS, "exit 99", 1),
     ],
 )
 def test_status_has_exit_codes(stage, state, workers, code):
@@ -738,34 +788,38 @@ def test_status_has_exit_codes(stage, state, workers, code):
     assert stage.run("tpu_pod.sh", "status", *NAME).returncode == code
 
 
-def test_types(stage):
-    versions = {
-        **dict.fromkeys(("v2-8", "v3-32", "v4-512"), "tpu-ubuntu2204-base"),
-        "v5litepod-16": "v2-alpha-tpuv5-lite",
-        "v5p-1024": "v2-alpha-tpuv5",
-        "v6e-64": "v2-alpha-tpuv6e",
-        "tpu7x-128": "v2-alpha-tpu7-ubuntu2404",
-    }
-    for type, version in versions.items():
-        line = stage.run("tpu_pod.sh", "create", *NAME, f"--type={type}", "--dry-run").stdout
-        assert f"--accelerator-type={type} --runtime-version={version} " in line
+@pytest.mark.parametrize(
+    ("type", "version"),
+    [
+        ("v2-8", "tpu-ubuntu2204-base"),
+        ("v3-32", "tpu-ubuntu2204-base"),
+        ("v4-512", "tpu-ubuntu2204-base"),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v5p-1024", "v2-alpha-tpuv5"),
+        ("v6e-64", "v2-alpha-tpuv6e"),
+        ("tpu7x-128", "v2-alpha-tpu7-ubuntu2404"),
+    ],
+)
+def test_types(stage, type, version):
+    result = stage.run("tpu_pod.sh", "create", *NAME, f"--type={type}", "--dry-run")
+    assert f"--accelerator-type={type} --runtime-version={version} " in result.stdout
 
-    assert "(64 chips)" in run(stage, "--type=tpu7x-128").stderr  # which have two cores each
+
+def test_chips_with_two_cores(stage):
+    assert "(64 chips)" in run(stage, "--type=tpu7x-128").stderr
 
 
 @pytest.mark.parametrize("document", ["launch/README.md", "docs/pod.md"])
 def test_commands_of_the_documents_can_be_looked_at_as_they_stand(stage, document):
-    """With words in capitals, where a name of one's own belongs; without --dry-run these are refused."""
+    """Names of the user are words in capitals; without --dry-run these are refused."""
     text = (LAUNCH.parent / document).read_text().replace("\\\n", " ")
     lines = re.findall(r"^\./launch/((?:tpu_pod|gke)\.sh run .*)$", text, re.MULTILINE)
-    commands = [shlex.split(line) for line in lines]
+    assert lines
 
-    assert commands
-
-    for script, *words in commands:
+    for line in lines:
+        script, *words = shlex.split(line)
         stop = words.index("--")
         result = stage.run(script, *words[:stop], "--dry-run", *words[stop:])
-
         assert result.returncode == 0, result.stderr
 
         refused = stage.run(script, *words)
@@ -774,45 +828,60 @@ def test_commands_of_the_documents_can_be_looked_at_as_they_stand(stage, documen
     assert stage.calls() == []
 
 
-@pytest.mark.parametrize("answer", [None, "y\n", "\n"], ids=["no terminal", "yes", "no"])
-def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer):
-    for kind, script in {
-        "describe": "echo ACTIVE",
-        "status": BOTH_RUN,
-        "summary": "exit 1",
-    }.items():
-        stage.answers(kind, script)
-
+@pytest.mark.parametrize(
+    ("answer", "is_deleted"),
+    [
+        (None, False),
+        ("y\n", True),
+        ("\n", False),
+    ],
+    ids=["no terminal", "yes", "no"],
+)
+def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer, is_deleted):
+    stage.answers("describe", "echo ACTIVE")
+    stage.answers("status", BOTH_RUN)
+    stage.answers("summary", "exit 1")
     stage.answers("log", "echo step 1; sleep 600")
     terminal, ours = pty.openpty()
-    with stage.start(
-        "tpu_pod.sh", *RUN, *WORDS, stdin=subprocess.DEVNULL if answer is None else ours
-    ) as process:
-        assert process.stdout.readline() == "step 1\n"
+    stdin = subprocess.DEVNULL if answer is None else ours
 
+    with stage.start("tpu_pod.sh", *RUN, *WORDS, stdin=stdin) as process:
+        assert process.stdout.readline() == "step 1\n"
         os.write(terminal, (answer or "").encode())
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=300)
-
     os.close(terminal)
     os.close(ours)
 
     assert process.returncode == 130
     assert "continues; the same command again follows it" in stderr
     assert "./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a" in stderr
-    assert ("delete" in kinds(stage)) == (answer == "y\n")
+    assert ("delete" in kinds(stage)) == is_deleted
 
 
 def test_price_is_an_argument(stage):
+    """A run costs whole seconds, at least one, at 1 a second and chip."""
     result = run(stage, "--type=v5p-1024", "--price=3600", log=["sleep 1.1"])
-    assert "--runtime-version=v2-alpha-tpuv5" in stage.calls("gcloud")[3]
-
     line = next(line for line in result.stderr.splitlines() if "chip-hours" in line)
     cost = float(line.split()[5])
 
+    assert "--runtime-version=v2-alpha-tpuv5" in stage.calls("gcloud")[3]
     assert "(512 chips)" in line
-    assert cost >= 512  # whole seconds, at least one, at 1 a second and chip
+    assert cost >= 512
     assert cost % 512 == 0
+
+
+BAD_FOLDERS = ("../other", "runs/..", "runs/./x", "runs//x", "$(id)", "`id`", "a b", "x;y")
+
+
+@pytest.mark.parametrize("folder", BAD_FOLDERS)
+def test_folders_that_are_refused(stage, folder):
+    words = ["run", *NAME, "--type=v4-8", f"--workdir=gs://bucket/{folder}"]
+    result = stage.run("tpu_pod.sh", *words)
+
+    assert result.returncode == 2
+    assert f"gs://bucket/{folder}: parts of the" in result.stderr
+    assert stage.calls() == []
 
 
 @pytest.mark.parametrize(
@@ -830,22 +899,6 @@ def test_price_is_an_argument(stage):
         (
             ["run", *NAME, "--type=v4-8", "--workdir=runs/x"],
             "--workdir=runs/x: must be gs://BUCKET/FOLDER",
-        ),
-        *(
-            (
-                ["run", *NAME, "--type=v4-8", f"--workdir=gs://bucket/{folder}"],
-                f"gs://bucket/{folder}: parts of the",
-            )
-            for folder in (
-                "../other",
-                "runs/..",
-                "runs/./x",
-                "runs//x",
-                "$(id)",
-                "`id`",
-                "a b",
-                "x;y",
-            )
         ),
         ([*RUN], "Give the command to run after --"),
         ([*RUN, "--", "pretrain", "--workdir=x"], "--workdir=x follows --"),
