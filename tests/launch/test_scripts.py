@@ -43,6 +43,17 @@ echo
 MISSING = "#!/bin/bash\nexit 127\n"
 
 
+def read_calls(sandbox):
+    """Return the environments that were made and the packages that were installed, in order."""
+    calls = sandbox.folder / "calls"
+    return calls.read_text().splitlines() if calls.exists() else []
+
+
+PACKAGES = "pip .[cpu,figures,hub]"
+
+TEST_PACKAGES = "pip .[cpu,test,figures,hub]"
+
+
 def write_program(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
@@ -69,29 +80,22 @@ def sandbox(stage):
     return stage
 
 
-def installed(sandbox):
-    """What was made and installed, in order."""
-    calls = sandbox.folder / "calls"
-    return calls.read_text().splitlines() if calls.exists() else []
-
-
 def test_first_run_installs_and_second_does_not(sandbox):
     first = sandbox.run("local.sh", "pretrain")
 
+    # pip prints nothing.
     assert first.returncode == 0, first.stderr
-    assert (
-        first.stdout == f"vit-jax in {sandbox.elsewhere}: [pretrain]\n"
-    )  # nothing of pip on the way
-    assert installed(sandbox) == ["venv", "pip .[cpu,figures,hub]"]
+    assert first.stdout == f"vit-jax in {sandbox.elsewhere}: [pretrain]\n"
+    assert read_calls(sandbox) == ["venv", PACKAGES]
 
     second = sandbox.run("local.sh", "pretrain", cwd=sandbox.checkout)
-    assert (second.stdout, second.stderr) == (f"vit-jax in {sandbox.checkout}: [pretrain]\n", "")
+    assert second.stdout == f"vit-jax in {sandbox.checkout}: [pretrain]\n"
+    assert second.stderr == ""
 
     link = sandbox.elsewhere / "vit"
     link.symlink_to(sandbox.checkout / "launch/local.sh")
     subprocess.run([link, "doctor"], env=sandbox.variables, check=True, capture_output=True)
-
-    assert len(installed(sandbox)) == 2
+    assert len(read_calls(sandbox)) == 2
 
 
 def test_arguments_pass_untouched(sandbox):
@@ -105,12 +109,11 @@ def test_arguments_pass_untouched(sandbox):
         "--",
         "-e",
     )
+    expected = " ".join(f"[{argument}]" for argument in arguments)
+
     result = sandbox.run("local.sh", *arguments)
 
-    assert (
-        result.stdout.partition(": ")[2]
-        == " ".join(f"[{argument}]" for argument in arguments) + "\n"
-    )
+    assert result.stdout.partition(": ")[2] == f"{expected}\n"
 
 
 def test_changed_requirements_and_a_moved_checkout_install_again(sandbox):
@@ -118,32 +121,43 @@ def test_changed_requirements_and_a_moved_checkout_install_again(sandbox):
     for name in ("setup.py", "pyproject.toml"):
         (sandbox.checkout / name).write_text("changed")
         sandbox.run("local.sh", "doctor")
-
     sandbox.checkout = sandbox.checkout.rename(sandbox.checkout.with_name("moved"))
 
     assert sandbox.run("local.sh", "doctor").returncode == 0
-    assert installed(sandbox) == ["venv", *["pip .[cpu,figures,hub]"] * 4]
+    assert read_calls(sandbox) == ["venv", PACKAGES, PACKAGES, PACKAGES, PACKAGES]
 
 
 def test_failed_installation_is_shown_and_repeated(sandbox):
-    """Also in a half-made environment, and after a complete installation, whose stamp must not stay valid."""
-    (sandbox.checkout / ".venv/bin").mkdir(parents=True)
-    (sandbox.checkout / ".venv/pyvenv.cfg").touch()
+    """So it is in a half-made environment, and after a complete installation, whose stamp must not stay valid."""
+    venv = sandbox.checkout / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
     failed = sandbox.run("local.sh", "doctor", FAKE_PIP_FAILS="1")
 
     assert failed.returncode == 1
     assert failed.stdout == ""
     assert "what pip says" in failed.stderr
-    assert f"{sandbox.checkout}/.venv/install.log" in failed.stderr
+    assert f"{venv}/install.log" in failed.stderr
     assert sandbox.run("local.sh", "doctor").returncode == 0
 
+    # The scripts share an environment.
     sandbox.run("test.sh", "-q", FAKE_PIP_FAILS="1")
-    for script in ("local.sh", "test.sh", "local.sh", "test.sh"):  # which share an environment
+    for script in ("local.sh", "test.sh", "local.sh", "test.sh"):
         sandbox.run(script, "x")
+    assert read_calls(sandbox) == [
+        "venv",
+        PACKAGES,
+        PACKAGES,
+        TEST_PACKAGES,
+        PACKAGES,
+        TEST_PACKAGES,
+    ]
 
-    expected = ["pip .[cpu,figures,hub]", "pip .[cpu,figures,hub]", "pip .[cpu,test,figures,hub]"]
 
-    assert installed(sandbox) == ["venv", *expected, *expected[1:]]
+VFIO = "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor"
+
+NO_DRIVER = "NVIDIA-SMI has failed because it could not talk to the driver."
+NETWORK_CARD = "sys/bus/pci/drivers/gvnic/0000:00:04.0/vendor"
 
 
 def test_a_directory_that_is_no_environment_is_left_alone(sandbox):
@@ -153,7 +167,7 @@ def test_a_directory_that_is_no_environment_is_left_alone(sandbox):
     assert result.returncode == 1
     assert "is not a virtual environment" in result.stderr
     assert (sandbox.elsewhere / "letters").exists()
-    assert installed(sandbox) == []
+    assert read_calls(sandbox) == []
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="without flock there is no lock")
@@ -162,7 +176,7 @@ def test_two_first_runs_install_once(sandbox):
 
     for process in processes:
         assert process.communicate(timeout=300)[0].endswith(": [doctor]\n")
-    assert installed(sandbox) == ["venv", "pip .[cpu,figures,hub]"]
+    assert read_calls(sandbox) == ["venv", PACKAGES]
 
 
 @pytest.mark.parametrize(
@@ -170,28 +184,28 @@ def test_two_first_runs_install_once(sandbox):
     [
         ("echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)'", "", "", "cuda"),
         ("echo 'No devices were found'", "", "", "cpu"),
-        (
-            "echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9",
-            "",
-            "",
-            "cpu",
-        ),
+        (f"echo '{NO_DRIVER}'; exit 9", "", "", "cpu"),
         ("exit 127", "dev/accel0", "", "tpu"),
-        ("exit 127", "dev/accel/accel0", "", "cpu"),  # what Linux calls the accelerator of a laptop
-        ("exit 127", "dev/vfio/vfio", "", "cpu"),  # any machine with the module loaded
-        ("exit 127", "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor", "0x1ae0\n", "tpu"),
-        (
-            "exit 127",
-            "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor",
-            "0x10de\n",
-            "cpu",
-        ),  # passed on to a guest
-        (
-            "exit 127",
-            "sys/bus/pci/drivers/gvnic/0000:00:04.0/vendor",
-            "0x1ae0\n",
-            "cpu",
-        ),  # a Google VM's network card
+        # Linux gives this name to the accelerator of a laptop.
+        ("exit 127", "dev/accel/accel0", "", "cpu"),
+        # Any machine with the module loaded has this file.
+        ("exit 127", "dev/vfio/vfio", "", "cpu"),
+        ("exit 127", VFIO, "0x1ae0\n", "tpu"),
+        # This GPU is passed on to a guest.
+        ("exit 127", VFIO, "0x10de\n", "cpu"),
+        # The network card of a Google VM.
+        ("exit 127", NETWORK_CARD, "0x1ae0\n", "cpu"),
+    ],
+    ids=[
+        "GPU",
+        "no GPU",
+        "no driver",
+        "TPU",
+        "laptop",
+        "vfio",
+        "TPU by vfio",
+        "GPU of a guest",
+        "Google VM",
     ],
 )
 def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
@@ -200,17 +214,19 @@ def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
     path.parent.mkdir(parents=True)
     path.write_text(text)
     script = 'set -euo pipefail; source "$1/launch/environment.sh"; accelerator "$2/root"'
-    variables = {
-        name: value for name, value in sandbox.variables.items() if name != "VIT_JAX_ACCELERATOR"
-    }
     words = [BASH, "-c", script, "bash", sandbox.checkout, sandbox.folder]
+    variables = dict(sandbox.variables)
+    del variables["VIT_JAX_ACCELERATOR"]
 
     assert subprocess.check_output(words, env=variables, text=True).strip() == extra
 
 
 @pytest.mark.parametrize(
     ("script", "message"),
-    [("echo 3.10.13", "is needed; python3 is 3.10.13"), ("exit 127", "python3 is not found")],
+    [
+        ("echo 3.10.13", "is needed; python3 is 3.10.13"),
+        ("exit 127", "python3 is not found"),
+    ],
 )
 def test_old_python_is_refused_unless_there_is_a_newer_one(sandbox, script, message):
     write_program(sandbox.programs / "python3", f"#!/bin/bash\n{script}\n")
@@ -221,7 +237,8 @@ def test_old_python_is_refused_unless_there_is_a_newer_one(sandbox, script, mess
     assert not (sandbox.checkout / ".venv").exists()
 
     write_program(sandbox.programs / "python3.12", FAKE_PYTHON)
-    assert "with Python 3.12.1" in sandbox.run("local.sh", "doctor", FAKE_VERSION="3.12.1").stderr
+    result = sandbox.run("local.sh", "doctor", FAKE_VERSION="3.12.1")
+    assert "with Python 3.12.1" in result.stderr
 
 
 def test_chosen_python_is_never_ignored(sandbox):
@@ -242,37 +259,44 @@ def test_chosen_python_is_never_ignored(sandbox):
     assert f"PYTHON={old} is 3.9.2; 3.11 or newer is needed." in refused.stderr
 
 
-def test_test_script(sandbox):
+@pytest.mark.parametrize(
+    ("words", "variables", "checks", "added"),
+    [
+        ((), {}, ["ruff", "ruff", "mypy"], " [--fast]"),
+        (("--all",), {"CI": ""}, ["ruff", "ruff", "mypy"], ""),
+        (("--all", "-x"), {"CI": "true"}, ["ruff", "ruff", "mypy"], " [--cpu-limit=5] [-x]"),
+        (("tests/models", "-k", "a or b"), {}, [], " [tests/models] [-k] [a or b]"),
+    ],
+    ids=["default", "all", "CI", "arguments"],
+)
+def test_test_script(sandbox, words, variables, checks, added):
     """By default style, types and the fast tests; with --all all tests; with arguments pytest alone, in the root."""
     pytest_words = "[-m] [pytest] [-n] [auto] [--maxprocesses=4] [--dist=loadgroup]"
-    for words, variables, checks, added in (
-        ((), {}, ["ruff", "ruff", "mypy"], "[--fast]"),
-        (("--all",), {"CI": ""}, ["ruff", "ruff", "mypy"], ""),
-        (("--all", "-x"), {"CI": "true"}, ["ruff", "ruff", "mypy"], "[--cpu-limit=5] [-x]"),
-        (("tests/models", "-k", "a or b"), {}, [], "[tests/models] [-k] [a or b]"),
-    ):
-        *checked, last = sandbox.run("test.sh", *words, **variables).stdout.splitlines()
-        assert [line.partition(" in ")[0] for line in checked] == checks
-        assert last == f"tool in {sandbox.checkout}: {pytest_words} {added}".rstrip()
+    *checked, last = sandbox.run("test.sh", *words, **variables).stdout.splitlines()
 
-    assert installed(sandbox) == ["venv", "pip .[cpu,test]"]
+    assert [line.partition(" in ")[0] for line in checked] == checks
+    assert last == f"tool in {sandbox.checkout}: {pytest_words}{added}"
+    assert read_calls(sandbox) == ["venv", "pip .[cpu,test]"]
 
 
-GPUS = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)'"
+TWO_GPUS = "2 GPU(s): 2 x NVIDIA H100"
+
+PRINT_GPUS = """#!/bin/bash
+echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'
+echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)'
+"""
+
+ALL_GPUS = "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 80GB HBM3\n"
 
 
 @pytest.mark.parametrize(
     ("accelerator", "variables", "message"),
     [
-        (
-            "cuda",
-            {},
-            "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 80GB HBM3\n",
-        ),
+        ("cuda", {}, ALL_GPUS),
         (
             "cuda",
             {"CUDA_VISIBLE_DEVICES": "1"},
-            "CUDA_VISIBLE_DEVICES=1 chooses among 2 GPU(s): 2 x NVIDIA H100",
+            f"CUDA_VISIBLE_DEVICES=1 chooses among {TWO_GPUS}",
         ),
         (
             "cuda",
@@ -294,20 +318,20 @@ def test_accelerators_are_named_and_the_environment_is_left_alone(
     sandbox, accelerator, variables, message
 ):
     """Nothing limits the GPUs or changes how JAX uses memory; without an accelerator none is looked for by default."""
-    write_program(sandbox.programs / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
+    write_program(sandbox.programs / "nvidia-smi", PRINT_GPUS)
     show = write_program(sandbox.elsewhere / "show", "#!/bin/bash\nenv\n")
     before = {*sandbox.variables, "VIT_JAX_ACCELERATOR", "PWD", "OLDPWD", "SHLVL", "_"}
-    result = sandbox.run(
-        "local.sh", "x", VIT_JAX_ACCELERATOR=accelerator, FAKE_TOOL=str(show), **variables
-    )
+    expected = dict(variables)
+    if accelerator == "cpu":
+        expected.setdefault("JAX_PLATFORMS", "cpu")
 
+    changed = {"VIT_JAX_ACCELERATOR": accelerator, "FAKE_TOOL": str(show)}
+    result = sandbox.run("local.sh", "x", **changed, **variables)
+
+    added = [line for line in result.stdout.splitlines() if line.partition("=")[0] not in before]
     assert message in result.stderr
-    assert installed(sandbox) == ["venv", f"pip .[{accelerator},figures,hub]"]
-
-    added = {line for line in result.stdout.splitlines() if line.partition("=")[0] not in before}
-    expected = {"JAX_PLATFORMS": "cpu"} | variables if accelerator == "cpu" else variables
-
-    assert added == {f"{name}={value}" for name, value in expected.items()}
+    assert set(added) == {f"{name}={value}" for name, value in expected.items()}
+    assert read_calls(sandbox) == ["venv", f"pip .[{accelerator},figures,hub]"]
 
 
 def test_an_unknown_accelerator_is_refused(sandbox):
@@ -329,7 +353,7 @@ def test_dry_run_of_a_first_run_executes_nothing(sandbox):
         f"'{venv}/bin/python' {pip} '{sandbox.checkout}[cpu,figures,hub]'",
         f"'{venv}/bin/vit-jax' pretrain '--workdir=my runs'",
     ]
-    assert installed(sandbox) == []
+    assert read_calls(sandbox) == []
     assert not (sandbox.checkout / ".venv").exists()
 
     sandbox.run("local.sh", VIT_JAX_VENV="mine")  # relative to the caller

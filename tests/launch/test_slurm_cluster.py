@@ -42,9 +42,13 @@ exec "{sys.executable}" -m vit_jax "$@"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
+def drop_slurm(variables):
+    return {name: value for name, value in variables.items() if not name.startswith("SLURM")}
+
+
 @pytest.fixture(scope="module")
 def cluster():
-    """The variable with which the programs of SLURM find the cluster."""
+    """Start the cluster; return the variable with which the programs of SLURM find it."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # its sockets need a short path
     try:
         subprocess.run([SCRIPT, "start", folder], check=True)
@@ -61,10 +65,7 @@ class Jobs:
         self.stage = stage
         self.folder = stage.folder
         self.submitted = []
-        variables = {
-            name: value for name, value in os.environ.items() if not name.startswith("SLURM")
-        }
-        self.variables = variables | cluster | {"VIT_JAX_ACCELERATOR": "cpu"}
+        self.variables = drop_slurm(os.environ) | cluster | {"VIT_JAX_ACCELERATOR": "cpu"}
 
     def tool(self, text):
         self.stage.install(write_program(self.folder / "vit-jax", text))
@@ -82,7 +83,7 @@ class Jobs:
         return result
 
     def submit(self, *words, options=("--nodes=2",), **variables):
-        """Submit a job with these words of vit-jax; its number."""
+        """Submit a job with these words of vit-jax; return its number."""
         log = f"--output={self.folder}/%j.log"
         result = self.call(
             "sbatch", "--parsable", log, *options, "launch/slurm.sbatch", *words, **variables
@@ -106,7 +107,7 @@ class Jobs:
             time.sleep(0.1)
 
     def end(self, job):
-        """Wait for the end of a job, or of all jobs of an array; its states and exit code."""
+        """Wait for the end of a job, or of all jobs of an array; return its states and exit code."""
         self.wait(lambda: all(state in ENDED for state in self.show(job, "JobState")), job)
         return self.show(job, "JobState"), self.show(job, "ExitCode")[0]
 
@@ -117,7 +118,10 @@ def training(data_dir, workdir):
 
 @pytest.fixture(scope="module")
 def preempted(cluster, data_dir, tmp_path_factory):
-    """A run that was preempted and is queued again, which SLURM starts after two minutes; its jobs, number, workdir."""
+    """A run that was preempted and is queued again, which SLURM starts after two minutes.
+
+    Returns its jobs, its number and its workdir.
+    """
     jobs = Jobs(make_stage(tmp_path_factory.mktemp("preempted")), cluster)
     jobs.tool(VIT_JAX)
     workdir = jobs.folder / "run"
@@ -125,12 +129,13 @@ def preempted(cluster, data_dir, tmp_path_factory):
     held = {"HELD_FOLDER": str(workdir), "HELD_BEFORE": "", "HELD_RELEASE": str(release)}
     job = jobs.submit(*training(data_dir, workdir), **held)
     jobs.wait(lambda: commands.checkpoint_steps(workdir), job)
-    urgent = jobs.call(
-        "sbatch", "--parsable", "--partition=high", "--nodes=2", "--output=/dev/null", "--wrap=true"
-    )
+
+    options = ["--partition=high", "--nodes=2", "--output=/dev/null"]
+    urgent = jobs.call("sbatch", "--parsable", *options, "--wrap=true")
     jobs.wait(lambda: jobs.log(job).count("SIGTERM caught") == 2, job)
     release.touch()
-    assert jobs.end(urgent.stdout.strip())[0] == ["COMPLETED"]
+    states, _ = jobs.end(urgent.stdout.strip())
+    assert states == ["COMPLETED"]
     return jobs, job, workdir
 
 
@@ -159,13 +164,15 @@ def test_an_array_shares_the_runs_of_a_study(jobs):
         f"--workdir={folder}",
         "--learning_rates=0.01",
     ]
+
     job = jobs.submit(*words, *short, options=("--nodes=1", "--array=0-1"))
 
-    assert jobs.end(job) == (["COMPLETED"] * 2, "0:0")
+    assert jobs.end(job) == (["COMPLETED", "COMPLETED"], "0:0")
 
     rows = json.loads((folder / "study.json").read_text())["rows"]
     assert sorted(row["folders"][0] for row in rows) == [
-        f"runs/pool={pool},learning_rate=0.01" for pool in ("gap", "token")
+        "runs/pool=gap,learning_rate=0.01",
+        "runs/pool=token,learning_rate=0.01",
     ]
 
 
@@ -223,10 +230,11 @@ def test_the_time_limit_saves_and_queues_again(fake):
 def test_a_cancelled_job_saves_and_is_not_queued_again(fake):
     job = fake.submit("wait")
     fake.wait(lambda: fake.log(job).count("start") == 2, job)
+
     fake.call("scancel", job)
 
-    assert fake.end(job)[0] == ["CANCELLED"]
-
+    states, _ = fake.end(job)
+    assert states == ["CANCELLED"]
     fake.wait(lambda: fake.log(job).count("saved\n") == 2, job)
 
 
@@ -245,21 +253,25 @@ def test_installing_on_a_login_node_while_a_job_runs_changes_nothing_under_it(fa
 def test_two_nodes_train_to_the_end_and_the_preempted_run_resumes_with_equal_bytes(
     jobs, preempted, data_dir
 ):
-    """Last, when two minutes have passed."""
+    """This test is the last, when two minutes have passed."""
     jobs.tool(VIT_JAX)
-    job = jobs.submit(*training(data_dir, jobs.folder / "run"))
+    workdir = jobs.folder / "run"
+    job = jobs.submit(*training(data_dir, workdir))
 
     assert jobs.end(job) == (["COMPLETED"], "0:0"), jobs.log(job)
     assert not (jobs.stage.checkout / f"runs/slurm/{job}").exists()
 
-    of_preempted, job, workdir = preempted
-    assert jobs.end(job) == (["COMPLETED"], "0:0"), of_preempted.log(job)
-    assert jobs.show(job, "Restarts") == ["1"]
+    preempted_jobs, preempted_job, preempted_workdir = preempted
+    end = jobs.end(preempted_job)
+    log = preempted_jobs.log(preempted_job)
+    assert end == (["COMPLETED"], "0:0"), log
+    assert jobs.show(preempted_job, "Restarts") == ["1"]
 
-    (stopped_at,) = re.findall(
-        r"continuing from this workdir's checkpoint of step (\d+)", of_preempted.log(job)
-    )
-    assert f"stopped after step {stopped_at} of 30, which is saved" in of_preempted.log(job)
-    for name in ("parameters_sha256", "test_loss"):
-        assert commands.summary(workdir)[name] == commands.summary(jobs.folder / "run")[name]
-    assert commands.curve(workdir) == commands.curve(jobs.folder / "run")
+    (step,) = re.findall(r"continuing from this workdir's checkpoint of step (\d+)", log)
+    assert f"stopped after step {step} of 30, which is saved" in log
+
+    resumed = commands.summary(preempted_workdir)
+    expected = commands.summary(workdir)
+    assert resumed["parameters_sha256"] == expected["parameters_sha256"]
+    assert resumed["test_loss"] == expected["test_loss"]
+    assert commands.curve(preempted_workdir) == commands.curve(workdir)
