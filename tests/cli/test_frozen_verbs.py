@@ -1,4 +1,4 @@
-"""The verbs on frozen features, from the words of the command to what they print."""
+"""The verbs on frozen features, from the words of the command to their output."""
 
 import json
 
@@ -28,66 +28,83 @@ def words(tmp_path_factory):
 
 
 def test_fewshot(words):
-    out = succeed(["fewshot", *words, "--shots=1,3", "--seeds=0,4", "--json"])
-    result = json.loads(out)
+    result = json.loads(succeed(["fewshot", *words, "--shots=1,3", "--seeds=0,4", "--json"]))
     (dataset,) = result["datasets"].values()
 
     assert list(dataset) == ["1", "3"]
     assert len(dataset["1"]["seeds"]) == 2
     assert dataset["1"]["test_images"] == 21
-
-    text = succeed(["fewshot", *words, "--shots=2", "--sampling=first", "--l2=1,100"])
-    assert "the best mean accuracy of 2" in text
-
-    text = succeed(["fewshot", *words, "--shots=2", "--l2=1,100", "--penalty-choice=mean_rank"])
-    assert "the best mean rank of 2" in text
     assert result["preparation"]["value_range"] is None
-
-    with_range = json.loads(
-        succeed(["fewshot", *words, "--shots=2", "--json", "--images.value_range=0,4095"])
-    )
-    assert with_range["preparation"]["value_range"] == [0.0, 4095.0]
-
-
-def test_probe_knn_and_features(words, tmp_path):
-    assert "least_squares, penalty 1024" in succeed(["probe", *words, "--method=least_squares"])
-    assert "logistic, penalty 3" in succeed(["probe", *words, "--penalty=3", "--layer=block:1"])
-
-    captured = run_words(["knn", *words, "--neighbours=2,50"])
-    assert "2 neighbours" in captured.out
-    assert "too few training images for 50 neighbours" in captured.err
-
-    output = tmp_path / "f.npz"
-    assert "21 x 16 float32" in succeed(["features", *words, f"--output={output}", "--split=train"])
-
-    with np.load(output) as arrays:
-        assert all("/train/" in name for name in arrays["names"].tolist())
 
 
 @pytest.mark.parametrize(
-    ("method", "more"),
-    [("logistic", ["--layer=token_mean", "--weights.image_size=12,16"]), ("least_squares", [])],
+    ("options", "criterion"),
+    [
+        (["--sampling=first"], "the best mean accuracy of 2"),
+        (["--penalty-choice=mean_rank"], "the best mean rank of 2"),
+    ],
 )
-def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
+def test_fewshot_searches_the_penalty(words, options, criterion):
+    text = succeed(["fewshot", *words, "--shots=2", "--l2=1,100", *options])
+    assert criterion in text
+
+
+def test_fewshot_with_a_range_of_values(words):
+    options = ["--shots=2", "--json", "--images.value_range=0,4095"]
+    result = json.loads(succeed(["fewshot", *words, *options]))
+
+    assert result["preparation"]["value_range"] == [0.0, 4095.0]
+
+
+def test_probe(words):
+    assert "least_squares, penalty 1024" in succeed(["probe", *words, "--method=least_squares"])
+    assert "logistic, penalty 3" in succeed(["probe", *words, "--penalty=3", "--layer=block:1"])
+
+
+def test_knn(words):
+    outcome = run_words(["knn", *words, "--neighbours=2,50"])
+
+    assert "2 neighbours" in outcome.out
+    assert "too few training images for 50 neighbours" in outcome.err
+
+
+def test_features(words, tmp_path):
+    output = tmp_path / "f.npz"
+    out = succeed(["features", *words, f"--output={output}", "--split=train"])
+
+    assert "21 x 16 float32" in out
+    with np.load(output) as arrays:
+        for name in arrays["names"].tolist():
+            assert "/train/" in name
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "image_size"),
+    [
+        ("logistic", ["--layer=token_mean", "--weights.image_size=12,16"], (12, 16)),
+        ("least_squares", [], (8, 12)),
+    ],
+)
+def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more, image_size):
     """`evaluate` finds the accuracy that `probe` reports, on the images that were not trained on."""
     output = tmp_path / "probe"
-    data = words[1]
-    fitted = ["--method=" + method, "--penalty=2", "--folds=3", *more]
-    captured = run_words(["probe", *words, *fitted, f"--output={output}", "--json"])
-    (result,) = json.loads(captured.out)["datasets"].values()
+    _, data, _ = words
+    options = [f"--method={method}", "--penalty=2", "--folds=3", *more, f"--output={output}"]
 
+    outcome = run_words(["probe", *words, *options, "--json"])
+    (result,) = json.loads(outcome.out)["datasets"].values()
     assert len(result["folds"]) == 3
-    assert f"vit-jax predict {output} IMAGE" in captured.err
+    assert f"vit-jax predict {output} IMAGE" in outcome.err
 
     evaluated = json.loads(succeed(["evaluate", str(output), data, "--json"]))
     assert evaluated["accuracy"] == result["accuracy"]
 
     model = vit_jax.load_model(output)
     assert len(model.class_names) == 7
-    assert model.architecture.image_size == ((12, 16) if more else (8, 12))
+    assert model.architecture.image_size == image_size
     assert model.training.train_split == "train"
 
-    again = ["probe", *words, *fitted, f"--output={output}"]
+    again = ["probe", *words, *options]
     assert "exists" in run_words(again).err
     assert run_words([*again, "--overwrite"]).code == 0
 
@@ -95,14 +112,13 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
 def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    cache = tmp_path / "file/vit_jax/features"
+
     outcome = run_words(["knn", *words[:-1], "--neighbours=2"])
 
     assert outcome.code == 0
     assert "2 neighbours" in outcome.out
-    assert (
-        f"note: {tmp_path / 'file/vit_jax/features'} is not writable: features are not kept"
-        in outcome.err
-    )
+    assert f"note: {cache} is not writable: features are not kept" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -148,23 +164,24 @@ def test_a_search_of_the_penalty_needs_images_before_features_are_computed(
     words, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Extractor, "extract", None)
-    for split in ("train", "test"):
-        write_classes(tmp_path / "few" / split, np.arange(4), sample_pixels(4))
+    few = tmp_path / "few"
+    write_classes(few / "train", np.arange(4), sample_pixels(4))
+    write_classes(few / "test", np.arange(4), sample_pixels(4))
 
-    outcome = run_words(["probe", words[0], f"--data=folder:{tmp_path / 'few'}"])
+    outcome = run_words(["probe", words[0], f"--data=folder:{few}"])
 
     assert outcome.code != 0
     assert "4 training images: no class has enough images" in outcome.err
 
 
 def test_features_of_a_folder_with_one_class_and_a_test_split(words, tmp_path):
-    write_classes(tmp_path / "tested" / "test", np.zeros(3, int), sample_pixels(3))
+    weights, *_ = words
+    folder = tmp_path / "tested"
     output = tmp_path / "f.npz"
-    data = f"--data=folder:{tmp_path / 'tested'}"
+    write_classes(folder / "test", np.zeros(3, int), sample_pixels(3))
+    options = [f"--data=folder:{folder}", f"--output={output}", "--cache=none"]
 
-    assert "3 x 16 float32" in succeed(
-        ["features", words[0], data, f"--output={output}", "--cache=none"]
-    )
+    assert "3 x 16 float32" in succeed(["features", weights, *options])
 
     with np.load(output) as arrays:
         assert arrays["labels"].tolist() == [0, 0, 0]

@@ -20,15 +20,21 @@ from vit_jax.weights.saving import OWN, save_weights
 
 DRAWN = ("filters", "positions", "distance", "rollout", "heads", "similar", "pca")
 
+FORMS = ("png", "npz")
+
+
+def list_outputs(folder, *names):
+    """Return the files of these figures in the order in which the verb prints them."""
+    return [f"{folder}/{name}.{form}" for name in names for form in FORMS]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Weights `vit` and `resnet`, and a folder `images` of ten images."""
     folder = tmp_path_factory.mktemp("inspect")
+    resnet = dataclasses.replace(weights_of(RESNET), preprocessing=None)
     save_weights(sample_weights(), folder / "vit", OWN)
-    save_weights(
-        dataclasses.replace(weights_of(RESNET), preprocessing=None), folder / "resnet", OWN
-    )
+    save_weights(resnet, folder / "resnet", OWN)
     write_pngs(folder / "images", sample_pixels(10))
     return folder
 
@@ -43,7 +49,7 @@ def here(folder, tmp_path, monkeypatch):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Pictures that are not drawn: what is tested is which, and of what."""
+    """Figures that are not drawn: tests show which ones are drawn, and of which images."""
 
     def draw_nothing(model, view):
         size = 0 if view.images_NHWC is None else len(view.images_NHWC)
@@ -55,86 +61,84 @@ def quick(monkeypatch):
 
 @pytest.mark.slow
 def test_all_pictures_and_their_numbers(here):
-    code, out, err = run(
-        [
-            "inspect",
-            "vit",
-            "--images=images",
-            "--output=new/pictures",
-            "--num_images=6",
-            "--shown=2",
-        ]
-    )
+    output = "new/pictures"
+    options = ["--images=images", f"--output={output}", "--num_images=6", "--shown=2"]
+
+    code, out, err = run(["inspect", "vit", *options])
 
     assert code == 0, err
-    assert out.split() == [
-        f"new/pictures/{name}.{form}" for name in DRAWN for form in ("png", "npz")
-    ]
+    assert out.split() == list_outputs(output, *DRAWN)
     assert "note: gradcam is skipped: ViT-custom/4 has no ResNet." in err
     assert "note: reconstructions is skipped" in err
     for name in DRAWN:
-        assert (here / f"new/pictures/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (here / output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
-    with np.load(here / "new/pictures/similar.npz") as numbers:
+    with np.load(here / output / "similar.npz") as numbers:
         assert numbers["names"].tolist() == [
-            f"images/{number:03}.png" for number in (0, 2, 4, 5, 7, 9)
+            "images/000.png",
+            "images/002.png",
+            "images/004.png",
+            "images/005.png",
+            "images/007.png",
+            "images/009.png",
         ]
 
-    with np.load(here / "new/pictures/distance.npz") as numbers:
-        assert numbers["distance_pixels"].shape == (2, 2)
-        assert 0 < numbers["distance_pixels"].min() < numbers["distance_pixels"].max() < 12
+    with np.load(here / output / "distance.npz") as numbers:
+        distances = numbers["distance_pixels"]
+    assert distances.shape == (2, 2)
+    assert 0 < distances.min() < distances.max() < 12
 
 
 def test_without_images_what_needs_none(here, quick):
     code, out, err = run(["inspect", "vit", "all", "--output=o"])
 
-    assert (code, out.split()) == (
-        0,
-        ["o/filters.png", "o/filters.npz", "o/positions.png", "o/positions.npz"],
-    )
+    assert code == 0
+    assert out.split() == list_outputs("o", "filters", "positions")
     assert "note: distance is skipped: it needs --images=." in err
 
 
 def test_one_image_is_enough_for_all_but_similar(here, quick):
-    code, out, err = run(["inspect", "vit", "--images=images/000.png", "--output=o"])
+    image = "--images=images/000.png"
+    reason = f"it needs at least 2 images, and {image} has 1."
 
+    code, out, err = run(["inspect", "vit", image, "--output=o"])
     assert code == 0
-    assert (
-        "note: similar is skipped: it needs at least 2 images, and --images=images/000.png has 1."
-        in err
-    )
+    assert f"note: similar is skipped: {reason}" in err
     assert "o/pca.png" in out.split()
 
-    code, out, err = run(["inspect", "vit", "similar", "--images=images/000.png", "--output=p"])
-    assert (code, out) == (2, "")
+    code, out, err = run(["inspect", "vit", "similar", image, "--output=p"])
+    assert code == 2
+    assert out == ""
     assert "similar: it needs at least 2 images" in err
 
 
 def test_chosen_heads_of_a_pattern_of_files(here, quick):
-    assert succeed(
-        ["inspect", "vit", "heads", "--images=images/00[1-3].png", "--heads=2:1,1:2", "--output=o"]
-    )
+    options = ["--images=images/00[1-3].png", "--heads=2:1,1:2", "--output=o"]
+    assert succeed(["inspect", "vit", "heads", *options])
 
     with np.load(here / "o/heads.npz") as numbers:
         assert numbers["heads"].tolist() == [[2, 1], [1, 2]]
         assert numbers["size"] == 3
 
+
+def test_files_of_the_same_name_are_replaced(here, quick):
+    (here / "o").mkdir()
     (here / "o/heads.png").write_bytes(b"old")
 
     assert succeed(["inspect", "vit", "heads", "--images=images", "--output=o"])
-    assert (here / "o/heads.png").read_bytes() == b"png", "files of the same name are replaced"
+    assert (here / "o/heads.png").read_bytes() == b"png"
 
 
 def test_data_of_a_recipe(here, quick):
-    """A folder with classes, of which the test split is taken; names match nothing in the weights."""
+    """The test split of a folder with classes is taken; its names match nothing in the weights."""
     for split in ("train", "test"):
         for number, pixels in enumerate(sample_pixels(4)):
             path = here / "data" / split / f"class{number % 2}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(to_png(pixels))
-    assert succeed(
-        ["inspect", "vit", "pca", "--images=folder:data", "--num_images=3", "--output=o"]
-    )
+
+    options = ["--images=folder:data", "--num_images=3", "--output=o"]
+    assert succeed(["inspect", "vit", "pca", *options])
 
     with np.load(here / "o/pca.npz") as numbers:
         assert numbers["size"] == 3
@@ -144,14 +148,31 @@ def test_images_that_cannot_be_read_are_left_out(here, quick):
     (here / "some").mkdir()
     (here / "some/a.png").write_bytes(to_png(sample_pixels(1)[0]))
     (here / "some/b.png").write_bytes(b"rubbish")
-    code, _, err = run(["inspect", "vit", "pca", "--images=some", "--output=o"])
 
+    code, _, err = run(["inspect", "vit", "pca", "--images=some", "--output=o"])
     assert code == 0
     assert "note: 1 images cannot be read and are left out: some/b.png" in err
-    assert (
-        "none of 1 images can be read"
-        in run(["inspect", "vit", "pca", "--images=some/b.png", "--output=o"]).err
-    )
+
+    outcome = run(["inspect", "vit", "pca", "--images=some/b.png", "--output=o"])
+    assert "none of 1 images can be read" in outcome.err
+
+
+SHEET_OVERRIDES = [
+    "--config.input.mixup_alpha=0",
+    "--config.input.cutmix_alpha=1.0",
+    "--config.objective.label_smoothing_fraction=0.1",
+]
+
+
+def compute_first_batch():
+    """Return the batch of the host, and the images and labels of the first training step."""
+    config = load_recipe("digits", SHEET_OVERRIDES)
+    source = open_datasets(config).train
+    host = train_stream(config, source, np.arange(config.global_batch), 0, 1)[0]
+    batch = Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
+    mix_key, _ = step_keys(config.seed, 0)
+    image, label = mix_batch(config.input, 10, config.model.compute_dtype, batch, mix_key)
+    return host, np.asarray(image, np.float32), np.asarray(label)
 
 
 MISTAKES = [
@@ -208,50 +229,43 @@ def test_without_matplotlib_it_says_so_first(here, monkeypatch):
 
 def test_sheets_of_the_data_of_a_recipe(tmp_path):
     """The sheets show the batch of the first step: the same mixture of pixels and labels as the training step has."""
-    words = [
-        "--config=digits",
-        "--config.input.mixup_alpha=0",
-        "--config.input.cutmix_alpha=1.0",
-        "--shown=6",
-    ]
-    words += ["--config.objective.label_smoothing_fraction=0.1"]
-    out = succeed(["inspect", "data", *words, f"--output={tmp_path}/o"])
+    output = tmp_path / "o"
+    words = ["--config=digits", *SHEET_OVERRIDES, "--shown=6", f"--output={output}"]
+    host, image, label = compute_first_batch()
+    expected_image = np.clip((image[:6] + 1) / 2, 0, 1)
+    expected_label = 0.9 * label[:6] + 0.01
 
-    assert out.split() == [
-        f"{tmp_path}/o/{name}.{form}" for name in ("train", "test") for form in ("png", "npz")
-    ]
-    for name in ("train", "test"):
-        assert (tmp_path / f"o/{name}.png").read_bytes().startswith(b"\x89PNG")
+    out = succeed(["inspect", "data", *words])
 
-    train, test = (np.load(tmp_path / f"o/{name}.npz") for name in ("train", "test"))
-    config = load_recipe("digits", words[1:-2] + words[-1:])
-    source = open_datasets(config).train
-    host = train_stream(config, source, np.arange(config.global_batch), 0, 1)[0]
-    batch = Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
-    image, label = mix_batch(
-        config.input, 10, config.model.compute_dtype, batch, step_keys(config.seed, 0)[0]
-    )
+    assert out.split() == list_outputs(output, "train", "test")
+    assert (output / "train.png").read_bytes().startswith(b"\x89PNG")
+    assert (output / "test.png").read_bytes().startswith(b"\x89PNG")
 
-    np.testing.assert_array_equal(
-        train["image"], np.clip((np.asarray(image, np.float32)[:6] + 1) / 2, 0, 1)
-    )
-    np.testing.assert_allclose(train["label"], 0.9 * np.asarray(label)[:6] + 0.01, rtol=1e-5)
+    train = np.load(output / "train.npz")
+    np.testing.assert_array_equal(train["image"], expected_image)
+    np.testing.assert_allclose(train["label"], expected_label, rtol=1e-5)
     assert np.array_equal(train["record"], host.record_index[:6])
     assert ((train["label"] > 0.05).sum(axis=1) == 2).any()
+
+    test = np.load(output / "test.npz")
     assert test["label"].max(axis=1).tolist() == [1.0] * 6
 
 
 def test_a_sheet_has_the_size_of_the_first_phase(tmp_path):
+    output = tmp_path / "o"
     words = [
         "--config=digits",
         "--config.phases.small.until=0.5 fraction",
         "--config.phases.small.image_size=4",
+        "--config.phases.small.global_batch=2",
+        "--shown=3",
+        f"--output={output}",
     ]
-    words += ["--config.phases.small.global_batch=2", "--shown=3", f"--output={tmp_path}/o"]
-    succeed(["inspect", "data", *words])
-    train, test = (np.load(tmp_path / f"o/{name}.npz")["image"].shape for name in ("train", "test"))
 
-    assert (train, test) == ((2, 4, 4, 3), (3, 8, 8, 3))
+    succeed(["inspect", "data", *words])
+
+    assert np.load(output / "train.npz")["image"].shape == (2, 4, 4, 3)
+    assert np.load(output / "test.npz")["image"].shape == (3, 8, 8, 3)
 
 
 def test_data_without_a_dataset_is_rejected(tmp_path):

@@ -1,4 +1,4 @@
-"""The verbs that list what there is: models and recipes."""
+"""The verbs that list models, weights and recipes."""
 
 import json
 
@@ -18,12 +18,13 @@ def shown(*words):
 
 
 def models_by_name(*words):
-    rows = [
-        line.split("|")[1:-1]
-        for line in shown("models", *words).splitlines()
-        if line.startswith("|")
-    ]
-    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+    """Return the cells of each model of a list, without its name."""
+    models = {}
+    for line in shown("models", *words).splitlines():
+        if line.startswith("|"):
+            name, *cells = (cell.strip() for cell in line.split("|")[1:-1])
+            models[name] = cells
+    return models
 
 
 @pytest.mark.slow
@@ -56,18 +57,20 @@ def test_models_as_json():
 
 def test_weights_lists_families_with_licence_accuracy_and_addresses():
     text = shown("weights", "--list")
-    (row,) = [line for line in text.splitlines() if line.startswith("| DINOv2  ")]
+    (row,) = (line for line in text.splitlines() if line.startswith("| DINOv2  "))
 
     assert "| apache-2.0 " in row
     assert "k-NN S 79.0, B 82.1" in row
     assert "\n\nSigLIP 2:\n  hf://google/siglip2-{base-patch16-224," in text
+    assert "apache" not in shown("weights", "dinov2")
 
+
+def test_weights_of_a_pattern():
     (family,) = json.loads(shown("weights", "dinov3", "--list", "--json"))
+
     assert family["licence"] == "dinov3-license"
     with rejects("PATTERN=nothing", "DINOv3"):
         cli.VERBS["weights"](["nothing", "--list"])
-
-    assert "apache" not in shown("weights", "dinov2")
 
 
 def test_unknown_models_and_recipes_are_rejected():
@@ -80,23 +83,32 @@ def test_unknown_models_and_recipes_are_rejected():
 
 def test_recipes_shows_what_each_takes():
     text = " ".join(shown("recipes").split())
+    names = {path.stem for path in (ROOT / "configs").glob("*.py")}
 
-    assert {path.stem for path in (ROOT / "configs").glob("*.py")} <= set(text.split())
+    assert names <= set(text.split())
     assert "vit-jax finetune, data by --config.data=, 20 epochs by default" in text
     assert "TASKS: cifar10 cifar100" in text
     assert "LEARNING_RATES: ViT-B/16,epochs=7" in text
 
+
+def test_recipes_as_json():
     (row,) = json.loads(shown("recipes", "digits_masked", "--json"))
-    assert (row["verb"], row["data"], row["total"]) == ("pretrain", "digits", "100 epochs")
+
+    assert row["verb"] == "pretrain"
+    assert row["data"] == "digits"
+    assert row["total"] == "100 epochs"
+
+
+# The arguments before some choices of the recipe finetune
+BEFORE = {"TASKS": "any,", "RULES": "any,pets,rule="}
 
 
 @pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe.name)
 def test_a_recipe_has_a_description_and_takes_the_choices_that_are_listed(recipe):
+    before = BEFORE if recipe.name == "finetune" else {}
+
     assert recipe.description
     assert recipe.argument.endswith(".")
-
-    before = {"TASKS": "any,", "RULES": "any,pets,rule="} if recipe.name == "finetune" else {}
-    for name, choice in (
-        (name, choice) for name, choices in recipe.choices.items() for choice in choices
-    ):
-        load_recipe(f"{recipe.name}:{before.get(name, '')}{choice}")
+    for name, choices in recipe.choices.items():
+        for choice in choices:
+            load_recipe(f"{recipe.name}:{before.get(name, '')}{choice}")

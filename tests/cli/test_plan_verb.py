@@ -27,15 +27,26 @@ FINETUNE = [
     [
         (
             DIGITS,
-            ("machine  h100:4: 4 x H100 SXM", "data     digits: 1,437 images, 10 classes", "price"),
+            [
+                "machine  h100:4: 4 x H100 SXM",
+                "data     digits: 1,437 images, 10 classes",
+                "price",
+            ],
         ),
-        (JFT, ("JFT-300M: 303,000,000 images, 18,291 classes", "1,035,645 steps", "fits")),
+        (
+            JFT,
+            [
+                "JFT-300M: 303,000,000 images, 18,291 classes",
+                "1,035,645 steps",
+                "fits",
+            ],
+        ),
         (
             FINETUNE,
-            (
+            [
                 "ViT-B/16 on 384x384 images, 512 a step",
                 "4 learning rates and the final run: 50,000 steps",
-            ),
+            ],
         ),
     ],
     ids=["digits", "jft", "finetune"],

@@ -1,4 +1,4 @@
-"""Mistakes users make with the verbs that train, each with the message that mends it."""
+"""Mistakes of users with the verbs that train, each with the message that helps."""
 
 import os
 import re
@@ -19,16 +19,19 @@ from vit_jax.hosts import exits
 
 @pytest.fixture
 def fails(data_dir, tmp_path):
-    """Runs a command that must fail before it trains; returns its message."""
+    """Return a function that runs a command that must fail before it trains, and returns its message."""
 
     def fail(*words, workdir=tmp_path / "new" / "workdir"):
-        given = [
-            f"--config={RECIPE}",
-            f"--workdir={workdir}",
-            f"--config.input.data_dir={data_dir}",
-        ]
         before = sorted(tmp_path.rglob("*"))
-        message = rejected(["pretrain", *given, *words])
+        message = rejected(
+            [
+                "pretrain",
+                f"--config={RECIPE}",
+                f"--workdir={workdir}",
+                f"--config.input.data_dir={data_dir}",
+                *words,
+            ]
+        )
         assert sorted(tmp_path.rglob("*")) == before, "a rejected command leaves nothing behind"
         return message
 
@@ -36,11 +39,19 @@ def fails(data_dir, tmp_path):
 
 
 def test_a_value_that_cannot_work(fails):
-    assert "config.global_batch=100" in fails("--config.global_batch=100")  # once data are open
+    """These values are rejected once the data are open."""
+    assert "config.global_batch=100" in fails("--config.global_batch=100")
 
     message = fails("--config.input.holdout_fraction=0.1")
     assert "--config.input.holdout_fraction=0.1" in message
     assert "digits" in message
+
+
+def halve(image, rng):
+    return image / 2
+
+
+CUSTOM_PARTS = "tests.models.test_own_parts"
 
 
 class FloatSource(MemorySource):
@@ -51,10 +62,6 @@ class FloatSource(MemorySource):
 def open_floats(split, config, seed):
     digits = source(20)
     return FloatSource(np.zeros((20, 8, 8, 1), np.uint8), digits.labels, digits.class_names)
-
-
-def halved(image, rng):
-    return image / 2
 
 
 @pytest.mark.parametrize(
@@ -69,22 +76,23 @@ def halved(image, rng):
             r"config\.data='\S+:open_floats', split 'train': .*float32 .*uint8",
         ),
         (
-            f"input.augmentations={__name__}:halved",
-            r"augmentation \S+:halved returned float64 .*return uint8",
+            f"input.augmentations={__name__}:halve",
+            r"augmentation \S+:halve returned float64 .*return uint8",
         ),
         (
-            "model.position_embedding=tests.models.test_own_parts:ShortPositions",
+            f"model.position_embedding={CUSTOM_PARTS}:ShortPositions",
             r"ShortPositions returns positions",
         ),
         (
-            "model.pool=tests.models.test_own_parts:NoPooling",
+            f"model.pool={CUSTOM_PARTS}:NoPooling",
             r"config\.model\.pool: NoPooling returns",
         ),
         (
-            "model.head=tests.models.test_own_parts:LogitsAlone",
+            f"model.head={CUSTOM_PARTS}:LogitsAlone",
             r"config\.model\.head: LogitsAlone returns",
         ),
     ],
+    ids=["loss", "data", "augmentation", "positions", "pool", "head"],
 )
 def test_custom_code_that_does_not_fit(fails, override, rule):
     assert re.search(rule, fails(f"--config.{override}"))
@@ -97,21 +105,36 @@ def test_check(tmp_path, capsys):
 
     assert "1,437 training and 360 test images of 10 classes" in line
     assert "on 8 devices (2 replica x 4 data x 1 model)" in line
-    for override, rule in (
-        ("data=None", "config.data=None: must be set"),
-        ("model.num_heads=7", "num_heads=7"),
-    ):
-        assert rule in rejected(["pretrain", *words, f"--config.{override}"])
-    assert "--devices=6: must be divisible by --slices=4" in rejected(
-        ["pretrain", *words, "--devices=6", "--slices=4"]
-    )
-    assert "--devices=6: has no effect without --check" in rejected(
-        ["pretrain", *words[:2], "--devices=6"]
-    )
-    assert "vit-jax pretrain --config=" in rejected(["finetune", *words])
+    assert not list(tmp_path.iterdir())
 
-    words[0] = f"--config={ROOT}/configs/finetune.py:ViT-B/16,cifar10"
-    assert "config.init_from" in rejected(["finetune", *words])
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["--check", "--config.data=None"], "config.data=None: must be set"),
+        (["--check", "--config.model.num_heads=7"], "num_heads=7"),
+        (["--check", "--devices=6", "--slices=4"], "--devices=6: must be divisible by --slices=4"),
+        (["--devices=6"], "--devices=6: has no effect without --check"),
+    ],
+)
+def test_mistakes_of_a_check(tmp_path, words, rule):
+    given = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}"]
+
+    assert rule in rejected(["pretrain", *given, *words])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rule"),
+    [
+        (RECIPE, "vit-jax pretrain --config="),
+        (f"{ROOT}/configs/finetune.py:ViT-B/16,cifar10", "config.init_from"),
+    ],
+)
+def test_mistakes_of_a_check_of_fine_tuning(tmp_path, recipe, rule):
+    words = [f"--config={recipe}", f"--workdir={tmp_path / 'run'}", "--check"]
+
+    assert rule in rejected(["finetune", *words])
     assert not list(tmp_path.iterdir())
 
 
@@ -122,26 +145,30 @@ def test_a_traceback_on_request(monkeypatch):
 
 
 def test_a_start_that_failed_does_not_bind_the_workdir(fails, tmp_path):
-    assert "/nowhere" in fails("--config.init_from=/nowhere", workdir=tmp_path)
-    assert "resume_from" in fails(
-        "--config.init_from=/nowhere", "--config.resume_from=/nowhere", workdir=tmp_path
-    )
+    init_from = "--config.init_from=/nowhere"
+    resume_from = "--config.resume_from=/nowhere"
+    assert "/nowhere" in fails(init_from, workdir=tmp_path)
+    assert "resume_from" in fails(init_from, resume_from, workdir=tmp_path)
 
     (tmp_path / "file").write_text("")
     assert f"{tmp_path}/file/run" in fails(workdir=tmp_path / "file" / "run")
-    assert "resume_from='/nowhere'" in fails(
-        "--config.seed=4", "--config.resume_from=/nowhere", workdir=tmp_path
-    )
+    assert "resume_from='/nowhere'" in fails("--config.seed=4", resume_from, workdir=tmp_path)
+
+
+LIST_RECIPES = """
+import sys
+from vit_jax.cli import main
+main(['--help'])
+main(['evaluate', '--help'])
+main(['recipes'])
+heavy = {'jax', 'flax', 'numpy', 'tensorflow', 'ml_collections'}
+assert not heavy & set(sys.modules)
+"""
 
 
 def test_help_and_the_list_of_recipes_load_nothing_heavy():
-    program = (
-        "import sys; from vit_jax.cli import main; main(['--help']); main(['evaluate', '--help']); "
-    )
-    program += "main(['recipes']); "
-    heavy = {"jax", "flax", "numpy", "tensorflow", "ml_collections"}
-    program += f"assert not {heavy} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-c", LIST_RECIPES]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("verb", ["pretrain", "finetune"])
