@@ -1,4 +1,4 @@
-"""From the network that weights are of to the one that is fine-tuned."""
+"""The network that is fine-tuned, from the network of the weights."""
 
 import dataclasses
 
@@ -12,16 +12,15 @@ from vit_jax.config.schema import AdaptConfig
 
 
 def network(name, *, image_size=(224, 224), num_classes=1000, **options):
-    """As pre-trained."""
-    return build_architecture(
-        ModelConfig(name=name, **options), image_size=image_size, num_classes=num_classes
-    )
+    """Return the network of pre-training."""
+    model = ModelConfig(name=name, **options)
+    return build_architecture(model, image_size=image_size, num_classes=num_classes)
 
 
 def adapted(a, *, image_size=(224, 224), num_classes=10, **options):
-    return adapt_architecture(
-        a, AdaptConfig(**options), image_size=image_size, num_classes=num_classes
-    )
+    """Return the network that is fine-tuned."""
+    config = AdaptConfig(**options)
+    return adapt_architecture(a, config, image_size=image_size, num_classes=num_classes)
 
 
 @pytest.mark.parametrize(
@@ -31,16 +30,17 @@ def test_dropout_is_that_of_the_released_configs(name):
     for known in (*FINETUNE_DROPOUT, name):
         expected = 0.0 if known == name else 0.1
         a = network(known)
+        assert adapted(a).dropout_fraction == expected
+        assert adapted(a, name=known).dropout_fraction == expected
 
-        assert adapted(a).dropout_fraction == adapted(a, name=known).dropout_fraction == expected
-        assert (
-            adapted(dataclasses.replace(a, name="my network")).dropout_fraction == expected
-        )  # it goes by the numbers
+        # The numbers decide, not the name.
+        renamed = dataclasses.replace(a, name="my network")
+        assert adapted(renamed).dropout_fraction == expected
 
-        augreg = dataclasses.replace(a, head="linear")  # its files have no hidden layer in the head
-        assert (
-            adapted(augreg).dropout_fraction == adapted(augreg, name=known).dropout_fraction == 0.0
-        )
+        # Files of AugReg have no hidden layer in the head.
+        augreg = dataclasses.replace(a, head="linear")
+        assert adapted(augreg).dropout_fraction == 0.0
+        assert adapted(augreg, name=known).dropout_fraction == 0.0
 
         if a.has_transformer:
             assert adapted(a, dropout_fraction=0.2).dropout_fraction == 0.2
@@ -48,7 +48,11 @@ def test_dropout_is_that_of_the_released_configs(name):
 
 def test_what_changes_and_what_stays():
     a = network(
-        "ViT-B/16", head_bias_init=-10.0, gelu="exact", stochastic_depth_fraction=0.4, remat="full"
+        "ViT-B/16",
+        head_bias_init=-10.0,
+        gelu="exact",
+        stochastic_depth_fraction=0.4,
+        remat="full",
     )
     b = adapted(
         a,
@@ -59,18 +63,30 @@ def test_what_changes_and_what_stays():
     )
     before = dataclasses.asdict(a)
     after = dataclasses.asdict(b)
-    expected = {
+    changed = {name: value for name, value in after.items() if before[name] != value}
+
+    assert b.grid == (24, 20)
+    assert changed == {
         "image_size": (384, 320),
         "num_classes": 37,
         "head": "linear",
         "head_bias_init": 0.0,
+        "stochastic_depth_fraction": 0.1,
+        "compute_dtype": "float32",
+        "remat": "none",
     }
-    expected |= {"stochastic_depth_fraction": 0.1, "compute_dtype": "float32", "remat": "none"}
 
-    assert {name: after[name] for name in after if before[name] != after[name]} == expected
-    assert b.grid == (24, 20)
-    for head, form in (("zero", "linear"), ("zero_keep_hidden", "mlp"), ("keep", "mlp")):
-        assert adapted(a, head=head).head == form
+
+@pytest.mark.parametrize(
+    ("head", "form"),
+    [
+        ("zero", "linear"),
+        ("zero_keep_hidden", "mlp"),
+        ("keep", "mlp"),
+    ],
+)
+def test_the_head_changes_or_stays(head, form):
+    assert adapted(network("ViT-B/16"), head=head).head == form
 
 
 def test_weights_of_another_network_are_rejected_with_every_difference():
@@ -85,14 +101,18 @@ def test_weights_of_another_network_are_rejected_with_every_difference():
         "  patch_size: there (16, 16), ViT-L/32 has (32, 32)",
     ]
 
-    others = {
-        "R50x2": "width_factor: there 1.0",
-        "R101x1": r"units: there \(3, 4,",
-        "ViT-B/16": "family: there resnet",
-    }
-    for name, difference in others.items():
-        with rejects(f"config.model.name={name!r}", difference):
-            adapted(network("R50x1"), name=name)
+
+@pytest.mark.parametrize(
+    ("name", "difference"),
+    [
+        ("R50x2", "width_factor: there 1.0"),
+        ("R101x1", r"units: there \(3, 4,"),
+        ("ViT-B/16", "family: there resnet"),
+    ],
+)
+def test_weights_of_a_resnet_are_rejected_for_another_network(name, difference):
+    with rejects(f"config.model.name={name!r}", difference):
+        adapted(network("R50x1"), name=name)
 
 
 SINCOS = {"position_embedding": "sincos2d"}
@@ -138,20 +158,22 @@ def test_pooling_and_the_last_norm_change_and_class_tokens_stay():
     a = network("ViT-B/16", registers=4)
     mae = adapted(a, pool="gap", final_norm="pooled")
 
-    assert (mae.pool, mae.final_norm, mae.num_class_tokens, mae.sequence_length) == (
-        "gap",
-        "pooled",
-        1,
-        201,
-    )
+    assert mae.pool == "gap"
+    assert mae.final_norm == "pooled"
+    assert mae.num_class_tokens == 1
+    assert mae.sequence_length == 201
     assert adapted(mae, pool="token", final_norm="tokens") == adapted(a)
     assert adapted(a, pool="token_gap").feature_width == 2 * a.width
 
-    siglip = network("ViT-B/16", pool="map", pool_num_heads=4)
-    assert adapted(siglip, pool="map") == adapted(siglip)
 
+def test_attention_pooling_stays_or_changes_to_the_mean():
+    siglip = network("ViT-B/16", pool="map", pool_num_heads=4)
     gap = adapted(siglip, pool="gap")
-    assert (gap.pool, gap.pool_num_heads, gap.class_tokens) == ("gap", None, None)
+
+    assert adapted(siglip, pool="map") == adapted(siglip)
+    assert gap.pool == "gap"
+    assert gap.pool_num_heads is None
+    assert gap.class_tokens is None
 
 
 @pytest.mark.parametrize(
@@ -184,14 +206,13 @@ def test_a_pooling_that_the_weights_do_not_allow_is_rejected(a, options, rule):
 
 def test_only_rotary_positions_that_count_patches_have_a_grid_to_be_scaled_to():
     a = network("ViT-B/16", rope="index", position_embedding="none")
-    assert adapted(a, image_size=(384, 384)).rope_grid is None
-
     scaled = adapted(a, image_size=(384, 384), rope_rescale=True)
+    scaled_again = adapted(scaled, image_size=(448, 448), rope_rescale=True)
+
+    assert adapted(a, image_size=(384, 384)).rope_grid is None
+    # The grid is always that of pre-training.
     assert scaled.rope_grid == (14, 14)
-    assert adapted(scaled, image_size=(448, 448), rope_rescale=True).rope_grid == (
-        14,
-        14,
-    )  # that of pre-training
+    assert scaled_again.rope_grid == (14, 14)
     assert read_architecture(dataclasses.asdict(scaled)) == scaled
 
 
@@ -209,12 +230,16 @@ def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
         adapted(a, image_size=(384, 384))
 
     b = adapted(a, image_size=(384, 384), uncovered_border="drop")
-    assert (b.image_size, b.grid, b.sequence_length) == ((384, 384), (27, 27), 730)
+    assert b.image_size == (384, 384)
+    assert b.grid == (27, 27)
+    assert b.sequence_length == 730
     assert read_architecture(dataclasses.asdict(b)) == b
-    assert adapted(b, image_size=(384, 384)).grid == (
-        27,
-        27,
-    )  # weights of such a network stay what they are
-    for other, size in (("ViT-H/14", (13, 28)), ("R50+ViT-B/16", (230, 224))):
-        with rejects(f"model.name={other!r}", f"height.*{size[0]}"):
-            adapted(network(other), image_size=size, uncovered_border="drop")
+    # Weights of such a network keep their grid.
+    assert adapted(b, image_size=(384, 384)).grid == (27, 27)
+
+
+@pytest.mark.parametrize(("name", "size"), [("ViT-H/14", (13, 28)), ("R50+ViT-B/16", (230, 224))])
+def test_borders_that_cannot_be_dropped(name, size):
+    height, _ = size
+    with rejects(f"model.name={name!r}", f"height.*{height}"):
+        adapted(network(name), image_size=size, uncovered_border="drop")

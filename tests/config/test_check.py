@@ -44,21 +44,20 @@ FRACTIONS = (
     "model.dropout_fraction",
     "model.stochastic_depth_fraction",
     "objective.label_smoothing_fraction",
+    "input.holdout_fraction",
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.momentum",
 )
-FRACTIONS += ("input.holdout_fraction", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
 NOT_NEGATIVE = (
     "optimizer.weight_decay",
     "schedule.learning_rate",
     "schedule.end_learning_rate",
     "input.mixup_alpha",
-)
-NOT_NEGATIVE += (
     "input.shift_pixels",
     "input.randaugment_layers",
     "input.randaugment_magnitude",
     "input.num_workers",
-)
-NOT_NEGATIVE += (
     "input.cutmix_alpha",
     "input.max_unreadable",
     "checkpoint.keep_best",
@@ -69,9 +68,9 @@ AT_LEAST_ONE = (
     "logging.profile_num_steps",
     "input.num_threads",
     "sharding.num_replicas",
-)
-AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps", "stop_early.patience")
-AT_LEAST_ONE += (
+    "sharding.num_model_shards",
+    "optimizer.accumulation_steps",
+    "stop_early.patience",
     "input.repeats",
     "input.train_examples",
     "input.train_examples_per_class",
@@ -92,7 +91,7 @@ POSITIVE = (
 
 
 def change(fields, base=PRETRAINING):
-    """The config with fields changed, by name with dots."""
+    """Return the config with fields changed, by name with dots."""
     values = to_dict(base)
     for name, value in fields.items():
         *sections, field = name.split(".")
@@ -102,80 +101,107 @@ def change(fields, base=PRETRAINING):
     return from_dict(type(base), values)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        *((name, value, r"\[0, 1\)") for name in FRACTIONS for value in (-0.1, 1.0)),
-        *((name, -1, "negative") for name in NOT_NEGATIVE),
-        *((name, 0, "at least 1") for name in AT_LEAST_ONE),
-        *((name, 0.0, "positive") for name in POSITIVE),
-        *((name, 1.1, r"\[0, 1\]") for name in SHARES),
-        *((name, value, r"\(0, 1\]") for name in POSITIVE_SHARES for value in (0.0, 1.1)),
-        *(("polyak.factor", value, r"\(0, 1\).*0.9999") for value in (-0.1, 0.0, 1.0)),
-        *(("seed", value, r"\[0, 4294967295\]") for value in (-1, 2**32)),
-        *(("input.image_size", size, "at least 1") for size in ((0, 8), (8, 0))),
+def get_first_field(fields):
+    """Return the field that a message names."""
+    return f"config.{next(iter(fields))}".replace("__", ".")
+
+
+def list_values_out_of_range():
+    """Return (field, value, rule) for the limits of all fields."""
+    cases = [
+        ("polyak.factor", -0.1, r"\(0, 1\).*0.9999"),
+        ("polyak.factor", 0.0, r"\(0, 1\).*0.9999"),
+        ("polyak.factor", 1.0, r"\(0, 1\).*0.9999"),
+        ("seed", -1, r"\[0, 4294967295\]"),
+        ("seed", 2**32, r"\[0, 4294967295\]"),
+        ("input.image_size", (0, 8), "at least 1"),
+        ("input.image_size", (8, 0), "at least 1"),
         ("objective.class_weights", (1.0, 0.0), "positive"),
-    ],
-)
+    ]
+    for names, values, rule in (
+        (FRACTIONS, (-0.1, 1.0), r"\[0, 1\)"),
+        (NOT_NEGATIVE, (-1,), "negative"),
+        (AT_LEAST_ONE, (0,), "at least 1"),
+        (POSITIVE, (0.0,), "positive"),
+        (SHARES, (1.1,), r"\[0, 1\]"),
+        (POSITIVE_SHARES, (0.0, 1.1), r"\(0, 1\]"),
+    ):
+        for name in names:
+            cases += [(name, value, rule) for value in values]
+    return cases
+
+
+@pytest.mark.parametrize(("name", "value", "rule"), list_values_out_of_range())
 def test_values_out_of_range(name, value, rule):
     with rejects(f"config.{name}={value}", rule):
         validate(change({name: value}))
 
 
 def test_limits_are_allowed():
-    options = {
+    at_zero = dict.fromkeys((*FRACTIONS, *NOT_NEGATIVE, "seed"), 0)
+    at_one = dict.fromkeys((*AT_LEAST_ONE, *POSITIVE), 1)
+    others = {
         **INCEPTION,
+        "input.crop_area_fraction": (1.0, 1.0),
+        "input.train_resize_pixels": None,
         "input.test_resize": "short_side",
+        "input.randaugment_layers": 1,
+        "logging.profile_start_step": 1,
         "optimizer.momentum": 0.9,
         "polyak.factor": 0.5,
+        # Early stopping needs it.
+        "checkpoint.keep_best": 1,
+        # It excludes train_examples_per_class.
+        "input.train_examples": None,
     }
-    options["checkpoint.keep_best"] = 1  # which early stopping needs
-    options["input.train_examples"] = None  # or train_examples_per_class
-    at_zero = dict.fromkeys((*FRACTIONS, *NOT_NEGATIVE, "seed"), 0)
-    at_one = dict.fromkeys(
-        (
-            *AT_LEAST_ONE,
-            *POSITIVE,
-            "input.shift_pixels",
-            "input.randaugment_layers",
-            "logging.profile_start_step",
-        ),
-        1,
-    )
-    crops = {"input.crop_area_fraction": (1.0, 1.0), "input.train_resize_pixels": None}
-    validate(change(at_zero | at_one | options | crops))
-    validate(change({**RESIZE, "input.train_resize_pixels": 8}))
-    validate(change(LION | {"optimizer.arguments": {"b1": 0.9}}))
-    validate(
-        change(
-            {
-                "optimizer.frozen": ("embedding/*",),
-                "optimizer.learning_rate_multipliers": {"head/*": 10},
-            }
-        )
-    )
-    validate(change({"evaluation.evaluators": ANY, "checkpoint.best_metric": "v2_loss"}))
-    validate(
-        change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_10shot_accuracy"})
-    )
-    validate(
-        change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "near_20nn_accuracy"})
-    )
-    for metric, mode in (("c_ece", "min"), ("c_calibration_error", "auto")):
-        fields = {"checkpoint.best_metric": metric, "checkpoint.best_mode": mode}
-        validate(change({"evaluation.evaluators": CUSTOM} | fields))
 
-    validate(change({"checkpoint.best_metric": "none", "checkpoint.keep_best": 0}))
-    validate(change({**ONE_RATE, "search.validation_fraction": 0.0}, FINETUNING))  # of no search
-    for fraction in (None, 0.0):  # not even that of the released configs
-        validate(change({**HEAD, "model.dropout_fraction": fraction}, FINETUNING))
-
-    validate(
-        change({**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9}, FINETUNING)
-    )  # of trials
+    validate(change(at_zero | at_one | others))
 
 
-# The message names the first of the fields.
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**RESIZE, "input.train_resize_pixels": 8},
+        {**LION, "optimizer.arguments": {"b1": 0.9}},
+        {
+            "optimizer.frozen": ("embedding/*",),
+            "optimizer.learning_rate_multipliers": {"head/*": 10},
+        },
+        {"evaluation.evaluators": ANY, "checkpoint.best_metric": "v2_loss"},
+        {"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_10shot_accuracy"},
+        {"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "near_20nn_accuracy"},
+        {
+            "evaluation.evaluators": CUSTOM,
+            "checkpoint.best_metric": "c_ece",
+            "checkpoint.best_mode": "min",
+        },
+        {
+            "evaluation.evaluators": CUSTOM,
+            "checkpoint.best_metric": "c_calibration_error",
+            "checkpoint.best_mode": "auto",
+        },
+        {"checkpoint.best_metric": "none", "checkpoint.keep_best": 0},
+    ],
+)
+def test_values_that_fit_each_other(fields):
+    validate(change(fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # Without a search there are no validation images.
+        {**ONE_RATE, "search.validation_fraction": 0.0},
+        # Frozen features have no dropout, not even that of the released configs.
+        {**HEAD, "model.dropout_fraction": None},
+        {**HEAD, "model.dropout_fraction": 0.0},
+        # The learning rate is that of the trials.
+        {**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9},
+    ],
+    ids=["no search", "no dropout", "dropout of 0", "weight decay"],
+)
+def test_values_that_fit_fine_tuning(fields):
+    validate(change(fields, FINETUNING))
 
 
 @pytest.mark.parametrize(
@@ -216,18 +242,19 @@ def test_limits_are_allowed():
     ],
 )
 def test_a_setting_without_effect_is_rejected(fields, needed):
-    with rejects(f"config.{next(iter(fields))}=", f"no effect with {needed}.*Set {needed}"):
+    with rejects(f"{get_first_field(fields)}=", f"no effect with {needed}.*Set {needed}"):
         validate(change(fields))
 
 
 def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe():
+    missing = {"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lionn"}
     with rejects("config.optimizer.name='optax:lionn'", "Did you mean 'lion'"):
-        validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lionn"}))
+        validate(change(missing))
 
-    with rejects(
-        "config.optimizer.weight_decay=0.1", r"or add --config\.optimizer\.weight_decay=0\.0\.$"
-    ):
-        validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lion"}))
+    lion = {"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lion"}
+    remedy = r"or add --config\.optimizer\.weight_decay=0\.0\.$"
+    with rejects("config.optimizer.weight_decay=0.1", remedy):
+        validate(change(lion))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +338,7 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
     ],
 )
 def test_values_that_do_not_fit_each_other(fields, rule):
-    with rejects(f"config.{next(iter(fields))}", rule):
+    with rejects(get_first_field(fields), rule):
         validate(change(fields))
 
 
@@ -332,7 +359,7 @@ def test_values_that_do_not_fit_each_other(fields, rule):
     ],
 )
 def test_values_that_do_not_fit_fine_tuning(fields, rule):
-    with rejects(f"config.{next(iter(fields))}", rule):
+    with rejects(get_first_field(fields), rule):
         validate(change(fields, FINETUNING))
 
 
@@ -343,25 +370,22 @@ def test_dropout_on_frozen_features(base):
 
 
 def test_only_fields_that_may_be_references_are_imported(tmp_path, monkeypatch):
-    """Other texts may have the same form: a workdir, a project, an evaluator's own argument."""
-    evaluators = {
-        "v2": {"kind": "mine:f", "arguments": {"text": "no_module:x"}, "data": "folder:x"}
-    }
-    other = {
+    """Other texts may have the same form: a workdir, a project, an evaluator's argument."""
+    evaluator = {"kind": "mine:f", "arguments": {"text": "no_module:x"}, "data": "folder:x"}
+    fields = {
         "init_from": "runs:best",
         "logging.wandb_project": "team:x",
-        "evaluation.evaluators": evaluators,
+        "evaluation.evaluators": {"v2": evaluator},
     }
     (tmp_path / "mine.py").write_text("def f(): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     importlib.invalidate_caches()
-    validate(change(other))
+
+    validate(change(fields))
 
     assert sys.modules.pop("mine").f
 
-
-# Durations, and what the dataset and the devices forbid.
 
 CLOCK = Clock(global_batch=32, num_examples=1000, total_steps=200)
 
@@ -401,15 +425,21 @@ FORMS = [
 ]
 
 
+@pytest.mark.parametrize("text", FORMS)
+def test_not_a_duration(text):
+    with rejects(f"'{text}'", "a number and a unit.*'500 steps'"):
+        Clock(global_batch=32, num_examples=1000).to_steps(text)
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        *((text, "a number and a unit.*'500 steps'") for text in FORMS),
         ("1.5 fraction", r"\[0, 1\]"),
-        ("0.5 fraction", "fraction of itself"),  # of the run, which has no length yet
+        # The run has no length yet.
+        ("0.5 fraction", "fraction of itself"),
     ],
 )
-def test_not_a_duration(text, rule):
+def test_not_a_fraction_of_the_run(text, rule):
     with rejects(f"'{text}'", rule):
         Clock(global_batch=32, num_examples=1000).to_steps(text)
 
@@ -419,14 +449,15 @@ BASE = change({"global_batch": 128, **LENGTHS})
 
 
 def steps_of(num_devices=8, config=BASE, **fields):
-    """Return the config with changed fields; `section__field=value`."""
-    changed = change({name.replace("__", "."): value for name, value in fields.items()}, config)
-    return resolve(changed, num_examples=1280, num_devices=num_devices)
+    """Return the lengths of the config with changed fields, given as `section__field=value`."""
+    changed = {name.replace("__", "."): value for name, value in fields.items()}
+    return resolve(change(changed, config), num_examples=1280, num_devices=num_devices)
 
 
 def test_every_length_becomes_steps():
+    """An epoch has 10 steps."""
     steps = steps_of(
-        total="20 epochs",  # of 10 steps
+        total="20 epochs",
         schedule__warmup="0.1 fraction",
         schedule__decay="rsqrt",
         schedule__timescale="1280 examples",
@@ -436,19 +467,22 @@ def test_every_length_becomes_steps():
         checkpoint__every="0.5 fraction",
         logging__every="1 example",
     )
-    given = {"total": 200, "warmup": 20, "timescale": 10, "cooldown": 40, "polyak_start": 30}
-    every = {
-        "evaluate_every": 50,
-        "checkpoint_every": 100,
-        "log_every": 1,
-        "evaluators_every": {"v2": 20, "v3": 50},
-    }
 
-    assert steps == RunSteps(**given, **every)
+    assert steps == RunSteps(
+        total=200,
+        warmup=20,
+        timescale=10,
+        cooldown=40,
+        polyak_start=30,
+        evaluate_every=50,
+        checkpoint_every=100,
+        log_every=1,
+        evaluators_every={"v2": 20, "v3": 50},
+    )
 
 
 @pytest.mark.parametrize(
-    ("fields", "rule"),  # the first field is the one that the message names
+    ("fields", "rule"),
     [
         ({"global_batch": 100}, "100.*divisible by 8.*96 or 104"),
         ({"evaluation__global_batch": 12}, "12.*divisible by 8.*8 or 16"),
@@ -484,7 +518,7 @@ def test_every_length_becomes_steps():
     ],
 )
 def test_what_does_not_fit_the_dataset_or_the_devices(fields, rule):
-    with rejects(f"config.{next(iter(fields))}".replace("__", "."), rule):
+    with rejects(get_first_field(fields), rule):
         steps_of(**fields)
 
 
@@ -494,20 +528,43 @@ def test_a_mesh_that_does_not_divide_the_devices():
 
 
 def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
-    monkeypatch.setattr(check, "find_out_of_range", lambda config: pytest.fail("validated again"))
+    def fail(config):
+        pytest.fail("validated again")
+
+    monkeypatch.setattr(check, "find_out_of_range", fail)
 
     assert steps_of().total == 2000
     with pytest.raises(pytest.fail.Exception):
         validate(BASE)
 
 
-def test_what_fits():
-    fits = {"global_batch": 64, "optimizer__accumulation_steps": 8, "evaluation__global_batch": 24}
+@pytest.mark.parametrize(
+    ("fields", "total"),
+    [
+        (
+            {
+                "global_batch": 64,
+                "optimizer__accumulation_steps": 8,
+                "evaluation__global_batch": 24,
+            },
+            4000,
+        ),
+        ({"evaluation__global_batch": None}, 2000),
+        # A step has more than an epoch.
+        ({"global_batch": 2560}, 100),
+    ],
+)
+def test_what_fits(fields, total):
+    assert steps_of(**fields).total == total
 
-    assert steps_of(**fits).total == 4000
-    assert steps_of(evaluation__global_batch=None).total == 2000
-    assert steps_of(global_batch=2560).total == 100  # more than an epoch at a step
 
-    shortest = steps_of(total="1 step", schedule__warmup="0 steps")
-    assert (shortest.total, shortest.warmup, shortest.evaluate_every) == (1, 0, 500)
+def test_the_length_of_fine_tuning():
     assert steps_of(config=FINETUNING).total == 400
+
+
+def test_the_shortest_run():
+    shortest = steps_of(total="1 step", schedule__warmup="0 steps")
+
+    assert shortest.total == 1
+    assert shortest.warmup == 0
+    assert shortest.evaluate_every == 500

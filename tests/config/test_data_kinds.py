@@ -1,4 +1,4 @@
-"""Kinds of data: one row each, from which messages, help texts and openers come."""
+"""Kinds of data: messages, help texts and openers come from one row for each kind."""
 
 import importlib
 import inspect
@@ -30,8 +30,9 @@ def test_other_texts_name_no_kind(data):
     assert find_kind(data) is None
 
 
-def test_the_schema_and_messages_list_every_kind():
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.prefix)
+def test_the_schema_and_messages_list_every_kind(kind):
     fields = {field.name: field for section in read_sections() for field in section.fields}
 
-    assert all(f'"{kind.form}"' in fields["data"].description for kind in KINDS)
-    assert all(f"{kind.form} ({kind.description})" in spell_descriptions() for kind in KINDS)
+    assert f'"{kind.form}"' in fields["data"].description
+    assert f"{kind.form} ({kind.description})" in spell_descriptions()

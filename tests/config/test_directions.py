@@ -33,27 +33,33 @@ stating.directions = {"regret": "min"}
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    """The evaluators above, as a module that recipes can name."""
+    """Make the evaluators above a module that recipes can name."""
     made = types.ModuleType(MODULE)
-    wrong = types.SimpleNamespace(directions={"brier_score": "lower"})
-    wrong_form = types.SimpleNamespace(directions=["brier_score"])
-    vars(made).update(
-        Stating=Stating, silent=silent, stating=stating, wrong=wrong, wrong_form=wrong_form
-    )
+    made.Stating = Stating
+    made.silent = silent
+    made.stating = stating
+    made.wrong = types.SimpleNamespace(directions={"brier_score": "lower"})
+    made.wrong_form = types.SimpleNamespace(directions=["brier_score"])
     made.brier = types.SimpleNamespace(direction="min")
     made.skill = types.SimpleNamespace()
     made.upwards = types.SimpleNamespace(direction="up")
     monkeypatch.setitem(sys.modules, MODULE, made)
 
 
-def config_of(evaluator="silent", metric="c_brier_score", mode="auto", **checkpoint):
+def config_of(evaluator="silent", metric="c_brier_score", mode="auto", **fields):
     config = load_recipe("configs/digits.py")
-    keeping = dataclasses.replace(
-        config.checkpoint, best_metric=metric, best_mode=mode, **checkpoint
+    checkpoint = dataclasses.replace(
+        config.checkpoint, best_metric=metric, best_mode=mode, **fields
     )
     evaluators = {"c": EvaluatorConfig(kind=f"{MODULE}:{evaluator}")}
     evaluation = dataclasses.replace(config.evaluation, evaluators=evaluators)
-    return dataclasses.replace(config, checkpoint=keeping, evaluation=evaluation)
+    return dataclasses.replace(config, checkpoint=checkpoint, evaluation=evaluation)
+
+
+def config_with_metric(metric):
+    config = config_of()
+    evaluation = dataclasses.replace(config.evaluation, metrics=(f"{MODULE}:{metric}",))
+    return dataclasses.replace(config, evaluation=evaluation)
 
 
 @pytest.mark.parametrize(
@@ -75,23 +81,27 @@ def test_a_run_takes_the_direction(evaluator, metric, mode, expected):
     assert require_direction(config, metric).mode == expected
 
 
-@pytest.mark.parametrize(("metric", "mode"), [("brier", "min"), ("skill", None)])
-def test_a_metric_states_its_direction(metric, mode):
-    config = config_of()
-    evaluation = dataclasses.replace(config.evaluation, metrics=(f"{MODULE}:{metric}",))
-    config = dataclasses.replace(config, evaluation=evaluation)
-    direction = find_direction(config, f"test_{metric}")
+def test_a_metric_states_its_direction():
+    config = config_with_metric("brier")
 
-    assert (direction and direction.mode) == mode
+    assert find_direction(config, "test_brier").mode == "min"
+    assert find_direction(config, "test_other") is None
+
+
+def test_a_metric_that_states_no_direction():
+    config = config_with_metric("skill")
+    direction = find_direction(config, "test_skill")
+
+    assert (direction and direction.mode) is None
     assert find_direction(config, "test_other") is None
 
 
 def test_a_direction_of_a_metric_that_is_none():
-    config = config_of()
-    evaluation = dataclasses.replace(config.evaluation, metrics=(f"{MODULE}:upwards",))
-
     with rejects("evaluation.metrics", "'max' or 'min', not 'up'"):
-        validate(dataclasses.replace(config, evaluation=evaluation))
+        validate(config_with_metric("upwards"))
+
+
+UNKNOWN = "best_mode='auto'.*higher or lower.*c_brier_score.*max or min.*directions"
 
 
 def test_other_results_of_the_run_do_not_take_best_mode():
@@ -105,12 +115,7 @@ def test_other_results_of_the_run_do_not_take_best_mode():
 @pytest.mark.parametrize(
     ("evaluator", "metric", "mode", "rule"),
     [
-        (
-            "silent",
-            "c_brier_score",
-            "auto",
-            "best_mode='auto'.*higher or lower.*c_brier_score.*max or min.*directions",
-        ),
+        ("silent", "c_brier_score", "auto", UNKNOWN),
         ("Stating", "c_regret", "auto", "best_mode='auto'.*c_regret"),
         ("Stating", "c_brier_score", "max", "best_mode='max'.*no effect.*lower is better"),
         ("Stating", "test_accuracy", "min", "best_mode='min'.*no effect"),
