@@ -148,7 +148,11 @@ def build_ours(model, batch, form, unrolled, device):
 
     config = load_our_config(model, batch, form)
     _, side = parse(model)
-    architecture = build_architecture(config.model, image_size=(side, side), num_classes=CLASSES)
+    architecture = build_architecture(
+        config.model,
+        image_size=(side, side),
+        num_classes=CLASSES,
+    )
     if unrolled:
         architecture = dataclasses.replace(architecture, scan_unroll=architecture.depth)
     parts = build_step(config, architecture, device)
@@ -189,7 +193,13 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
     import jax
 
     device = jax.devices()[0]
-    init, traced_step, traced_inference = build_ours(model, batch, form, unrolled, device)
+    init, traced_step, traced_inference = build_ours(
+        model,
+        batch,
+        form,
+        unrolled,
+        device,
+    )
     # Nothing is compiled while it is timed.
     step = traced_step.lower().compile()
     infer = traced_inference.lower().compile()
@@ -205,8 +215,17 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
     training = time_calls(train, jax.block_until_ready, steps)
     loss = float(train()["train_loss"])
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-    inference = time_calls(lambda: infer(state, data.image_BHWC), jax.block_until_ready, steps)
-    return {"training": training, "inference": inference, "peak_bytes": peak, "loss": loss}
+    inference = time_calls(
+        lambda: infer(state, data.image_BHWC),
+        jax.block_until_ready,
+        steps,
+    )
+    return {
+        "training": training,
+        "inference": inference,
+        "peak_bytes": peak,
+        "loss": loss,
+    }
 
 
 def draw_batch(batch, side):
@@ -263,7 +282,11 @@ def measure_timm(model, batch, steps):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mark, wait = make_markers(device)
     reset_torch(device)
-    network = timm.create_model(TIMM[name[0]], img_size=side, num_classes=CLASSES).to(device)
+    network = timm.create_model(
+        TIMM[name[0]],
+        img_size=side,
+        num_classes=CLASSES,
+    ).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.3, fused=True)
     images = torch.randn(batch, 3, side, side, device=device)
     labels = torch.randint(CLASSES, (batch,), device=device)
@@ -301,7 +324,12 @@ def measure_timm(model, batch, steps):
     network.eval()
     with torch.inference_mode():
         inference = time_calls(run_inference, wait, steps)
-    return {"training": training, "inference": inference, "peak_bytes": peak, "loss": last_loss}
+    return {
+        "training": training,
+        "inference": inference,
+        "peak_bytes": peak,
+        "loss": last_loss,
+    }
 
 
 def make_torch_product(side):
@@ -358,7 +386,11 @@ def flops_per_image(model):
 
     name, side = parse(model)
     config = ModelConfig(name=f"ViT-{name}", head="linear")
-    architecture = build_architecture(config, image_size=(side, side), num_classes=CLASSES)
+    architecture = build_architecture(
+        config,
+        image_size=(side, side),
+        num_classes=CLASSES,
+    )
     return FLOPS_PER_MAC * forward_macs(architecture)
 
 
@@ -373,7 +405,12 @@ def run_child(words):
         if words.contender == "timm":
             found = measure_timm(words.models[0], batch, words.steps)
         else:
-            found = measure_ours(words.models[0], batch, words.steps, *OURS[words.contender])
+            found = measure_ours(
+                words.models[0],
+                batch,
+                words.steps,
+                *OURS[words.contender],
+            )
         print(json.dumps({"batch": batch, **found}), flush=True)
         # The next batch needs the memory that reference cycles hold.
         gc.collect()
@@ -411,7 +448,13 @@ def find_best_batch(words, model, contender):
     """Try the batches; print their speed and return the fastest, or None if none fits."""
     batches = [f"--batches={batch}" for batch in words.batches]
     steps = min(SEARCH_STEPS, words.steps)
-    lines, problem = ask(words, contender, f"--models={model}", *batches, f"--steps={steps}")
+    lines, problem = ask(
+        words,
+        contender,
+        f"--models={model}",
+        *batches,
+        f"--steps={steps}",
+    )
 
     tried = [f"{line['batch']}: {1 / time_per_image(line):,.1f}" for line in lines]
     speeds = ", ".join(tried) or "none"
@@ -492,17 +535,36 @@ def make_cells(result, speed, timm_speed):
 def parse_words():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--batches", type=int, action="append", help="default: 32, 64, … 2048")
+    parser.add_argument(
+        "--batches",
+        type=int,
+        action="append",
+        help="default: 32, 64, … 2048",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument(
         "--timm", default=sys.executable, help="Python of an environment with torch and timm"
     )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--limit", type=int, default=1800, help="seconds of each process")
-    parser.add_argument("--small", action="store_true", help="S/16 at 32 pixels, batch 2, 2 steps")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=1800,
+        help="seconds of each process",
+    )
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="S/16 at 32 pixels, batch 2, 2 steps",
+    )
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
-    parser.add_argument("--ceiling", type=int, action="append", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--ceiling",
+        type=int,
+        action="append",
+        help=argparse.SUPPRESS,
+    )
     words = parser.parse_args()
 
     if words.small:

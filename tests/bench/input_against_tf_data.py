@@ -123,10 +123,22 @@ def our_batches(folder):
     from vit_jax.data.transforms import TrainTransform
     from vit_jax.data.workers import choose_parallelism
 
-    config = InputConfig(train_split="train", test_split="test", image_size=(SIZE, SIZE))
+    config = InputConfig(
+        train_split="train",
+        test_split="test",
+        image_size=(SIZE, SIZE),
+    )
     source = open_source(f"folder:{folder}", "all", config, 0)
     steps = WARM_UP + STEPS
-    stream = TrainStream(source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, steps)
+    stream = TrainStream(
+        source,
+        TrainTransform(config),
+        0,
+        BATCH,
+        np.arange(BATCH),
+        0,
+        steps,
+    )
     parallelism = choose_parallelism(batch_bytes=BATCH * SIZE * SIZE * 3)
     with open_batches(stream, parallelism) as batches:
         yield from batches
@@ -161,7 +173,14 @@ def tf_batches(folder):
         )
         window = tf.concat([begin[:2], size[:2]], axis=0)
         pixels = tf.image.decode_and_crop_jpeg(file, window, channels=3)
-        pixels = tf.cast(tf.image.resize(pixels, (SIZE, SIZE), antialias=False), tf.uint8)
+        pixels = tf.cast(
+            tf.image.resize(
+                pixels,
+                (SIZE, SIZE),
+                antialias=False,
+            ),
+            tf.uint8,
+        )
         return tf.image.random_flip_left_right(pixels)
 
     dataset = tf.data.TFRecordDataset(str(records)).repeat().shuffle(500)
@@ -197,10 +216,21 @@ def measure(batches):
 
 def run_child(python, folder, name):
     """Measure one input in a separate process; return its figures."""
-    command = [python, __file__, str(folder), f"--only={name.partition(',')[0]}"]
+    command = [
+        python,
+        __file__,
+        str(folder),
+        f"--only={name.partition(',')[0]}",
+    ]
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": root}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -63,7 +63,11 @@ def time_command(words):
     """Return seconds, CPU seconds and peak MiB of a command; the peak is of the largest process so far."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "vit_jax", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "vit_jax", *words],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     seconds = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
 

@@ -88,7 +88,11 @@ def pack(folder: Path, count: int) -> dict[str, str]:
         images = [source[n].image for n in range(len(source))]
         for first in range(0, count, PER_FILE):
             write_part(folder, images, first)
-        builder = BenchSources(source, data_dir=str(folder / "tfds"), file_format="array_record")
+        builder = BenchSources(
+            source,
+            data_dir=str(folder / "tfds"),
+            file_format="array_record",
+        )
         builder.download_and_prepare()
 
     return {
@@ -110,7 +114,15 @@ def time_reading(source: Any, order: Any) -> float:
 def time_training(source: Any, config: InputConfig) -> float:
     """Return CPU seconds an image that is prepared for training."""
     steps = len(source) // BATCH
-    stream = TrainStream(source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, steps)
+    stream = TrainStream(
+        source,
+        TrainTransform(config),
+        0,
+        BATCH,
+        np.arange(BATCH),
+        0,
+        steps,
+    )
     start = time.process_time()
     for step in range(steps):
         stream[step]

@@ -11,7 +11,12 @@ from tests.bench import against_timm
 from vit_jax.tools.plan import aot
 from vit_jax.tools.plan.topology import parse_topology
 
-RESULT = {"batch": 2, "training": [0.4, 0.5, 0.6], "inference": [0.1, 0.1, 0.1], "peak_bytes": None}
+RESULT = {
+    "batch": 2,
+    "training": [0.4, 0.5, 0.6],
+    "inference": [0.1, 0.1, 0.1],
+    "peak_bytes": None,
+}
 MISSING = aot.explain_missing_compiler(parse_topology("h100:1"))
 
 
@@ -87,7 +92,11 @@ def test_why_a_process_ended(tmp_path, text, problem):
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-    words = types.SimpleNamespace(timm=str(path), environment=dict(os.environ), limit=600)
+    words = types.SimpleNamespace(
+        timm=str(path),
+        environment=dict(os.environ),
+        limit=600,
+    )
 
     lines, found = against_timm.ask(words, "timm")
 

@@ -19,7 +19,11 @@ def words(tmp_path_factory):
     folder = tmp_path_factory.mktemp("transfer")
     save_weights(sample_weights(), folder / "weights", OWN)
     for split, seed in (("train", 0), ("test", 1)):
-        write_classes(folder / "images" / split, np.arange(21) % 7, sample_pixels(21, seed=seed))
+        write_classes(
+            folder / "images" / split,
+            np.arange(21) % 7,
+            sample_pixels(21, seed=seed),
+        )
     return [
         str(folder / "weights"),
         f"--data=folder:{folder / 'images'}",
@@ -28,7 +32,17 @@ def words(tmp_path_factory):
 
 
 def test_fewshot(words):
-    result = json.loads(succeed(["fewshot", *words, "--shots=1,3", "--seeds=0,4", "--json"]))
+    result = json.loads(
+        succeed(
+            [
+                "fewshot",
+                *words,
+                "--shots=1,3",
+                "--seeds=0,4",
+                "--json",
+            ]
+        )
+    )
     (dataset,) = result["datasets"].values()
 
     assert list(dataset) == ["1", "3"]
@@ -89,7 +103,13 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more, image_s
     """`evaluate` finds the accuracy that `probe` reports, on the images that were not trained on."""
     output = tmp_path / "probe"
     _, data, _ = words
-    options = [f"--method={method}", "--penalty=2", "--folds=3", *more, f"--output={output}"]
+    options = [
+        f"--method={method}",
+        "--penalty=2",
+        "--folds=3",
+        *more,
+        f"--output={output}",
+    ]
 
     outcome = run_words(["probe", *words, *options, "--json"])
     (result,) = json.loads(outcome.out)["datasets"].values()

@@ -62,7 +62,12 @@ def quick(monkeypatch):
 @pytest.mark.slow
 def test_all_pictures_and_their_numbers(here):
     output = "new/pictures"
-    options = ["--images=images", f"--output={output}", "--num_images=6", "--shown=2"]
+    options = [
+        "--images=images",
+        f"--output={output}",
+        "--num_images=6",
+        "--shown=2",
+    ]
 
     code, out, err = run(["inspect", "vit", *options])
 
@@ -149,11 +154,27 @@ def test_images_that_cannot_be_read_are_left_out(here, quick):
     (here / "some/a.png").write_bytes(to_png(sample_pixels(1)[0]))
     (here / "some/b.png").write_bytes(b"rubbish")
 
-    code, _, err = run(["inspect", "vit", "pca", "--images=some", "--output=o"])
+    code, _, err = run(
+        [
+            "inspect",
+            "vit",
+            "pca",
+            "--images=some",
+            "--output=o",
+        ]
+    )
     assert code == 0
     assert "note: 1 images cannot be read and are left out: some/b.png" in err
 
-    outcome = run(["inspect", "vit", "pca", "--images=some/b.png", "--output=o"])
+    outcome = run(
+        [
+            "inspect",
+            "vit",
+            "pca",
+            "--images=some/b.png",
+            "--output=o",
+        ]
+    )
     assert "none of 1 images can be read" in outcome.err
 
 
@@ -171,7 +192,13 @@ def compute_first_batch():
     host = train_stream(config, source, np.arange(config.global_batch), 0, 1)[0]
     batch = Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
     mix_key, _ = step_keys(config.seed, 0)
-    image, label = mix_batch(config.input, 10, config.model.compute_dtype, batch, mix_key)
+    image, label = mix_batch(
+        config.input,
+        10,
+        config.model.compute_dtype,
+        batch,
+        mix_key,
+    )
     return host, np.asarray(image, np.float32), np.asarray(label)
 
 
@@ -230,7 +257,12 @@ def test_without_matplotlib_it_says_so_first(here, monkeypatch):
 def test_sheets_of_the_data_of_a_recipe(tmp_path):
     """The sheets show the batch of the first step: the same mixture of pixels and labels as the training step has."""
     output = tmp_path / "o"
-    words = ["--config=digits", *SHEET_OVERRIDES, "--shown=6", f"--output={output}"]
+    words = [
+        "--config=digits",
+        *SHEET_OVERRIDES,
+        "--shown=6",
+        f"--output={output}",
+    ]
     host, image, label = compute_first_batch()
     expected_image = np.clip((image[:6] + 1) / 2, 0, 1)
     expected_label = 0.9 * label[:6] + 0.01
@@ -269,7 +301,14 @@ def test_a_sheet_has_the_size_of_the_first_phase(tmp_path):
 
 
 def test_data_without_a_dataset_is_rejected(tmp_path):
-    code, _, err = run(["inspect", "data", "--config=pretrain_own", f"--output={tmp_path}/o"])
+    code, _, err = run(
+        [
+            "inspect",
+            "data",
+            "--config=pretrain_own",
+            f"--output={tmp_path}/o",
+        ]
+    )
 
     assert code == 2
     assert "config.data=None: must be set" in err

@@ -213,7 +213,12 @@ def test_choices_of_weights_are_those_of_the_schema(name, kind):
 
 def test_only_these_options_of_weights_have_choices():
     with_choices = {name for name, (form, _) in OPTIONS.items() if "|" in form}
-    expected = {"gelu", "standardization_epsilon_added_to", "position_embedding", "rope"}
+    expected = {
+        "gelu",
+        "standardization_epsilon_added_to",
+        "position_embedding",
+        "rope",
+    }
 
     assert with_choices == expected
 
@@ -318,7 +323,13 @@ cli.main(["predict"])
 def test_a_signal_is_not_lost_in_a_callback(number, code):
     """Python prints errors that are raised there and forgets them; JAX has such a callback of the garbage collector."""
     words = [sys.executable, "-c", IN_A_CALLBACK, str(int(number))]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    result = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
 
     assert result.returncode == code, result.stderr
     assert result.stderr.count("\n") == 1, result.stderr
@@ -331,7 +342,13 @@ def test_an_output_that_nobody_reads(words):
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "vit_jax", *words.split()]
-    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    result = subprocess.run(
+        command,
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     os.close(write_end)
 
     assert result.returncode == 128 + signal.SIGPIPE

@@ -30,7 +30,13 @@ from vit_jax.config.rules import Count, Number, Positive, When
 
 
 def build_verb(*bases, **fields):
-    return verb()(type("Words", bases or (Options,), fields | {"__doc__": "Do nothing."}))
+    return verb()(
+        type(
+            "Words",
+            bases or (Options,),
+            fields | {"__doc__": "Do nothing."},
+        )
+    )
 
 
 def build_verb_with_arguments(*names):
@@ -47,7 +53,14 @@ def build_verb_with_arguments(*names):
 
 
 def test_options_and_switches():
-    words = ["--data-dir=/a=b --c", "--json", "--form=b", "--data", "x.py", "--steps=1,20"]
+    words = [
+        "--data-dir=/a=b --c",
+        "--json",
+        "--form=b",
+        "--data",
+        "x.py",
+        "--steps=1,20",
+    ]
     options = VERB.parse(words)
 
     assert options.data == "x.py"
@@ -61,7 +74,13 @@ def test_options_and_switches():
 
 def test_overrides():
     recipe = "x.py:ViT-L/16,epochs=14"
-    words = ["--config.a.b=1", f"--config={recipe}", "--workdir=w", "--config.seed", "2"]
+    words = [
+        "--config.a.b=1",
+        f"--config={recipe}",
+        "--workdir=w",
+        "--config.seed",
+        "2",
+    ]
     options = Run.parse(words)
 
     assert options.config == recipe
@@ -108,7 +127,14 @@ def test_the_last_override_of_a_field_counts():
 
 
 def test_an_option_that_may_be_repeated_keeps_every_value():
-    words = ["--config=x", "--grid", "a.b=1,2", "--workdir=w", "--grid=c=x y;z", "--config.seed=2"]
+    words = [
+        "--config=x",
+        "--grid",
+        "a.b=1,2",
+        "--workdir=w",
+        "--grid=c=x y;z",
+        "--config.seed=2",
+    ]
     options = Run.parse(words)
 
     assert options.grid == ["a.b=1,2", "c=x y;z"]
@@ -266,7 +292,15 @@ def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkey
 
 
 def test_options_without_effect_are_those_with_another_value_than_their_default():
-    options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json", "--steps=1,2"])
+    options = VERB.parse(
+        [
+            "--data=x",
+            "--top=3",
+            "--rate=2",
+            "--json",
+            "--steps=1,2",
+        ]
+    )
     assert options.collect_values("top", "rate", "part") == {"top": 3, "rate": 2.0}
 
     options.reject_ineffective(("top", "part"), "here")
@@ -364,7 +398,16 @@ def list_verbs_with(flag):
 def test_verbs_take_groups():
     with_weights = list_verbs_with("weights.FIELD")
     with_images = list_verbs_with("images.FIELD")
-    computing = {"evaluate", "predict", "export", "inspect", "fewshot", "probe", "knn", "features"}
+    computing = {
+        "evaluate",
+        "predict",
+        "export",
+        "inspect",
+        "fewshot",
+        "probe",
+        "knn",
+        "features",
+    }
 
     assert with_images == computing | {"duplicates"}
     assert with_weights == with_images | {"convert", "replay", "report"}
@@ -422,12 +465,22 @@ def test_errors_of_a_verb_name_an_option_as_it_was_written(flag):
 
 def test_a_group_and_an_option_may_have_the_same_name():
     """--images=FILES beside --images.FIELD, and --weights=CHECKPOINT beside --weights.FIELD."""
-    words = ["w.npz", "--output=o", "--images=photos", "--images.resize=direct"]
+    words = [
+        "w.npz",
+        "--output=o",
+        "--images=photos",
+        "--images.resize=direct",
+    ]
     options = cli.VERBS["inspect"].parse(words)
     assert options.files == "photos"
     assert options.images.resize == "direct"
 
-    words = ["folder:a", "--against=folder:b", "--weights=w.npz", "--weights.raw"]
+    words = [
+        "folder:a",
+        "--against=folder:b",
+        "--weights=w.npz",
+        "--weights.raw",
+    ]
     options = cli.VERBS["duplicates"].parse(words)
     assert options.checkpoint == "w.npz"
     assert options.weights.raw is True

@@ -13,7 +13,12 @@ COMMAND = ["plan", f"--config={small.RECIPE}", *small.WORDS]
 
 
 DIGITS = [*COMMAND, "--topology=h100:4", "--price=2.5", "--arithmetic"]
-JFT = ["plan", "--config=configs/pretrain_jft.py:ViT-H/14", "--topology=v5e:16x16", "--arithmetic"]
+JFT = [
+    "plan",
+    "--config=configs/pretrain_jft.py:ViT-H/14",
+    "--topology=v5e:16x16",
+    "--arithmetic",
+]
 FINETUNE = [
     "plan",
     "--config=configs/finetune.py:ViT-B/16,cifar10",

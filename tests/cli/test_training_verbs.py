@@ -61,7 +61,11 @@ class FloatSource(MemorySource):
 
 def open_floats(split, config, seed):
     digits = source(20)
-    return FloatSource(np.zeros((20, 8, 8, 1), np.uint8), digits.labels, digits.class_names)
+    return FloatSource(
+        np.zeros((20, 8, 8, 1), np.uint8),
+        digits.labels,
+        digits.class_names,
+    )
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,14 @@ def test_predict_reads_nothing_without_end(weights, here):
     (here / "large.png").touch()
     os.truncate(here / "large.png", 60 * 10**9)
 
-    code, out, _ = run("predict", "w.npz", "pipe.png", "/dev/zero", "large.png", "000.png")
+    code, out, _ = run(
+        "predict",
+        "w.npz",
+        "pipe.png",
+        "/dev/zero",
+        "large.png",
+        "000.png",
+    )
 
     reasons = [line.partition("cannot be read: ")[2] for line in out.splitlines()]
     assert code == 1
@@ -192,7 +199,13 @@ def test_predict_does_the_rest_when_some_cannot_be_read(weights, here):
     write_pngs(here / "photos", sample_pixels(3))
     (here / "photos/001.png").write_bytes(b"")
 
-    code, out, err = run("predict", "w.npz", "photos", "--json", "--csv=table.csv")
+    code, out, err = run(
+        "predict",
+        "w.npz",
+        "photos",
+        "--json",
+        "--csv=table.csv",
+    )
 
     first, second, third = json.loads(out)
     assert code == 1
@@ -271,7 +284,13 @@ def test_a_table_on_a_terminal_has_no_power_over_it(here, monkeypatch):
     """Control characters are escaped on a terminal; a pipe gets the names as they are."""
     save_weights(sample_weights(class_names=("c\x1b[2J", *NAMES[1:])), here / "w", OWN)
     write_image(here, "a\x1b]0;owned\x07\r.png")
-    words = ["predict", "w", *map(str, pathlib.Path().glob("a*")), "--csv=-", "--top=7"]
+    words = [
+        "predict",
+        "w",
+        *map(str, pathlib.Path().glob("a*")),
+        "--csv=-",
+        "--top=7",
+    ]
 
     piped = run(*words)[1]
     assert '"a\x1b]0;owned\x07\r.png",' in piped
@@ -287,7 +306,11 @@ def test_a_table_on_a_terminal_has_no_power_over_it(here, monkeypatch):
 
 def test_cells_that_a_spreadsheet_would_execute(here):
     """Names of classes and files get a quote in front; probabilities stay numbers."""
-    save_weights(sample_weights(class_names=("=1+2", "-3", *NAMES[2:])), here / "w", OWN)
+    save_weights(
+        sample_weights(class_names=("=1+2", "-3", *NAMES[2:])),
+        here / "w",
+        OWN,
+    )
     write_image(here, "@SUM(A1).png")
 
     succeeds("predict", "w", "@SUM(A1).png", "--csv=t.csv", "--top=7")
@@ -312,7 +335,12 @@ def foreign(here):
 
 
 def test_predictions_of_a_foreign_file_need_a_preparation(foreign):
-    message = fails("predict", "foreign.npz", "000.png", "--weights.num_heads=2")
+    message = fails(
+        "predict",
+        "foreign.npz",
+        "000.png",
+        "--weights.num_heads=2",
+    )
     assert "does not state how images are prepared: add --images.resize=direct" in message
 
     words = [
@@ -330,11 +358,21 @@ def test_predictions_of_a_foreign_file_need_a_preparation(foreign):
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
     assert probabilities(json.loads(out)[0], NAMES[:3]) == pytest.approx(expected, abs=1e-6)
 
-    cropped, _ = succeeds(*words, "--images.resize=short_side", "--images.crop_fraction=0.5")
+    cropped, _ = succeeds(
+        *words,
+        "--images.resize=short_side",
+        "--images.crop_fraction=0.5",
+    )
     assert cropped != out
 
 
-EXPORT_FOREIGN = ["export", "foreign.npz", "--to=stablehlo", "--weights.num_heads=2", "--output=p"]
+EXPORT_FOREIGN = [
+    "export",
+    "foreign.npz",
+    "--to=stablehlo",
+    "--weights.num_heads=2",
+    "--output=p",
+]
 
 
 def test_programs_of_a_foreign_file_need_a_preparation(foreign):
@@ -390,7 +428,11 @@ def deep(here):
 
     preprocessing = DIRECT | {"value_range": [0.0, 4095.0]}
     save_weights(sample_weights(), here / "w.npz", "released")
-    save_weights(sample_weights(preprocessing=preprocessing), here / "deep.npz", "released")
+    save_weights(
+        sample_weights(preprocessing=preprocessing),
+        here / "deep.npz",
+        "released",
+    )
     pixels = np.rint(values * (255 / 4095)).astype(np.uint8)
     return pytest.approx(compute_probabilities(sample_weights(), [pixels])[0], abs=1e-6)
 
@@ -404,7 +446,14 @@ def deep(here):
 )
 def test_values_of_more_than_8_bits(deep, weights, options):
     """The range of training is that of predict, unless another is given."""
-    out, err = succeeds("predict", weights, *DEEP_FILES, "--json", "--top=9", *options)
+    out, err = succeeds(
+        "predict",
+        weights,
+        *DEEP_FILES,
+        "--json",
+        "--top=9",
+        *options,
+    )
 
     assert err == "note: 1 of 3 checked files have several pages: page 1 of 2 is used.\n"
     for record in json.loads(out):
@@ -425,7 +474,12 @@ def test_values_of_more_than_8_bits_without_a_range(deep):
 
 
 def test_a_wrong_range_of_values(deep):
-    message = fails("predict", "w.npz", "deep.tif", "--images.value_range=4095,0")
+    message = fails(
+        "predict",
+        "w.npz",
+        "deep.tif",
+        "--images.value_range=4095,0",
+    )
     assert "--images.value_range=4095,0" in message
 
 
@@ -513,11 +567,24 @@ def test_polyak_average_or_raw_parameters(here, options, kind, description):
     expected_row = softmax(logits_of(expected, pixels))[1]
     leaves = {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(expected).items()}
 
-    out, _ = succeeds("predict", "run", "001.png", "--json", "--top=7", *options)
+    out, _ = succeeds(
+        "predict",
+        "run",
+        "001.png",
+        "--json",
+        "--top=7",
+        *options,
+    )
     (record,) = json.loads(out)
     assert probabilities(record) == pytest.approx(expected_row, abs=1e-6)
 
-    out, _ = succeeds("export", "run", "--to=npz", "--output=out.npz", *options)
+    out, _ = succeeds(
+        "export",
+        "run",
+        "--to=npz",
+        "--output=out.npz",
+        *options,
+    )
     assert description in out
     assert_same(load_weights("out.npz").parameters, leaves)
 
@@ -540,9 +607,19 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
     labels = compute_probabilities(weights, pixels).argmax(axis=1)
     labels[:4] = (labels[:4] + 1) % 7
     write_classes(here / "images" / "train", labels, pixels)
-    data = write_classes(here / "images" / "test", labels, pixels).removesuffix("/test")
+    data = write_classes(
+        here / "images" / "test",
+        labels,
+        pixels,
+    ).removesuffix("/test")
 
-    out, err = succeeds("evaluate", "w.npz", data, "--csv=table.csv", "--global_batch=6")
+    out, err = succeeds(
+        "evaluate",
+        "w.npz",
+        data,
+        "--csv=table.csv",
+        "--global_batch=6",
+    )
 
     result = figures(out)
     assert err == ""
@@ -555,7 +632,13 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
     assert sum(int(row[1]) for row in rows) == 20
     assert sum(int(row[2]) for row in rows) == 16
 
-    out, _ = succeeds("evaluate", "w.npz", data, "--split=train", "--csv=table.csv")
+    out, _ = succeeds(
+        "evaluate",
+        "w.npz",
+        data,
+        "--split=train",
+        "--csv=table.csv",
+    )
     assert figures(out)["images"] == "20"
 
 
@@ -591,14 +674,23 @@ def test_evaluate_prints_figures_also_if_the_table_cannot_be_written(
         raise WriteError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr("vit_jax.cli.weights.write_atomically", fail)
-    code, out, err = run("evaluate", "w.npz", data_with_an_empty_file, "--csv=table.csv")
+    code, out, err = run(
+        "evaluate",
+        "w.npz",
+        data_with_an_empty_file,
+        "--csv=table.csv",
+    )
 
     assert code == 2
     assert figures(out)["images"] == "7, and 1 that cannot be read"
     assert "table.csv cannot be written" in err
 
 
-HUGGING_FACE = ["--to=safetensors", "--names=huggingface", "--output=deep/h.safetensors"]
+HUGGING_FACE = [
+    "--to=safetensors",
+    "--names=huggingface",
+    "--output=deep/h.safetensors",
+]
 
 
 @pytest.mark.parametrize(

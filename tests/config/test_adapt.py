@@ -20,7 +20,12 @@ def network(name, *, image_size=(224, 224), num_classes=1000, **options):
 def adapted(a, *, image_size=(224, 224), num_classes=10, **options):
     """Return the network that is fine-tuned."""
     config = AdaptConfig(**options)
-    return adapt_architecture(a, config, image_size=image_size, num_classes=num_classes)
+    return adapt_architecture(
+        a,
+        config,
+        image_size=image_size,
+        num_classes=num_classes,
+    )
 
 
 @pytest.mark.parametrize(

@@ -371,7 +371,11 @@ def test_dropout_on_frozen_features(base):
 
 def test_only_fields_that_may_be_references_are_imported(tmp_path, monkeypatch):
     """Other texts may have the same form: a workdir, a project, an evaluator's argument."""
-    evaluator = {"kind": "mine:f", "arguments": {"text": "no_module:x"}, "data": "folder:x"}
+    evaluator = {
+        "kind": "mine:f",
+        "arguments": {"text": "no_module:x"},
+        "data": "folder:x",
+    }
     fields = {
         "init_from": "runs:best",
         "logging.wandb_project": "team:x",
@@ -444,7 +448,11 @@ def test_not_a_fraction_of_the_run(text, rule):
         Clock(global_batch=32, num_examples=1000).to_steps(text)
 
 
-LENGTHS = {"total": "200 epochs", "schedule.warmup": "10 epochs", "evaluation.every": "50 epochs"}
+LENGTHS = {
+    "total": "200 epochs",
+    "schedule.warmup": "10 epochs",
+    "evaluation.every": "50 epochs",
+}
 BASE = change({"global_batch": 128, **LENGTHS})
 
 

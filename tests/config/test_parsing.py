@@ -230,7 +230,12 @@ def test_a_command_line_builds_no_flags_for_its_overrides(monkeypatch):
     from absl import flags
 
     monkeypatch.setattr(flags, "FlagValues", lambda: pytest.fail("flags were built"))
-    config = load("seed=0x10", "schedule.learning_rate=1e-3", "input.flip=f", "input.image_size=9")
+    config = load(
+        "seed=0x10",
+        "schedule.learning_rate=1e-3",
+        "input.flip=f",
+        "input.image_size=9",
+    )
 
     assert config.seed == 16
     assert config.schedule.learning_rate == 1e-3

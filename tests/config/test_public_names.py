@@ -39,7 +39,12 @@ def test_an_unknown_name_is_no_attribute():
 
 def test_an_architecture_loads_neither_parsing_nor_checks():
     command = [sys.executable, "-c", PRINT_MODULES]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
     assert result.stdout.split() == [
         "vit_jax.config.architecture",

@@ -76,11 +76,6 @@ def test_resnet_stands_for_numbers(name, width):
     a = build(name)
     channels = [a.stage_channels(stage) for stage in range(4)]
 
-    assert a.family == "resnet"
-    assert not a.has_transformer
-    assert a.has_resnet
-    assert (a.depth, a.mlp_dim, a.num_heads) == (0, 0, 0)
-
     assert a.width == width
     assert a.map_channels == width
     assert a.root_channels == width // 32
@@ -88,12 +83,21 @@ def test_resnet_stands_for_numbers(name, width):
     assert a.map_size == (7, 7)
     assert a.grid == (7, 7)
     assert a.sequence_length == 49
+    # Each of five halvings rounds up.
+    assert build(name, image_size=(225, 8)).map_size == (8, 1)
 
+
+@pytest.mark.parametrize("name", ["R50x1", "R152x4", "R14x0.5"])
+def test_resnet_has_no_transformer(name):
+    a = build(name)
+
+    assert a.family == "resnet"
+    assert not a.has_transformer
+    assert a.has_resnet
+    assert (a.depth, a.mlp_dim, a.num_heads) == (0, 0, 0)
     assert a.pool == "gap"
     assert a.head == "linear"
     assert a.residual_unit == "preactivation"
-    # Each of five halvings rounds up.
-    assert build(name, image_size=(225, 8)).map_size == (8, 1)
 
 
 # §2.3 of the paper. Tokens do not include the class token.

@@ -84,7 +84,12 @@ class Stage:
     def run(self, *words: str, **options) -> subprocess.CompletedProcess[str]:
         with self.start(*words, **options) as process:
             stdout, stderr = finish(process, timeout=300)
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        return subprocess.CompletedProcess(
+            process.args,
+            process.returncode,
+            stdout,
+            stderr,
+        )
 
     def calls(self, program: str | None = None) -> list[list[str]]:
         """Return calls of the stand-ins in order; calls of one program are without its name."""

@@ -9,7 +9,13 @@ import pytest
 
 from tests.launch.conftest import STAND_INS, finish
 
-RUN = ["run", "--name=pod", "--zone=us-west4-a", "--type=v5litepod-16", "--workdir=gs://bucket/run"]
+RUN = [
+    "run",
+    "--name=pod",
+    "--zone=us-west4-a",
+    "--type=v5litepod-16",
+    "--workdir=gs://bucket/run",
+]
 QUIET = ["--poll_seconds=0", "--max_failures=0"]
 WORDS = ["--", "pretrain", "--config=configs/x.py"]
 JOB = ["--name=vit", "--image=registry.example/vit:1", "--workdir=gs://bucket/run"]
@@ -94,7 +100,13 @@ def test_a_plan_that_fails_stops_no_run(stage):
 
 
 def test_a_machine_that_plan_does_not_know_stops_no_run(stage):
-    words = ["run", "--name=pod", "--zone=us-west4-a", "--type=v2-8", "--workdir=gs://bucket/run"]
+    words = [
+        "run",
+        "--name=pod",
+        "--zone=us-west4-a",
+        "--type=v2-8",
+        "--workdir=gs://bucket/run",
+    ]
     result = stage.run("tpu_pod.sh", *words, "--dry-run", *WORDS)
 
     assert "plan does not know v2-8" in result.stderr

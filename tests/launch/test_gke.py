@@ -22,7 +22,12 @@ KUBERNETES = "1.33"
 WORDS = ["--", "pretrain", "--config=configs/x.py:ViT-H/14"]
 COMMON = ["--name=vit-h", "--image=registry.example/vit:1"]
 BUCKET = ["--workdir=gs://bucket/runs/h"]
-TPU = [*COMMON, *BUCKET, "--accelerator=tpu-v5-lite-podslice", "--topology=16x16"]
+TPU = [
+    *COMMON,
+    *BUCKET,
+    "--accelerator=tpu-v5-lite-podslice",
+    "--topology=16x16",
+]
 GPU = [
     *COMMON,
     "--workdir=claim:nfs/runs/h",
@@ -35,7 +40,13 @@ SELECTOR = (
     "jobset.sigs.k8s.io/jobset-name=vit-h,jobset.sigs.k8s.io/job-index=0,"
     "batch.kubernetes.io/job-completion-index=0"
 )
-LOGS = ["logs", "--follow", "--container=vit-jax", f"--selector={SELECTOR}", "--tail=-1"]
+LOGS = [
+    "logs",
+    "--follow",
+    "--container=vit-jax",
+    f"--selector={SELECTOR}",
+    "--tail=-1",
+]
 STATE = [
     "get",
     "jobset",
@@ -144,7 +155,14 @@ def test_slices_of_a_tpu():
 
 
 def test_shares_of_a_study_are_jobsets_of_their_own():
-    words = [*GPU, "--shares=2", "--", "study", "scaling", "--config=configs/x.py"]
+    words = [
+        *GPU,
+        "--shares=2",
+        "--",
+        "study",
+        "scaling",
+        "--config=configs/x.py",
+    ]
     manifests = list(yaml.safe_load_all(renderer["render"](words)))
 
     assert len(manifests) == 2
@@ -414,7 +432,12 @@ def test_images_by_tag_and_digest(image):
 
 @pytest.mark.parametrize("name", ["$(id)", "a/b", "..", "A", "a-"])
 def test_a_namespace_that_kubernetes_would_not_accept(stage, name):
-    result = stage.run("gke.sh", "status", "--name=vit-h", f"--namespace={name}")
+    result = stage.run(
+        "gke.sh",
+        "status",
+        "--name=vit-h",
+        f"--namespace={name}",
+    )
 
     assert result.returncode == 2
     assert stage.calls() == []
@@ -428,7 +451,14 @@ def test_one_command_from_the_manifest_to_the_end(stage):
     stage.answers("get", "echo /0", "echo /1", "echo /1", "echo Completed/1")
     stage.answers("logs", not_there, "echo step 1", "exit 1", "echo step 2")
 
-    result = stage.run("gke.sh", "run", *TPU, place, "--poll_seconds=0", *WORDS)
+    result = stage.run(
+        "gke.sh",
+        "run",
+        *TPU,
+        place,
+        "--poll_seconds=0",
+        *WORDS,
+    )
 
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\nstep 2\n"
@@ -507,7 +537,13 @@ def test_a_run_is_checked_before_it_is_submitted(stage, command, unseen, address
     stage.answers("ls", "true")
     stage.answers("get", "echo Completed/0")
 
-    result = stage.run("gke.sh", command, *TPU, "--data_bucket=gs://images", *WORDS)
+    result = stage.run(
+        "gke.sh",
+        command,
+        *TPU,
+        "--data_bucket=gs://images",
+        *WORDS,
+    )
 
     assert result.returncode == 0, result.stderr
     assert stage.calls("vit-jax") == [CHECKED, PLANNED]
@@ -539,7 +575,13 @@ def test_a_run_whose_data_are_missing_is_not_submitted(
     stage.answers("check", f"echo 'not visible from here: {unseen}'")
     stage.answers("ls", found)
 
-    result = stage.run("gke.sh", command, *TPU, "--data_bucket=gs://images", *WORDS)
+    result = stage.run(
+        "gke.sh",
+        command,
+        *TPU,
+        "--data_bucket=gs://images",
+        *WORDS,
+    )
 
     assert result.returncode == 2, result.stderr
     assert message in result.stderr
@@ -569,8 +611,20 @@ def test_a_recipe_that_cannot_start_is_not_submitted(stage):
     ],
 )
 def test_what_is_not_checked(stage, options, verb, calls):
-    words = ["--", verb, "--config=configs/x.py", "--config.input.data_dir=/data/tfds"]
-    result = stage.run("gke.sh", "submit", *TPU, "--data_bucket=gs://images", *options, *words)
+    words = [
+        "--",
+        verb,
+        "--config=configs/x.py",
+        "--config.input.data_dir=/data/tfds",
+    ]
+    result = stage.run(
+        "gke.sh",
+        "submit",
+        *TPU,
+        "--data_bucket=gs://images",
+        *options,
+        *words,
+    )
 
     assert result.returncode == 0, result.stderr
     assert ("the recipe is not checked here" in result.stderr) == (verb == "pretrain")

@@ -84,7 +84,12 @@ JOB = [
     "--image=registry.example/vit:1",
     "--workdir=gs://bucket/run",
 ]
-GPU = [*JOB, "--accelerator=nvidia-h100-80gb", "--hosts=2", "--chips_per_host=8"]
+GPU = [
+    *JOB,
+    "--accelerator=nvidia-h100-80gb",
+    "--hosts=2",
+    "--chips_per_host=8",
+]
 JOBSETS = [
     [
         "run",
@@ -236,7 +241,11 @@ def storage():
 
 
 def post(address, content):
-    request = urllib.request.Request(address, content, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        address,
+        content,
+        {"Content-Type": "application/json"},
+    )
     without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     return json.loads(without_proxy.open(request).read())
 
@@ -259,24 +268,51 @@ def connected(stage, storage):
 def test_gcloud_copies_data_and_results(connected, storage):
     written = "mkdir -p tfds/mine; echo images >tfds/mine/mine-train.array_record"
     connected.answers("check", written)
-    prepare = ["data", "--data_bucket=gs://images", "--", "tar:a.tar", "--data_dir=tfds"]
+    prepare = [
+        "data",
+        "--data_bucket=gs://images",
+        "--",
+        "tar:a.tar",
+        "--data_dir=tfds",
+    ]
     data = connected.run("tpu_pod.sh", *prepare)
     assert data.returncode == 0, data.stderr
 
     for name in ("run/summary.json", "run/checkpoints/1/model"):
         post(f"{storage}/upload/storage/v1/b/bucket/o?uploadType=media&name={name}", b"{}")
-    fetched = connected.run("tpu_pod.sh", "fetch", *POD, "--workdir=gs://bucket/run")
+    fetched = connected.run(
+        "tpu_pod.sh",
+        "fetch",
+        *POD,
+        "--workdir=gs://bucket/run",
+    )
     files = [path.name for path in (connected.checkout / "runs/pod").iterdir()]
     assert fetched.returncode == 0, fetched.stderr
     assert files == ["summary.json"]
 
-    absent = ["--", "pretrain", "--config.input.data_dir=/mnt/vit_jax_data/images/tfds/other"]
-    missing = connected.run("tpu_pod.sh", "run", *POD, *RUN, "--no_check", *absent)
+    absent = [
+        "--",
+        "pretrain",
+        "--config.input.data_dir=/mnt/vit_jax_data/images/tfds/other",
+    ]
+    missing = connected.run(
+        "tpu_pod.sh",
+        "run",
+        *POD,
+        *RUN,
+        "--no_check",
+        *absent,
+    )
     assert missing.returncode == 2
     assert "gs://images/tfds/other was looked for and not found" in missing.stderr
 
     command = ["gcloud", "storage", "ls", "gs://images/tfds/mine"]
-    listed = subprocess.run(command, env=connected.variables, capture_output=True, text=True)
+    listed = subprocess.run(
+        command,
+        env=connected.variables,
+        capture_output=True,
+        text=True,
+    )
     assert listed.stdout == "gs://images/tfds/mine/mine-train.array_record\n"
 
 

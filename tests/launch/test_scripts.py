@@ -94,7 +94,12 @@ def test_first_run_installs_and_second_does_not(sandbox):
 
     link = sandbox.elsewhere / "vit"
     link.symlink_to(sandbox.checkout / "launch/local.sh")
-    subprocess.run([link, "doctor"], env=sandbox.variables, check=True, capture_output=True)
+    subprocess.run(
+        [link, "doctor"],
+        env=sandbox.variables,
+        check=True,
+        capture_output=True,
+    )
     assert len(read_calls(sandbox)) == 2
 
 
@@ -254,7 +259,12 @@ def test_chosen_python_is_never_ignored(sandbox):
     assert "was made with Python 3.11.7" in refused.stderr
 
     old = str(write_program(sandbox.programs / "old", "#!/bin/bash\necho 3.9.2\n"))
-    refused = sandbox.run("local.sh", "doctor", PYTHON=old, VIT_JAX_VENV="fresh")
+    refused = sandbox.run(
+        "local.sh",
+        "doctor",
+        PYTHON=old,
+        VIT_JAX_VENV="fresh",
+    )
 
     assert f"PYTHON={old} is 3.9.2; 3.11 or newer is needed." in refused.stderr
 
@@ -320,7 +330,14 @@ def test_accelerators_are_named_and_the_environment_is_left_alone(
     """Nothing limits the GPUs or changes how JAX uses memory; without an accelerator none is looked for by default."""
     write_program(sandbox.programs / "nvidia-smi", PRINT_GPUS)
     show = write_program(sandbox.elsewhere / "show", "#!/bin/bash\nenv\n")
-    before = {*sandbox.variables, "VIT_JAX_ACCELERATOR", "PWD", "OLDPWD", "SHLVL", "_"}
+    before = {
+        *sandbox.variables,
+        "VIT_JAX_ACCELERATOR",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+    }
     expected = dict(variables)
     if accelerator == "cpu":
         expected.setdefault("JAX_PLATFORMS", "cpu")
@@ -342,7 +359,12 @@ def test_an_unknown_accelerator_is_refused(sandbox):
 
 
 def test_dry_run_of_a_first_run_executes_nothing(sandbox):
-    result = sandbox.run("local.sh", "--dry-run", "pretrain", "--workdir=my runs")
+    result = sandbox.run(
+        "local.sh",
+        "--dry-run",
+        "pretrain",
+        "--workdir=my runs",
+    )
     assert result.returncode == 0, result.stderr
 
     venv = f"{sandbox.checkout}/.venv"

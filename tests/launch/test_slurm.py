@@ -50,7 +50,12 @@ def job(stage):
 
 
 def submit(job, codes="0 0", **variables):
-    return job.run("slurm.sbatch", *WORDS, SLURM_PROCID_CODES=codes, **variables)
+    return job.run(
+        "slurm.sbatch",
+        *WORDS,
+        SLURM_PROCID_CODES=codes,
+        **variables,
+    )
 
 
 def test_every_task_runs_the_command_and_the_job_ends(job):
@@ -92,7 +97,11 @@ def install_cuda(job):
     stamp.write_text(stamp.read_text().replace("cpu", "cuda", 1))
 
 
-GPUS = {"VIT_JAX_ACCELERATOR": "cuda", "SLURM_JOB_NUM_NODES": "4", "SLURM_GPUS_ON_NODE": "8"}
+GPUS = {
+    "VIT_JAX_ACCELERATOR": "cuda",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_GPUS_ON_NODE": "8",
+}
 
 CONTAINER = {"VIT_JAX_IMAGE": "vit.sif", "VIT_JAX_BIND": "/shared"}
 
@@ -137,7 +146,13 @@ def test_a_run_is_checked_on_a_login_node(job):
     job.answers("check", "echo platforms=$JAX_PLATFORMS", "exit 2")
     install_cuda(job)
 
-    result = job.run("slurm.sbatch", "--check", *WORDS, "--devices=32", **LOGIN_NODE)
+    result = job.run(
+        "slurm.sbatch",
+        "--check",
+        *WORDS,
+        "--devices=32",
+        **LOGIN_NODE,
+    )
 
     assert result.returncode == 0, result.stderr
     assert result.stdout == "platforms=cpu\n"
@@ -156,7 +171,13 @@ def test_a_run_is_checked_on_a_login_node(job):
 )
 def test_what_cannot_be_checked_on_a_login_node(job, words, variables):
     install_cuda(job)
-    result = job.run("slurm.sbatch", "--check", *words, **LOGIN_NODE, **variables)
+    result = job.run(
+        "slurm.sbatch",
+        "--check",
+        *words,
+        **LOGIN_NODE,
+        **variables,
+    )
 
     assert result.returncode == 2
     assert "must be pretrain or finetune, without VIT_JAX_IMAGE" in result.stderr
@@ -173,7 +194,13 @@ def test_status_on_a_login_node(job):
         "PATH": f"{job.folder}/bin:{job.variables['PATH']}",
     }
 
-    result = job.run("slurm.sbatch", "--status", "runs", "--follow=60", **login)
+    result = job.run(
+        "slurm.sbatch",
+        "--status",
+        "runs",
+        "--follow=60",
+        **login,
+    )
 
     assert result.returncode == 0, result.stderr
     assert result.stdout == "--name=vit-jax\nplatforms=cpu\na table\n"
@@ -297,7 +324,13 @@ def test_containers_of_pyxis(job):
 
 def submit_to(job, workdir):
     place = {"VIT_JAX_IMAGE": "vit.sif", "VIT_JAX_BIND": "/shared,/data/"}
-    return job.run("slurm.sbatch", "--dry-run", *WORDS, f"--workdir={workdir}", **place)
+    return job.run(
+        "slurm.sbatch",
+        "--dry-run",
+        *WORDS,
+        f"--workdir={workdir}",
+        **place,
+    )
 
 
 @pytest.mark.parametrize("failure", [{"FAKE_PIP_FAILS": "1"}, {"VIT_JAX_ACCELERATOR": "gpu"}])

@@ -126,7 +126,11 @@ def preempted(cluster, data_dir, tmp_path_factory):
     jobs.tool(VIT_JAX)
     workdir = jobs.folder / "run"
     release = jobs.folder / "release"
-    held = {"HELD_FOLDER": str(workdir), "HELD_BEFORE": "", "HELD_RELEASE": str(release)}
+    held = {
+        "HELD_FOLDER": str(workdir),
+        "HELD_BEFORE": "",
+        "HELD_RELEASE": str(release),
+    }
     job = jobs.submit(*training(data_dir, workdir), **held)
     jobs.wait(lambda: commands.checkpoint_steps(workdir), job)
 

@@ -16,8 +16,19 @@ from tests.launch.conftest import LAUNCH, STAND_INS
 PLACE = ["--zone=us-west4-a", "--quiet"]
 SSH = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]
 NAME = ["--name=pod", "--zone=us-west4-a"]
-RUN = ["run", *NAME, "--type=v5litepod-16", "--workdir=gs://bucket/run", "--poll_seconds=0"]
-WORDS = ["--", "pretrain", "--config=configs/x.py:ViT-H/14", "--config.note=it's"]
+RUN = [
+    "run",
+    *NAME,
+    "--type=v5litepod-16",
+    "--workdir=gs://bucket/run",
+    "--poll_seconds=0",
+]
+WORDS = [
+    "--",
+    "pretrain",
+    "--config=configs/x.py:ViT-H/14",
+    "--config.note=it's",
+]
 
 DESCRIBE = [
     "compute",
@@ -40,7 +51,15 @@ CREATE = [
     "--async",
     *PLACE,
 ]
-DELETE = ["compute", "tpus", "queued-resources", "delete", "pod", "--force", *PLACE]
+DELETE = [
+    "compute",
+    "tpus",
+    "queued-resources",
+    "delete",
+    "pod",
+    "--force",
+    *PLACE,
+]
 SUMMARY = ["storage", "cat", "gs://bucket/run/summary.json"]
 FETCH = [
     "storage",
@@ -66,7 +85,13 @@ CHECKED = [
     "--remote=/",
 ]
 
-PLANNED = ["plan", "--topology=1*v5litepod-16", "--arithmetic", "--json", *WORDS[2:]]
+PLANNED = [
+    "plan",
+    "--topology=1*v5litepod-16",
+    "--arithmetic",
+    "--json",
+    *WORDS[2:],
+]
 NOT_THERE = "echo 'NOT_FOUND: no such resource' >&2; exit 1"
 ENDED_WELL = "echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 exit 0 101"
 BOTH_RUN = "echo t1v-n-1-w-0 running; echo t1v-n-1-w-1 running"
@@ -298,7 +323,14 @@ def test_a_recipe_must_be_known_to_git_or_uploaded(stage):
 )
 def test_the_recipe_is_checked_for_the_devices_that_jax_will_count(stage, type, slices, devices):
     machine = [f"--type={type}", f"--slices={slices}", "--workdir=gs://bucket/run"]
-    result = stage.run("tpu_pod.sh", "run", *NAME, *machine, "--dry-run", *WORDS)
+    result = stage.run(
+        "tpu_pod.sh",
+        "run",
+        *NAME,
+        *machine,
+        "--dry-run",
+        *WORDS,
+    )
     line = next(line for line in result.stdout.splitlines() if "--check" in line)
 
     assert shlex.split(line)[-3:] == [f"--devices={devices}", f"--slices={slices}", "--remote=/"]
@@ -329,7 +361,11 @@ def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage)
 
 def test_data_that_are_missing_in_a_bucket_are_refused(stage):
     stage.answers("check", UNSEEN)
-    stage.answers("ls", "true", "echo 'One or more URLs matched no objects.' >&2; exit 1")
+    stage.answers(
+        "ls",
+        "true",
+        "echo 'One or more URLs matched no objects.' >&2; exit 1",
+    )
     result = run(stage, "--data_bucket=gs://images")
 
     assert result.returncode == 2
@@ -419,7 +455,14 @@ def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
         (stage.checkout / f"module_{number}.py").write_text("")
 
     subprocess.run(["git", "-C", stage.checkout, "add", "--all"], check=True)
-    result = stage.run("tpu_pod.sh", *RUN, "--dry-run", "--", "pretrain", "--config=a.py")
+    result = stage.run(
+        "tpu_pod.sh",
+        *RUN,
+        "--dry-run",
+        "--",
+        "pretrain",
+        "--config=a.py",
+    )
 
     assert result.returncode == 0, result.stderr
 
@@ -629,7 +672,12 @@ def test_a_checkout_that_git_does_not_know_is_refused_before_a_machine_is_asked_
 
 def test_log_that_gcloud_repeats_is_kept_once(stage):
     """gcloud runs a command again, with the same words, when its connection drops; a cut line comes as a whole."""
-    repeats = [r"step 1\n\nstép 2\nst", r"st", r"step 1\n", r"step 1\n\nstép 2\nstep 3\ncut"]
+    repeats = [
+        r"step 1\n\nstép 2\nst",
+        r"st",
+        r"step 1\n",
+        r"step 1\n\nstép 2\nstep 3\ncut",
+    ]
     first = "; ".join(rf"printf '\nvit-jax-log 0\n{text}'" for text in repeats)
     rest = [
         r"printf '\nvit-jax-log 23\ncut line\n'",
@@ -638,7 +686,11 @@ def test_log_that_gcloud_repeats_is_kept_once(stage):
     complete_lines = len("step 1..stép 2.step 3.".encode())
     with_cut_line = complete_lines + len("cut line.")
 
-    result = run(stage, log=[f"{first}; exit 255", *rest], status=[BOTH_RUN, BOTH_RUN, ENDED_WELL])
+    result = run(
+        stage,
+        log=[f"{first}; exit 255", *rest],
+        status=[BOTH_RUN, BOTH_RUN, ENDED_WELL],
+    )
 
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\n\nstép 2\nst\nstep 3\ncut\ncut line\n\nstep 4\nno end\n"
@@ -801,7 +853,13 @@ def test_status_has_exit_codes(stage, state, workers, code):
     ],
 )
 def test_types(stage, type, version):
-    result = stage.run("tpu_pod.sh", "create", *NAME, f"--type={type}", "--dry-run")
+    result = stage.run(
+        "tpu_pod.sh",
+        "create",
+        *NAME,
+        f"--type={type}",
+        "--dry-run",
+    )
     assert f"--accelerator-type={type} --runtime-version={version} " in result.stdout
 
 

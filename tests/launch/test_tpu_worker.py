@@ -103,7 +103,12 @@ def test_run_survives_the_session_that_started_it_and_is_not_started_twice(worke
     assert again.returncode == 0
     assert "t1v-n-1-w-0 is already running the command" in again.stderr
 
-    other = worker.run("tpu_worker.sh", "start", "gs://bucket/other", "pretrain")
+    other = worker.run(
+        "tpu_worker.sh",
+        "start",
+        "gs://bucket/other",
+        "pretrain",
+    )
     assert other.returncode == 1
     assert "runs another command" in other.stderr
 
@@ -182,7 +187,13 @@ def test_a_time_limit_is_kept_by_the_worker_alone(worker, end, code):
 @pytest.mark.parametrize("code", ["75", "0"])
 def test_an_end_before_the_time_limit_is_a_preemption(worker, code):
     play(worker, f"exit {code}")
-    words = ["start", "--seconds=600", "gs://bucket/run", "pretrain", "--config=x"]
+    words = [
+        "start",
+        "--seconds=600",
+        "gs://bucket/run",
+        "pretrain",
+        "--config=x",
+    ]
 
     assert worker.run("tpu_worker.sh", *words).returncode == 0
     assert exit_code(worker) == code

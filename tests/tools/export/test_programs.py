@@ -128,7 +128,13 @@ def elsewhere(tmp_path_factory):
 
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-I", "-c", FOREIGN, json.dumps(BATCHES)]
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 0, result.stderr
     return folder, result.stdout.splitlines(), expected
 

@@ -70,7 +70,13 @@ def test_nothing_of_the_working_directory_is_read(tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True")
     command = [sys.executable, "-P", "-c", PRINT_SETTINGS]
 
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
     assert found.stdout.split() == [os.path.realpath(tmp_path), "False"]
 

@@ -151,7 +151,15 @@ def test_positions_of_every_block_are_compared_apart():
 
 def test_rows_and_columns_are_two_attentions_of_a_block():
     """Attention along rows of three patches of 4 pixels looks no farther than 8; along columns of two, than 4."""
-    model = from_weights(weights_of(dataclasses.replace(VIT, pool="gap", block="axial")))
+    model = from_weights(
+        weights_of(
+            dataclasses.replace(
+                VIT,
+                pool="gap",
+                block="axial",
+            )
+        )
+    )
     view = View(images_NHWC=sample_pixels(2), heads=((4, 1),))
     distance = draw_distance(model, view).data["distance_pixels"]
 
@@ -272,7 +280,12 @@ def check_figure(figure, name):
 @pytest.mark.slow
 def test_every_picture_is_drawn():
     """A hybrid and a network for masked patches have all of them together."""
-    masked = dataclasses.replace(VIT, pool="map", num_classes=0, patch_outputs=512)
+    masked = dataclasses.replace(
+        VIT,
+        pool="map",
+        num_classes=0,
+        patch_outputs=512,
+    )
     drawn = set()
 
     for architecture, names in (

@@ -17,7 +17,12 @@ pytestmark = pytest.mark.xdist_group("tiny")
 
 def read_text(page):
     """Return the text of a page without figures and styles."""
-    return re.sub("<svg.*?</svg>|<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)
+    return re.sub(
+        "<svg.*?</svg>|<style>.*?</style>|<[^>]*>",
+        " ",
+        page,
+        flags=re.DOTALL,
+    )
 
 
 @pytest.fixture
@@ -135,7 +140,11 @@ def test_a_run_of_a_study_that_diverged_has_a_reason_and_no_results(trained, tmp
     workdir = tmp_path / "run"
     page = tmp_path / "page.html"
     shutil.copytree(trained, workdir)
-    summary = {"test_accuracy": None, "test_loss": None, "diverged": "Step 3: the loss is nan."}
+    summary = {
+        "test_accuracy": None,
+        "test_loss": None,
+        "diverged": "Step 3: the loss is nan.",
+    }
     (workdir / "summary.json").write_text(json.dumps(summary))
 
     succeed(["report", str(workdir), f"--output={page}", "--without_data"])

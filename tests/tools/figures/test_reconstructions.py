@@ -24,7 +24,12 @@ def compute_targets(kind, pixels):
 
 
 def masked(kind):
-    return dataclasses.replace(VIT, pool="gap", num_classes=0, patch_outputs=KINDS[kind])
+    return dataclasses.replace(
+        VIT,
+        pool="gap",
+        num_classes=0,
+        patch_outputs=KINDS[kind],
+    )
 
 
 def test_bins_are_shown_by_their_middle():

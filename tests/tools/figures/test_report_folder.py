@@ -201,7 +201,14 @@ class Stored:
 
 def metrics_of(source, predicted, confidence):
     """Return metrics of images of class 0 with these predictions."""
-    metrics = ClassMetrics(Labelled(source, "", [], identity_map(source.class_names)))
+    metrics = ClassMetrics(
+        Labelled(
+            source,
+            "",
+            [],
+            identity_map(source.class_names),
+        )
+    )
     count = len(predicted)
     metrics.add(
         {
@@ -241,7 +248,14 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_coun
     names = ("x",) * size
     is_allowed_K = np.arange(size) < shape[1]
     label_map = dataclasses.replace(identity_map(names), is_allowed_K=is_allowed_K)
-    metrics = ClassMetrics(Labelled(SimpleNamespace(class_names=names), "", [], label_map))
+    metrics = ClassMetrics(
+        Labelled(
+            SimpleNamespace(class_names=names),
+            "",
+            [],
+            label_map,
+        )
+    )
     metrics.confusion_2LA[:, [3, -1], [5, -1]] = [[1, 0], [3, 2]]
     metrics.confusion_2LA[0, 3, 4] = 12
 

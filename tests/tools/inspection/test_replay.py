@@ -53,7 +53,11 @@ def diverge(tmp_path_factory):
 
     def train(loss, *fields):
         workdir = tmp_path_factory.mktemp("diverged") / "run"
-        config = tiny.config(*FIELDS, f"objective.loss=tests.train.poison:{loss}", *fields)
+        config = tiny.config(
+            *FIELDS,
+            f"objective.loss=tests.train.poison:{loss}",
+            *fields,
+        )
         with pytest.raises(FloatingPointError) as raised:
             pretrain(config, str(workdir))
         return workdir, str(raised.value)
@@ -69,7 +73,11 @@ def diverged(diverge):
 @pytest.fixture
 def copy(diverged, tmp_path):
     workdir, _ = diverged
-    return shutil.copytree(workdir, tmp_path / "run", ignore=shutil.ignore_patterns(replays.FOLDER))
+    return shutil.copytree(
+        workdir,
+        tmp_path / "run",
+        ignore=shutil.ignore_patterns(replays.FOLDER),
+    )
 
 
 def digests(folder):

@@ -147,7 +147,16 @@ def test_the_verb(two_runs):
     runs, workdir, other = two_runs
     # No run is running, so following ends at once.
     table = succeed(["status", str(runs), "--follow=9"])
-    first, second = json.loads(succeed(["status", str(workdir), str(other), "--json"]))
+    first, second = json.loads(
+        succeed(
+            [
+                "status",
+                str(workdir),
+                str(other),
+                "--json",
+            ]
+        )
+    )
 
     assert table.splitlines()[0].split(" | ")[0].strip("| ") == "run"
     assert table.count("| ended ") == 2

@@ -10,7 +10,14 @@ from tests.tiny import NETWORK, RUN, flags
 from vit_jax import cli
 from vit_jax.tools.machine.bench import Part, to_text
 
-ALWAYS = ["step", "evaluation", "inference", "save, steps wait", "save, on disk", "restore"]
+ALWAYS = [
+    "step",
+    "evaluation",
+    "inference",
+    "save, steps wait",
+    "save, on disk",
+    "restore",
+]
 
 
 def test_figures_of_a_part():
@@ -61,7 +68,14 @@ def test_every_part_is_timed(data_dir, capsys):
     ],
 )
 def test_fine_tuning_and_masked_patches_are_timed_without_data(capsys, recipe, fields):
-    cli.main(["bench", f"--config=configs/{recipe}", "--steps=1", *flags(*fields)])
+    cli.main(
+        [
+            "bench",
+            f"--config=configs/{recipe}",
+            "--steps=1",
+            *flags(*fields),
+        ]
+    )
 
     rows = capsys.readouterr().out.splitlines()[3:]
     assert [row[:16].rstrip() for row in rows] == ALWAYS

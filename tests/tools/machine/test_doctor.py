@@ -65,7 +65,15 @@ def test_a_machine_where_all_is_well(tmp_path, data_dir):
     workdir = tmp_path / "a" / "run"
     fields = flags(*RUN, *length, *options)
 
-    outcome = run(["doctor", f"--workdir={workdir}", f"--config={RECIPE}", *fields, "--json"])
+    outcome = run(
+        [
+            "doctor",
+            f"--workdir={workdir}",
+            f"--config={RECIPE}",
+            *fields,
+            "--json",
+        ]
+    )
 
     report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
     found = {name: finding["found"] for name, finding in report.items()}
@@ -133,7 +141,12 @@ def test_a_plugin_of_another_version(tmp_path, monkeypatch):
     install(monkeypatch, tmp_path / "old", "jax_cuda12_plugin-0.4.1")
     assert checks.versions().remedy.startswith(rule)
 
-    install(monkeypatch, tmp_path / "new", f"jax_cuda12_plugin-{version}", "libtpu-0.0.1")
+    install(
+        monkeypatch,
+        tmp_path / "new",
+        f"jax_cuda12_plugin-{version}",
+        "libtpu-0.0.1",
+    )
     assert checks.versions().is_good
 
 
@@ -371,7 +384,14 @@ def test_a_run_examines_first(examined, code, expected, is_trained, tmp_path):
 
 def test_the_recipe_is_loaded_before_the_examination(examined, tmp_path):
     started, _ = examined(0)
-    outcome = run(["pretrain", "--doctor", f"--config={RECIPE}:x", f"--workdir={tmp_path}"])
+    outcome = run(
+        [
+            "pretrain",
+            "--doctor",
+            f"--config={RECIPE}:x",
+            f"--workdir={tmp_path}",
+        ]
+    )
 
     assert outcome.code == 2
     assert started == []
@@ -387,7 +407,14 @@ def test_a_signal_ends_the_examination_too(monkeypatch, tmp_path):
     monkeypatch.setattr(subprocess, "Popen", lambda command: process)
     monkeypatch.setattr(os, "_exit", sys.exit)
 
-    outcome = run(["pretrain", "--doctor", f"--config={RECIPE}", f"--workdir={tmp_path}"])
+    outcome = run(
+        [
+            "pretrain",
+            "--doctor",
+            f"--config={RECIPE}",
+            f"--workdir={tmp_path}",
+        ]
+    )
 
     assert outcome.code == 130
     assert killed == [True]

@@ -42,6 +42,19 @@ STEP = {
 STEP |= {"images_per_second": 100.0, "memory_bytes": 2.0**30}
 
 
+def check_small_findings(found):
+    """The findings name the form of each check on the CPU."""
+    in_small = "no accelerator, so in small on the CPU: Ti/16 with 2 layers"
+
+    assert found["hardware"].startswith(in_small)
+    assert found["attention auto"].endswith("; xla")
+    assert found["attention cudnn"] == "not available: it is for NVIDIA GPUs"
+    assert found["attention pallas"].endswith("; interpreted")
+    assert found["determinism"].endswith("equal to the bit")
+    assert found["restored state"].endswith("equal to the bit")
+    assert found["step Ti/16"].endswith("no figure of plan: plan does not know 8 x cpu")
+
+
 @pytest.fixture(scope="module")
 def trial():
     return Trial("mu/16", TINY)
@@ -56,21 +69,14 @@ def test_the_whole_in_small(monkeypatch, tmp_path):
     outcome = run(["doctor", "--hardware", f"--workdir={tmp_path / 'run'}", "--json"])
 
     report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
-    found = {name: finding["found"] for name, finding in report.items()}
     wrong = [name for name, finding in report.items() if finding["remedy"]]
     assert [name for name in report if name in CHECKS] == CHECKS
     assert wrong in ([], ["input"]), "the speed of this machine decides"
     assert outcome.code == bool(wrong)
+    assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
-    in_small = "no accelerator, so in small on the CPU: Ti/16 with 2 layers"
-    assert found["hardware"].startswith(in_small)
-    assert found["attention auto"].endswith("; xla")
-    assert found["attention cudnn"] == "not available: it is for NVIDIA GPUs"
-    assert found["attention pallas"].endswith("; interpreted")
-    assert found["determinism"].endswith("equal to the bit")
-    assert found["restored state"].endswith("equal to the bit")
-    assert found["step Ti/16"].endswith("no figure of plan: plan does not know 8 x cpu")
-
+    check_small_findings({name: finding["found"] for name, finding in report.items()})
+    assert report["step Ti/16"]["figures"]["memory_bytes"] > 0
     assert set(report["attention xla"]["figures"]) == {
         "float32_5_values",
         "float32_5_gradients",
@@ -81,8 +87,6 @@ def test_the_whole_in_small(monkeypatch, tmp_path):
         "bfloat16_8_values",
         "bfloat16_8_gradients",
     }
-    assert report["step Ti/16"]["figures"]["memory_bytes"] > 0
-    assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
 @pytest.mark.slow

@@ -11,7 +11,12 @@ from vit_jax.tools.machine.planned import Planned, plan, topology_of
 from vit_jax.tools.plan import aot
 from vit_jax.tools.plan.topology import parse_topology
 
-PLAN = {"basis": "compiled", "reason": "", "step_seconds": 0.5, "needed_bytes": 7}
+PLAN = {
+    "basis": "compiled",
+    "reason": "",
+    "step_seconds": 0.5,
+    "needed_bytes": 7,
+}
 V5E = parse_topology("v5e:1x1").stand_ins()
 
 

@@ -72,7 +72,15 @@ def test_the_planned_step_decides(data_dir, monkeypatch, read, decoded, code, ve
 
 def test_speeds_of_real_data(data_dir):
     overrides = flags(*RUN, f"input.data_dir={data_dir}")
-    outcome = run(["doctor", f"--config={RECIPE}", *overrides, "--topology=v5e:1x1", "--json"])
+    outcome = run(
+        [
+            "doctor",
+            f"--config={RECIPE}",
+            *overrides,
+            "--topology=v5e:1x1",
+            "--json",
+        ]
+    )
 
     report = json.loads(outcome.out)
     (finding,) = next(findings for findings in report if findings[0]["name"] == "data path")

@@ -208,7 +208,12 @@ def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
 
     if full in by_depth:
         one = by_depth[full]
-        return Estimate(one["ms"] - one["waits_ms"], update, one["ms"], one["gib"])
+        return Estimate(
+            one["ms"] - one["waits_ms"],
+            update,
+            one["ms"],
+            one["gib"],
+        )
 
     if len(by_depth) == 1:
         if not scaled:

@@ -91,7 +91,11 @@ def main() -> None:
     """Print the limit of four networks."""
     for name, images in (("R50x1", 64), ("R50+ViT-B/16", 32), ("ViT-B/16", 64), ("ViT-L/16", 64)):
         model = ModelConfig(name=name)
-        architecture = build_architecture(model, image_size=(224, 224), num_classes=1000)
+        architecture = build_architecture(
+            model,
+            image_size=(224, 224),
+            num_classes=1000,
+        )
         cycles = limit(architecture, images)
         print(f"{name}, {images} images: {cycles / 1e6:.1f} million cycles")
 

@@ -52,7 +52,11 @@ class Case(NamedTuple):
 
     @property
     def command(self) -> str:
-        words = [f"--config={self.recipe}", f"--topology={self.topology}", *self.options]
+        words = [
+            f"--config={self.recipe}",
+            f"--topology={self.topology}",
+            *self.options,
+        ]
         return " ".join(["vit-jax plan", *words])
 
 
@@ -126,7 +130,12 @@ def plan_of(case: Case, *, can_compile: bool) -> Plan:
     """Return the plan of a case."""
     config = load_recipe(case.recipe, case.options)
     topology = parse_topology(case.topology)
-    return make_plan(config, topology, choose_dataset(case.recipe, config), can_compile=can_compile)
+    return make_plan(
+        config,
+        topology,
+        choose_dataset(case.recipe, config),
+        can_compile=can_compile,
+    )
 
 
 def record(case: Case) -> Row:

@@ -129,7 +129,11 @@ def record(case: Case, machine: str) -> Row:
     words = case.command(machine)
     topology = parse_topology(machine)
     config = load_recipe(case.recipe, [word for word in words if word.startswith("--config.")])
-    plan = make_plan(config, topology, choose_dataset(case.recipe, config, **dict(case.dataset)))
+    plan = make_plan(
+        config,
+        topology,
+        choose_dataset(case.recipe, config, **dict(case.dataset)),
+    )
     line = plan.timeline
     totals = plan.totals
     needed = plan.needed_bytes

@@ -21,7 +21,12 @@ from vit_jax.tools.plan.topology import parse_topology
 
 def make_small_plan(topology, *overrides, **options):
     config = small.recipe(*overrides)
-    return make_plan(config, parse_topology(topology), small.dataset(config), **options)
+    return make_plan(
+        config,
+        parse_topology(topology),
+        small.dataset(config),
+        **options,
+    )
 
 
 def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
@@ -105,7 +110,11 @@ def test_data_of_unknown_size_are_rejected():
         choose_dataset("own.py", config, num_examples=5)
 
 
-H14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
+H14 = build_architecture(
+    ModelConfig(name="ViT-H/14"),
+    image_size=(224, 224),
+    num_classes=18291,
+)
 
 
 def compute_totals(
@@ -219,7 +228,12 @@ def test_the_least_time_of_a_step(machine, bandwidth_bound):
 
 def test_the_least_time_of_a_resnet_is_not_known():
     recipe = "configs/pretrain_jft.py:R50x1"
-    plan = make_plan(load_recipe(recipe), parse_topology("v5e:4x4"), JFT, can_compile=False)
+    plan = make_plan(
+        load_recipe(recipe),
+        parse_topology("v5e:4x4"),
+        JFT,
+        can_compile=False,
+    )
 
     assert plan.limit_seconds is None
     assert "of this limit" not in to_text(plan)

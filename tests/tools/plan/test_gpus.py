@@ -130,7 +130,13 @@ def test_h14_with_a_thousand_images_does_not_fit_one_h100():
 
 @pytest.mark.newest
 def test_l16_with_fsdp_gathers_and_scatters_beside_its_products():
-    plan = plan_recipe(L16, "h100:8", "sharding.parameters=fsdp", "global_batch=1024", *LOOP)
+    plan = plan_recipe(
+        L16,
+        "h100:8",
+        "sharding.parameters=fsdp",
+        "global_batch=1024",
+        *LOOP,
+    )
     opcodes = set()
     for instructions in hlo.parse(plan.compiled.text).computations.values():
         opcodes.update(instruction.opcode for instruction in instructions)
@@ -157,8 +163,20 @@ def build_command(verb, data_dir, workdir):
         return ["doctor"]
     if verb == "plan":
         recipe = f"--config={small.RECIPE}"
-        return ["plan", "--topology=h100:2", recipe, *small.WORDS, *HALF, "--json"]
-    return commands.pretraining(data_dir, workdir, *LENGTH, "input.num_workers=1")
+        return [
+            "plan",
+            "--topology=h100:2",
+            recipe,
+            *small.WORDS,
+            *HALF,
+            "--json",
+        ]
+    return commands.pretraining(
+        data_dir,
+        workdir,
+        *LENGTH,
+        "input.num_workers=1",
+    )
 
 
 @pytest.mark.parametrize("verb", ["doctor", "plan", "pretrain"])
@@ -171,7 +189,13 @@ def test_a_command_says_nothing_about_absent_gpus(verb, data_dir, tmp_path):
     words = build_command(verb, data_dir, tmp_path / "run")
     command = [sys.executable, "-m", "vit_jax", *words]
 
-    ended = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT)
+    ended = subprocess.run(
+        command,
+        env=variables,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
 
     assert (ended.returncode, ended.stderr) == (0, "")
     if verb == "plan":

@@ -42,7 +42,12 @@ def test_extrapolation_from_two_depths():
 
     two = {"ms": 5.0, "waits_ms": 1.0, "gib": 1.0}
     four = {"ms": 9.0, "waits_ms": 1.5, "gib": 1.5}
-    expected = layouts.Estimate(core_ms=25.0 - 3.5, update_ms=None, ms=25.0, gib=3.5)
+    expected = layouts.Estimate(
+        core_ms=25.0 - 3.5,
+        update_ms=None,
+        ms=25.0,
+        gib=3.5,
+    )
     assert layouts.at_full_depth(layout, {"2": two, "4": four}) == expected
 
     twelve = {"ms": 24.0, "waits_ms": 4.0, "gib": 3.0}

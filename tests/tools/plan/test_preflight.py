@@ -110,7 +110,11 @@ def test_data_and_weights_that_only_the_machines_have():
         "not visible from here: /mnt/remote/run",
     ]
 
-    _, *unseen = check("data=tfds:cifar10", "input.data_dir=/mnt/remote/tfds", remote=REMOTE)
+    _, *unseen = check(
+        "data=tfds:cifar10",
+        "input.data_dir=/mnt/remote/tfds",
+        remote=REMOTE,
+    )
     assert unseen == ["not visible from here: /mnt/remote/tfds/cifar10"]
 
     with pytest.raises(ValueError, match="num_heads=7"):
@@ -164,7 +168,12 @@ def test_a_network_that_the_weights_decide_and_are_elsewhere():
     recipe = f"{tiny.ROOT}/configs/finetune.py:any,own"
     config = load_recipe(recipe, tiny.flags("data=digits", "init_from=/there/run"))
 
-    line, _ = check_start("finetune", config, num_devices=8, remote=pathlib.Path("/"))
+    line, _ = check_start(
+        "finetune",
+        config,
+        num_devices=8,
+        remote=pathlib.Path("/"),
+    )
 
     assert "the network is that of /there/run, and is not checked; digits with 1,437" in line
     with pytest.raises(ValueError, match=r"/there/run: there is no such file or folder"):

@@ -182,7 +182,12 @@ def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
     chip = types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory)
     machine = types.SimpleNamespace(is_tpu=True, fabric=fabric, chip=chip)
 
-    return simulate_step(hlo.parse(text), machine, lambda *_: collective, bundles or {})
+    return simulate_step(
+        hlo.parse(text),
+        machine,
+        lambda *_: collective,
+        bundles or {},
+    )
 
 
 SLOW_MEMORY = 8 * 128 * 4 / 3e-6  # bytes a second with which the copy takes 3 us

@@ -19,7 +19,12 @@ H14 = "configs/pretrain_jft.py:ViT-H/14"
 
 @pytest.fixture(scope="module")
 def result():
-    return search(load_recipe(H14), parse_topology("v5e:8x8"), JFT, can_compile=False)
+    return search(
+        load_recipe(H14),
+        parse_topology("v5e:8x8"),
+        JFT,
+        can_compile=False,
+    )
 
 
 def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(result):
@@ -71,7 +76,12 @@ def test_nothing_fits():
         "model.depth=64",
         "global_batch=1",
     )
-    result = search(config, parse_topology("v100:1"), small.dataset(config), can_compile=False)
+    result = search(
+        config,
+        parse_topology("v100:1"),
+        small.dataset(config),
+        can_compile=False,
+    )
 
     assert result.winner is None
     assert "Nothing fits" in result_to_text(result)
@@ -109,7 +119,12 @@ def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
         return dataclasses.replace(plan, config=config, memory=memory)
 
     monkeypatch.setattr(module, "make_plan", compile_plan)
-    result = search(load_recipe(H14), parse_topology(topology), JFT, num_tries=num_tries)
+    result = search(
+        load_recipe(H14),
+        parse_topology(topology),
+        JFT,
+        num_tries=num_tries,
+    )
 
     order = [find_candidate(result, config) for config in tried]
     return result, order
@@ -124,7 +139,13 @@ def count_below(candidates, num_bytes):
 
 
 def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
-    result, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 1, set())
+    result, order = search_compiled(
+        monkeypatch,
+        result.winner,
+        "v5e:2x2",
+        1,
+        set(),
+    )
     sure = result.usable_bytes
     limit = 1.15 * result.usable_bytes
     num_sure = count_below(result.candidates, sure)
@@ -140,7 +161,13 @@ def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
 
 @pytest.mark.slow
 def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, result):
-    result, order = search_compiled(monkeypatch, result.winner, "v5e:16x16", 4, {3})
+    result, order = search_compiled(
+        monkeypatch,
+        result.winner,
+        "v5e:16x16",
+        4,
+        {3},
+    )
     step_seconds = [c.step_seconds for c in order]
     shardings = [c.config.sharding for c in order]
 
@@ -149,7 +176,13 @@ def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, resul
     assert ("fsdp", 16) in [(s.parameters, s.num_replicas) for s in shardings]
     assert result.winner.config == order[2].config
 
-    _, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 20, set())
+    _, order = search_compiled(
+        monkeypatch,
+        result.winner,
+        "v5e:2x2",
+        20,
+        set(),
+    )
     usable_bytes = parse_topology("v5e:2x2").fabric.usable_bytes
     fitting = [c for c in order if c.needed_bytes <= usable_bytes]
     policies = [c.config.model.remat for c in fitting]
@@ -160,7 +193,13 @@ def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, resul
 
 
 def test_the_compiler_decides_between_the_best(monkeypatch, result):
-    result, order = search_compiled(monkeypatch, result.winner, "v100:2", 3, {2})
+    result, order = search_compiled(
+        monkeypatch,
+        result.winner,
+        "v100:2",
+        3,
+        {2},
+    )
 
     assert len(order) == 3
     assert result.winner.config == order[1].config
@@ -179,4 +218,9 @@ def test_own_code_cannot_be_ordered_by_arithmetic(monkeypatch):
 def test_no_layout_is_possible():
     config = small.recipe("global_batch=3")
     with pytest.raises(ValueError, match="No layout of this recipe is possible on h100:8"):
-        search(config, parse_topology("h100:8"), small.dataset(config), can_compile=False)
+        search(
+            config,
+            parse_topology("h100:8"),
+            small.dataset(config),
+            can_compile=False,
+        )

@@ -85,13 +85,31 @@ def test_all_images_are_compared_where_there_are_no_splits(folder):
     """The images that a run would hold out depend on its seed."""
     train = f"folder:{folder}/images/train"
     test = f"folder:{folder}/images/test"
-    found = json.loads(succeed(["duplicates", train, f"--against={test}", "--json"]))
+    found = json.loads(
+        succeed(
+            [
+                "duplicates",
+                train,
+                f"--against={test}",
+                "--json",
+            ]
+        )
+    )
 
     assert found["images"] == 12
     assert found["duplicates"] == 5
     assert found[f"{test}: copied test images"] == "5 of 8"
 
-    same = json.loads(succeed(["duplicates", train, f"--against={train}", "--json"]))
+    same = json.loads(
+        succeed(
+            [
+                "duplicates",
+                train,
+                f"--against={train}",
+                "--json",
+            ]
+        )
+    )
     num_held_out = 12 - same["images"]
     assert same["images"] < 12
     assert same[f"{train}: copied test images"] == f"0 of {num_held_out}"
@@ -139,7 +157,12 @@ def test_pairs_have_the_cosine_of_their_features(folder):
     least = float(np.median([*expected.values()]))
     options = [f"--weights={folder}/weights", "--cache=none", f"--cosine={least}"]
 
-    by_features = find_pairs(folder, *options, "--distance=0", "--candidates=all")
+    by_features = find_pairs(
+        folder,
+        *options,
+        "--distance=0",
+        "--candidates=all",
+    )
     confirmed = find_pairs(folder, *options, "--distance=0", "--candidates=64")
     both = find_pairs(folder, *options, "--distance=64", "--candidates=1")
 

@@ -77,7 +77,13 @@ def accuracy(logits, labels, subset=""):
 
 def evaluated(folder, *words, weights="w.npz"):
     """Return the result of `evaluate --json`, and the notes."""
-    command = ["evaluate", str(folder / weights), f"--data_dir={folder}", "--json", *words]
+    command = [
+        "evaluate",
+        str(folder / weights),
+        f"--data_dir={folder}",
+        "--json",
+        *words,
+    ]
     code, out, err = run(command)
     assert code == 0, err
     return json.loads(out), err
@@ -120,7 +126,8 @@ def test_the_whole_family(here, logits, labels):
     for one in SINGLE:
         prepare(here, one.dataset, examples(labels(one.subset)))
         expected[one.name] = accuracy(logits, labels(one.subset), one.subset)
-    real_labels = [[int(row.argmax())] if n % 3 else [] for n, row in enumerate(logits)]
+    real_labels = [[int(label)] for label in logits.argmax(axis=1)]
+    real_labels[::3] = [[] for _ in real_labels[::3]]
     real = examples(labels(), "original_label", real_label=real_labels)
     prepare(here, "imagenet2012_real", real)
 
@@ -152,7 +159,14 @@ def test_some_sets_of_the_family(here, labels):
         if one.name == "a" or one.name.startswith("v2/"):
             prepare(here, one.dataset, examples(labels(one.subset)))
 
-    out = succeed(["evaluate", str(here / "w.npz"), "--data=imagenet:a,v2", f"--data_dir={here}"])
+    out = succeed(
+        [
+            "evaluate",
+            str(here / "w.npz"),
+            "--data=imagenet:a,v2",
+            f"--data_dir={here}",
+        ]
+    )
 
     names = [line.split()[0] for line in out.splitlines()[4:]]
     assert names == ["a", "v2/matched-frequency", "v2/threshold-0.7", "v2/topimages"]
@@ -213,7 +227,11 @@ def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, labels):
         wide = np.full((*parameters[name].shape[:-1], 1400), fill, np.float32)
         wide[..., order] = parameters[name]
         parameters[name] = wide
-    save_weights(replace_head(weights, parameters, names), here / "wide.npz", "released")
+    save_weights(
+        replace_head(weights, parameters, names),
+        here / "wide.npz",
+        "released",
+    )
     write_folder(here / "val", labels())
 
     wide = evaluate_set(here, "validation", weights="wide.npz")
@@ -237,7 +255,11 @@ def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
         if name.startswith("head/"):
             parameters[name] = parameters[name][..., kept]
     names = [IDS[number] for number in kept]
-    save_weights(replace_head(weights, parameters, names), here / "lean.npz", "released")
+    save_weights(
+        replace_head(weights, parameters, names),
+        here / "lean.npz",
+        "released",
+    )
     write_folder(here / "val", chosen)
 
     found, notes = evaluated(here, "--data=imagenet:validation", weights="lean.npz")
@@ -308,7 +330,12 @@ def test_files_that_are_not_reals(here, unnamed, content, rule):
     (here / "real.json").write_text(content)
 
     with rejects("", rule):
-        open_family("imagenet:real", unnamed, data_dir=str(here), real=str(here / "real.json"))
+        open_family(
+            "imagenet:real",
+            unnamed,
+            data_dir=str(here),
+            real=str(here / "real.json"),
+        )
 
 
 FOLDERS = {"alarm_clock": "Alarm clock", "banana": "Banana", "briefcase": "Briefcase"}
@@ -440,7 +467,14 @@ def test_wrong_words(here, labels, words, message):
         if one.subset:
             write_folder(here / one.folders[0], labels(one.subset))
 
-    code, out, err = run(["evaluate", str(here / "w.npz"), f"--data_dir={here}", *words])
+    code, out, err = run(
+        [
+            "evaluate",
+            str(here / "w.npz"),
+            f"--data_dir={here}",
+            *words,
+        ]
+    )
 
     assert (code, out) == (2, "")
     assert message in err

@@ -172,7 +172,12 @@ def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
 
 
 def test_the_verb_ends_with_code_1_after_an_unreadable_file(folder, tmp_path):
-    words = ["prepare", f"folder:{folder}", f"--output={tmp_path / 'copy'}", "--short_side=60"]
+    words = [
+        "prepare",
+        f"folder:{folder}",
+        f"--output={tmp_path / 'copy'}",
+        "--short_side=60",
+    ]
     assert run(words).code == 0
 
     (folder / "a/dangling.png").symlink_to(tmp_path / "elsewhere.png")

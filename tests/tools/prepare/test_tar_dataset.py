@@ -437,7 +437,12 @@ def test_classes_that_the_list_does_not_have(prepare, archive, num_without_class
     with rejects("class", "--other_classes=skip"):
         prepare(archive, classes=classes)
 
-    folder, counts = prepare(archive, "other", classes=classes, skips_others=True)
+    folder, counts = prepare(
+        archive,
+        "other",
+        classes=classes,
+        skips_others=True,
+    )
 
     assert len(records(folder)) == SIZES["n01"] + SIZES["n02"]
     assert counts["classes"] == 3
@@ -446,7 +451,12 @@ def test_classes_that_the_list_does_not_have(prepare, archive, num_without_class
 
 def test_small_classes_and_hold_out(prepare):
     """Hold out the same number of each class, at most half; the places depend on the seed alone."""
-    folder, counts = prepare(WHOLE, shards=3, min_class_images=5, holdout_per_class=4)
+    folder, counts = prepare(
+        WHOLE,
+        shards=3,
+        min_class_images=5,
+        holdout_per_class=4,
+    )
     train = records(folder)
     validation = records(folder, "validation")
     held_out = collections.Counter(name for name, _ in validation)
@@ -464,7 +474,12 @@ def test_small_classes_and_hold_out(prepare):
 
 
 def test_the_manifest_has_the_records_of_all_splits(prepare):
-    folder, _ = prepare(WHOLE, shards=3, min_class_images=5, holdout_per_class=4)
+    folder, _ = prepare(
+        WHOLE,
+        shards=3,
+        min_class_images=5,
+        holdout_per_class=4,
+    )
     rows = {row["id"]: (row["class"], row["sha256"]) for row in manifest(folder)}
 
     for split in ("train", "validation"):

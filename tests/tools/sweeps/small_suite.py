@@ -28,7 +28,11 @@ def shade(split, config, seed):
 def dull(split, config, seed):
     """Nothing can be learnt."""
     source = _images(split, ("a", "b"))
-    return MemorySource(np.zeros_like(source.images), source.labels, source.class_names)
+    return MemorySource(
+        np.zeros_like(source.images),
+        source.labels,
+        source.class_names,
+    )
 
 
 def absent(split, config, seed):
@@ -47,7 +51,12 @@ def _images(split, class_names):
 
 
 def _task(name, group, **fields):
-    return Task(name=name, group=group, data=f"tests.tools.sweeps.small_suite:{name}", **fields)
+    return Task(
+        name=name,
+        group=group,
+        data=f"tests.tools.sweeps.small_suite:{name}",
+        **fields,
+    )
 
 
 SUITE = [

@@ -41,7 +41,11 @@ def test_all_combinations_each_with_every_seed():
 
 
 def test_values_may_have_commas_and_spaces():
-    grid = make_sweep(str(RECIPE), [], ["input.image_size=8,8;16,16", "total=7 epochs,9 epochs"])
+    grid = make_sweep(
+        str(RECIPE),
+        [],
+        ["input.image_size=8,8;16,16", "total=7 epochs,9 epochs"],
+    )
     configs = [run.config for run in grid.runs]
 
     assert [c.input.image_size for c in configs] == [(8, 8), (8, 8), (16, 16), (16, 16)]
@@ -133,7 +137,12 @@ def test_mistakes_in_ranges(word, start, rule):
 
 def test_more_random_settings_than_combinations():
     with rejects("--random=3: ", "only 2"):
-        make_sweep(str(RECIPE), [], [f"{RATE}=0.1,0.2", "seed=0,1"], num_settings=3)
+        make_sweep(
+            str(RECIPE),
+            [],
+            [f"{RATE}=0.1,0.2", "seed=0,1"],
+            num_settings=3,
+        )
 
 
 def test_a_field_that_is_also_set_for_all_runs():

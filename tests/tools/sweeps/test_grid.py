@@ -16,7 +16,12 @@ NUM_EXAMPLES = {DIGITS: 1437, PAPER: 303_000_000}
 
 
 def grid(name, recipe=DIGITS, overrides=(), **values):
-    return make_grid(STUDIES[name], recipe, [f"--config.{word}" for word in overrides], values)
+    return make_grid(
+        STUDIES[name],
+        recipe,
+        [f"--config.{word}" for word in overrides],
+        values,
+    )
 
 
 def differences(one, other):
@@ -39,7 +44,11 @@ def test_every_run_can_be_trained(name, recipe):
         num_examples = config.input.train_examples or NUM_EXAMPLES[recipe]
         assert resolve(config, num_examples=num_examples, num_devices=1).total > 1
 
-        build_architecture(config.model, image_size=config.input.image_size, num_classes=10)
+        build_architecture(
+            config.model,
+            image_size=config.input.image_size,
+            num_classes=10,
+        )
         # It is a run of `vit-jax pretrain`.
         assert load_recipe(run.recipe, run.overrides) == config
 

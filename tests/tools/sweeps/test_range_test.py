@@ -23,7 +23,12 @@ def losses(x):
 
 
 def test_what_is_suggested():
-    test = RangeTest(100, RATES, losses(np.log10(RATES)), became_infinite=False)
+    test = RangeTest(
+        100,
+        RATES,
+        losses(np.log10(RATES)),
+        became_infinite=False,
+    )
     diverged_rate = test.rate_P[test.diverged]
     # Here the loss is again as high as at the start.
     expected_rate = 10 ** np.interp(2.3, [1.9, 6], [-1, 0])
@@ -62,7 +67,14 @@ def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides = ("model.depth=1", "input.mixup_alpha=0.0")
     _, config, _, *fields = commands.pretraining(data_dir, "none", *overrides)
-    words = ["lr-range", config, *fields, "--low=1e-4", "--high=10", "--steps=30"]
+    words = [
+        "lr-range",
+        config,
+        *fields,
+        "--low=1e-4",
+        "--high=10",
+        "--steps=30",
+    ]
 
     first = commands.succeed([*words, "--output=a.png"])
     again = commands.succeed([*words, "--output=b.svg"])

@@ -20,7 +20,12 @@ def write_run(workdir, run, evaluations=(), **summary):
     """Write the files of a run that has ended."""
     folder = get_run_folder(workdir, run)
     folder.mkdir(parents=True)
-    costs = {"exaflops": 1.0, "parameters": 10, "wall_seconds": 2.0, "steps": 9}
+    costs = {
+        "exaflops": 1.0,
+        "parameters": 10,
+        "wall_seconds": 2.0,
+        "steps": 9,
+    }
     write_summary(folder, costs | summary)
 
     lines = [json.dumps(line) + "\n" for line in evaluations]
@@ -98,7 +103,12 @@ def test_early_stopping_and_the_search_go_by_validation_alone(tmp_path):
     last = {"test_accuracy": 0.0, "final_accuracy": 0.0}
     curve = make_curve((1, 0.3, 0.9), (2, 0.6, 0.5), (3, 0.4, 0.8))
     write_run(tmp_path, without_dropout, curve, **last)
-    write_run(tmp_path, with_dropout, make_curve((1, 0.5, 0.7), (2, 0.2, 1.0)), **last)
+    write_run(
+        tmp_path,
+        with_dropout,
+        make_curve((1, 0.5, 0.7), (2, 0.2, 1.0)),
+        **last,
+    )
 
     (row,) = build_rows(grid, tmp_path)
 
@@ -110,7 +120,12 @@ def test_early_stopping_and_the_search_go_by_validation_alone(tmp_path):
 def test_a_run_that_diverged_is_counted_and_not_drawn(tmp_path):
     grid = make_study_grid("optimizer", optimizers=["adam"], rate_factors=["1", "3"])
     write_run(tmp_path, grid.runs[0], test_accuracy=0.5)
-    write_run(tmp_path, grid.runs[1], test_accuracy=None, diverged="Step 3: the loss is nan")
+    write_run(
+        tmp_path,
+        grid.runs[1],
+        test_accuracy=None,
+        diverged="Step 3: the loss is nan",
+    )
 
     (row,) = build_rows(grid, tmp_path)
 
@@ -152,7 +167,12 @@ def test_a_search_needs_the_metric_that_chooses(tmp_path):
 def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
     grid = make_study_grid("shape", shapes=["base", "depth:2", "width:2"])
     for run, exaflops in zip(grid.runs, (2.0, 4.0, 7.0), strict=True):
-        write_run(tmp_path, run, test_accuracy=exaflops / 10, exaflops=exaflops)
+        write_run(
+            tmp_path,
+            run,
+            test_accuracy=exaflops / 10,
+            exaflops=exaflops,
+        )
 
     figure = draw(grid.study, build_rows(grid, tmp_path), title="t")
 
@@ -206,7 +226,12 @@ def test_a_plot_has_a_title_and_the_name_of_the_data(tmp_path, monkeypatch, data
         return new_figure(1, 1)
 
     monkeypatch.setattr(results_table, "draw", record_title)
-    grid = make_grid(STUDIES["pooling"], "digits_studies", [f"--config.data={data}"], {})
+    grid = make_grid(
+        STUDIES["pooling"],
+        "digits_studies",
+        [f"--config.data={data}"],
+        {},
+    )
     write_results(grid, tmp_path)
 
     assert titles == [f"Class token or average: {name}"]
@@ -243,7 +268,12 @@ def test_the_papers_points_are_under_ours_where_the_axes_meet(tmp_path, exaflops
     for run in grid.runs:
         write_run(tmp_path, run, test_accuracy=0.8, exaflops=exaflops)
 
-    figure = draw(grid.study, build_rows(grid, tmp_path), title="t", with_paper=True)
+    figure = draw(
+        grid.study,
+        build_rows(grid, tmp_path),
+        title="t",
+        with_paper=True,
+    )
 
     assert len(figure.axes) == panels
 

@@ -15,11 +15,23 @@ from vit_jax.train.lifecycle.interruption import Interrupted
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-SHORT = flags(*NETWORK, "total=4 steps", "schedule.warmup=1 steps", "global_batch=16")
+SHORT = flags(
+    *NETWORK,
+    "total=4 steps",
+    "schedule.warmup=1 steps",
+    "global_batch=16",
+)
 
 
 def words_of(folder, *more, name="pooling"):
-    return ["study", name, "--config=digits_studies:ViT-16", f"--workdir={folder}", *SHORT, *more]
+    return [
+        "study",
+        name,
+        "--config=digits_studies:ViT-16",
+        f"--workdir={folder}",
+        *SHORT,
+        *more,
+    ]
 
 
 POOLS = ["--learning_rates=0.01"]
@@ -144,7 +156,14 @@ def test_a_measure_that_no_run_has_is_refused_before_the_first_run(
     pretended, tmp_path, measure, more
 ):
     available = "it will have test_accuracy, test_loss, exaflops"
-    err = rejected(words_of(tmp_path / "s", *POOLS, f"--measures=test_accuracy,{measure}", *more))
+    err = rejected(
+        words_of(
+            tmp_path / "s",
+            *POOLS,
+            f"--measures=test_accuracy,{measure}",
+            *more,
+        )
+    )
 
     assert f"will have no {measure} (--measures=); {available}" in err
     assert not list(tmp_path.iterdir())
@@ -159,7 +178,13 @@ def read_table(text):
     return lines
 
 
-DATA_SIZE = ["study", "data_size", "--config=pretrain_jft", "--dry-run", "--models=ViT-B/32"]
+DATA_SIZE = [
+    "study",
+    "data_size",
+    "--config=pretrain_jft",
+    "--dry-run",
+    "--models=ViT-B/32",
+]
 
 
 def test_dry_run_plans_by_arithmetic(tmp_path):
@@ -205,5 +230,13 @@ def test_every_axis_is_an_option():
     ],
 )
 def test_mistakes(name, options, message, tmp_path):
-    err = rejected(["study", name, "--config=digits_studies", f"--workdir={tmp_path}", *options])
+    err = rejected(
+        [
+            "study",
+            name,
+            "--config=digits_studies",
+            f"--workdir={tmp_path}",
+            *options,
+        ]
+    )
     assert message in err

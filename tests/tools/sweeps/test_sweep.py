@@ -20,7 +20,13 @@ RATE = "schedule.learning_rate"
 
 
 def words_of(folder, *more):
-    return ["sweep", f"--config={RECIPE}", f"--workdir={folder}", *flags(*RUN, *LENGTH), *more]
+    return [
+        "sweep",
+        f"--config={RECIPE}",
+        f"--workdir={folder}",
+        *flags(*RUN, *LENGTH),
+        *more,
+    ]
 
 
 def share(number, count=2):
@@ -40,7 +46,12 @@ def begun(out):
 
 
 CUSTOM = "--config.evaluation.evaluators.c.kind=math:hypot"  # it states no directions
-HALVING = ["--grid", "input.train_examples=200,1200", "--stop_after=0.5", "--metric=test_loss"]
+HALVING = [
+    "--grid",
+    "input.train_examples=200,1200",
+    "--stop_after=0.5",
+    "--metric=test_loss",
+]
 NAMES = [f"input.train_examples={number}" for number in (200, 1200)]
 
 
@@ -203,7 +214,13 @@ def test_machines_share_the_runs_and_an_interrupted_sweep_goes_on(pretended, tmp
 def test_a_recipe_for_fine_tuning_is_fine_tuned(pretended, tmp_path):
     ran, _ = pretended
     fields = flags("init_from=w.npz", "data=digits", "search.learning_rates=()")
-    words = ["sweep", "--config=finetune:any,own", f"--workdir={tmp_path}", *GRID, *fields]
+    words = [
+        "sweep",
+        "--config=finetune:any,own",
+        f"--workdir={tmp_path}",
+        *GRID,
+        *fields,
+    ]
 
     out = succeed(words)
 

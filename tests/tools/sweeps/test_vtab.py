@@ -298,8 +298,20 @@ def test_a_single_setting_needs_no_trials(pretended, weights, tmp_path):
 
 def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, weights, tmp_path):
     ran, _ = pretended
-    first = words_of(weights, tmp_path, "--index=0", "--count=2", settings=SETTINGS)
-    second = words_of(weights, tmp_path, "--index=1", "--count=2", settings=SETTINGS)
+    first = words_of(
+        weights,
+        tmp_path,
+        "--index=0",
+        "--count=2",
+        settings=SETTINGS,
+    )
+    second = words_of(
+        weights,
+        tmp_path,
+        "--index=1",
+        "--count=2",
+        settings=SETTINGS,
+    )
     message = r"trials of shade are missing in .*The same command goes on"
 
     outcome = run(first)
@@ -366,7 +378,14 @@ def test_where_all_trials_of_a_task_diverge_the_others_go_on(pretended, weights,
     for name in TRIALS["shade"]:
         special[name] = diverge()
 
-    out = succeed(words_of(weights, tmp_path, "--sweep=per_task", settings=SETTINGS))
+    out = succeed(
+        words_of(
+            weights,
+            tmp_path,
+            "--sweep=per_task",
+            settings=SETTINGS,
+        )
+    )
 
     assert ran[-4:] == ["shade final 0.1", *TRIALS["dull"], "dull final 0.1"]
     assert "3 of 3 tasks" in out
@@ -375,7 +394,14 @@ def test_where_all_trials_of_a_task_diverge_the_others_go_on(pretended, weights,
 def test_data_that_is_not_there(pretended, weights, tmp_path):
     ran, _ = pretended
     message = r"Data of 1 of 4 tasks cannot be opened:\n  absent: .*make images"
-    outcome = run(words_of(weights, tmp_path, suite="WITH_ABSENT", settings=SETTINGS))
+    outcome = run(
+        words_of(
+            weights,
+            tmp_path,
+            suite="WITH_ABSENT",
+            settings=SETTINGS,
+        )
+    )
 
     assert outcome.code == 2
     assert re.search(message, outcome.err)
@@ -384,7 +410,13 @@ def test_data_that_is_not_there(pretended, weights, tmp_path):
 
 
 def test_tasks_whose_data_is_available(pretended, weights, tmp_path):
-    words = words_of(weights, tmp_path, "--available", suite="WITH_ABSENT", settings=SETTINGS)
+    words = words_of(
+        weights,
+        tmp_path,
+        "--available",
+        suite="WITH_ABSENT",
+        settings=SETTINGS,
+    )
     outcome = run(words)
 
     assert outcome.code == 0
@@ -394,7 +426,13 @@ def test_tasks_whose_data_is_available(pretended, weights, tmp_path):
 
 
 def test_no_task_has_available_data(pretended, weights, tmp_path):
-    words = words_of(weights, tmp_path, "--available", suite="WITH_ABSENT", tasks="absent")
+    words = words_of(
+        weights,
+        tmp_path,
+        "--available",
+        suite="WITH_ABSENT",
+        tasks="absent",
+    )
     outcome = run(words)
 
     assert outcome.code == 2
@@ -410,7 +448,14 @@ def test_all_of_vtab_says_what_to_prepare(weights, tmp_path):
 
 
 def test_without_published_results_there_are_no_columns_for_them(pretended, weights, tmp_path):
-    out = succeed(words_of(weights, tmp_path, suite="UNPUBLISHED", settings=SETTINGS))
+    out = succeed(
+        words_of(
+            weights,
+            tmp_path,
+            suite="UNPUBLISHED",
+            settings=SETTINGS,
+        )
+    )
 
     assert "ViT-L/16" not in out
     assert results(tmp_path)["means"][0]["published"] == []

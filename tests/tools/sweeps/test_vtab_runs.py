@@ -126,7 +126,14 @@ def test_the_outcome_of_a_run(tmp_path, accuracy, loss, expected):
     assert read_result(folder) is None
 
     folder.mkdir(parents=True)
-    write_summary(folder, {"test_accuracy": accuracy, "test_loss": loss, "test_images": 200})
+    write_summary(
+        folder,
+        {
+            "test_accuracy": accuracy,
+            "test_loss": loss,
+            "test_images": 200,
+        },
+    )
     assert read_result(folder).accuracy == expected
 
 
