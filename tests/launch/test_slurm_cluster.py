@@ -42,8 +42,10 @@ exec "{sys.executable}" -m vit_jax "$@"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
-def drop_slurm(variables):
-    return {name: value for name, value in variables.items() if not name.startswith("SLURM")}
+def drop_settings(variables):
+    """Return the variables without those of another SLURM and of the environment that runs the tests."""
+    prefixes = ("SLURM", "VIT_JAX_")
+    return {name: value for name, value in variables.items() if not name.startswith(prefixes)}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ class Jobs:
         self.stage = stage
         self.folder = stage.folder
         self.submitted = []
-        self.variables = drop_slurm(os.environ) | cluster | {"VIT_JAX_ACCELERATOR": "cpu"}
+        self.variables = drop_settings(os.environ) | cluster | {"VIT_JAX_ACCELERATOR": "cpu"}
 
     def tool(self, text):
         self.stage.install(write_program(self.folder / "vit-jax", text))
