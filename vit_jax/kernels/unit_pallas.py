@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, ShapeDtypeStruct
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -50,7 +50,7 @@ MAX_INNER = 256  # 7x7 maps of 512 channels are not faster than by XLA
 DEVICE_KINDS = ("TPU v5 lite", "TPU v5", "TPU v6 lite")  # with enough vector memory, compiled for
 VECTOR_MEMORY_BYTES = 60 * 2**20  # limit of a program
 Arrays = dict[str, Array]
-_float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+_float32 = functools.partial(ShapeDtypeStruct, dtype=jnp.float32)
 
 
 def can_compute(
@@ -62,7 +62,12 @@ def can_compute(
 ) -> bool:
     """Return whether a unit fits on the devices of `trace_for` and is faster there than by XLA.
 
-    `shape_HWI` is the shape of an input, `inner` and `outputs` are channels.
+    Args:
+      shape_HWI: shape of the input of one image.
+      inner: channels between the convolutions.
+      outputs: channels of the output.
+      stride: stride of the 3x3 convolution.
+      dtype: dtype of the maps.
     """
     if dtype != jnp.bfloat16 or device_kind() not in DEVICE_KINDS:
         return False
@@ -89,7 +94,10 @@ def compute_bottleneck(
 ) -> Array:
     """Return a unit's output, (B, R / stride², E).
 
-    `x_BRI` are maps, line after line; operands of products have their dtype.
+    Args:
+      x_BRI: maps, line after line; operands of products have their dtype.
+      parameters: parameters of the unit, in float32.
+      form: properties that fix the program.
     """
     out_BRE, _ = _save(x_BRI, parameters, form)
     return out_BRE
@@ -104,7 +112,10 @@ def _save(
     call = _UnitCall(x_BRI, parameters, form)
     names = list(call.results)
 
-    def run(x_BRI: Array, parameters: UnitParameters) -> tuple[Array, ...]:
+    def run(
+        x_BRI: Array,
+        parameters: UnitParameters,
+    ) -> tuple[Array, ...]:
         call = _UnitCall(x_BRI, parameters, form)
         return tuple(call.call_forward(x_BRI, parameters))
 
@@ -153,7 +164,15 @@ compute_bottleneck.defvjp(_save, _differentiate)
 
 
 class _UnitCall(UnitSizes):
-    """Calls of the kernel, and the forms that parameters and gradients of a unit have in it."""
+    """Calls of the kernel, and the forms that parameters and gradients of a unit have in it.
+
+    Attributes:
+      batch: number of images.
+      cores: cores that share the images, each with separate sums; v4 and v5p have two.
+      num_outer: rows of the outer norms, two for each norm.
+      rows_of_kernel: rows of the tiles of a 3x3 kernel, T.
+      results: shapes and dtypes of the results of the forward program for one image, by name.
+    """
 
     def __init__(
         self,
@@ -171,13 +190,12 @@ class _UnitCall(UnitSizes):
             form=form,
         )
         self.num_outer = len(parameters.outer_norms_2N)
-        self.cores = math.gcd(self.batch, 2)  # v4 and v5p have two, each with its own sums
+        self.cores = math.gcd(self.batch, 2)
         num_tiles = math.ceil(NUM_OFFSETS / self.copies)
         self.rows_of_kernel = num_tiles * self.lanes
-
         self.results = self._describe_results()
 
-    def _describe_results(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def _describe_results(self) -> dict[str, ShapeDtypeStruct]:
         """Return the results of the forward program by name: output, inner maps, statistics."""
         results = {"out": self._describe_map(self.out_rows, self.outputs)}
         if self.copies > 1:
@@ -190,9 +208,9 @@ class _UnitCall(UnitSizes):
         results["inner_statistics"] = _float32((4, self.lanes))
         return results
 
-    def _describe_map(self, rows: int, channels: int) -> jax.ShapeDtypeStruct:
+    def _describe_map(self, rows: int, channels: int) -> ShapeDtypeStruct:
         """Return shape and dtype of a map of one image."""
-        return jax.ShapeDtypeStruct((rows, channels), self.dtype)
+        return ShapeDtypeStruct((rows, channels), self.dtype)
 
     def call_forward(
         self,
@@ -329,6 +347,7 @@ class _UnitCall(UnitSizes):
         conv2_OHWI = conv2_CT.reshape(inner, KERNEL_SIZE, KERNEL_SIZE, inner)
         conv1_IC = sums["grad_conv1"].T
         conv2_HWIO = conv2_OHWI.transpose(1, 2, 3, 0)
+
         inner_norms_4L = sums["grad_inner_norms"]
         return UnitParameters(
             conv1_IC=conv1_IC,
@@ -363,7 +382,14 @@ class _UnitCall(UnitSizes):
         outward: Array,
         shortcut: Array | None,
     ) -> Arrays:
-        """Return the kernels to, between and from inner channels, for both halves of the lanes."""
+        """Return kernels in the dtype of maps, for both halves of the lanes.
+
+        Args:
+          inward: kernel from the channels of the input, or the gradient of the output, (N, C).
+          middle: kernel between inner channels, (3, 3, C, C).
+          outward: kernel from inner channels, (C, N).
+          shortcut: kernel of the shortcut, if it has one.
+        """
         middle_TC = middle.reshape(-1, self.inner)
         middle_TC = _append_zeros(middle_TC, self.rows_of_kernel)
         outward = _append_zeros(outward, self.lanes)  # takes the first half of the lanes
@@ -374,6 +400,7 @@ class _UnitCall(UnitSizes):
         }
         if shortcut is not None:
             kernels["shortcut"] = shortcut
+
         for name, kernel in kernels.items():
             kernels[name] = kernel.astype(self.dtype)
         return kernels
@@ -388,7 +415,7 @@ class _UnitCall(UnitSizes):
         *,
         maps: Mapping[str, Array],
         constants: Mapping[str, Array],
-        results: Mapping[str, jax.ShapeDtypeStruct],
+        results: Mapping[str, ShapeDtypeStruct],
         sums: Mapping[str, tuple[int, int]],
         scratch: Mapping[str, Any],
     ) -> list[Array]:
@@ -419,7 +446,7 @@ class _UnitCall(UnitSizes):
         for result in results.values():
             shape = (self.batch, *result.shape)
             out_specs.append(self._make_image_block(result.shape))
-            out_shape.append(jax.ShapeDtypeStruct(shape, result.dtype))
+            out_shape.append(ShapeDtypeStruct(shape, result.dtype))
         for sum_shape in sums.values():
             out_specs.append(_make_core_block(sum_shape))
             out_shape.append(_float32((self.cores, *sum_shape)))
