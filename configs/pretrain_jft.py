@@ -22,8 +22,8 @@ from vit_jax.config import (
 )
 
 # Learning rates by model and epochs. Table 6 has two runs that Table 3 does not. Their rates are
-# guesses: for R152x2 the rate of 7 epochs, for R200x3 a lower one, because deeper ResNets have lower
-# rates.
+# guesses: for R152x2 the rate of 7 epochs, for R200x3 a lower one, because deeper ResNets have
+# lower rates.
 LEARNING_RATES = {
     ("ViT-B/16", 7): 8e-4,
     ("ViT-B/32", 7): 8e-4,

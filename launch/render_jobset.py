@@ -136,7 +136,7 @@ def _describe_machine(options: argparse.Namespace, values: Mapping[str, Any]) ->
 
 
 def _set_share(values: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
-    """Return the values of a JobSet for one share, which other shares neither restart nor wait for."""
+    """Return the values of a JobSet for one share; other shares neither restart nor await it."""
     words = [*values["arguments"], f"--index={index}", f"--count={count}"]
     return {**values, "name": f"{values['name']}-{index}", "arguments": words}
 

@@ -70,7 +70,7 @@ class Targets:
       label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are
         predicted.
       mask_B: as in `Batch`.
-      corruption: of the input; None for the images as they are.
+      corruption: corruption of the input; None for unchanged images.
       patch_BNT: T targets for each patch: int32 classes, or float32 numbers.
       is_corrupted_BN: bool, the patches whose targets count.
       is_multilabel: classes are independent.

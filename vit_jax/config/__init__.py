@@ -1,4 +1,4 @@
-"""The configuration of a run: the schema, sizes by name, recipes and overrides, resolution into steps.
+"""The configuration of a run: schema, sizes by name, recipes, overrides, resolution into steps.
 
 Recipes import this package and nothing else of vit_jax; nothing in it imports jax. Public names are
 imported on first use, so that a module which needs an architecture does not load the checks of a

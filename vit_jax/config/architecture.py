@@ -1,4 +1,6 @@
-"""A network with every number filled in: `models` builds it, `sharding` estimates its memory, checkpoints store it.
+"""A network with every number filled in, from which `models` builds it.
+
+`sharding` estimates its memory, and checkpoints store it.
 
 `networks` makes an architecture from a config and `adaptation` one for fine-tuning;
 `architecture_rules` checks both.
@@ -101,9 +103,10 @@ class Architecture(options.NetworkOptions):
 
     @property
     def scan_unroll_on_accelerators(self) -> int:
-        """Number of blocks per iteration on TPUs and GPUs, where a loop copies all activations that it keeps.
+        """Number of blocks per iteration of the loop over layers on TPUs and GPUs.
 
-        The copies cost a quarter of a step. Policies that keep few activations use a loop, because
+        A loop copies all activations that it keeps there. The copies cost a quarter of a step.
+        Policies that keep few activations use a loop, because
         XLA does not recompute the others without one.
         """
         if self.scan_unroll is not None:
@@ -194,7 +197,7 @@ class Architecture(options.NetworkOptions):
 
     @property
     def attention_lengths(self) -> tuple[int, ...]:
-        """Length of the sequence in each attention of a block: all tokens, or those of a row, then of a column."""
+        """Lengths of the sequences that a block attends over: all tokens, or a row, then a column."""
         if self.block != "axial":
             return (self.sequence_length,)
         rows, columns = self.grid

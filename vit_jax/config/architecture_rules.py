@@ -83,7 +83,8 @@ def check_patches(a: Architecture, *, drops_border: bool) -> str | None:
         may_drop = drops_border and a.family == "vit"
         if pixels < 1 or not _covers(patch, pixels, may_drop=may_drop):
             rule = f"patches of {patch} pixels must divide the image {axis} of {pixels}"
-            fix = f"Use an input.image_size of {_spell_near_sizes(pixels, patch)}, or another patch size"
+            sizes = _spell_near_sizes(pixels, patch)
+            fix = f"Use an input.image_size of {sizes}, or another patch size"
             if a.family == "vit":
                 fix += ", or in fine-tuning model.uncovered_border=drop"
             return f"name={a.name!r}: {rule}. {fix}."
@@ -91,7 +92,7 @@ def check_patches(a: Architecture, *, drops_border: bool) -> str | None:
 
 
 def _covers(patch: int, pixels: int, *, may_drop: bool) -> bool:
-    """Return True if patches cover a side of the image, or most of it where the border may be dropped."""
+    """Return True if patches cover a side of the image, or most of it with a dropped border."""
     if patch <= 0:
         return False
     if pixels % patch == 0:

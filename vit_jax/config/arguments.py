@@ -1,4 +1,4 @@
-"""The argument of a recipe, `--config=FILE:ARGUMENT`: values by position or name, rows of a table."""
+"""The argument of a recipe, `--config=FILE:ARGUMENT`: values by position or name, or a row."""
 
 from collections.abc import Collection
 from typing import Any

@@ -24,7 +24,7 @@ _FROM_BUCKETS = ("data", "input.data_dir", "init_from", "resume_from")
 
 
 def validate(config: RunConfig) -> None:
-    """Check values one by one and against each other, and import the user's code that references name.
+    """Check values one by one and against each other, and import the code that references name.
 
     Raises:
       ValueError: a value that cannot work, with what would.
@@ -53,7 +53,12 @@ def _reject_buckets(config: RunConfig) -> None:
 
 
 def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSteps:
-    """Convert durations to steps, for a training split of `num_examples` and the devices of all processes.
+    """Convert durations to steps.
+
+    Args:
+      config: the config.
+      num_examples: size of the training split.
+      num_devices: number of devices of all processes.
 
     Raises:
       ValueError: a value that does not suit the dataset or the devices, with what would. `validate`

@@ -18,7 +18,7 @@ from vit_jax.config.rules import Component, Range, When, find_rules, get_default
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One field; type and default as Python writes them. The default of a required field is None."""
+    """One field; type and default as Python writes them. A required field has None."""
 
     name: str
     type: str
@@ -118,7 +118,7 @@ def _add_rules(text: str, rules: Iterable[object]) -> str:
 
 
 def _find_prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:
-    """Yield a section, its base classes and all sections in it, each with the prefix of its fields."""
+    """Yield a section, its base classes and inner sections, each with the prefix of its fields."""
     for base in kind.__mro__:
         if dataclasses.is_dataclass(base):
             yield base, prefix
@@ -136,7 +136,7 @@ _SIGNS = {"": "", "[0, inf)": " >= 0", "(0, inf)": " > 0", "[1, inf)": " >= 1"}
 
 
 def _spell_type(hint: Any) -> str:
-    """Return a type as Python writes it, with allowed values for `Literal` and ranges of numbers."""
+    """Return a type as Python writes it, with the values of `Literal` and ranges of numbers."""
     if hasattr(hint, "__metadata__"):
         interval = _find_interval(hint.__metadata__)
         return _spell_type(hint.__origin__) + _SIGNS.get(interval, f" in {interval}")

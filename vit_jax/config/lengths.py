@@ -181,7 +181,7 @@ def _convert_phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
 
 
 def _find_large_batch(config: RunConfig, num_examples: int) -> str:
-    """Return the error for a batch so large that an epoch is less than a step; "" for other batches."""
+    """Return the error for a batch larger than an epoch; "" for other batches."""
     if config.global_batch <= num_examples:
         return ""
     return (

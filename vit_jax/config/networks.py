@@ -93,12 +93,14 @@ def read_compute_options(config: ComputeOptions) -> dict[str, Any]:
     options = {}
     for field in dataclasses.fields(ComputeOptions):
         options[field.name] = getattr(config, field.name)
+
     if config.remat == "auto":
         options["remat"] = "none"
     return options
 
 
 def _find_family(name: ModelName) -> Family:
+    """Return the family of a name, by its size and its residual units."""
     if name.size is None:
         return "resnet"
     if name.units is None:

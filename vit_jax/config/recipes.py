@@ -115,7 +115,7 @@ def _find_file(path: str) -> pathlib.Path:
 
 
 def _format_argument(row: object) -> str:
-    """Return a row of a recipe's table as its argument; a row of two values is a model and epochs."""
+    """Return a row of a recipe's table as its argument; two values are a model and epochs."""
     if isinstance(row, tuple):
         return f"{row[0]},epochs={row[1]}"
     return str(row)

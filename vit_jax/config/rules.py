@@ -67,7 +67,7 @@ class When:
         return value in self.values
 
     def needed(self, prefix: str = "") -> str:
-        """Return the other field, in the section `prefix`, with values that make this one effective."""
+        """Return the other field, in the section `prefix`, with its effective values."""
         path = self._find_path(prefix)
         if not self.values:
             return path

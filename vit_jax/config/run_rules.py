@@ -1,4 +1,4 @@
-"""Rules that the fields of a run must keep together, one function each, by the section they protect.
+"""Rules for the fields of a run, one function each, by the section that they protect.
 
 A rule returns the problem that it found as `field=value: rule. fix.`, or None. The schema annotates
 rules of single fields; `evaluation_rules` has those of evaluators and of the best checkpoint,

@@ -113,7 +113,7 @@ class ModelConfig(NetworkOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptConfig(ComputeOptions):
-    """Changes of the network of the weights in fine-tuning; all other sizes come with the weights."""
+    """Changes of the network of the weights in fine-tuning; other sizes come with the weights."""
 
     name: str | None = None
     """The network that init_from must hold, such as "ViT-B/16". None: any."""

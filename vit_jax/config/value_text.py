@@ -50,7 +50,7 @@ def parse_override(text: str, hint: object) -> object:
 
 
 def _parse_list(text: str, item: object) -> tuple[object, ...]:
-    """Return values with commas between them, in brackets or not, each in quotation marks or not."""
+    """Return values with commas between them; brackets and quotation marks are optional."""
     words = text.strip().strip("()[]").split(",")
     values = []
     for word in words:

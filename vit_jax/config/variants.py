@@ -171,7 +171,7 @@ def _list_known_names() -> list[str]:
 
 
 def _guess_name(name: str) -> str:
-    """Return a name of another system, "resnet50" or "vit_base_patch16_224", in the form of ours."""
+    """Return the form here of a name such as "resnet50" or "vit_base_patch16_224"."""
     elsewhere = re.search(r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower())
     if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
         return f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"

@@ -48,7 +48,7 @@ def open_custom_source(
 
 
 def _require_source(source: Any) -> None:
-    """Raise ValueError unless an object has the members of a source, and labels that fit its classes."""
+    """Raise ValueError unless an object has the members of a source, and labels of its classes."""
     missing = [name for name in _MEMBERS if not hasattr(source, name)]
     if missing:
         kind = type(source).__name__

@@ -7,8 +7,8 @@ continues in the same order. Two algorithms permute:
   permutation of any length needs no memory.
 * `_sort_words` permutes all elements at once, by sorting random words.
 
-An epoch is permuted by `_shuffle_index`. All elements of a short epoch are stored, because a look-up
-is faster; the order is the same.
+An epoch is permuted by `_shuffle_index`. All elements of a short epoch are stored, because a
+look-up is faster; the order is the same.
 
 Balanced sampling has a permutation for each class and each pass over it, too many to store where
 classes are large. Small classes are permuted by `_sort_words`: `index_shuffle` takes 16 ms divided

@@ -27,7 +27,7 @@ _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16
 """Smallest number of rows that a thread takes."""
 _BYTES_AT_ONCE = 2**20
-"""Bytes of images that a thread takes; small images have more rows, because a hand-over costs time."""
+"""Bytes of images that a thread takes: more rows of small images, as a hand-over costs time."""
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of "
     "shared memory (start the container with a larger --shm-size)? Lower config.input.num_workers, "
@@ -53,7 +53,7 @@ def open_batches(
     Raises:
       ValueError: the source has no records; while iterating, the context has ended.
       LostWorker: while iterating, a worker died.
-      Exception: while iterating, whatever reading or transforming a record raised.
+      Exception: while iterating, an error of reading or transforming a record.
     """
     if not len(stream.source):
         raise ValueError("The source has no records; give at least one.")

@@ -70,8 +70,8 @@ def open_placed(
 ) -> Iterator[Iterator[Batch]]:
     """Yield the global batches of a stream; threads and workers end with the context.
 
-    Their numbers are those of `choose_parallelism`. The stream's rows are the `find_local_rows` of this
-    sharding of the batch dimension; the log counts unreadable images.
+    `choose_parallelism` gives their numbers. The rows of the stream are the `find_local_rows` of
+    this sharding of the batch dimension; the log counts unreadable images.
 
     Raises:
       ValueError: as `open_batches`, `choose_parallelism` and, while iterating, the log.

@@ -73,7 +73,7 @@ class Source:
         return f"record {index}"
 
     def key_of(self, index: int) -> bytes:
-        """Return bytes that identify the record wherever the data is stored; hashes depend on it."""
+        """Return bytes that identify the record in every copy of the data; hashes depend on it."""
         return b"%d" % index
 
     @property

@@ -173,7 +173,7 @@ def _load_opener(kind: DataKind) -> Any:
 
 
 def _find_path(kind: DataKind, name: str) -> Path:
-    """Return the path of a list of images; for gs:// it is in a mirror of the folder of the files."""
+    """Return the path of a list of images; for gs:// it is in a mirror of the folder."""
     if not is_address(name):
         return Path(os.path.expanduser(name))
     words = name.rstrip("/").split("/")
@@ -208,7 +208,7 @@ def _import_opener(data: str, field: str) -> Any:
 
 
 def _suggest_data(data: str) -> str | None:
-    """Suggest data for an unknown text: a path without its kind, a misspelt kind, a name of TFDS."""
+    """Suggest data for a path without its kind, a misspelt kind or a name of TFDS."""
     path = Path(os.path.expanduser(data))
     for kind in KINDS:
         if kind.is_listing and _load_opener(kind)(path).exists():

@@ -102,7 +102,7 @@ class Stream:
         self,
         allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty,
     ) -> HostBatch:
-        """Return a batch of padding, with images that `allocate` returns for a shape and a dtype."""
+        """Return a batch of padding; `allocate` returns its images for a shape and a dtype."""
         num_rows = len(self.rows)
         image_shape = (num_rows, *self.transform.image_size, 3)
         label_shape = (num_rows, *self.source.label_shape)

@@ -51,7 +51,7 @@ class TrainTransform:
         return self.config.image_size
 
     def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
-        """Return uint8 (height, width, 3), RGB; raises as `plan` and the function that it returns."""
+        """Return uint8 (height, width, 3), RGB; errors as `plan` and its function."""
         return self.plan(record, rng)()
 
     def plan(
@@ -252,7 +252,7 @@ def build_fewshot_transform(
     exif_orientation: bool = False,
     value_range: ValueRange | None = None,
 ) -> EvaluationTransform:
-    """Build the transform of the released few-shot evaluator: 256, cropped to 224 (in proportion)."""
+    """Build the transform of the released few-shot evaluator: 224 of 256 pixels, in proportion."""
     return EvaluationTransform(
         image_size,
         "direct_crop",

@@ -70,7 +70,7 @@ class UnreadableLog:
             self.met = still_unreadable
 
     def defer_errors(self) -> None:
-        """Keep the error of too many unreadable records in `problem`; the caller saves its state."""
+        """Keep the error of too many unreadable records in `problem`, so that the run can save."""
         self._defers = True
 
     def list_met(self, step: int) -> list[int]:

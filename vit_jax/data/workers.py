@@ -54,7 +54,7 @@ class _NoCuda:
 
 
 class Parallelism(NamedTuple):
-    """Attributes are counts: processes (0: none beside the main one), and threads in each process."""
+    """Number of processes beside the main one, and of threads in each process."""
 
     num_workers: int
     num_threads: int

@@ -46,7 +46,7 @@ _this_process: PeerMonitor | None = None
 
 
 def start() -> None:
-    """Join the other processes of the run, if the environment names any; a second call has no effect.
+    """Join the other processes of the run, if any; a second call has no effect.
 
     TPU pods, SLURM, Kubernetes JobSets and Open MPI are recognised. Elsewhere set
     `VIT_JAX_COORDINATOR` (host:port), `VIT_JAX_NUM_PROCESSES` and `VIT_JAX_PROCESS_ID`.
@@ -145,7 +145,7 @@ def _dismiss(service: Popen | None, seconds: int) -> None:
 
 @contextlib.contextmanager
 def ends_together(*orderly: type[BaseException]) -> Iterator[None]:
-    """End every process of the run at an error in this context, with a message that names the process.
+    """End every process of the run at an error in this context; a message names the process.
 
     Args:
       *orderly: exceptions that all processes raise together and that are not errors.

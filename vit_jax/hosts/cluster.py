@@ -50,7 +50,7 @@ class ProcessInfo:
 
 
 def read_explicit_process(environment: Environment) -> ProcessInfo | None:
-    """Return the process given by our own three variables; None if not all of them are set."""
+    """Return the process by the variables of vit_jax; None if not all three are set."""
     if not {COORDINATOR, NUM_PROCESSES, PROCESS_ID} <= environment.keys():
         return None
     process_id, num_processes = read_index_and_count(environment, PROCESS_ID, NUM_PROCESSES)
@@ -59,7 +59,7 @@ def read_explicit_process(environment: Environment) -> ProcessInfo | None:
 
 
 def read_coordinator(environment: Environment) -> str | None:
-    """Return `VIT_JAX_COORDINATOR` (host:port), which may replace the address that a cluster gives."""
+    """Return `VIT_JAX_COORDINATOR` (host:port), which may replace the address of a cluster."""
     address = environment.get(COORDINATOR)
     if address is not None and not re.fullmatch(r".+:\d+", address):
         raise ValueError(

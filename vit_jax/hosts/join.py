@@ -1,4 +1,4 @@
-"""Joining the other processes of a run, with messages while it waits and an error at the time limit."""
+"""Join the other processes of a run, with messages while waiting and an error at the time limit."""
 
 import contextlib
 import os

@@ -237,7 +237,7 @@ class PeerMonitor:
                 action()
 
     def talk(self) -> None:
-        """Post the report of this process and read those of the others; once a second, by a thread."""
+        """Post the report of this process and read the others; a thread calls this once a second."""
         written = "all"
         read = "first"
         if self.process_id == 0:
@@ -340,7 +340,7 @@ class PeerMonitor:
         return self._rule({0: self.build_report()} | self._reports)
 
     def _list_watched(self) -> Sequence[int]:
-        """Return the processes that this one watches: the first watches all, all watch the first."""
+        """Return the processes to watch: the first process watches all, all watch the first."""
         if self.process_id == 0:
             return range(1, self.num_processes)
         return (0,)

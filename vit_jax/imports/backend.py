@@ -89,9 +89,10 @@ def _split_platforms(platforms: str) -> list[str]:
 
 def _describe_installation(installed_plugins: Mapping[str, str]) -> str:
     """Return the versions of JAX and of its plugins in words."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib")]
-    found = [f"{name} {version}" for name, version in installed_plugins.items()]
-    return f"{', '.join(versions)}, plugins: {', '.join(found) or 'none'}"
+    jax = importlib.metadata.version("jax")
+    jaxlib = importlib.metadata.version("jaxlib")
+    plugins_found = ", ".join(map(" ".join, installed_plugins.items())) or "none"
+    return f"jax {jax}, jaxlib {jaxlib}, plugins: {plugins_found}"
 
 
 def _has_plugin(platform: str, installed_plugins: Iterable[str]) -> bool:
@@ -176,8 +177,9 @@ def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str
 
 def _find_registered_plugins() -> set[str]:
     """Return the names by which JAX finds plugins: modules in `jax_plugins`, and entry points."""
-    entries = importlib.metadata.entry_points(group="jax_plugins")
-    names = {entry.name for entry in entries}
+    names = set()
+    for entry in importlib.metadata.entry_points(group="jax_plugins"):
+        names.add(entry.name)
     spec = importlib.util.find_spec("jax_plugins")
     if spec is not None:
         folders = list(spec.submodule_search_locations or ())
@@ -195,9 +197,10 @@ def _has_files(root: pathlib.Path, patterns: Iterable[str]) -> bool:
 
 
 def hide_cuda(environment: Mapping[str, str], root: pathlib.Path) -> None:
-    """Keep JAX from loading the CUDA plugin where there is no GPU: it prints lines and is half a GB.
+    """Keep JAX from loading the CUDA plugin where there is no GPU.
 
-    Call this before JAX is imported. A plan loads the plugin itself (`load_cuda`).
+    The plugin prints lines and takes half a GB. Call this before JAX is imported. A plan loads the
+    plugin itself (`load_cuda`).
     """
     asked = _split_platforms(environment.get("JAX_PLATFORMS", ""))
     if not _has_nvidia(root) and not {"cuda", "gpu"} & {*asked}:

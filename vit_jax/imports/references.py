@@ -1,4 +1,4 @@
-"""References to custom code: the text "package.module:name" in a config, and the object that it names.
+"""References to custom code: the text "package.module:name", and the object that it names.
 
 A config accepts a reference in place of a built-in component. Nothing is imported until a run
 starts.
@@ -78,9 +78,9 @@ def _is_inside(module: str, package: str) -> bool:
 
 
 def parse_allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the packages whose code files may name, from names or from text with commas between them.
+    """Return the packages whose code files may name.
 
-    A reference in the place of a package allows itself alone.
+    They are given as names or as a text with commas. A reference in the place of a package allows itself alone.
 
     Raises:
       ValueError: an entry is neither a package nor a reference.

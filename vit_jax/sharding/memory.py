@@ -28,7 +28,8 @@ class Memory:
       batch: images, labels and masks.
       activations: arrays that the loops over layers keep for the backward pass.
       gradients: arrays that the backward loops collect.
-      temporary: work of a layer, copies in the compute dtype, layers outside of loops, logits, gaps.
+      temporary: work of a layer, copies in the compute dtype, layers outside of loops, logits,
+        gaps.
       program: the instructions.
     """
 
@@ -83,7 +84,7 @@ WORKING_UNIT = {"none": 1.0, "dots": 0.8, "attention": 0.8, "full": 0.9}
 ON_CHIP = 300_000_000
 """Bytes of temporary arrays that a TPU keeps on the chip."""
 COPIES = {"none": 0.3, "dots": 1.0, "attention": 0.17, "full": 0.17}
-"""Copies of gradients, as a fraction of the gradients that the backward pass collects, by policy."""
+"""Copies of gradients by policy, as a fraction of the gradients of the backward pass."""
 GPU_HIDDEN = {"none": 3.4, "dots": 2.7}
 """Arrays of hidden units that XLA for GPUs keeps of a block outside of loops: values, derivatives,
 masks."""
@@ -152,7 +153,7 @@ def count_passing_bytes(
     the backward pass where kept activations and working memory are most.
 
     Args:
-      architecture: the network; its `remat` decides what is kept.
+      architecture: the network, with its rematerialisation policy.
       images: of one micro-batch, on one device.
       gradient_bytes: of this device's shard of all gradients, float32.
       layer_parameters: of the layers run by loops, on one device: they are copied in the compute
@@ -194,7 +195,7 @@ def count_passing_bytes(
 
 
 def _find_peak(sizes: "_Sizes", remat: str) -> tuple[int, float]:
-    """Return the kept activations and the working memory of the layer where their sum is largest."""
+    """Return the kept activations and the working memory of the layer with the largest sum."""
     peak: tuple[int, float] = (0, 0.0)
     layers = zip(itertools.accumulate(sizes.kept(remat)), sizes.working(remat), strict=True)
     for kept, working in layers:

@@ -182,7 +182,7 @@ class BucketPath(pathlib.PurePosixPath):
         return self.read_generation()[0].decode()
 
     def read_generation(self) -> tuple[bytes, int]:
-        """Return the content of an object, checked by its CRC32C, and the generation that has it."""
+        """Return the content of an object, checked by its CRC32C, and its generation."""
         with raise_system_errors(self):
             blob = self.blob()
             content: bytes = blob.download_as_bytes(checksum="auto", **request_options())

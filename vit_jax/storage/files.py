@@ -43,7 +43,7 @@ _MOUNT_TOOLS = {"gs": "gcsfuse", "s3": "mount-s3"}
 
 
 def reject_bucket(path: str, option: str, *, allowed: bool = False) -> None:
-    """Raise ValueError for an address of a bucket, which Python would take for a folder named "gs:".
+    """Raise ValueError for an address of a bucket, which Python would take for a folder "gs:".
 
     Args:
       path: the value of an option.
@@ -61,7 +61,7 @@ def reject_bucket(path: str, option: str, *, allowed: bool = False) -> None:
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Return a path with the home folder in the place of `~` and `~user`; a `BucketPath` of a gs:// address.
+    """Return a path with the home folder in place of `~` and `~user`, or a `BucketPath` for gs://.
 
     Raises:
       ValueError: the system knows no such user, or no home folder of a user without a name, as in
@@ -132,7 +132,7 @@ def mirror(address: str, *whole: str) -> pathlib.Path:
 
 
 def fetch(path: pathlib.Path) -> pathlib.Path:
-    """Return a copy of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
+    """Return a copy of an object in a bucket, in the user's cache folder; errors as `mirror`."""
     from vit_jax.storage import mirrors
 
     with _explain_unreadable(str(path)):
@@ -155,7 +155,7 @@ def is_mirrored(path: str) -> bool:
 
 
 def _mirror_root() -> pathlib.Path:
-    """Return the folder of all mirrors, without links: paths of their files are compared with it."""
+    """Return the folder of all mirrors, without links, because paths are compared with it."""
     return _without_links(cache_folder("gs"))
 
 
@@ -475,7 +475,7 @@ def _open_stream(path: pathlib.Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def _write_at_end(stream: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield a temporary file, in which writers may seek; copy it into a stream unless there was an error."""
+    """Yield a temporary file, in which writers may seek; without an error, copy it into a stream."""
     with stream, tempfile.TemporaryFile() as file:
         yield file
         file.seek(0)

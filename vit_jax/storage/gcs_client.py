@@ -2,7 +2,7 @@
 
 Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to
 `RETRY_SECONDS` since the first failure of any request of the process, but for at least
-`LATER_RETRY_SECONDS`. An answer ends this silence.
+`LATER_RETRY_SECONDS`. A reply ends this silence.
 """
 
 import atexit
@@ -29,7 +29,7 @@ _MOST_REASON_LETTERS = 200
 
 
 class NoAnswer(OSError):
-    """Cloud Storage does not answer; this says nothing about an object."""
+    """Cloud Storage does not answer; the state of the object is not known."""
 
 
 @functools.cache
@@ -107,7 +107,7 @@ class _Silence:
             self._began = self._clock()
 
     def end(self) -> None:
-        """Note an answer."""
+        """Note a reply."""
         self._began = None
 
     def remaining_seconds(self) -> float:

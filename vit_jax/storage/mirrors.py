@@ -70,7 +70,7 @@ def _is_removable(local: pathlib.Path, whole: tuple[str, ...]) -> bool:
 
 
 def fetch(path: BucketPath, root: pathlib.Path) -> pathlib.Path:
-    """Download an object into the folder of the mirrors, unless it is there already; return the file."""
+    """Download an object into the folder of the mirrors, unless it is current; return the file."""
     local = root / path.bucket / path.key
     status = path.stat()
     if not _is_current(local, status) or _is_placeholder(local):

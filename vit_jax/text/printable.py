@@ -21,7 +21,7 @@ def printable_lines(message: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Return a text with at most this number of characters, and "…" in the place of the others."""
+    """Return a text with at most this number of characters, and "…" for the others."""
     if len(text) <= most:
         return text
     return f"{text[:most]}…"

@@ -11,7 +11,7 @@ from vit_jax.text.printable import printable
 
 
 def _escape_markup() -> dict[int, str]:
-    """Return a translation of markup to escapes and entities that every dialect of Markdown knows."""
+    """Return a translation of markup to escapes and entities of every dialect of Markdown."""
     escapes = {}
     for sign in r"\`*_{}[]#!":
         escapes[sign] = f"\\{sign}"
@@ -125,7 +125,7 @@ def markdown_code(name: str, *, in_table: bool = False) -> str:
 
 
 def to_csv(rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as CSV; text cells as for `write_csv`."""
+    """Return rows as CSV, with text cells as for `write_csv`."""
     text = io.StringIO(newline="")
     write_csv(text, rows)
     return text.getvalue()

@@ -36,8 +36,8 @@ RANGE_OPTION = "--config.input.value_range"
 """The option of recipes that maps values of more than 8 bits to 0 to 255."""
 
 # By default an orientation is ignored, as by TensorFlow and the published data sets: annotations
-# refer to stored pixels. With `exif_orientation`, the module `orientation` reads it, for all formats
-# and for crops.
+# refer to stored pixels. With `exif_orientation`, the module `orientation` reads it, for all
+# formats and for crops.
 
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -89,7 +89,7 @@ def decode(
       that the file states (see `depth`); else 16 bits lose their low 8 (of a TIFF in colour they
       are rounded). Of an animation or several pages this is the first. CMYK becomes RGB by (1 -
       ink) x (1 - black), without colour profiles. Alpha and any other fourth band are dropped;
-      colours stay as they are stored. Two bands are grey and one that is dropped.
+      stored colours are unchanged. Of two bands, the first is grey and the second is dropped.
 
     Raises:
       UnreadableImage: the bytes cannot be decoded, are too large, have five or more bands, lack a

@@ -1,7 +1,7 @@
 """Decode all formats but TIFF, by OpenCV and, for files that it reads wrongly, by other means.
 
 OpenCV 5.0.0 exchanges red and blue of an AVIF with alpha, leaves grey AVIF at the range of video
-and reads none with alpha, takes the second image of some animated PNGs, and draws the background
+and reads none with alpha, takes the second image of some animated PNGs, and shows the background
 where a GIF is transparent or empty. Modules of formats are imported for their first file.
 """
 

@@ -374,7 +374,7 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
         values = np.empty(page.shaped, page.dtype)
         for index, data in enumerate(_read_segments(file, math.prod(page.chunked))):
             if index == 0:
-                # Then the file's own marks tell the colours, whatever the tags say; a plane is
+                # Marks of the JPEG tell its colours, with precedence over the tags; a plane is
                 # grey.
                 page.is_jfif = layout.is_planar or data[6:10] == b"JFIF"
             if layout.compression == LERC:

@@ -248,8 +248,8 @@ def read_file(path: str) -> bytes:
 def list_images(arguments: Sequence[str]) -> list[str]:
     """Return the image files that the arguments of a command line name, in their order, none twice.
 
-    "-" stands for names on standard input, one a line of at most `MAX_NAME_BYTES`. A file is used
-    whatever its name. A folder stands for the image files below it. A pattern (`*`, `?`, `[…]`,
+    "-" stands for names on standard input, one a line of at most `MAX_NAME_BYTES`. A file may
+    have any name. A folder stands for the image files below it. A pattern (`*`, `?`, `[…]`,
     `**` for folders at any depth) stands for the image files and folders that match it, sorted,
     unless a file has the name of the pattern itself.
 

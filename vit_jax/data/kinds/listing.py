@@ -154,8 +154,8 @@ def open_listing(
     "test" also by "val". "NAME[:99%]" and "NAME[99%:]" are parts of a split, class by class, chosen
     as the hold-out is. Without splits, `config.test_split` is `config.holdout_fraction` of every
     class, chosen by (seed, class, file name), `config.train_split` is the rest, and "all" is both.
-    With `held_hashes`, from `subset.read_held_hashes`, they are those of an earlier state of the list, and
-    new images are on either side by their names.
+    With `held_hashes`, from `subset.read_held_hashes`, the splits are those of an earlier state of
+    the list, and new images are on either side by their names.
 
     With `is_classified=False`, for images without a classifier, one class is enough, there need be
     no training split, and classes without training images have the last numbers.

@@ -50,7 +50,7 @@ def read_class_names(path: str) -> tuple[str, ...]:
 
 
 def require_distinct_names(place: str, names: Sequence[str]) -> None:
-    """Raise ValueError, which begins with the place, for names of classes that are empty or equal."""
+    """Raise ValueError, which begins with the place, for empty or equal names of classes."""
     counts = collections.Counter(names)
     repeated = [name for name in counts if not name or counts[name] > 1]
     if repeated:
@@ -135,9 +135,10 @@ class PackedSource(ListedSource):
 
 
 class Packed(Listing):
-    """A folder of packed files, a file, or a pattern with `*`, `?`, `[…]`, `{0000..1023}` and `{a,b}`.
+    """A folder of packed files, a file, or a pattern.
 
-    "PATH#NAME" also names the label. A subclass reads the files.
+    Patterns have `*`, `?`, `[…]`, `{0000..1023}` and `{a,b}`. "PATH#NAME" also names the label. A
+    subclass reads the files.
 
     Attributes:
       extension: extension of the files.

@@ -212,7 +212,7 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
     """Return the images of a row group.
 
     Raises:
-      ValueError: they are larger than `MAX_GROUP_BYTES`, whatever the footer states, or more or
+      ValueError: their actual size is larger than `MAX_GROUP_BYTES`, or they are more or
         fewer than it states.
     """
     metadata, layout = _describe(file)

@@ -1,4 +1,4 @@
-"""WebDataset tar shards ("wds:PATH"): images are read by their offsets, which `shard_index` finds."""
+"""WebDataset tar shards ("wds:PATH"): images are read by the offsets of `shard_index`."""
 
 import functools
 import os

@@ -289,8 +289,8 @@ class Table(Listing):
         joint = [cell for cell in filled if separator in cell]
         num_joint = sum(map(filled.__getitem__, joint))
         raise ValueError(
-            f"csv:{self.path}: {num_joint:,} of {filled.total():,} cells of the column {LABELS!r} contain "
-            f"{separator!r} ({printable(joint[0])!r}), and none {BETWEEN!r}, which separates "
+            f"csv:{self.path}: {num_joint:,} of {filled.total():,} cells of the column {LABELS!r} "
+            f"contain {separator!r} ({printable(joint[0])!r}), and none {BETWEEN!r}, which separates "
             f"labels. Write csv:{self.path}#{name} to separate them there, or #bar to keep each "
             "cell as one label.",
         )
@@ -342,8 +342,8 @@ class Table(Listing):
             )
         if self._separator:
             raise ValueError(
-                f"csv:{self.path}{self.suffix}: there is no column {LABELS!r} with labels to separate, "
-                f"and columns of 0 and 1 need none. Remove {self.suffix!r}.",
+                f"csv:{self.path}{self.suffix}: there is no column {LABELS!r} with labels to "
+                f"separate, and columns of 0 and 1 need none. Remove {self.suffix!r}.",
             )
         return True
 

@@ -317,7 +317,7 @@ def _read_header(stream: Stream) -> tarfile.TarInfo | None:
 
 
 def _parse_attributes(content: bytes) -> dict[str, bytes] | None:
-    """Return the attributes of a pax header, lines of "LENGTH NAME=VALUE"; None if it is damaged."""
+    """Return the attributes of a pax header, lines of "LENGTH NAME=VALUE"; None if damaged."""
     attributes = dict[str, bytes]()
     place = 0
     while place < len(content):
@@ -402,7 +402,7 @@ def rank_image(name: str) -> tuple[int, int, str]:
 
 
 class SampleOrder:
-    """A check that the members of a sample are neighbours, among `_MOST_KEYS` incomplete samples."""
+    """A check that members of a sample are neighbours, among `_MOST_KEYS` incomplete samples."""
 
     def __init__(self, archive: str) -> None:
         """Take the name of the archive for messages."""

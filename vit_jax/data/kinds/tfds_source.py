@@ -2,7 +2,7 @@
 
 Reading needs no TensorFlow.
 
-Images stay as they are stored (encoded); the transforms decode them.
+Images stay encoded; the transforms decode them.
 """
 
 import functools

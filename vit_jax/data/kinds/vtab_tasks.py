@@ -1,4 +1,4 @@
-"""The 19 tasks of VTAB-1k ("vtab:NAME"): dataset, version, labels, splits and augmentations of each.
+"""The 19 tasks of VTAB-1k ("vtab:NAME"): dataset, version, labels, splits, augmentations.
 
 Splits and labels are those of VTAB's public code (task_adaptation, data/clevr.py, kitti.py,
 dsprites.py) and of the configs that the paper's authors published afterwards; the exceptions of
