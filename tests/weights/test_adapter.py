@@ -194,7 +194,7 @@ def test_a_classifier_of_the_adapter(base, adapter, classes, network, class_name
     write_adapter(adapter, base, pairs, {"modules_to_save": ["classifier"]}, head)
 
     weights = load_weights(adapter)
-    is_noted = any("names are those of the base" in note for note in weights.notes)
+    is_noted = any("names of the base are kept" in note for note in weights.notes)
 
     assert weights.architecture.num_classes == classes
     np.testing.assert_array_equal(weights.parameters["head/linear/kernel"], kernel.T)

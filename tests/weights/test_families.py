@@ -164,7 +164,7 @@ def test_a_distilled_deit_of_timm_without_its_heads_is_rejected_in_words(tmp_pat
     file = write("timm/deit_distilled", tmp_path) / "model.safetensors"
     arrays = load_file(file)
     save_file({name: x for name, x in arrays.items() if not name.startswith("head")}, file)
-    message = r"timm: it is a distilled DeiT without its heads.*: bring the file"
+    message = r"timm: it is a distilled DeiT without its heads.*: take the file"
 
     with pytest.raises(ValueError, match=message):
         load_weights(tmp_path)

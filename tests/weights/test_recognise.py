@@ -203,7 +203,7 @@ OUT_OF_RANGE = "at most|make no hybrid|image"
     [
         (
             {"depth": 12, "width": 999},
-            "width 999 there, 16 in the file; depth 12 there, 2 in the file. Bring both",
+            "width 999 there, 16 in the file; depth 12 there, 2 in the file. Take both",
         ),
         ({"mlp_dim": 25}, "mlp_dim 25 there, 24 in the file"),
         ({"num_classes": 10}, "num_classes 10 there, 3 in the file"),

@@ -291,7 +291,7 @@ def test_class_names_that_were_left_behind_are_missed(tmp_path, many_classes):
     assert read.class_names is None
     assert read.notes == [
         f"Its class names should be in {moved}.classes.txt, which does not exist: "
-        "bring it, or give class_names."
+        "fetch it, or give class_names."
     ]
     assert load_weights(moved, class_names=names).class_names == names
 

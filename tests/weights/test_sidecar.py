@@ -488,7 +488,7 @@ def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
     )
     assert preprocessing is None
     assert said in note
-    assert "which ours cannot do, so their preprocessing is left unknown" in note
+    assert "which vit_jax cannot do, so their preprocessing is unknown" in note
 
 
 @pytest.mark.parametrize(
@@ -510,7 +510,7 @@ def test_the_normalisation_of_a_processor(processor, mean, std, tmp_path):
 
 def test_gated_mlps_with_another_activation_are_rejected(tmp_path):
     config = HUGGINGFACE | {"use_gated_mlp": True, "hidden_act": "gelu"}
-    message = "its gated MLPs have the activation 'gelu': ours have silu only"
+    message = "its gated MLPs have the activation 'gelu': vit_jax has silu only"
 
     with pytest.raises(ValueError, match=message):
         read(tmp_path, config)
@@ -535,7 +535,7 @@ def test_another_interpolation_of_hugging_face_is_noted(resample, theirs, ours):
     )
 
     assert preprocessing == describe_preparation((32, 32), interpolation=ours)
-    assert f"resized with {theirs} interpolation; ours is {ours}" in note
+    assert f"resized with {theirs} interpolation; vit_jax uses {ours}" in note
 
 
 def test_another_interpolation_of_timm_is_noted():
@@ -545,7 +545,7 @@ def test_another_interpolation_of_timm_is_noted():
     preprocessing, (note,) = read_timm_preparation(config, (32, 32))
 
     assert preprocessing == expected
-    assert "resized with lanczos interpolation; ours is bicubic" in note
+    assert "resized with lanczos interpolation; vit_jax uses bicubic" in note
 
 
 def test_the_short_side_of_a_processor_is_kept_exactly():
@@ -592,4 +592,4 @@ def test_preparations_of_timm_that_are_unknown(config):
     preprocessing, (note,) = read_timm_preparation(config, (32, 48))
 
     assert preprocessing is None
-    assert f"{said}, which ours cannot do" in note
+    assert f"{said}, which vit_jax cannot do" in note

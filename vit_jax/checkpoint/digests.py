@@ -14,7 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 GOLDEN_RATIO = 0x9E3779B9  # spreads consecutive indices over all bits
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+# Bytes of an element → word for its bits; eight bytes are two words.
+_WORDS = {
+    1: jnp.uint8,
+    2: jnp.uint16,
+    4: jnp.uint32,
+    8: jnp.uint32,
+}
 
 
 def compute_digests(arrays: Mapping[str, jax.Array]) -> dict[str, int]:

@@ -78,7 +78,7 @@ def _is_retrieved(record: logging.LogRecord) -> bool:
 
 
 def _ignore_orbax(hook: Any) -> Any:
-    """Return a hook of uncaught errors that ignores those of orbax."""
+    """Return a hook of uncaught errors that ignores errors of orbax."""
 
     def report_others(report: Any) -> None:
         if not _is_of_orbax(report.exc_value, report.exc_traceback):

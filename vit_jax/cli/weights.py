@@ -128,9 +128,9 @@ class Convert(_Conversion):
             return
 
         from vit_jax.weights import hub
-        from vit_jax.weights.saving import LIBRARIES, names_folder
+        from vit_jax.weights.saving import LIBRARIES, is_folder_path
 
-        if self.to not in LIBRARIES or not names_folder(self.destination):
+        if self.to not in LIBRARIES or not is_folder_path(self.destination):
             raise UsageError(
                 f"--push={self.push}: must be of a folder. Use --to=timm or --to=huggingface."
             )

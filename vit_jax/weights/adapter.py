@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax.storage.files import read_json
 from vit_jax.weights.formats import ArrayFile, StoredArray
-from vit_jax.weights.formats.stored import shown
+from vit_jax.weights.formats.stored import quote
 from vit_jax.weights.names import huggingface
 
 CONFIG = "adapter_config.json"
@@ -106,7 +106,7 @@ def read_adapter(folder: pathlib.Path) -> Adapter:
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base or not base.isprintable():
         raise ValueError(
-            f"{path}: base_model_name_or_path={shown(str(base))}: must name the base. "
+            f"{path}: base_model_name_or_path={quote(str(base))}: must name the base. "
             "Set it to its folder."
         )
 
@@ -137,14 +137,14 @@ def _find_problem(config: Mapping[str, object]) -> str:
     for field, is_covered in _COVERED_VALUES.items():
         value = config.get(field, _DEFAULTS.get(field))
         if not is_covered(value):
-            return f"{field}={shown(str(value))}"
+            return f"{field}={quote(str(value))}"
 
     known_fields = _KNOWN_FIELDS.split()
     for field, value in config.items():
         if field in known_fields or not value or value == "none":
             continue
-        name = shown(field)[1:-1]
-        return f"{name}={shown(str(value))}"
+        name = quote(field)[1:-1]
+        return f"{name}={quote(str(value))}"
     return ""
 
 
@@ -256,7 +256,7 @@ def merge_adapter(adapter: Adapter, base: ArrayFile, factors: ArrayFile) -> Merg
         place = places.get(f"{layer}.weight")
         if place is None:
             raise ValueError(
-                f"its layer {shown(layer)} has no array in the base {base.path}. "
+                f"its layer {quote(layer)} has no array in the base {base.path}. "
                 "Give the right base."
             )
         shape = base.arrays[place].shape
@@ -301,7 +301,7 @@ def _sort_arrays(arrays: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict
         match = _FACTOR.fullmatch(short_name)
         if short_name == name or (match is None and "lora_" in short_name):
             raise ValueError(
-                f"its array {shown(name)} is of no part of LoRA that is read. "
+                f"its array {quote(name)} is of no part of LoRA that is read. "
                 "Merge the adapter with peft."
             )
         if match is None:
@@ -343,19 +343,19 @@ def _check_pair(
     """Return the rank of a layer; raise ValueError unless its factors fit the kernel's shape."""
     if len(pair) < 2:
         raise ValueError(
-            f"its layer {shown(layer)} has one factor of two. Fetch the adapter again."
+            f"its layer {quote(layer)} has one factor of two. Fetch the adapter again."
         )
     thin = arrays[pair["A"]].shape
     wide = arrays[pair["B"]].shape
     if not _are_factors(thin, wide, shape):
         raise ValueError(
-            f"the factors of its layer {shown(layer)} have the shapes {thin} and {wide}, and the "
+            f"the factors of its layer {quote(layer)} have the shapes {thin} and {wide}, and the "
             f"base {shape}. Give the right base."
         )
     rank = thin[0]
     if rank != adapter.rank and not adapter.has_ranks:
         raise ValueError(
-            f"its layer {shown(layer)} has the rank {rank}, and {CONFIG} r={adapter.rank}."
+            f"its layer {quote(layer)} has the rank {rank}, and {CONFIG} r={adapter.rank}."
         )
     return rank
 

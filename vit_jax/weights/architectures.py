@@ -12,7 +12,8 @@ from typing import Any
 from vit_jax.text.printable import shorten
 from vit_jax.weights.families import load_families
 from vit_jax.weights.family import Family, Sizes
-from vit_jax.weights.formats.stored import shown
+from vit_jax.weights.formats.stored import quote
+from vit_jax.weights.typed_values import is_count
 
 TIMM_VERSION = "1.0.31"
 """The version of timm that models were compared with."""
@@ -101,11 +102,11 @@ def require_compared(name: str) -> Family:
     reason = find_unsupported(name)
     if reason:
         raise ValueError(
-            f"architecture={shown(name)}: {reason}. "
+            f"architecture={quote(name)}: {reason}. "
             "Take weights of a family that docs/pretrained.md lists."
         )
     raise ValueError(
-        f"architecture={shown(name)}: must be a model of timm that was compared with this "
+        f"architecture={quote(name)}: must be a model of timm that was compared with this "
         "program. If another model computes the same, give its name, such as "
         "architecture=vit_base_patch16_224."
     )
@@ -150,7 +151,7 @@ def _require_known_arguments(name: str, arguments: Mapping[str, Any]) -> None:
         if argument in known_arguments or _DROPOUT_ARGUMENT.fullmatch(argument):
             continue
         raise ValueError(
-            f"model_args.{argument}={shown(str(value))}: is not supported. Remove it if it is the "
+            f"model_args.{argument}={quote(str(value))}: is not supported. Remove it if it is the "
             f"default of {name}."
         )
 
@@ -171,17 +172,13 @@ def _read_reference_grid(name: str, stated: object) -> tuple[int, int]:
         patch_size, image_size = map(int, re.findall(r"\d+", name)[-2:])
         side = image_size // patch_size
         return side, side
-    if not isinstance(stated, list) or len(stated) != 2 or not all(map(_is_count, stated)):
+    if not isinstance(stated, list) or len(stated) != 2 or not all(map(is_count, stated)):
         raise ValueError(
-            f"model_args.ref_feat_shape={shown(str(stated))}: must be rows and columns. "
+            f"model_args.ref_feat_shape={quote(str(stated))}: must be rows and columns. "
             "Correct the file."
         )
     rows, columns = stated
     return rows, columns
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
 
 
 def find_huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -> dict[str, object]:
@@ -193,7 +190,7 @@ def find_huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -
     types = list_model_types()
     if model_type is not None and model_type not in types:
         raise ValueError(
-            f"model_type={shown(model_type)}: must be one of {', '.join(types)}. If one of these "
+            f"model_type={quote(model_type)}: must be one of {', '.join(types)}. If one of these "
             "computes the same, give its name, such as architecture=vit."
         )
     for name, value in _FIXED_VALUES.items():

@@ -199,7 +199,7 @@ def _describe_preparation(prepared: Mapping[str, object]) -> str:
     if filter_name:
         how = f"resized ({markdown_text(str(filter_name))}, antialiased)"
     if prepared["resize"] == "direct":
-        return f"both sides {how} to those of the input"
+        return f"both sides {how} to the size of the input"
     crop_fraction = prepared.get("crop_fraction", 1)
     return f"the short side {how}, and the middle kept: {crop_fraction:g} of it"
 

@@ -103,7 +103,7 @@ def fit(
         adaptation.replace_head(target.head_bias_init)
     if (source.pool, source.final_norm) != (target.pool, target.final_norm):
         adaptation.change_pooling()
-    method = weights.resize_method(position_resize)
+    method = weights.choose_resize_method(position_resize)
     adaptation.resize_positions(source.grid, target.grid, method)
 
     problem = f"{weights.source} does not fit {target.name} ({source.name} is there)"
@@ -185,17 +185,14 @@ class _Adaptation:
 
     def list_statuses(self) -> tuple[ArrayStatus, ...]:
         """Return the use of every parameter of either network."""
-        statuses = dict(self.statuses)
         for name in self.expected:
-            array = self.parameters[name]
-            statuses.setdefault(name, ArrayStatus.describe(name, array, "copied"))
-        return tuple(statuses.values())
+            self._report(name, self.parameters[name], "copied")
+        return tuple(self.statuses.values())
 
     def _drop(self, name: str) -> None:
         array = self.parameters.pop(name)
         is_replaced = name in self.expected
-        status = "replaced" if is_replaced else "dropped"
-        self.statuses[name] = ArrayStatus.describe(name, array, status)
+        self._report(name, array, "replaced" if is_replaced else "dropped")
 
     def _move(self, name: str, new_name: str) -> None:
         if new_name not in self.expected:
@@ -203,18 +200,28 @@ class _Adaptation:
             return
         array = self.parameters.pop(name)
         self.parameters[new_name] = array
-        self.statuses[name] = ArrayStatus.describe(name, array, f"moved to {new_name}")
+        self._report(name, array, f"moved to {new_name}")
 
     def _add(self, name: str, value: float) -> None:
         """Add a parameter of the target with one value in all elements."""
-        array = np.full(self.expected[name], value, np.float32)
+        shape = self.expected[name]
+        array = np.full(shape, value, np.float32)
         self.parameters[name] = array
-        self.statuses.setdefault(name, ArrayStatus.describe(name, array, "new"))
+        self._report(name, array, "new")
+
+    def _report(self, name: str, array: np.ndarray, status: str) -> None:
+        """Set the status of a parameter that has none."""
+        if name not in self.statuses:
+            self.statuses[name] = ArrayStatus.describe(name, array, status)
 
 
 def _select_head(parameters: Mapping[str, T]) -> dict[str, T]:
     """Return the parameters of the head."""
-    return {name: value for name, value in parameters.items() if name.startswith(_HEAD)}
+    head = {}
+    for name, value in parameters.items():
+        if name.startswith(_HEAD):
+            head[name] = value
+    return head
 
 
 def remove_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
@@ -253,7 +260,11 @@ def remove_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     )
 
 
-def select_classes(weights: Weights, output_L: np.ndarray, class_names: tuple[str, ...]) -> Weights:
+def select_classes(
+    weights: Weights,
+    output_L: np.ndarray,
+    class_names: tuple[str, ...],
+) -> Weights:
     """Return the weights with some of their outputs, for classes of these names.
 
     `output_L` is the output of each class. A class without an output, -1, has a kernel of zeros and
@@ -264,9 +275,13 @@ def select_classes(weights: Weights, output_L: np.ndarray, class_names: tuple[st
     is_known_L = output_L >= 0
     mean_bias = bias_K[output_L[is_known_L]].mean()
 
-    parameters = dict(weights.parameters)
-    parameters[HEAD_KERNEL] = np.where(is_known_L, kernel_DK[:, output_L], np.float32(0))
-    parameters[HEAD_BIAS] = np.where(is_known_L, bias_K[output_L], mean_bias)
+    kernel_DL = np.where(is_known_L, kernel_DK[:, output_L], np.float32(0))
+    bias_L = np.where(is_known_L, bias_K[output_L], mean_bias)
+    parameters = {
+        **weights.parameters,
+        HEAD_KERNEL: kernel_DL,
+        HEAD_BIAS: bias_L,
+    }
 
     architecture = dataclasses.replace(weights.architecture, num_classes=len(class_names))
     return weights.replace_network(architecture, parameters, class_names=class_names)
@@ -347,11 +362,15 @@ def tabulate_positions(weights: Weights, *, of_patches: bool = False) -> Weights
     return weights.replace_network(architecture, parameters)
 
 
-def _build_position_table(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
+def _build_position_table(
+    a: Architecture,
+    parameters: Mapping[str, np.ndarray],
+) -> np.ndarray:
     """Return the positions of a network as a table (1, S, D) with a row for each token."""
     if a.position_embedding == "learned_1d":
         patches_1SD = parameters["positions/table"]
-        return np.pad(patches_1SD, ((0, 0), (a.prefix_length, 0), (0, 0)))
+        added_rows = (a.prefix_length, 0)
+        return np.pad(patches_1SD, ((0, 0), added_rows, (0, 0)))
 
     if a.position_embedding != "learned_2d":
         return build_fixed_positions(
@@ -361,11 +380,14 @@ def _build_position_table(a: Architecture, parameters: Mapping[str, np.ndarray])
             prefix_length=a.prefix_length,
         )
 
+    column_table_wD = parameters["positions/column_table"]
+    row_table_hD = parameters["positions/row_table"]
     half_shape = (*a.grid, a.width // 2)
-    columns_hwD = np.broadcast_to(parameters["positions/column_table"], half_shape)
-    rows_hwD = np.broadcast_to(parameters["positions/row_table"][:, None], half_shape)
+    columns_hwD = np.broadcast_to(column_table_wD, half_shape)
+    rows_hwD = np.broadcast_to(row_table_hD[:, None], half_shape)
     table_hwD = np.concatenate([columns_hwD, rows_hwD], axis=-1)
     table_SD = table_hwD.reshape(-1, a.width)
     if a.num_class_tokens:
-        table_SD = np.concatenate([parameters["positions/class_row"], table_SD])
+        class_row = parameters["positions/class_row"]
+        table_SD = np.concatenate([class_row, table_SD])
     return table_SD[None]

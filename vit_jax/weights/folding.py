@@ -112,7 +112,7 @@ def unfold(
 
 
 def read_normalisation(preprocessing: Mapping[str, object] | None) -> Normalisation:
-    """Return the normalisation that the preprocessing of weights states; ours if it states none.
+    """Return the normalisation that the preprocessing of weights states; `OURS` without any.
 
     Raises:
       ValueError: they are not three numbers each, or a standard deviation is not positive.
@@ -127,7 +127,7 @@ def read_normalisation(preprocessing: Mapping[str, object] | None) -> Normalisat
 
 
 def describe_normalisation(normalisation: Normalisation) -> dict[str, object]:
-    """Return the fields of the preprocessing of weights that state it; none for ours."""
+    """Return the fields of the preprocessing of weights that state it; none for `OURS`."""
     if normalisation == OURS:
         return {}
     return {

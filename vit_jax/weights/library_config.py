@@ -84,7 +84,7 @@ def write_library_config(
         return (note,)
     if format_name != "timm":
         return tuple(_describe_huggingface(a, preprocessing, processor))
-    if is_known(preprocessing):
+    if states_preparation(preprocessing):
         return ()
     return (_describe_unknown(f"{CONFIG} does not state it"),)
 
@@ -122,7 +122,7 @@ def _describe_huggingface(
     return notes
 
 
-def is_known(preprocessing: Preprocessing | None) -> bool:
+def states_preparation(preprocessing: Preprocessing | None) -> bool:
     """Return True if it is stated how images are resized and cropped."""
     return preprocessing is not None and {"resize", "crop_fraction"} <= preprocessing.keys()
 
@@ -176,7 +176,7 @@ def _build_processor_config(
     preprocessing: Preprocessing | None,
 ) -> dict[str, object] | None:
     """Return the `preprocessor_config.json` of known preprocessing; None for other."""
-    if preprocessing is None or not is_known(preprocessing):
+    if preprocessing is None or not states_preparation(preprocessing):
         return None
 
     pixels = read_normalisation(preprocessing)
@@ -256,7 +256,7 @@ def _build_pretrained_config(
     a: Architecture, preprocessing: Preprocessing | None
 ) -> dict[str, object]:
     """Return the preprocessing as timm states it."""
-    # Only a ViT is written for other pixels than ours.
+    # Only a ViT is written for other pixels than [-1, 1].
     pixels = read_normalisation(preprocessing if a.family == "vit" else None)
     config: dict[str, object] = {
         "input_size": [3, *a.image_size],
@@ -264,7 +264,7 @@ def _build_pretrained_config(
         "std": list(pixels.std),
         "num_classes": a.num_classes,
     }
-    if preprocessing is not None and is_known(preprocessing):
+    if preprocessing is not None and states_preparation(preprocessing):
         config["interpolation"] = preprocessing.get("interpolation") or "bilinear"
         config["crop_pct"] = preprocessing["crop_fraction"]
         config["crop_mode"] = "center"

@@ -1,4 +1,4 @@
-"""The model of timm and the class of transformers for a network, among those of all families."""
+"""The model of timm and the class of transformers for a network, found in all families."""
 
 from collections.abc import Sequence
 from typing import TypeVar

@@ -35,7 +35,7 @@ class LibraryModel:
       name: name of timm's model, or of the class of transformers without a classifier; "" if there
         is none.
       held: field of the architecture → the values that the model computes, or a test. Other parts
-        must be those of the paper's ViT.
+        must be as in the paper's ViT.
       packing: how its files pack parameters.
       has_patch_bias: the patch embedding has a bias.
       preference: among models that lack as many parts, the highest is taken, and then the first.

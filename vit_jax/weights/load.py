@@ -34,7 +34,7 @@ from vit_jax.weights.adapter import (
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.folding import OURS, Normalisation, format_numbers
 from vit_jax.weights.formats import ArrayFile, StoredArray, naming, open_arrays
-from vit_jax.weights.formats.sharded import is_index
+from vit_jax.weights.formats.sharded import WEIGHTS, is_index
 from vit_jax.weights.load_report import ArrayStatus
 from vit_jax.weights.names import (
     HEAD_KERNEL,
@@ -53,7 +53,7 @@ from vit_jax.weights.recognise import (
     reject_contradictions,
     validate_options,
 )
-from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, build_sidecar, read_sidecar
+from vit_jax.weights.sidecar import CONFIG, Sidecar, build_sidecar, read_sidecar
 
 _LIBRARY_FORMATS = ("timm", "huggingface")
 _IGNORED_FOLDERS = {
@@ -91,7 +91,7 @@ class Weights:
     licence: str = ""  # name on the Hub; "" if it is unknown
     has_several_labels: bool = False  # images may have several labels, by the configuration
 
-    def resize_method(self, position_resize: str = "library") -> str:
+    def choose_resize_method(self, position_resize: str = "library") -> str:
         """Return the method by which positions are resized.
 
         "library" is the method of the library whose names the file has.
@@ -275,7 +275,7 @@ def resize_weights(
     scales_rope = position_resize == "library" and weights.format == "timm"
     with naming(f"image_size={image_size}"):
         target = set_image_size(a, image_size, rope_rescale=scales_rope)
-    method = weights.resize_method(position_resize)
+    method = weights.choose_resize_method(position_resize)
     parameters, statuses = resize_positions(weights.parameters, a.grid, target.grid, method)
 
     notes = list(weights.notes)
@@ -476,7 +476,7 @@ def _adapt_sidecar(sidecar: Sidecar, merged: Merged) -> Sidecar:
     fields.pop("num_classes", None)
     notes = sidecar.notes
     if sidecar.class_names:
-        note = "The class names are those of the base: the adapter has a classifier and no names."
+        note = "The class names of the base are kept: the adapter has a classifier and no names."
         notes = (*notes, note)
     return sidecar._replace(fields=fields, notes=notes)
 
@@ -601,7 +601,7 @@ def _drop_wrong_names(weights: Weights) -> Weights:
     num_classes = weights.architecture.num_classes
     if not names or len(names) == num_classes:
         return weights
-    note = f"The {len(names)} class names beside it are not those of its {num_classes} classes."
+    note = f"The {len(names)} class names beside it do not fit its {num_classes} classes."
     return dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
 
 
@@ -708,7 +708,7 @@ def _read_our_class_names(file: ArrayFile) -> tuple[tuple[str, ...] | None, tupl
         if not beside.exists():
             note = (
                 f"Its class names should be in {beside}, which does not exist: "
-                "bring it, or give class_names."
+                "fetch it, or give class_names."
             )
             return None, (note,)
         with naming(str(beside)):
@@ -738,7 +738,7 @@ def _read_arrays(
             notes.append(f"WARNING: {name} has values that are not finite in float32.")
         parameters |= entry.read(numbers)
 
-        status = entry.status(reading=True)
+        status = entry.describe_use(reading=True)
         if array.dtype != np.float32:
             status = f"{status}, to float32"
         statuses.append(ArrayStatus(name, entry.ours, array.shape, str(array.dtype), status))

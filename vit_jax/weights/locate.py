@@ -13,10 +13,9 @@ from vit_jax.storage import is_address
 from vit_jax.storage.files import expanded, fetch, is_in_bucket
 from vit_jax.weights import adapter, hub
 from vit_jax.weights.formats.pickled import advise, choose_pickles, name_replacement
-from vit_jax.weights.formats.sharded import SUFFIX, is_index, is_shard
-from vit_jax.weights.sidecar import CONFIG, PREPROCESSOR, WEIGHTS
+from vit_jax.weights.formats.sharded import INDEX, SUFFIX, WEIGHTS, is_index, is_shard
+from vit_jax.weights.sidecar import CONFIG, PREPROCESSOR
 
-INDEX = f"{WEIGHTS}{SUFFIX}"
 _WANTED = re.compile("|".join(map(fnmatch.translate, hub.PATTERNS)))
 
 

@@ -24,7 +24,7 @@ class Unpacked(NamedTuple):
     """Parameters of our network, layers taken apart."""
 
     parameters: dict[str, np.ndarray]
-    normalisation: Normalisation | None = None  # if an array of the file states that of pixels
+    normalisation: Normalisation | None = None  # stated by an array of the file
 
 
 class Packing:
@@ -40,7 +40,7 @@ class Packing:
     fits_any_grid = False
     pads_class_position = True
 
-    def is_in(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
+    def matches(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
         """Return True for a file that packs parameters so.
 
         Its shapes are by canonical names, its arrays by names in the file.
@@ -54,10 +54,7 @@ class Packing:
         return facts
 
     def split_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the parts that a file holds, from those of our parameters.
-
-        Layers are taken apart.
-        """
+        """Return the shapes of the parts that a file holds, from our parameters, layers taken apart."""
         return dict(shapes)
 
     def adapt_entries(self, entries: "Sequence[Entry]", a: Architecture) -> "list[Entry]":

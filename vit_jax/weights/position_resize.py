@@ -262,7 +262,7 @@ _TABLE = re.compile(
 def _find_grid(name: str, grid: tuple[int, int]) -> tuple[int, int]:
     """Return the grid of a table of positions on patches of this grid.
 
-    It is (0, 0) for any other parameter. Tables of rows and of columns are grids one wide, those of
+    It is (0, 0) for any other parameter. Tables of rows and of columns are grids one wide, tables of
     attention along rows and along columns one high.
     """
     match = _TABLE.fullmatch(name)

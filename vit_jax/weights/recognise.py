@@ -26,6 +26,7 @@ from vit_jax.weights.formats import StoredArray, naming
 from vit_jax.weights.names import FORMATS, Entry, Facts, Shape, replace_shape
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.packing import PLAIN, Packing
+from vit_jax.weights.typed_values import is_count
 
 # Facts of a configuration that are not fields of the architecture to take from it.
 _FACTS_OF_FILE = ("pool", "pooled_tokens")
@@ -140,7 +141,7 @@ def _find_packing(
     """
     for family in load_families():
         for packing in family.packings:
-            if packing.is_in(shapes, arrays):
+            if packing.matches(shapes, arrays):
                 return packing
     return PLAIN
 
@@ -172,12 +173,8 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and architectures.is_known(value)
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
 def _is_size(value: Sequence[object]) -> bool:
-    return len(value) == 2 and all(map(_is_count, value))
+    return len(value) == 2 and all(map(is_count, value))
 
 
 def _is_positive(value: Any) -> bool:
@@ -191,7 +188,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "such as vit_base_patch16_224",
     ),
     "num_heads": (
-        _is_count,
+        is_count,
         "a divisor of the network's width",
     ),
     "image_size": (
@@ -427,8 +424,8 @@ class _Completion:
         if (height, width) != size:
             self.assumptions.append(
                 f"The configuration beside it says {size[0]}x{size[1]} images, where patches of "
-                f"{patch[0]}x{patch[1]} pixels do not cover a border; ours show all of the image "
-                f"in {height}x{width}."
+                f"{patch[0]}x{patch[1]} pixels do not cover a border; vit_jax resizes the whole "
+                f"image to {height}x{width}."
             )
         return height, width
 
@@ -485,7 +482,7 @@ def _find_grid(fields: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _require_pooled_tokens(facts: Facts, stated: Fields) -> None:
-    """Raise ValueError if the network beside a file pools other tokens than ours.
+    """Raise ValueError if the network beside a file pools other tokens than our network.
 
     Our attention pools all tokens, our mean the patches.
     """
@@ -527,7 +524,7 @@ def _require_same_network(facts: Facts, stated: Fields) -> None:
     if different:
         raise ValueError(
             f"the configuration beside it is of another network: {'; '.join(different)}. "
-            "Bring both from one place, or remove the configuration and give its values as options"
+            "Take both from one place, or remove the configuration and give its values as options"
         )
 
 

@@ -19,6 +19,7 @@ from vit_jax.weights.description import describe
 from vit_jax.weights.folding import OURS, read_normalisation, unfold
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import encode_comment
+from vit_jax.weights.formats.sharded import WEIGHTS
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.library_lookup import find_huggingface_model, find_timm_model
 from vit_jax.weights.library_models import LibraryModel, TransformersModel
@@ -36,7 +37,6 @@ from vit_jax.weights.names import (
 )
 from vit_jax.weights.packing import PLAIN
 from vit_jax.weights.recognise import collect_fields
-from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
 WRITABLE = (*FORMATS, OWN)
@@ -65,7 +65,7 @@ def save_weights(
         cannot write.
     """
     reject_bucket(str(path), f"path={path}")
-    into_folder = names_folder(path)
+    into_folder = is_folder_path(path)
     path = expanded(path)
 
     # No other format has the head that predicts masked patches.
@@ -155,7 +155,7 @@ def _adapt(weights: Weights, format_name: str) -> Weights:
     adapted = fit.tabulate_positions(weights, of_patches=of_patches)
     require_writable(format_name, adapted.architecture)
     if format_name in LIBRARIES and adapted.architecture.family == "vit":
-        return _with_library_pixels(adapted, format_name)
+        return _normalise_for_library(adapted, format_name)
     return adapted
 
 
@@ -228,7 +228,7 @@ def _find_absent(model: LibraryModel | None, weights: Weights) -> tuple[str, ...
     return (HEAD_BIAS,)
 
 
-def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
+def _normalise_for_library(weights: Weights, format_name: str) -> Weights:
     """Return the ViT for pixels as its library normalises them.
 
     It has a patch bias if the model of the library has one.
@@ -245,7 +245,7 @@ def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
     return weights.replace_network(architecture, unfolded)
 
 
-def names_folder(path: str | pathlib.Path) -> bool:
+def is_folder_path(path: str | pathlib.Path) -> bool:
     """Return True for the path of a folder: it exists, has no suffix, or ends in a slash."""
     if str(path).endswith("/"):
         return True
@@ -380,7 +380,7 @@ def _read_defaults(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 def _describe_array(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
     """Return the use of an array of a file; the weights' positions may have another form."""
     ours = entry.ours
-    words = entry.status(reading=False)
+    words = entry.describe_use(reading=False)
     if ours == ("positions/table",) and "positions/table" not in weights.parameters:
         ours = tuple(name for name in weights.parameters if name.startswith("positions/"))
         words = f"made of {weights.architecture.position_embedding}"
@@ -447,7 +447,7 @@ def save(
         network.
     """
     path = require_destination(destination, to, overwrite)
-    is_folder = names_folder(destination)
+    is_folder = is_folder_path(destination)
     format_name = to or _choose_format(weights.architecture, is_folder=is_folder)
     folder = path if is_folder else path.parent
     with make_folder(folder):
@@ -486,7 +486,7 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
     if to not in (None, *WRITABLE):
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
     path = expanded(destination)
-    is_folder = names_folder(destination)
+    is_folder = is_folder_path(destination)
     problem = _find_folder_problem(to) if is_folder else _find_file_problem(path, to)
     if problem:
         raise ValueError(f"{destination}: {problem}.")

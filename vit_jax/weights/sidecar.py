@@ -1,6 +1,6 @@
 """Reading of `config.json` and `preprocessor_config.json` beside weights of timm or Hugging Face.
 
-A value of another type than that of its library is an error, see `typed_values`. Preparation of
+A value must have the type that its library gives it (`typed_values`). Preparation of
 images that ours cannot do is left unknown, with a note.
 """
 
@@ -16,9 +16,10 @@ from vit_jax.imports.references import mark_stored
 from vit_jax.storage.files import read_json
 from vit_jax.weights import architectures
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
-from vit_jax.weights.formats.stored import naming, shown
+from vit_jax.weights.formats.stored import naming, quote
 from vit_jax.weights.published import find_licence
 from vit_jax.weights.typed_values import (
+    build_value_error,
     read_class_names,
     read_count,
     read_flag,
@@ -27,21 +28,19 @@ from vit_jax.weights.typed_values import (
     read_size,
     read_string,
     require_three_channels,
-    wrong_value,
 )
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
-WEIGHTS = "model.safetensors"
 # Names of 21,843 classes, twice, take 2 MiB; parsing takes 25 times as much memory.
 MAX_BYTES = 4 * 2**20
-# timm's poolings → ours; it states "" for features of all tokens.
+# Pooling of timm → our pooling; timm states "" for features of all tokens.
 POOLS = {
     "token": "token",
     "avg": "gap",
     "map": "map",
 }
-# Our fields → those of transformers.
+# Our fields → fields of transformers.
 HUGGINGFACE_SIZES = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -119,11 +118,11 @@ def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidec
 
     if is_timm:
         with naming(str(folder / CONFIG)):
-            return _from_timm(config)
+            return _parse_timm(config)
 
     processor = _read(folder / PREPROCESSOR)
     with naming(str(folder / CONFIG)):
-        sidecar = _from_huggingface(config)
+        sidecar = _parse_huggingface(config)
     with naming(str(folder / PREPROCESSOR)):
         tower = {**config, **read_object(config, "vision_config")}
         preprocessing, notes = read_huggingface_preparation(tower, processor)
@@ -155,7 +154,7 @@ def _read(path: pathlib.Path) -> dict[str, object]:
     return mark_stored(value, str(path), ())  # type: ignore[no-any-return]
 
 
-def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
+def _parse_huggingface(config: Mapping[str, object]) -> Sidecar:
     """Return the facts of `config.json`."""
     model_type = read_string(config, "model_type")
     # A model with a text tower has another object for the network of images.
@@ -169,7 +168,7 @@ def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
     is_gated = activation in ("silu", "swish") or read_flag(config, "use_swiglu_ffn") is True
     if read_flag(config, "use_gated_mlp") is True and not is_gated:
         raise ValueError(
-            f"its gated MLPs have the activation {config.get('hidden_act')!r}: ours have silu only."
+            f"its gated MLPs have the activation {config.get('hidden_act')!r}: vit_jax has silu only."
         )
 
     fields: dict[str, object] = {
@@ -205,14 +204,14 @@ def read_problem_type(config: Mapping[str, object]) -> bool:
     stated = read_string(config, "problem_type")
     if stated not in (None, SINGLE_LABEL, MULTI_LABEL):
         raise ValueError(
-            f"problem_type={shown(stated)}: must be {SINGLE_LABEL} or {MULTI_LABEL}, "
+            f"problem_type={quote(stated)}: must be {SINGLE_LABEL} or {MULTI_LABEL}, "
             "since outputs are classes. For the features of another network remove it from "
             "the file, and replace the head."
         )
     return stated == MULTI_LABEL
 
 
-def _from_timm(config: Mapping[str, object]) -> Sidecar:
+def _parse_timm(config: Mapping[str, object]) -> Sidecar:
     """Return the facts of timm's `config.json`."""
     pretrained = read_object(config, "pretrained_cfg") or config
     arguments = read_object(config, "model_args")
@@ -266,7 +265,7 @@ def _read_pool(values: Mapping[str, object]) -> str | None:
         return None
     if pool not in POOLS:
         raise ValueError(
-            f"global_pool={shown(pool)}: must be one of {', '.join(POOLS)}. Take other weights."
+            f"global_pool={quote(pool)}: must be one of {', '.join(POOLS)}. Take other weights."
         )
     return POOLS[pool]
 
@@ -277,7 +276,7 @@ def _read_input_size(pretrained: Mapping[str, object]) -> tuple[int, int] | None
     if stated is None:
         return None
     if not isinstance(stated, list) or len(stated) != 3:
-        raise wrong_value("input_size", stated, "must be channels, height and width")
+        raise build_value_error("input_size", stated, "must be channels, height and width")
     require_three_channels("input_size[0]", stated[0])
     return read_size({"input_size": stated[1:]}, "input_size")
 
@@ -297,7 +296,7 @@ def _read_gelu(activation: str | None) -> str | None:
         return None
     if activation not in _ACTIVATIONS:
         raise ValueError(
-            f"it names the activation {shown(activation)}; our networks have GELU only, "
+            f"it names the activation {quote(activation)}; our networks have GELU only, "
             f"known as {', '.join(_ACTIVATIONS)}."
         )
     return _ACTIVATIONS[activation]
@@ -325,7 +324,7 @@ def read_huggingface_preparation(
 ) -> Prepared:
     """Return the preparation that `preprocessor_config.json` states.
 
-    It is to its image size, or to the one of `config.json`.
+    Images are resized to its size, or to the size of `config.json`.
     """
     if not processor:  # no file states the resizing
         return None, ()
@@ -403,7 +402,7 @@ def _read_resampling(processor: Mapping[str, object]) -> str:
         return "bilinear"
     if number not in _RESAMPLING:
         rule = f"must be a filter of Pillow, 0 to {max(_RESAMPLING)}"
-        raise wrong_value("resample", number, rule)
+        raise build_value_error("resample", number, rule)
     return _RESAMPLING[number]
 
 
@@ -452,27 +451,27 @@ def _add_interpolation(
         closest = "bicubic"
     prepared["interpolation"] = closest
     note = (
-        f"Their images were resized with {filter_name} interpolation; ours is {closest}, "
+        f"Their images were resized with {filter_name} interpolation; vit_jax uses {closest}, "
         "so logits differ a little."
     )
     return prepared, (note,)
 
 
 def _describe_unknown(values: Mapping[str, object], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a note on values that state a preparation which ours cannot do, if there are any."""
+    """Return a note on values that state a preparation which vit_jax cannot do, if there are any."""
     stated = [f"{name}={values[name]}" for name in names if name in values]
     if not stated:
         return ()
     note = (
-        f"The images of these weights were prepared by {', '.join(stated)}, which ours cannot do, "
-        "so their preprocessing is left unknown: resize and crop_fraction can be given where "
+        f"The images of these weights were prepared by {', '.join(stated)}, which vit_jax cannot do, "
+        "so their preprocessing is unknown: resize and crop_fraction can be given where "
         "they are used."
     )
     return (note,)
 
 
 def _read_normalisation(values: Mapping[str, object], mean: str, std: str) -> Normalisation:
-    """Return mean and standard deviation of pixels in [0, 1]; ours if nothing is stated.
+    """Return mean and standard deviation of pixels in [0, 1]; `OURS` if nothing is stated.
 
     Raises:
       ValueError: they are not three numbers each, or a value has another type.

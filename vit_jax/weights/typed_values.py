@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 80
 _SHOWN_KEY_CHARACTERS = 40
 
 
-def wrong_value(name: str, value: object, rule: str) -> ValueError:
+def build_value_error(name: str, value: object, rule: str) -> ValueError:
     """Return the error about a value, whose `rule` begins with "must be"."""
     shown = shorten(repr(value), _SHOWN_CHARACTERS)
     return ValueError(f"{name}={shown}: {rule}. Correct the file.")
@@ -26,13 +26,14 @@ def read_count(values: Values, name: str, least: int = 1) -> int | None:
     value = values.get(name)
     if value is None:
         return None
-    if not _is_count(value, least):
+    if not is_count(value, least):
         rule = f"must be a whole number from {least} to {LARGEST_COUNT:,}"
-        raise wrong_value(name, value, rule)
+        raise build_value_error(name, value, rule)
     return int(value)
 
 
-def _is_count(value: object, least: int = 1) -> bool:
+def is_count(value: object, least: int = 1) -> bool:
+    """Return True for a whole number that is neither below `least` nor too large for a size."""
     return type(value) is int and least <= value <= LARGEST_COUNT
 
 
@@ -43,7 +44,7 @@ def read_positive(values: Values, name: str) -> float | None:
         return None
     is_number = type(value) in (int, float)
     if not is_number or not 0 < value <= LARGEST_COUNT:
-        raise wrong_value(name, value, "must be a finite number above 0")
+        raise build_value_error(name, value, "must be a finite number above 0")
     return float(value)
 
 
@@ -51,7 +52,7 @@ def read_flag(values: Values, name: str) -> bool | None:
     """Return true or false."""
     value = values.get(name)
     if value is not None and type(value) is not bool:
-        raise wrong_value(name, value, "must be true or false")
+        raise build_value_error(name, value, "must be true or false")
     return value
 
 
@@ -59,7 +60,7 @@ def read_string(values: Values, name: str) -> str | None:
     """Return a text."""
     value = values.get(name)
     if value is not None and not isinstance(value, str):
-        raise wrong_value(name, value, "must be text")
+        raise build_value_error(name, value, "must be text")
     return value
 
 
@@ -69,7 +70,7 @@ def read_object(values: Values, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise wrong_value(name, value, "must be an object with names and values")
+        raise build_value_error(name, value, "must be an object with names and values")
     return value
 
 
@@ -87,25 +88,25 @@ def read_size(values: Values, name: str) -> tuple[int, int] | None:
         return None
     if isinstance(value, dict):
         return _read_edges(value, name)
-    if _is_count(value):
+    if is_count(value):
         return value, value
     if not _is_pair(value):
-        raise wrong_value(name, value, "must be one or two whole numbers of pixels above 0")
+        raise build_value_error(name, value, "must be one or two whole numbers of pixels above 0")
     height, width = value
     return height, width
 
 
 def _is_pair(value: object) -> bool:
     """Return True for a list of two numbers of pixels."""
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+    return isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
 
 
 def _read_edges(edges: Values, name: str) -> tuple[int, int] | None:
     """Return height and width of an object; None if either is absent."""
     for edge, length in edges.items():
-        if length is not None and not _is_count(length):
+        if length is not None and not is_count(length):
             rule = "must be a whole number of pixels above 0"
-            raise wrong_value(f"{name}.{edge}", length, rule)
+            raise build_value_error(f"{name}.{edge}", length, rule)
     height = edges.get("height")
     width = edges.get("width")
     if height is None or width is None:
@@ -118,7 +119,7 @@ def require_three_channels(name: str, channels: object) -> None:
     if channels is None:
         return
     if type(channels) is not int or channels != 3:
-        raise wrong_value(name, channels, "must be 3, since networks take images in RGB")
+        raise build_value_error(name, channels, "must be 3, since networks take images in RGB")
 
 
 # Class names.
@@ -136,10 +137,10 @@ def read_class_names(values: Values, name: str) -> tuple[str, ...] | None:
         labels = _order_by_number(labels, name)
     if not isinstance(labels, list):
         rule = "must be a list of texts, or an object with numbers and texts"
-        raise wrong_value(name, labels, rule)
+        raise build_value_error(name, labels, rule)
     for number, label in enumerate(labels):
         if not isinstance(label, str):
-            raise wrong_value(f"{name}[{number}]", label, "must be text")
+            raise build_value_error(f"{name}[{number}]", label, "must be text")
     return tuple(labels)
 
 
@@ -155,13 +156,13 @@ def _order_by_number(labels: Mapping[str, object], name: str) -> list[object]:
         if not _is_number(key) or int(key) in by_number:
             shown = repr(shorten(key, _SHOWN_KEY_CHARACTERS))
             reason = f"{shown} is another, or has the value of another key"
-            raise _wrong_keys(name, count, reason)
+            raise _build_keys_error(name, count, reason)
         by_number[int(key)] = label
 
     ordered = []
     for number in range(count):
         if number not in by_number:
-            raise _wrong_keys(name, count, f"{number} is missing")
+            raise _build_keys_error(name, count, f"{number} is missing")
         ordered.append(by_number[number])
     return ordered
 
@@ -170,7 +171,7 @@ def _is_number(key: str) -> bool:
     return key.isascii() and key.isdecimal() and len(key) < 10
 
 
-def _wrong_keys(name: str, count: int, reason: str) -> ValueError:
+def _build_keys_error(name: str, count: int, reason: str) -> ValueError:
     return ValueError(
         f"{name}: its keys must be the numbers of the outputs, 0 to {count - 1}, each once; "
         f"{reason}. Correct the file."

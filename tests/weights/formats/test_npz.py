@@ -226,15 +226,15 @@ ENCRYPTED[6] |= 1
         (change_entry(ALONE, 24, "<I", len(ONE) + 8), "it claims to hold 168 bytes in 160, "),
         (
             change_entry(ALONE, 20, "<2I", 2**30, 2**30),
-            "its directory: it starts at byte 195, and what is before it",
+            "its directory: it starts at byte 195, and the part before it",
         ),
         (
             change_entry(TWO, 42, "<I", 0, entry=1),
-            "it starts at byte 0, and what is before it ends at 195",
+            "it starts at byte 0, and the part before it ends at 195",
         ),
         (bytes(EMPTIED), "its directory: it starts at byte"),
         (ALONE + b"PK", "the archive does not end where the file does"),
-        (ALONE[:4] + b"\0" * 8 + ALONE, "and what is before it ends at 0"),
+        (ALONE[:4] + b"\0" * 8 + ALONE, "and the part before it ends at 0"),
     ],
     ids=range(14),
 )

@@ -33,7 +33,7 @@ def test_layouts(count, layout, part, shape, status):
 
     assert entry.shape == shape
     assert written.shape == shape
-    assert entry.status(reading=False) == status
+    assert entry.describe_use(reading=False) == status
     assert read.keys() == ours.keys()
     for name, array in ours.items():
         assert read[name].tobytes() == array.tobytes()
@@ -56,8 +56,8 @@ def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
     written = entry.write(parts)
 
     assert written.shape == (18, 2)
-    assert entry.status(reading=True) == "split, transposed"
-    assert entry.status(reading=False) == "joined, transposed"
+    assert entry.describe_use(reading=True) == "split, transposed"
+    assert entry.describe_use(reading=False) == "joined, transposed"
     for block, part in enumerate(parts.values()):
         for head, index in np.ndindex(2, 3):
             row = written[block * 6 + head * 3 + index]

@@ -43,7 +43,7 @@ class DistilledTokens(Packing):
         "mean of their logits."
     )
 
-    def is_in(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
+    def matches(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
         """Return True for a file with a distillation token that a head reads."""
         if {"cls_token", "dist_token"} <= shapes.keys():
             return True

@@ -1,4 +1,4 @@
-"""DeiT III. Names and classes are those of timm's VisionTransformer and of the ViT."""
+"""DeiT III. It has the names and classes of timm's VisionTransformer and of the ViT."""
 
 from vit_jax.weights.family import Family, Release, read_deprecated, read_models
 

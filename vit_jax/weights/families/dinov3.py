@@ -85,7 +85,7 @@ class MaskedKeyBias(Packing):
 
     note = "The biases of keys are zero, as the file's bias_mask has it."
 
-    def is_in(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
+    def matches(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
         """Return True for a file with masks."""
         has_masks = any(name.endswith(".qkv.bias_mask") for name in arrays)
         return has_masks and "pos_embed" not in shapes

@@ -1,4 +1,4 @@
-"""I-JEPA: a ViT without class token. Names are those of the ViT."""
+"""I-JEPA: a ViT without class token. It has the names of the ViT."""
 
 from vit_jax.weights.families import vision_transformer as vit
 from vit_jax.weights.family import Family, Release

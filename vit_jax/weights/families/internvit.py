@@ -1,4 +1,4 @@
-"""InternViT. Names and the class are those of timm's VisionTransformer."""
+"""InternViT. It has the names and the class of timm's VisionTransformer."""
 
 from vit_jax.weights.family import Family, Release, read_models
 

@@ -1,4 +1,4 @@
-"""MAE: masked autoencoders. Names and classes are those of the ViT."""
+"""MAE: masked autoencoders. It has the names and classes of the ViT."""
 
 from vit_jax.weights.family import Family, Release
 

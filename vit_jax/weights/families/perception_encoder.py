@@ -1,4 +1,4 @@
-"""Perception Encoder: rotary positions that count patches. The authors' names are those of CLIP."""
+"""Perception Encoder: rotary positions that count patches. The authors use the names of CLIP."""
 
 from vit_jax.weights.family import Family, RejectedModels, Release, read_models
 from vit_jax.weights.library_models import EVA, WHOLE_BIAS, Held, TimmModel

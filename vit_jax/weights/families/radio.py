@@ -71,7 +71,7 @@ class RadioTokens(Packing):
     fits_any_grid = True
     pads_class_position = False
 
-    def is_in(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
+    def matches(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
         """Return True for a file with a linear patch embedding."""
         return len(shapes.get("patch_embed.proj.weight", ())) == 2
 
@@ -102,14 +102,14 @@ class RadioTokens(Packing):
         return parts
 
     def adapt_entries(self, entries: Sequence[Entry], a: Architecture) -> list[Entry]:
-        """Return the arrays with all prefix tokens in that of the class token."""
+        """Return the arrays with all prefix tokens in the array of the class token."""
         return replace_shape(entries, "class_token", (1, a.prefix_length, a.width))
 
     def unpack(self, parts: Parameters, file: ArrayFile, a: Architecture) -> Unpacked:
         """Return our tokens and positions, and the normalisation that the file has, if any.
 
         Raises:
-          ValueError: the chosen numbers are not those of different tokens.
+          ValueError: the chosen numbers repeat a token, or are no tokens.
         """
         chosen = np.zeros(1, np.int64)
         if _CHOICE in file.arrays:
@@ -169,7 +169,7 @@ def _rename(name: str) -> str:
 
 
 class RadioModel(TransformersModel):
-    """The class of transformers, whose names are those of the authors' code."""
+    """The class of transformers, with the names of the authors' code."""
 
     def make_rules(self, a: Architecture) -> list[Rule]:
         """Return the names of the parameters of a network."""

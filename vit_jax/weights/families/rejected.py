@@ -1,4 +1,4 @@
-"""Networks that are not read, because ours do not compute a part of theirs.
+"""Networks that are not read, because our models do not compute a part of them.
 
 Patterns recognise them by name or by an array of the file.
 """

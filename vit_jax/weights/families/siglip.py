@@ -1,4 +1,4 @@
-"""SigLIP and SigLIP 2. Names are those of CLIP and of timm's VisionTransformer."""
+"""SigLIP and SigLIP 2. They have the names of CLIP and of timm's VisionTransformer."""
 
 from vit_jax.weights.families import clip
 from vit_jax.weights.family import Family, Release, read_models

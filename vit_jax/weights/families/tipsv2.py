@@ -1,4 +1,4 @@
-"""TIPSv2. Names are those of DINOv2 and of timm's VisionTransformer."""
+"""TIPSv2. It has the names of DINOv2 and of timm's VisionTransformer."""
 
 from vit_jax.weights.family import Family, Release, read_models
 

@@ -344,7 +344,7 @@ def _list_prefix_rows(style: Style, has_class_token: bool) -> tuple[int, ...]:
 
 
 def _name_style(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> str:
-    """Return "big_vision" for its files; "" for those of the paper."""
+    """Return "big_vision" for its files; "" for the paper's files."""
     style = read_style(shapes)
     has_prefix = names["embedding/kernel"].startswith("params/")
     if has_prefix or style.is_stacked or _BIG_VISION_POSITIONS in shapes:

@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax.storage.files import open_atomically, open_regular
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import stored
-from vit_jax.weights.formats.stored import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, shown
+from vit_jax.weights.formats.stored import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, quote
 
 # zipfile has no public name for the record that ends an archive, which is needed before it reads
 # the directory: checked with Python 3.11 to 3.14. Places in its list: size of the directory, size
@@ -123,7 +123,7 @@ def write_npz(
     """
     with naming(str(path)):
         comment = metadata_texts.encode_comment(metadata or {})
-        ordered = stored.to_stored(arrays)
+        ordered = stored.prepare_arrays(arrays)
     with open_atomically(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.comment = comment
         for name, array in ordered.items():
@@ -150,7 +150,7 @@ def _check_members(archive: zipfile.ZipFile, file: BinaryIO) -> None:
     end = 0
     slack = 0
     for member in members:
-        with naming(f"member {shown(member.orig_filename)}"):
+        with naming(f"member {quote(member.orig_filename)}"):
             _check_start(member.header_offset, end, slack)
             _check_sizes(member)
             end = _find_end(member, file)
@@ -164,7 +164,7 @@ def _check_start(start: int, end: int, slack: int) -> None:
     """Raise ValueError unless a part starts at the end of the one before it, but for some slack."""
     if not 0 <= start - end <= slack:
         raise ValueError(
-            f"it starts at byte {start:,}, and what is before it ends at {end:,}. {DAMAGED}"
+            f"it starts at byte {start:,}, and the part before it ends at {end:,}. {DAMAGED}"
         )
 
 
@@ -191,10 +191,10 @@ def _read_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredArr
     """Return the shape and dtype that the header of a member states."""
     name = member.orig_filename  # zipfile cuts `filename` at a zero byte, which no name may have
     if not name.endswith(_SUFFIX):
-        raise ValueError(f"the member {shown(name)} is not an array: it does not end in {_SUFFIX}.")
+        raise ValueError(f"the member {quote(name)} is not an array: it does not end in {_SUFFIX}.")
     stored.check_name(name.removesuffix(_SUFFIX))
 
-    with naming(f"member {shown(name)}"), archive.open(member) as stream:
+    with naming(f"member {quote(name)}"), archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _HEADERS:
             raise ValueError(
@@ -222,5 +222,5 @@ def _find_dtype(dtype: np.dtype) -> np.dtype:
     if dtype == np.dtype("V2"):
         native = BFLOAT16
     if native not in stored.DTYPES:
-        raise ValueError(f"it is of type {shown(str(dtype))}, which is not read. {stored.ALLOWED}")
+        raise ValueError(f"it is of type {quote(str(dtype))}, which is not read. {stored.ALLOWED}")
     return native

@@ -26,7 +26,7 @@ from vit_jax.weights.formats.stored import (
     ArrayFile,
     StoredArray,
     naming,
-    shown,
+    quote,
 )
 
 _LENGTH = struct.Struct("<Q")  # bytes of the header, which follows
@@ -65,7 +65,7 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
         code = announced.get_dtype()
         if code not in _DTYPES:
             raise ValueError(
-                f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}"
+                f"array {quote(name)}: it is of type {code!r}, which is not read. {ALLOWED}"
             )
         arrays[name] = StoredArray(tuple(announced.get_shape()), _DTYPES[code])
 
@@ -108,7 +108,7 @@ def write_safetensors(
             raise ValueError(
                 f"{_METADATA!r} cannot be the name of an array: it holds the metadata."
             )
-        ordered = stored.to_stored(arrays)
+        ordered = stored.prepare_arrays(arrays)
         texts = dict(_FORMAT)
         if metadata:
             text = metadata_texts.encode(metadata)

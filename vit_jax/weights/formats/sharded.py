@@ -15,10 +15,11 @@ from vit_jax.storage.files import read_json
 from vit_jax.text.printable import printable, shorten
 from vit_jax.weights.formats import stored
 from vit_jax.weights.formats.pickled import advise, find_pickles
-from vit_jax.weights.formats.stored import ArrayFile, StoredArray, naming, shown
+from vit_jax.weights.formats.stored import ArrayFile, StoredArray, naming, quote
 
 SUFFIX = ".index.json"
-WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"  # the usual name of a file that is not split
+INDEX = f"{WEIGHTS}{SUFFIX}"
 MAX_SHARDS = 500  # all are open at once
 _MOST_LISTED = 5
 _MOST_CHARACTERS = 160
@@ -54,7 +55,7 @@ def read_headers(
     files: dict[str, ArrayFile] = {}
     problems: list[str] = []
     for shard in shards:
-        with naming(shown(shard)):
+        with naming(quote(shard)):
             file = open_file(path.with_name(shard), resources)
         stated = {name for name, place in weight_map.items() if place == shard}
         for name in sorted(stated - file.arrays.keys()):
@@ -77,7 +78,7 @@ def read_headers(
 
 
 def _read_weight_map(path: pathlib.Path) -> Mapping[str, str]:
-    """Return the shard of each array, whose names are those of files beside the index."""
+    """Return the shard of each array, by the names of files beside the index."""
     index = read_json(path)
     weight_map = None
     if isinstance(index, dict):
@@ -101,7 +102,7 @@ def _read_weight_map(path: pathlib.Path) -> Mapping[str, str]:
     for name, shard in weight_map.items():
         if not _is_weights_file(shard):
             raise ValueError(
-                f"array {shown(name)} is in {shown(str(shard))}: must be the name of "
+                f"array {quote(name)} is in {quote(str(shard))}: must be the name of "
                 "a .safetensors file in the folder of the index. Fetch the index again."
             )
     return weight_map

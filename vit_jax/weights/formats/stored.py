@@ -83,7 +83,7 @@ def _describe_error(error: BaseException) -> str:
     return f"{text or type(error).__name__}. {DAMAGED}"
 
 
-def shown(name: str) -> str:
+def quote(name: str) -> str:
     """Return a name from a file for printing: quoted, escaped and of bounded length."""
     return repr(shorten(name, _SHOWN_CHARACTERS))
 
@@ -113,9 +113,9 @@ class ArrayFile:
         """Return a new array: C order, the machine's byte order, bit for bit as stored."""
         if name not in self.arrays:
             raise ValueError(
-                f"{self.path}: there is no array {shown(name)} among its {len(self.arrays)}."
+                f"{self.path}: there is no array {quote(name)} among its {len(self.arrays)}."
             )
-        with naming(str(self.path)), naming(f"array {shown(name)}"):
+        with naming(str(self.path)), naming(f"array {quote(name)}"):
             return self.read_array(name)
 
 
@@ -133,7 +133,7 @@ def check_name(name: str) -> None:
     is_garbled = "\\" in name or not name.isprintable()
     if has_odd_parts or is_garbled or len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(
-            f"the array name {shown(name)} is not allowed: names are words joined by '/', "
+            f"the array name {quote(name)} is not allowed: names are words joined by '/', "
             "without '..', backslashes and control characters, of at most "
             f"{MAX_NAME_CHARACTERS} characters."
         )
@@ -154,7 +154,7 @@ def check_fits(arrays: Iterable[StoredArray]) -> None:
         )
 
 
-def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def prepare_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays in name order, each in C order and little-endian, copied only if needed.
 
     Raises:
@@ -165,7 +165,7 @@ def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         check_name(name)
         if array.dtype.newbyteorder("=") not in DTYPES:
             raise ValueError(
-                f"array {shown(name)} is of dtype {array.dtype}, which cannot be written. {ALLOWED}"
+                f"array {quote(name)} is of dtype {array.dtype}, which cannot be written. {ALLOWED}"
             )
 
     ordered = {}

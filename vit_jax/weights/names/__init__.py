@@ -1,4 +1,4 @@
-"""Names of parameters: ours, and those of other formats.
+"""Names of parameters, in our models and in other formats.
 
 A format is recognised by names, derives `Facts` from names and shapes, and gives our parameters its
 names. Writing a network that a format cannot hold is an error.
@@ -47,7 +47,7 @@ _TABULAR = set(get_args(PositionEmbedding)) - {"relative"}
 
 
 class _Formats(Mapping[str, Format]):
-    """Formats by name: those of single families, and those of libraries."""
+    """Formats by name: formats of single families, then formats of libraries."""
 
     def _build_table(self) -> dict[str, Format]:
         table: dict[str, Format] = {}

@@ -53,7 +53,7 @@ class Entry:
     @property
     def shape(self) -> Shape:
         """Shape of the array in the file."""
-        piece = self._piece()
+        piece = self._compute_piece_shape()
         if len(self.ours) == 1:
             return piece
         return (len(self.ours) * piece[0], *piece[1:])
@@ -77,7 +77,7 @@ class Entry:
     def write(self, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the array of the file from our parameters."""
         order, _ = _parse(self.layout, len(self.parameter_shape))
-        piece_shape = self._piece()
+        piece_shape = self._compute_piece_shape()
         pieces = []
         for name in self.ours:
             permuted = parameters[name].transpose(order)
@@ -87,7 +87,7 @@ class Entry:
             return np.ascontiguousarray(pieces[0])
         return np.ascontiguousarray(np.concatenate(pieces))
 
-    def status(self, *, reading: bool) -> str:
+    def describe_use(self, *, reading: bool) -> str:
         """Return how the array is changed on its way into or out of our parameters."""
         if self.layout == STACKED:
             return "copied"
@@ -99,7 +99,7 @@ class Entry:
         order, _ = _parse(self.layout, len(self.parameter_shape))
         if list(order) != sorted(order):
             words.append("transposed")
-        elif self._piece() != self.parameter_shape:
+        elif self._compute_piece_shape() != self.parameter_shape:
             words.append("reshaped")
 
         _, layer = find_stacked_name(self.ours[0])
@@ -107,7 +107,7 @@ class Entry:
             words.append("stacked" if reading else "unstacked")
         return ", ".join(words) or "copied"
 
-    def _piece(self) -> Shape:
+    def _compute_piece_shape(self) -> Shape:
         """Return the shape of one parameter in the file."""
         _, groups = _parse(self.layout, len(self.parameter_shape))
         piece = []
@@ -157,7 +157,7 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
 
     entries = []
     for foreign, names in groups.items():
-        ordered = sorted(names, key=_place_in_projection)
+        ordered = sorted(names, key=_rank_in_projection)
         entry = Entry(
             name=foreign,
             ours=tuple(ordered),
@@ -194,7 +194,7 @@ def find_name(rules: Sequence[Rule], ours: str) -> str:
 _PROJECTION_ORDER = ("/query/", "/key/", "/value/", "/gate/", "/expand/")
 
 
-def _place_in_projection(name: str) -> int:
+def _rank_in_projection(name: str) -> int:
     """Return a number to sort parts of a projection by; other parts keep their order."""
     for place, layer in enumerate(_PROJECTION_ORDER):
         if layer in name:
@@ -288,7 +288,7 @@ def make_transformer_rules(
 
     `block` begins the names of a block, before its number. `layers` and single `arrays` map our
     names, regular expressions, to the file's, without `prefix`; a name that begins with a dot is in
-    a block. `layouts` are those of single arrays.
+    a block. `layouts` are layouts of single arrays.
     """
 
     def complete_name(name: str) -> str:

@@ -7,7 +7,7 @@ tokens are ignored.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -17,9 +17,8 @@ from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.library_lookup import find_huggingface_model
 from vit_jax.weights.names.entry import Rule, invert
 from vit_jax.weights.names.facts import Facts, count_classes, find_vit_facts
-from vit_jax.weights.names.format import Format
+from vit_jax.weights.names.format import Format, Shapes
 from vit_jax.weights.names.huggingface_names import HuggingFaceNames
-from vit_jax.weights.names.ours import Shape
 
 
 def load_tables() -> list[HuggingFaceNames]:
@@ -53,22 +52,30 @@ def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
     return None
 
 
-def _read_names(names: Iterable[str], table: HuggingFaceNames, prefix: str) -> dict[str, str]:
+def _read_names(
+    names: Iterable[str],
+    table: HuggingFaceNames,
+    prefix: str,
+) -> dict[str, str]:
     """Return names in the file → classic names, without those that are not part of the network."""
     classic_names = {}
     for name in names:
-        classic_name = table.to_classic(name, prefix)
+        classic_name = table.convert_to_classic(name, prefix)
         if not re.match(table.ignored, classic_name):
             classic_names[name] = classic_name
     return classic_names
 
 
 def _ignore_pooler(names: dict[str, str], table: HuggingFaceNames) -> dict[str, str]:
-    """Return names without those of a pooler beside a classifier."""
+    """Return names without a pooler beside a classifier."""
     pooler = _find_pooler(table)
     if pooler is None or "classifier.weight" not in names:
         return names
-    return {classic: name for classic, name in names.items() if not classic.startswith(pooler)}
+    read_names = {}
+    for classic_name, name in names.items():
+        if not classic_name.startswith(pooler):
+            read_names[classic_name] = name
+    return read_names
 
 
 def _find_pooler(table: HuggingFaceNames) -> str | None:
@@ -88,19 +95,19 @@ def find_names(names: Iterable[str], in_file: Iterable[str]) -> dict[str, str]:
     table = find_table(file_names)
     assert table is not None
 
-    best: dict[str, str] = {}
+    found: dict[str, str] = {}
     for prefix in table.prefixes:
-        found = {}
-        for name in names:
-            classic_name = table.to_classic(name, prefix)
+        classic_names = {name: table.convert_to_classic(name, prefix) for name in names}
+        with_prefix = {}
+        for name, classic_name in classic_names.items():
             if classic_name in file_names:
-                found[name] = file_names[classic_name]
-        if len(found) > len(best):
-            best = found
-    return best
+                with_prefix[name] = file_names[classic_name]
+        if len(with_prefix) > len(found):
+            found = with_prefix
+    return found
 
 
-def make_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
+def make_rules(a: Architecture, shapes: Shapes) -> list[Rule]:
     """Return the names of a file, or without shapes of the class for a network."""
     table = find_table(shapes)
     if table is None:
@@ -108,7 +115,7 @@ def make_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     return _make_file_rules(table, shapes)
 
 
-def _make_file_rules(table: HuggingFaceNames, shapes: Mapping[str, Shape]) -> list[Rule]:
+def _make_file_rules(table: HuggingFaceNames, shapes: Shapes) -> list[Rule]:
     prefix = table.prefixes[0]
     is_packed = False
     if table.packed_layers:
@@ -122,7 +129,7 @@ def make_arrays(a: Architecture, normalisation: Normalisation) -> dict[str, np.n
     return find_huggingface_model(a).make_arrays(a, normalisation)
 
 
-def find_facts(shapes: Mapping[str, Shape]) -> Facts:
+def find_facts(shapes: Shapes) -> Facts:
     """Return the facts of a file, without the number of heads.
 
     Raises:
@@ -150,8 +157,9 @@ def find_facts(shapes: Mapping[str, Shape]) -> Facts:
     )
 
     pool = facts.pool
-    head_width = shapes.get(head_kernel, (0, 0))[-1]
-    if table.wide_head_pool and head_width == 2 * facts.width:
+    head_shape = shapes.get(head_kernel, (0, 0))
+    has_wide_head = head_shape[-1] == 2 * facts.width
+    if table.wide_head_pool and has_wide_head:
         pool = table.wide_head_pool
     modern_options = {**facts.modern_options, **table.fields}
     return dataclasses.replace(facts, pool=pool, modern_options=modern_options)

@@ -10,7 +10,8 @@ from vit_jax.weights.patterns import NEVER
 
 Names = Mapping[str, str]
 
-# Names that several families share: ours → theirs. Names that begin with a dot are in a block.
+# Names that several families share: our name → their name. Names that begin with a dot are in a
+# block.
 TOKENS = {
     "class_token": "embeddings.cls_token",
     "register_tokens": "embeddings.register_tokens",
@@ -56,7 +57,7 @@ _NEWER_LAYER = re.compile(r"(?:model\.|encoder\.)?layers?\.(\d+)\.(.+)\.(\w+)")
 
 
 def prefix_values(prefix: str, names: Names) -> Names:
-    """Return a table whose theirs names begin with a prefix."""
+    """Return a table of names with a prefix for the names in the file."""
     return {ours: f"{prefix}{theirs}" for ours, theirs in names.items()}
 
 
@@ -117,7 +118,7 @@ class HuggingFaceNames:
         network = make_transformer_rules(self.block, layers, self.arrays, self.layouts, prefix)
         return [*network, *make_pytorch_rules(self.heads)]
 
-    def to_classic(self, name: str, prefix: str) -> str:
+    def convert_to_classic(self, name: str, prefix: str) -> str:
         """Return the canonical name of an array whose network has this prefix in the file."""
         if not name.startswith(prefix) or self._is_in_head(name):
             return name

@@ -221,7 +221,7 @@ def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
         raise ValueError(
             "it is a distilled DeiT without its heads, whose features in timm are the mean of "
             "the class and the distillation token, which our networks do not compute: "
-            "bring the file with head and head_dist"
+            "take the file with head and head_dist"
         )
     return renamed
 
@@ -256,7 +256,7 @@ def find_facts(shapes: Mapping[str, Shape]) -> Facts:
 
 
 def _unfold_patches(shapes: Mapping[str, Shape]) -> Shape:
-    """Return the shape of a linear patch embedding as that of a convolution."""
+    """Return the shape of a linear patch embedding as a convolution."""
     width, numbers = read_shape(shapes, _PATCHES, 2)
     side = math.isqrt(numbers // 3)
     return width, 3, side, side
