@@ -46,8 +46,8 @@ def require_outside_runs(path: pathlib.Path, subject: str) -> None:
     workdir = _find_changed_run(target)
     if workdir is not None:
         raise ValueError(
-            f"{subject}: {printable(str(workdir))!r} is the workdir of a run, whose files must stay. "
-            "Choose another folder or name."
+            f"{subject}: {printable(str(workdir))!r} is the workdir of a run, whose files must "
+            "stay. Choose another folder or name."
         )
 
 

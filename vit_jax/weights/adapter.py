@@ -40,7 +40,8 @@ init_lora_weights loftq_config eva_config megatron_core qalora_group_size runtim
 """
 
 _MERGE = (
-    "import sys; from peft import PeftModel; from transformers import AutoModelForImageClassification as M; "
+    "import sys; from peft import PeftModel; "
+    "from transformers import AutoModelForImageClassification as M; "
     "PeftModel.from_pretrained(M.from_pretrained(sys.argv[1]), sys.argv[2]).merge_and_unload()"
     ".save_pretrained(sys.argv[3])"
 )

@@ -95,7 +95,11 @@ def find_unsupported(name: str) -> str | None:
 
 
 def require_compared(name: str) -> Family:
-    """Return the family of a model of timm; raise ValueError, with the reason, if it is not read."""
+    """Return the family of a model of timm.
+
+    Raises:
+      ValueError: the model is not read. The message has the reason.
+    """
     family = find_family(name)
     if family is not None:
         return family

@@ -51,7 +51,7 @@ def fetch(source: str) -> pathlib.Path:
 
 
 def _reject_pickles(source: str, match: re.Match[str], library: Any) -> None:
-    """Raise ValueError if a repository has weights of PyTorch only, with commands to convert them."""
+    """Raise ValueError, with commands to convert them, for weights of PyTorch only."""
     try:
         files = library.HfApi().list_repo_files(match["name"], revision=match["revision"])
     except Exception:  # the caller reports that there are no weights

@@ -585,7 +585,7 @@ def _find_normalisation(
 
 
 def _fold_positions(parameters: dict[str, np.ndarray], rows: int) -> list[str]:
-    """Add the positions of class tokens, the first `rows`, to the tokens, in place; return notes."""
+    """Add the positions of class tokens, the first `rows`, to the tokens; return notes."""
     table_1SD = parameters["positions/table"]
     token_rows, patch_rows = np.split(table_1SD, [rows], axis=1)
     parameters["positions/table"] = patch_rows

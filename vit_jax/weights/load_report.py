@@ -16,7 +16,7 @@ _HEADINGS = ("array", "our parameter", "shape", "dtype", "status")
 class ArrayStatus(NamedTuple):
     """The use of one array of a file."""
 
-    name: str  # in the file, as shape and dtype are
+    name: str  # name in the file
     ours: tuple[str, ...]  # our parameters that it holds, layers taken apart
     shape: tuple[int, ...]
     dtype: str
@@ -31,7 +31,7 @@ class ArrayStatus(NamedTuple):
 class Report(NamedTuple):
     """Arrays that a conversion read and wrote, and its assumptions."""
 
-    source: str  # "PATH (format)", as the destination
+    source: str  # "PATH (format)", also in the destination
     destination: str
     network: str  # one line about it
     read: Sequence[ArrayStatus]  # the use of every array of the source

@@ -54,7 +54,7 @@ class Packing:
         return facts
 
     def split_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the parts that a file holds, from our parameters, layers taken apart."""
+        """Return the shapes of the parts in a file, from our parameters, layers taken apart."""
         return dict(shapes)
 
     def adapt_entries(self, entries: "Sequence[Entry]", a: Architecture) -> "list[Entry]":

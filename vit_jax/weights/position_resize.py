@@ -262,8 +262,8 @@ _TABLE = re.compile(
 def _find_grid(name: str, grid: tuple[int, int]) -> tuple[int, int]:
     """Return the grid of a table of positions on patches of this grid.
 
-    It is (0, 0) for any other parameter. Tables of rows and of columns are grids one wide, tables of
-    attention along rows and along columns one high.
+    It is (0, 0) for any other parameter. Tables of rows and of columns are grids one wide. Tables
+    of attention along rows and along columns are grids one high.
     """
     match = _TABLE.fullmatch(name)
     if match is None:

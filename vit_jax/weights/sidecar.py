@@ -168,7 +168,8 @@ def _parse_huggingface(config: Mapping[str, object]) -> Sidecar:
     is_gated = activation in ("silu", "swish") or read_flag(config, "use_swiglu_ffn") is True
     if read_flag(config, "use_gated_mlp") is True and not is_gated:
         raise ValueError(
-            f"its gated MLPs have the activation {config.get('hidden_act')!r}: vit_jax has silu only."
+            f"its gated MLPs have the activation {config.get('hidden_act')!r}: "
+            "vit_jax has silu only."
         )
 
     fields: dict[str, object] = {
@@ -458,13 +459,13 @@ def _add_interpolation(
 
 
 def _describe_unknown(values: Mapping[str, object], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a note on values that state a preparation which vit_jax cannot do, if there are any."""
+    """Return a note on a stated preparation that vit_jax cannot do, if there is one."""
     stated = [f"{name}={values[name]}" for name in names if name in values]
     if not stated:
         return ()
     note = (
-        f"The images of these weights were prepared by {', '.join(stated)}, which vit_jax cannot do, "
-        "so their preprocessing is unknown: resize and crop_fraction can be given where "
+        f"The images of these weights were prepared by {', '.join(stated)}, which vit_jax cannot "
+        "do, so their preprocessing is unknown: resize and crop_fraction can be given where "
         "they are used."
     )
     return (note,)

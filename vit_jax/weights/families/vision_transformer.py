@@ -238,14 +238,14 @@ def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
 
     With a prefix, the state of training and other networks are omitted, nothing else.
     """
-    names = set(names)
+    unique_names = dict.fromkeys(names)
     for prefix, beside in _BESIDE.items():
-        if f"{prefix}embedding/kernel" in names:
-            return _remove_prefix(names, prefix, beside)
+        if f"{prefix}embedding/kernel" in unique_names:
+            return _remove_prefix(unique_names, prefix, beside)
     return None
 
 
-def _remove_prefix(names: set[str], prefix: str, beside: str) -> dict[str, str]:
+def _remove_prefix(names: Iterable[str], prefix: str, beside: str) -> dict[str, str]:
     """Return names without a prefix → names in the file, except names `beside` the prefix."""
     short_names = {}
     others = {}

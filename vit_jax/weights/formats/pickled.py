@@ -30,7 +30,7 @@ flat(torch.load(f, 'cpu', weights_only=True)).items()}, sys.argv[1])"""
 
 
 def write_command(output: str, inputs: Sequence[str]) -> str:
-    """Return a command of a shell that writes the tensors of pickled files into one .safetensors."""
+    """Return a shell command that writes the tensors of pickled files into one .safetensors."""
     files = shlex.join([output, *inputs])
     return f'python -c "{_PROGRAM}" {files}'
 
@@ -49,7 +49,7 @@ def find_pickles(names: Iterable[str]) -> list[str]:
 
 
 def choose_pickles(names: Iterable[str]) -> list[str]:
-    """Return the files to convert together: one file, or all shards of a model; none without any."""
+    """Return the files to convert together: one file, all shards of a model, or none."""
     pickles = find_pickles(names)
     for name in pickles:
         if name in _USUAL:

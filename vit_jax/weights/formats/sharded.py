@@ -1,7 +1,7 @@
 """Weights in several `.safetensors` files with an index (`model.safetensors.index.json`).
 
-The index maps each array to its file, a shard. Both sides are compared before data is read: every shard is
-in the folder of the index and holds exactly the arrays that the index states.
+The index maps each array to its file, a shard. Both sides are compared before data is read: every
+shard is in the folder of the index and holds exactly the arrays that the index states.
 """
 
 import contextlib

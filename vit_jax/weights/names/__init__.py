@@ -72,11 +72,11 @@ FORMATS = _Formats()
 
 def is_network(names: Iterable[str]) -> bool:
     """Return True if a format knows these names of arrays, also if its networks are not read."""
-    names = set(names)
-    return any(_is_in_format(names, format_) for format_ in FORMATS.values())
+    unique_names = dict.fromkeys(names)
+    return any(_is_in_format(unique_names, format_) for format_ in FORMATS.values())
 
 
-def _is_in_format(names: set[str], format_: Format) -> bool:
+def _is_in_format(names: Iterable[str], format_: Format) -> bool:
     try:
         return format_.find_canonical(names) is not None
     except ValueError:

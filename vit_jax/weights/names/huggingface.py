@@ -43,10 +43,10 @@ def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
 
     A pooler beside a classifier is ignored: the library's classifier does not see it.
     """
-    names = set(names)
+    unique_names = dict.fromkeys(names)
     for table in load_tables():
         for prefix in table.prefixes:
-            classic_names = _read_names(names, table, prefix)
+            classic_names = _read_names(unique_names, table, prefix)
             if find_table(classic_names.values()) is table:
                 return _ignore_pooler(invert(classic_names), table)
     return None
@@ -87,7 +87,7 @@ def _find_pooler(table: HuggingFaceNames) -> str | None:
 
 
 def find_names(names: Iterable[str], in_file: Iterable[str]) -> dict[str, str]:
-    """Return names that the library has in memory → names in a file, for those that the file has."""
+    """Return names that the library has in memory → names in a file, for arrays of the file."""
     names = list(names)
     file_names = find_canonical(in_file)
     if file_names is None:
@@ -125,7 +125,7 @@ def _make_file_rules(table: HuggingFaceNames, shapes: Shapes) -> list[Rule]:
 
 
 def make_arrays(a: Architecture, normalisation: Normalisation) -> dict[str, np.ndarray]:
-    """Return arrays of the library's class that hold none of our parameters, such as mask tokens."""
+    """Return arrays of the library's class that we have no parameters for, such as mask tokens."""
     return find_huggingface_model(a).make_arrays(a, normalisation)
 
 

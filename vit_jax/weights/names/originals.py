@@ -5,7 +5,7 @@ are ignored.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from vit_jax.weights.families import load_families
 from vit_jax.weights.names.entry import invert
@@ -18,17 +18,17 @@ def rename(names: Iterable[str]) -> dict[str, str]:
     Raises:
       ValueError: two arrays get the same name.
     """
-    names = set(names)
-    original, prefix = _find_original(names)
+    unique_names = dict.fromkeys(names)
+    original, prefix = _find_original(unique_names)
     renamed = {}
-    for name in names:
-        short = name.removeprefix(prefix)
-        if name.startswith(prefix) and not re.match(original.ignored, short):
-            renamed[name] = original.rename(short)
+    for name in unique_names:
+        short_name = name.removeprefix(prefix)
+        if name.startswith(prefix) and not re.match(original.ignored, short_name):
+            renamed[name] = original.rename(short_name)
     return invert(renamed)
 
 
-def _find_original(names: set[str]) -> tuple[OriginalNames, str]:
+def _find_original(names: Collection[str]) -> tuple[OriginalNames, str]:
     """Return the names of the family whose mark a file has, and the prefix."""
     without_mark = OriginalNames("", {})
     for family in load_families():

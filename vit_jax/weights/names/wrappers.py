@@ -18,7 +18,7 @@ from vit_jax.weights.formats import ArrayFile
 AVERAGED = frozenset(
     ("teacher", "target_encoder", "momentum_encoder", "state_dict_ema", "model_ema", "ema")
 )
-"""Averages over training, which their authors evaluate: preferred to another network of the file."""
+"""Averages over training, which their authors evaluate: preferred to other networks of a file."""
 
 _INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Wrappers of parts of a network, whose words are at any depth of a name."""
