@@ -493,48 +493,82 @@ def _load_file(
         file = opened.file
         with naming(str(path)):
             sidecar = _find_sidecar(sidecar, opened)
-            known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
-            _reject_name(options, file, known)
-            shapes = list_shapes(known.architecture)
-            _require_arrays(known, file)
+            known = _recognise_network(file, sidecar, options)
             preprocessing = _complete_preprocessing(sidecar, file, known)
-
-        parts, statuses, notes = _read_arrays(file, known)
-        with naming(str(path)):
-            unpacked = known.packing.unpack(parts, file, known.architecture)
-        statuses = opened.describe_use(statuses)
-        notes = [*opened.notes(), *notes]
-
-    if known.packing.note:
-        notes.append(known.packing.note)
-    parameters = unpacked.parameters
-    if known.folded_rows and not known.packing.fits_any_grid:
-        notes += _fold_positions(parameters, known.folded_rows)
+        network = _read_network(opened, known)
 
     place = path
     if adapter is not None:
         config, _ = adapter
         place = config.folder
+    a = known.architecture
     weights = Weights(
-        architecture=known.architecture,
-        parameters=stack(parameters, shapes),
+        architecture=a,
+        parameters=stack(network.parameters, list_shapes(a)),
         class_names=sidecar.class_names,
         preprocessing=preprocessing,
         source=f"{place} ({known.format})",
-        statuses=statuses,
-        notes=[*known.assumptions, *sidecar.notes, *notes],
+        statuses=network.statuses,
+        notes=[*known.assumptions, *sidecar.notes, *network.notes],
         training=description.parse_training_data(file.metadata),
         format=known.format,
         licence=sidecar.licence,
-        has_several_labels=sidecar.is_multilabel and known.architecture.num_classes > 0,
+        has_several_labels=sidecar.is_multilabel and a.num_classes > 0,
     )
 
-    normalisation = unpacked.normalisation or _find_normalisation(sidecar, file, known)
+    normalisation = network.normalisation or _find_normalisation(sidecar, file, known)
     if normalisation != OURS:
         weights = _fold_normalisation(weights, normalisation)
     if sidecar.fields and options.get("image_size") is None:
         weights = _resize_for_processor(weights, sidecar)
     return _drop_wrong_names(weights)
+
+
+def _recognise_network(
+    file: ArrayFile,
+    sidecar: Sidecar,
+    options: Mapping[str, object],
+) -> Recognised:
+    """Return the format and the network of a file.
+
+    Raises:
+      ValueError: the network is unknown, the caller names one that the file states, or arrays are
+        missing, left over or of another shape.
+    """
+    known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
+    _reject_name(options, file, known)
+    _require_arrays(known, file)
+    return known
+
+
+class _Network(NamedTuple):
+    """A network that was read from a file."""
+
+    parameters: dict[str, np.ndarray]  # ours, layers taken apart
+    normalisation: Normalisation | None  # stated by an array of the file
+    statuses: list[ArrayStatus]
+    notes: list[str]
+
+
+def _read_network(opened: _Opened, known: Recognised) -> _Network:
+    """Read the arrays of an open file into our parameters."""
+    file = opened.file
+    packing = known.packing
+    parts, statuses, notes = _read_arrays(file, known)
+    with naming(str(file.path)):
+        unpacked = packing.unpack(parts, file, known.architecture)
+
+    notes = [*opened.notes(), *notes]
+    if packing.note:
+        notes.append(packing.note)
+    if known.folded_rows and not packing.fits_any_grid:
+        notes += _fold_positions(unpacked.parameters, known.folded_rows)
+    return _Network(
+        parameters=unpacked.parameters,
+        normalisation=unpacked.normalisation,
+        statuses=opened.describe_use(statuses),
+        notes=notes,
+    )
 
 
 def _find_sidecar(sidecar: Sidecar, opened: _Opened) -> Sidecar:

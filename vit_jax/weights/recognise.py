@@ -248,17 +248,25 @@ def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]
 
 def _reject_unread(arrays: Mapping[str, StoredArray]) -> None:
     """Raise ValueError, with the reason, for a file of an unsupported network."""
-    kinds = {}
+    names_by_kind = {}
     for name, array in arrays.items():
-        kinds[f"{name}:{len(array.shape)}:{array.dtype.kind}"] = name
+        names_by_kind[f"{name}:{len(array.shape)}:{array.dtype.kind}"] = name
     for family in load_families():
         for rejected in family.rejected_arrays:
-            for kind, name in kinds.items():
-                if re.match(rejected.pattern, kind):
-                    raise ValueError(
-                        f"the file is of {rejected.family}: it has {rejected.feature} ({name}), "
-                        f"which are not read: {rejected.remedy}"
-                    )
+            kind = _find_first_match(rejected.pattern, names_by_kind)
+            if kind is not None:
+                raise ValueError(
+                    f"the file is of {rejected.family}: it has {rejected.feature} "
+                    f"({names_by_kind[kind]}), which are not read: {rejected.remedy}"
+                )
+
+
+def _find_first_match(pattern: str, texts: Iterable[str]) -> str | None:
+    """Return the first text that begins with a pattern."""
+    for text in texts:
+        if re.match(pattern, text):
+            return text
+    return None
 
 
 class _Completion:

@@ -77,7 +77,7 @@ def save_weights(
 
     notes: list[str] = []
     if format_name == OWN:
-        statuses = _save_ours(weights, path)
+        statuses = _save_checkpoint(weights, path)
     elif into_folder and format_name in LIBRARIES:
         statuses, notes = _save_for_library(weights, path, format_name)
     else:
@@ -95,17 +95,20 @@ def _describe_head(weights: Weights) -> list[ArrayStatus]:
     return statuses
 
 
-def _save_ours(weights: Weights, path: pathlib.Path) -> list[ArrayStatus]:
+def _save_checkpoint(weights: Weights, path: pathlib.Path) -> list[ArrayStatus]:
     """Write a checkpoint of step 0."""
     write_workdir(path, weights.parameters, describe_weights(weights))
     write_card(weights, OWN, path)
-    return [
-        ArrayStatus.describe(name, array, "copied") for name, array in weights.parameters.items()
-    ]
+    statuses = []
+    for name, array in weights.parameters.items():
+        statuses.append(ArrayStatus.describe(name, array, "copied"))
+    return statuses
 
 
 def _save_file(
-    weights: Weights, path: pathlib.Path, format_name: str
+    weights: Weights,
+    path: pathlib.Path,
+    format_name: str,
 ) -> tuple[list[ArrayStatus], list[str]]:
     """Write one file."""
     written = _adapt(weights, format_name)
@@ -116,7 +119,9 @@ def _save_file(
 
 
 def _save_for_library(
-    weights: Weights, folder: pathlib.Path, format_name: str
+    weights: Weights,
+    folder: pathlib.Path,
+    format_name: str,
 ) -> tuple[list[ArrayStatus], list[str]]:
     """Write a folder with the configuration of a library."""
     written = _adapt(weights, format_name)
