@@ -123,7 +123,7 @@ def test_a_border_that_no_patch_covers_is_noted():
     stated = {"image_size": (14, 15), "num_heads": 2}
     message = (
         "says 14x15 images, where patches of 4x4 pixels do not cover a border; "
-        "ours show all of the image in 12x12."
+        "vit_jax resizes the whole image to 12x12."
     )
 
     known = recognise(build_headers(SQUARE, "timm"), {}, stated=stated)
