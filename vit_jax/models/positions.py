@@ -17,6 +17,9 @@ from jax import Array
 from vit_jax.config.architecture import Architecture
 
 Grid = tuple[int, int]  # rows and columns
+BASE = 10_000.0  # ratio of the largest and the smallest frequency
+CENTRED_BASE = 100.0  # the same in DINOv3
+ROPE_GRID_SIDE = 16  # patches along a side of the grid on which EVA-02 counts
 
 
 # Positions that are added to the tokens.
@@ -129,7 +132,8 @@ def compute_sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None)
     None: `grid`.
     """
     quarter = width // 4
-    frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
+    exponents = np.arange(quarter) / max(quarter - 1, 1)
+    frequencies = BASE**-exponents
 
     reference_rows, reference_columns = reference_grid or grid
     y_h = locate_patches(grid[0], reference_rows)
@@ -227,10 +231,10 @@ class RotaryPositions(nnx.Module):
         angles_Sp = np.pad(angles_Np, ((self.prefix_length, 0), (0, 0)))
         angles_S1p = angles_Sp[:, None]
 
-        if self.kind == "centred":
+        if self.kind == "centred":  # (B, S, T, 2, p)
             pair_shape = (2, -1)
             pair_axis = 3
-        else:
+        else:  # (B, S, T, p, 2)
             pair_shape = (-1, 2)
             pair_axis = 4
         x = x_BSE.astype(jnp.float32)
@@ -271,20 +275,20 @@ def compute_rotary_angles(
     """
     exponents = np.arange(head_dim // 4) * 4 / head_dim
     if kind == "centred":
-        frequencies = 2 * np.pi * 100.0**-exponents
+        frequencies = 2 * np.pi * CENTRED_BASE**-exponents
     else:
-        frequencies = 10000.0**-exponents
+        frequencies = BASE**-exponents
 
-    reference = reference_grid or grid
+    first_index = int(has_class_token)
     sides = []
-    for length, reference_length in zip(grid, reference, strict=True):
+    for length, reference_length in zip(grid, reference_grid or grid, strict=True):
         index = np.arange(length, dtype=np.float64)
         if kind == "centred":
             side = 2 * (index + 0.5) / length - 1
         elif kind == "grid":
-            side = index * 16 / length
+            side = index * ROPE_GRID_SIDE / length
         else:
-            side = (index + int(has_class_token)) * (reference_length / length)
+            side = (index + first_index) * (reference_length / length)
         sides.append(side)
     row_hw, column_hw = np.meshgrid(*sides, indexing="ij")
 
@@ -292,7 +296,8 @@ def compute_rotary_angles(
     if kind == "index":
         coordinates.reverse()
     halves = [np.outer(coordinate_N, frequencies) for coordinate_N in coordinates]
-    return np.concatenate(halves, axis=1).astype(np.float32)
+    angles_Np = np.concatenate(halves, axis=1)
+    return angles_Np.astype(np.float32)
 
 
 # Building and adding.
