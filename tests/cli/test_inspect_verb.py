@@ -60,7 +60,7 @@ def quick(monkeypatch):
 
 
 @pytest.mark.slow
-def test_all_pictures_and_their_numbers(here):
+def test_all_figures_and_their_numbers(here):
     output = "new/pictures"
     options = [
         "--images=images",
@@ -149,7 +149,7 @@ def test_data_of_a_recipe(here, quick):
         assert numbers["size"] == 3
 
 
-def test_images_that_cannot_be_read_are_left_out(here, quick):
+def test_images_that_cannot_be_read_are_excluded(here, quick):
     (here / "some").mkdir()
     (here / "some/a.png").write_bytes(to_png(sample_pixels(1)[0]))
     (here / "some/b.png").write_bytes(b"rubbish")

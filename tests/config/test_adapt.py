@@ -229,7 +229,7 @@ def test_relative_positions_are_resized_and_have_no_kernel():
         adapted(a, attention="pallas")
 
 
-def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
+def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_named():
     a = network("ViT-H/14")
     with rejects("model.name='ViT-H/14'", "384.*378 or 392.*model.uncovered_border=drop"):
         adapted(a, image_size=(384, 384))

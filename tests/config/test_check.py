@@ -562,7 +562,7 @@ def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
         ({"global_batch": 2560}, 100),
     ],
 )
-def test_what_fits(fields, total):
+def test_lengths_that_fit(fields, total):
     assert steps_of(**fields).total == total
 
 

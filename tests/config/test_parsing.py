@@ -130,7 +130,7 @@ WRONG = f"load_recipe({DIGITS!r}), global_batch='many'"
         ),
     ],
 )
-def test_what_is_no_recipe(tmp_path, monkeypatch, path, source, rule):
+def test_invalid_recipes(tmp_path, monkeypatch, path, source, rule):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("mine.py").write_text(
         f"import dataclasses\nfrom vit_jax.config import load_recipe\n{source}\n"

@@ -113,7 +113,7 @@ def test_a_machine_that_plan_does_not_know_stops_no_run(stage):
 
 
 @pytest.mark.parametrize("hours", ["0", "0.0001", "many", "-1", "1e3"])
-def test_hours_that_limit_nothing_are_refused(stage, hours):
+def test_hours_that_limit_nothing_are_rejected(stage, hours):
     result = stage.run("tpu_pod.sh", *RUN, f"--max_hours={hours}", *WORDS)
 
     assert result.returncode == 2
@@ -121,7 +121,7 @@ def test_hours_that_limit_nothing_are_refused(stage, hours):
     assert stage.calls() == []
 
 
-def test_hours_of_another_command_are_refused(stage):
+def test_hours_of_another_command_are_rejected(stage):
     words = ["delete", "--name=pod", "--zone=us-west4-a", "--max_hours=1"]
     result = stage.run("tpu_pod.sh", *words, *WORDS)
 

@@ -417,7 +417,7 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*TPU, "--learning_rate=1", *WORDS], "unrecognized arguments: --learning_rate=1"),
     ],
 )
-def test_mistakes_are_refused(stage, words, message):
+def test_mistakes_are_rejected(stage, words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         render(words)
 
@@ -610,7 +610,7 @@ def test_a_recipe_that_cannot_start_is_not_submitted(stage):
         (["--shares=2"], "study", []),
     ],
 )
-def test_what_is_not_checked(stage, options, verb, calls):
+def test_runs_that_are_not_checked(stage, options, verb, calls):
     words = [
         "--",
         verb,
@@ -681,7 +681,7 @@ def test_data_that_cannot_be_looked_for_without_gcloud_are_named(stage):
         (["run", *TPU, "--topology=3x3", *WORDS], "--topology=3x3"),
     ],
 )
-def test_commands_that_are_refused(stage, words, message):
+def test_commands_that_are_rejected(stage, words, message):
     result = stage.run("gke.sh", *words)
 
     assert result.returncode == 2
@@ -745,7 +745,7 @@ BAD_FOLDERS = (
 
 @pytest.mark.parametrize("place", ["gs://bucket", "claim:nfs"])
 @pytest.mark.parametrize("folder", BAD_FOLDERS)
-def test_folders_that_are_refused(stage, place, folder):
+def test_folders_that_are_rejected(stage, place, folder):
     message = f"--workdir={place}/{folder}: parts of the folder must be"
     with pytest.raises(ValueError, match=re.escape(message)):
         render([*TPU, f"--workdir={place}/{folder}", *WORDS])

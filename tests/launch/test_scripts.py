@@ -233,7 +233,7 @@ def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
         ("exit 127", "python3 is not found"),
     ],
 )
-def test_old_python_is_refused_unless_there_is_a_newer_one(sandbox, script, message):
+def test_old_python_is_rejected_unless_there_is_a_newer_one(sandbox, script, message):
     write_program(sandbox.programs / "python3", f"#!/bin/bash\n{script}\n")
     result = sandbox.run("local.sh", "doctor")
 
@@ -351,7 +351,7 @@ def test_accelerators_are_named_and_the_environment_is_left_alone(
     assert read_calls(sandbox) == ["venv", f"pip .[{accelerator},figures,hub]"]
 
 
-def test_an_unknown_accelerator_is_refused(sandbox):
+def test_an_unknown_accelerator_is_rejected(sandbox):
     unknown = sandbox.run("local.sh", "doctor", VIT_JAX_ACCELERATOR="gpu")
 
     assert unknown.returncode == 1

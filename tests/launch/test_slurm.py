@@ -238,7 +238,7 @@ def test_jobs_of_an_array_share_the_runs_of_a_study(job, words, share):
     assert job.calls()[-1][-len(expected) :] == expected
 
 
-def test_an_array_with_gaps_is_refused(job):
+def test_an_array_with_gaps_is_rejected(job):
     with_gaps = ARRAY | {"SLURM_ARRAY_TASK_MAX": "9"}  # --array=5-9:2
     result = job.run("slurm.sbatch", *STUDY, **with_gaps)
 
@@ -344,7 +344,7 @@ def test_an_installation_that_failed_is_not_reported_as_done(stage, failure):
 
 
 @pytest.mark.parametrize("workdir", ["/scratch/run", "/shared-not/run"])
-def test_a_workdir_that_would_be_lost_with_the_container_is_refused(job, workdir):
+def test_a_workdir_that_would_be_lost_with_the_container_is_rejected(job, workdir):
     result = submit_to(job, workdir)
 
     assert result.returncode == 2
@@ -445,7 +445,7 @@ def test_sigterm_to_all_processes_leaves_their_codes(job):
         ({"VIT_JAX_MAX_FAILURES": "many"}, "VIT_JAX_MAX_FAILURES=many: must be a whole number"),
     ],
 )
-def test_mistakes_are_refused(job, variables, message):
+def test_mistakes_are_rejected(job, variables, message):
     result = submit(job, **variables)
 
     assert result.returncode == 2

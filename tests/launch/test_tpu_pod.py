@@ -359,7 +359,7 @@ def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage)
     assert "checked: a recipe" in result.stderr
 
 
-def test_data_that_are_missing_in_a_bucket_are_refused(stage):
+def test_data_that_are_missing_in_a_bucket_are_rejected(stage):
     stage.answers("check", UNSEEN)
     stage.answers(
         "ls",
@@ -385,7 +385,7 @@ def test_data_that_are_missing_in_a_bucket_are_refused(stage):
         ("/root/tensorflow_datasets/cifar10", "below /mnt/vit_jax_data/BUCKET"),
     ],
 )
-def test_paths_that_the_workers_do_not_have_are_refused(stage, path, message):
+def test_paths_that_the_workers_do_not_have_are_rejected(stage, path, message):
     stage.answers("check", f"echo 'not visible from here: {path}'")
     result = run(stage, "--data_bucket=gs://images")
 
@@ -427,7 +427,7 @@ def test_without_a_check_the_data_that_arguments_name_are_looked_for(stage, opti
 
 
 @pytest.mark.parametrize("option", UNCHECKED)
-def test_without_a_check_data_of_another_bucket_are_refused(stage, option):
+def test_without_a_check_data_of_another_bucket_are_rejected(stage, option):
     path = "/mnt/vit_jax_data/others/photos"
     result = run_with_data(stage, option, path)
 
@@ -631,7 +631,7 @@ LIVES = {
 
 
 @pytest.mark.parametrize("name", LIVES)
-def test_what_happens_to_a_run(stage, name):
+def test_events_of_a_run(stage, name):
     life = LIVES[name]
     result = run(stage, *life.options, **life.answers)
 
@@ -660,7 +660,7 @@ def check_creation(stage, call, options):
     assert ("--spot" in call) == ("--spot" in options)
 
 
-def test_a_checkout_that_git_does_not_know_is_refused_before_a_machine_is_asked_for(stage):
+def test_a_checkout_that_git_does_not_know_is_rejected_before_a_machine_is_asked_for(stage):
     message = "is not a git checkout, so its files are not known: give --repository=URL"
     shutil.rmtree(stage.checkout / ".git")
     result = run(stage)
@@ -933,7 +933,7 @@ BAD_FOLDERS = ("../other", "runs/..", "runs/./x", "runs//x", "$(id)", "`id`", "a
 
 
 @pytest.mark.parametrize("folder", BAD_FOLDERS)
-def test_folders_that_are_refused(stage, folder):
+def test_folders_that_are_rejected(stage, folder):
     words = ["run", *NAME, "--type=v4-8", f"--workdir=gs://bucket/{folder}"]
     result = stage.run("tpu_pod.sh", *words)
 
@@ -991,7 +991,7 @@ def test_folders_that_are_refused(stage, folder):
         ),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_asked_for(stage, words, message):
+def test_mistakes_are_rejected_before_anything_is_asked_for(stage, words, message):
     result = stage.run("tpu_pod.sh", *words)
 
     assert result.returncode == 2

@@ -135,7 +135,7 @@ NO_RUN = "nowhere: must have metrics.jsonl in it or below. Give workdirs of runs
 NO_AXIS = "--axis=epochs: must be one of 'steps', 'images', 'exaflops', 'time'."
 
 
-def test_a_run_of_a_folder_that_has_just_begun_is_left_out(here):
+def test_a_run_of_a_folder_that_has_just_begun_is_excluded(here):
     (here / "study/c").mkdir()
     (here / "study/c/metrics.jsonl").touch()
 
@@ -167,7 +167,7 @@ def test_the_verb(here):
         (["study/bare"], "give the workdir of a run"),
     ],
 )
-def test_refusals(incomplete, words, message):
+def test_rejections(incomplete, words, message):
     code, _, error = run(["plot", *words])
 
     assert code == 2, error

@@ -62,7 +62,7 @@ def names_of(model):
         (dataclasses.replace(RESNET, image_size=(8, 8)), {"filters"} | OF_IMAGES),
     ],
 )
-def test_what_networks_have(architecture, names):
+def test_figures_of_networks(architecture, names):
     assert names_of(from_weights(weights_of(architecture))) == names
 
 
@@ -75,7 +75,7 @@ def test_what_networks_have(architecture, names):
         ({"network": "docs.examples.network:Mixer"}, OF_PARAMETERS | OF_ATTENTION | {"pca"}),
     ],
 )
-def test_what_networks_with_own_parts_have(option, missing):
+def test_figures_of_networks_with_custom_parts(option, missing):
     model = vit_jax.create_model("ViT-mu/4", **OWN, **option)
     assert names_of(model) == ALL - missing
 
@@ -184,7 +184,7 @@ def sheets_drawn(monkeypatch):
     return drawn
 
 
-def test_a_network_that_is_damaged_is_refused():
+def test_a_network_that_is_damaged_is_rejected():
     model = from_weights(weights_of(VIT))
     model.module.encoder.norm.scale[...] = np.full(VIT.width, np.nan, np.float32)
 
@@ -278,7 +278,7 @@ def check_figure(figure, name):
 
 
 @pytest.mark.slow
-def test_every_picture_is_drawn():
+def test_every_figure_is_drawn():
     """A hybrid and a network for masked patches have all of them together."""
     masked = dataclasses.replace(
         VIT,

@@ -185,7 +185,7 @@ NO_EFFECT = "--data_dir=x: has no effect with --without_data. Leave it out."
         ([".", "--global_batch=0"], "--global_batch=0: must be at least 1."),
     ],
 )
-def test_refusals(tmp_path, monkeypatch, words, message):
+def test_rejections(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     code, _, error = run(["report", *words])
 

@@ -223,7 +223,7 @@ def metrics_of(source, predicted, confidence):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
-def test_pictures_of_odd_names_and_images(wrong):
+def test_figures_of_odd_names_and_images(wrong):
     predicted = [1] * wrong + [0] * (3 - wrong)
     metrics = metrics_of(Stored(), predicted, [0.75] * 3)
     transform = EvaluationTransform((8, 8), "direct", 1.0)

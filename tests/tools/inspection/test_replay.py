@@ -106,7 +106,7 @@ def check_sums(found, *, loss_tolerance=1e-5):
 POISONED_LOSS = f"the loss of record {POISONED}, record {POISONED}"
 
 
-def test_what_is_recorded(diverged):
+def test_the_record_of_a_divergence(diverged):
     """The error names in one line the step, and the command that repeats it."""
     workdir, message = diverged
     found = read_divergence(workdir)

@@ -127,7 +127,7 @@ def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("word", ["--config.seed=1", "--topology=v5e:1x1"])
-def test_what_needs_a_recipe(word):
+def test_options_that_need_a_recipe(word):
     outcome = run(["doctor", word])
 
     assert outcome.code == 2

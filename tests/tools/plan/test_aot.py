@@ -239,7 +239,7 @@ def test_the_norms_of_logged_steps_are_conditional(plan):
 
 @needs_libtpu
 @pytest.mark.tools
-def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
+def test_custom_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
     custom = dataclasses.replace(plan.run.architecture, block="mine:Block")
     run = dataclasses.replace(plan.run, architecture=custom)
     monkeypatch.setattr(estimate, "architecture_of", lambda *_: custom)

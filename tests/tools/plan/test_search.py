@@ -206,7 +206,7 @@ def test_the_compiler_decides_between_the_best(monkeypatch, result):
     assert "does not fit" in result_to_text(result)
 
 
-def test_own_code_cannot_be_ordered_by_arithmetic(monkeypatch):
+def test_custom_code_cannot_be_ordered_by_arithmetic(monkeypatch):
     config = load_recipe(H14)
     own = dataclasses.replace(architecture_of(config, 10), block="mine:Block")
     monkeypatch.setattr(module, "architecture_of", lambda *_: own)

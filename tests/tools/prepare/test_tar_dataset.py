@@ -268,7 +268,7 @@ PNG_BOMB = bytearray(picture(0, ".png"))
 PNG_BOMB[16:24] = (60_000).to_bytes(4, "big") * 2
 
 
-def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
+def test_files_that_are_excluded_or_odd_are_listed(prepare, tmp_path):
     good = {f"{k}.JPEG": picture(k) for k in range(4)}
     expected = [
         ("mislabelled", "a.tar/png.JPEG"),

@@ -22,7 +22,7 @@ def losses(x):
     return trend + 0.004 * np.cos(40 * np.arange(len(x)))
 
 
-def test_what_is_suggested():
+def test_suggestions():
     test = RangeTest(
         100,
         RATES,
@@ -99,6 +99,6 @@ def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
         ((0.1, 1), 100, "resume_from=runs/x", "config.resume_from.*step 0"),
     ],
 )
-def test_what_is_rejected(rates, num_steps, override, rule):
+def test_invalid_settings(rates, num_steps, override, rule):
     with rejects("", rule):
         run_range_test(runs.config(override), *rates, num_steps)

@@ -136,7 +136,7 @@ def test_a_run_that_diverged_is_counted_and_not_drawn(tmp_path):
     assert "2 of 2, 1 diverged" in write_results(grid, tmp_path)
 
 
-def test_a_measure_that_runs_do_not_have_is_refused(tmp_path):
+def test_a_measure_that_runs_do_not_have_is_rejected(tmp_path):
     grid = make_study_grid("pooling", measures=["imagenet_5shot_accuracy"])
     write_run(tmp_path, grid.runs[0], test_accuracy=0.5)
     message = r"has no imagenet_5shot_accuracy \(--measures=\); it has test_accuracy"

@@ -142,7 +142,7 @@ def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_
     assert ran == [(NAMES[1], None)]
 
 
-def test_a_config_that_cannot_be_is_refused_before_the_first_run(pretended, tmp_path):
+def test_a_config_that_cannot_be_is_rejected_before_the_first_run(pretended, tmp_path):
     ran, _ = pretended
     err = rejected(words_of(tmp_path, *POOLS, "--seeds=0,-1"))
 
@@ -152,7 +152,7 @@ def test_a_config_that_cannot_be_is_refused_before_the_first_run(pretended, tmp_
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["run", "dry run"])
 @pytest.mark.parametrize("measure", ["test_acuracy", "fewshot_5shot_accuracy"])
-def test_a_measure_that_no_run_has_is_refused_before_the_first_run(
+def test_a_measure_that_no_run_has_is_rejected_before_the_first_run(
     pretended, tmp_path, measure, more
 ):
     available = "it will have test_accuracy, test_loss, exaflops"

@@ -51,7 +51,7 @@ def test_names_in_the_order_of_the_suite():
         ("pets,", ": must be one of all, "),
     ],
 )
-def test_names_that_there_are_not(words, rule):
+def test_unknown_names(words, rule):
     with rejects("--tasks=", rule):
         select_tasks(VTAB, words)
 
@@ -64,6 +64,6 @@ def test_names_that_there_are_not(words, rule):
         ("TWICE", "'dull'.*two"),
     ],
 )
-def test_suites_that_are_none(name, rule):
+def test_invalid_suites(name, rule):
     with rejects("--suite=", rule):
         load_suite(f"tests.tools.sweeps.small_suite:{name}")

@@ -345,7 +345,7 @@ def test_machines_need_not_wait_where_each_task_has_its_own_setting(pretended, w
     assert ran == [*TRIALS["shade"], "shade final 0.3"]
 
 
-def test_what_diverges_is_said_and_not_tried_again(pretended, weights, tmp_path):
+def test_what_diverges_is_named_and_not_tried_again(pretended, weights, tmp_path):
     ran, special = pretended
     special["bright trials 0.3"] = diverge()
     special["shade final 0.1"] = FloatingPointError("Step 9: the loss is nan")
@@ -391,7 +391,7 @@ def test_where_all_trials_of_a_task_diverge_the_others_go_on(pretended, weights,
     assert "3 of 3 tasks" in out
 
 
-def test_data_that_is_not_there(pretended, weights, tmp_path):
+def test_missing_data(pretended, weights, tmp_path):
     ran, _ = pretended
     message = r"Data of 1 of 4 tasks cannot be opened:\n  absent: .*make images"
     outcome = run(
