@@ -1,4 +1,7 @@
-"""Near-duplicates: planted copies are found, confirmed and kept out of training; nothing else is."""
+"""Near-duplicates: planted copies are found, confirmed and kept out of training.
+
+Other images stay in training.
+"""
 
 import csv
 import json

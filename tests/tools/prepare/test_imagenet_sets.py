@@ -25,6 +25,15 @@ PIXELS = sample_pixels(COUNT)
 FILES = [f"ILSVRC2012_val_{number + 1:08}.JPEG" for number in range(COUNT)]
 
 
+def check_sets(sets, expected):
+    """Every set with one label an image has the accuracy by NumPy, all images and a loss."""
+    assert list(sets) == [one.name for one in SETS if one.name != "objectnet"]
+    for name, accuracies in expected.items():
+        check_accuracy(sets[name], accuracies)
+        assert sets[name]["images"] == COUNT
+        assert sets[name]["loss"] > 0
+
+
 @pytest.fixture(scope="module")
 def unnamed():
     return make_weights(None, format="released")
@@ -37,7 +46,10 @@ def logits(unnamed):
 
 @pytest.fixture
 def labels(logits):
-    """Return a function that makes labels. Half of them are the first prediction, also within a subset."""
+    """Return a function that makes labels.
+
+    Half of them are the first prediction, also within a subset.
+    """
 
     def choose(subset=""):
         members = classes.members(subset)
@@ -133,13 +145,7 @@ def test_the_whole_family(here, logits, labels):
 
     found, notes = evaluated(here, "--data=imagenet")
 
-    assert list(found["sets"]) == [one.name for one in SETS if one.name != "objectnet"]
-    for name in expected:
-        values = found["sets"][name]
-        check_accuracy(values, expected[name])
-        assert values["images"] == COUNT
-        assert values["loss"] > 0
-
+    check_sets(found["sets"], expected)
     values = found["sets"]["real"]
     assert values["accuracy"] == 1
     assert values["images"] == sum(map(bool, real_labels))
@@ -216,7 +222,9 @@ def replace_head(weights, parameters, class_names):
 
 
 def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, labels):
-    """The same parameters in another order have the same metrics, though outputs of no class are higher."""
+    """The same parameters in another order have the same metrics, though outputs of no class are
+    higher.
+    """
     weights = make_weights(None, format="released")
     order = np.random.default_rng(2).permutation(1400)[:1000]
     names = np.array([f"n{90_000_000 + place}" for place in range(1400)], object)
@@ -361,7 +369,10 @@ def write_objectnet(root, pixels, folders):
 
 @pytest.fixture
 def objectnet(here):
-    """Write ObjectNet; return (folder, number) of the images whose objects ImageNet has, in their order."""
+    """Write ObjectNet.
+
+    Return (folder, number) of the images whose objects ImageNet has, in their order.
+    """
     folders = [("alarm_clock", "banana", "briefcase")[n % 3] for n in range(COUNT)]
     write_objectnet(here, PIXELS, folders)
     return sorted((folder, n) for n, folder in enumerate(folders) if folder != "briefcase")

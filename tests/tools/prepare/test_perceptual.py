@@ -1,4 +1,6 @@
-"""Perceptual hashes against SciPy's cosine transform, hashes of mirror images and copies, and near pairs."""
+"""Perceptual hashes against SciPy's cosine transform, hashes of mirror images and copies, and near
+pairs.
+"""
 
 import cv2
 import numpy as np

@@ -138,7 +138,10 @@ def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
 
 
 def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
-    """Unreadable files are skipped, named, and copied later; images that no JPEG can hold are copied."""
+    """Unreadable files are skipped, named, and copied later.
+
+    Images that no JPEG can hold are copied.
+    """
     missing = tmp_path / "elsewhere.png"
     copy = tmp_path / "copy"
     wide = encode(np.zeros((61, 70_000, 3), np.uint8))

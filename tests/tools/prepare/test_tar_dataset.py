@@ -21,6 +21,7 @@ from array_record.python import array_record_module
 from tests.data.packed_files import by_class, packed, picture, special
 from tests.integration.commands import run
 from tests.rejections import rejects
+from vit_jax.config.schema import InputConfig
 from vit_jax.data.decoding import images
 from vit_jax.data.sources import open_source
 from vit_jax.tools.prepare import scatter, tar_dataset, tar_reading, tar_writing
@@ -44,7 +45,10 @@ FOLDERS = packed(*((f"./{name}/{file}", image) for name, file, image in FILES))
 
 
 def shards(suffix, label):
-    """Return WebDataset samples with classes mixed. `label` returns the content of a label's file."""
+    """Return WebDataset samples with classes mixed.
+
+    `label` returns the content of a label's file.
+    """
     members = []
     for k in np.random.default_rng(0).permutation(len(FILES)).tolist():
         name, _, image = FILES[k]
@@ -111,8 +115,6 @@ def check_dataset(folder):
 
 
 def tar_dataset_config(folder):
-    from vit_jax.config.schema import InputConfig
-
     return InputConfig(
         data_dir=str(folder.parents[1]),
         train_split="train",
@@ -172,7 +174,9 @@ def test_every_image_is_read_with_its_class(prepare, archive):
 
 
 def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatch):
-    """It does not depend on the order in the archive, its name, compression, or the number of threads."""
+    """It does not depend on the order in the archive, its name, compression, or the number of
+    threads.
+    """
     expected = content(prepare(WHOLE, shards=4)[0])
     reversed_classes = {}
     for name in reversed(CLASSES):
@@ -396,7 +400,9 @@ ORDER = ("n30", "n10", "n20", "n02", "n01")
     ids=["sorted names", "names of a list", "numbers of files", "numbers and a list"],
 )
 def test_numbers_of_the_classes(prepare, archive, classes, class_names, used_names):
-    """Classes have the numbers of a list, with gaps for missing ones, of files, or of the sorted names."""
+    """Classes have the numbers of a list, with gaps for missing ones, of files, or of the sorted
+    names.
+    """
     folder, _ = prepare(archive, classes=classes)
 
     assert read_class_names(folder) == class_names
@@ -700,7 +706,10 @@ class FullDiskWriter:
 
 
 def test_a_disk_that_fills_up_while_shards_are_written(prepare, monkeypatch):
-    """ArrayRecord raises RuntimeError; it becomes an error of files, and the same command goes on."""
+    """ArrayRecord raises RuntimeError.
+
+    It becomes an error of files, and the same command goes on.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(array_record_module, "ArrayRecordWriter", FullDiskWriter)
         with pytest.raises(OSError, match=r"cannot be written .No space left on device"):
