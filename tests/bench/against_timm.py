@@ -189,7 +189,9 @@ def build_ours(model, batch, form, unrolled, device):
 
 
 def measure_ours(model, batch, steps, form="xla", unrolled=False):
-    """Return seconds of each training step and of each inference, and the peak of memory in bytes or None."""
+    """Return seconds of each training step and of each inference, and the peak of memory in bytes
+    or None.
+    """
     import jax
 
     device = jax.devices()[0]

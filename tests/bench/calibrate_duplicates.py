@@ -53,7 +53,9 @@ def distances(hash_N2: np.ndarray, other_M2: np.ndarray) -> np.ndarray:
 
 
 def features_of(weights: str):
-    """Return a function from images to features of length 1 of the images and of their mirror images, (2, N, D)."""
+    """Return a function from images to features of length 1 of the images and of their mirror
+    images, (2, N, D).
+    """
     import jax
 
     from vit_jax.api import load_model
@@ -93,7 +95,9 @@ def measure_recall(hash_N2, unit_2ND, copies: Sequence[np.ndarray], extract) -> 
 
 
 def count_unrelated(hash_N2, unit_2ND) -> list[str]:
-    """Return the number of pairs of different images, and the pairs found at each distance and cosine."""
+    """Return the number of pairs of different images, and the pairs found at each distance and
+    cosine.
+    """
     pairs = np.triu_indices(len(hash_N2), 1)
     bits = distances(hash_N2, hash_N2)[pairs]
     row = [f"unrelated, of {len(bits):,} pairs"]

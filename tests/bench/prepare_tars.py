@@ -60,7 +60,10 @@ def pack(images, path):
 
 
 def time_command(words):
-    """Return seconds, CPU seconds and peak MiB of a command; the peak is of the largest process so far."""
+    """Return seconds, CPU seconds and peak MiB of a command.
+
+    The peak is of the largest process so far.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     subprocess.run(

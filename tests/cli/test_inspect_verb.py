@@ -255,7 +255,9 @@ def test_without_matplotlib_it_says_so_first(here, monkeypatch):
 
 
 def test_sheets_of_the_data_of_a_recipe(tmp_path):
-    """The sheets show the batch of the first step: the same mixture of pixels and labels as the training step has."""
+    """The sheets show the batch of the first step: the same mixture of pixels and labels as the
+    training step has.
+    """
     output = tmp_path / "o"
     words = [
         "--config=digits",

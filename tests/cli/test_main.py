@@ -321,7 +321,10 @@ cli.main(["predict"])
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_is_not_lost_in_a_callback(number, code):
-    """Python prints errors that are raised there and forgets them; JAX has such a callback of the garbage collector."""
+    """Python prints errors that are raised there and forgets them.
+
+    JAX has such a callback of the garbage collector.
+    """
     words = [sys.executable, "-c", IN_A_CALLBACK, str(int(number))]
     result = subprocess.run(
         words,

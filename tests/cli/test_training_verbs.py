@@ -19,7 +19,9 @@ from vit_jax.hosts import exits
 
 @pytest.fixture
 def fails(data_dir, tmp_path):
-    """Return a function that runs a command that must fail before it trains, and returns its message."""
+    """Return a function that runs a command that must fail before it trains, and returns its
+    message.
+    """
 
     def fail(*words, workdir=tmp_path / "new" / "workdir"):
         before = sorted(tmp_path.rglob("*"))

@@ -145,7 +145,10 @@ def test_predict_names_on_standard_input(weights, here, monkeypatch):
 
 
 def test_predict_reads_nothing_without_end(weights, here):
-    """A pipe, a device and a file of 60 GB are images that cannot be read; the others are predicted."""
+    """A pipe, a device and a file of 60 GB are images that cannot be read.
+
+    The others are predicted.
+    """
     write_pngs(here, sample_pixels(1))
     os.mkfifo(here / "pipe.png")
     (here / "large.png").touch()
@@ -227,7 +230,9 @@ def test_predict_does_the_rest_when_some_cannot_be_read(weights, here):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding):
-    """Bytes that are no text and scripts that the terminal lacks are escaped, in names of files and of classes."""
+    """Bytes that are no text and scripts that the terminal lacks are escaped, in names of files and
+    of classes.
+    """
     names = (os.fsdecode(b"caf\xe9"), "café", *NAMES[2:])
     save_weights(sample_weights(class_names=names), here / "w", OWN)
     write_image(here, os.fsdecode(b"\xe9.png"))
@@ -246,7 +251,9 @@ def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding
 
 
 def test_names_from_files_have_no_power_over_the_terminal(here):
-    """A class or a file may have a name that sets the title of a window, clears the screen or forges a line."""
+    """A class or a file may have a name that sets the title of a window, clears the screen or
+    forges a line.
+    """
     hostile = "\x1b]0;owned\x07"
     folder = here / "im\x1b[2Jages"
     save_weights(sample_weights(class_names=(hostile, *NAMES[1:])), here / "w", OWN)
@@ -420,7 +427,10 @@ DEEP_FILES = ("deep.tif", "stated.png", "float.tif")
 
 @pytest.fixture
 def deep(here):
-    """Three files of 12-bit values, and weights with and without their range; returns the probabilities."""
+    """Three files of 12-bit values, and weights with and without their range.
+
+    Returns the probabilities.
+    """
     values = sample_pixels(1)[0].astype(np.uint16) * 16 + 3
     (here / "deep.tif").write_bytes(tiff(values))
     (here / "stated.png").write_bytes(png(values, 12))

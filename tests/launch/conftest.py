@@ -1,4 +1,6 @@
-"""Stand-ins for gcloud, kubectl, srun and others on the PATH: they record calls and run scripts of the test."""
+"""Stand-ins for gcloud, kubectl, srun and others on the PATH: they record calls and run scripts of
+the test.
+"""
 
 import os
 import shutil
@@ -17,7 +19,9 @@ LISTENING = ("/usr/bin/env", "--default-signal=HUP,INT,TERM")
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the tests that run scripts as `launch`, except dry runs, which keep one fast test of each script."""
+    """Mark the tests that run scripts as `launch`, except dry runs, which keep one fast test of
+    each script.
+    """
     folder = Path(__file__).parent
     for item in items:
         is_here = folder in item.path.parents
@@ -27,7 +31,10 @@ def pytest_collection_modifyitems(items):
 
 
 def finish(process: subprocess.Popen[str], timeout: int) -> tuple[str, str]:
-    """Wait for a script of `Stage.start` and return its output; at the time limit kill it and raise."""
+    """Wait for a script of `Stage.start` and return its output.
+
+    At the time limit kill it and raise.
+    """
     try:
         return process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

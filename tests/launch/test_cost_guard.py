@@ -1,4 +1,6 @@
-"""Rented machines are deleted or named at every exit: hours and price before, a limit, each step failing in turn."""
+"""Rented machines are deleted or named at every exit: hours and price before, a limit, each step
+failing in turn.
+"""
 
 import itertools
 import os

@@ -1,4 +1,6 @@
-"""The Kubernetes manifest, validated by published schemas, and the script with a stand-in for kubectl."""
+"""The Kubernetes manifest, validated by published schemas, and the script with a stand-in for
+kubectl.
+"""
 
 import os
 import re
@@ -75,7 +77,9 @@ CHECKED = [
 
 @pytest.fixture
 def stage(stage):
-    """A stage with a stand-in for vit-jax here, which checks the recipe before the cluster is asked for anything."""
+    """A stage with a stand-in for vit-jax here, which checks the recipe before the cluster is asked
+    for anything.
+    """
     stage.install(STAND_INS / "vit-jax")
     return stage
 
@@ -88,7 +92,9 @@ def render(words):
 
 
 def validate(manifest):
-    """Hold the Job to the schema of Kubernetes, without unknown fields, and the JobSet around it to that of its CRD."""
+    """Hold the Job to the schema of Kubernetes, without unknown fields, and the JobSet around it to
+    that of its CRD.
+    """
     (replicated,) = manifest["spec"]["replicatedJobs"]
     job = {"apiVersion": "batch/v1", "kind": "Job", **replicated["template"]}
     kubernetes_validate.validate(job, KUBERNETES, strict=True)
@@ -184,7 +190,9 @@ def test_shares_of_a_study_are_jobsets_of_their_own():
 
 
 def read_variables(container):
-    """Return the environment variables of a container: a value, or the path of the field with the value."""
+    """Return the environment variables of a container: a value, or the path of the field with the
+    value.
+    """
     variables = {}
     for one in container["env"]:
         value = one.get("value")
@@ -260,7 +268,9 @@ def find_action(rules, reason, message):
     ],
 )
 def test_exit_codes_meet_their_rules(code, expected):
-    """The rules of the JobSet tell the rules of the Job apart by their number: both lists have to agree."""
+    """The rules of the JobSet tell the rules of the Job apart by their number: both lists have to
+    agree.
+    """
     manifest = render([*GPU, "--max_failures=5", *WORDS])
     policy = manifest["spec"]["failurePolicy"]
     rules = get_job(manifest)["podFailurePolicy"]["rules"]

@@ -85,7 +85,9 @@ def test_scripts_may_be_executed_and_stop_at_errors(script):
 
 
 def test_no_hyper_parameter_in_launch():
-    """No script gives vit-jax a value of its configuration: these are in configs/ and on the user's command line."""
+    """No script gives vit-jax a value of its configuration: these are in configs/ and on the user's
+    command line.
+    """
     fields = set(PretrainConfig.__dataclass_fields__) | set(FinetuneConfig.__dataclass_fields__)
     assert "optimizer" in fields
 

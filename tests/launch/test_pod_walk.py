@@ -76,7 +76,9 @@ LOOK = 'folder="${VIT_JAX_MOUNTS}_data/${words##* gs://}"; [[ -e "${folder% }" ]
 
 @pytest.fixture
 def stage(stage):
-    """A stage with the complete package in its checkout, two workers, and a cloud with one machine and two buckets."""
+    """A stage with the complete package in its checkout, two workers, and a cloud with one machine
+    and two buckets.
+    """
     without_caches = shutil.ignore_patterns("__pycache__")
     for name in ("vit_jax", "configs"):
         shutil.copytree(ROOT / name, stage.checkout / name, ignore=without_caches)
@@ -132,7 +134,9 @@ def commands():
 
 
 def make_small(words):
-    """Return the same command for this machine: small fields, other buckets, plans without a compiler."""
+    """Return the same command for this machine: small fields, other buckets, plans without a
+    compiler.
+    """
     small = []
     for word in words:
         word = word.replace("gs://BUCKET", "gs://images").replace("/BUCKET/", "/images/")

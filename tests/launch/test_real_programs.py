@@ -1,4 +1,6 @@
-"""Commands of tpu_pod.sh and gke.sh, given to the real gcloud and kubectl without an account or a cluster."""
+"""Commands of tpu_pod.sh and gke.sh, given to the real gcloud and kubectl without an account or a
+cluster.
+"""
 
 import contextlib
 import importlib.util
@@ -252,7 +254,10 @@ def post(address, content):
 
 @pytest.fixture
 def connected(stage, storage):
-    """A stage whose gcloud is the real one with an emulator of Cloud Storage; only vit-jax is a stand-in."""
+    """A stage whose gcloud is the real one with an emulator of Cloud Storage.
+
+    Only vit-jax is a stand-in.
+    """
     stage.install(STAND_INS / "vit-jax")
     stage.variables |= {
         "PATH": os.environ["PATH"],

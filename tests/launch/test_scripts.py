@@ -133,7 +133,9 @@ def test_changed_requirements_and_a_moved_checkout_install_again(sandbox):
 
 
 def test_failed_installation_is_shown_and_repeated(sandbox):
-    """So it is in a half-made environment, and after a complete installation, whose stamp must not stay valid."""
+    """So it is in a half-made environment, and after a complete installation, whose stamp must not
+    stay valid.
+    """
     venv = sandbox.checkout / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "pyvenv.cfg").touch()
@@ -280,7 +282,10 @@ def test_chosen_python_is_never_ignored(sandbox):
     ids=["default", "all", "CI", "arguments"],
 )
 def test_test_script(sandbox, words, variables, checks, added):
-    """By default style, types and the fast tests; with --all all tests; with arguments pytest alone, in the root."""
+    """It checks style, types and the fast tests.
+
+    With --all it runs all tests, and with arguments pytest alone.
+    """
     pytest_words = "[-m] [pytest] [-n] [auto] [--maxprocesses=4] [--dist=loadgroup]"
     *checked, last = sandbox.run("test.sh", *words, **variables).stdout.splitlines()
 
@@ -327,7 +332,10 @@ ALL_GPUS = "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 
 def test_accelerators_are_named_and_the_environment_is_left_alone(
     sandbox, accelerator, variables, message
 ):
-    """Nothing limits the GPUs or changes how JAX uses memory; without an accelerator none is looked for by default."""
+    """Nothing limits the GPUs or changes how JAX uses memory.
+
+    Without an accelerator none is looked for by default.
+    """
     write_program(sandbox.programs / "nvidia-smi", PRINT_GPUS)
     show = write_program(sandbox.elsewhere / "show", "#!/bin/bash\nenv\n")
     before = {

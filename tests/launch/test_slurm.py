@@ -1,4 +1,6 @@
-"""The SLURM script, with stand-ins for srun, which runs its tasks here, and for scontrol, which records its calls."""
+"""The SLURM script, with stand-ins for srun, which runs its tasks here, and for scontrol, which
+records its calls.
+"""
 
 import os
 import shlex

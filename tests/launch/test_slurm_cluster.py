@@ -43,7 +43,9 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 def drop_settings(variables):
-    """Return the variables without those of another SLURM and of the environment that runs the tests."""
+    """Return the variables without those of another SLURM and of the environment that runs the
+    tests.
+    """
     prefixes = ("SLURM", "VIT_JAX_")
     return {name: value for name, value in variables.items() if not name.startswith(prefixes)}
 
@@ -109,7 +111,10 @@ class Jobs:
             time.sleep(0.1)
 
     def end(self, job):
-        """Wait for the end of a job, or of all jobs of an array; return its states and exit code."""
+        """Wait for the end of a job, or of all jobs of an array.
+
+        Return its states and exit code.
+        """
         self.wait(lambda: all(state in ENDED for state in self.show(job, "JobState")), job)
         return self.show(job, "JobState"), self.show(job, "ExitCode")[0]
 

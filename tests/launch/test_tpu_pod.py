@@ -103,7 +103,9 @@ KILLED = (
 
 @pytest.fixture
 def stage(stage):
-    """A stage with a stand-in for vit-jax here, which checks the recipe before a machine is asked for."""
+    """A stage with a stand-in for vit-jax here, which checks the recipe before a machine is asked
+    for.
+    """
     stage.install(STAND_INS / "vit-jax")
     return stage
 
@@ -252,7 +254,10 @@ def test_dry_run_prints_exactly_what_a_run_executes(stage):
 
 @pytest.fixture
 def untracked(stage):
-    """A stage with two files that git does not track, one of them ignored; returns the names of tracked files."""
+    """A stage with two files that git does not track, one of them ignored.
+
+    Returns the names of tracked files.
+    """
     (stage.checkout / ".gitignore").write_text("/runs/\n.venv*\n")
     (stage.checkout / "runs").mkdir()
     (stage.checkout / "runs/weights").write_text("large")
@@ -349,7 +354,10 @@ LOOKS = [
 
 
 def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage):
-    """The bucket of the workdir counts too; the folder of the dataset has the name that vit-jax uses."""
+    """The bucket of the workdir counts too.
+
+    The folder of the dataset has the name that vit-jax uses.
+    """
     stage.answers("check", UNSEEN)
     result = run(stage, "--data_bucket=gs://images")
 
@@ -671,7 +679,10 @@ def test_a_checkout_that_git_does_not_know_is_rejected_before_a_machine_is_asked
 
 
 def test_log_that_gcloud_repeats_is_kept_once(stage):
-    """gcloud runs a command again, with the same words, when its connection drops; a cut line comes as a whole."""
+    """gcloud runs a command again, with the same words, when its connection drops.
+
+    A cut line comes as a whole.
+    """
     repeats = [
         r"step 1\n\nstép 2\nst",
         r"st",

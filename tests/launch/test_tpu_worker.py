@@ -225,7 +225,9 @@ def test_dry_runs_of_a_worker_execute_nothing(worker):
 
 
 def test_mount_remembers_nothing_of_what_is_there(worker):
-    """A process must see at once what another has written: the workdir is checked to be shared in this way."""
+    """A process must see at once what another has written: the workdir is checked to be shared in
+    this way.
+    """
     write_program(worker.folder / "vit_jax_venv/bin/python", FAKE_PYTHON)
     words = ["install", "gs://bucket", "--data=gs://images"]
     worker.run("tpu_worker.sh", *words, FAKE_TOOL="/bin/true")
@@ -317,7 +319,9 @@ echo "{}" >"$workdir/summary.json\""""
 
 
 def test_four_workers_of_which_one_is_killed(stage):
-    """Only the machines are stand-ins: the run is shipped, installed and started, loses a worker, and starts again."""
+    """Only the machines are stand-ins: the run is shipped, installed and started, loses a worker,
+    and starts again.
+    """
     tool = write_program(stage.folder / "tool", FAKE_RUN)
     stage.install(Path("/bin/true"))  # this checks the recipe
     (stage.folder / "bin").mkdir()

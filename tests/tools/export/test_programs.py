@@ -1,4 +1,6 @@
-"""Exported programs run without this package, on any number of images, and return the result of `predict`."""
+"""Exported programs run without this package, on any number of images, and return the result of
+`predict`.
+"""
 
 import dataclasses
 import json
@@ -97,7 +99,9 @@ for name, batches in json.loads(sys.argv[1]).items():
 
 
 def probabilities(model, paths):
-    """Return the result of `predict` for readable files as (N, K), in the order of the model's classes."""
+    """Return the result of `predict` for readable files as (N, K), in the order of the model's
+    classes.
+    """
     rows = []
     for record in predict(model, paths, 99):
         by_class = {one["class"]: one["probability"] for one in record["predictions"]}
@@ -154,7 +158,9 @@ def elsewhere(tmp_path_factory):
     ],
 )
 def test_outputs_elsewhere_are_those_of_predict(elsewhere, name, batch):
-    """Programs of half precision may round to eight bits at other places: probabilities move by a few of 2**-8."""
+    """Programs of half precision may round to eight bits at other places: probabilities move by a
+    few of 2**-8.
+    """
     folder, said, expected = elsewhere
     tolerance = 0.02 if name == "half" else 1e-5
 
@@ -215,7 +221,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_words_on_preparation_are_true(case):
-    """They are followed with separate arithmetic, to the rounding; the next two tests check the words themselves."""
+    """They are followed with separate arithmetic, to the rounding.
+
+    The next two tests check the words themselves.
+    """
     model = from_weights(sample_weights(preprocessing=case.preprocessing))
     image = sample_pixels(1, case.size)[0]
     top, left = case.crop
@@ -329,7 +338,9 @@ def list_onnx_networks():
 
 @pytest.mark.parametrize("name", list_onnx_networks())
 def test_an_onnx_file_answers_as_the_model(name, tmp_path):
-    """Another runtime agrees to the rounding of float32 in other orders of summation, for any number of images."""
+    """Another runtime agrees to the rounding of float32 in other orders of summation, for any
+    number of images.
+    """
     onnx = pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
     a = IN_ONNX[name]

@@ -48,7 +48,9 @@ def test_attention_to_oneself_or_to_the_class_token_has_distance_zero():
 
 
 def test_blocks_heads_and_images_keep_their_places():
-    """Only head 2 of block 1, for image 0, looks from every patch to the first one: (0 + 16 + 16 + 22.6) / 4."""
+    """Only head 2 of block 1, for image 0, looks from every patch to the first one: (0 + 16 + 16 +
+    22.6) / 4.
+    """
     to_first = jnp.zeros((4, 4)).at[:, 0].set(1)
     to_itself = jnp.broadcast_to(jnp.eye(4), (2, 3, 4, 4, 4))
     weights = to_itself.at[1, 0, 2].set(to_first)
@@ -62,7 +64,10 @@ def test_blocks_heads_and_images_keep_their_places():
 
 
 def test_rollout_of_known_matrices():
-    """The heads of block 1 average to 1/2 everywhere, with the identity (3/4, 1/4); block 2 looks at token 0 alone."""
+    """The heads of block 1 average to 1/2 everywhere, with the identity (3/4, 1/4).
+
+    Block 2 looks at token 0 alone.
+    """
     to_itself = jnp.eye(2)
     to_other = jnp.array([[0.0, 1.0], [1.0, 0.0]])
     to_first = jnp.array([[1.0, 0.0], [1.0, 0.0]])

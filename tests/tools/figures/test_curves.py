@@ -1,4 +1,6 @@
-"""Learning curves: the values read from a run, its positions on each axis, and the lines that are drawn."""
+"""Learning curves: the values read from a run, its positions on each axis, and the lines that are
+drawn.
+"""
 
 import json
 
@@ -120,7 +122,7 @@ WITHOUT_TIME = '{"step": 1, "train_loss": 2.0}\n'
 
 @pytest.fixture
 def incomplete(here):
-    """Also `study/old`, which has not written times, and `study/bare`, which has no config."""
+    """Add the runs `study/old`, which has not written times, and `study/bare`, which has no config."""
     for path in ("old/config.json", "old/metrics.jsonl", "bare/metrics.jsonl"):
         file = here / "study" / path
         file.parent.mkdir(exist_ok=True)

@@ -48,7 +48,9 @@ def installed(tmp_path, monkeypatch):
 
 
 def figure_of(*words):
-    """Return a figure with the words as a title and, as tables of classes have them, as names of ticks."""
+    """Return a figure with the words as a title and, as tables of classes have them, as names of
+    ticks.
+    """
     figure = drawing.new_figure(3, 2)
     axes = figure.subplots()
     axes.set_title(" ".join(words))

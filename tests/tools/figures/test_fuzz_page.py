@@ -1,4 +1,6 @@
-"""Thousands of pages of runs with hostile names: names stay text, and the page runs nothing and fetches nothing."""
+"""Thousands of pages of runs with hostile names: names stay text, and the page runs nothing and
+fetches nothing.
+"""
 
 import copy
 import dataclasses

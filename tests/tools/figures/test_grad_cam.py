@@ -1,4 +1,6 @@
-"""Grad-CAM against a case worked by hand, and against the formula for a network whose end is linear."""
+"""Grad-CAM against a case worked by hand, and against the formula for a network whose end is
+linear.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +26,9 @@ def test_a_case_worked_by_hand():
 
 
 def test_of_a_resnet_whose_end_is_linear():
-    """Average and linear layer after the last map: the gradient is the class's column of the layer, everywhere."""
+    """Average and linear layer after the last map: the gradient is the class's column of the layer,
+    everywhere.
+    """
     model = from_weights(weights_of(NETWORKS["postactivation"]))
     pixels = sample_pixels(3, model.architecture.image_size)
     output = model(pixels, intermediates=("stages",))

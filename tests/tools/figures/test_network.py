@@ -1,4 +1,6 @@
-"""The figures that a network has, that each is drawn, and that its numbers are those of the network."""
+"""The figures that a network has, that each is drawn, and that its numbers are those of the
+network.
+"""
 
 import dataclasses
 
@@ -95,7 +97,9 @@ def test_cells(architecture, expected):
 
 
 def test_components_of_known_kernels():
-    """Filters of one hue that is brightest at the left, and of another at the right, have two components."""
+    """Filters of one hue that is brightest at the left, and of another at the right, have two
+    components.
+    """
     model = from_weights(weights_of(VIT))
     left = np.zeros((4, 4, 3), np.float32)
     left[:, 0, 0] = 1
@@ -150,7 +154,10 @@ def test_positions_of_every_block_are_compared_apart():
 
 
 def test_rows_and_columns_are_two_attentions_of_a_block():
-    """Attention along rows of three patches of 4 pixels looks no farther than 8; along columns of two, than 4."""
+    """Attention along rows of three patches of 4 pixels looks no farther than 8.
+
+    Along columns of two patches it looks no farther than 4.
+    """
     model = from_weights(
         weights_of(
             dataclasses.replace(

@@ -1,4 +1,6 @@
-"""The folder of a report: every file is compared with the images, and errors of writing are reported."""
+"""The folder of a report: every file is compared with the images, and errors of writing are
+reported.
+"""
 
 import csv
 import dataclasses

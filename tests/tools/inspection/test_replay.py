@@ -1,4 +1,6 @@
-"""A step that diverges is recorded and repeated to the bit, with norms by layer and the loss of each image."""
+"""A step that diverges is recorded and repeated to the bit, with norms by layer and the loss of
+each image.
+"""
 
 import hashlib
 import json
@@ -164,7 +166,10 @@ def test_a_finite_loss_with_a_gradient_that_is_not(diverge):
 
 @pytest.mark.slow
 def test_any_step_of_a_healthy_run(tiny_run, tmp_path):
-    """The sums over layers and examples are those of the run; the state is that of an uninterrupted run."""
+    """The sums over layers and examples are those of the run.
+
+    The state is that of an uninterrupted run.
+    """
     workdir = shutil.copytree(tiny_run.workdir, tmp_path / "run")
     for step in commands.checkpoint_steps(workdir)[:-1]:
         shutil.rmtree(workdir / "checkpoints" / str(step))
@@ -189,7 +194,10 @@ def array_digests(workdir, step):
 
 
 def test_norms_by_layer():
-    """Layers that are stacked count one by one; rows are in the order in which a hybrid runs them."""
+    """Layers that are stacked count one by one.
+
+    Rows are in the order in which a hybrid runs them.
+    """
     rest = {"conv1": {"kernel": np.array([[3.0, 4.0], [0.0, 2.0]])}}
     blocks = {
         "mlp": {"kernel": np.ones((11, 4))},
@@ -313,7 +321,10 @@ LENGTH += ("evaluation.every=4 steps", "logging.tensorboard=False")
 
 @pytest.mark.slow
 def test_micro_batches_on_shards_in_an_early_phase(diverge):
-    """The images of each micro-batch are spread over the batch; the loss is still that of its record."""
+    """The images of each micro-batch are spread over the batch.
+
+    The loss is still that of its record.
+    """
     workdir, _ = diverge(
         "infinite",
         "optimizer.accumulation_steps=2",
@@ -354,7 +365,10 @@ def test_masked_patches(data_dir, tmp_path):
 
 @pytest.mark.slow
 def test_fine_tuning_and_its_trials(data_dir, tiny_run, tmp_path):
-    """After a search the learning rate is the chosen one; a trial has another part of the data, and no checkpoint."""
+    """After a search the learning rate is the chosen one.
+
+    A trial has another part of the data, and no checkpoint.
+    """
     fields = (
         *LENGTH,
         f"input.data_dir={data_dir}",

@@ -371,7 +371,9 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     ],
 )
 def test_a_run_examines_first(examined, code, expected, is_trained, tmp_path):
-    """A launcher does not repeat a run with a fault that doctor finds (2), but one with a lost process (76)."""
+    """A launcher does not repeat a run with a fault that doctor finds (2), but one with a lost
+    process (76).
+    """
     started, trained = examined(code)
     words = [f"--config={RECIPE}", f"--workdir={tmp_path}", "--config.seed=1"]
 

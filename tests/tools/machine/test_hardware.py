@@ -1,4 +1,6 @@
-"""`doctor --hardware`: the complete examination in small, and each check with a fault that it must find."""
+"""`doctor --hardware`: the complete examination in small, and each check with a fault that it must
+find.
+"""
 
 import dataclasses
 import json

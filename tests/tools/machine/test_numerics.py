@@ -1,4 +1,6 @@
-"""Numerics of attention and norms: right results pass, and errors of values or gradients alone are found."""
+"""Numerics of attention and norms: right results pass, and errors of values or gradients alone are
+found.
+"""
 
 import functools
 

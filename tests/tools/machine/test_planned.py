@@ -1,4 +1,6 @@
-"""The figures of `plan` for devices: the name of their machine, and the result of the process that plans."""
+"""The figures of `plan` for devices: the name of their machine, and the result of the process that
+plans.
+"""
 
 import json
 import sys

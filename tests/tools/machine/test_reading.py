@@ -1,4 +1,6 @@
-"""The data path of a host beside a planned step: the needed speed, the measured speed, and the verdict."""
+"""The data path of a host beside a planned step: the needed speed, the measured speed, and the
+verdict.
+"""
 
 import json
 import time

@@ -141,7 +141,9 @@ def read_memory(memory: Memory | None) -> dict[str, float] | None:
 
 
 def depths_of(layout: Layout, *, full: bool) -> tuple[int, ...]:
-    """Return the depths to compile: few for unrolled layers unless `full`, for loops the complete one."""
+    """Return the depths to compile: few for unrolled layers unless `full`, for loops the complete
+    one.
+    """
     if layout.unrolled and not full:
         return DEPTHS
     return (FULL_DEPTH[layout.network],)
@@ -153,7 +155,9 @@ def load() -> dict[str, dict[str, Any]]:
 
 
 def load_defaults() -> dict[str, dict[str, Any]]:
-    """Return the name of the default layout and the least milliseconds of its step, by network and machine."""
+    """Return the name of the default layout and the least milliseconds of its step, by network and
+    machine.
+    """
     return json.loads(DEFAULTS.read_text())
 
 

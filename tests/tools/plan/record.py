@@ -38,7 +38,9 @@ LAYOUT = (
 
 
 class Case(NamedTuple):
-    """One recorded plan: a recipe, a machine, and overrides without `--config.`, separated by spaces."""
+    """One recorded plan: a recipe, a machine, and overrides without `--config.`, separated by
+    spaces.
+    """
 
     name: str
     recipe: str
@@ -47,7 +49,9 @@ class Case(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Return options with an explicit layout, so that a wrong formula does not change the record."""
+        """Return options with an explicit layout, so that a wrong formula does not change the
+        record.
+        """
         return [f"--config.{override}" for override in (*LAYOUT, *self.overrides.split())]
 
     @property

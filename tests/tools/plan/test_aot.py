@@ -1,4 +1,6 @@
-"""The compiler for TPUs: messages, and, where libtpu is installed, one small step compiled for four chips."""
+"""The compiler for TPUs: messages, and, where libtpu is installed, one small step compiled for four
+chips.
+"""
 
 import dataclasses
 import functools
@@ -76,7 +78,9 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
 @pytest.mark.tools
 @pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
-    """XLA's cycles for a large product and a large copy are near the peak and the bandwidth, and never above."""
+    """XLA's cycles for a large product and a large copy are near the peak and the bandwidth, and
+    never above.
+    """
     topology = parse_topology(name)
     size = 4096
     place = SingleDeviceSharding(aot.list_devices(topology)[0])

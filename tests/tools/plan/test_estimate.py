@@ -204,7 +204,10 @@ def test_totals_of_the_paper():
 
 @pytest.mark.parametrize(("machine", "bandwidth_bound"), [("v5e:4x4", False), ("v6e:4x4", True)])
 def test_the_least_time_of_a_step(machine, bandwidth_bound):
-    """By hand: products of 768 x 768 read and write more than they compute on v6e, those of the MLP never."""
+    """Products of 768 x 768 read and write more than they compute on v6e.
+
+    Those of the MLP never do.
+    """
     recipe = "configs/pretrain_imagenet1k.py:ViT-B/16"
     topology = parse_topology(machine)
     config = load_recipe(recipe, ["--config.sharding.parameters=replicated"])

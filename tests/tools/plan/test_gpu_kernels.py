@@ -165,7 +165,9 @@ def test_instructions_that_run_no_kernel_take_no_time(name):
 
 @pytest.mark.parametrize("collective", [0.0, 1.0])
 def test_the_timeline_of_tpus_takes_these_prices(collective):
-    """Loops count by their known length, libraries' calls apart, and a collective beside the loop is hidden."""
+    """Loops count by their known length, libraries' calls apart, and a collective beside the loop
+    is hidden.
+    """
     fabric = types.SimpleNamespace(network_bytes_per_second=1e9, clock_hertz=0)
     machine = types.SimpleNamespace(is_tpu=False, chip=H100, fabric=fabric)
     sizes = []

@@ -1,4 +1,6 @@
-"""The cycles of matrix units, against the arithmetic of a network and against a case worked by hand."""
+"""The cycles of matrix units, against the arithmetic of a network and against a case worked by
+hand.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Errors that `--check` finds before a machine is rented, and its message about data on other machines."""
+"""Errors that `--check` finds before a machine is rented, and its message about data on other
+machines.
+"""
 
 import pathlib
 

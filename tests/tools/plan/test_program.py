@@ -1,4 +1,6 @@
-"""The program of a compiled step: parsed, its memory by kind, and its time against sums made by hand."""
+"""The program of a compiled step: parsed, its memory by kind, and its time against sums made by
+hand.
+"""
 
 import dataclasses
 import re
@@ -173,7 +175,9 @@ def test_kinds_of_a_program():
 
 
 def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
-    """Return the timeline on a machine with this bandwidth of memory and these seconds of a collective."""
+    """Return the timeline on a machine with this bandwidth of memory and these seconds of a
+    collective.
+    """
     fabric = types.SimpleNamespace(
         clock_hertz=1 / CYCLE,
         network_bytes_per_second=1e9,

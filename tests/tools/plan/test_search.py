@@ -1,4 +1,6 @@
-"""The search by arithmetic: which layouts are tried, which one wins, and which overrides it suggests."""
+"""The search by arithmetic: which layouts are tried, which one wins, and which overrides it
+suggests.
+"""
 
 import dataclasses
 

@@ -1,4 +1,6 @@
-"""A suite that trains in seconds: three tasks on made-up images of 4 x 4 pixels, whose brightness is their class."""
+"""A suite that trains in seconds: three tasks on made-up images of 4 x 4 pixels, whose brightness
+is their class.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Grids: every run of every study is a config that can be trained, and differs from the recipe in its own fields."""
+"""Grids: every run of every study is a config that can be trained, and differs from the recipe in
+its own fields.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""The learning-rate range test: its suggestions for known losses, and that its result is a function of the seed."""
+"""The learning-rate range test: its suggestions for known losses, and that its result is a function
+of the seed.
+"""
 
 import json
 

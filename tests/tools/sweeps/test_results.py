@@ -91,7 +91,9 @@ def make_curve(*values):
 
 
 def test_early_stopping_and_the_search_go_by_validation_alone(tmp_path):
-    """Each run has its evaluation with the best validation, and the regularisers are those of the best one."""
+    """Each run has its evaluation with the best validation, and the regularisers are those of the
+    best one.
+    """
     grid = make_study_grid(
         "data_size",
         models=["ViT-48"],

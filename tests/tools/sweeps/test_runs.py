@@ -1,4 +1,6 @@
-"""The verb study: two runs that really train, and runs that only pretend, for tests of who runs what."""
+"""The verb study: two runs that really train, and runs that only pretend, for tests of who runs
+what.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""Speed over batches: the search with a device that is made up, and a small network measured and compiled."""
+"""Speed over batches: the search with a device that is made up, and a small network measured and
+compiled.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The verb sweep: two settings that really train, and runs that only pretend, for tables, shares and early stopping."""
+"""The verb sweep: two settings that really train, and runs that only pretend, for tables, shares
+and early stopping.
+"""
 
 import json
 import re
@@ -113,7 +115,9 @@ def test_the_same_command_again_trains_nothing(swept):
 
 @pytest.mark.slow
 def test_killed_after_the_pause_it_comes_to_the_same_results(swept, tmp_path):
-    """A kill before the record of the pause leaves a checkpoint of that step, and nothing of the other run."""
+    """A kill before the record of the pause leaves a checkpoint of that step, and nothing of the
+    other run.
+    """
     complete, complete_out, kept, dropped = swept
     folder = tmp_path / "examples"
     shutil.copytree(complete, folder)

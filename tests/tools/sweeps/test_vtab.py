@@ -1,4 +1,6 @@
-"""The verb vtab: for real on three made-up tasks, and with runs that only pretend, for the order of runs."""
+"""The verb vtab: for real on three made-up tasks, and with runs that only pretend, for the order of
+runs.
+"""
 
 import csv
 import json
@@ -169,7 +171,9 @@ def diverge():
 
 
 def test_an_interrupted_sweep_goes_on(pretended, weights, tmp_path):
-    """The final runs have the setting with the best mean over tasks: 0.3, 0.3, 0.7 against 0.1, 0.1, 0.9."""
+    """The final runs have the setting with the best mean over tasks: 0.3, 0.3, 0.7 against 0.1,
+    0.1, 0.9.
+    """
     ran, special = pretended
     special["shade trials 0.1"] = Interrupted("stopped after step 3")
     words = words_of(weights, tmp_path, settings=SETTINGS)
