@@ -1,8 +1,11 @@
+"""Objects of a bucket: paths, conditions, ranges, retries and mirrors."""
+
 import contextlib
 import errno
 import io
 import os
 import stat
+import sys
 
 import pytest
 
@@ -29,10 +32,13 @@ def fast(monkeypatch):
 
 def test_a_path_is_pathlibs_with_the_scheme_kept():
     path = BucketPath("gs://b/runs/a")
-    expected = ("gs://b/runs/a", "gs://b/runs/a/x.json", "a")
 
-    assert (str(path), os.fspath(path / "x.json"), path.name) == expected
-    assert (str(path.parent), path.bucket, path.key) == ("gs://b/runs", "b", "runs/a")
+    assert str(path) == "gs://b/runs/a"
+    assert os.fspath(path / "x.json") == "gs://b/runs/a/x.json"
+    assert path.name == "a"
+    assert str(path.parent) == "gs://b/runs"
+    assert path.bucket == "b"
+    assert path.key == "runs/a"
     assert path.with_name("c") == BucketPath("gs://b/runs/c")
     assert (path / "x").relative_to(path).parts == ("x",)
     assert isinstance(path.with_suffix(".x"), BucketPath)
@@ -40,30 +46,33 @@ def test_a_path_is_pathlibs_with_the_scheme_kept():
     assert len({path, BucketPath("gs://b/runs//a/")}) == 1
 
 
+def list_names(paths):
+    return [path.name for path in paths]
+
+
 def test_files_and_folders(folder):
     assert not folder.exists()
     assert not list(folder.iterdir())
 
-    files.write_atomically(folder / "a" / "one.json", '{"x": 1}')
-    files.write_atomically(folder / "a" / "b" / "two.txt", b"two")
+    one = folder / "a" / "one.json"
+    two = folder / "a" / "b" / "two.txt"
+    files.write_atomically(one, '{"x": 1}')
+    files.write_atomically(two, b"two")
+    status = two.stat()
 
-    assert files.read_json(folder / "a" / "one.json") == {"x": 1}
-
-    expected = [True, False, True]
-    assert [
-        folder.is_dir(),
-        (folder / "a/one.json").is_dir(),
-        (folder / "a/one.json").is_file(),
-    ] == expected
-    assert [path.name for path in (folder / "a").iterdir()] == ["one.json", "b"]
-    assert list(folder.glob("a/*.json")) == [folder / "a" / "one.json"]
-    assert [path.name for path in folder.rglob("*.txt")] == ["two.txt"]
-
-    found = (folder / "a" / "b" / "two.txt").stat()
-    assert (stat.S_ISREG(found.st_mode), found.st_size) == (True, 3)
+    assert files.read_json(one) == {"x": 1}
+    assert folder.is_dir()
+    assert not one.is_dir()
+    assert one.is_file()
+    assert list_names((folder / "a").iterdir()) == ["one.json", "b"]
+    assert list(folder.glob("a/*.json")) == [one]
+    assert list_names(folder.rglob("*.txt")) == ["two.txt"]
+    assert stat.S_ISREG(status.st_mode)
+    assert status.st_size == 3
 
     moved = (folder / "a").rename(folder / "c")
-    assert ((moved / "b" / "two.txt").read_bytes(), (folder / "a").exists()) == (b"two", False)
+    assert (moved / "b" / "two.txt").read_bytes() == b"two"
+    assert not (folder / "a").exists()
 
     files.remove_tree(folder)
     assert not folder.exists()
@@ -72,7 +81,6 @@ def test_files_and_folders(folder):
 def test_a_write_with_a_precondition_replaces_only_what_it_names(folder):
     path = folder / "object"
     first = path.write_bytes(b"one", 0)
-
     with pytest.raises(FileExistsError, match="another process"):
         path.write_bytes(b"two", 0)
 
@@ -81,16 +89,15 @@ def test_a_write_with_a_precondition_replaces_only_what_it_names(folder):
         path.write_bytes(b"three", first)
 
     assert path.read_generation() == (b"two", second)
-    assert (
-        path.write_bytes(b"two", first) == second
-    )  # as when the reply to the write that did it was lost
+    # The reply to the write that did it was lost.
+    assert path.write_bytes(b"two", first) == second
 
 
 def test_reads_are_of_ranges_and_of_one_generation(folder, cloud):
     content = os.urandom(3 * buckets.READ_AHEAD_BYTES)
     path = folder / "large"
     path.write_bytes(content)
-    before = len(cloud.requests)
+    num_requests = len(cloud.requests)
 
     with files.open_regular(path) as file:
         assert files.measure_size(file) == len(content)
@@ -98,14 +105,15 @@ def test_reads_are_of_ranges_and_of_one_generation(folder, cloud):
         file.seek(-10, io.SEEK_END)
         assert file.read() == content[-10:]
 
+        # The second read takes bytes that were read ahead.
         file.seek(5)
         assert file.read(7) == content[5:12]
-        assert file.read(3) == content[12:15]  # of what was read ahead
-        assert len(cloud.requests) - before == 3  # its facts, and two ranges
+        assert file.read(3) == content[12:15]
+        # The status of the object, and two ranges.
+        assert len(cloud.requests) - num_requests == 3
 
         path.write_bytes(b"another" * len(content))
         file.seek(2 * buckets.READ_AHEAD_BYTES)
-
         with pytest.raises(OSError, match="another process"):
             file.read(4)
 
@@ -116,29 +124,26 @@ def test_reads_are_of_ranges_and_of_one_generation(folder, cloud):
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_failures_that_pass_are_retried(folder, cloud, fast, status):
     path = folder / "object"
+
     cloud.inject("POST /upload", status, times=2)
     path.write_bytes(b"content")
     cloud.inject("GET ", status, times=2)
-
     assert path.read_bytes() == b"content"
 
     cloud.inject("GET ", status, times=2)
-    assert [path.name for path in folder.iterdir()] == ["object"]
+    assert list_names(folder.iterdir()) == ["object"]
 
 
-def test_a_slow_answer_is_asked_for_again(folder, cloud, fast):
+def test_a_slow_reply_is_requested_again(folder, cloud, fast):
     path = folder / "object"
     path.write_bytes(b"content")
-    cloud.inject("GET ", seconds=0.9)
 
+    cloud.inject("GET ", seconds=0.9)
     assert path.read_bytes() == b"content"
 
+    # The first request is carried out, too late to be heard.
     cloud.inject("POST /upload", seconds=0.9)
-    path.write_bytes(
-        b"other",
-        path.stat().generation,
-    )  # the first request is carried out, too late to be heard
-
+    path.write_bytes(b"other", path.stat().generation)
     assert path.read_bytes() == b"other"
 
 
@@ -158,26 +163,29 @@ def test_retries_end(folder, cloud, fast):
         (401, PermissionError, "auth application-default login"),
     ],
 )
-def test_without_permission_it_is_said_at_once_which_is_needed(folder, cloud, status, kind, words):
+def test_without_permission_the_error_names_the_role_at_once(folder, cloud, status, kind, words):
     path = folder / "x"
-    for action in (
-        path.read_bytes,
-        lambda: path.write_bytes(b"", 0),
-        lambda: list(folder.iterdir()),
-    ):
-        cloud.inject(".", status)
-        with pytest.raises(kind, match=words):
-            action()
+
+    cloud.inject(".", status)
+    with pytest.raises(kind, match=words):
+        path.read_bytes()
+
+    cloud.inject(".", status)
+    with pytest.raises(kind, match=words):
+        path.write_bytes(b"", 0)
+
+    cloud.inject(".", status)
+    with pytest.raises(kind, match=words):
+        list(folder.iterdir())
 
 
 def test_a_bucket_that_does_not_exist(cloud):
     path = BucketPath("gs://no-such-bucket/x")
+    message = "gs://no-such-bucket/x: cannot be read: there is no such object or bucket"
+
     with pytest.raises(FileNotFoundError, match="no such object or bucket"):
         path.write_bytes(b"")
-
-    with pytest.raises(
-        ValueError, match="gs://no-such-bucket/x: cannot be read: there is no such object or bucket"
-    ):
+    with pytest.raises(ValueError, match=message):
         files.mirror(str(path))
 
 
@@ -196,11 +204,10 @@ def test_addresses_that_are_none(address, rule):
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     gcs_client.set_up_libraries.cache_clear()
-    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    message = r"gs://b/x: gs:// needs gcsfs.*pip install .*\[gcs\].*gcsfuse"
 
-    with pytest.raises(
-        ValueError, match=r"gs://b/x: gs:// needs gcsfs.*pip install .*\[gcs\].*gcsfuse"
-    ):
+    with pytest.raises(ValueError, match=message):
         files.expanded("gs://b/x")
 
 
@@ -209,30 +216,31 @@ def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path
     (folder / "a" / "one.bin").write_bytes(b"0123456789")
     (folder / "info.json").write_bytes(b"{}")
     (folder / "b.bin").write_bytes(b"old")
+
     local = files.mirror(str(folder), ".json")
     one = local / "a" / "one.bin"
 
     assert local == tmp_path / "vit_jax" / "gs" / gcs.BUCKET / folder.key
-
-    expected = (10, 0, "{}")
-    assert (one.stat().st_size, one.stat().st_blocks, (local / "info.json").read_text()) == expected
+    assert one.stat().st_size == 10
+    assert one.stat().st_blocks == 0
+    assert (local / "info.json").read_text() == "{}"
     assert files.read_bounded(one, 100) == b"0123456789"
     assert files.read_range(one, 3, 4) == b"3456"
 
+    # The mirror reads the generation that was listed.
     (folder / "b.bin").write_bytes(b"newer")
-    with pytest.raises(OSError, match="another process"):  # of the generation that was listed
+    with pytest.raises(OSError, match="another process"):
         files.read_bounded(local / "b.bin", 100)
 
+    # A later process lists again.
     (folder / "a" / "one.bin").unlink()
     (local / "b.index").write_bytes(b"kept")
-    files.mirror.cache_clear()  # as a later process
+    files.mirror.cache_clear()
     files.mirror(str(folder), ".json")
+    names = list_names(path for path in local.rglob("*") if path.is_file())
 
     assert files.read_bounded(local / "b.bin", 100) == b"newer"
-
-    expected = ["b.bin", "b.index", "info.json"]
-    assert sorted(path.name for path in local.rglob("*") if path.is_file()) == expected
-
+    assert sorted(names) == ["b.bin", "b.index", "info.json"]
     if os.getuid():
         with pytest.raises(PermissionError), contextlib.closing(open(local / "b.bin", "rb")):
             pass

@@ -1,4 +1,4 @@
-"""A file is replaced completely or stays as it was, and nothing else is left behind; what is read is bounded."""
+"""A file is replaced completely or stays as it was, and reads are bounded."""
 
 import io
 import os
@@ -28,29 +28,28 @@ from vit_jax.storage.files import (
 
 
 def test_readers_see_the_old_file_until_the_end(tmp_path):
+    """A temporary file on the same file system replaces the file in one step by a rename."""
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
 
     with open_atomically(str(path)) as file:
         file.write(b"new")
-        assert os.path.dirname(file.name) == str(
-            tmp_path
-        )  # the same file system: a rename replaces it in one step
+        assert os.path.dirname(file.name) == str(tmp_path)
         assert path.read_bytes() == b"old"
 
     assert path.read_bytes() == b"new"
 
 
 def test_content_is_on_disk_before_the_name(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        lambda number: synced.append((os.fstat(number).st_size, path.exists())),
-    )
     path = tmp_path / "a"
-    write_atomically(path, b"\x00\xff")
+    synced = []
 
+    def fsync(number):
+        synced.append((os.fstat(number).st_size, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    write_atomically(path, b"\x00\xff")
     assert path.read_bytes() == b"\x00\xff"
 
     write_atomically(path, "größer\n")
@@ -302,9 +301,8 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
     with rejects("", "larger than 5 bytes"):
         read_bounded(tmp_path / "sparse", 5)
 
-    assert read_bounded("/proc/self/stat", 4096).startswith(
-        f"{os.getpid()} ".encode()
-    )  # it states a size of 0
+    # It states a size of 0.
+    assert read_bounded("/proc/self/stat", 4096).startswith(f"{os.getpid()} ".encode())
     with rejects("", "larger than 5 bytes"):
         read_bounded("/proc/self/stat", 5)
 

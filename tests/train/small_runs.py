@@ -16,18 +16,18 @@ from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 
 @functools.cache
 def build(*overrides, devices=1):
-    """An assembly on the first CPU devices; the same one, compiled once, for the same overrides."""
+    """Return an assembly on the first CPU devices, compiled once for the same overrides."""
     return assemble_config(config(*overrides), devices)
 
 
 def assemble_config(config, devices=1, **numbers):
-    """Of the config's network, with other numbers where given."""
+    """Return an assembly of the config's network, with other numbers where given."""
     architecture = dataclasses.replace(architecture_of(config, 10), **numbers)
     return assemble(config, architecture, num_examples=160, devices=jax.devices()[:devices])
 
 
 def batches(run, num_steps, *, masked=()):
-    """Host arrays of made-up images; rows in `masked` do not count."""
+    """Yield host arrays of made-up images; the mask excludes the rows in `masked`."""
     rng = np.random.default_rng(0)
     size = run.config.global_batch
 
@@ -35,11 +35,12 @@ def batches(run, num_steps, *, masked=()):
         mask = np.ones(size, np.float32)
         mask[list(masked)] = 0
         image = rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8)
-        yield Batch(image_BHWC=image, label_B=rng.integers(0, 10, size, np.int32), mask_B=mask)
+        label = rng.integers(0, 10, size, np.int32)
+        yield Batch(image_BHWC=image, label_B=label, mask_B=mask)
 
 
 def train(run, num_steps=20, *, masked=()):
-    """The state after some steps, and every step's metrics as floats."""
+    """Return the state after some steps, and every step's metrics as floats."""
     state = run.init_state()
     curve = []
 
@@ -51,19 +52,19 @@ def train(run, num_steps=20, *, masked=()):
 
 
 def first_batch(run):
-    """The first of `batches`, on the run's devices."""
+    """Return the first of `batches`, on the run's devices."""
     return jax.device_put(next(batches(run, 1)), run.batch_sharding)
 
 
-def ask_to_end_at(question, monkeypatch):
-    """The run hears of its end when it asks for the n-th time, as it would after a signal."""
+def ask_to_end_at(request, monkeypatch):
+    """Let a run find a request to end at its n-th check, as after a signal; None for never."""
     count = itertools.count(1)
-    monkeypatch.setattr(Interruption, "is_requested", lambda self: next(count) == question)
+    monkeypatch.setattr(Interruption, "is_requested", lambda self: next(count) == request)
 
 
-def interrupt(train, question, step, monkeypatch):
-    """Interrupt a run at a question, after which it has done so many steps; the next run goes on undisturbed."""
-    ask_to_end_at(question, monkeypatch)
+def interrupt(train, request, step, monkeypatch):
+    """Interrupt a run at its n-th check, which follows this step; later runs are not interrupted."""
+    ask_to_end_at(request, monkeypatch)
     with pytest.raises(Interrupted, match=f"stopped after step {step} of 6, which is saved"):
         train()
 
@@ -77,5 +78,5 @@ def assert_same_end(summary, expected):
 
 
 def losses(curve):
-    """Of every step's metrics."""
+    """Return the loss of every step."""
     return [metrics["train_loss"] for metrics in curve]

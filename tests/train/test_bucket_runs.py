@@ -91,9 +91,8 @@ def test_metrics_are_written_as_a_whole_and_not_over_those_of_another_run(workdi
     for step in range(1, 6):
         lines.write(step, {"train_loss": 1.0 / step})
 
-    assert (
-        len(cloud.requests) - before == 1
-    )  # for the first; then after ten seconds, or before a checkpoint
+    # For the first; then after ten seconds, or before a checkpoint.
+    assert len(cloud.requests) - before == 1
 
     lines.flush()
     assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""The layout that stands for `auto`: decided by formulas, written to config.json, kept when a run resumes."""
+"""The layout that stands for `auto`: decided by formulas, written to config.json, kept on resume."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import pytest
 from tests import tiny
 from tests.integration import commands
 from tests.train import small_runs as runs
-from tests.train.lifecycle.test_workdir import add_checkpoint, stored_config, take
+from tests.train.lifecycle.test_workdir import add_checkpoint, claim_and_end, stored_config
 from vit_jax.config import load_recipe
 from vit_jax.sharding.fabrics import GIB
 from vit_jax.tools.plan.arithmetic import estimate_memory
@@ -18,18 +18,19 @@ from vit_jax.tools.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.layout import POLICIES, RESERVE, keep_layout, usable_bytes
 
-B16, L16 = (f"configs/pretrain_imagenet1k.py:ViT-{name}/16" for name in "BL")
+B16 = "configs/pretrain_imagenet1k.py:ViT-B/16"
+L16 = "configs/pretrain_imagenet1k.py:ViT-L/16"
 H14 = "configs/pretrain_jft.py:ViT-H/14"
 
 
 def assembled(recipe, machine, *overrides, **changes):
-    """The run of a recipe on devices in name only, whose fields may change."""
+    """Return the run of a recipe on devices in name only, whose fields may change."""
     config = load_recipe(recipe, [f"--config.{override}" for override in overrides])
     dataset = choose_dataset(recipe, config)
-    devices = [
-        dataclasses.replace(device, **changes) for device in parse_topology(machine).stand_ins()
-    ]
     architecture = architecture_of(config, dataset.num_classes)
+    devices = []
+    for device in parse_topology(machine).stand_ins():
+        devices.append(dataclasses.replace(device, **changes))
 
     return assemble(config, architecture, num_examples=dataset.num_examples, devices=devices)
 
@@ -62,24 +63,42 @@ def test_on_cpus_nothing_is_computed_again_and_nothing_is_split():
 
 def test_the_tiny_run_has_written_its_layout(tiny_run):
     stored = stored_config(tiny_run.workdir)
-    assert (stored["model"]["remat"], stored["optimizer"]["accumulation_steps"]) == ("none", 1)
+
+    assert stored["model"]["remat"] == "none"
+    assert stored["optimizer"]["accumulation_steps"] == 1
     assert stored["sharding"]["parameters"] == "replicated"
 
 
-def test_values_that_are_set_stay():
-    given = (
+def test_policies_that_are_set_stay():
+    run = assembled(
+        B16,
+        "v5e:4x4",
         "model.remat=attention",
         "optimizer.accumulation_steps=2",
         "sharding.parameters=replicated",
     )
 
-    assert layout(assembled(B16, "v5e:4x4", *given).config) == ("attention", 2, "replicated", None)
+    assert layout(run.config) == ("attention", 2, "replicated", None)
 
-    given = ("sharding.num_replicas=4", "sharding.num_model_shards=2")
-    run = assembled(B16, "v5e:4x4", *given)
 
-    assert (run.config.sharding.num_replicas, run.config.sharding.num_model_shards) == (4, 2)
+def test_axes_that_are_set_stay():
+    run = assembled(
+        B16,
+        "v5e:4x4",
+        "sharding.num_replicas=4",
+        "sharding.num_model_shards=2",
+    )
+
+    assert run.config.sharding.num_replicas == 4
+    assert run.config.sharding.num_model_shards == 2
     assert run.config.model.remat == "none"
+
+
+def decide_layout(batch):
+    """Return the index of the policy and the number of micro-batches of one device."""
+    run = assembled(L16, "v5e:1x1", f"global_batch={batch}", "evaluation.global_batch=16")
+    policy = POLICIES.index(run.config.model.remat)
+    return policy, run.config.optimizer.accumulation_steps
 
 
 @pytest.mark.parametrize(
@@ -94,19 +113,16 @@ def test_the_recipes_fit(recipe, machine):
 
 
 def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
-    """One device: parameters cannot be split."""
-    found = []
-    for batch in (16, 64, 128, 129, 512 + 1, 2048 + 1):  # odd numbers are not divided into parts
-        run = assembled(L16, "v5e:1x1", f"global_batch={batch}", "evaluation.global_batch=16")
-        found.append(
-            (POLICIES.index(run.config.model.remat), run.config.optimizer.accumulation_steps)
-        )
+    """Parameters of one device cannot be split, and odd batches not divided into parts."""
+    layouts = [decide_layout(batch) for batch in (16, 64, 128, 129, 512 + 1, 2048 + 1)]
+    policy_of_128, parts_of_128 = layouts[2]
+    policy_of_the_largest, _ = layouts[-1]
 
-    assert found == sorted(found)
-    assert found[0] == (0, 1)
-    assert found[2][0] == 0
-    assert found[2][1] > 1
-    assert found[-1][0] == len(POLICIES) - 1
+    assert layouts == sorted(layouts)
+    assert layouts[0] == (0, 1)
+    assert policy_of_128 == 0
+    assert parts_of_128 > 1
+    assert policy_of_the_largest == len(POLICIES) - 1
 
 
 @pytest.mark.parametrize(
@@ -121,10 +137,9 @@ def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
 )
 def test_large_micro_batches_are_split_where_they_are_slower(machine, batch, parts):
     """257 images on each chip cannot be divided; a v6e computes 256 at once."""
-    assert (
-        assembled(B16, machine, f"global_batch={batch}").config.optimizer.accumulation_steps
-        == parts
-    )
+    run = assembled(B16, machine, f"global_batch={batch}")
+
+    assert run.config.optimizer.accumulation_steps == parts
 
 
 def test_narrow_networks_are_faster_with_large_micro_batches():
@@ -132,15 +147,20 @@ def test_narrow_networks_are_faster_with_large_micro_batches():
     assert assembled(B16, "v5e:4x4", *narrow).config.optimizer.accumulation_steps == 1
 
 
-def test_one_device_has_nothing_to_split_parameters_over():
-    for batch in (1, 16, 4096):
-        run = assembled(H14, "v5e:1x1", f"global_batch={batch}")
-        assert run.config.sharding.parameters == "replicated"
+@pytest.mark.parametrize("batch", [1, 16, 4096])
+def test_one_device_has_nothing_to_split_parameters_over(batch):
+    run = assembled(H14, "v5e:1x1", f"global_batch={batch}")
+
+    assert run.config.sharding.parameters == "replicated"
 
 
 def test_parameters_are_split_where_their_update_would_take_long():
-    large, small = (assembled(B16, machine).config.sharding for machine in ("h100:8", "v5e:16x16"))
-    assert (large.parameters, small.parameters, small.num_replicas) == ("replicated", "fsdp", 16)
+    few_gpus = assembled(B16, "h100:8").config.sharding
+    many_tpus = assembled(B16, "v5e:16x16").config.sharding
+
+    assert few_gpus.parameters == "replicated"
+    assert many_tpus.parameters == "fsdp"
+    assert many_tpus.num_replicas == 16
 
 
 def test_parameters_are_split_where_they_do_not_fit():
@@ -153,25 +173,38 @@ def test_parameters_are_split_where_they_do_not_fit():
 
 def test_without_a_fit_the_layout_needs_the_least_memory():
     huge = ("model.width=8192", "model.mlp_dim=32768", "model.depth=96", "model.num_heads=64")
+
     run = assembled(L16, "v5e:2x2", *huge)
 
     assert not fits(run, "v5e:2x2")
-    assert (run.config.model.remat, run.config.sharding.parameters) == ("full", "fsdp")
+    assert run.config.model.remat == "full"
+    assert run.config.sharding.parameters == "fsdp"
+
+
+def measure_device(machine):
+    return usable_bytes(parse_topology(machine).stand_ins()[0])
 
 
 def test_a_device_of_an_unknown_kind_is_assumed_to_have_16_gib():
     unknown = assembled(L16, "v5e:4x4", device_kind="TPU v99")
-    assert usable_bytes(unknown.batch_sharding.mesh.devices.flat[0]) == 16 * GIB
+    device = unknown.batch_sharding.mesh.devices.flat[0]
+
+    assert usable_bytes(device) == 16 * GIB
     assert "auto" not in layout(unknown.config)
     assert fits(unknown, "v5e:4x4")
-    assert usable_bytes(parse_topology("v6e:1x1").stand_ins()[0]) > 31 * GIB
-    assert usable_bytes(parse_topology("h100:1").stand_ins()[0]) == 60 * GIB
+
+
+def test_usable_memory_of_known_devices():
+    assert measure_device("v6e:1x1") > 31 * GIB
+    assert measure_device("h100:1") == 60 * GIB
 
 
 def test_all_processes_find_the_same():
     """Only the kind of the devices and their number count, not which of them a process has."""
-    one, other = (assembled(H14, "v5e:8x8", process_index=index).config for index in (0, 3))
-    assert one == other
+    first = assembled(H14, "v5e:8x8", process_index=0)
+    fourth = assembled(H14, "v5e:8x8", process_index=3)
+
+    assert first.config == fourth.config
 
 
 RESOLVED = (
@@ -192,28 +225,35 @@ RESOLVED = (
     ],
 )
 def test_a_resumed_run_keeps_its_layout(tmp_path, num_devices, expected):
-    """Its policy always, its micro-batches and replicas where they divide the batch and the devices."""
-    begun = runs.config(*RESOLVED)
+    """It keeps its policy, and micro-batches and replicas that divide the batch and the devices."""
     auto = runs.config()
-    take(tmp_path, begun)
-
+    claim_and_end(tmp_path, runs.config(*RESOLVED))
     assert keep_layout(auto, str(tmp_path), num_devices) == auto, "there is no checkpoint to resume"
 
     add_checkpoint(tmp_path)
     kept = keep_layout(auto, str(tmp_path), num_devices)
+    with_auto_layout = dataclasses.replace(
+        kept,
+        model=auto.model,
+        optimizer=auto.optimizer,
+        sharding=auto.sharding,
+    )
 
     assert layout(kept) == expected
+    assert with_auto_layout == auto
 
-    rest = {"model": auto.model, "optimizer": auto.optimizer, "sharding": auto.sharding}
-    assert dataclasses.replace(kept, **rest) == auto
 
-    other = runs.config(
+@pytest.mark.parametrize("num_devices", [8, 4, 16, 1])
+def test_a_resumed_run_takes_values_that_are_set(tmp_path, num_devices):
+    config = runs.config(
         "model.remat=dots",
         "sharding.parameters=replicated",
         "optimizer.accumulation_steps=4",
     )
+    claim_and_end(tmp_path, runs.config(*RESOLVED))
+    add_checkpoint(tmp_path)
 
-    assert keep_layout(other, str(tmp_path), num_devices) == other
+    assert keep_layout(config, str(tmp_path), num_devices) == config
 
 
 def test_a_verb_that_resumes_a_run_keeps_its_layout(tiny_run, data_dir, tmp_path):

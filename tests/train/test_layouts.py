@@ -99,9 +99,8 @@ def test_moments_and_average_lie_with_their_parameters(model):
 
     for tree in (state.model, state.polyak, state.optimizer[1].mu, state.optimizer[1].nu):
         kernel = tree.encoder.blocks.mlp.expand.kernel[...]
-        assert (
-            kernel.addressable_shards[0].data.size == kernel.size // 4
-        )  # each of the two replicas has all of it
+        # Each of the two replicas has all of it.
+        assert kernel.addressable_shards[0].data.size == kernel.size // 4
 
     image = runs.first_batch(run).image_BHWC  # shared by model shards
     assert {shard.data.shape[0] for shard in image.addressable_shards} == {16 // 8 * model}

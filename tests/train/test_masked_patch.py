@@ -1,4 +1,4 @@
-"""Runs of masked patch prediction: exact resume, any layout, fine-tuning from their weights, and mistakes."""
+"""Runs of masked patch prediction: exact resume, any layout, fine-tuning, and other formats."""
 
 import dataclasses
 import shutil
@@ -24,19 +24,18 @@ LENGTHS = (
     "schedule.warmup=1 step",
     "logging.every=1 step",
     "checkpoint.every=2 steps",
+    "evaluation.every=4 steps",
+    "logging.tensorboard=False",
 )
-LENGTHS += ("evaluation.every=4 steps", "logging.tensorboard=False")
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
 def pretrain(workdir, monkeypatch, *options):
-    monkeypatch.setattr(
-        verb,
-        "open_datasets",
-        lambda config: Datasets(tiny.source(80), tiny.source(20, seed=1)),
-    )
-    return verb.pretrain(runs.config(*MASKED, *LENGTHS, *options), str(workdir))
+    data = Datasets(tiny.source(80), tiny.source(20, seed=1))
+    monkeypatch.setattr(verb, "open_datasets", lambda config: data)
+    config = runs.config(*MASKED, *LENGTHS, *options)
+    return verb.pretrain(config, str(workdir))
 
 
 @pytest.fixture(scope="module")
@@ -49,28 +48,29 @@ def finished(tmp_path_factory):
 @pytest.mark.newest
 def test_resumes_to_the_bit(finished, tmp_path, monkeypatch):
     workdir, summary = finished
-    shutil.copytree(workdir, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
-    (tmp_path / "run" / "summary.json").unlink()
+    resumed_workdir = tmp_path / "run"
+    shutil.copytree(workdir, resumed_workdir)
+    shutil.rmtree(resumed_workdir / "checkpoints" / "4")
+    (resumed_workdir / "summary.json").unlink()
+    assert commands.checkpoint_steps(resumed_workdir) == [2]
 
-    assert commands.checkpoint_steps(tmp_path / "run") == [2]
+    resumed = pretrain(resumed_workdir, monkeypatch)
 
-    resumed = pretrain(tmp_path / "run", monkeypatch)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert resumed[name] == summary[name]
+    assert commands.losses(resumed_workdir) == commands.losses(workdir)
 
-    assert commands.losses(tmp_path / "run") == commands.losses(workdir)
 
-
-def test_what_a_run_reports(finished):
+def test_metrics_of_a_run(finished):
     workdir, summary = finished
+    lines = commands.metrics(workdir)
+
     assert {"test_loss", "test_accuracy", "test_majority_accuracy", "test_images"} <= summary.keys()
     assert summary["test_images"] == 20
-
-    last = commands.metrics(workdir)[-1]
     assert 0 <= summary["test_majority_accuracy"] <= 1
-    assert all(line.get("train_majority_accuracy", 0) <= 1 for line in commands.metrics(workdir))
-    assert last["step"] == 4
+    for line in lines:
+        assert line.get("train_majority_accuracy", 0) <= 1
+    assert lines[-1]["step"] == 4
 
 
 def test_pixels_have_a_loss_alone(tmp_path, monkeypatch):
@@ -82,7 +82,6 @@ def test_pixels_have_a_loss_alone(tmp_path, monkeypatch):
 
 
 def test_every_layout_trains_as_one_device():
-    steps = 3
     alone = runs.build(*MASKED, devices=1)
     spread = runs.build(
         *MASKED,
@@ -90,19 +89,27 @@ def test_every_layout_trains_as_one_device():
         "sharding.num_model_shards=2",
         devices=8,
     )
-    (_, expected), (_, found) = (runs.train(run, steps) for run in (alone, spread))
 
-    for step in range(steps):
+    _, expected = runs.train(alone, 3)
+    _, curve = runs.train(spread, 3)
+
+    # The last layer begins at zero.
+    assert expected[0]["train_loss"] == pytest.approx(np.log(512), rel=1e-6)
+    for here, there in zip(curve, expected, strict=True):
         for name in ("train_loss", "train_accuracy", "train_majority_accuracy"):
-            assert found[step][name] == pytest.approx(expected[step][name], rel=1e-5)
+            assert here[name] == pytest.approx(there[name], rel=1e-5)
 
-    assert expected[0]["train_loss"] == pytest.approx(
-        np.log(512), rel=1e-6
-    )  # the last layer begins at zero
+
+def paint_black_or_white(batch, seed):
+    """Return the batch with images of one colour each, half of them black."""
+    rng = np.random.default_rng(seed)
+    colours = rng.integers(0, 2, (len(batch.label_B), 1, 1, 1)) * 255
+    image = np.broadcast_to(colours, batch.image_BHWC.shape).astype(np.uint8)
+    return dataclasses.replace(batch, image_BHWC=image)
 
 
 def test_learns_a_colour_from_its_surroundings():
-    """Images of one colour each: a patch is known as soon as another is seen."""
+    """A patch is known as soon as another is seen; guessing gives an accuracy of 0.5."""
     run = runs.build(
         *MASKED,
         "total=60 steps",
@@ -110,40 +117,39 @@ def test_learns_a_colour_from_its_surroundings():
         "schedule.warmup=5 steps",
     )
     state = run.init_state()
-    losses = []
+    accuracies = []
 
     for number, batch in enumerate(runs.batches(run, 60)):
-        colours = np.random.default_rng(number).integers(0, 2, (len(batch.label_B), 1, 1, 1)) * 255
-        plain = dataclasses.replace(
-            batch,
-            image_BHWC=np.broadcast_to(colours, batch.image_BHWC.shape).astype(np.uint8),
-        )
-        state, metrics = run.train_step(state, jax.device_put(plain, run.batch_sharding))
-        losses.append(float(metrics["train_accuracy"]))
+        painted = paint_black_or_white(batch, number)
+        state, metrics = run.train_step(state, jax.device_put(painted, run.batch_sharding))
+        accuracies.append(float(metrics["train_accuracy"]))
 
-    assert np.mean(losses[-10:]) > 0.9  # half of the images are black: guessing gives 0.5
+    assert np.mean(accuracies[-10:]) > 0.9
 
 
-def test_fine_tuning_leaves_the_head_behind_and_says_so(finished):
-    config = load_recipe("digits_transfer:finetune", flags(f"init_from={finished[0]}"))
+def test_fine_tuning_drops_the_head_and_notes_it(finished):
+    workdir, _ = finished
+    config = load_recipe("digits_transfer:finetune", flags(f"init_from={workdir}"))
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, image_size=(8, 8)))
+    note = "note     the head that predicts masked patches, and its [mask] embedding, are dropped."
+
     architecture, fitted, report = adapt(config, tiny.source(20, seed=2))
 
-    assert (architecture.patch_outputs, architecture.num_classes) == (0, 10)
+    assert architecture.patch_outputs == 0
+    assert architecture.num_classes == 10
     assert "head/mask" not in fitted.parameters
     assert fitted.parameters["head/linear/kernel"].shape == (16, 10)
-    assert (
-        "note     the head that predicts masked patches, and its [mask] embedding, are dropped."
-        in report
-    )
+    assert note in report
 
 
 def test_other_formats_hold_the_network_without_its_head(finished, tmp_path):
-    weights = load_weights(str(finished[0]))
+    workdir, _ = finished
+    weights = load_weights(str(workdir))
     assert weights.architecture.patch_outputs == 512
 
     save_weights(weights, tmp_path / "w.npz", "released")
-    found = load_weights(str(tmp_path / "w.npz"), image_size=(8, 8), num_heads=2)
+    read = load_weights(str(tmp_path / "w.npz"), image_size=(8, 8), num_heads=2)
 
-    assert (found.architecture.num_classes, found.architecture.patch_outputs) == (0, 0)
-    assert not [name for name in found.parameters if name.startswith("head/mask")]
+    assert read.architecture.num_classes == 0
+    assert read.architecture.patch_outputs == 0
+    assert not [name for name in read.parameters if name.startswith("head/mask")]

@@ -18,57 +18,66 @@ from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.progress import Display, TrainingClock, duration_text, estimate_text
 from vit_jax.train.writers import JsonLines, Writers
 
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time of a fake clock, in a list."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def build_clock(first_step, peak_flops=None):
+    """Return a clock of steps of 8 images and 40 FLOPs."""
+    return TrainingClock(first_step, lambda step: 8 * step, lambda step: 40.0 * step, peak_flops)
+
+
 METRICS = {"train_loss": 1.25, "learning_rate": 1e-3, "images_per_second": 1234.0}
 
 
-def test_the_clock_leaves_out_pauses_and_what_was_done_before(monkeypatch):
-    time = [100.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: time[0])
-    clock = TrainingClock(10, lambda step: 8 * step, lambda step: 40.0 * step, peak_flops=1000.0)
-    time[0] += 2
+def test_the_clock_ignores_pauses_and_earlier_steps(now):
+    clock = build_clock(10, peak_flops=1000.0)
 
+    now[0] += 2
     with clock.pause():
-        time[0] += 50
-
-    time[0] += 2
-    assert clock.seconds == 4
-
+        now[0] += 50
+    now[0] += 2
     rates = clock.rates(20)
+
+    assert clock.seconds == 4
     assert rates["images_per_second"] == 10 * 8 / 4
     assert rates["mfu"] == 20 * 5.0 / 1000.0
-    assert rates["exaflops"] == 20 * 8 * 5.0 / 1e18  # of all steps
+    # All steps count.
+    assert rates["exaflops"] == 20 * 8 * 5.0 / 1e18
     assert clock.seconds_left(20, 40) == 8
-    assert "mfu" not in TrainingClock(
-        0,
-        lambda step: 8 * step,
-        lambda step: 40.0 * step,
-        None,
-    ).rates(1)  # of a chip that is not known
 
 
-def test_waiting_for_input_counts_where_the_devices_have_no_work(monkeypatch):
-    time = [100.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: time[0])
+def test_the_utilisation_of_an_unknown_chip_is_not_known():
+    assert "mfu" not in build_clock(0).rates(1)
 
+
+def test_waiting_for_input_counts_where_the_devices_have_no_work(now):
     def batches():
         for seconds in (1, 5, 3):
-            time[0] += seconds
+            now[0] += seconds
             yield seconds
 
-    clock = TrainingClock(0, lambda step: 8 * step, lambda step: 40.0 * step, None)
+    clock = build_clock(0)
     source = batches()
-    found = [
-        clock.next_batch(source, lambda is_busy=is_busy: is_busy) for is_busy in (True, False, True)
-    ]
-    time[0] += 1
 
-    assert found == [1, 5, 3]
+    first = clock.next_batch(source, lambda: True)
+    second = clock.next_batch(source, lambda: False)
+    third = clock.next_batch(source, lambda: True)
+    now[0] += 1
+
+    assert [first, second, third] == [1, 5, 3]
     assert clock.rates(3)["input_wait_fraction"] == 5 / 10
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys):
-    Display(100, 0, enabled=False).say("other processes are silent")
     display = Display(100, 0, enabled=True)
+
+    Display(100, 0, enabled=False).say("other processes are silent")
     display.advance()
     display.show(10, METRICS | {"mfu": 0.5}, seconds_left=75)
     display.show(11, METRICS | {"input_wait_fraction": 0.004}, seconds_left=75)
@@ -76,13 +85,20 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     display.show(13, METRICS, seconds_left=75, seconds_to_end=3600)
     display.close()
     lines = capsys.readouterr().out.splitlines()
-    expected = "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
 
+    expected = "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
     assert lines[0] == expected
     assert lines[1].endswith("1,234 images/s  1m 15s left")
     assert lines[2].endswith("1,234 images/s  waiting for input 12%  1m 15s left")
     assert lines[3].endswith("1m 15s left, about 1h 00m to the end of all runs")
-    assert [duration_text(seconds) for seconds in (0.4, 3600, 7270)] == ["0s", "1h 00m", "2h 01m"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0s"), (3600, "1h 00m"), (7270, "2h 01m")],
+)
+def test_durations(seconds, text):
+    assert duration_text(seconds) == text
 
 
 def test_a_bar_on_a_terminal(monkeypatch):
@@ -104,11 +120,15 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
 
 def test_the_estimate_names_probe_for_long_runs_on_a_cpu():
+    short = estimate_text(3600, "cpu")
+    long = estimate_text(50_640, "cpu")
+
     assert estimate_text(59, "cpu") == ""
-    assert estimate_text(3600, "cpu").startswith("estimate: 1h 00m of training")
-    assert "probe" not in estimate_text(3600, "cpu") + estimate_text(50_640, "tpu")
-    assert "14h 04m" in estimate_text(50_640, "cpu")
-    assert "vit-jax probe" in estimate_text(50_640, "cpu")
+    assert short.startswith("estimate: 1h 00m of training")
+    assert "probe" not in short
+    assert "probe" not in estimate_text(50_640, "tpu")
+    assert "14h 04m" in long
+    assert "vit-jax probe" in long
 
 
 @pytest.mark.parametrize(
@@ -143,17 +163,17 @@ def test_metrics_are_reported_one_step_late_each_once_and_in_order():
 
 @pytest.mark.parametrize("name", ["train_loss", "gradient_norm", "parameter_norm"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_raises(name, value):
+def test_metrics_that_are_not_finite_raise(name, value):
     metrics = {"train_loss": 1.0, "gradient_norm": 1.0, "parameter_norm": 1.0, "learning_rate": 0.1}
+    diverged = metrics | {name: value}
+    at_rate_0 = diverged | {"learning_rate": 0.0}
+    no_cause = "The learning rate is 0, so it is not the cause"
+
     require_finite(5, metrics)
-
     with pytest.raises(FloatingPointError, match=r"Step 5: .*learning_rate \(now 0\.1\)"):
-        require_finite(5, metrics | {name: value})
-
-    with pytest.raises(
-        FloatingPointError, match="The learning rate is 0, so it is not the cause"
-    ) as raised:
-        require_finite(5, metrics | {name: value, "learning_rate": 0.0})
+        require_finite(5, diverged)
+    with pytest.raises(FloatingPointError, match=no_cause) as raised:
+        require_finite(5, at_rate_0)
 
     assert "lower" not in str(raised.value)
 
@@ -162,21 +182,20 @@ def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
     first = JsonLines(tmp_path, 0)
     for step in (1, 2, 3):
         first.write(step, {"x": step / 2})
-
     first.close()
+    # The process is killed while it writes.
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "x"')  # the process was killed while it wrote
+        file.write('{"step": 2, "x"')
 
     second = JsonLines(tmp_path, 2)
     second.write(3, {"x": 9.0})
     second.close()
-    expected = [
+
+    assert commands.metrics(tmp_path) == [
         {"step": 1, "x": 0.5},
         {"step": 2, "x": 1.0},
         {"step": 3, "x": 9.0},
     ]
-
-    assert commands.metrics(tmp_path) == expected
 
 
 def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
@@ -189,10 +208,8 @@ def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
         def finish(self):
             calls.append(("finish",))
 
-    def init(**options):
-        calls.append(
-            ("init", options["project"], options["config"]["logging"]["every"], options["resume"])
-        )
+    def init(*, project, config, resume, **_):
+        calls.append(("init", project, config["logging"]["every"], resume))
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
@@ -201,21 +218,30 @@ def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
         "logging.tensorboard=False",
         "logging.wandb_project=p",
     )
+
     writers = Writers(tmp_path, config, 0, enabled=True)
     writers.write(3, {"x": 1.0})
     writers.close()
 
-    assert calls == [("init", "p", "1 steps", "allow"), ("log", 3, {"x": 1.0}), ("finish",)]
+    assert calls == [
+        ("init", "p", "1 steps", "allow"),
+        ("log", 3, {"x": 1.0}),
+        ("finish",),
+    ]
 
 
 def test_a_missing_package_is_named_before_any_file_is_made(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
+
     with pytest.raises(ValueError, match=r"pip install .*\[wandb\]"):
         Writers(tmp_path, runs.config("logging.wandb_project=p"), 0, enabled=True)
 
-    Writers(tmp_path, runs.config(), 0, enabled=False).write(
-        1,
-        {"x": 1.0},
-    )  # a process that does not write
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_does_not_write_makes_no_file(tmp_path):
+    writers = Writers(tmp_path, runs.config(), 0, enabled=False)
+
+    writers.write(1, {"x": 1.0})
 
     assert list(tmp_path.iterdir()) == []

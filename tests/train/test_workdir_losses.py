@@ -131,9 +131,8 @@ def test_a_save_does_not_make_a_removed_workdir_again(config, tmp_path, monkeypa
     save = CheckpointStore.save
 
     def remove():
-        (tmp_path / "run").rename(
-            tmp_path / "gone"
-        )  # at once: files may come while a folder is removed
+        # At once: files may come while a folder is removed.
+        (tmp_path / "run").rename(tmp_path / "gone")
         shutil.rmtree(tmp_path / "gone")
 
     def save_and_remove(store, step, *words, **options):

@@ -34,39 +34,51 @@ def fill(folder, *names):
 )
 def test_a_folder_of_pickles(tmp_path, names, inputs):
     fill(tmp_path, *names)
-    with pytest.raises(
-        ValueError, match=f"^{tmp_path}: holds {inputs[0]}, a PyTorch file, which runs code"
-    ) as caught:
+    message = f"^{tmp_path}: holds {inputs[0]}, a PyTorch file, which runs code"
+    paths = [str(tmp_path / name) for name in ("model.safetensors", *inputs)]
+
+    with pytest.raises(ValueError, match=message) as caught:
         load_weights(tmp_path)
 
-    paths = " ".join(str(tmp_path / name) for name in ["model.safetensors", *inputs])
-    assert str(caught.value).replace("'", "").endswith(paths)
+    assert str(caught.value).replace("'", "").endswith(" ".join(paths))
 
 
 def test_a_folder_without_weights(tmp_path):
     fill(tmp_path, "config.json", "training_args.bin", "optimizer.pt")
-    with pytest.raises(
-        ValueError, match=r"no model\.safetensors \(\.safetensors in it: none\): give a file"
-    ):
+    message = r"no model\.safetensors \(\.safetensors in it: none\): give a file"
+
+    with pytest.raises(ValueError, match=message):
         load_weights(tmp_path)
 
 
-def test_a_repository_of_pickles(tmp_path, monkeypatch):
-    names = ["README.md", "pytorch_model.bin", "onnx/model.bin"]
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """Replace huggingface_hub, and return the names of a repository's files."""
+    names = []
     api = types.SimpleNamespace(list_repo_files=lambda name, *, revision: names)
     library = types.SimpleNamespace(
         snapshot_download=lambda *_, **__: str(tmp_path),
         HfApi=lambda: api,
     )
     monkeypatch.setitem(sys.modules, "huggingface_hub", library)
-    words = r"hf://owner/vit@v1 has no \.safetensors but pytorch_model\.bin, .* "
-    words += "owner/vit --revision=v1 --local-dir=vit,"
+    return names
 
-    with pytest.raises(ValueError, match=words) as caught:
+
+def test_a_repository_of_pickles(repository):
+    repository.extend(["README.md", "pytorch_model.bin", "onnx/model.bin"])
+    message = (
+        r"hf://owner/vit@v1 has no \.safetensors but pytorch_model\.bin, "
+        r".* owner/vit --revision=v1 --local-dir=vit,"
+    )
+
+    with pytest.raises(ValueError, match=message) as caught:
         load_weights("hf://owner/vit@v1")
 
     assert str(caught.value).endswith(" vit/model.safetensors vit/pytorch_model.bin")
 
-    names[:] = ["README.md"]
+
+def test_a_repository_without_weights(repository):
+    repository.append("README.md")
+
     with pytest.raises(ValueError, match=r"no model\.safetensors"):
         load_weights("hf://owner/vit@v1")

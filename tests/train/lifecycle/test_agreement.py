@@ -38,119 +38,137 @@ FACTS = {"config.seed": 0, "classes": ["cat", "dog"], "train_files_sha256": "1",
         ),
     ],
 )
-def test_what_differs_is_named_with_its_process(changes, line):
+def test_differences_are_named_with_their_process(changes, line):
     message = describe_differences([FACTS, FACTS | changes, FACTS])
+
     assert line in message
     assert len(message.splitlines()) == 1
 
 
 def test_of_many_differences_ten_are_named():
-    many = [{f"config.{number}": process for number in range(40)} for process in range(2)]
-    assert "; and 30 more. Start" in describe_differences(many)
+    first = {f"config.{number}": 0 for number in range(40)}
+    second = {f"config.{number}": 1 for number in range(40)}
+
+    assert "; and 30 more. Start" in describe_differences([first, second])
 
 
 def test_a_run_compares_itself_with_the_others(data_dir, monkeypatch):
-    """What may differ between hosts is left out: where data lie, and what a machine can do."""
+    """Hosts may differ in the place of their data and the options of a machine."""
     config = runs.config(f"input.data_dir={data_dir}")
-    data = open_datasets(config)
-    require_agreement(config, data)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    everyone = []
-    monkeypatch.setattr(hosts, "gather", lambda facts: [everyone.append(facts) or facts])
-    require_agreement(config, data)
     other = runs.config(
         "input.data_dir=/elsewhere",
         "input.num_workers=3",
         "logging.tensorboard=True",
     )
-    monkeypatch.setattr(hosts, "gather", lambda facts: [*everyone, facts])
-    require_agreement(other, data)
-    monkeypatch.setattr(hosts, "gather", lambda facts: [facts, facts | {"config.seed": 7}])
+    data = open_datasets(config)
+    facts_of_processes = []
 
+    def gather_alone(facts):
+        facts_of_processes.append(facts)
+        return [facts]
+
+    require_agreement(config, data)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "gather", gather_alone)
+    require_agreement(config, data)
+
+    monkeypatch.setattr(hosts, "gather", lambda facts: [*facts_of_processes, facts])
+    require_agreement(other, data)
+
+    monkeypatch.setattr(hosts, "gather", lambda facts: [facts, facts | {"config.seed": 7}])
     with pytest.raises(ValueError, match=r"process 1: config\.seed is 7, in process 0 0"):
         require_agreement(config, data)
 
 
+def list_members(labels, levels):
+    """Return the members of a tar whose images have these levels."""
+    members = []
+    for name, content in samples(labels):
+        if "png" in name:
+            content = image(levels[int(name[:5])])
+        members.append((name, content))
+    return members
+
+
+def write_images(folder, levels):
+    """Write images of two classes, and a table of them."""
+    lines = ["image,label"]
+    for number, level in enumerate(levels):
+        label = number % 2
+        path = folder / "images" / str(label) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image(level))
+        lines.append(f"images/{label}/{number}.png,{label}")
+    (folder / "a.csv").write_text("\n".join(lines) + "\n")
+
+
 def write_host(folder, kind, levels):
-    """The images of one host with these levels, under the same names; returns how they are named."""
+    """Write the images of one host with these levels, under the same names; return the data."""
     labels = [0, 1] * 6
     if kind == "wds":
-        members = [
-            (name, image(levels[int(name[:5])]) if "png" in name else content)
-            for name, content in samples(labels)
-        ]
-        return f"wds:{write_shard(folder / 'a.tar', members)}"
-
+        return f"wds:{write_shard(folder / 'a.tar', list_members(labels, levels))}"
     if kind == "parquet":
         images = [{"bytes": image(level), "path": None} for level in levels]
         return f"parquet:{write_parquet(folder / 'a.parquet', labels, images=images)}"
 
-    lines = ["image,label"]
-    for number, level in enumerate(levels):
-        path = folder / "images" / str(number % 2) / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image(level))
-        lines.append(f"images/{number % 2}/{number}.png,{number % 2}")
+    write_images(folder, levels)
+    if kind == "folder":
+        return f"folder:{folder}/images"
+    return f"csv:{folder}/a.csv"
 
-    (folder / "a.csv").write_text("\n".join(lines) + "\n")
-    return f"folder:{folder}/images" if kind == "folder" else f"csv:{folder}/a.csv"
+
+def digest_host(folder, kind, levels):
+    data = write_host(folder, kind, levels)
+    source = open_source(data, "all", runs.config().input, 0)
+    return json.loads(json.dumps(digest_images(source, seed=0)))
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv", "wds", "parquet"])
 def test_other_bytes_under_the_same_names_are_noticed(kind, tmp_path, monkeypatch):
     """Names, sizes, numbers and labels are equal; one image of twelve is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    hosts_of = {"a": [*range(12)], "b": [*range(12)], "c": [*range(7), 99, *range(8, 12)]}
-    digests = {}
+    first = digest_host(tmp_path / "a", kind, [*range(12)])
+    second = digest_host(tmp_path / "b", kind, [*range(12)])
+    third = digest_host(tmp_path / "c", kind, [*range(7), 99, *range(8, 12)])
+    same = [{"training images": first}, {"training images": second}]
 
-    for host, levels in hosts_of.items():
-        source = open_source(
-            write_host(tmp_path / host, kind, levels),
-            "all",
-            runs.config().input,
-            0,
-        )
-        digests[host] = json.loads(json.dumps(digest_images(source, seed=0)))
+    message = describe_differences([*same, {"training images": third}])
+    (other,) = [key for key in first if first[key] != third[key]]
 
-    assert len(digests["a"]) == 12
-
-    same = [{"training images": digests["a"]}, {"training images": digests["b"]}]
+    assert len(first) == 12
     assert describe_differences(same) == ""
-
-    message = describe_differences([*same, {"training images": digests["c"]}])
     assert "process 2: 1 of 12 compared training images have other bytes or labels: " in message
-
-    (other,) = [key for key in digests["a"] if digests["a"][key] != digests["c"][key]]
     assert f"labels: {other}. Start" in message
     assert "7" in other
 
 
 def test_the_seed_chooses_the_images(data_dir):
-    """Pixels and stored records of TFDS; labels count, and so does an image that only one host can read."""
+    """Pixels, labels and stored records of TFDS count, and an image that only one host can read."""
     pixels = np.random.default_rng(0).integers(256, size=(200, 2, 3, 1), dtype=np.uint8)
     labels = np.arange(200) % 2
-    first = digest_images(MemorySource(pixels, labels, ("a", "b")), 0)
+    digits = open_source("digits", "train", runs.config(f"input.data_dir={data_dir}").input, 0)
+
+    def digest(pixels, labels, seed=0):
+        return digest_images(MemorySource(pixels, labels, ("a", "b")), seed)
+
+    first = digest(pixels, labels)
 
     assert len(first) == NUM_COMPARED
-    assert [*first] == sorted(first, key=int)
-    assert first == digest_images(MemorySource(pixels.copy(), labels, ("a", "b")), 0)
-    assert first.keys() != digest_images(MemorySource(pixels, labels, ("a", "b")), 1).keys()
-
-    turned = digest_images(MemorySource(pixels.transpose(0, 2, 1, 3), labels, ("a", "b")), 0)
-    relabelled = digest_images(MemorySource(pixels, 1 - labels, ("a", "b")), 0)
-
-    for other in (turned, relabelled):
+    assert list(first) == sorted(first, key=int)
+    assert first == digest(pixels.copy(), labels)
+    assert first.keys() != digest(pixels, labels, seed=1).keys()
+    for other in (digest(pixels.transpose(0, 2, 1, 3), labels), digest(pixels, 1 - labels)):
         assert other.keys() == first.keys()
-        assert not {*other.items()} & {*first.items()}
-
-    digits = open_source("digits", "train", runs.config(f"input.data_dir={data_dir}").input, 0)
-    assert len({*digest_images(digits, 0).values()}) == NUM_COMPARED
+        assert not other.items() & first.items()
+    assert len(set(digest_images(digits, 0).values())) == NUM_COMPARED
 
 
 def test_an_unreadable_image_is_compared(tmp_path):
     data = write_host(tmp_path, "folder", range(12))
     source = open_source(data, "all", runs.config("input.cache_records=False").input, 0)
-    whole = digest_images(source, 0)
-    (tmp_path / "images" / "1" / "3.png").unlink()
 
-    assert {*digest_images(source, 0).items()} - {*whole.items()} == {("1/3.png", "unreadable")}
+    complete = digest_images(source, 0)
+    (tmp_path / "images" / "1" / "3.png").unlink()
+    damaged = digest_images(source, 0)
+
+    assert damaged.items() - complete.items() == {("1/3.png", "unreadable")}

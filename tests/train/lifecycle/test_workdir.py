@@ -1,4 +1,4 @@
-"""What a run's folder may be, and whom it belongs to."""
+"""Folders that a run accepts, and the run that a folder belongs to."""
 
 import dataclasses
 import errno
@@ -30,10 +30,14 @@ FINETUNING = load_recipe("configs/finetune.py:any,own")
 LONGER = dataclasses.replace(FINETUNING, total="40 epochs")
 
 
-def take(folder, config):
-    """As a run that ends at once; the path it is told."""
+def claim_and_end(folder, config):
+    """Claim a folder as a run that ends at once; return its path."""
     with claim(str(folder), config) as lock:
         return lock.folder
+
+
+def read_start_file(folder):
+    return json.loads((folder / "start.json").read_text())
 
 
 def start(digit, num_train_examples=48):
@@ -61,85 +65,129 @@ def as_json(config):
     return json.loads(json.dumps(to_dict(config)))
 
 
-def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
-    """Also one that got as far as the folder of its first trial."""
-    tmp_path = tmp_path / "new" / "run"
-    assert take(tmp_path, FINETUNING) == tmp_path
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+def test_a_start_without_a_checkpoint_binds_nobody(tmp_path):
+    """The start may have got as far as the folder of its first trial."""
+    folder = tmp_path / "new" / "run"
+    trial = rate_search.trial_config(FINETUNING, 0.01)
 
-    require_same_start(tmp_path, start("1"), "weights.npz")
-    take(tmp_path / "search" / "learning_rate=0.01", rate_search.trial_config(FINETUNING, 0.01))
-    take(tmp_path, LONGER)
-    require_same_start(tmp_path, start("2"), "other.npz")
+    assert claim_and_end(folder, FINETUNING) == folder
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
 
-    assert stored_config(tmp_path) == as_json(LONGER)
+    require_same_start(folder, start("1"), "weights.npz")
+    claim_and_end(folder / "search" / "learning_rate=0.01", trial)
+    claim_and_end(folder, LONGER)
+    require_same_start(folder, start("2"), "other.npz")
 
-    expected = {"init_from": "other.npz", **start("2")}
-    assert json.loads((tmp_path / "start.json").read_text()) == expected
+    assert stored_config(folder) == as_json(LONGER)
+    assert read_start_file(folder) == {"init_from": "other.npz", **start("2")}
 
 
-@pytest.mark.parametrize("add", [add_checkpoint, add_trial, add_interrupted_trial])
-def test_a_run_that_has_begun_rejects_another_config_other_data_and_other_weights(tmp_path, add):
-    """In the search too: trials of two configs are no grid."""
-    take(tmp_path, FINETUNING)
+@pytest.fixture(params=[add_checkpoint, add_trial, add_interrupted_trial])
+def begun(request, tmp_path):
+    """The workdir of a run that has begun."""
+    claim_and_end(tmp_path, FINETUNING)
     require_same_start(tmp_path, start("1"), "runs/pretrain")
-    before = (tmp_path / "start.json").read_bytes()
-    add(tmp_path)
-    take(tmp_path, FINETUNING)
+    request.param(tmp_path)
+    claim_and_end(tmp_path, FINETUNING)
+    return tmp_path
 
+
+def test_a_run_that_has_begun_rejects_another_config(begun):
+    """In the search too: trials of two configs are no grid."""
     with rejects("total", "'20 epochs'.*'40 epochs'"):
-        take(tmp_path, LONGER)
+        claim_and_end(begun, LONGER)
 
-    assert stored_config(tmp_path) == as_json(FINETUNING)
+    assert stored_config(begun) == as_json(FINETUNING)
+
+
+def test_a_run_that_has_begun_rejects_other_data_and_other_weights(begun):
+    """The same weights from another place are the same; digests of files may be noted later."""
+    before = (begun / "start.json").read_bytes()
+
     with rejects("num_train_examples", "48.*72"):
-        require_same_start(tmp_path, start("1", num_train_examples=72), "runs/pretrain")
-
-    require_same_start(
-        tmp_path,
-        start("1"),
-        "runs/moved",
-    )  # the same weights from another place are the same
-
+        require_same_start(begun, start("1", num_train_examples=72), "runs/pretrain")
     with rejects("weights", "config.init_from='runs/pretrain'"):
-        require_same_start(tmp_path, start("2"), "runs/pretrain")
+        require_same_start(begun, start("2"), "runs/pretrain")
 
-    require_same_start(
-        tmp_path,
-        start("1") | {"train_files_sha256": "2" * 64},
-        "runs/pretrain",
-    )  # noted since
+    require_same_start(begun, start("1"), "runs/moved")
+    with_files = start("1") | {"train_files_sha256": "2" * 64}
+    require_same_start(begun, with_files, "runs/pretrain")
+    assert (begun / "start.json").read_bytes() == before
 
-    assert (tmp_path / "start.json").read_bytes() == before
 
-    for name, read in (
-        ("config", take),
-        ("start", lambda _, config: require_same_start(tmp_path, start("1"), "")),
-    ):
-        (tmp_path / f"{name}.json").write_text('{"total": "20 ep')
-        with rejects(f"{name}.json", "not JSON"):
-            read(tmp_path, FINETUNING)
+def claim_again(folder):
+    claim_and_end(folder, FINETUNING)
 
-        (tmp_path / f"{name}.json").unlink()
-        os.mkfifo(tmp_path / f"{name}.json")  # opening it would wait
 
-        with rejects(f"{name}.json", "not a regular file"):
-            read(tmp_path, FINETUNING)
+def compare_start(folder):
+    require_same_start(folder, start("1"), "")
 
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "metrics.jsonl").write_text("[]\n")
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", claim_again),
+        ("start.json", compare_start),
+    ],
+    ids=["config", "start"],
+)
+def test_a_run_that_has_begun_rejects_damaged_files(begun, name, read):
+    path = begun / name
+
+    path.write_text('{"total": "20 ep')
+    with rejects(name, "not JSON"):
+        read(begun)
+
+    # Opening a pipe would wait.
+    path.unlink()
+    os.mkfifo(path)
+    with rejects(name, "not a regular file"):
+        read(begun)
+
+
+def test_a_run_that_has_begun_rejects_damaged_metrics(begun):
+    (begun / "config.json").unlink()
+    (begun / "metrics.jsonl").write_text("[]\n")
 
     with rejects("metrics.jsonl, line 1", "object"):
-        take(tmp_path, FINETUNING)
+        claim_again(begun)
+
+
+def start_racer(seed):
+    return subprocess.Popen(
+        [sys.executable, "-c", RACE, str(seed)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+
+
+def send_line(processes, line):
+    for process in processes:
+        process.stdin.write(line)
+        process.stdin.flush()
+
+
+def read_lines(processes):
+    return [process.stdout.readline() for process in processes]
+
+
+def leave_lock(folder):
+    """Leave the lock of a killed run in a folder."""
+    folder.mkdir()
+    owner = WorkdirLock(folder)._owner | {"started": "1"}
+    (folder / "run.lock").write_text(json.dumps(owner))
 
 
 def test_a_second_run_changes_nothing_of_the_first(tmp_path):
     """Not its config either, which nothing protects before the first checkpoint."""
     with claim(str(tmp_path), FINETUNING), rejects(str(tmp_path), "used by another run"):
-        take(tmp_path, LONGER)
+        claim_and_end(tmp_path, LONGER)
 
     assert stored_config(tmp_path) == as_json(FINETUNING)
 
-    take(tmp_path, LONGER)
+    claim_and_end(tmp_path, LONGER)
 
 
 RACE = """
@@ -170,44 +218,25 @@ def test_of_two_processes_at_one_moment_one_writes_its_config(tmp_path):
 
     The other is told who has the workdir, and writes nothing.
     """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACE, str(seed)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=pathlib.Path(__file__).parents[2],
-        )
-        for seed in range(2)
-    ]
-
-    def say(line):
-        for process in processes:
-            process.stdin.write(line)
-            process.stdin.flush()
-
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
+    processes = [start_racer(0), start_racer(1)]
+    assert read_lines(processes) == ["ready\n", "ready\n"]
 
     for number in range(40):
         folder = tmp_path / str(number)
         if number % 2:
-            folder.mkdir()
-            (folder / "run.lock").write_text(
-                json.dumps(WorkdirLock(folder)._owner | {"started": "1"})
-            )
+            leave_lock(folder)
 
-        say(f"{folder} {time.time() + 0.02}\n")
-        said = [process.stdout.readline() for process in processes]
+        send_line(processes, f"{folder} {time.time() + 0.02}\n")
+        lines = read_lines(processes)
+        assert lines.count("won\n") == 1, lines
 
-        assert said.count("won\n") == 1, said
-
-        winner = said.index("won\n")
-        assert f"is used by another run: process {processes[winner].pid} on" in said[1 - winner]
+        winner = lines.index("won\n")
+        owner = f"is used by another run: process {processes[winner].pid} on"
+        assert owner in lines[1 - winner]
         assert {path.name for path in folder.iterdir()} == {"run.lock", "config.json"}
         assert stored_config(folder)["seed"] == winner
 
-        say("\n")
+        send_line(processes, "\n")
         assert processes[winner].stdout.readline() == "left\n"
         assert [path.name for path in folder.iterdir()] == ["config.json"]
 
@@ -215,34 +244,41 @@ def test_of_two_processes_at_one_moment_one_writes_its_config(tmp_path):
         process.communicate()
 
 
-def test_how_a_run_is_carried_out_may_change(tmp_path):
-    take(tmp_path, FINETUNING)
+def test_options_of_the_machine_may_change(tmp_path):
+    claim_and_end(tmp_path, FINETUNING)
     add_checkpoint(tmp_path)
-    logging = dataclasses.replace(FINETUNING.logging, tensorboard=False)
-    checkpoint = dataclasses.replace(FINETUNING.checkpoint, keep_latest=5)
-    model = dataclasses.replace(FINETUNING.model, remat="full")
-    optimizer = dataclasses.replace(FINETUNING.optimizer, accumulation_steps=4)  # on fewer devices
-    changed = {"logging": logging, "checkpoint": checkpoint, "model": model, "optimizer": optimizer}
-    take(tmp_path, dataclasses.replace(FINETUNING, **changed))
+    # On fewer devices.
+    optimizer = dataclasses.replace(FINETUNING.optimizer, accumulation_steps=4)
+    changed = dataclasses.replace(
+        FINETUNING,
+        logging=dataclasses.replace(FINETUNING.logging, tensorboard=False),
+        checkpoint=dataclasses.replace(FINETUNING.checkpoint, keep_latest=5),
+        model=dataclasses.replace(FINETUNING.model, remat="full"),
+        optimizer=optimizer,
+    )
+
+    claim_and_end(tmp_path, changed)
 
 
 @pytest.mark.parametrize(
-    "configs",
+    ("first", "second"),
     [
         (runs.config(), FINETUNING),
         (FINETUNING, runs.config()),
     ],
+    ids=["pretrain", "finetune"],
 )
-def test_a_folder_of_the_other_kind_of_run_is_rejected(tmp_path, configs):
-    take(tmp_path, configs[0])
+def test_a_folder_of_the_other_kind_of_run_is_rejected(tmp_path, first, second):
+    claim_and_end(tmp_path, first)
     add_checkpoint(tmp_path)
 
     with rejects(str(tmp_path), "other kind.*config.init_from"):
-        take(tmp_path, configs[1])
+        claim_and_end(tmp_path, second)
 
-    assert stored_config(tmp_path) == as_json(configs[0])
+    assert stored_config(tmp_path) == as_json(first)
 
 
+# Sources of weights, and workdirs that are the same folder.
 SAME = [
     ("run", "other/../run"),
     ("run", "link/finetuned"),
@@ -265,19 +301,21 @@ def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, 
             reject_as_source(place, workdir)
 
 
-def test_folders_that_lie_apart(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("source", "workdir"),
+    [
+        ("run", "run2"),
+        ("run2", "run"),
+        ("a/run", "b/run"),
+        ("weights.npz", "run"),
+        ("hf://owner/name", "."),
+        (None, "."),
+    ],
+)
+def test_folders_that_lie_apart(tmp_path, monkeypatch, source, workdir):
     monkeypatch.chdir(tmp_path)
-    apart = {
-        "run": "run2",
-        "run2": "run",
-        "a/run": "b/run",
-        "weights.npz": "run",
-        "hf://owner/name": ".",
-        None: ".",
-    }
 
-    for source, workdir in apart.items():
-        reject_as_source(source, workdir)
+    reject_as_source(source, workdir)
 
 
 def test_links_in_a_circle_are_no_folder(tmp_path):
@@ -285,7 +323,7 @@ def test_links_in_a_circle_are_no_folder(tmp_path):
     reject_as_source(str(tmp_path / "loop"), str(tmp_path / "run"))
 
     with rejects(f"workdir {str(tmp_path / 'loop')!r}", "cannot be written"):
-        take(tmp_path / "loop", FINETUNING)
+        claim_and_end(tmp_path / "loop", FINETUNING)
 
 
 def test_a_folder_whose_files_cannot_be_deleted(tmp_path, monkeypatch):
@@ -314,10 +352,10 @@ def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there)
 
     (folder / name).symlink_to(target)
     if name == ".probe":  # any name that is predictable
-        take(folder, FINETUNING)
+        claim_and_end(folder, FINETUNING)
     else:
         with rejects(str(folder / name), "is a link"):
-            take(folder, FINETUNING)
+            claim_and_end(folder, FINETUNING)
 
     assert target.exists() is is_there
     assert not is_there or target.read_text() == "precious"
@@ -332,7 +370,7 @@ def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypat
 
     monkeypatch.setattr(workdirs, "write_atomically", refuse)
     with pytest.raises(kind) as raised:
-        take(tmp_path, FINETUNING)
+        claim_and_end(tmp_path, FINETUNING)
 
     assert isinstance(raised.value, ValueError) is (kind is ValueError)
     assert list(tmp_path.iterdir()) == []
@@ -340,7 +378,10 @@ def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", ["my\\run", "run[1]", "run*/seed", "a\udcff"])
 def test_a_path_that_cannot_hold_checkpoints_is_rejected_before_anything_is_written(tmp_path, name):
-    for use in (lambda: take(tmp_path / name, FINETUNING), lambda: prepare_shared(tmp_path / name)):
+    for use in (
+        lambda: claim_and_end(tmp_path / name, FINETUNING),
+        lambda: prepare_shared(tmp_path / name),
+    ):
         with pytest.raises(ValueError, match=r"^workdir='[^\n]* Choose another folder\.$"):
             use()
 

@@ -39,12 +39,13 @@ PROCESSORS = {
         {"size": {"shortest_edge": 48}, "crop_size": SQUARE, "do_normalize": False},
     ),
 }
+# Cases whose preprocessing is that of timm's own configuration.
 TIMM = (
     "mae",
     "dinov3",
     "pe_core",
     "eva02_clip",
-)  # cases whose preprocessing is that of timm's own configuration
+)
 
 
 def photograph() -> np.ndarray:

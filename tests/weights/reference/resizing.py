@@ -64,10 +64,11 @@ def images_of_libraries() -> dict[str, np.ndarray]:
             pixels = processor(photograph, return_tensors="np")["pixel_values"][0]
             recorded[key("huggingface", name, word)] = pixels.transpose(1, 2, 0).astype(np.uint8)
 
+    # Resizes floating point.
     dinov3 = DINOv3ViTImageProcessor(
         size={"height": 12, "width": 8},
         do_normalize=False,
-    )  # resizes floating point
+    )
     pixels = np.asarray(dinov3(photograph, return_tensors="np")["pixel_values"][0])
     recorded["dinov3"] = (pixels.transpose(1, 2, 0) * 255).astype(np.float32)
 
