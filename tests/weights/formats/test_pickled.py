@@ -12,6 +12,26 @@ import pytest
 from tests.weights.formats.samples import build_archive, read_all
 from vit_jax.weights.formats.pickled import choose_pickles, write_command
 
+
+def build_libraries(contents, allowed, saved):
+    """Return stand-ins for torch and safetensors.torch, which note allowed classes and saved arrays."""
+
+    def load(file, device, *, weights_only):
+        assert weights_only
+        assert device == "cpu"
+        return contents[file]
+
+    def save_file(arrays, path):
+        saved[path] = {name: tensor.values for name, tensor in arrays.items()}
+
+    torch = types.SimpleNamespace(
+        load=load,
+        is_tensor=lambda value: isinstance(value, Tensor),
+        serialization=types.SimpleNamespace(add_safe_globals=allowed.extend),
+    )
+    return torch, types.SimpleNamespace(save_file=save_file)
+
+
 ARCHIVE = [("archive/data.pkl", pickle.dumps({})), ("archive/data/0", b"")]
 
 
@@ -30,38 +50,23 @@ class Tensor:
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run the program of a command with stand-ins for torch and safetensors.torch; return the saved names by file."""
+    """A function that runs the program of a command, and returns the saved arrays by file."""
 
     def run(command, contents):
         saved = {}
         allowed = []
-        torch = types.SimpleNamespace(
-            load=lambda file, device, *, weights_only: (
-                contents[file] if weights_only and device == "cpu" else None
-            ),
-            is_tensor=lambda value: isinstance(value, Tensor),
-            serialization=types.SimpleNamespace(add_safe_globals=allowed.extend),
-        )
-        torch_files = types.SimpleNamespace(
-            save_file=lambda arrays, path: saved.update({path: arrays})
-        )
+        torch, torch_files = build_libraries(contents, allowed, saved)
         monkeypatch.setitem(sys.modules, "torch", torch)
         monkeypatch.setitem(sys.modules, "safetensors", types.SimpleNamespace(torch=torch_files))
         monkeypatch.setitem(sys.modules, "safetensors.torch", torch_files)
-        words = shlex.split(command)
+        python, option, program, *arguments = shlex.split(command)
+        assert [python, option] == ["python", "-c"]
 
-        assert words[:2] == ["python", "-c"]
-
-        monkeypatch.setattr(sys, "argv", words[2:])
-        monkeypatch.setattr(sys, "argv", ["-c", *words[3:]])
-        exec(words[2], {})
+        monkeypatch.setattr(sys, "argv", ["-c", *arguments])
+        exec(program, {})
 
         assert allowed == [argparse.Namespace]
-
-        return {
-            path: {name: tensor.values for name, tensor in arrays.items()}
-            for path, arrays in saved.items()
-        }
+        return saved
 
     return run
 
@@ -78,10 +83,15 @@ def test_the_command_joins_files_and_names_of_entries_and_omits_the_optimiser(ru
             "args": argparse.Namespace(lr=1),
         },
     }
-    saved = run(write_command("out dir/model.safetensors", list(contents)), contents)
-    expected = {"state_dict.module.head.weight": (1,), "teacher.backbone.norm.bias": (3,)}
 
-    assert saved == {"out dir/model.safetensors": expected}
+    saved = run(write_command("out dir/model.safetensors", list(contents)), contents)
+
+    assert saved == {
+        "out dir/model.safetensors": {
+            "state_dict.module.head.weight": (1,),
+            "teacher.backbone.norm.bias": (3,),
+        },
+    }
 
 
 @pytest.mark.parametrize(
@@ -96,16 +106,18 @@ def test_the_error_of_a_pickle_ends_in_the_command(content, name, tmp_path, run)
 
     with pytest.raises(ValueError, match="which runs code when it is opened") as caught:
         read_all(path)
-
-    text = str(caught.value)
-    assert "\n" not in text
-
-    saved = run(text[text.index('python -c "') :], {str(path): {"x": Tensor(5)}})
+    message = str(caught.value)
+    command = message[message.index('python -c "') :]
+    saved = run(command, {str(path): {"x": Tensor(5)}})
     ((output, arrays),) = saved.items()
 
+    assert "\n" not in message
     assert arrays == {"x": (5,)}
     assert output.endswith(".safetensors")
     assert output != str(path)
+
+
+SHARDS = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +125,9 @@ def test_the_error_of_a_pickle_ends_in_the_command(content, name, tmp_path, run)
     [
         (["config.json", "training_args.bin", "optimizer.pt"], []),
         (["last.ckpt", "pytorch_model.bin"], ["pytorch_model.bin"]),
-        (["pytorch_model-00002-of-00002.bin", "pytorch_model-00001-of-00002.bin"], None),
+        (SHARDS[::-1], SHARDS),
         (["checkpoint0040.pth", "checkpoint.pth", "log.txt"], ["checkpoint.pth"]),
     ],
 )
 def test_files_to_convert_together(names, chosen):
-    assert choose_pickles(names) == (sorted(names) if chosen is None else chosen)
+    assert choose_pickles(names) == chosen
