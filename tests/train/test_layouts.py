@@ -1,4 +1,4 @@
-"""However the mesh is cut and whatever is spread over it, training is that of one device."""
+"""On every mesh, with any parameters spread over it, training is that of one device."""
 
 import dataclasses
 
@@ -10,34 +10,36 @@ from tests.train import small_runs as runs
 from tests.train.test_golden_losses import with_network
 from vit_jax import pytree
 
-WIDE = ["model.width=32", "model.num_heads=8"]  # heads for eight model shards
+# Heads for eight model shards.
+WIDE = ["model.width=32", "model.num_heads=8"]
 NUM_STEPS = 10
-# Parameters, replicas, model shards, attention; the data axis has the rest of eight devices
+# Parameters, replicas, model shards, attention; the data axis has the rest of eight devices. In the
+# last one it has one device, and each model shard one head.
 LAYOUTS = [
     ("replicated", 1, 1, "xla"),
     ("fsdp", 2, 2, "pallas"),
-    ("fsdp", 1, 8, "xla"),  # a data axis of one device, and one head for each model shard
+    ("fsdp", 1, 8, "xla"),
 ]
+# It moves all logits of a query alike, so its gradient is 0, and Adam makes steps of the rounding.
 NO_GRADIENT = "attention/key/bias"
-"""It moves all logits of a query alike, so its gradient is 0, and Adam makes steps of what rounding leaves of that."""
 
 
 def layout(parameters, replicas, model):
-    sizes = (f"sharding.num_replicas={replicas}", f"sharding.num_model_shards={model}")
-    return [f"sharding.parameters={parameters}", *sizes]
+    return [
+        f"sharding.parameters={parameters}",
+        f"sharding.num_replicas={replicas}",
+        f"sharding.num_model_shards={model}",
+    ]
 
 
 def assert_same_parameters(a, b, atol):
-    a = pytree.named_leaves(a)
-    b = pytree.named_leaves(b)
-
-    for name in a:
-        bound = 1e-3 if name.endswith(NO_GRADIENT) else atol
+    expected = pytree.named_leaves(b)
+    for name, leaf in pytree.named_leaves(a).items():
         np.testing.assert_allclose(
-            np.asarray(a[name]),
-            np.asarray(b[name]),
+            np.asarray(leaf),
+            np.asarray(expected[name]),
             rtol=0,
-            atol=bound,
+            atol=1e-3 if name.endswith(NO_GRADIENT) else atol,
             err_msg=name,
         )
 
@@ -52,20 +54,23 @@ def one_device():
 def test_every_layout_gives_the_run_of_one_device(
     one_device, parameters, replicas, model, attention
 ):
+    expected, expected_curve = one_device
     options = (*WIDE, *layout(parameters, replicas, model), f"model.attention={attention}")
+
     state, curve = runs.train(runs.build(*options, devices=8), NUM_STEPS)
 
-    np.testing.assert_allclose(runs.losses(curve), runs.losses(one_device[1]), rtol=1e-5)
-    assert_same_parameters(state.model, one_device[0].model, atol=1e-5)
+    np.testing.assert_allclose(runs.losses(curve), runs.losses(expected_curve), rtol=1e-5)
+    assert_same_parameters(state.model, expected.model, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_resnet_and_transformer_in_one_likewise():
+def test_every_layout_of_a_hybrid_gives_the_run_of_one_device():
+    """It has one stage instead of four, which XLA compiles for long."""
     one = with_network("R14x0.5+ViT-mu/4")
     eight = dataclasses.replace(one, sharding=runs.config(*layout("fsdp", 2, 2)).sharding)
-    units = {"units": (1,)}  # instead of all four, which XLA compiles for long
-    _, expected = runs.train(runs.assemble_config(one, **units), 5)
-    _, curve = runs.train(runs.assemble_config(eight, devices=8, **units), 5)
+
+    _, expected = runs.train(runs.assemble_config(one, units=(1,)), 5)
+    _, curve = runs.train(runs.assemble_config(eight, devices=8, units=(1,)), 5)
 
     np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
 
@@ -84,26 +89,28 @@ def test_resnet_and_transformer_in_one_likewise():
     ],
     ids=["axial", "parts"],
 )
-def test_axial_blocks_and_parts_likewise(options):
-    one, curve_of_one = runs.train(runs.build(*options), 5)
+def test_every_layout_of_axial_blocks_and_parts_gives_the_run_of_one_device(options):
+    one, expected = runs.train(runs.build(*options), 5)
     eight, curve = runs.train(runs.build(*options, *layout("fsdp", 2, 2), devices=8), 5)
 
-    np.testing.assert_allclose(runs.losses(curve), runs.losses(curve_of_one), rtol=1e-5)
+    np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-5)
     assert_same_parameters(eight.model, one.model, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", [1, 2])
 def test_moments_and_average_lie_with_their_parameters(model):
+    """Each of the two replicas has all of a parameter; model shards share images."""
     run = runs.build(*layout("fsdp", 2, model), "polyak.factor=0.9", devices=8)
     state = run.init_state()
+    moments = state.optimizer[1]
 
-    for tree in (state.model, state.polyak, state.optimizer[1].mu, state.optimizer[1].nu):
+    for tree in (state.model, state.polyak, moments.mu, moments.nu):
         kernel = tree.encoder.blocks.mlp.expand.kernel[...]
-        # Each of the two replicas has all of it.
         assert kernel.addressable_shards[0].data.size == kernel.size // 4
 
-    image = runs.first_batch(run).image_BHWC  # shared by model shards
-    assert {shard.data.shape[0] for shard in image.addressable_shards} == {16 // 8 * model}
+    image = runs.first_batch(run).image_BHWC
+    sizes = {shard.data.shape[0] for shard in image.addressable_shards}
+    assert sizes == {16 // 8 * model}
 
 
 @pytest.mark.parametrize("step", ["train_step", "evaluation_step"])

@@ -1,4 +1,4 @@
-"""What happens to a run whose checkpoints are damaged, or whose workdir goes while it uses it."""
+"""Runs whose checkpoints are damaged, or whose workdir is removed while they use it."""
 
 import dataclasses
 import errno
@@ -19,16 +19,19 @@ pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group(
 
 @pytest.fixture(scope="module")
 def config(tiny_run):
-    evaluation = dataclasses.replace(tiny_run.config.evaluation, every="6 steps")
-    checkpoint = dataclasses.replace(tiny_run.config.checkpoint, keep_latest=3)
-    logging = dataclasses.replace(tiny_run.config.logging, tensorboard=True)
-
+    tiny = tiny_run.config
     return dataclasses.replace(
-        tiny_run.config,
-        evaluation=evaluation,
-        checkpoint=checkpoint,
-        logging=logging,
+        tiny,
+        evaluation=dataclasses.replace(tiny.evaluation, every="6 steps"),
+        checkpoint=dataclasses.replace(tiny.checkpoint, keep_latest=3),
+        logging=dataclasses.replace(tiny.logging, tensorboard=True),
     )
+
+
+@pytest.fixture
+def workdir(uninterrupted, tmp_path):
+    """A copy of the finished workdir."""
+    return shutil.copytree(uninterrupted[1], tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -38,23 +41,22 @@ def uninterrupted(config, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, tmp_path, capsys):
+def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, workdir, capsys):
     summary, reference = uninterrupted
-    shutil.copytree(reference, tmp_path / "run")
-    (tmp_path / "run/checkpoints/6/metadata/metadata").write_text("")
-    shutil.rmtree(tmp_path / "run/checkpoints/4")
-    (tmp_path / "run/checkpoints/4").mkdir()
-    again = pretrain(config, str(tmp_path / "run"))
+    (workdir / "checkpoints/6/metadata/metadata").write_text("")
+    shutil.rmtree(workdir / "checkpoints/4")
+    (workdir / "checkpoints/4").mkdir()
+
+    resumed = pretrain(config, str(workdir))
     out = capsys.readouterr().out
 
     for step in (6, 4):
         (line,) = [line for line in out.splitlines() if f"checkpoints/{step} is damaged" in line]
-        assert line.endswith(f"It was moved to {tmp_path}/run/damaged_checkpoints/{step}.")
-
+        assert line.endswith(f"It was moved to {workdir}/damaged_checkpoints/{step}.")
     assert "continuing from this workdir's checkpoint of step 2" in out
-    assert again["parameters_sha256"] == summary["parameters_sha256"]
-    assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
-    assert commands.curve(tmp_path / "run") == commands.curve(reference)
+    assert resumed["parameters_sha256"] == summary["parameters_sha256"]
+    assert commands.checkpoint_steps(workdir) == [2, 4, 6]
+    assert commands.curve(workdir) == commands.curve(reference)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +67,8 @@ def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, tmp_pat
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_now_stays_in_its_place(
-    config, uninterrupted, tmp_path, monkeypatch, error
+    config, workdir, monkeypatch, error
 ):
-    shutil.copytree(uninterrupted[1], tmp_path / "run")
     restore = ocp.PyTreeCheckpointHandler.restore
 
     def fail(handler, path, *words, **options):
@@ -76,53 +77,54 @@ def test_a_checkpoint_that_cannot_be_read_now_stays_in_its_place(
         return restore(handler, path, *words, **options)
 
     monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail)
+
     with pytest.raises(type(error)) as raised:
-        pretrain(config, str(tmp_path / "run"))
+        pretrain(config, str(workdir))
 
     assert raised.value is error
-    assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
-    assert not (tmp_path / "run/damaged_checkpoints").exists()
+    assert commands.checkpoint_steps(workdir) == [2, 4, 6]
+    assert not (workdir / "damaged_checkpoints").exists()
 
 
-def test_without_a_good_checkpoint_nothing_is_moved(config, uninterrupted, tmp_path):
-    shutil.copytree(uninterrupted[1], tmp_path / "run")
+def test_without_a_good_checkpoint_nothing_is_moved(config, workdir):
     for step in (2, 4, 6):
-        (tmp_path / f"run/checkpoints/{step}/model/manifest.ocdbt").write_text("")
+        (workdir / f"checkpoints/{step}/model/manifest.ocdbt").write_text("")
+    message = r"can be used\. .* to start over, choose another workdir.*\n.*/6 is damaged"
 
-    with pytest.raises(
-        ValueError,
-        match=r"can be used\. .* to start over, choose another workdir.*\n.*/6 is damaged",
-    ):
-        pretrain(config, str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=message):
+        pretrain(config, str(workdir))
 
-    assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
+    assert commands.checkpoint_steps(workdir) == [2, 4, 6]
 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_workdir_that_goes_ends_the_run_at_the_next_write(
     config, tmp_path, monkeypatch, replaced
 ):
+    run = tmp_path / "run"
+    gone = tmp_path / "gone"
     count = itertools.count(1)
+
+    def remove_workdir():
+        # The checkpoint is written behind the steps.
+        while commands.checkpoint_steps(run) != [2]:
+            pass
+        run.rename(gone)
+        if replaced:
+            run.mkdir()
 
     def is_requested(self):
         if next(count) == 3:
-            while commands.checkpoint_steps(tmp_path / "run") != [
-                2
-            ]:  # it is written behind the steps
-                pass
-
-            (tmp_path / "run").rename(tmp_path / "gone")
-            if replaced:
-                (tmp_path / "run").mkdir()
-
+            remove_workdir()
         return False
 
     monkeypatch.setattr(Interruption, "is_requested", is_requested)
+
     with pytest.raises(WorkdirLost, match="was removed or replaced while the run used it"):
-        pretrain(config, str(tmp_path / "run"))
+        pretrain(config, str(run))
 
     assert next(count) <= 6
-    assert commands.checkpoint_steps(tmp_path / "gone") == [2]
+    assert commands.checkpoint_steps(gone) == [2]
 
 
 @pytest.mark.parametrize("moment", ["before", "while it is written"])

@@ -36,16 +36,16 @@ def holder(tmp_path):
         process.kill()
 
 
-def pretend(folder, **changes):
-    """Changes what the lock says of its owner."""
+def change_owner(folder, **changes):
+    """Change the facts of a lock's owner."""
     owner = json.loads((folder / FILE).read_text())
     (folder / FILE).write_text(json.dumps(owner | changes))
 
 
-def test_the_second_run_says_who_has_it_and_a_crash_leaves_it_free(tmp_path, holder):
-    with pytest.raises(
-        ValueError, match=rf"used by another run: process {holder.pid} on .*, since 20"
-    ):
+def test_the_second_run_names_the_first_and_a_crash_leaves_the_workdir_free(tmp_path, holder):
+    message = rf"used by another run: process {holder.pid} on .*, since 20"
+
+    with pytest.raises(ValueError, match=message):
         WorkdirLock(tmp_path).__enter__()
 
     holder.stdin.close()
@@ -54,19 +54,18 @@ def test_the_second_run_says_who_has_it_and_a_crash_leaves_it_free(tmp_path, hol
 
     with WorkdirLock(tmp_path) as lock:
         lock.check()
-
     assert not (tmp_path / FILE).exists()
 
 
 def test_a_process_with_the_number_of_one_that_has_ended_does_not_count(tmp_path, holder):
-    pretend(tmp_path, started="1")
+    change_owner(tmp_path, started="1")
     with WorkdirLock(tmp_path):
         pass
 
 
 def test_of_another_machine_it_expires_without_renewal(tmp_path, holder):
     holder.kill()
-    pretend(tmp_path, host="elsewhere")
+    change_owner(tmp_path, host="elsewhere")
     lines = []
 
     with WorkdirLock(tmp_path, say=lines.append, expiry_seconds=0.2) as lock:
@@ -77,49 +76,51 @@ def test_of_another_machine_it_expires_without_renewal(tmp_path, holder):
 
 
 def test_of_another_machine_it_holds_while_it_is_renewed(tmp_path):
+    """No one renews a copy of the lock; the owner goes on to renew the first one."""
+    file = tmp_path / FILE
+    copy = tmp_path / "other"
+    copy.mkdir()
+
     with WorkdirLock(tmp_path, renewal_seconds=0.01):
-        text = (tmp_path / FILE).read_text
-        while json.loads(text())["renewals"] < 3:
+        while json.loads(file.read_text())["renewals"] < 3:
             pass
 
-        other = tmp_path / "other"
-        other.mkdir()
-        (other / FILE).write_text(text())
-        pretend(other, boot="elsewhere")
+        (copy / FILE).write_text(file.read_text())
+        change_owner(copy, boot="elsewhere")
+        with WorkdirLock(copy, expiry_seconds=0.2, say=lambda line: None):
+            pass
 
-        with WorkdirLock(other, expiry_seconds=0.2, say=lambda line: None):
-            pass  # no one renews the copy
-
-        pretend(tmp_path, boot="elsewhere")  # and its owner goes on to renew it
+        change_owner(tmp_path, boot="elsewhere")
         with pytest.raises(ValueError, match="used by another run"):
             WorkdirLock(tmp_path, expiry_seconds=600, say=lambda line: None).__enter__()
 
 
-@pytest.mark.parametrize("loss", ["removed", "replaced", "taken over"])
-def test_a_workdir_that_is_lost_is_noticed(tmp_path, loss):
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_workdir_that_is_removed_or_replaced_is_noticed(tmp_path, is_replaced):
     folder = tmp_path / "run"
     folder.mkdir()
 
     with WorkdirLock(folder) as lock:
         lock.check()
-        if loss == "taken over":
-            pretend(folder, token="another", host="elsewhere")
-        else:
-            folder.rename(tmp_path / "gone")
-
-        if loss == "replaced":
+        folder.rename(tmp_path / "gone")
+        if is_replaced:
             folder.mkdir()
 
-        message = (
-            r"taken over by process \d+ on elsewhere"
-            if loss == "taken over"
-            else "was removed or replaced"
-        )
-
-        with pytest.raises(WorkdirLost, match=message):
+        with pytest.raises(WorkdirLost, match="was removed or replaced"):
             lock.check()
 
-    assert (folder / FILE).exists() is (loss == "taken over"), "the lock of another is left alone"
+    assert not (folder / FILE).exists()
+
+
+def test_a_workdir_that_is_taken_over_is_noticed(tmp_path):
+    with WorkdirLock(tmp_path) as lock:
+        lock.check()
+        change_owner(tmp_path, token="another", host="elsewhere")
+
+        with pytest.raises(WorkdirLost, match=r"taken over by process \d+ on elsewhere"):
+            lock.check()
+
+    assert (tmp_path / FILE).exists(), "the lock of another run stays"
 
 
 NO_LOCKS = {
@@ -174,47 +175,55 @@ def race(folder, count):
     return won, errors
 
 
-def dead_owner(folder):
-    """Leave what two runs that were killed leave: a lock, and the claim of one that was about to replace it."""
+def leave_dead_owners(folder):
+    """Leave a lock as after two killed runs, of which one was about to replace the other's lock."""
     path = folder / FILE
     for _ in range(2):
-        path.write_text(json.dumps(WorkdirLock(folder)._owner | {"started": "1", "renewals": 0}))
+        owner = WorkdirLock(folder)._owner | {"started": "1", "renewals": 0}
+        path.write_text(json.dumps(owner))
         path = locks.claim_of(path, path.read_bytes())
 
 
+def prepare_folder(folder, state):
+    folder.mkdir()
+    if state == "void":
+        leave_dead_owners(folder)
+    elif state == "not a lock":
+        (folder / FILE).write_text("[]")
+
+
+@pytest.fixture
+def short_turns():
+    """Threads take turns within a few statements."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("short_turns")
 @pytest.mark.parametrize("links", [True, False], ids=["hard links", "without hard links"])
 @pytest.mark.parametrize("state", ["free", "void", "not a lock"])
 @pytest.mark.parametrize("count", [2, 5])
 def test_of_several_at_one_moment_one_wins(tmp_path, monkeypatch, count, state, links):
-    def refuse(*_, **__):
+    """Neither the winner nor the losers leave other files."""
+
+    def fail(*_, **__):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     if not links:
-        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(os, "link", fail)
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # threads take turns within a few statements
+    for number in range(40):
+        folder = tmp_path / str(number)
+        prepare_folder(folder, state)
 
-    try:
-        for number in range(40):
-            folder = tmp_path / str(number)
-            folder.mkdir()
+        won, errors = race(folder, count)
+        assert len(won) == 1, (won, errors)
+        assert all("used by another run" in str(error) for error in errors), errors
 
-            if state == "void":
-                dead_owner(folder)
-            elif state == "not a lock":
-                (folder / FILE).write_text("[]")
+        won[0].check()
+        assert [path.name for path in folder.iterdir()] == [FILE]
 
-            won, errors = race(folder, count)
-            assert len(won) == 1, (won, errors)
-            assert all("used by another run" in str(error) for error in errors), errors
-
-            won[0].check()
-            assert [path.name for path in folder.iterdir()] == [FILE], (
-                "neither winner nor losers leave other files"
-            )
-
-            won[0].__exit__(None, None, None)
-            assert list(folder.iterdir()) == []
-    finally:
-        sys.setswitchinterval(before)
+        won[0].__exit__(None, None, None)
+        assert list(folder.iterdir()) == []
