@@ -1,4 +1,4 @@
-"""Which outputs would change a run."""
+"""Outputs that would change a run are rejected."""
 
 import pytest
 

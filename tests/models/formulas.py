@@ -39,24 +39,24 @@ def _resnet(a: Architecture, count_padding: bool) -> int:
 def convolution_macs(conv: convolutions.Convolution, count_padding: bool) -> int:
     """Return the multiply-adds of a convolution, with or without the zeros around its map.
 
-    Padding is as large before the map as after it, or one less: as many taps meet zeros.
+    Padding is as large before the map as after it, or one less: as many of its products are zero.
     """
-    taps = 1
+    products = 1
     for length, num_outputs in zip(conv.size, conv.output_size, strict=True):
         if count_padding:
-            taps *= num_outputs * conv.kernel
+            products *= num_outputs * conv.kernel
         else:
-            taps *= _count_taps_inside(conv, length, num_outputs)
-    return taps * conv.inputs * conv.outputs
+            products *= _count_products_inside(conv, length, num_outputs)
+    return products * conv.inputs * conv.outputs
 
 
-def _count_taps_inside(conv: convolutions.Convolution, length: int, num_outputs: int) -> int:
-    taps = 0
+def _count_products_inside(conv: convolutions.Convolution, length: int, num_outputs: int) -> int:
+    products = 0
     for output in range(num_outputs):
         first = output * conv.stride - conv.kernel // 2
         last = first + conv.kernel
-        taps += min(last, length) - max(first, 0)
-    return taps
+        products += min(last, length) - max(first, 0)
+    return products
 
 
 def _embedding(a: Architecture) -> int:
@@ -88,7 +88,7 @@ def _pooling(a: Architecture) -> int:
         return 0
 
     tokens = a.sequence_length
-    query_and_output = 2 * a.width * a.width  # of the one probe
+    query_and_output = 2 * a.width * a.width  # for the one probe
     key_and_value = tokens * 2 * a.width * a.width
     attention = 2 * tokens * a.width
     mlp = 2 * a.width * a.mlp_dim

@@ -28,7 +28,7 @@ SHAPES = [
 ]
 
 SLOW_SHAPES = [pytest.param(*shape, marks=pytest.mark.slow) for shape in SHAPES[1:]]
-# Of the norm of the difference, relative; bfloat16 rounds to 4e-3.
+# The bound of the relative norm of a difference; bfloat16 rounds to 4e-3.
 TOLERANCE = {
     "float32": 5e-6,
     "bfloat16": 8e-3,

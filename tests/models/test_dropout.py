@@ -10,7 +10,7 @@ import pytest
 from vit_jax.models.dropout import dropout
 
 SHAPE = (8, 64, 512)
-# Of the deviation of independent random numbers.
+# Bounds are multiples of the deviation of independent random numbers.
 SIGMAS = 5
 
 

@@ -198,7 +198,7 @@ def is_of_head(name):
     return name.startswith("head/")
 
 
-# What is trained.
+# Trained parameters.
 
 
 def select_head(model):

@@ -94,7 +94,7 @@ def test_runs_of_all_lengths_share_the_stable_part():
 
 
 def test_staircase_of_bit_hyperrule():
-    """As released, for datasets of medium size."""
+    """The released fractions for datasets of medium size."""
     lengths = ScheduleSteps(warmup=500, total=10_000, timescale=1, cooldown=0)
     schedule = build_schedule(config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)), lengths)
     falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]

@@ -228,7 +228,7 @@ def place(name, data_axis):
 
 
 def test_a_data_axis_that_does_not_divide_the_width_is_an_error():
-    """Of 1,664 values over 512 devices of a pod nothing would be split."""
+    """Nothing of 1,664 values would be split over the 512 devices of a pod."""
     message = r"data axis of 512 devices .* Choose config.sharding.num_replicas=4"
 
     place("ViT-H/14", 256)

@@ -311,7 +311,7 @@ def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypat
     path = tmp_path / "pipe"
     regular = os.stat(__file__)
     os.mkfifo(path)
-    monkeypatch.setattr(os, "stat", lambda _: regular)  # as it was before it was replaced
+    monkeypatch.setattr(os, "stat", lambda _: regular)  # the status before it was replaced
 
     with rejects("", "not a regular file"):
         read_bounded(path, 5)

@@ -24,7 +24,7 @@ from vit_jax.weights.load import read_class_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tiny")]
 
-NUM_CASES = 600  # of each file
+NUM_CASES = 600  # damages of each file
 SECONDS = 600  # against endless loops only
 DEEP = "[" * 10_000 + "]" * 10_000
 VALUES = (

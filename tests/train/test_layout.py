@@ -23,7 +23,7 @@ L16 = "configs/pretrain_imagenet1k.py:ViT-L/16"
 H14 = "configs/pretrain_jft.py:ViT-H/14"
 
 
-def assembled(recipe, machine, *overrides, **changes):
+def assemble_recipe(recipe, machine, *overrides, **changes):
     """Return the run of a recipe on devices in name only, whose fields may change."""
     config = load_recipe(recipe, [f"--config.{override}" for override in overrides])
     dataset = choose_dataset(recipe, config)
@@ -70,7 +70,7 @@ def test_the_tiny_run_has_written_its_layout(tiny_run):
 
 
 def test_policies_that_are_set_stay():
-    run = assembled(
+    run = assemble_recipe(
         B16,
         "v5e:4x4",
         "model.remat=attention",
@@ -82,7 +82,7 @@ def test_policies_that_are_set_stay():
 
 
 def test_axes_that_are_set_stay():
-    run = assembled(
+    run = assemble_recipe(
         B16,
         "v5e:4x4",
         "sharding.num_replicas=4",
@@ -96,7 +96,7 @@ def test_axes_that_are_set_stay():
 
 def decide_layout(batch):
     """Return the index of the policy and the number of micro-batches of one device."""
-    run = assembled(L16, "v5e:1x1", f"global_batch={batch}", "evaluation.global_batch=16")
+    run = assemble_recipe(L16, "v5e:1x1", f"global_batch={batch}", "evaluation.global_batch=16")
     policy = POLICIES.index(run.config.model.remat)
     return policy, run.config.optimizer.accumulation_steps
 
@@ -107,7 +107,7 @@ def decide_layout(batch):
 )
 @pytest.mark.parametrize("recipe", [B16, L16, H14])
 def test_the_recipes_fit(recipe, machine):
-    run = assembled(recipe, machine)
+    run = assemble_recipe(recipe, machine)
     assert run.architecture.remat == run.config.model.remat
     assert fits(run, machine)
 
@@ -137,26 +137,26 @@ def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
 )
 def test_large_micro_batches_are_split_where_they_are_slower(machine, batch, parts):
     """257 images on each chip cannot be divided; a v6e computes 256 at once."""
-    run = assembled(B16, machine, f"global_batch={batch}")
+    run = assemble_recipe(B16, machine, f"global_batch={batch}")
 
     assert run.config.optimizer.accumulation_steps == parts
 
 
 def test_narrow_networks_are_faster_with_large_micro_batches():
     narrow = ("model.width=384", "model.mlp_dim=1536", "model.num_heads=6")
-    assert assembled(B16, "v5e:4x4", *narrow).config.optimizer.accumulation_steps == 1
+    assert assemble_recipe(B16, "v5e:4x4", *narrow).config.optimizer.accumulation_steps == 1
 
 
 @pytest.mark.parametrize("batch", [1, 16, 4096])
 def test_one_device_has_nothing_to_split_parameters_over(batch):
-    run = assembled(H14, "v5e:1x1", f"global_batch={batch}")
+    run = assemble_recipe(H14, "v5e:1x1", f"global_batch={batch}")
 
     assert run.config.sharding.parameters == "replicated"
 
 
 def test_parameters_are_split_where_their_update_would_take_long():
-    few_gpus = assembled(B16, "h100:8").config.sharding
-    many_tpus = assembled(B16, "v5e:16x16").config.sharding
+    few_gpus = assemble_recipe(B16, "h100:8").config.sharding
+    many_tpus = assemble_recipe(B16, "v5e:16x16").config.sharding
 
     assert few_gpus.parameters == "replicated"
     assert many_tpus.parameters == "fsdp"
@@ -165,7 +165,7 @@ def test_parameters_are_split_where_their_update_would_take_long():
 
 def test_parameters_are_split_where_they_do_not_fit():
     wide = ("model.width=4096", "model.mlp_dim=16384", "model.num_heads=32")
-    run = assembled(L16, "v5e:4x4", *wide)
+    run = assemble_recipe(L16, "v5e:4x4", *wide)
 
     assert run.config.sharding.parameters == "fsdp"
     assert fits(run, "v5e:4x4")
@@ -174,7 +174,7 @@ def test_parameters_are_split_where_they_do_not_fit():
 def test_without_a_fit_the_layout_needs_the_least_memory():
     huge = ("model.width=8192", "model.mlp_dim=32768", "model.depth=96", "model.num_heads=64")
 
-    run = assembled(L16, "v5e:2x2", *huge)
+    run = assemble_recipe(L16, "v5e:2x2", *huge)
 
     assert not fits(run, "v5e:2x2")
     assert run.config.model.remat == "full"
@@ -186,7 +186,7 @@ def measure_device(machine):
 
 
 def test_a_device_of_an_unknown_kind_is_assumed_to_have_16_gib():
-    unknown = assembled(L16, "v5e:4x4", device_kind="TPU v99")
+    unknown = assemble_recipe(L16, "v5e:4x4", device_kind="TPU v99")
     device = unknown.batch_sharding.mesh.devices.flat[0]
 
     assert usable_bytes(device) == 16 * GIB
@@ -201,8 +201,8 @@ def test_usable_memory_of_known_devices():
 
 def test_all_processes_find_the_same():
     """Only the kind of the devices and their number count, not which of them a process has."""
-    first = assembled(H14, "v5e:8x8", process_index=0)
-    fourth = assembled(H14, "v5e:8x8", process_index=3)
+    first = assemble_recipe(H14, "v5e:8x8", process_index=0)
+    fourth = assemble_recipe(H14, "v5e:8x8", process_index=3)
 
     assert first.config == fourth.config
 

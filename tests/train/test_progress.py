@@ -113,7 +113,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
     display.close()
     text = terminal.getvalue()
 
-    assert re.search(r"(^|[\r\n])a warning\n", text), "on a line of its own"
+    assert re.search(r"(^|[\r\n])a warning\n", text), "on a separate line"
     assert "41/100" in text
     assert "loss 1.2500" in text
     assert "a line\n" in text

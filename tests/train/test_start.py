@@ -1,4 +1,4 @@
-"""The start of a run: checkpoints of its own network and data, and weights adapted to its classes."""
+"""The start of a run: checkpoints of the same network and data, and weights adapted to its classes."""
 
 import dataclasses
 import math

@@ -418,7 +418,7 @@ def test_at_another_image_size_the_features_are_those_of_the_library(case, tmp_p
 
 @pytest.mark.parametrize("case", mark_slow(ADAPTED["rescaled"], ()))
 def test_rotary_positions_that_count_patches_go_on_beyond_the_grid_of_the_weights(case, tmp_path):
-    """As in the original code of Perception Encoder, and in fine-tuning; timm rescales them."""
+    """The original code of Perception Encoder and fine-tuning count on; timm rescales them."""
     weights = load_weights(write(case, tmp_path))
 
     for rescale, golden in ((False, RESIZED[case]), (True, ADAPTED["rescaled"][case])):

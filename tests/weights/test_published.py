@@ -98,7 +98,7 @@ def test_names_of_a_family_give_its_licence(family):
         ("vit_small_patch16_dinov3_qkvb.lvd1689m", "dinov3-license"),
         ("vit_small_patch16_dinov3_qkvb.eupe_lvd1689m", "fair-noncommercial-research-license"),
         ("openai/clip-vit-base-patch32", "mit"),
-        # Of OpenAI, LAION, Apple or Meta.
+        # Weights of OpenAI, LAION, Apple or Meta.
         ("clip_vision_model", ""),
         ("", ""),
         ("vit", ""),

@@ -211,7 +211,7 @@ OUT_OF_RANGE = "at most|make no hybrid|image"
         ({"pool": "map"}, "pool map there, token in the file"),
     ],
 )
-def test_a_configuration_of_another_network_is_refused(wrong, words):
+def test_a_configuration_of_another_network_is_rejected(wrong, words):
     with pytest.raises(ValueError, match=f"the configuration beside it .*{words}"):
         recognise(build_headers(VIT, "timm"), {}, stated=OF_VIT | wrong, options=SAID)
 
@@ -378,7 +378,7 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
     chance = random.Random(0)
     a = {"bit": RESNET, "timm": HYBRID}.get(format_name, SQUARE)
     complete = describe_weights(weights_of(a))
-    outcomes = set()
+    results = set()
 
     for number in range(100):
         arrays = build_headers(a, format_name)
@@ -390,11 +390,11 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
 
         try:
             recognise(arrays, metadata, options=options)
-            outcomes.add("recognised")
+            results.add("recognised")
         except ValueError:
-            outcomes.add("rejected")
+            results.add("rejected")
 
-    assert outcomes == {"recognised", "rejected"}
+    assert results == {"recognised", "rejected"}
 
 
 POSSIBLE = {

@@ -232,13 +232,14 @@ def test_the_gelu_that_timm_does_not_write_down_is_pointed_out(tmp_path):
     "text",
     ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN'],
 )
-def test_a_file_that_is_no_json_object_is_refused(text, tmp_path):
+def test_a_file_that_is_no_json_object_is_rejected(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config.json is (not readable JSON|no JSON object)"):
         read_sidecar(tmp_path)
 
 
-WRONG = [  # of config.json of Hugging Face, and the rule
+# Fields of config.json of Hugging Face, and the rule that they break.
+WRONG = [
     ({"hidden_size": "16"}, "hidden_size='16': must be a whole number from 1"),
     ({"hidden_size": 16.0}, "hidden_size=16.0: must be a whole number from 1"),
     ({"num_hidden_layers": 1.5}, "num_hidden_layers=1.5: must be a whole number from 1"),

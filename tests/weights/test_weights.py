@@ -42,7 +42,7 @@ def write(tmp_path, arrays, name="w.npz"):
     return path
 
 
-def released_arrays(a, style):
+def list_released_arrays(a, style):
     """Return the arrays of a released file in a style that is read and not written."""
     apart = unstack(networks.parameters(a), a.num_heads)
     entries = make_entries(make_style_rules(style), list_unstacked_shapes(a))
@@ -119,7 +119,7 @@ def add_prefix(prefix, arrays):
 def test_released_and_big_vision_files(network, style, prefix, tmp_path):
     a = NETWORKS[network]
     extra, reasons = list_extra_arrays(prefix)
-    path = write(tmp_path, add_prefix(prefix, released_arrays(a, style)) | extra)
+    path = write(tmp_path, add_prefix(prefix, list_released_arrays(a, style)) | extra)
     gelu = "exact" if a.gelu == "exact" else None
     format_name = "released" if style in (RELEASED, LINEN) else "big_vision"
 
@@ -141,7 +141,7 @@ def write_without_class_position(folder, is_timm):
         table = "pos_embed"
         name = "w.safetensors"
     else:
-        arrays = add_prefix("params/", released_arrays(SQUARE, STACKED))
+        arrays = add_prefix("params/", list_released_arrays(SQUARE, STACKED))
         table = "params/pos_embedding"
         name = "w.npz"
     arrays[table] = arrays[table][:, 1:]

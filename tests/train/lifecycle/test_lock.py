@@ -151,7 +151,7 @@ def test_a_file_that_is_no_lock_is_replaced(tmp_path, make):
 
 
 def race(folder, count):
-    """Return the locks that were won by so many that try at one moment, and the errors of the others."""
+    """Return the locks that were won by threads that try at one moment, and the errors of the others."""
     start = threading.Barrier(count)
     won = []
     errors = []

@@ -327,7 +327,7 @@ def test_links_in_a_circle_are_no_folder(tmp_path):
 
 
 def test_a_folder_whose_files_cannot_be_deleted(tmp_path, monkeypatch):
-    """As a bucket whose account may only create."""
+    """The account of a bucket may be allowed to create only."""
 
     def deny(path, missing_ok=False):
         raise PermissionError(errno.EACCES, "access is denied", str(path))
@@ -365,10 +365,10 @@ def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there)
 def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypatch, number, kind):
     """The former ends with 1, after which launchers try again, the latter with 2; neither leaves anything."""
 
-    def refuse(path, content):
+    def fail(path, content):
         raise WriteError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(workdirs, "write_atomically", refuse)
+    monkeypatch.setattr(workdirs, "write_atomically", fail)
     with pytest.raises(kind) as raised:
         claim_and_end(tmp_path, FINETUNING)
 

@@ -281,7 +281,7 @@ def test_other_bytes_than_were_written_are_rejected_with_the_name_of_the_array(w
     assert re.fullmatch(one_line, message)
 
 
-def test_more_arrays_than_any_network_has_are_refused_before_their_headers_are_read(
+def test_more_arrays_than_any_network_has_are_rejected_before_their_headers_are_read(
     write, path, monkeypatch
 ):
     many = {f"a/{number}": np.zeros(1) for number in range(30)}

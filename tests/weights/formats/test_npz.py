@@ -111,7 +111,7 @@ HALVES = np.array([1.5, -0.0]).astype(BFLOAT16)
         # Every bit is kept.
         (PLAIN.replace("<f4", ">f4"), np.array([0x7F800001, 0x7FC12345], ">u4").view(">f4")),
         ("{'shape':(2,),'descr':'<f4','fortran_order':False}", np.float32([1, 2])),
-        # Of Python 2.
+        # A header of Python 2.
         (PLAIN.replace("(2,)", "(2L,)"), np.float32([1, 2])),
     ],
 )

@@ -38,7 +38,7 @@ BLOCK = re.compile(
     r"(?<=<!-- generated: registry -->\n).*?(?=<!-- end of generated -->)",
     re.DOTALL,
 )
-TOLERANCE = 1e-5  # of the largest value
+TOLERANCE = 1e-5  # relative to the largest value
 EXACT_GELU = "the exact GELU"
 
 

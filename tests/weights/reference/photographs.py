@@ -69,7 +69,7 @@ def main(path: pathlib.Path) -> None:
     from PIL import Image
     from run_families import build_huggingface, build_timm
 
-    picture = Image.fromarray(photograph())
+    image = Image.fromarray(photograph())
     recorded = {}
 
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def main(path: pathlib.Path) -> None:
             processor = getattr(transformers, name)(**arguments)
             processor.save_pretrained(folder)
             stated = json.loads((pathlib.Path(folder) / "preprocessor_config.json").read_text())
-            x = processor(picture, return_tensors="pt")["pixel_values"]
+            x = processor(image, return_tensors="pt")["pixel_values"]
             output = build_huggingface(case, pathlib.Path(folder))[0](x)
             names = ("logits", "image_embeds", "summary", "pooler_output")
             features = next(output[name] for name in names if name in output)
@@ -93,7 +93,7 @@ def main(path: pathlib.Path) -> None:
             model, arguments = build_timm(case)
             sizes = (3, arguments["img_size"], arguments["img_size"])
             config = timm.data.resolve_data_config({"input_size": sizes}, model=model)
-            x = timm.data.create_transform(**config)(picture)[None]
+            x = timm.data.create_transform(**config)(image)[None]
             features = model.forward_head(model.forward_features(x), pre_logits=True)
             add(recorded, f"timm/{case}", x, config["mean"], config["std"], features)
 

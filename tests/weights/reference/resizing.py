@@ -13,7 +13,7 @@ import numpy as np
 FILTERS = ("bilinear", "bicubic")
 IMAGE = (19, 26)
 PHOTOGRAPH = (41, 64)
-SIZES = ((7, 9), (25, 12), (19, 11), (1, 30))  # of the resized image
+SIZES = ((7, 9), (25, 12), (19, 11), (1, 30))  # pixels of the resized image
 NETWORKS = ((10, 10), (12, 8))  # image sizes of networks
 CROP_FRACTIONS = (1.0, 0.875, 0.9)
 GRIDS = (((7, 7), (3, 3)), ((7, 7), (12, 12)), ((5, 8), (6, 3)))  # old and new
