@@ -44,8 +44,9 @@ def is_list(hint: object) -> bool:
 
 def plain_type(hint: object) -> object:
     """Return the class of the values of a field, other than None."""
-    members = [member for member in union_members(hint) if member is not type(None)]
-    member = members[0]
+    member, *others = union_members(hint)
+    if member is type(None):
+        member = others[0]
     if isinstance(member, typing.NewType):
         return str
     if typing.get_origin(member) is typing.Literal:

@@ -93,12 +93,14 @@ def _parse_footer(footer: dict[int, Any], num_bytes: int) -> Layout:
         groups = list[RowGroup]()
         num_rows = int(footer[3])
         repeated = set[str]()
+        rows_of_groups = 0
         for group in footer.get(4, []):
-            groups.append(_parse_group(group, num_bytes))
+            parsed = _parse_group(group, num_bytes)
+            groups.append(parsed)
+            rows_of_groups += parsed.num_rows
             repeated.update(_find_repeated_paths(group))
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise LayoutError("its footer is damaged") from error
-    rows_of_groups = sum(group.num_rows for group in groups)
     if rows_of_groups != num_rows:
         raise LayoutError(f"its footer states {num_rows:,} rows, but its row groups others")
     return Layout(groups, sorted(repeated))

@@ -444,7 +444,8 @@ def _choose_members(
         labels = [label for label in group.labels if extension(label.name) in kinds]
         image, others = _choose_image(group.images, selection.suffixes)
         if image is None:
-            labels_without_image += [label.name for label in labels[:1]]
+            if labels:
+                labels_without_image.append(labels[0].name)
             continue
         if not labels:
             images_without_label.append(image.name)

@@ -391,7 +391,9 @@ def _find_class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tupl
     if has_image and isinstance(feature, tfds.features.ClassLabel):
         return labels.class_names or tuple(feature.names)
 
-    kinds = {key: type(feature).__name__ for key, feature in features.items()}
+    kinds = {}
+    for name, present in features.items():
+        kinds[name] = type(present).__name__
     needed = f"'image' (an Image) and {labels.feature!r}"
     if not labels.class_names:
         needed += " (a ClassLabel)"
