@@ -7,5 +7,6 @@ The constants name activations that rematerialisation may keep.
 
 ATTENTION_OUTPUT = "attention_output"
 LOG_SUMS = "log_sums"  # logarithms of the sums of a softmax
+MIDDLE = "middle"  # sum of the residual stream between attention and MLP
 CONVOLUTION = "convolution"
 STATISTICS = "statistics"  # means of a norm

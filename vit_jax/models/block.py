@@ -13,7 +13,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.kernels import dispatch
+from vit_jax.kernels import MIDDLE, dispatch
 from vit_jax.models.attention import Attention, LineAttention
 from vit_jax.models.dropout import Site, drop_examples, dropout, split_key
 from vit_jax.models.mlp import Mlp as Mlp
@@ -113,7 +113,7 @@ class Block(nnx.Module):
             batch,
         )
         x = x + attended
-        x = checkpoint_name(x, "middle")
+        x = checkpoint_name(x, MIDDLE)
 
         normed = self.mlp_norm(x)
         expanded = self.mlp(

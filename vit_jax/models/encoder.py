@@ -13,14 +13,14 @@ from flax import nnx
 from jax import Array
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, STATISTICS, dispatch
+from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, STATISTICS, dispatch
 from vit_jax.kernels.devices import constrain
 from vit_jax.models.block import AxialBlock, Block
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
 
 _save_only = jax.checkpoint_policies.save_only_these_names
-_SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, "middle")
+_SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, MIDDLE)
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     # Keep outputs of matrix products, but no scores.
     "dots": _save_only(*_SMALL, "query", "key", "value", "hidden"),

@@ -49,10 +49,12 @@ def forward_macs(
 
 @functools.cache
 def _count_standard_macs(architecture: Architecture, count_padding: bool) -> int:
+    """Return the multiply-adds of the network that an architecture describes."""
     return _count_network_macs(architecture, abstract_model(architecture), count_padding)
 
 
 def _count_network_macs(architecture: Architecture, network: Any, count_padding: bool) -> int:
+    """Return the multiply-adds of a network for one image."""
     shape_1HWC = (1, *architecture.image_size, 3)
     image = jax.ShapeDtypeStruct(shape_1HWC, jnp.dtype(architecture.compute_dtype))
 
@@ -87,6 +89,7 @@ def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: boo
 
 
 def _count_program(program: Jaxpr, count_padding: bool) -> int:
+    """Return the multiply-adds of all equations of a program."""
     total = 0
     for equation in program.eqns:
         total += _count_equation(equation, count_padding)
@@ -94,6 +97,7 @@ def _count_program(program: Jaxpr, count_padding: bool) -> int:
 
 
 def _count_equation(equation: Any, count_padding: bool) -> int:
+    """Return the multiply-adds of an equation, and of the programs that it runs."""
     name = equation.primitive.name
     if name == "dot_general":
         return _count_product(equation)
@@ -127,6 +131,7 @@ def _find_programs(equation: Any) -> list[Jaxpr]:
 
 
 def _count_product(equation: Any) -> int:
+    """Return the multiply-adds of a matrix product."""
     left_shape = equation.invars[0].aval.shape
     output_shape = equation.outvars[0].aval.shape
     contracted_dims = equation.params["dimension_numbers"][0][0]
@@ -137,6 +142,7 @@ def _count_product(equation: Any) -> int:
 
 
 def _count_convolution(equation: Any, count_padding: bool) -> int:
+    """Return the multiply-adds of a convolution."""
     image, kernel = equation.invars
     output_shape = equation.outvars[0].aval.shape
     parameters = equation.params
