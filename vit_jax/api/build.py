@@ -136,8 +136,8 @@ def load_model(
         (): none.
       facts: values that the file does not state, by the names in `vit_jax.weights.OPTIONS`:
         num_heads, gelu, ...
-      **options: other arguments of `from_weights`: compute_dtype, resize, crop_fraction, interpolation,
-        exif_orientation, value_range, position_resize.
+      **options: other arguments of `from_weights`: compute_dtype, resize, crop_fraction,
+        interpolation, exif_orientation, value_range, position_resize.
 
     Raises:
       ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the

@@ -323,7 +323,7 @@ class Model:
         return mesh, jax.device_put(self.module, replicated(mesh))
 
     def _make_batches(self, source: Images, size: int) -> Any:
-        """Return batches of images, which are prepared unless they are an array of prepared ones."""
+        """Return batches of images; those of an array are prepared already."""
         if source.batch is None:
             return self._read_batches(source, size)
         return self._split_batches(source.batch, size)
@@ -398,7 +398,7 @@ def _forward(
     dtype: str,
     intermediates: tuple[str, ...] = (),
 ) -> ModelOutput:
-    """Return the output for prepared images; a network without intermediates is not asked for any."""
+    """Return the output for prepared images. A custom network need not know intermediates."""
     if images_BHWC.dtype == jnp.uint8:
         scaled = normalise(images_BHWC, dtype)
     else:

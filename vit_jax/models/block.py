@@ -96,7 +96,7 @@ class Block(nnx.Module):
     ) -> Array:
         """Return x + attended, then x + mlp(norm(x)).
 
-        Both sums are in the shape of `dispatch.flatten_tokens`: (R, D) on GPUs, (B, S, D) elsewhere.
+        Both sums have the shape of `dispatch.flatten_tokens`: (R, D) on GPUs, (B, S, D) elsewhere.
         """
         batch = x_BSD.shape[0]
         drop_key = key if self.drops_examples else None
