@@ -13,7 +13,7 @@ from vit_jax.arrays import Batch
 from vit_jax.config import load_recipe
 from vit_jax.imports.extras import install_command
 from vit_jax.tools.figures import network
-from vit_jax.tools.figures.data_sheet import caption
+from vit_jax.tools.figures.data_sheet import write_caption
 from vit_jax.train.inputs import open_datasets, train_stream
 from vit_jax.train.step import mix_batch, step_keys
 from vit_jax.weights.saving import OWN, save_weights
@@ -320,6 +320,6 @@ def test_data_without_a_dataset_is_rejected(tmp_path):
 def test_captions():
     names = ("cat", "dog", "a name of many letters that a sheet has no room for")
 
-    assert caption(np.array([0.27, 0.73, 0.0]), names) == "dog 0.73\ncat 0.27"
-    assert caption(np.array([0.0, 1.0, 0.0]), names) == "dog 1.00"
-    assert len(caption(np.array([0.0, 0.0, 1.0]), names)) < 30
+    assert write_caption(np.array([0.27, 0.73, 0.0]), names) == "dog 0.73\ncat 0.27"
+    assert write_caption(np.array([0.0, 1.0, 0.0]), names) == "dog 1.00"
+    assert len(write_caption(np.array([0.0, 0.0, 1.0]), names)) < 30

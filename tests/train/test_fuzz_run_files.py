@@ -223,7 +223,7 @@ def fuzz(folder, name, readers, seed, num_cases=NUM_CASES):
 @pytest.fixture
 def draw_nothing(monkeypatch):
     """Drawing takes most of the time of a page; test_fuzz_page draws."""
-    monkeypatch.setattr(page, "_svg", lambda figure: "<svg></svg>")
+    monkeypatch.setattr(page, "_to_svg", lambda figure: "<svg></svg>")
     monkeypatch.setattr(
         page,
         "draw_curves",
@@ -239,7 +239,7 @@ def make_page(folder):
 def positions(folder):
     log: RunLog = read_run(folder, str(folder))
     for axis in ("images", "exaflops", "time"):
-        log.over(axis, log.curve("train_loss").step_P)
+        log.locate_steps(axis, log.curve("train_loss").step_P)
 
 
 def test_metrics(run, draw_nothing):

@@ -78,7 +78,7 @@ class Inspect(Reading, Checkpoint):
 
     def run(self) -> None:
         from vit_jax.tools.figures.drawing import require_drawing
-        from vit_jax.tools.figures.network import KINDS, available, chosen_heads
+        from vit_jax.tools.figures.network import KINDS, explain_missing, select_heads
 
         names = _list_names(self.what, list(KINDS))
         self._require_effective(names)
@@ -91,10 +91,10 @@ class Inspect(Reading, Checkpoint):
             needs_transform=self.files is not None,
             uses_head=False,
         )
-        reasons = available(model)
+        reasons = explain_missing(model)
         drawn = self._select(names, reasons)
         if "heads" in drawn:
-            chosen_heads(model, self.heads)
+            select_heads(model, self.heads)
         drawn, view = self._read_view(model, drawn)
         note(*view.notes)
 

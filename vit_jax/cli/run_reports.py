@@ -83,7 +83,7 @@ class Plot(Options):
         from vit_jax.storage.files import write_atomically
         from vit_jax.tools.figures import curves, drawing
 
-        output, form = drawing.output_of(self.output)
+        output, form = drawing.resolve_output(self.output)
         resolve_output_file(self.output)
 
         runs = curves.read_runs(self.runs)
@@ -134,7 +134,7 @@ class Report(Limits):
         """Return the content of the page by name."""
         from vit_jax.checkpoint.reader import has_checkpoints
         from vit_jax.tools.figures.curves import read_run
-        from vit_jax.tools.figures.page import look_at_data
+        from vit_jax.tools.figures.page import evaluate_images
         from vit_jax.train.run_files import read_summary
 
         content = dict[str, Any]()
@@ -160,5 +160,5 @@ class Report(Limits):
         if self.without_data:
             return content
 
-        predictions = look_at_data(model, weights, self.data_dir, **self.limits)
+        predictions = evaluate_images(model, weights, self.data_dir, **self.limits)
         return content | predictions

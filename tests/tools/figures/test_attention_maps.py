@@ -87,8 +87,8 @@ def test_rollout_of_known_matrices():
 def test_the_image_as_a_whole_is_the_class_token_or_the_mean():
     weights = jnp.arange(9.0).reshape(1, 3, 3)
 
-    assert attention_maps.by_image(weights, 2).tolist() == [[1.0, 2.0]]
-    assert attention_maps.by_image(weights, 3).tolist() == [[3.0, 4.0, 5.0]]
+    assert attention_maps.select_patch_weights(weights, 2).tolist() == [[1.0, 2.0]]
+    assert attention_maps.select_patch_weights(weights, 3).tolist() == [[3.0, 4.0, 5.0]]
 
 
 def test_images_are_reduced_a_few_at_a_time(monkeypatch):
@@ -106,7 +106,7 @@ def test_images_are_reduced_a_few_at_a_time(monkeypatch):
         batches.append(output.attention_LBTQS.shape[1])
         return {"mean": output.attention_LBTQS.mean(axis=(0, 2))}
 
-    found = attention_maps.over_images(model, pixels, reduce)
+    found = attention_maps.reduce_attention(model, pixels, reduce)
 
     assert batches == [2]
     assert np.allclose(found["mean"], expected, atol=1e-6)

@@ -269,7 +269,7 @@ def make_report(rng, model, evaluation):
 
 def replace_figures(patch):
     """Draw nothing."""
-    patch.setattr(page, "_svg", lambda _: Markup("<svg></svg>"))
+    patch.setattr(page, "_to_svg", lambda _: Markup("<svg></svg>"))
     patch.setattr(page, "draw_curves", lambda *_: None)
     patch.setattr(page.result_figures, "draw", lambda *_: {"mistakes": b"png"})
 

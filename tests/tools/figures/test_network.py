@@ -15,9 +15,7 @@ from vit_jax.api import from_weights
 from vit_jax.tools.figures import sheets
 from vit_jax.tools.figures.network import (
     KINDS,
-    available,
     cell_size,
-    chosen_heads,
     draw_distance,
     draw_filters,
     draw_heads,
@@ -25,6 +23,8 @@ from vit_jax.tools.figures.network import (
     draw_positions,
     draw_rollout,
     draw_similar,
+    explain_missing,
+    select_heads,
 )
 from vit_jax.tools.figures.view import View, spread
 
@@ -46,7 +46,7 @@ WITHOUT_TABLE = {"filters"} | OF_IMAGES | OF_ATTENTION
 
 
 def names_of(model):
-    return {name for name, reason in available(model).items() if reason is None}
+    return {name for name, reason in explain_missing(model).items() if reason is None}
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_rows_and_columns_are_two_attentions_of_a_block():
     assert distance.shape == (4, 2)
     assert (distance[::2] < 8).all()
     assert (distance[1::2] < 4).all()
-    assert chosen_heads(model, view.heads) == view.heads
+    assert select_heads(model, view.heads) == view.heads
     with pytest.raises(ValueError, match="layers 1 to 4"):
-        chosen_heads(model, ((5, 1),))
+        select_heads(model, ((5, 1),))
 
 
 @pytest.fixture

@@ -2,13 +2,19 @@
 
 import numpy as np
 
-from vit_jax.tools.figures.sheets import full_range, in_rows, lit, montage, smooth
+from vit_jax.tools.figures.sheets import (
+    arrange_in_rows,
+    highlight,
+    join_tiles,
+    scale_to_full_range,
+    smooth,
+)
 
 
 def test_tiles_are_joined_with_gaps():
     tiles = np.arange(8).reshape(2, 2, 1, 2)
 
-    assert montage(tiles, -1).tolist() == [
+    assert join_tiles(tiles, -1).tolist() == [
         [0, 1, -1, 2, 3],
         [-1, -1, -1, -1, -1],
         [4, 5, -1, 6, 7],
@@ -16,16 +22,16 @@ def test_tiles_are_joined_with_gaps():
 
 
 def test_tiles_in_rows_are_filled_up():
-    tiles = in_rows(np.arange(1, 6).reshape(5, 1, 1), 0)
+    tiles = arrange_in_rows(np.arange(1, 6).reshape(5, 1, 1), 0)
 
     assert tiles.shape == (2, 3, 1, 1)
     assert tiles.ravel().tolist() == [1, 2, 3, 4, 5, 0]
-    assert in_rows(np.zeros((28, 2, 2, 3)), 1).shape == (4, 7, 2, 2, 3)
+    assert arrange_in_rows(np.zeros((28, 2, 2, 3)), 1).shape == (4, 7, 2, 2, 3)
 
 
 def test_full_range():
-    assert full_range(np.array([2.0, 4.0, 3.0])).tolist() == [0, 1, 0.5]
-    assert full_range(np.full(3, 7.0)).tolist() == [0, 0, 0]
+    assert scale_to_full_range(np.array([2.0, 4.0, 3.0])).tolist() == [0, 1, 0.5]
+    assert scale_to_full_range(np.full(3, 7.0)).tolist() == [0, 0, 0]
 
 
 def test_a_map_is_highest_where_its_patch_is():
@@ -67,7 +73,7 @@ def test_an_image_is_dark_where_the_map_is_low():
     image = np.full((8, 8, 3), 200, np.uint8)
     map_hw = np.array([[1.0, 0.0], [0.0, 0.0]], np.float32)
 
-    shown = lit(image, map_hw, (4, 4))
+    shown = highlight(image, map_hw, (4, 4))
 
     assert shown.shape == (160, 160, 3), "small images are enlarged"
     assert shown[:40, :40].mean() > 150

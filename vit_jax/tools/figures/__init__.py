@@ -1,1 +1,1 @@
-"""Pictures of models and of runs."""
+"""Figures of models and of runs."""

@@ -12,9 +12,9 @@ class Components(NamedTuple):
     """Directions in which rows differ most, the first most.
 
     Attributes:
-      mean_V: of the rows.
-      component_KV: orthonormal; of each the number of largest magnitude is positive.
-      explained_K: fraction of the variance along each.
+      mean_V: the mean of the rows.
+      component_KV: orthonormal; the number of largest magnitude of each component is positive.
+      explained_K: fraction of the variance along each component.
     """
 
     mean_V: np.ndarray
@@ -31,10 +31,12 @@ def principal_components(row_RV: np.ndarray, count: int) -> Components:
     row_RV = np.asarray(row_RV, np.float32)
     mean_V = row_RV.mean(axis=0)
     _, deviation, component_KV = np.linalg.svd(row_RV - mean_V, full_matrices=False)
-    largest = np.take_along_axis(component_KV, np.abs(component_KV).argmax(axis=1)[:, None], axis=1)
-    component_KV = component_KV * np.where(
-        largest < 0, -1, 1
-    )  # a decomposition leaves the sign open
+
+    # A singular value decomposition does not define the signs of its components.
+    largest_K1 = np.abs(component_KV).argmax(axis=1)[:, None]
+    is_negative_K1 = np.take_along_axis(component_KV, largest_K1, axis=1) < 0
+    component_KV = component_KV * np.where(is_negative_K1, -1, 1)
+
     variance = np.square(deviation)
     explained = variance / max(variance.sum(), np.finfo(np.float32).tiny)
     return Components(mean_V, component_KV[:count], explained[:count])

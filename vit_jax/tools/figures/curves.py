@@ -1,6 +1,7 @@
-"""Learning curves: the metrics of one run or of several, against steps, images, compute or time."""
+"""Learning curves: the metrics of one or several runs against steps, images, compute or time."""
 
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -12,14 +13,14 @@ import numpy as np
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.storage.files import expanded
 from vit_jax.text.nearest import did_you_mean
-from vit_jax.tools.figures.drawing import COLOURS, GREY, new_figure, short
+from vit_jax.tools.figures.drawing import COLOURS, GREY, new_figure, shorten
 from vit_jax.train.run_files import CONFIG_FILE, METRICS_FILE, read_config, read_metrics
 
-MOST_LETTERS = 60  # of a run's name in a legend
-MOST_MINUTES = 180  # on an axis of time, before it has hours
+MOST_LETTERS = 60  # letters of a run's name in a legend
+MOST_MINUTES = 180  # end of a time axis in minutes; longer axes are in hours
 LEGEND_COLUMNS = 3
 LARGEST = float(np.finfo(np.float32).max)  # axes overflow for larger values of float64
-MOST_MARKED = 40  # points of a curve that are drawn as points too
+MOST_MARKED = 40  # points of a curve with markers
 
 
 class Curve(NamedTuple):
@@ -39,31 +40,36 @@ class RunLog:
 
     def metrics(self) -> list[str]:
         """Return the names of all values that were written."""
-        return [
-            name
-            for name in dict.fromkeys(name for line in self.lines for name in line)
-            if name != "step"
-        ]
+        names = list(self.last)
+        if "step" in names:
+            names.remove("step")
+        return names
 
     @property
     def last(self) -> dict[str, float]:
         """The last value of each name, and the last step."""
-        return {name: value for line in self.lines for name, value in line.items()}
+        values = dict[str, float]()
+        for line in self.lines:
+            values |= line
+        return values
 
     def curve(self, metric: str) -> Curve:
-        """Return a metric where it was written as a finite number of float32, as metrics are."""
-        points = [
-            (line["step"], line[metric])
-            for line in self.lines
-            if abs(line.get(metric, math.nan)) <= LARGEST
-        ]
-        return Curve(*np.array(points, float).reshape(-1, 2).T)
+        """Return a metric at the steps that have a finite float32 value."""
+        steps = []
+        values = []
+        for line in self.lines:
+            if abs(line.get(metric, math.nan)) <= LARGEST:
+                steps.append(line["step"])
+                values.append(line[metric])
+        return Curve(np.array(steps, float), np.array(values, float))
 
-    def over(self, axis: str, step_P: np.ndarray) -> np.ndarray:
-        """Return positions of steps on an axis, time in seconds, interpolated between two lines of training metrics.
+    def locate_steps(self, axis: str, step_P: np.ndarray) -> np.ndarray:
+        """Return positions of steps on an axis; time in seconds.
+
+        Compute and time are interpolated between two lines of training metrics.
 
         Raises:
-          ValueError: the run has not written it.
+          ValueError: the run has not written the values of the axis.
         """
         if axis == "steps":
             return step_P
@@ -73,10 +79,12 @@ class RunLog:
                     f"{self.name}: its config has phases, or no global_batch. Use --axis=steps."
                 )
             return step_P * self.config["global_batch"]
-        known = self.curve(AXES[axis].metric)
-        if not len(known.step_P):
+
+        metric = AXES[axis].metric
+        known = self.curve(metric)
+        if len(known.step_P) == 0:
             raise ValueError(
-                f"{self.name} has not written {AXES[axis].metric}, so use --axis=steps or images."
+                f"{self.name} has not written {metric}, so use --axis=steps or images."
             )
         if axis == "exaflops" and not self.config.get("phases"):  # each step costs the same
             return step_P * (known.value_P[-1] / known.step_P[-1])
@@ -87,7 +95,7 @@ class Axis(NamedTuple):
     """A horizontal axis."""
 
     label: str
-    metric: str  # that tells where a step is, "" where none is needed
+    metric: str  # the position of a step; "" if the step itself states it
 
 
 AXES = {
@@ -114,7 +122,7 @@ PANELS = {
     "speed": Panel("images per second", lambda name: name == "images_per_second"),
     "norms": Panel("Euclidean norm", lambda name: name.endswith("_norm")),
 }
-USUAL = ("loss", "accuracy", "precision", "learning_rate")  # of a run those that it has
+USUAL = ("loss", "accuracy", "precision", "learning_rate")  # panels that a run lacks are skipped
 
 
 def read_run(folder: pathlib.Path, name: str) -> RunLog:
@@ -133,9 +141,10 @@ def read_run(folder: pathlib.Path, name: str) -> RunLog:
 
 
 def read_runs(folders: Sequence[str]) -> list[RunLog]:
-    """Read workdirs, or all workdirs below a folder such as that of a study; runs without metrics are skipped.
+    """Read workdirs, or all workdirs below a folder such as the folder of a study.
 
-    Runs are named by the parts of their paths in which they differ.
+    Below a folder, runs without metrics are skipped. Runs are named by the parts of their paths in
+    which they differ.
 
     Raises:
       ValueError: a folder holds no run, or as `read_run`.
@@ -143,23 +152,28 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
     workdirs = list[pathlib.Path]()
     for name in folders:
         folder = expanded(name)
-        inside = [folder] if (folder / METRICS_FILE).is_file() else _workdirs_below(folder)
-        if not inside:
+        found = [folder]
+        if not (folder / METRICS_FILE).is_file():
+            found = _find_workdirs(folder)
+        if not found:
             raise ValueError(
                 f"{name}: must have {METRICS_FILE} in it or below. Give workdirs of runs."
             )
-        workdirs += [path for path in inside if path not in workdirs]
+        workdirs += [path for path in found if path not in workdirs]
+
     shared = os.path.commonpath([path.absolute().parent for path in workdirs])
     return [read_run(path, os.path.relpath(path.absolute(), shared)) for path in workdirs]
 
 
-def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return workdirs of runs that have written metrics, without the trials inside them."""
-    files = (
-        path for path in folder.rglob(METRICS_FILE) if path.exists() and path.stat().st_size > 0
-    )
+def _find_workdirs(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the workdirs below a folder that have metrics, without the trials inside workdirs."""
+    paths = []
+    for file in folder.rglob(METRICS_FILE):
+        if file.exists() and file.stat().st_size > 0:
+            paths.append(file.parent)
+
     workdirs = list[pathlib.Path]()
-    for path in sorted(path.parent for path in files):
+    for path in sorted(paths):
         if not any(outer in path.parents for outer in workdirs):
             workdirs.append(path)
     return workdirs
@@ -168,40 +182,44 @@ def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
 def select_panels(
     runs: Sequence[RunLog], asked: Sequence[str]
 ) -> dict[str, tuple[Panel, list[str]]]:
-    """Return panels by name, each with its metrics: one of `PANELS`, or a single metric.
+    """Return panels by name with their metrics: panels of `PANELS`, or of a single metric.
 
     Raises:
-      ValueError: no run has written a metric that was asked for.
+      ValueError: no run has written a metric of `asked`.
     """
-    written = list(dict.fromkeys(metric for run in runs for metric in run.metrics()))
-    chosen = {}
+    written = list[str]()
+    for run in runs:
+        written += [metric for metric in run.metrics() if metric not in written]
+
+    panels = {}
     for name in asked:
-        panel = PANELS.get(name) or _own_panel(name)
+        panel = PANELS.get(name) or _build_panel(name)
         metrics = [metric for metric in written if panel.holds(metric)]
         if metrics:
-            chosen[name] = (panel, metrics)
-        elif (
-            asked != USUAL
-        ):  # pixels that are predicted have no accuracy, and few runs several labels
+            panels[name] = (panel, metrics)
+        elif asked != USUAL:
             hint = did_you_mean(name, [*PANELS, *written], "{}")
             raise ValueError(
-                f"--metrics={name}: no run has written it.{hint} There are {', '.join(PANELS)}, and by name "
-                f"{', '.join(written)}."
+                f"--metrics={name}: no run has written it.{hint} "
+                f"There are {', '.join(PANELS)}, and by name {', '.join(written)}."
             )
-    return chosen
+    return panels
 
 
-def _own_panel(metric: str) -> Panel:
-    words = metric.replace("_", " ")
-    is_share = any(PANELS[name].holds(metric) for name in ("accuracy", "precision"))
-    return Panel(f"{words} (%)" if is_share else words, metric.__eq__, 100 if is_share else 1)
+def _build_panel(metric: str) -> Panel:
+    """Return the panel of a single metric."""
+    label = metric.replace("_", " ")
+    for name in ("accuracy", "precision"):
+        if PANELS[name].holds(metric):
+            return Panel(f"{label} (%)", metric.__eq__, 100)
+    return Panel(label, metric.__eq__)
 
 
 def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str = "steps") -> Any:
     """Return a figure with a panel for each kind of metric.
 
-    Runs are told apart by colour, metrics of a panel by the line: training metrics thin, others by
-    dashes and points.
+    Runs differ by colour. The metrics of a panel differ by line style: training metrics are
+    continuous lines, other metrics are dashed and have markers.
 
     `asked` has names of `PANELS` or of metrics; `axis` is one of `AXES`.
 
@@ -209,74 +227,85 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
       ValueError: a metric, or the values of the axis, were not written.
     """
     panels = select_panels(runs, asked)
-    figure = new_figure(
-        4.2 * len(panels) + 0.4,
-        3.4 + 0.2 * (-(-len(runs) // LEGEND_COLUMNS) if len(runs) > 1 else 0),
-    )
-    colours = _colours(len(runs))
-    (unit, label) = _unit(runs, axis)
-    every = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (panel, metrics) in zip(every, panels.values(), strict=True):
-        styles = dict(zip(metrics, _styles(metrics), strict=True))
+    has_many_runs = len(runs) > 1
+    legend_rows = math.ceil(len(runs) / LEGEND_COLUMNS) if has_many_runs else 0
+    figure = new_figure(4.2 * len(panels) + 0.4, 3.4 + 0.2 * legend_rows)
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    colours = _choose_colours(len(runs))
+    unit, label = _choose_unit(runs, axis)
+
+    for axes, (panel, metrics) in zip(all_axes, panels.values(), strict=True):
+        styles = _choose_styles(metrics)
         for run, colour in zip(runs, colours, strict=True):
             for metric, style in styles.items():
                 step_P, value_P = run.curve(metric)
-                if len(step_P):
-                    is_marked = len(step_P) == 1 or (
-                        style["linestyle"] != "-" and len(step_P) <= MOST_MARKED
-                    )
-                    one = {"marker": "o" if is_marked else None, "markersize": 3}
-                    one |= {"color": colour} if len(runs) > 1 else {}
-                    axes.plot(run.over(axis, step_P) / unit, panel.scale * value_P, **style | one)
+                if len(step_P) == 0:
+                    continue
+                line = style | _choose_marker(style, len(step_P))
+                if has_many_runs:
+                    line["color"] = colour
+                position_P = run.locate_steps(axis, step_P) / unit
+                axes.plot(position_P, panel.scale * value_P, **line)
         axes.set(xlabel=label, ylabel=panel.label)
         axes.grid(alpha=0.3)
         if len(metrics) > 1:
-            grey = {"color": GREY} if len(runs) > 1 else {}  # colours are those of runs
-            axes.legend(
-                **_legend({name: style | grey for name, style in styles.items()}, fontsize=7)
-            )
-    if len(runs) > 1:
-        names = {run.name: {"color": colour} for run, colour in zip(runs, colours, strict=True)}
-        columns = min(len(runs), LEGEND_COLUMNS)
-        figure.legend(**_legend(names, fontsize=8), loc="outside lower center", ncols=columns)
+            axes.legend(**_build_legend(styles, GREY if has_many_runs else None, fontsize=7))
+
+    if has_many_runs:
+        styles = {run.name: {"color": colour} for run, colour in zip(runs, colours, strict=True)}
+        num_columns = min(len(runs), LEGEND_COLUMNS)
+        legend = _build_legend(styles, fontsize=8)
+        figure.legend(**legend, loc="outside lower center", ncols=num_columns)
     return figure
 
 
-def _legend(styles: Mapping[str, Mapping[str, Any]], *, fontsize: int) -> dict[str, Any]:
+def _choose_marker(style: Mapping[str, Any], num_points: int) -> dict[str, Any]:
+    """Return the marker of a line: single points, and broken lines with few points, have one."""
+    is_broken = style["linestyle"] != "-"
+    is_marked = num_points == 1 or (is_broken and num_points <= MOST_MARKED)
+    return {"marker": "o" if is_marked else None, "markersize": 3}
+
+
+def _build_legend(
+    styles: Mapping[str, Mapping[str, Any]], colour: str | None = None, *, fontsize: int
+) -> dict[str, Any]:
+    """Return arguments of a legend of lines by name, all of this colour if it is given."""
     from matplotlib.lines import Line2D
 
-    lines = [
-        Line2D([], [], label=short(name, MOST_LETTERS), **style) for name, style in styles.items()
-    ]
+    lines = []
+    for name, style in styles.items():
+        line = Line2D([], [], label=shorten(name, MOST_LETTERS), **style)
+        if colour is not None:
+            line.set_color(colour)
+        lines.append(line)
     return {"handles": lines, "fontsize": fontsize, "frameon": False}
 
 
-def _unit(runs: Sequence[RunLog], axis: str) -> tuple[float, str]:
-    """Return the divisor of positions on an axis, and the axis's name."""
+def _choose_unit(runs: Sequence[RunLog], axis: str) -> tuple[float, str]:
+    """Return the divisor of positions on an axis, and the label of the axis."""
     label = AXES[axis].label
     if axis != "time":
         return 1, label
     longest = max(line.get("wall_seconds", 0) for run in runs for line in run.lines)
-    return (60, f"{label} (minutes)") if longest < MOST_MINUTES * 60 else (3600, f"{label} (hours)")
+    if longest < MOST_MINUTES * 60:
+        return 60, f"{label} (minutes)"
+    return 3600, f"{label} (hours)"
 
 
-def _styles(metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Return styles of the metrics of a panel: continuous lines for training, different broken lines for others."""
-    broken = ["--", ":", "-.", (0, (6, 1, 1, 1, 1, 1))]
-    styles = list[dict[str, Any]]()
-    num_broken = 0
-    for number, metric in enumerate(metrics):
-        is_trained = metric in ("train_loss", "train_accuracy") or len(metrics) == 1
-        style = "-" if is_trained else broken[num_broken % len(broken)]
-        num_broken += not is_trained
-        styles.append(
-            {"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.2}
-        )
+def _choose_styles(metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return styles of the metrics of a panel: continuous lines for training, else broken lines."""
+    broken_lines = itertools.cycle(["--", ":", "-.", (0, (6, 1, 1, 1, 1, 1))])
+    styles = dict[str, dict[str, Any]]()
+    for metric, colour in zip(metrics, itertools.cycle(COLOURS), strict=False):
+        is_training = metric in ("train_loss", "train_accuracy")
+        is_continuous = is_training or len(metrics) == 1
+        line = "-" if is_continuous else next(broken_lines)
+        styles[metric] = {"color": colour, "linestyle": line, "linewidth": 1.2}
     return styles
 
 
-def _colours(count: int) -> list[Any]:
-    """Return this number of colours: a palette for the colour-blind, or shades if it is too short."""
+def _choose_colours(count: int) -> list[Any]:
+    """Return this number of colours: a palette for the colour-blind, or shades if it is short."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     from matplotlib import colormaps

@@ -1,19 +1,21 @@
-"""Sheets of the images that a run trains and evaluates on, exactly as the network receives them, with their labels.
+"""Sheets of a run's training and evaluation images with their labels, as the network receives them.
 
 Legend: N images, H W height and width, K classes.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import RunConfig
 from vit_jax.config.lengths import convert_lengths
+from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream, HostBatch
 from vit_jax.data.subset import SubsetSource
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.objectives.classification import build_classification
-from vit_jax.tools.figures.drawing import short
+from vit_jax.tools.figures.drawing import shorten
 from vit_jax.tools.figures.network import Figure
 from vit_jax.tools.figures.sheets import draw_sheet
 from vit_jax.tools.figures.view import spread
@@ -21,8 +23,9 @@ from vit_jax.train.inputs import open_datasets, train_stream
 from vit_jax.train.phases import apply_phase
 from vit_jax.train.step import mix_batch, step_keys
 
-COLUMNS = 8
-LEAST_SHARE = 0.02  # of a label that a caption names
+NUM_COLUMNS = 8
+MOST_LABELS = 2  # classes in a caption
+LEAST_SHARE = 0.02  # smallest share of a class in a caption
 
 
 def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
@@ -33,85 +36,106 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
     int64 (N,), the number in the split.
 
     Args:
-      config: with `data`.
-      shown: most images of each sheet. Training images are the first of step 0, in the size of its
-        phase; evaluation images are evenly spread.
+      config: the config of the run, with `data`.
+      shown: largest number of images of a sheet. Training images are the first of step 0, in the
+        size of its phase; evaluation images are evenly spread, in the size without phases.
 
     Raises:
       ValueError: as for `open_datasets`.
     """
     datasets = open_datasets(config)
-    objective = build_classification(config.objective)
-    names = datasets.train.class_names
-    phases = convert_lengths(config, len(datasets.train)).phases
-    own, config = (
-        config,
-        apply_phase(config, phases[0]) if phases else config,
-    )  # evaluations have no phases
-    num_shown = min(shown, config.global_batch)
-    key, _ = step_keys(config.seed, 0)
-    # Each row is mixed with the one before it, the first one with the last.
-    rows = np.arange(-1, num_shown) % config.global_batch
-    trained = train_stream(config, datasets.train, rows, 0, 1)[0]
-    batch = _batch(trained)
-    dtype = config.model.compute_dtype
-    image, label_NK = mix_batch(config.input, len(names), dtype, batch, key)
-    if config.objective.kind == "classification":
-        label_NK = objective.prepare(batch, label_NK, batch.mask_B, key).label_BK
-
-    chosen = spread(len(datasets.test), shown)
-    subset = SubsetSource(datasets.test, chosen)
-    transform = build_evaluation_transform(own.input)
-    tested = EvaluationStream(subset, transform, len(chosen), np.arange(len(chosen)))[0]
     return {
-        "train": _figure(
-            f"Training images of step 0: {config.data}, {config.input.train_split}",
-            names,
-            np.asarray(image, np.float32)[1:],
-            np.asarray(label_NK)[1:],
-            trained.mask[1:],
-            trained.record_index[1:],
-        ),
-        "test": _figure(
-            f"Evaluation images: {config.data}, {config.input.test_split}",
-            names,
-            np.asarray(normalise(jnp.asarray(tested.image), dtype), np.float32),
-            np.asarray(_batch(tested).label_BK(len(names))),
-            tested.mask,
-            chosen,
-        ),
+        "train": _draw_training(config, datasets.train, shown),
+        "test": _draw_evaluation(config, datasets.test, datasets.train.class_names, shown),
     }
 
 
-def _batch(host: HostBatch) -> Batch:
-    return Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
+def _draw_training(config: RunConfig, source: Source, shown: int) -> Figure:
+    """Draw the first images of step 0, as the step mixes and smooths them."""
+    phases = convert_lengths(config, len(source)).phases
+    if phases:
+        config = apply_phase(config, phases[0])
+
+    # Each row is mixed with the one before it, the first one with the last.
+    num_shown = min(shown, config.global_batch)
+    rows = np.arange(-1, num_shown) % config.global_batch
+    examples = train_stream(config, source, rows, 0, 1)[0]
+    batch = _to_batch(examples)
+
+    key, _ = step_keys(config.seed, 0)
+    num_classes = len(source.class_names)
+    dtype = config.model.compute_dtype
+    image_NHWC, label_NK = mix_batch(config.input, num_classes, dtype, batch, key)
+    if config.objective.kind == "classification":
+        objective = build_classification(config.objective)
+        label_NK = objective.prepare(batch, label_NK, batch.mask_B, key).label_BK
+
+    return _draw_images(
+        f"Training images of step 0: {config.data}, {config.input.train_split}",
+        source.class_names,
+        image_NHWC[1:],
+        np.asarray(label_NK)[1:],
+        examples.mask[1:],
+        examples.record_index[1:],
+    )
 
 
-def _figure(
-    title: str,
-    names: tuple[str, ...],
-    image: np.ndarray,
-    label: np.ndarray,
-    mask: np.ndarray,
-    record: np.ndarray,
+def _draw_evaluation(
+    config: RunConfig, source: Source, class_names: tuple[str, ...], shown: int
 ) -> Figure:
-    image = np.clip((image + 1) / 2, 0, 1)
-    captions = [
-        caption(label_K, names) if mask else "unreadable"
-        for label_K, mask in zip(label, mask, strict=True)
-    ]
-    starts = range(0, len(image), COLUMNS)
-    png = draw_sheet(
-        [list(image[start : start + COLUMNS]) for start in starts],
-        title,
-        captions=[captions[start : start + COLUMNS] for start in starts],
-    )
-    return Figure(
-        png, {"image": image, "label": label, "mask": mask, "record": np.asarray(record, np.int64)}
+    """Draw evenly spread images of the test split."""
+    records = spread(len(source), shown)
+    transform = build_evaluation_transform(config.input)
+    subset = SubsetSource(source, records)
+    stream = EvaluationStream(subset, transform, len(records), np.arange(len(records)))
+    examples = stream[0]
+    return _draw_images(
+        f"Evaluation images: {config.data}, {config.input.test_split}",
+        class_names,
+        normalise(jnp.asarray(examples.image), config.model.compute_dtype),
+        np.asarray(_to_batch(examples).label_BK(len(class_names))),
+        examples.mask,
+        records,
     )
 
 
-def caption(label_K: np.ndarray, names: tuple[str, ...]) -> str:
+def _to_batch(examples: HostBatch) -> Batch:
+    return Batch(image_BHWC=examples.image, label_B=examples.label, mask_B=examples.mask)
+
+
+def _draw_images(
+    title: str,
+    class_names: tuple[str, ...],
+    image_NHWC: jax.Array,
+    label_NK: np.ndarray,
+    mask_N: np.ndarray,
+    record_N: np.ndarray,
+) -> Figure:
+    """Draw images, from -1 to 1, with their labels as captions."""
+    pixels_NHWC = np.clip((np.asarray(image_NHWC, np.float32) + 1) / 2, 0, 1)
+    captions = []
+    for label_K, mask in zip(label_NK, mask_N, strict=True):
+        captions.append(write_caption(label_K, class_names) if mask else "unreadable")
+
+    cells = []
+    caption_rows = []
+    for first in range(0, len(pixels_NHWC), NUM_COLUMNS):
+        cells.append(list(pixels_NHWC[first : first + NUM_COLUMNS]))
+        caption_rows.append(captions[first : first + NUM_COLUMNS])
+
+    numbers = {
+        "image": pixels_NHWC,
+        "label": label_NK,
+        "mask": mask_N,
+        "record": np.asarray(record_N, np.int64),
+    }
+    return Figure(draw_sheet(cells, title, captions=caption_rows), numbers)
+
+
+def write_caption(label_K: np.ndarray, class_names: tuple[str, ...]) -> str:
     """Return the classes of a label with their shares, the largest first, a line each: "cat 0.73"."""
-    order = [k for k in np.argsort(-label_K, kind="stable")[:2] if label_K[k] >= LEAST_SHARE]
-    return "\n".join(f"{short(names[k])} {label_K[k]:.2f}" for k in order)
+    lines = []
+    for index in np.argsort(-label_K, kind="stable")[:MOST_LABELS]:
+        if label_K[index] >= LEAST_SHARE:
+            lines.append(f"{shorten(class_names[index])} {label_K[index]:.2f}")
+    return "\n".join(lines)

@@ -23,7 +23,7 @@ from vit_jax.text.printable import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind tell apart.
+# Okabe and Ito's colours, which are distinct for colour-blind readers.
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
@@ -32,19 +32,22 @@ SKY = "#56B4E9"
 RED = "#D55E00"
 BLACK = "#000000"
 GREY = "#999999"
-COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK)  # of series, in this order
-MOST_LETTERS = 20  # of a name in a figure
-FORMS = ("png", "svg", "pdf")  # of files
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK)  # order of the series of a plot
+MOST_LETTERS = 20  # letters of a name in a figure
+FORMS = ("png", "svg", "pdf")  # formats of files
 TILE_PIXELS = 160
 DOTS_PER_INCH = 120
-_said_to_be_missing = set[str]()  # letters
+_reported_letters = set[str]()  # letters that no installed font has
 
 
 def require_drawing(*packages: str) -> None:
-    """Import matplotlib, and other packages of the extra `figures`; ValueError if one is not installed.
+    """Import matplotlib, and other packages of the extra `figures`.
 
     The file `matplotlibrc` of the working directory, which may make matplotlib run LaTeX, is not
     read.
+
+    Raises:
+      ValueError: a package is not installed.
     """
     for name in ("matplotlib", *packages):
         if sys.modules.get(name):
@@ -54,15 +57,16 @@ def require_drawing(*packages: str) -> None:
                 importlib.import_module(name)
         except ImportError as error:
             raise ValueError(
-                f"Figures need {name}, which cannot be imported ({error}): {install_command('figures')}"
+                f"Figures need {name}, which cannot be imported ({error}): "
+                f"{install_command('figures')}"
             ) from None
 
 
-def output_of(name: str) -> tuple[pathlib.Path, str]:
-    """Return the file that `--output=` names, and its form, one of `FORMS`.
+def resolve_output(name: str) -> tuple[pathlib.Path, str]:
+    """Return the file that `--output=` names, and its format, one of `FORMS`.
 
     Raises:
-      ValueError: it has another form, or matplotlib is not installed.
+      ValueError: the file has another format, or matplotlib is not installed.
     """
     output = expanded(name)
     form = output.suffix.removeprefix(".")
@@ -82,29 +86,37 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def to_bytes(figure: "Figure", form: str = "png") -> bytes:
     """Return a file of one of `FORMS`; other installed fonts supply letters that a font lacks."""
-    content, missing = _drawn(figure, form)
-    if missing and (families := _families_with(missing)):
+    content, missing = _draw(figure, form)
+    families = _find_families(missing) if missing else []
+    if families:
         from matplotlib.text import Text
 
         for text in cast(list[Text], figure.findobj(Text)):
             text.set_fontfamily([*text.get_fontfamily(), *families])
-        content, missing = _drawn(figure, form)
-    if new := missing - _said_to_be_missing:
-        _said_to_be_missing.update(new)
-        letters = printable("".join(sorted(new)))
-        logging.getLogger(__name__).warning(
-            "Figures show boxes for %s: install a font that has them.", letters
-        )
+        content, missing = _draw(figure, form)
+    _report_missing(missing)
     return content
 
 
-def _drawn(figure: "Figure", form: str) -> tuple[bytes, set[str]]:
+def _report_missing(letters: set[str]) -> None:
+    """Log a warning with letters that are drawn as boxes, each letter once in a process."""
+    new = letters - _reported_letters
+    if not new:
+        return
+    _reported_letters.update(new)
+    logging.getLogger(__name__).warning(
+        "Figures show boxes for %s: install a font that has them.", printable("".join(sorted(new)))
+    )
+
+
+def _draw(figure: "Figure", form: str) -> tuple[bytes, set[str]]:
     """Return the file, and the letters that are drawn as boxes."""
     file = io.BytesIO()
     missing = set[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure.savefig(file, format=form)
+
     for warning in caught:
         if match := re.match(r"Glyph (\d+) .*missing from", str(warning.message)):
             missing.add(chr(int(match[1])))
@@ -115,7 +127,7 @@ def _drawn(figure: "Figure", form: str) -> tuple[bytes, set[str]]:
     return file.getvalue(), missing
 
 
-def _families_with(letters: set[str]) -> list[str]:
+def _find_families(letters: set[str]) -> list[str]:
     """Return families of installed fonts that together have as many of the letters as possible."""
     from matplotlib import font_manager
 
@@ -129,23 +141,23 @@ def _families_with(letters: set[str]) -> list[str]:
         except (OSError, RuntimeError):  # removed, or not supported by matplotlib
             continue
         supplied = {letter for letter in missing if font.get_char_index(ord(letter))}
-        if supplied and font.scalable:  # coloured emoji are bitmaps of one size
+        if supplied and font.scalable:  # fonts of coloured emoji have bitmaps of one size
             families.append(entry.name)
             missing -= supplied
     return families
 
 
-def tile(image_HWC: np.ndarray, pixels: int = TILE_PIXELS) -> np.ndarray:
+def shrink(image_HWC: np.ndarray, pixels: int = TILE_PIXELS) -> np.ndarray:
     """Return the image, its longer side at most `pixels`."""
     scale = pixels / max(image_HWC.shape[:2])
-    return (
-        image_HWC
-        if scale >= 1
-        else cv2.resize(image_HWC, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-    )
+    if scale >= 1:
+        return image_HWC
+    return cv2.resize(image_HWC, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
 
 
-def short(name: str, letters: int = MOST_LETTERS) -> str:
-    """Return a name for a figure, shortened; a dollar would begin a formula."""
-    shown = printable(name)
-    return (shown if len(shown) <= letters else f"{shown[: letters - 1]}…").replace("$", r"\$")
+def shorten(name: str, most_letters: int = MOST_LETTERS) -> str:
+    """Return a name for a figure, shortened; dollars are escaped, because they begin formulas."""
+    text = printable(name)
+    if len(text) > most_letters:
+        text = f"{text[: most_letters - 1]}…"
+    return text.replace("$", r"\$")

@@ -15,18 +15,24 @@ from vit_jax.config import Architecture, ObjectiveConfig
 from vit_jax.config.schema import PatchTarget
 from vit_jax.objectives.masked_patch import CLASSES, LEVELS, SIDE, MaskedPatch, count_patch_outputs
 
-HIDDEN = 128  # the grey of a patch that is not seen
+HIDDEN = 128  # the grey of a masked patch
 
 
-def target_of(a: Architecture) -> PatchTarget:
-    """Return the kind of target by the network's number of outputs; no two kinds have the same number."""
-    for kind in ("mean_colour", "colours_4x4", "pixels"):
-        divides = kind != "colours_4x4" or not any(pixels % SIDE for pixels in a.patch_size)
-        config = ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax")
-        if divides and count_patch_outputs(config, a.patch_size) == a.patch_outputs:
-            return kind
+def find_target(architecture: Architecture) -> PatchTarget:
+    """Return the patch target of a network by its number of outputs, which differs between targets.
+
+    Raises:
+      ValueError: no patch target has this number of outputs.
+    """
+    for target in ("mean_colour", "colours_4x4", "pixels"):
+        if target == "colours_4x4" and any(pixels % SIDE for pixels in architecture.patch_size):
+            continue
+        config = ObjectiveConfig(kind="masked_patch", patch_target=target, loss="softmax")
+        if count_patch_outputs(config, architecture.patch_size) == architecture.patch_outputs:
+            return target
     raise ValueError(
-        f"{a.name} gives {a.patch_outputs} numbers for a patch, which is no target of ours."
+        f"{architecture.name} gives {architecture.patch_outputs} numbers for a patch, "
+        "which is no target of ours."
     )
 
 
@@ -37,51 +43,70 @@ def to_colours(class_BNT: np.ndarray) -> np.ndarray:
 
 
 def to_image(
-    patch_BNT: np.ndarray, kind: PatchTarget, grid: tuple[int, int], patch_size: tuple[int, int]
+    patch_BNT: np.ndarray, target: PatchTarget, grid: tuple[int, int], patch_size: tuple[int, int]
 ) -> np.ndarray:
-    """Return images (B, H, W, 3) of targets for every patch: classes of colours, or pixels in [-1, 1]; uint8."""
-    (rows, columns), (height, width) = grid, patch_size
-    if kind == "pixels":
+    """Return uint8 images (B, H, W, 3) of the targets of all patches.
+
+    Targets are classes of colours, or pixels in [-1, 1].
+    """
+    rows, columns = grid
+    height, width = patch_size
+    if target == "pixels":
         values = np.clip(np.round((patch_BNT + 1) * 127.5), 0, 255).astype(np.uint8)
         pixels = values.reshape(-1, rows, columns, height, width, 3)
     else:
-        side = 1 if kind == "mean_colour" else SIDE
+        side = 1 if target == "mean_colour" else SIDE
         colours = to_colours(patch_BNT).reshape(-1, rows, columns, side, side, 3)
         pixels = colours.repeat(height // side, axis=3).repeat(width // side, axis=4)
     return pixels.transpose(0, 1, 3, 2, 4, 5).reshape(-1, rows * height, columns * width, 3)
 
 
 def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
-    """Hide half of the patches, as in training but all of them by the [mask] embedding, and predict them.
+    """Mask half of the patches and predict them.
+
+    Training also keeps or replaces some of the masked patches. Here the [mask] embedding replaces
+    all of them.
 
     Returns:
-      uint8 images (N, H, W, 3) of what the patches cover: "original", "seen", with hidden patches
-      in grey, "predicted", and "target", the best that could be predicted; in the last two patches
-      that are seen are the original. And "is_hidden" (N, rows, columns), bool.
+      uint8 images (N, H, W, 3) of the area that the patches cover: "original", "seen", with masked
+      patches in grey, "predicted", and "target", the best possible prediction. Visible patches of
+      the last two are the original. "is_hidden" (N, rows, columns) is bool.
     """
-    a = model.architecture
-    kind = target_of(a)
+    architecture = model.architecture
+    target = find_target(architecture)
     config = ObjectiveConfig(
-        kind="masked_patch", patch_target=kind, loss="softmax", corruption_shares=(1.0, 0.0, 0.0)
+        kind="masked_patch", patch_target=target, loss="softmax", corruption_shares=(1.0, 0.0, 0.0)
     )
-    objective = MaskedPatch(config, a.grid, a.patch_size)
+    objective = MaskedPatch(config, architecture.grid, architecture.patch_size)
 
     @jax.jit
     def step(module: Any, image_BHWC: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         batch = Batch(image_BHWC, None, None)  # labels are not used, and every image counts
         targets = objective.prepare(batch, None, jnp.ones(len(image_BHWC)), jax.random.key(seed))
-        output = module(normalise(image_BHWC, a.compute_dtype), corruption=targets.corruption)
-        predicted_BNT = output.patches_BNO
-        if kind != "pixels":
-            predicted_BNT = predicted_BNT.reshape(*targets.patch_BNT.shape, CLASSES).argmax(axis=-1)
+        images = normalise(image_BHWC, architecture.compute_dtype)
+        predicted_BNT = module(images, corruption=targets.corruption).patches_BNO
+        if target != "pixels":
+            logits = predicted_BNT.reshape(*targets.patch_BNT.shape, CLASSES)
+            predicted_BNT = logits.argmax(axis=-1)
         return predicted_BNT, targets.patch_BNT, targets.is_corrupted_BN
 
-    predicted, target, is_hidden_BN = jax.device_get(step(model.module, images_NHWC))
-    (rows, columns), (height, width) = a.grid, a.patch_size
+    results = jax.device_get(step(model.module, images_NHWC))
+    predicted_BNT, target_BNT, is_hidden_BN = results
+
+    rows, columns = architecture.grid
+    height, width = architecture.patch_size
     original = images_NHWC[:, : rows * height, : columns * width]
     is_hidden = is_hidden_BN.reshape(-1, rows, columns)
-    where = is_hidden.repeat(height, axis=1).repeat(width, axis=2)[..., None]
-    images = {"original": original, "seen": np.where(where, np.uint8(HIDDEN), original)}
-    for name, patch_BNT in (("predicted", predicted), ("target", target)):
-        images[name] = np.where(where, to_image(patch_BNT, kind, a.grid, a.patch_size), original)
-    return images | {"is_hidden": is_hidden}
+    is_hidden_pixel = is_hidden.repeat(height, axis=1).repeat(width, axis=2)[..., None]
+
+    def fill_hidden(patch_BNT: np.ndarray) -> np.ndarray:
+        image = to_image(patch_BNT, target, architecture.grid, architecture.patch_size)
+        return np.where(is_hidden_pixel, image, original)
+
+    return {
+        "original": original,
+        "seen": np.where(is_hidden_pixel, np.uint8(HIDDEN), original),
+        "predicted": fill_hidden(predicted_BNT),
+        "target": fill_hidden(target_BNT),
+        "is_hidden": is_hidden,
+    }

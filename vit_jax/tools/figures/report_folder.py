@@ -23,30 +23,31 @@ def write_report(
 ) -> EvaluationResult:
     """Evaluate and write the results into a folder.
 
-    The first process calls this, the others `evaluate`.
+    The first process calls this function, the others call `evaluate`.
 
-    The folder need not exist; `transform` decodes images for the figures; `weights` says where the
-    network comes from.
+    Args:
+      folder: is created if it does not exist.
+      labelled: the images and their labels.
+      evaluate: computes the metrics.
+      transform: decodes images for the figures.
+      weights: the origin of the network's parameters.
 
     Raises:
       ValueError: the folder cannot be written; as `evaluate`.
     """
     with make_folder(folder), _open_table(folder / "images.csv") as write_images:
         result = evaluate(labelled, write_images)
-    files: dict[str, str | bytes] = {
-        f"{name}.csv": to_csv(rows) for name, rows in result.metrics.tables().items()
-    }
-    files |= {
-        f"{name}.png": figure
-        for name, figure in result_figures.draw(result.metrics, transform).items()
-    }
-    files["result.json"] = to_json({"weights": weights, **result.values()}) + "\n"
-    for name, content in files.items():
-        as_bytes = (
-            content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-        )
-        write_atomically(folder / name, as_bytes)
+
+    for name, rows in result.metrics.tables().items():
+        _write_text(folder / f"{name}.csv", to_csv(rows))
+    for name, figure in result_figures.draw(result.metrics, transform).items():
+        write_atomically(folder / f"{name}.png", figure)
+    _write_text(folder / "result.json", to_json({"weights": weights, **result.values()}) + "\n")
     return result
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_atomically(path, text.encode("utf-8", "surrogateescape"))
 
 
 @contextlib.contextmanager
@@ -57,4 +58,4 @@ def _open_table(path: Path) -> Iterator[WriteRows]:
         try:
             yield functools.partial(write_csv, text)
         finally:
-            text.detach()  # or its end would close the file
+            text.detach()  # otherwise the wrapper would close the file

@@ -18,15 +18,15 @@ from vit_jax.tools.figures.drawing import (
     SKY,
     TILE_PIXELS,
     new_figure,
-    short,
-    tile,
+    shorten,
+    shrink,
     to_bytes,
 )
 
-MOST_NAMED = 30  # classes of a matrix with their names
-MOST_CELLS = 250  # on one side of a matrix
+MOST_NAMED = 30  # classes of a matrix with class names
+MOST_CELLS = 250  # cells on one side of a matrix
 MOST_COUNTED = 12  # classes of a matrix with numbers in its cells
-FEW_IMAGES = 10  # in a bin; fewer make its accuracy uncertain
+FEW_IMAGES = 10  # images of a bin; fewer make its accuracy uncertain
 
 
 def draw(
@@ -42,20 +42,20 @@ def draw(
 
 
 def draw_average_precision(metrics: MultilabelMetrics) -> bytes:
-    """Draw the average precision of classes with images, the highest first; of many the lowest."""
-    known = [one for one in metrics.details()["classes"] if one["images"]]
-    known.sort(key=lambda one: -one["average_precision"])
+    """Draw the average precision of classes with images, the highest first; the lowest of many."""
+    known = [entry for entry in metrics.details()["classes"] if entry["images"]]
+    known.sort(key=lambda entry: -entry["average_precision"])
     shown = known[-MOST_NAMED:]
-    places = range(len(shown))
-    names = [f"{short(one['class'])} ({one['images']:,})" for one in shown]
-    precisions = [one["average_precision"] for one in shown]
+    positions = range(len(shown))
+    names = [f"{shorten(entry['class'])} ({entry['images']:,})" for entry in shown]
+    precisions = [entry["average_precision"] for entry in shown]
 
     figure = new_figure(5, 1.2 + 0.25 * len(shown))
     axes = figure.subplots()
-    axes.barh(places, precisions, color=BLUE)
+    axes.barh(positions, precisions, color=BLUE)
     mean = metrics.values()["mean_average_precision"]
     axes.axvline(mean, color=ORANGE, linestyle="--", label="mean of all classes")
-    axes.set_yticks(places, names)
+    axes.set_yticks(positions, names)
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="average precision of a class (and its images)")
     figure.legend(loc="outside lower center", frameon=False, fontsize=8)
@@ -113,8 +113,8 @@ def _draw_bins(above: Any, below: Any, bins: Sequence[Bin], colour: str, label: 
 def draw_confusion(metrics: ClassMetrics) -> bytes:
     """Draw the share of each class's images by predicted class.
 
-    The cells of a large matrix are the largest share of each block, those of a small one have the
-    number of images.
+    The cells of a large matrix are the largest share of each block. A small matrix has the number
+    of images in its cells.
     """
     from matplotlib.colors import PowerNorm
 
@@ -130,7 +130,7 @@ def draw_confusion(metrics: ClassMetrics) -> bytes:
     axes = figure.subplots()
     image = axes.imshow(
         cells,
-        norm=PowerNorm(0.5, 0, 1),  # few confusions are frequent
+        norm=PowerNorm(0.5, 0, 1),  # most confusions are rare
         cmap="cividis",
         interpolation="nearest",
         aspect="auto",
@@ -165,8 +165,8 @@ def _name_classes(axes: Any, metrics: ClassMetrics) -> None:
     """Write the names of classes and outputs beside a matrix, if they are few."""
     label_map = metrics.labelled.label_map
     class_names = metrics.labelled.source.class_names
-    labels = [short(class_names[label]) for label in label_map.listed]
-    outputs = [short(label_map.output_names[output]) for output in metrics.output_A]
+    labels = [shorten(class_names[label]) for label in label_map.listed]
+    outputs = [shorten(label_map.output_names[output]) for output in metrics.output_A]
 
     axes.set_xlabel("predicted class: column of confusion.csv")
     if len(outputs) <= MOST_NAMED:
@@ -210,17 +210,17 @@ def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> byte
         axes.axis("off")
     for axes, mistake, words in zip(all_axes, mistakes, metrics.mistakes(), strict=False):
         stored = metrics.labelled.source[mistake.record].image
-        axes.imshow(_tile(stored, transform), interpolation="nearest")
-        prediction = f"{short(words['answer'])} {words['probability']:.0%}"
-        axes.set_title(f"{short(words['class'])}\n→ {prediction}", fontsize=8)
+        axes.imshow(_read_tile(stored, transform), interpolation="nearest")
+        prediction = f"{shorten(words['answer'])} {words['probability']:.0%}"
+        axes.set_title(f"{shorten(words['class'])}\n→ {prediction}", fontsize=8)
     return to_bytes(figure)
 
 
-def _tile(stored: bytes | np.ndarray, transform: EvaluationTransform) -> np.ndarray:
+def _read_tile(stored: bytes | np.ndarray, transform: EvaluationTransform) -> np.ndarray:
     """Return the image, smaller; a grey one if it has become unreadable."""
     try:
         megapixels = transform.max_image_megapixels
         is_upright = transform.exif_orientation
-        return tile(decode(stored, megapixels, is_upright, transform.value_range))
+        return shrink(decode(stored, megapixels, is_upright, transform.value_range))
     except UnreadableImage:
         return np.full((TILE_PIXELS, TILE_PIXELS, 3), 128, np.uint8)

@@ -1,4 +1,4 @@
-"""The input images of figures: some of a folder or a dataset, prepared for the network; batches of them."""
+"""The input images of figures, from a folder or a dataset, prepared for the network; batches."""
 
 import dataclasses
 import os
@@ -16,19 +16,19 @@ from vit_jax.data.subset import SubsetSource
 from vit_jax.evals.runner import require_finite
 from vit_jax.evals.splits import RELEASED, SplitChoice, open_split, reject_idle
 
-NUM_IMAGES = 128  # over which the paper averages
+NUM_IMAGES = 128  # of the paper's mean attention distances
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class View:
-    """The images of a figure, and the choice among them.
+    """The images of a figure, and the selection that a sheet shows.
 
     Attributes:
       images_NHWC: uint8, prepared; None without images.
-      names: of the images.
+      names: names of the images.
       shown: number of images of a sheet, evenly spread.
-      heads: layer and head, both from 1, whose attention is drawn; () for up to eight heads of the
-        last layer.
+      heads: layer and head, both from 1, of the attention maps to draw; () for up to eight heads of
+        the last layer.
       notes: remarks for readers of the figures.
     """
 
@@ -41,7 +41,7 @@ class View:
     @property
     def all_images(self) -> np.ndarray:
         """The images; ValueError if there are none."""
-        if self.images_NHWC is None or not len(self.images_NHWC):
+        if self.images_NHWC is None or len(self.images_NHWC) == 0:
             raise ValueError("This figure needs images.")
         return self.images_NHWC
 
@@ -57,38 +57,44 @@ class View:
 
 
 def spread(count: int, most: int) -> np.ndarray:
-    """Return at most `most` of the numbers 0 to count - 1, evenly spread: datasets are often sorted by class."""
+    """Return at most `most` of the numbers 0 to count - 1, evenly spread.
+
+    Datasets are often sorted by class.
+    """
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
 
 
-def in_batches(
+def run_in_batches(
     model: Model,
     images_NHWC: np.ndarray,
-    size: int,
+    batch_size: int,
     run: Callable[[np.ndarray], dict[str, jax.Array]],
 ) -> dict[str, np.ndarray]:
-    """Return the results of `run` on at most `size` images at a time, joined; raise ValueError if one is not finite."""
-    size = min(size, len(images_NHWC))
-    batches = []
-    for first in range(0, len(images_NHWC), size):
-        image_BHWC = images_NHWC[first : first + size]
-        missing = size - len(image_BHWC)  # one shape, compiled once
-        results = run(np.pad(image_BHWC, ((0, missing), (0, 0), (0, 0), (0, 0))))
-        batches.append(
-            {name: np.asarray(array)[: len(image_BHWC)] for name, array in results.items()}
-        )
-    return {
-        name: finite(model, np.concatenate([batch[name] for batch in batches]))
-        for name in batches[0]
-    }
+    """Return the results of `run` on batches of at most `batch_size` images, joined.
 
-
-def finite(model: Model, array: np.ndarray, first: int = 0) -> np.ndarray:
-    """Return the outputs of a network, one row an image from `first` on.
-
-    Raise ValueError if one is not finite.
+    Raises:
+      ValueError: a result is not finite.
     """
-    return require_finite(array, model.source, lambda row: f"image {first + row}")
+    batch_size = min(batch_size, len(images_NHWC))
+    parts: dict[str, list[np.ndarray]] = {}
+    for first in range(0, len(images_NHWC), batch_size):
+        image_BHWC = images_NHWC[first : first + batch_size]
+        num_missing = batch_size - len(image_BHWC)  # one shape, compiled once
+        results = run(np.pad(image_BHWC, ((0, num_missing), (0, 0), (0, 0), (0, 0))))
+        for name, array in results.items():
+            rows = np.asarray(array)[: len(image_BHWC)]
+            parts.setdefault(name, []).append(rows)
+
+    return {name: require_finite_rows(model, np.concatenate(rows)) for name, rows in parts.items()}
+
+
+def require_finite_rows(model: Model, rows: np.ndarray, first: int = 0) -> np.ndarray:
+    """Return outputs of a network, one row for each image from number `first` on.
+
+    Raises:
+      ValueError: a row is not finite.
+    """
+    return require_finite(rows, model.source, lambda row: f"image {first + row}")
 
 
 def read_view(
@@ -105,12 +111,12 @@ def read_view(
       model: prepares the images.
       images: an image, a folder of images at any depth or a pattern; or data as in a recipe,
         "digits", "tfds:NAME".
-      split: of data; None for the one to test on.
-      data_dir: where TFDS keeps prepared datasets.
-      num_images: largest number, evenly spread; unreadable ones are skipped with a note.
+      split: split of the data; None for the test split.
+      data_dir: folder of prepared TFDS datasets.
+      num_images: largest number of images, evenly spread; unreadable ones are skipped with a note.
 
     Raises:
-      ValueError: there are no such images, none can be read, or an option has no effect on them.
+      ValueError: the images do not exist, none is readable, or an option has no effect on them.
     """
     transform = model.require_transform()
     source = _open(images, split, data_dir, model, num_images)
@@ -123,27 +129,31 @@ def read_view(
             names.append(source.name_of(index))
         except UnreadableImage as error:
             unreadable.append(f"{source.name_of(index)} ({error})")
+
     if not prepared:
         raise ValueError(
             f"--images={images}: none of {len(source)} images can be read: {few(unreadable)}."
         )
-    notes = (
-        [f"{len(unreadable)} images cannot be read and are left out: {few(unreadable)}."]
-        if unreadable
-        else []
-    )
+    notes = list[str]()
+    if unreadable:
+        notes.append(
+            f"{len(unreadable)} images cannot be read and are left out: {few(unreadable)}."
+        )
     return View(images_NHWC=np.stack(prepared), names=names, notes=tuple(notes))
 
 
 def _open(
     images: str, split: str | None, data_dir: str | None, model: Model, num_images: int
 ) -> Source:
+    """Return a source of at most `num_images` of the images."""
     transform = model.require_transform()
     choice = SplitChoice(split=split, data_dir=data_dir, value_range=transform.value_range)
     is_data = images in (*RELEASED, "digits") or ":" in images
     if is_data and not os.path.exists(os.path.expanduser(images)):
         source = open_split(images, split, choice, model.training)
         return SubsetSource(source, spread(len(source), num_images))
+
     reject_idle(f"files, --images={images}", choice, "split", "data_dir")
+
     paths = list_images([images])
     return Images([paths[index] for index in spread(len(paths), num_images)])

@@ -56,7 +56,7 @@ def draw(study: Study, rows: Sequence[Row], *, title: str, with_paper: bool = Fa
     elif with_paper:
         _draw_paper_points(all_axes[0], f" ({_PAPER_TITLE})")
     for axes, measure in zip(all_axes, study.measures, strict=False):
-        _Panel(axes, study.plot, shown, measure).draw(drawing.short(title, 60))
+        _Panel(axes, study.plot, shown, measure).draw(drawing.shorten(title, 60))
     _place_labels(figure)
     return figure
 
@@ -144,7 +144,7 @@ class _Panel:
             yerr=(below, above) if seeds_differ else None,
             capsize=3,
             linestyle="-" if has_line else "none",
-            label=drawing.short(format_model(name), 32),
+            label=drawing.shorten(format_model(name), 32),
             color=drawing.COLOURS[number % len(drawing.COLOURS)],
             marker=MARKERS[number % len(MARKERS)],
         )
@@ -152,7 +152,7 @@ class _Panel:
     def _set_words(self) -> None:
         """Label the x axis with words."""
         num_words = len(self.words)
-        labels = [drawing.short(format_model(word)) for word in self.words]
+        labels = [drawing.shorten(format_model(word)) for word in self.words]
         self.axes.set_xticks(range(num_words), labels)
         self.axes.set_xlim(-0.6, num_words - 0.4)
         self.axes.margins(y=0.15)
@@ -180,7 +180,7 @@ class _Panel:
         """Draw the Pareto front with the names of the models on it."""
         names = []
         for row in self.rows:
-            names.append(drawing.short(format_model(str(row.get("model", ""))), 24))
+            names.append(drawing.shorten(format_model(str(row.get("model", ""))), 24))
         _draw_front(self.axes, list(map(self.get_point, self.rows)), names)
 
     def _label_measure(self) -> str:
