@@ -281,7 +281,7 @@ class LrRange(Recipe):
     def run(self) -> None:
         from vit_jax.tools.figures import drawing
 
-        output, form = drawing.output_of(self.output)
+        output, form = drawing.resolve_output(self.output)
         resolve_output_file(self.output)
         reject_runs(output.with_suffix(".json"), f"--output={self.output}")
         config = self.load()
@@ -393,7 +393,7 @@ class Doctor(Overrides):
     def _examine(self, config: "RunConfig | None", topology: "Topology | None") -> bool:
         """Print the findings; return True if there is no problem."""
         from vit_jax import hosts
-        from vit_jax.tools.machine.doctor import examine, lines
+        from vit_jax.tools.machine.doctor import examine, format_findings
 
         examination = examine(self.workdir, config, topology=topology, with_hardware=self.hardware)
         report = []
@@ -405,7 +405,7 @@ class Doctor(Overrides):
                 is_good &= finding.is_good
             report.append(rows)
             if hosts.is_first() and not self.json:
-                print(printable_lines("\n".join(lines(name, findings))), flush=True)
+                print(printable_lines("\n".join(format_findings(name, findings))), flush=True)
         if hosts.is_first() and self.json:
             print(json.dumps(report, indent=2))
         return is_good

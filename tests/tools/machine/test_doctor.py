@@ -116,10 +116,10 @@ def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
         wait(store)
         if not second:
             second.append(None)
-            second.append(together.checkpoint(tmp_path))
+            second.append(together.check_checkpoint(tmp_path))
 
     monkeypatch.setattr(together.CheckpointStore, "wait", examine_between)
-    first = together.checkpoint(tmp_path)
+    first = together.check_checkpoint(tmp_path)
 
     assert first.is_good
     assert second[1].is_good
@@ -139,7 +139,7 @@ def test_a_plugin_of_another_version(tmp_path, monkeypatch):
     rule = f"jax-cuda12-plugin 0.4.1 is not of jaxlib {version}"
 
     install(monkeypatch, tmp_path / "old", "jax_cuda12_plugin-0.4.1")
-    assert checks.versions().remedy.startswith(rule)
+    assert checks.check_versions().remedy.startswith(rule)
 
     install(
         monkeypatch,
@@ -147,7 +147,7 @@ def test_a_plugin_of_another_version(tmp_path, monkeypatch):
         f"jax_cuda12_plugin-{version}",
         "libtpu-0.0.1",
     )
-    assert checks.versions().is_good
+    assert checks.check_versions().is_good
 
 
 def write_nvidia_smi(folder, program):
@@ -159,7 +159,7 @@ def write_nvidia_smi(folder, program):
 def test_no_driver(system, monkeypatch):
     write_nvidia_smi(system, "exit 9")
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    finding = checks.driver(system)
+    finding = checks.check_driver(system)
 
     assert finding.found.startswith("neither GPU nor TPU; JAX computes on: cpu")
     assert finding.is_good
@@ -214,7 +214,7 @@ def test_drivers(system, monkeypatch, version, plugins, backend, text, remedy):
     install(monkeypatch, system, *plugins)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
 
-    finding = checks.driver(system)
+    finding = checks.check_driver(system)
 
     assert finding.found.startswith(f"NVIDIA {version}, {text}")
     assert remedy in finding.remedy
@@ -226,14 +226,14 @@ def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
     found = "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
 
     write(system / file, "0x1ae0\n")
-    assert install_command("tpu") in checks.driver(system).remedy
+    assert install_command("tpu") in checks.check_driver(system).remedy
 
     install(monkeypatch, system, "libtpu-0.0.42")
-    assert "another program may hold it" in checks.driver(system).remedy
+    assert "another program may hold it" in checks.check_driver(system).remedy
 
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert checks.driver(system).is_good, "it was asked for"
-    assert checks.driver(system).found == found
+    assert checks.check_driver(system).is_good, "it was asked for"
+    assert checks.check_driver(system).found == found
 
 
 def test_memory_of_the_host_and_of_the_container(system):
@@ -241,15 +241,15 @@ def test_memory_of_the_host_and_of_the_container(system):
     container = system / "sys/fs/cgroup"
 
     write(system / "proc/meminfo", meminfo)
-    assert checks.memory(system).found.startswith("4.0 of 8.0 GiB free")
+    assert checks.check_memory(system).found.startswith("4.0 of 8.0 GiB free")
 
     write(container / "memory.max", "max\n")
     write(container / "memory.current", f"{2**30}\n")
-    assert checks.memory(system).is_good
+    assert checks.check_memory(system).is_good
 
     write(container / "memory.max", f"{2 * 2**30}\n")
-    assert checks.memory(system).found.startswith("1.0 of 2.0 GiB free")
-    assert "needs 2 GiB" in checks.memory(system).remedy
+    assert checks.check_memory(system).found.startswith("1.0 of 2.0 GiB free")
+    assert "needs 2 GiB" in checks.check_memory(system).remedy
 
 
 def test_shared_memory_and_disk_of_a_container(monkeypatch):
@@ -257,11 +257,11 @@ def test_shared_memory_and_disk_of_a_container(monkeypatch):
     workdir = pathlib.Path("/nowhere/run")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=free))
 
-    assert checks.shared_memory().found == "0.06 GiB free in /dev/shm"
-    assert "--shm-size" in checks.shared_memory().remedy
-    assert "make room" in checks.disk(workdir).remedy
-    assert checks.disk(workdir, lambda: free).is_good
-    assert "make room" in checks.disk(workdir, lambda: free + 1).remedy
+    assert checks.check_shared_memory().found == "0.06 GiB free in /dev/shm"
+    assert "--shm-size" in checks.check_shared_memory().remedy
+    assert "make room" in checks.check_disk(workdir).remedy
+    assert checks.check_disk(workdir, lambda: free).is_good
+    assert "make room" in checks.check_disk(workdir, lambda: free + 1).remedy
 
 
 def test_devices_that_compute_wrongly(monkeypatch):
@@ -273,7 +273,7 @@ def test_devices_that_compute_wrongly(monkeypatch):
 
     monkeypatch.setattr(jax, "device_put", put_wrongly)
 
-    assert checks.compilation().remedy.startswith(f"{jax.devices()[3]}: a wrong result")
+    assert checks.check_compilation().remedy.startswith(f"{jax.devices()[3]}: a wrong result")
     *_, (name, _) = doctor.examine(None, None)
     assert name == "compilation", "later checks are skipped"
 
@@ -286,7 +286,7 @@ def test_devices_that_sum_wrongly(monkeypatch):
 
     monkeypatch.setattr(jax, "make_array_from_callback", make_wrongly)
 
-    assert "the sum is wrong" in together.all_reduce().remedy
+    assert "the sum is wrong" in together.check_all_reduce().remedy
 
 
 def test_an_input_that_is_slower_than_the_step(monkeypatch):
@@ -294,7 +294,7 @@ def test_an_input_that_is_slower_than_the_step(monkeypatch):
     monkeypatch.setattr(together, "time_step", lambda *_: Part("step", [0.1], 16))
     monkeypatch.setattr(together, "time_input", lambda *_: Part("input", [0.2], 16))
 
-    finding = together.speed(lambda: (run, None))
+    finding = together.check_speed(lambda: (run, None))
 
     assert finding.found == "input 80 images/s, step 160"
     assert finding.remedy.startswith("the devices will wait")
@@ -307,7 +307,7 @@ def test_findings_of_several_processes(monkeypatch):
 
     assert [finding.is_good for finding in findings] == [True, False, False]
 
-    first, _ = doctor.lines(name, findings)
+    first, _ = doctor.format_findings(name, findings)
     assert first.startswith("wrong  versions          process 1: jax 2\n")
     assert "process 0 has jax 1: make all processes the same" in first
 
@@ -316,7 +316,7 @@ def test_every_check_that_fails_is_a_line_of_its_name(monkeypatch):
     def fail():
         raise RuntimeError("the TPU is in use")
 
-    monkeypatch.setattr(checks, "devices", fail)
+    monkeypatch.setattr(checks, "check_devices", fail)
     *_, (name, findings) = doctor.examine(None, None)
 
     expected = Finding("RuntimeError: the TPU is in use", "mend what the message names")
@@ -349,7 +349,7 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     """The others would wait for it in the next check."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(hosts, "gather", lambda own: [own, own])
-    monkeypatch.setattr(together, "all_reduce", lambda: next(iter(())))
+    monkeypatch.setattr(together, "check_all_reduce", lambda: next(iter(())))
     monkeypatch.setattr(hosts, "start", lambda: None)
     outcome = run(["doctor"])
 

@@ -94,7 +94,7 @@ def test_the_whole_in_small(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_trainings_that_differ(trial, monkeypatch):
     """One pixel of one of the ten batches of the second training differs."""
-    assert hardware.determinism(trial).is_good
+    assert hardware.check_determinism(trial).is_good
 
     draw = hardware.random_batch
 
@@ -104,7 +104,7 @@ def test_trainings_that_differ(trial, monkeypatch):
         return batch
 
     monkeypatch.setattr(hardware, "random_batch", change_pixel)
-    finding = hardware.determinism(trial)
+    finding = hardware.check_determinism(trial)
 
     assert finding.remedy.startswith("runs cannot be repeated")
     assert " arrays differ" in finding.found
@@ -112,7 +112,7 @@ def test_trainings_that_differ(trial, monkeypatch):
 
 @pytest.mark.slow
 def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
-    assert hardware.restored_state(trial, None).is_good
+    assert hardware.check_restored_state(trial, None).is_good
 
     restore = CheckpointReader.restore
 
@@ -123,7 +123,7 @@ def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
         return items
 
     monkeypatch.setattr(CheckpointReader, "restore", restore_damaged)
-    finding = hardware.restored_state(trial, tmp_path)
+    finding = hardware.check_restored_state(trial, tmp_path)
 
     remedy = "other numbers came back (model/head/linear/bias): the storage is damaged"
     assert finding.remedy == remedy
@@ -152,7 +152,7 @@ def test_parameters_are_compared_by_their_bits(second, loss, remedy):
         train=lambda: (second_state, loss),
     )
 
-    finding = hardware.determinism(trial)
+    finding = hardware.check_determinism(trial)
 
     assert finding.remedy.startswith(remedy)
     assert finding.is_good == (not remedy)
@@ -216,7 +216,7 @@ def test_an_input_that_is_slower_than_every_step(monkeypatch, seconds, is_good):
     monkeypatch.setattr(hardware, "open_source", lambda *_: None)
     monkeypatch.setattr(hardware, "time_input", lambda *_: Part("input", [seconds], 16))
 
-    finding = hardware.input_speed(trials)
+    finding = hardware.check_input(trials)
 
     speeds = "S/16 takes 160, B/16 takes 80"
     assert finding.is_good == is_good
@@ -234,7 +234,7 @@ def test_the_images_are_like_those_of_imagenet(tmp_path):
 
 def test_accelerators_train_complete_networks(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    steps = [name for name in hardware.checks(None) if name.startswith("step")]
+    steps = [name for name in hardware.list_checks(None) if name.startswith("step")]
     config = Trial("B/16", hardware.COMPLETE).config
 
     assert steps == ["step S/16", "step B/16"]
@@ -250,8 +250,8 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
         raise RuntimeError("out of memory")
 
     more = {"determinism": fail, "input": lambda: Finding("fast")}
-    monkeypatch.setattr(checks, "compilation", lambda: Finding("wrong", "repair it"))
-    monkeypatch.setattr(hardware, "checks", lambda workdir: more)
+    monkeypatch.setattr(checks, "check_compilation", lambda: Finding("wrong", "repair it"))
+    monkeypatch.setattr(hardware, "list_checks", lambda workdir: more)
 
     outcome = run(["doctor", "--hardware"])
 

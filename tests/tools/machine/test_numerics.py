@@ -72,7 +72,7 @@ def test_an_attention_form_with_an_error(
     monkeypatch, core, has_right_values, may_have_right_gradients
 ):
     monkeypatch.setattr(numerics, "attend", lambda given, num_heads, _: core(given, num_heads))
-    finding = numerics.attention("xla", 2)
+    finding = numerics.check_attention("xla", 2)
     values, gradients = finding.figures.values()
 
     assert finding.is_good == (core is XLA)
@@ -86,8 +86,8 @@ def test_an_attention_form_with_an_error(
 @pytest.mark.parametrize(
     ("layer", "check"),
     [
-        (block.LayerNorm, numerics.layer_norm),
-        (resnet.GroupNorm, numerics.group_norm),
+        (block.LayerNorm, numerics.check_layer_norm),
+        (resnet.GroupNorm, numerics.check_group_norm),
     ],
 )
 def test_a_norm_with_an_error(monkeypatch, layer, check):
@@ -100,14 +100,14 @@ def test_a_norm_with_an_error(monkeypatch, layer, check):
 
 
 def test_a_form_of_other_devices():
-    finding = numerics.attention("cudnn", 2)
+    finding = numerics.check_attention("cudnn", 2)
     assert finding.found == "not available: it is for NVIDIA GPUs"
 
 
 def test_a_form_that_is_rejected(monkeypatch):
-    monkeypatch.setattr(numerics, "_ELSEWHERE", {})
+    monkeypatch.setattr(numerics, "_MISSING_FORMS", {})
     monkeypatch.setattr(attention_cudnn, "find_problem", lambda *_: "it is missing")
-    finding = numerics.attention("cudnn", 2)
+    finding = numerics.check_attention("cudnn", 2)
     reason = "bfloat16 5: cuDNN rejects this attention: it is missing."
 
     assert finding.found.startswith(f"not available: {reason}")
@@ -124,13 +124,13 @@ def test_programs_compile_for_tpus(dtype):
 
     def describe(shape, dtype):
         struct = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-        sharding = numerics.place_of(struct, mesh)
+        sharding = numerics.choose_sharding(struct, mesh)
         return jax.ShapeDtypeStruct(shape, struct.dtype, sharding=sharding)
 
     tokens = describe((4, 197, 128), dtype)
     bias = describe((3, 128), dtype)
     gradient = describe((4, 197, 128), "float32")
-    program = numerics.program(functools.partial(numerics._attend, "pallas", 2), mesh)
+    program = numerics.jit_with_gradients(functools.partial(numerics._attend, "pallas", 2), mesh)
     traced = program.trace(tokens, tokens, tokens, bias, gradient)
 
     compiled = aot.compile_program(traced.lower, mesh.devices.flat[0])

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from vit_jax.tools.machine import planned
-from vit_jax.tools.machine.planned import Planned, plan, topology_of
+from vit_jax.tools.machine.planned import Planned, find_topology, plan
 from vit_jax.tools.plan import aot
 from vit_jax.tools.plan.topology import parse_topology
 
@@ -26,7 +26,7 @@ V5E = parse_topology("v5e:1x1").stand_ins()
     "kind", ["cpu", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "TPU v3"]
 )
 def test_devices_that_plan_does_not_know(kind):
-    assert topology_of([types.SimpleNamespace(device_kind=kind)]) is None
+    assert find_topology([types.SimpleNamespace(device_kind=kind)]) is None
 
 
 def test_numbers_of_devices_that_plan_does_not_know():
@@ -34,9 +34,9 @@ def test_numbers_of_devices_that_plan_does_not_know():
     v5e = parse_topology("v5e:2x4").stand_ins()
     h100s = parse_topology("h100:8").stand_ins()
 
-    assert topology_of([h100]) == "h100:1"
-    assert topology_of(v5e[:3]) is None
-    assert topology_of(h100s * 2) is None
+    assert find_topology([h100]) == "h100:1"
+    assert find_topology(v5e[:3]) is None
+    assert find_topology(h100s * 2) is None
 
 
 def test_a_plan_of_an_unknown_machine_has_no_figures():
@@ -51,7 +51,7 @@ TOO_LARGE = PLAN | {"step_seconds": None, "reason": "too large"}
     "name", ["v5e:1x1", "v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "h100:8", "l4:1"]
 )
 def test_the_name_of_a_machine(name):
-    assert topology_of(parse_topology(name).stand_ins()) == name
+    assert find_topology(parse_topology(name).stand_ins()) == name
 
 
 @pytest.fixture

@@ -31,14 +31,14 @@ def test_reading_is_timed_with_all_threads(monkeypatch):
 
     monkeypatch.setattr(reading, "MOST_RECORDS", 8)
     parallelism = Parallelism(num_workers=2, num_threads=2)
-    read, read_bytes = reading.read_speed(source, parallelism)
+    read, read_bytes = reading.measure_reading(source, parallelism)
 
     assert 0 < read <= 4 / Slow.seconds
     assert read_bytes == pytest.approx(read * source.images[0].nbytes)
 
     monkeypatch.setattr(reading, "READ_SECONDS", 0.0)
     monkeypatch.setattr(reading, "MOST_RECORDS", 10**6)
-    read, _ = reading.read_speed(source, Parallelism(0, 1))
+    read, _ = reading.measure_reading(source, Parallelism(0, 1))
 
     assert read <= 1 / Slow.seconds
 
@@ -58,8 +58,8 @@ def test_the_planned_step_decides(data_dir, monkeypatch, read, decoded, code, ve
     words = [f"--config={RECIPE}", *overrides, "--topology=2*v5litepod-16"]
     plan = json.loads(run(["plan", *words, "--arithmetic", "--json"]).out)
     needed = plan["totals"]["images_per_second"] / 8
-    monkeypatch.setattr(reading, "read_speed", lambda *_: (read * needed, 1e6))
-    monkeypatch.setattr(reading, "decode_speed", lambda *_: decoded * needed)
+    monkeypatch.setattr(reading, "measure_reading", lambda *_: (read * needed, 1e6))
+    monkeypatch.setattr(reading, "measure_decoding", lambda *_: decoded * needed)
 
     outcome = run(["doctor", *words])
 

@@ -1,1 +1,1 @@
-"""Checks and timing of the machine at hand: `doctor` before a run, `bench` of the parts of a run."""
+"""Checks and timing of this machine: `doctor` before a run, `bench` of the parts of a run."""

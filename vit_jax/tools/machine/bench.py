@@ -1,4 +1,4 @@
-"""Times the parts of a run on the machine at hand: each many times over, with the spread."""
+"""Times of the parts of a run on this machine, each measured many times, with the spread."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,8 @@ from vit_jax.train.state import TrainState, items_of
 from vit_jax.train.step import Metrics
 from vit_jax.train.step_compiler import Leaves
 
-NUM_CLASSES = 1000  # of a network without a dataset
+NUM_CLASSES = 1000  # without a dataset
+STEPS_WITHOUT_DATA = 1_000_000  # without a dataset; enough for any duration
 WARM_UP_STEPS = 3
 NUM_SAVES = 5
 TrainStep = Callable[[Leaves, Batch], tuple[Leaves, Metrics]]
@@ -52,14 +53,16 @@ class Part:
     def figures(self) -> dict[str, float]:
         """Median, quartiles and extremes in milliseconds, and images/s at the median."""
         low, median, high = np.quantile(self.seconds, (0.25, 0.5, 0.75)).tolist()
-        named = {"median": median, "lower_quartile": low, "upper_quartile": high}
-        named |= {"least": min(self.seconds), "most": max(self.seconds)}
-        figures = {f"{name}_milliseconds": 1000 * seconds for name, seconds in named.items()}
-        return (
-            figures
-            if self.batch is None
-            else figures | {"images_per_second": self.images_per_second}
-        )
+        figures = {
+            "median_milliseconds": 1000 * median,
+            "lower_quartile_milliseconds": 1000 * low,
+            "upper_quartile_milliseconds": 1000 * high,
+            "least_milliseconds": 1000 * min(self.seconds),
+            "most_milliseconds": 1000 * max(self.seconds),
+        }
+        if self.batch is not None:
+            figures["images_per_second"] = self.images_per_second
+        return figures
 
 
 def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict[str, Any]:
@@ -67,84 +70,95 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
 
     Args:
       config: as loaded.
-      num_steps: how often each part is timed, after a few times that do not count; checkpoints
-        `NUM_SAVES` times.
-      with_data: times also the parts that read the recipe's dataset: its input, and the loop.
+      num_steps: number of measurements of each part, after a few that do not count; checkpoints
+        are measured `NUM_SAVES` times.
+      with_data: also time the parts that read the recipe's dataset: its input, and the loop.
 
     Returns:
-      JSON values: what was timed and where, the step's memory on one device, and under "parts" the
-      figures of each.
+      JSON values: network and machine, the step's memory on one device, and under "parts" the
+      figures of each part.
     """
     validate(config)
     if isinstance(config, PretrainConfig):
         config = dataclasses.replace(config, phases={})  # the last phase is timed
     data = open_datasets(config) if with_data else None
+    run = _assemble(config, data)
+
+    began = time.perf_counter()
+    step = run.compile_train_step()
+    compile_seconds = time.perf_counter() - began
+    result: dict[str, Any] = {
+        "network": run.architecture.name,
+        "global_batch": config.global_batch,
+        **machine(),
+        "compile_seconds": compile_seconds,
+    }
+    memory = step.memory_analysis()  # type: ignore[attr-defined]
+    if memory is not None:
+        result["arguments_bytes"] = memory.argument_size_in_bytes
+        result["temporary_bytes"] = memory.temp_size_in_bytes
+
+    parts = [*_time_devices(run, step, num_steps), *_time_checkpoints(run)]
+    if data is not None:
+        parts += _time_data(run, step, data, num_steps)
+    result["parts"] = {part.name: part.figures() for part in parts}
+
+    chip = find_chip(result["device_kind"])
+    if chip is not None and run.architecture.is_standard:  # formulas know no other network
+        speed = result["parts"]["step"]["images_per_second"]
+        flops_per_device = speed * run.training_flops_per_image / result["num_devices"]
+        result["mfu"] = flops_per_device / chip.peak_bf16_flops
+    return result
+
+
+def _assemble(config: RunConfig, data: Datasets | None) -> Assembly:
+    """Assemble the run for its dataset, or for random images without one."""
+    num_classes = NUM_CLASSES
+    num_examples = config.global_batch * STEPS_WITHOUT_DATA
+    label_shape: tuple[int, ...] = ()
     if data is not None:
         num_classes = data.train.num_classes
         num_examples = len(data.train)
-        shape = data.train.label_shape
-    else:
-        num_classes, num_examples, shape = (
-            NUM_CLASSES,
-            config.global_batch * 1_000_000,
-            (),
-        )  # enough for any duration
-    network = architecture_of(config, num_classes)
-    run = assemble(
-        config, network, num_examples=num_examples, devices=jax.devices(), label_shape=shape
+        label_shape = data.train.label_shape
+    return assemble(
+        config,
+        architecture_of(config, num_classes),
+        num_examples=num_examples,
+        devices=jax.devices(),
+        label_shape=label_shape,
     )
-    began = time.perf_counter()
-    step = run.compile_train_step()
-    seconds = time.perf_counter() - began
-    result = {"network": run.architecture.name, "global_batch": config.global_batch, **machine()}
-    result |= {"compile_seconds": seconds}
-    memory = step.memory_analysis()  # type: ignore[attr-defined]
-    if memory is not None:
-        result |= {
-            "arguments_bytes": memory.argument_size_in_bytes,
-            "temporary_bytes": memory.temp_size_in_bytes,
-        }
-    parts = [*_device_parts(run, step, num_steps), *_checkpoint_parts(run)]
-    if data is not None:
-        parts += _data_parts(run, step, data, num_steps)
-    result["parts"] = {part.name: part.figures() for part in parts}
-    chip = find_chip(result["device_kind"])
-    if chip is not None and run.architecture.is_standard:  # formulas know no other network
-        flops = (
-            result["parts"]["step"]["images_per_second"]
-            * run.training_flops_per_image
-            / result["num_devices"]
-        )
-        result["mfu"] = flops / chip.peak_bf16_flops
-    return result
 
 
 def time_input(run: Assembly, source: Source, num_steps: int) -> Part:
     """Time the input alone: placed batches of the training images."""
     total = max(run.steps.total, WARM_UP_STEPS + num_steps + 1)  # a run may be shorter
-    longer = dataclasses.replace(run, steps=dataclasses.replace(run.steps, total=total))
-    with open_train_batches(longer, source, 0) as (batches, _):
+    longer_run = dataclasses.replace(run, steps=dataclasses.replace(run.steps, total=total))
+    with open_train_batches(longer_run, source, 0) as (batches, _):
         return time_batches(batches, num_steps, run.config.global_batch)
 
 
-def time_batches(batches: Iterator[object], num_steps: int, size: int) -> Part:
-    """Time the input alone: batches of `size` images, on the host or placed."""
-    return Part("input", times_of(lambda: next(batches), num_steps), size)
+def time_batches(batches: Iterator[object], num_steps: int, batch_size: int) -> Part:
+    """Time the input alone: batches of `batch_size` images, on the host or placed."""
+    return Part("input", time_calls(lambda: next(batches), num_steps), batch_size)
 
 
 def time_step(run: Assembly, step: TrainStep, num_steps: int) -> Part:
     """Time the training step alone, on random images that the devices hold."""
-    train = Training(run, step)
-    batch = jax.device_put(random_batch(run, run.config.global_batch), run.batch_sharding)
-    return Part("step", times_of(lambda: train.advance(batch), num_steps), run.config.global_batch)
+    training = Training(run, step)
+    batch_size = run.config.global_batch
+    batch = jax.device_put(random_batch(run, batch_size), run.batch_sharding)
+    seconds = time_calls(lambda: training.advance(batch), num_steps)
+    return Part("step", seconds, batch_size)
 
 
 def to_text(result: dict[str, Any]) -> str:
-    """The table that a person reads."""
+    """Return the result of `bench` as a table for a terminal."""
     about = [f"compiled in {result['compile_seconds']:.1f} s"]
-    names = [name for name in ("arguments", "temporary") if f"{name}_bytes" in result]
-    about += [f"{name} {result[f'{name}_bytes'] / 1e6:,.0f} MB" for name in names]
-    about += [f"MFU {result['mfu']:.1%}"] if "mfu" in result else []
+    for name in ("arguments", "temporary"):
+        if f"{name}_bytes" in result:
+            about.append(f"{name} {result[f'{name}_bytes'] / 1e6:,.0f} MB")
+    if "mfu" in result:
+        about.append(f"MFU {result['mfu']:.1%}")
     lines = [
         f"{result['network']}, {result['global_batch']:,} images a step, {result['num_devices']} x "
         f"{result['device_kind']}, jax {result['version_jax']}",
@@ -152,39 +166,45 @@ def to_text(result: dict[str, Any]) -> str:
         f"{'milliseconds':<20} {'median':>10} {'quartiles':>23} {'images/s':>10}",
     ]
     for name, figures in result["parts"].items():
-        median, low, high = (
-            figures[f"{key}_milliseconds"] for key in ("median", "lower_quartile", "upper_quartile")
-        )
-        images = f"{figures['images_per_second']:>10,.0f}" if "images_per_second" in figures else ""
-        lines.append(
-            f"{name:<20} {median:>10,.2f} {low:>10,.2f} to {high:>9,.2f} {images}".rstrip()
-        )
+        median = figures["median_milliseconds"]
+        low = figures["lower_quartile_milliseconds"]
+        high = figures["upper_quartile_milliseconds"]
+        line = f"{name:<20} {median:>10,.2f} {low:>10,.2f} to {high:>9,.2f}"
+        if "images_per_second" in figures:
+            line += f" {figures['images_per_second']:>10,.0f}"
+        lines.append(line)
     return "\n".join(lines) + "\n"
 
 
-def _device_parts(run: Assembly, step: TrainStep, num_steps: int) -> Iterator[Part]:
+def _time_devices(run: Assembly, step: TrainStep, num_steps: int) -> Iterator[Part]:
     """Time the work of the devices on a batch that they hold."""
     yield time_step(run, step, num_steps)
-    size = run.evaluation_batch
-    batch = jax.device_put(random_batch(run, size), run.batch_sharding)
+
+    batch_size = run.evaluation_batch
+    batch = jax.device_put(random_batch(run, batch_size), run.batch_sharding)
     state = run.init_state()
-    yield Part("evaluation", times_of(lambda: run.evaluation_step(state, batch), num_steps), size)
-    result = "logits_BK" if run.architecture.num_classes else "features_BD"
-    infer = jax.jit(
-        lambda model, image: getattr(
-            model(normalise(image, run.architecture.compute_dtype)), result
-        )
-    )
+    seconds = time_calls(lambda: run.evaluation_step(state, batch), num_steps)
+    yield Part("evaluation", seconds, batch_size)
+
+    output = "logits_BK" if run.architecture.num_classes else "features_BD"
+
+    @jax.jit
+    def infer(model: Any, image_BHWC: jax.Array) -> jax.Array:
+        images = normalise(image_BHWC, run.architecture.compute_dtype)
+        return getattr(model(images), output)
+
     model = state.evaluated_model()
-    yield Part("inference", times_of(lambda: infer(model, batch.image_BHWC), num_steps), size)
+    seconds = time_calls(lambda: infer(model, batch.image_BHWC), num_steps)
+    yield Part("inference", seconds, batch_size)
 
 
-def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
-    """Time how long a save delays the steps, takes until all is on disk, and takes to read again."""
+def _time_checkpoints(run: Assembly) -> Iterator[Part]:
+    """Time the delay of steps by a save, the complete save, and the restore."""
     state = jax.block_until_ready(run.init_state())
+    abstract_items = items_of(run.abstract_state)
     stalls = []
     saves = []
-    reads = []
+    restores = []
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(CheckpointStore(folder)) as store,
@@ -195,27 +215,28 @@ def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
             stalls.append(time.perf_counter() - began)
             store.wait()
             saves.append(time.perf_counter() - began)
+
             began = time.perf_counter()
-            jax.block_until_ready(
-                CheckpointReader(pathlib.Path(folder)).restore(number, items_of(run.abstract_state))
-            )
-            reads.append(time.perf_counter() - began)
-    yield from (Part("save, steps wait", stalls, None), Part("save, on disk", saves, None))
-    yield Part("restore", reads, None)
+            reader = CheckpointReader(pathlib.Path(folder))
+            jax.block_until_ready(reader.restore(number, abstract_items))
+            restores.append(time.perf_counter() - began)
+    yield Part("save, steps wait", stalls, None)
+    yield Part("save, on disk", saves, None)
+    yield Part("restore", restores, None)
 
 
-def _data_parts(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) -> Iterator[Part]:
-    """Time the parts that read the dataset: the input alone, with the step, and the complete loop."""
-    size = run.config.global_batch
-    train_on = Training(run, step)
+def _time_data(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) -> Iterator[Part]:
+    """Time the parts that read the dataset: the input, the input with the step, and the loop."""
+    batch_size = run.config.global_batch
+    training = Training(run, step)
     with open_train_batches(run, data.train, 0) as (batches, _):
-        yield time_batches(batches, num_steps, size)
-        yield Part(
-            "input with step", times_of(lambda: train_on.advance(next(batches)), num_steps), size
-        )
+        yield time_batches(batches, num_steps, batch_size)
+        seconds = time_calls(lambda: training.advance(next(batches)), num_steps)
+        yield Part("input with step", seconds, batch_size)
+
     fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-    stamped = _Stamped(**fields, compiled=step, stamps=[])
-    stop = _After(WARM_UP_STEPS + num_steps + 1)
+    timed_run = _TimedRun(**fields, compiled=step, start_times=[])
+    stop = _StopAfter(WARM_UP_STEPS + num_steps + 1)
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.suppress(Interrupted),
@@ -223,18 +244,22 @@ def _data_parts(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) 
         contextlib.redirect_stderr(io.StringIO()),
         workdirs.claim(folder, run.config) as workdir,
     ):
-        train(stamped, data, workdir, lambda *_: (run.init_state(), ""), stop)
-    yield Part("loop", np.diff(stamped.stamps[WARM_UP_STEPS:]).tolist(), size)
+        train(timed_run, data, workdir, lambda *_: (run.init_state(), ""), stop)
+    seconds = np.diff(timed_run.start_times[WARM_UP_STEPS:]).tolist()
+    yield Part("loop", seconds, batch_size)
 
 
-def times_of(start: Callable[[], object], num_steps: int) -> list[float]:
-    """Seconds between the ends of calls, each started before the one before has ended, as in the loop."""
+def time_calls(start: Callable[[], object], num_steps: int) -> list[float]:
+    """Return the seconds between the ends of calls.
+
+    Each call starts before the previous one has ended, as in the loop.
+    """
     pending = start()
     ends = []
     for _ in range(WARM_UP_STEPS + num_steps):
-        before = pending
+        previous = pending
         pending = start()
-        jax.block_until_ready(before)
+        jax.block_until_ready(previous)
         ends.append(time.perf_counter())
     jax.block_until_ready(pending)
     ends.append(time.perf_counter())
@@ -242,7 +267,7 @@ def times_of(start: Callable[[], object], num_steps: int) -> list[float]:
 
 
 class Training:
-    """A state that steps take further."""
+    """A state that advances by training steps."""
 
     def __init__(self, run: Assembly, step: TrainStep):
         self._run = run
@@ -250,7 +275,7 @@ class Training:
         self._step = step
 
     def advance(self, batch: Batch) -> Metrics:
-        """Start a step; its metrics."""
+        """Start a step; return its metrics."""
         self._leaves, metrics = self._step(self._leaves, batch)
         return metrics
 
@@ -261,22 +286,22 @@ class Training:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Stamped(Assembly):
-    """A run that notes when each of its steps was started."""
+class _TimedRun(Assembly):
+    """A run that records the start time of each step."""
 
     compiled: TrainStep
-    stamps: list[float]
+    start_times: list[float]
 
     def compile_train_step(self, start_step: int = 0) -> TrainStep:
         def step(leaves: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
-            self.stamps.append(time.perf_counter())
+            self.start_times.append(time.perf_counter())
             return self.compiled(leaves, batch)
 
         return step
 
 
-class _After(Interruption):
-    """Ends a run after so many steps, as a signal would."""
+class _StopAfter(Interruption):
+    """Ends a run after this number of steps, as a signal would."""
 
     def __init__(self, num_steps: int):
         super().__init__()
@@ -287,13 +312,14 @@ class _After(Interruption):
         return self._steps_left <= 0
 
 
-def random_batch(run: Assembly, size: int) -> Batch:
+def random_batch(run: Assembly, batch_size: int) -> Batch:
     """Return random images and labels, the same at every call."""
     rng = np.random.default_rng(0)
+    image_shape = (batch_size, *run.architecture.image_size, 3)
+    label_shape = (batch_size, *run.label_shape)
+    num_classes = max(run.architecture.num_classes, 1)
     return Batch(
-        image_BHWC=rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8),
-        label_B=rng.integers(
-            0, max(run.architecture.num_classes, 1), (size, *run.label_shape), np.int32
-        ),
-        mask_B=np.ones(size, np.float32),
+        image_BHWC=rng.integers(0, 256, image_shape, np.uint8),
+        label_B=rng.integers(0, num_classes, label_shape, np.int32),
+        mask_B=np.ones(batch_size, np.float32),
     )

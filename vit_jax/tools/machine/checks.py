@@ -25,12 +25,12 @@ GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB  # Python, JAX and a few batches of images
 # Containers get 64 MiB, too little for NCCL and for workers that decode images
 LEAST_SHARED_BYTES = GIB / 2
-# A checkpoint of ViT-B/16 with Adam's moments, where the recipe is not known
+# A checkpoint of ViT-B/16 with Adam's moments, for a run without a known recipe
 LEAST_DISK_BYTES = GIB
 LEAST_DRIVERS = {"12": 525, "13": 580}  # by CUDA release; JAX's installation page
 _ROOT = pathlib.Path("/")
 _QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
-_SIDE = 256  # of the matrices that are multiplied
+_SIDE = 256  # of the matrices of the test program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,148 +49,190 @@ class Finding:
 Check = Callable[[], Finding]
 
 
-def versions() -> Finding:
-    """Python and packages; plugins of JAX are of its own version."""
-    own = f"vit_jax {vit_jax.__version__}, Python {platform.python_version()}"
-    found = ", ".join([own, *(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)])
-    of_jax = {name: version for name, version in plugins().items() if name != "libtpu"}
-    wrong = [
-        f"{name} {version}" for name, version in of_jax.items() if version != jax.lib.__version__
-    ]
-    remedy = f"{', '.join(wrong)} is not of jaxlib {jax.lib.__version__}: pip install --upgrade 'jax[cuda]'"
-    return Finding(found, remedy if wrong else "")
+def check_versions() -> Finding:
+    """Python and packages; plugins of JAX must have the version of jaxlib."""
+    versions = [f"vit_jax {vit_jax.__version__}", f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        versions.append(f"{name} {importlib.metadata.version(name)}")
+    found = ", ".join(versions)
+
+    jaxlib_version = jax.lib.__version__
+    wrong = []
+    for name, version in plugins().items():
+        if name != "libtpu" and version != jaxlib_version:
+            wrong.append(f"{name} {version}")
+    if not wrong:
+        return Finding(found)
+    return Finding(
+        found,
+        f"{', '.join(wrong)} is not of jaxlib {jaxlib_version}: pip install --upgrade 'jax[cuda]'",
+    )
 
 
-def driver(root: pathlib.Path = _ROOT) -> Finding:
-    """The accelerators that the system shows, their driver, and whether JAX uses them.
+def check_driver(root: pathlib.Path = _ROOT) -> Finding:
+    """The accelerators of the system, their driver, and whether JAX uses them.
 
-    `root` is that of the file system.
+    `root` is the root of the file system.
     """
     installed = plugins()
-    backend = jax.default_backend()
-    chosen = os.environ.get("JAX_PLATFORMS", "")
-    gpus = _gpus()
+    gpus = _list_gpus()
+    backend = f"JAX computes on: {jax.default_backend()}"
     if not gpus and not has_tpu(root):
-        return Finding(f"neither GPU nor TPU; JAX computes on: {backend}")
-    kind, extra = ("gpu", "cuda") if gpus else ("tpu", "tpu")
-    found = f"NVIDIA {gpus[0][0]}, {len(gpus)} x {gpus[0][1]}" if gpus else "TPU"
-    found += "".join(f", {name} {version}" for name, version in installed.items() if extra in name)
-    if remedy := _too_old(gpus[0][0], installed) if gpus else "":
+        return Finding(f"neither GPU nor TPU; {backend}")
+
+    if gpus:
+        platform_name = "gpu"
+        extra = "cuda"
+        version, gpu_name = gpus[0]
+        found = f"NVIDIA {version}, {len(gpus)} x {gpu_name}"
+    else:
+        platform_name = "tpu"
+        extra = "tpu"
+        version = ""
+        found = "TPU"
+    used_plugins = [f"{name} {version}" for name, version in installed.items() if extra in name]
+    found = ", ".join([found, *used_plugins])
+
+    remedy = _advise_on_driver(version, installed)
+    if remedy:
         return Finding(found, remedy)
-    if backend == kind or chosen:
-        return Finding(
-            f"{found}; JAX computes on: {backend}{f' (JAX_PLATFORMS={chosen})' if chosen else ''}"
-        )
-    remedy = "another program may hold it, or the container cannot see it: end that, or give it the devices"
-    if not any(extra in name for name in installed):
-        remedy = f"{install_command(extra)}; then start again"
-    return Finding(f"{found}; JAX computes on: {backend}", remedy)
+    selected = os.environ.get("JAX_PLATFORMS", "")
+    if selected:
+        return Finding(f"{found}; {backend} (JAX_PLATFORMS={selected})")
+    if jax.default_backend() == platform_name:
+        return Finding(f"{found}; {backend}")
+    if not used_plugins:
+        return Finding(f"{found}; {backend}", f"{install_command(extra)}; then start again")
+    return Finding(
+        f"{found}; {backend}",
+        "another program may hold it, or the container cannot see it: "
+        "end that, or give it the devices",
+    )
 
 
-def devices() -> Finding:
+def check_devices() -> Finding:
     """The devices as JAX counts them."""
-    here = jax.local_devices()
-    kinds = {device.device_kind for device in jax.devices()}
+    kinds = sorted({device.device_kind for device in jax.devices()})
     found = (
-        f"{jax.device_count()} x {' and '.join(sorted(kinds))} in {jax.process_count()} process(es)"
+        f"{jax.device_count()} x {' and '.join(kinds)} in {jax.process_count()} process(es), "
+        f"{jax.local_device_count()} of each"
     )
-    remedy = (
-        ""
-        if len(kinds) == 1
-        else "use machines of one kind: a step is as slow as its slowest device"
-    )
-    return Finding(f"{found}, {len(here)} of each", remedy)
+    if len(kinds) == 1:
+        return Finding(found)
+    return Finding(found, "use machines of one kind: a step is as slow as its slowest device")
 
 
-def memory(root: pathlib.Path = _ROOT) -> Finding:
-    """Memory of the host that is free to this process, and that of a device.
+def check_memory(root: pathlib.Path = _ROOT) -> Finding:
+    """Free memory of the host, and memory of a device.
 
-    `root` is that of the file system.
+    `root` is the root of the file system.
     """
-    total, free = _host_memory(root)
+    total, free = _read_host_memory(root)
     found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free, {count_cores()} core(s)"
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
         found += f"; {statistics['bytes_limit'] / GIB:.1f} GiB on each device"
-    remedy = f"end other programs, or ask for more: a run needs {LEAST_MEMORY_BYTES / GIB:.0f} GiB at least"
-    return Finding(found, remedy if free < LEAST_MEMORY_BYTES else "")
+    if free >= LEAST_MEMORY_BYTES:
+        return Finding(found)
+    least = f"{LEAST_MEMORY_BYTES / GIB:.0f} GiB"
+    return Finding(found, f"end other programs, or ask for more: a run needs {least} at least")
 
 
-def shared_memory() -> Finding:
+def check_shared_memory() -> Finding:
     """Check shared memory, which workers and, within a host, NCCL use."""
     if not SHARED_MEMORY.is_dir():
         return Finding(f"there is no {SHARED_MEMORY}")
     free = shutil.disk_usage(SHARED_MEMORY).free
-    remedy = (
-        "docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory, mounted there"
-    )
     found = f"{free / GIB:.2f} GiB free in {SHARED_MEMORY}"
-    return Finding(found, remedy if free < LEAST_SHARED_BYTES else "")
+    if free >= LEAST_SHARED_BYTES:
+        return Finding(found)
+    return Finding(
+        found,
+        "docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory, mounted there",
+    )
 
 
-def disk(workdir: pathlib.Path, needed_bytes: Callable[[], int] | None = None) -> Finding:
-    """Room for checkpoints, of which a run keeps `needed_bytes` at once; the folder need not exist yet."""
-    needed = needed_bytes() if needed_bytes else LEAST_DISK_BYTES
-    place = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
-    free = shutil.disk_usage(place).free
+def check_disk(workdir: pathlib.Path, count_bytes: Callable[[], int] | None = None) -> Finding:
+    """Free space for checkpoints in the workdir, which need not exist.
+
+    `count_bytes` returns the size of all checkpoints that a run keeps at once; None without a
+    recipe.
+    """
+    needed = count_bytes() if count_bytes is not None else LEAST_DISK_BYTES
+    existing = workdir
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
     found = f"{free / GIB:,.1f} GiB free in {workdir}, checkpoints take {needed / GIB:,.2g}"
-    return Finding(found, "make room, or choose another workdir" if free < needed else "")
+    if free >= needed:
+        return Finding(found)
+    return Finding(found, "make room, or choose another workdir")
 
 
-def compilation() -> Finding:
-    """Compile a product of matrices whose result is known, and run it on every device of this process."""
+def check_compilation() -> Finding:
+    """Compile a product of matrices and compare the result of every device of this process."""
     began = time.perf_counter()
     ones = np.ones((_SIDE, _SIDE), np.float32)
-    wrong = [
-        str(device)
-        for device in jax.local_devices()
-        if not bool((_product(jax.device_put(ones, device)) == _SIDE).all())
-    ]
-    remedy = (
-        f"{', '.join(wrong)}: a wrong result. Leave this machine out, and have it repaired"
-        if wrong
-        else ""
+    wrong = []
+    for device in jax.local_devices():
+        product = _multiply_by_itself(jax.device_put(ones, device))
+        if not bool((product == _SIDE).all()):
+            wrong.append(str(device))
+    seconds = time.perf_counter() - began
+    found = f"a product of matrices on each device in {seconds:.1f} s"
+    if not wrong:
+        return Finding(found)
+    return Finding(
+        found, f"{', '.join(wrong)}: a wrong result. Leave this machine out, and have it repaired"
     )
-    found = f"a product of matrices on each device in {time.perf_counter() - began:.1f} s"
-    return Finding(found, remedy)
 
 
 @jax.jit
-def _product(matrix: jax.Array) -> jax.Array:
+def _multiply_by_itself(matrix: jax.Array) -> jax.Array:
     return jnp.matmul(matrix, matrix)
 
 
-def _gpus() -> list[tuple[str, str]]:
-    """Driver and name of each GPU that the driver shows."""
+def _list_gpus() -> list[tuple[str, str]]:
+    """Return driver and name of each GPU that nvidia-smi prints."""
     try:
-        answer = subprocess.run(
-            _QUERY, capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        process = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    pairs = (line.partition(", ") for line in answer.splitlines() if ", " in line)
-    return [(version, name) for version, _, name in pairs]
+    gpus = []
+    for line in process.stdout.splitlines():
+        version, comma, name = line.partition(", ")
+        if comma:
+            gpus.append((version, name))
+    return gpus
 
 
-def _too_old(version: str, installed: dict[str, str]) -> str:
+def _advise_on_driver(version: str, installed: dict[str, str]) -> str:
     """Return a remedy if the driver is too old for the CUDA release of JAX's plugin."""
+    number = version.partition(".")[0]
+    if not number.isdecimal():
+        return ""
     for release, least in LEAST_DRIVERS.items():
-        number = version.partition(".")[0]
-        if f"jax-cuda{release}-plugin" in installed and number.isdecimal() and int(number) < least:
-            return f"JAX for CUDA {release} needs driver {least} or newer: update it, or ask who runs the machine to"
+        if f"jax-cuda{release}-plugin" in installed and int(number) < least:
+            return (
+                f"JAX for CUDA {release} needs driver {least} or newer: "
+                "update it, or ask who runs the machine to"
+            )
     return ""
 
 
-def _host_memory(root: pathlib.Path) -> tuple[int, int]:
-    """Total and free bytes, within the limit of the container."""
+def _read_host_memory(root: pathlib.Path) -> tuple[int, int]:
+    """Return total and free bytes, within the limit of the container."""
     text = (root / "proc/meminfo").read_text()
-    total, free = (
-        int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024
-        for name in ("MemTotal", "MemAvailable")
-    )
+    total = _read_kilobytes(text, "MemTotal") * 1024
+    free = _read_kilobytes(text, "MemAvailable") * 1024
     group = root / "sys/fs/cgroup"
     try:
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
     except (OSError, ValueError):  # another system, or "max": there is no limit
         return total, free
     return min(total, limit), min(free, limit - used)
+
+
+def _read_kilobytes(text: str, name: str) -> int:
+    return int(re.findall(rf"{name}:\s+(\d+) kB", text)[0])

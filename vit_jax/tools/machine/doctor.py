@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
 
@@ -14,12 +15,13 @@ from vit_jax.tools.machine import checks, hardware, reading, together
 from vit_jax.tools.machine.checks import Check, Finding
 from vit_jax.tools.plan.topology import Topology
 
-SAME = ("versions", "devices")  # lines that must be the same in every process
-_WIDTH = 18  # of the column of names
+EQUAL_CHECKS = ("versions", "devices")  # every process must find the same
+ESSENTIAL_CHECKS = ("devices", "compilation")  # other checks need devices that compute
+_NAME_WIDTH = 18  # of the column of names
 
 
 class ExaminationError(RuntimeError):
-    """One of several processes fails in a check of all together; the message names the check."""
+    """A check of all processes together fails in one of them; the message names the check."""
 
 
 def examine(
@@ -31,73 +33,92 @@ def examine(
 ) -> Iterator[tuple[str, list[Finding]]]:
     """Yield the name of each check with the findings of all processes.
 
-    With a topology the recipe's data are compared with the step that is planned for it, not with
-    the step on the devices here.
+    With a topology the recipe's data are compared with the planned step of that machine, not with
+    the step on the devices of this machine.
 
-    Call it in every process of a run, after `hosts.start`. A check that all do together and that
-    one cannot do ends all of them. Devices that are missing or compute wrongly end it, too, but not
-    with the checks of the hardware.
+    Call it in every process of a run, after `hosts.start`. If a check of all processes together
+    fails in one of them, all checks end. They also end if devices are missing or compute wrongly,
+    except with the checks of the hardware.
 
     Raises:
-      ExaminationError: this process cannot do a check, or the checks of the hardware have several
-        processes.
+      ExaminationError: a check of all processes together fails in this process, or the checks of
+        the hardware have several processes.
     """
-    if with_hardware and jax.process_count() > 1:
+    num_processes = jax.process_count()
+    if with_hardware and num_processes > 1:
         raise ExaminationError(
-            f"--hardware: examines the devices of one process, not of {jax.process_count()}. Start it on one machine, "
-            "without a launcher."
+            f"--hardware: examines the devices of one process, not of {num_processes}. "
+            "Start it on one machine, without a launcher."
         )
     folder = None if workdir is None else expanded(workdir).absolute()
-    prepare = (
-        None
-        if config is None or topology
-        else functools.cache(functools.partial(together.prepared, config))
-    )
-    needed = prepare and functools.partial(together.checkpoint_bytes, prepare)
-    alone: dict[str, Check | None] = {
-        "versions": checks.versions,
-        "driver": checks.driver,
-        "devices": checks.devices,
-        "memory": checks.memory,
-        "shared memory": checks.shared_memory,
-        "disk": None if folder is None else functools.partial(checks.disk, folder, needed),
-        "compilation": checks.compilation,
-        "data path": functools.partial(reading.data_path, config, topology)
-        if config and topology
-        else None,
-    }
-    shared: dict[str, Check | None] = {
-        "all-reduce": together.all_reduce,
-        "checkpoint": None if folder is None else functools.partial(together.checkpoint, folder),
-        "speed": prepare and functools.partial(together.speed, prepare),
-    }
-    for name, check in alone.items():
-        if check is not None:
-            findings = _gather(name, _perform(name, check))
-            yield name, findings
-            is_needed = name in ("devices", "compilation") and not with_hardware
-            if is_needed and not all(finding.is_good for finding in findings):
-                return
-    for name, check in (shared | (hardware.checks(folder) if with_hardware else {})).items():
-        if check is not None:
-            yield name, _gather(name, _perform(name, check, ends_all=jax.process_count() > 1))
+    prepare = None
+    if config is not None and topology is None:
+        prepare = functools.cache(functools.partial(together.prepare_run, config))
+
+    local_checks = _list_local_checks(folder, prepare)
+    if config is not None and topology is not None:
+        local_checks["data path"] = functools.partial(reading.check_data_path, config, topology)
+    for name, check in local_checks.items():
+        findings = _gather(name, _perform(name, check))
+        yield name, findings
+        is_good = all(finding.is_good for finding in findings)
+        if name in ESSENTIAL_CHECKS and not is_good and not with_hardware:
+            return
+
+    shared_checks = _list_shared_checks(folder, prepare)
+    if with_hardware:
+        shared_checks |= hardware.list_checks(folder)
+    for name, check in shared_checks.items():
+        yield name, _gather(name, _perform(name, check, ends_all=num_processes > 1))
 
 
-def lines(name: str, findings: Sequence[Finding]) -> list[str]:
-    """Return one line for all processes if all is well; else one for each process with a fault and its remedy."""
-    if all(finding.is_good for finding in findings):
-        return [f"good   {name:<{_WIDTH}}{findings[0].found}"]
-    wrong = [(process, finding) for process, finding in enumerate(findings) if not finding.is_good]
-    place = "process {}: " if len(findings) > 1 else ""
-    indent = " " * (7 + _WIDTH)
-    return [
-        f"wrong  {name:<{_WIDTH}}{place.format(process)}{finding.found}\n{indent}→ {finding.remedy}"
-        for process, finding in wrong
-    ]
+def _list_local_checks(workdir: Path | None, prepare: together.Prepare | None) -> dict[str, Check]:
+    """Return the checks that each process makes for its machine, in the order of the report."""
+    local_checks: dict[str, Check] = {
+        "versions": checks.check_versions,
+        "driver": checks.check_driver,
+        "devices": checks.check_devices,
+        "memory": checks.check_memory,
+        "shared memory": checks.check_shared_memory,
+    }
+    if workdir is not None:
+        count_bytes = None
+        if prepare is not None:
+            count_bytes = functools.partial(together.count_checkpoint_bytes, prepare)
+        local_checks["disk"] = functools.partial(checks.check_disk, workdir, count_bytes)
+    local_checks["compilation"] = checks.check_compilation
+    return local_checks
+
+
+def _list_shared_checks(workdir: Path | None, prepare: together.Prepare | None) -> dict[str, Check]:
+    """Return the checks that all processes make together, in the order of the report."""
+    shared_checks: dict[str, Check] = {"all-reduce": together.check_all_reduce}
+    if workdir is not None:
+        shared_checks["checkpoint"] = functools.partial(together.check_checkpoint, workdir)
+    if prepare is not None:
+        shared_checks["speed"] = functools.partial(together.check_speed, prepare)
+    return shared_checks
+
+
+def format_findings(name: str, findings: Sequence[Finding]) -> list[str]:
+    """Return one line if all findings are good, otherwise one line for each fault and its remedy."""
+    indent = " " * (7 + _NAME_WIDTH)
+    lines = []
+    for process, finding in enumerate(findings):
+        if finding.is_good:
+            continue
+        found = finding.found
+        if len(findings) > 1:
+            found = f"process {process}: {found}"
+        lines.append(f"wrong  {name:<{_NAME_WIDTH}}{found}\n{indent}→ {finding.remedy}")
+    return lines or [f"good   {name:<{_NAME_WIDTH}}{findings[0].found}"]
 
 
 def _perform(name: str, check: Check, *, ends_all: bool = False) -> Finding:
-    """Return the finding of a check; an error is one, or ends all processes, which would wait for this one."""
+    """Return the finding of a check. An error becomes a finding.
+
+    With `ends_all` an error ends all processes, because the others would wait for this one.
+    """
     try:
         return check()
     except Exception as error:
@@ -107,15 +128,14 @@ def _perform(name: str, check: Check, *, ends_all: bool = False) -> Finding:
         return Finding(problem, "mend what the message names")
 
 
-def _gather(name: str, own: Finding) -> list[Finding]:
-    everyone = [Finding(**values) for values in hosts.gather(dataclasses.asdict(own))]
-    if name not in SAME:
-        return everyone
-    first = everyone[0].found
+def _gather(name: str, finding: Finding) -> list[Finding]:
+    """Return the findings of all processes; in some checks all must be equal to the first."""
+    findings = [Finding(**values) for values in hosts.gather(dataclasses.asdict(finding))]
+    if name not in EQUAL_CHECKS:
+        return findings
+    first = findings[0].found
     remedy = f"process 0 has {first}: make all processes the same"
-    return [
-        finding
-        if not finding.is_good or finding.found == first
-        else dataclasses.replace(finding, remedy=remedy)
-        for finding in everyone
-    ]
+    for process, finding in enumerate(findings):
+        if finding.is_good and finding.found != first:
+            findings[process] = dataclasses.replace(finding, remedy=remedy)
+    return findings

@@ -1,7 +1,7 @@
-"""The figures of `vit-jax plan` for the devices of this process, from a process of its own.
+"""The figures of `vit-jax plan` for the devices of this process, from another process.
 
-A plan uses no device, and needs variables that libtpu reads when it is loaded, which has happened
-here.
+A plan uses no device, and needs variables that libtpu reads when it is loaded. This process has
+already loaded it.
 """
 
 import json
@@ -30,19 +30,19 @@ class Planned(NamedTuple):
         return self.basis.startswith("compiled")
 
 
-def topology_of(devices: Sequence[Any]) -> str | None:
-    """Return the name that `--topology=` has for all devices of a machine; None where `plan` does not know it."""
+def find_topology(devices: Sequence[Any]) -> str | None:
+    """Return the value of `--topology=` for all devices of a machine; None if `plan` has none."""
     fabric = find_fabric_of_device(devices[0].device_kind)
     if fabric is None:
         return None
-    lengths = [len(devices)]
-    if fabric.num_axes:
-        lengths = [
-            len({device.coords[axis] for device in devices}) for axis in range(fabric.num_axes)
-        ]
-    name = f"{fabric.kind}:{'x'.join(map(str, lengths))}"
+    lengths = []
+    for axis in range(fabric.num_axes):
+        lengths.append(len({device.coords[axis] for device in devices}))
+    if not lengths:
+        lengths.append(len(devices))
     if math.prod(lengths) != len(devices):
         return None
+    name = f"{fabric.kind}:{'x'.join(map(str, lengths))}"
     try:
         return parse_topology(name).name
     except ValueError:
@@ -51,7 +51,7 @@ def topology_of(devices: Sequence[Any]) -> str | None:
 
 def plan(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> Planned:
     """Return the figures of a plan for these devices, or the reason why there are none."""
-    topology = topology_of(devices)
+    topology = find_topology(devices)
     if topology is None:
         return Planned(f"plan does not know {len(devices)} x {devices[0].device_kind}")
     words = ["plan", f"--config={recipe}", *overrides, f"--topology={topology}", "--json"]
@@ -61,8 +61,9 @@ def plan(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> Plann
     except subprocess.TimeoutExpired:
         return Planned(f"plan for {topology} took longer than {LIMIT_SECONDS} s")
     if process.returncode:
-        last = (process.stderr.strip().splitlines() or [""])[-1]
-        return Planned(f"plan for {topology} failed with code {process.returncode}: {last}")
+        lines = process.stderr.strip().splitlines() or [""]
+        return Planned(f"plan for {topology} failed with code {process.returncode}: {lines[-1]}")
+
     figures = json.loads(process.stdout)
     seconds = figures["step_seconds"]
     num_bytes = figures["needed_bytes"]

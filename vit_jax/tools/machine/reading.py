@@ -1,7 +1,8 @@
-"""The data path of one host: records read and images decoded per second, beside what a planned step needs."""
+"""The data path of one host: speeds of reading and decoding, compared with the planned step."""
 
 import concurrent.futures
 import itertools
+import math
 import time
 
 import jax
@@ -19,17 +20,17 @@ from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.topology import Topology
 from vit_jax.train.inputs import open_datasets, train_stream
 
-READ_SECONDS = 5.0  # at most, of the test of reading alone
-MOST_RECORDS = 8192  # that it reads
-MOST_IMAGES = 512  # of a batch that is timed
-STEPS = 20  # batches that are timed
+READ_SECONDS = 5.0  # longest duration of the test of reading
+MOST_RECORDS = 8192  # records of the test of reading
+MOST_IMAGES = 512  # images of a timed batch
+STEPS = 20  # timed batches
 
 
-def data_path(config: RunConfig, topology: Topology) -> Finding:
+def check_data_path(config: RunConfig, topology: Topology) -> Finding:
     """Compare the speed of this host's data with the step that `plan` estimates for a machine.
 
-    No device computes: it can be measured on any machine that sees the data, before the
-    accelerators are rented. A process counts as one host.
+    No device computes. So any machine that can read the data can measure it, before accelerators
+    are rented. A process counts as one host.
 
     Raises:
       ValueError: the config, its data or the machine cannot be used.
@@ -42,30 +43,39 @@ def data_path(config: RunConfig, topology: Topology) -> Finding:
     assert step_seconds is not None  # a network without formulas is an error
     num_hosts = max(topology.num_hosts, jax.process_count())
     needed = config.global_batch / step_seconds / num_hosts
-    images = min(-(-config.global_batch // num_hosts), MOST_IMAGES)
+
+    batch_size = min(math.ceil(config.global_batch / num_hosts), MOST_IMAGES)
     inputs = config.input
-    (height, width) = config.input.image_size
+    height, width = inputs.image_size
     parallelism = choose_parallelism(
-        inputs.num_workers, inputs.num_threads, batch_bytes=images * height * width * 3
+        inputs.num_workers, inputs.num_threads, batch_bytes=batch_size * height * width * 3
     )
-    read, read_bytes = read_speed(source, parallelism)
-    decoded = decode_speed(config, source, images, parallelism)
+    read, read_bytes = measure_reading(source, parallelism)
+    decoded = measure_decoding(config, source, batch_size, parallelism)
+
     found = (
         f"reads {read:,.0f} images/s ({read_bytes / 1e6:,.1f} MB/s), prepares {decoded:,.0f}; "
-        f"the step of {topology.name} ({1000 * step_seconds:,.1f} ms by arithmetic) needs {needed:,.0f} on each of "
-        f"{num_hosts} host(s)"
+        f"the step of {topology.name} ({1000 * step_seconds:,.1f} ms by arithmetic) "
+        f"needs {needed:,.0f} on each of {num_hosts} host(s)"
     )
-    figures = {"read_images_per_second": read, "read_bytes_per_second": read_bytes}
-    figures |= {"images_per_second": decoded, "needed_images_per_second": needed}
-    return Finding(found, _remedy(read, decoded, needed), figures)
+    figures = {
+        "read_images_per_second": read,
+        "read_bytes_per_second": read_bytes,
+        "images_per_second": decoded,
+        "needed_images_per_second": needed,
+    }
+    return Finding(found, _advise(read, decoded, needed), figures)
 
 
-def read_speed(source: Source, parallelism: Parallelism) -> tuple[float, float]:
-    """Return images/s and bytes/s of records in a random order, read by as many threads as the input has in all."""
-    count = min(len(source), MOST_RECORDS)
-    order = iter(
-        np.random.default_rng().choice(len(source), count, replace=False).tolist()
-    )  # new: caches know others
+def measure_reading(source: Source, parallelism: Parallelism) -> tuple[float, float]:
+    """Return images/s and bytes/s of reading records in a random order.
+
+    The number of threads is that of all threads of the input.
+    """
+    # A new random order at every call, because caches hold the records of earlier ones.
+    num_records = min(len(source), MOST_RECORDS)
+    rng = np.random.default_rng()
+    order = iter(rng.choice(len(source), num_records, replace=False).tolist())
     began = time.perf_counter()
 
     def read() -> list[int]:
@@ -85,19 +95,26 @@ def read_speed(source: Source, parallelism: Parallelism) -> tuple[float, float]:
     return len(sizes) / seconds, sum(sizes) / seconds
 
 
-def decode_speed(config: RunConfig, source: Source, images: int, parallelism: Parallelism) -> float:
-    """Return images/s of the input: read, decoded, augmented, in batches of `images`."""
-    stream = train_stream(config, source, np.arange(images), 0, 10**6)
+def measure_decoding(
+    config: RunConfig, source: Source, batch_size: int, parallelism: Parallelism
+) -> float:
+    """Return images/s of the input, which reads, decodes and augments batches of this size."""
+    stream = train_stream(config, source, np.arange(batch_size), 0, 10**6)
     with open_batches(stream, parallelism) as batches:
-        return time_batches(batches, STEPS, images).images_per_second
+        return time_batches(batches, STEPS, batch_size).images_per_second
 
 
-def _remedy(read: float, decoded: float, needed: float) -> str:
+def _advise(read: float, decoded: float, needed: float) -> str:
+    """Return a remedy for a speed that is too low; "" if both are high enough."""
     if read < needed:
         return (
-            "reading is too slow: keep the data nearer (a bucket in the region of the machines, its file cache on a "
-            "local SSD, or a copy there), or input.cache_records=True for data that fit into memory"
+            "reading is too slow: keep the data nearer (a bucket in the region of the machines, "
+            "its file cache on a local SSD, or a copy there), or input.cache_records=True "
+            "for data that fit into memory"
         )
     if decoded < needed:
-        return "decoding is too slow: more cores, or images with a smaller short side (vit-jax prepare --short_side=N)"
+        return (
+            "decoding is too slow: more cores, or images with a smaller short side "
+            "(vit-jax prepare --short_side=N)"
+        )
     return ""

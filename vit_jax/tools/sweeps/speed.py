@@ -16,7 +16,7 @@ from vit_jax.config import Architecture, PretrainConfig
 from vit_jax.kernels.devices import trace_for
 from vit_jax.models import build_model
 from vit_jax.sharding import Placement, build_mesh, replicated
-from vit_jax.tools.machine.bench import times_of
+from vit_jax.tools.machine.bench import time_calls
 from vit_jax.tools.plan import aot, hlo
 from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
@@ -100,7 +100,7 @@ def _make_measurement(architecture: Architecture) -> GetSeconds:
     def measure_seconds(batch: int) -> float | None:
         image = jax.device_put(np.zeros((batch, *architecture.image_size, 3), np.uint8), sharding)
         try:
-            return float(np.median(times_of(lambda: infer(model, image), NUM_STEPS)))
+            return float(np.median(time_calls(lambda: infer(model, image), NUM_STEPS)))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
