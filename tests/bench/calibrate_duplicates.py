@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from tests.data.photographs import COPIES, photographs, windows
 from vit_jax.data.records import Record, Source
-from vit_jax.tools.prepare.perceptual import Reduction, hashes
+from vit_jax.tools.prepare.perceptual import Reduction, compute_hashes
 
 DISTANCES = (6, 10, 16)
 COSINES = (0.98, 0.95, 0.9)
@@ -42,7 +42,7 @@ def hash_images(images: Sequence[np.ndarray]) -> np.ndarray:
     """Return the hashes of images and of their mirror images, uint64 (N, 2)."""
     reduce = Reduction(180.0)
     reduced = [reduce(Record(np.ascontiguousarray(image), 0)) for image in images]
-    return hashes(np.stack(reduced))
+    return compute_hashes(np.stack(reduced))
 
 
 def distances(hash_N2: np.ndarray, other_M2: np.ndarray) -> np.ndarray:

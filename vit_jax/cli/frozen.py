@@ -521,7 +521,7 @@ class Duplicates(_Features):
             confirm,
             find_by_features,
             find_by_hashes,
-            merged,
+            merge_pairs,
         )
 
         pairs = find_by_hashes(source, tests, self._count_bits(), self.max_unreadable)
@@ -530,7 +530,7 @@ class Duplicates(_Features):
         cosine = self.cosine or _COSINE
         pairs = confirm(pairs, source, tests, extractor, self.distance, cosine)
         if self.candidates == "all":
-            pairs = merged([*pairs, *find_by_features(source, tests, extractor, cosine)])
+            pairs = merge_pairs([*pairs, *find_by_features(source, tests, extractor, cosine)])
         return pairs
 
     def _count_bits(self) -> int:

@@ -9,7 +9,7 @@ import scipy.fft
 
 from tests.data.photographs import COPIES, photographs
 from vit_jax.data.records import Record
-from vit_jax.tools.prepare.perceptual import Reduction, hashes, near
+from vit_jax.tools.prepare.perceptual import Reduction, compute_hashes, find_near
 
 # Hashes of copies of these kinds differ in at most this number of bits.
 BITS = 6
@@ -24,7 +24,7 @@ def images():
 def hash_images(images):
     reduce = Reduction(180.0)
     reduced = [reduce(Record(np.ascontiguousarray(image), 0)) for image in images]
-    return hashes(np.stack(reduced))
+    return compute_hashes(np.stack(reduced))
 
 
 def hash_by_scipy(image):
@@ -75,7 +75,7 @@ def test_a_jpeg_is_reduced_while_it_is_decoded(images):
     file = cv2.imencode(".jpg", large)[1].tobytes()
     decoded = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
 
-    actual = hashes(Reduction(180.0)(Record(file, 0))[None])
+    actual = compute_hashes(Reduction(180.0)(Record(file, 0))[None])
     expected = hash_images([decoded])
 
     assert np.bitwise_count(actual ^ expected).max() <= 2
@@ -105,4 +105,4 @@ def test_every_near_pair_is_found(monkeypatch):
     expected = find_near_pairs(values, queries, most=15)
 
     assert len(expected) >= 16
-    assert set(near(values, queries, 15, 2)) == expected
+    assert set(find_near(values, queries, 15, 2)) == expected

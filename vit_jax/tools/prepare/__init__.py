@@ -1,1 +1,1 @@
-"""Copies of data sets made before training: smaller folders, tars as shuffled records, near-duplicates."""
+"""Copies of datasets for training: smaller folders, tars of shuffled records, near-duplicates."""

@@ -1,8 +1,8 @@
 """Training images that are near-duplicates of test images, also mirrored.
 
-Pairs with nearly equal perceptual hashes are duplicates. With weights, so are pairs with less equal
-hashes, or with any hashes, whose frozen features have a large cosine: features see through crops,
-which change a hash.
+Pairs with nearly equal perceptual hashes are duplicates. With weights, pairs whose frozen features
+have a large cosine are duplicates too; their hashes may be less equal, or arbitrary. Features are
+nearly equal after a crop, which changes a hash.
 """
 
 import json
@@ -29,24 +29,24 @@ from vit_jax.evals.features import Extractor
 from vit_jax.evals.neighbours import nearest
 from vit_jax.storage.files import write_atomically
 from vit_jax.text.tables import columns, to_csv
-from vit_jax.tools.prepare.perceptual import Reduction, hashes, near
+from vit_jax.tools.prepare.perceptual import SIDE, Reduction, compute_hashes, find_near
 
-NEIGHBOURS = 20  # of each test image whose cosine is compared with the threshold
-MOST_PAIRS = 10**7  # in memory
+NEIGHBOURS = 20  # of each test image; their cosine is compared with the threshold
+MOST_PAIRS = 10**7  # pairs in memory
 _BATCH = 1024
-_BITS = 64
+_BITS = 64  # of a hash
 
 
 class Duplicate(NamedTuple):
-    """A training image and a test image that show the same.
+    """A training image and a test image with the same content.
 
     Attributes:
       record: number of the image in its source.
       test: number of the test source.
-      test_record: number of the test image in it.
+      test_record: number of the test image in the test source.
       distance: different bits of 64; None if only features were compared.
-      cosine: of the features; None if only hashes were compared.
-      is_mirrored: the image is like the mirror image of the test image.
+      cosine: cosine of the features; None if only hashes were compared.
+      is_mirrored: True if the image resembles the mirror image of the test image.
     """
 
     record: int
@@ -58,7 +58,7 @@ class Duplicate(NamedTuple):
 
 
 class MirroredSource(SubsetSource):
-    """Records of another source, each as a transform decodes it, mirrored."""
+    """The mirror images of another source, decoded as a transform decodes images."""
 
     def __init__(self, source: Source, transform: EvaluationTransform) -> None:
         super().__init__(source, np.arange(len(source)))
@@ -70,18 +70,20 @@ class MirroredSource(SubsetSource):
 
     def __getitem__(self, index: int) -> Record:
         record = super().__getitem__(index)
-        return record._replace(
-            image=np.ascontiguousarray(decode(record.image, *self._decoding)[:, ::-1])
-        )
+        image_HWC = decode(record.image, *self._decoding)
+        return record._replace(image=np.ascontiguousarray(image_HWC[:, ::-1]))
 
     @property
     def origin(self) -> str | None:
-        inner = super().origin
-        return inner and f"{inner} mirrored"
+        origin = super().origin
+        return f"{origin} mirrored" if origin else origin
 
 
 def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all images and of their mirror images, uint64 (N, 2), and which could be read, bool (N,).
+    """Return the hashes of all images and of their mirror images.
+
+    Returns:
+      hashes, uint64 (N, 2), and True for readable images, bool (N,).
 
     Raises:
       ValueError: more than `max_unreadable` images cannot be read.
@@ -91,14 +93,14 @@ def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np
     log = UnreadableLog(source, max_unreadable, option="--max_unreadable")
     hash_N2 = np.zeros((len(source), 2), np.uint64)
     is_read_N = np.zeros(len(source), bool)
-    progress = tqdm(
-        total=len(source), unit=" images", desc="hashes", disable=None if hosts.is_first() else True
-    )
-    parallelism = choose_parallelism(batch_bytes=_BATCH * 32 * 32 * 3)
+    is_hidden = None if hosts.is_first() else True  # None: without a terminal
+    progress = tqdm(total=len(source), unit=" images", desc="hashes", disable=is_hidden)
+    parallelism = choose_parallelism(batch_bytes=_BATCH * SIDE * SIDE * 3)
     with progress, open_batches(stream, parallelism) as batches:
         for batch in log.watch(batches):
-            rows = batch.record_index[batch.mask > 0]
-            hash_N2[rows] = hashes(batch.image[batch.mask > 0])
+            is_readable_B = batch.mask > 0
+            rows = batch.record_index[is_readable_B]
+            hash_N2[rows] = compute_hashes(batch.image[is_readable_B])
             is_read_N[rows] = True
             progress.update(int((batch.record_index >= 0).sum()))
     return hash_N2, is_read_N
@@ -107,32 +109,30 @@ def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np
 def find_by_hashes(
     source: Source, tests: Sequence[Source], distance: int, max_unreadable: int | None
 ) -> list[Duplicate]:
-    """Return all pairs whose hashes differ in at most `distance` bits; raises as `hash_all`."""
+    """Return all pairs whose hashes differ in at most `distance` bits.
+
+    Raises:
+      ValueError: too many pairs; as `hash_all`.
+    """
     hash_N2, is_read_N = hash_all(source, max_unreadable)
-    readable = np.flatnonzero(is_read_N)
+    records = np.flatnonzero(is_read_N)
+    hash_N = hash_N2[records, 0]
     pairs = list[Duplicate]()
-    for test, opened in enumerate(tests):
-        query_Q2, is_read_Q = hash_all(opened, max_unreadable)
-        queries = np.flatnonzero(is_read_Q)
+    for test, test_source in enumerate(tests):
+        query_Q2, is_read_Q = hash_all(test_source, max_unreadable)
+        test_records = np.flatnonzero(is_read_Q)
         for is_mirrored in (False, True):
-            close = near(
-                hash_N2[readable, 0],
-                query_Q2[queries, int(is_mirrored)],
-                distance,
-                count_cores(),
-            )
-            for index, query, bits in close:
-                pairs.append(
-                    Duplicate(
-                        int(readable[index]), test, int(queries[query]), bits, None, is_mirrored
-                    )
-                )
+            query_Q = query_Q2[test_records, int(is_mirrored)]
+            for index, query, bits in find_near(hash_N, query_Q, distance, count_cores()):
+                record = int(records[index])
+                test_record = int(test_records[query])
+                pairs.append(Duplicate(record, test, test_record, bits, None, is_mirrored))
                 if len(pairs) > MOST_PAIRS:
                     raise ValueError(
-                        f"More than {MOST_PAIRS:,} pairs differ in at most {distance} bits. Lower --candidates= or "
-                        "--distance=."
+                        f"More than {MOST_PAIRS:,} pairs differ in at most {distance} bits. "
+                        "Lower --candidates= or --distance=."
                     )
-    return merged(pairs)
+    return merge_pairs(pairs)
 
 
 def confirm(
@@ -148,35 +148,35 @@ def confirm(
     Only images of pairs are read.
     """
     confirmed = list[Duplicate]()
-    units = _unit_features(source, [one.record for one in pairs], extractor)
-    for (test, is_mirrored), opened in _sides(tests, extractor):
-        group = [one for one in pairs if (one.test, one.is_mirrored) == (test, is_mirrored)]
-        units_of_test = _unit_features(opened, [one.test_record for one in group], extractor)
-        known = (
-            one._replace(cosine=float(units[one.record] @ units_of_test[one.test_record]))
-            for one in group
-        )
-        confirmed += [
-            one for one in known if (one.distance or 0) <= distance or (one.cosine or 0) >= cosine
-        ]
-    return merged(confirmed)
+    features = _extract_unit_features(source, [pair.record for pair in pairs], extractor)
+    for test, is_mirrored, test_source in _list_views(tests, extractor):
+        group = [pair for pair in pairs if pair.test == test and pair.is_mirrored == is_mirrored]
+        test_records = [pair.test_record for pair in group]
+        test_features = _extract_unit_features(test_source, test_records, extractor)
+        for pair in group:
+            pair_cosine = float(features[pair.record] @ test_features[pair.test_record])
+            if (pair.distance or 0) <= distance or pair_cosine >= cosine:
+                confirmed.append(pair._replace(cosine=pair_cosine))
+    return merge_pairs(confirmed)
 
 
 def find_by_features(
     source: Source, tests: Sequence[Source], extractor: Extractor, cosine: float
 ) -> list[Duplicate]:
-    """Return the pairs of a test image and one of its `NEIGHBOURS` nearest images with at least this cosine."""
+    """Return pairs of test images and their `NEIGHBOURS` nearest images with at least this cosine."""
     feature_ND = extractor.extract(source).feature_ND
+    num_neighbours = min(NEIGHBOURS, len(source))
     pairs = list[Duplicate]()
-    for (test, is_mirrored), opened in _sides(tests, extractor):
+    for test, is_mirrored, test_source in _list_views(tests, extractor):
         first = 0
-        query_QD = extractor.extract(opened).feature_ND
-        for cosine_Ck, index_Ck in nearest(feature_ND, query_QD, min(NEIGHBOURS, len(source))):
+        query_QD = extractor.extract(test_source).feature_ND
+        for cosine_Ck, index_Ck in nearest(feature_ND, query_QD, num_neighbours):
             for row, column in np.argwhere(cosine_Ck >= cosine).tolist():
-                pair = int(index_Ck[row, column]), test, first + row
-                pairs.append(Duplicate(*pair, None, float(cosine_Ck[row, column]), is_mirrored))
+                record = int(index_Ck[row, column])
+                pair_cosine = float(cosine_Ck[row, column])
+                pairs.append(Duplicate(record, test, first + row, None, pair_cosine, is_mirrored))
             first += len(cosine_Ck)
-    return merged(pairs)
+    return merge_pairs(pairs)
 
 
 HEAD = ("id", "test_set", "test_id", "distance", "cosine", "is_mirrored")
@@ -195,65 +195,73 @@ def report(
     `files` may have paths to write: "output" for the pairs, "write" for the ids of images in
     `split` of the source.
     """
-    opened = list(tests.items())
-    rows = [
-        (
-            os.fsdecode(source.key_of(one.record)),
-            opened[one.test][0],
-            os.fsdecode(opened[one.test][1].key_of(one.test_record)),
-            one.distance,
-            None if one.cosine is None else round(one.cosine, 4),
-            one.is_mirrored,
-        )
-        for one in pairs
-    ]
-    images = sorted({one.record for one in pairs})
+    rows = _list_rows(pairs, source, tests)
+    duplicates = sorted({pair.record for pair in pairs})
     if "output" in files:
         write_atomically(files["output"], to_csv([HEAD, *rows]))
     if "write" in files:
-        write_exclusion(files["write"], split, source, images)
+        write_exclusion(files["write"], split, source, duplicates)
+
     result: dict[str, object] = {
         "images": len(source),
-        "duplicates": len(images),
+        "duplicates": len(duplicates),
         "pairs": len(pairs),
     }
-    for test, (name, of_test) in enumerate(opened):
-        copied = {one.test_record for one in pairs if one.test == test}
-        result[f"{name}: copied test images"] = f"{len(copied):,} of {len(of_test):,}"
+    for test, (name, test_source) in enumerate(tests.items()):
+        copied = {pair.test_record for pair in pairs if pair.test == test}
+        result[f"{name}: copied test images"] = f"{len(copied):,} of {len(test_source):,}"
     if as_json:
-        return json.dumps(
-            result | {"found": [dict(zip(HEAD, row, strict=True)) for row in rows]}, indent=2
-        )
+        result["found"] = [dict(zip(HEAD, row, strict=True)) for row in rows]
+        return json.dumps(result, indent=2)
     lines = [(name, str(value)) for name, value in [*result.items(), *files.items()]]
     return columns(lines, "<<", gap=" ", least=(40,))
 
 
-def _sides(
+def _list_rows(
+    pairs: Sequence[Duplicate], source: Source, tests: Mapping[str, Source]
+) -> list[tuple[object, ...]]:
+    """Return the values of `HEAD` for each pair."""
+    names = list(tests)
+    test_sources = list(tests.values())
+    rows = list[tuple[object, ...]]()
+    for pair in pairs:
+        record_id = os.fsdecode(source.key_of(pair.record))
+        test_id = os.fsdecode(test_sources[pair.test].key_of(pair.test_record))
+        cosine = None if pair.cosine is None else round(pair.cosine, 4)
+        name = names[pair.test]
+        rows.append((record_id, name, test_id, pair.distance, cosine, pair.is_mirrored))
+    return rows
+
+
+def _list_views(
     tests: Sequence[Source], extractor: Extractor
-) -> Iterator[tuple[tuple[int, bool], Source]]:
-    """Yield each test source, by its number and whether it is mirrored, as it is and mirrored."""
+) -> Iterator[tuple[int, bool, Source]]:
+    """Yield each test source, unchanged and mirrored: its number, whether it is mirrored, source."""
     for test, source in enumerate(tests):
-        yield (test, False), source
-        yield (test, True), MirroredSource(source, extractor.transform)
+        yield test, False, source
+        yield test, True, MirroredSource(source, extractor.transform)
 
 
-def _unit_features(
-    source: Source, indices: Sequence[int], extractor: Extractor
+def _extract_unit_features(
+    source: Source, records: Sequence[int], extractor: Extractor
 ) -> dict[int, np.ndarray]:
-    """Return the features of some records, of length 1; zeros of an image that could not be read."""
-    chosen = sorted({*indices})
-    if not chosen:
+    """Return the features of some records, of length 1; zeros for unreadable images."""
+    unique = sorted(set(records))
+    if not unique:
         return {}
-    feature_ND = extractor.extract(SubsetSource(source, chosen)).feature_ND
+    feature_ND = extractor.extract(SubsetSource(source, unique)).feature_ND
     length_N1 = np.linalg.norm(feature_ND, axis=1, keepdims=True)
-    return dict(zip(chosen, feature_ND / np.maximum(length_N1, 1e-12), strict=True))
+    return dict(zip(unique, feature_ND / np.maximum(length_N1, 1e-12), strict=True))
 
 
-def merged(pairs: Sequence[Duplicate]) -> list[Duplicate]:
-    """Return one of several entries of a pair: the one with the least distance, else with the greatest cosine."""
+def merge_pairs(pairs: Sequence[Duplicate]) -> list[Duplicate]:
+    """Return one of several entries of a pair, by the least distance, then the largest cosine."""
     best = dict[tuple[int, int, int], Duplicate]()
-    for one in sorted(
-        pairs, key=lambda one: (_BITS if one.distance is None else one.distance, -(one.cosine or 0))
-    ):
-        best.setdefault(one[:3], one)
-    return [best[pair] for pair in sorted(best)]
+    for pair in sorted(pairs, key=_rank):
+        best.setdefault((pair.record, pair.test, pair.test_record), pair)
+    return [best[key] for key in sorted(best)]
+
+
+def _rank(pair: Duplicate) -> tuple[int, float]:
+    distance = _BITS if pair.distance is None else pair.distance
+    return distance, -(pair.cosine or 0)

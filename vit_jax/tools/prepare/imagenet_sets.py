@@ -1,8 +1,8 @@
-"""Sets of images that are evaluated in ImageNet's classes, and their right outputs.
+"""Sets of images that are evaluated in ImageNet's classes, and their correct outputs.
 
 docs/imagenet.md describes them. Sets are prepared by TFDS or are unpacked archives.
 
-Legend: K outputs of the network, L classes of the data, N images, S right outputs of an image.
+Legend: K outputs of the network, L classes of the data, N images, S correct outputs of an image.
 """
 
 import dataclasses
@@ -27,16 +27,14 @@ from vit_jax.text.nearest import did_you_mean
 
 FAMILY = "imagenet"
 _TAR = " --manual_dir=FOLDER, which holds ILSVRC2012_img_val.tar"
-_AS_IT_IS = InputConfig(
-    train_split="train", test_split="test", image_size=(1, 1)
-)  # reads all of a folder
+_ALL_OF_FOLDER = InputConfig(train_split="train", test_split="test", image_size=(1, 1))
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG$", re.IGNORECASE)
-_BORDER_PIXELS = 2  # red, around each image of ObjectNet
+_BORDER_PIXELS = 2  # width of the red border of each image of ObjectNet
 _MAPPINGS = ("folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json")
 
 
 class Absent(ValueError):
-    """A set is not there; the message says how to prepare it."""
+    """A set does not exist; the message says how to prepare it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,13 +42,13 @@ class ImageSet:
     """One of the sets.
 
     Attributes:
-      name: after "imagenet:".
+      name: the name after "imagenet:".
       images: number of released images.
       dataset: name in TFDS; "" if it has none.
-      split: of that dataset.
-      folders: of the unpacked archive, below data_dir, with a sub-folder for each class.
-      subset: letter of `classes.members` whose classes it has; "" for all.
-      manual: option for what TFDS cannot download.
+      split: split of that dataset.
+      folders: folders of the unpacked archive, below data_dir, with a sub-folder for each class.
+      subset: letter of `classes.members` for a set with some of the classes; "" for all.
+      manual: option for files that TFDS cannot download.
     """
 
     name: str
@@ -62,10 +60,12 @@ class ImageSet:
     manual: str = ""
 
 
-def _v2(variant: str, folder: str) -> ImageSet:
-    folders = (f"imagenetv2-{folder}-format-val",)
+def _build_v2(variant: str, folder: str) -> ImageSet:
     return ImageSet(
-        name=f"v2/{variant}", images=10_000, dataset=f"imagenet_v2/{variant}", folders=folders
+        name=f"v2/{variant}",
+        images=10_000,
+        dataset=f"imagenet_v2/{variant}",
+        folders=(f"imagenetv2-{folder}-format-val",),
     )
 
 
@@ -81,9 +81,9 @@ SETS = (
     ImageSet(
         name="real", images=46_837, dataset="imagenet2012_real", split="validation", manual=_TAR
     ),
-    _v2("matched-frequency", "matched-frequency"),
-    _v2("threshold-0.7", "threshold0.7"),
-    _v2("topimages", "top-images"),
+    _build_v2("matched-frequency", "matched-frequency"),
+    _build_v2("threshold-0.7", "threshold0.7"),
+    _build_v2("topimages", "top-images"),
     ImageSet(name="a", images=7_500, dataset="imagenet_a", folders=("imagenet-a",), subset="A"),
     ImageSet(name="r", images=30_000, dataset="imagenet_r", folders=("imagenet-r",), subset="R"),
     ImageSet(name="sketch", images=50_889, dataset="imagenet_sketch", folders=("sketch",)),
@@ -92,98 +92,112 @@ SETS = (
 
 
 def is_family(data: str) -> bool:
-    """Return whether data, as in `--data=`, are "imagenet" or "imagenet:NAME,…"."""
+    """Return True if data, as in `--data=`, are "imagenet" or "imagenet:NAME,…"."""
     return data.partition(":")[0] == FAMILY
 
 
 def open_family(
     data: str, weights: WeightsInfo, *, data_dir: str | None = None, real: str | None = None
 ) -> tuple[dict[str, Labelled], dict[str, str]]:
-    """Open the sets that `data` names, "imagenet:a,v2", or all of them, "imagenet".
+    """Open the sets of `data`: some, "imagenet:a,v2", or all, "imagenet".
 
     Args:
       data: as for `is_family`; "v2" stands for its three variants.
-      weights: whose outputs are evaluated.
+      weights: the weights to evaluate.
       data_dir: folder of prepared TFDS datasets and of unpacked archives.
       real: path of ReaL's real.json, which has labels of the validation images.
 
     Returns:
-      The opened sets by name, and for each absent one how to prepare it.
+      the opened sets by name, and instructions to prepare each absent set.
 
     Raises:
-      ValueError: an unknown name; no set is there; one is unreadable; the weights do not have
+      ValueError: an unknown name; no set exists; a set is unreadable; the weights do not have
         ImageNet's classes.
     """
-    chosen = _chosen(data)  # before the weights: a wrong name is the cheaper mistake
+    sets = _select_sets(data)  # first, because it is faster than a look at the weights
     outputs = classes.outputs_of(weights)
-    if real is not None and "real" not in [one.name for one in chosen]:
+    if real is not None and not any(image_set.name == "real" for image_set in sets):
         raise ValueError(f"--real={real}: without effect on {data}; leave it out.")
     opened = {}
     absent = {}
-    for one in chosen:
+    for image_set in sets:
         try:
-            opened[one.name] = _open(one, outputs, weights, data_dir, real)
+            opened[image_set.name] = _open(image_set, outputs, weights, data_dir, real)
         except Absent as reason:
-            absent[one.name] = str(reason)
+            absent[image_set.name] = str(reason)
     if not opened:
-        raise ValueError(
-            "\n".join(f"imagenet:{name} is not there: {reason}" for name, reason in absent.items())
-        )
+        lines = [f"imagenet:{name} is not there: {reason}" for name, reason in absent.items()]
+        raise ValueError("\n".join(lines))
     return opened, absent
 
 
-def _chosen(data: str) -> list[ImageSet]:
-    chosen: list[ImageSet] = []
-    for name in filter(None, data.partition(":")[2].split(",")):
-        named = [one for one in SETS if name in (one.name, one.name.partition("/")[0])]
-        if not named:
+def _select_sets(data: str) -> list[ImageSet]:
+    """Return the sets of `data`, each once; all sets without names."""
+    selected: list[ImageSet] = []
+    _, _, names = data.partition(":")
+    for name in names.split(","):
+        if not name:
+            continue
+        found = [one for one in SETS if name in (one.name, one.name.partition("/")[0])]
+        if not found:
             known = [one.name for one in SETS]
             hint = did_you_mean(name, known)
             raise ValueError(
                 f"--data=imagenet:{name}: there is no such set.{hint} Known: {', '.join(known)}."
             )
-        chosen += named
-    return list(dict.fromkeys(chosen)) or list(SETS)
+        selected += [one for one in found if one not in selected]
+    return selected or list(SETS)
 
 
 def _open(
-    one: ImageSet, outputs: np.ndarray, weights: WeightsInfo, data_dir: str | None, real: str | None
+    image_set: ImageSet,
+    outputs: np.ndarray,
+    weights: WeightsInfo,
+    data_dir: str | None,
+    real: str | None,
 ) -> Labelled:
+    """Open a set. `outputs` has the output of each class of ImageNet, -1 without one."""
     source: Source
-    right: np.ndarray | None = None
-    if one.name == "real":
-        source, where, right = _open_real(one, outputs, data_dir, real)
-    elif one.name == "objectnet":
-        source, where, right = _open_objectnet(one, outputs, data_dir)
+    correct_NS: np.ndarray | None = None
+    if image_set.name == "real":
+        source, where, correct_NS = _open_real(image_set, outputs, data_dir, real)
+    elif image_set.name == "objectnet":
+        source, where, correct_NS = _open_objectnet(image_set, outputs, data_dir)
     else:
-        source, where = _open_single(one, data_dir)
-    numbers = classes.members(one.subset)
-    names = _output_names(weights, outputs)
-    is_numbered_alike = source.class_names == classes.class_names()
+        source, where = _open_single(image_set, data_dir)
+
+    numbers = classes.members(image_set.subset)
+    output_L = np.full(source.num_classes, -1)
+    listed = np.arange(source.num_classes)
+    if source.class_names == classes.class_names():
+        output_L = outputs
+        listed = numbers
+    output_names = _name_outputs(weights, outputs)
     label_map = LabelMap(
-        output_names=names,
-        is_allowed_K=np.isin(np.arange(len(names)), outputs[numbers]),
-        output_L=outputs if is_numbered_alike else np.full(source.num_classes, -1),
-        listed=numbers if is_numbered_alike else np.arange(source.num_classes),
-        right_NS=right,
+        output_names=output_names,
+        is_allowed_K=np.isin(np.arange(len(output_names)), outputs[numbers]),
+        output_L=output_L,
+        listed=listed,
+        right_NS=correct_NS,
     )
+
     notes = []
-    if len(source) != one.images:
+    if len(source) != image_set.images:
         notes.append(
-            f"imagenet:{one.name} has {len(source):,} images here, and {one.images:,} were "
-            "released."
+            f"imagenet:{image_set.name} has {len(source):,} images here, "
+            f"and {image_set.images:,} were released."
         )
-    if absent := [classes.class_names()[number] for number in numbers if outputs[number] < 0]:
+    absent = [classes.class_names()[number] for number in numbers if outputs[number] < 0]
+    if absent:
         notes.append(
             f"{weights.source} has no output for {few(absent)}, which are never its answer."
         )
-    return Labelled(
-        source, f"imagenet:{one.name}, {where}, {len(source):,} images", notes, label_map
-    )
+    words = f"imagenet:{image_set.name}, {where}, {len(source):,} images"
+    return Labelled(source, words, notes, label_map)
 
 
-def _output_names(weights: WeightsInfo, outputs: np.ndarray) -> tuple[str, ...]:
-    """Return the names of the outputs; outputs that stand for a class of ImageNet have its name."""
+def _name_outputs(weights: WeightsInfo, outputs: np.ndarray) -> tuple[str, ...]:
+    """Return the names of the outputs; the output of a class of ImageNet has the name of the class."""
     names = list(weights.class_names or classes.class_names())
     for output, name in zip(outputs, classes.class_names(), strict=True):
         if output >= 0:
@@ -194,69 +208,71 @@ def _output_names(weights: WeightsInfo, outputs: np.ndarray) -> tuple[str, ...]:
 # Images with one label.
 
 
-def _open_single(one: ImageSet, data_dir: str | None) -> tuple[SubsetSource, str]:
-    """Open images with one label each, in the numbering of `classes`.
-
-    Return them and where they are.
-    """
-    source, where = _open_prepared(one, data_dir) or _open_unpacked(one, data_dir)
-    known = classes.numbers_by_id() | {
-        str(number): number for number in range(classes.COUNT)
-    }  # V2's folders
-    members = (
-        set(classes.members(one.subset).tolist())
-        if isinstance(source, FileSource)
-        else set(known.values())
-    )
-    if unknown := [name for name in source.class_names if known.get(name) not in members]:
+def _open_single(image_set: ImageSet, data_dir: str | None) -> tuple[SubsetSource, str]:
+    """Return images with one label each, in the numbering of `classes`, and their location."""
+    source, where = _open_stored(image_set, data_dir)
+    known = classes.numbers_by_id()
+    for number in range(classes.COUNT):
+        known[str(number)] = number  # folders of V2
+    allowed = set(known.values())
+    if isinstance(source, FileSource):
+        allowed = set(classes.members(image_set.subset).tolist())
+    unknown = [name for name in source.class_names if known.get(name) not in allowed]
+    if unknown:
         raise ValueError(
-            f"{where} has classes that imagenet:{one.name} does not have: {few(unknown)}."
+            f"{where} has classes that imagenet:{image_set.name} does not have: {few(unknown)}."
         )
     numbers = np.array([known[name] for name in source.class_names])
     return SubsetSource(source, np.arange(len(source)), classes.class_names(), numbers), where
 
 
-def _open_prepared(
-    one: ImageSet, data_dir: str | None, label_key: str = "label"
-) -> tuple[Source, str] | None:
-    """Open a set that TFDS has prepared; None if it has not."""
-    from vit_jax.data.kinds import (
-        tfds_source,  # here, because tensorflow_datasets takes seconds to load
-    )
+def _open_stored(
+    image_set: ImageSet, data_dir: str | None, label_key: str = "label"
+) -> tuple[Source, str]:
+    """Return the images of a dataset of TFDS, else of an unpacked archive, and their location."""
+    if image_set.dataset:
+        # Imported here, because tensorflow_datasets takes seconds to load.
+        from vit_jax.data.kinds import tfds_source
 
-    try:
-        return tfds_source.open_tfds(
-            one.dataset, one.split, data_dir, label_key
-        ), f"tfds:{one.dataset}"
-    except tfds_source.NotPrepared:
-        return None
+        try:
+            source = tfds_source.open_tfds(image_set.dataset, image_set.split, data_dir, label_key)
+        except tfds_source.NotPrepared:
+            pass
+        else:
+            return source, f"tfds:{image_set.dataset}"
+    return _open_unpacked(image_set, data_dir)
 
 
-def _open_unpacked(one: ImageSet, data_dir: str | None) -> tuple[Source, str]:
-    """Open the folder of an unpacked archive; `Absent` says how to prepare the set."""
-    for path in [expanded(data_dir) / folder for folder in one.folders] if data_dir else []:
-        if path.is_dir():
-            return open_listing(Folder(path), WHOLE, _AS_IT_IS, seed=0), f"folder:{path}"
+def _open_unpacked(image_set: ImageSet, data_dir: str | None) -> tuple[Source, str]:
+    """Return the images in the folder of an unpacked archive, and their location.
+
+    Raises:
+      Absent: the folder does not exist; the message says how to prepare the set.
+    """
+    if data_dir:
+        for folder in image_set.folders:
+            path = expanded(data_dir) / folder
+            if path.is_dir():
+                return open_listing(Folder(path), WHOLE, _ALL_OF_FOLDER, seed=0), f"folder:{path}"
+
     ways = []
-    if one.dataset:
-        place = f" --data_dir={data_dir}" if data_dir else ""
-        ways.append(f"vit-jax prepare {one.dataset}{place}{one.manual}")
-    if one.folders:
-        ways.append(
-            f"unpack its archive, so that {' or '.join(one.folders)} is in the folder of "
-            "--data_dir="
-        )
+    if image_set.dataset:
+        option = f" --data_dir={data_dir}" if data_dir else ""
+        ways.append(f"vit-jax prepare {image_set.dataset}{option}{image_set.manual}")
+    if image_set.folders:
+        folders = " or ".join(image_set.folders)
+        ways.append(f"unpack its archive, so that {folders} is in the folder of --data_dir=")
     else:
         ways.append("give --real=real.json, for the images of imagenet:validation")
     raise Absent("; or ".join(ways))
 
 
-def _filled(rows: Sequence[np.ndarray]) -> np.ndarray:
+def _stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Return rows of different lengths as one array, filled with -1."""
-    filled = np.full((len(rows), max(map(len, rows))), -1)
-    for row, values in zip(filled, rows, strict=True):
+    stacked = np.full((len(rows), max(map(len, rows))), -1)
+    for row, values in zip(stacked, rows, strict=True):
         row[: len(values)] = values
-    return filled
+    return stacked
 
 
 # ReaL: the validation images with every class that they show (Beyer et al., "Are we done with
@@ -264,68 +280,72 @@ def _filled(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _open_real(
-    one: ImageSet, outputs: np.ndarray, data_dir: str | None, real: str | None
+    image_set: ImageSet, outputs: np.ndarray, data_dir: str | None, real: str | None
 ) -> tuple[Source, str, np.ndarray]:
-    """Open the validation images that have a label.
-
-    Return them, where they are, and their right outputs.
-    """
+    """Return the validation images that have a label, their location, and their correct outputs."""
     labels: list[Sequence[int] | None]  # None for a damaged record, which counts as unreadable
     if real is not None:
         source, where = _open_single(SETS[0], data_dir)
-        labels = _labels_of_files(source, expanded(real))
+        labels = _read_labels(source, expanded(real))
         where = f"{real} on {where}"
     else:
-        prepared, where = _open_prepared(one, data_dir, "original_label") or _open_unpacked(
-            one, data_dir
-        )
-        source = SubsetSource(prepared, np.arange(len(prepared)), classes.class_names())
-        labels = list(_column(prepared, "real_label"))
-    kept = [number for number, some in enumerate(labels) if some is None or len(some)]
+        stored, where = _open_stored(image_set, data_dir, "original_label")
+        source = SubsetSource(stored, np.arange(len(stored)), classes.class_names())
+        labels = list(_read_column(stored, "real_label"))
+
+    kept = []
+    correct = []
+    for number, image_labels in enumerate(labels):
+        if image_labels is None:
+            image_labels = ()
+        elif len(image_labels) == 0:
+            continue
+        kept.append(number)
+        correct.append(outputs[np.asarray(image_labels, np.int64)])
     if not kept:
         raise ValueError(f"{where}: no image has a label.")
-    right = _filled(
-        [outputs[np.asarray(() if labels[n] is None else labels[n], np.int64)] for n in kept]
-    )
-    return SubsetSource(source, kept), where, right
+    return SubsetSource(source, kept), where, _stack_rows(correct)
 
 
-def _labels_of_files(source: SubsetSource, path: Path) -> list[Sequence[int] | None]:
+def _read_labels(source: SubsetSource, path: Path) -> list[Sequence[int] | None]:
     """Return ReaL's labels of each record, by the number in the name of its file."""
     labels = read_json(path)
     if not isinstance(labels, list) or not all(map(_is_label_set, labels)):
         raise ValueError(
             f"{path}: must be a list of lists of classes, 0 to 999, one for each validation image."
         )
-    labels_of: list[Sequence[int] | None] = []
-    for name in _file_names(source.source):
-        match = _VALIDATION_FILE.search(name or "")
+    labels_of_records: list[Sequence[int] | None] = []
+    for name in _list_file_names(source.source):
+        if name is None:
+            labels_of_records.append(None)
+            continue
+        match = _VALIDATION_FILE.search(name)
         number = int(match[1]) if match else 0
-        if name is not None and not 1 <= number <= len(labels):
+        if not 1 <= number <= len(labels):
             raise ValueError(
                 f"{name} has no place in {path}, whose {len(labels):,} lists are of "
                 "ILSVRC2012_val_00000001.JPEG and so on, in the order of these names."
             )
-        labels_of.append(None if name is None else labels[number - 1])
-    return labels_of
+        labels_of_records.append(labels[number - 1])
+    return labels_of_records
 
 
-def _is_label_set(some: object) -> bool:
-    return isinstance(some, list) and all(
-        type(label) is int and 0 <= label < classes.COUNT for label in some
-    )
+def _is_label_set(labels: object) -> bool:
+    if not isinstance(labels, list):
+        return False
+    return all(type(label) is int and 0 <= label < classes.COUNT for label in labels)
 
 
-def _file_names(source: Source) -> Iterator[str | None]:
+def _list_file_names(source: Source) -> Iterator[str | None]:
+    """Yield the name of the file of each record; None for a damaged record."""
     if isinstance(source, FileSource):
         yield from map(source.name_of, range(len(source)))
-    else:
-        yield from (
-            name if name is None else os.fsdecode(name) for name in _column(source, "file_name")
-        )
+        return
+    for name in _read_column(source, "file_name"):
+        yield None if name is None else os.fsdecode(name)
 
 
-def _column(source: Source, key: str) -> Iterator[Any]:
+def _read_column(source: Source, key: str) -> Iterator[Any]:
     """Yield one feature of every record of TFDS."""
     from vit_jax.data.kinds.tfds_source import TfdsSource
 
@@ -349,9 +369,8 @@ class WithoutBorder(Source):
     def image_of(self, index: int) -> np.ndarray:
         image = decode(self.source[index].image)
         if min(image.shape[:2]) <= 2 * self.pixels:
-            raise UnreadableImage(
-                f"It has {image.shape[0]} x {image.shape[1]} pixels, all of them border"
-            )
+            height, width = image.shape[:2]
+            raise UnreadableImage(f"It has {height} x {width} pixels, all of them border")
         return image[self.pixels : -self.pixels, self.pixels : -self.pixels]
 
     def name_of(self, index: int) -> str:
@@ -362,30 +381,29 @@ class WithoutBorder(Source):
 
 
 def _open_objectnet(
-    one: ImageSet, outputs: np.ndarray, data_dir: str | None
+    image_set: ImageSet, outputs: np.ndarray, data_dir: str | None
 ) -> tuple[Source, str, np.ndarray]:
-    """Open the images of ImageNet's objects, without border.
-
-    Return them, where they are, and their right outputs.
-    """
-    source, where = _open_unpacked(one, data_dir)
-    folder_of, classes_of = (
-        read_json(Path(where.partition(":")[2]).parent / "mappings" / name) for name in _MAPPINGS
-    )
-    numbers = {one.lemmas: number for number, one in enumerate(classes.classes())}
+    """Return images of ImageNet's objects without border, their location, and correct outputs."""
+    source, where = _open_unpacked(image_set, data_dir)
+    _, _, path = where.partition(":")
+    mappings = Path(path).parent / "mappings"
+    label_of_folder = read_json(mappings / _MAPPINGS[0])
+    lemmas_of_label = read_json(mappings / _MAPPINGS[1])
+    numbers = {known.lemmas: number for number, known in enumerate(classes.classes())}
+    correct = {}
     try:
-        right = {
-            name: [numbers[lemmas] for lemmas in classes_of[label].split("; ")]
-            for name, label in folder_of.items()
-            if label in classes_of
-        }
+        for name, label in label_of_folder.items():
+            if label in lemmas_of_label:
+                all_lemmas = lemmas_of_label[label].split("; ")
+                correct[name] = [numbers[lemmas] for lemmas in all_lemmas]
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{where}: the mappings beside it are not those of ObjectNet's release ({error!r})."
         ) from error
-    names = tuple(name for name in source.class_names if name in right)
+    names = tuple(name for name in source.class_names if name in correct)
     if not names:
         raise ValueError(f"{where} has no class of ImageNet, by the mappings beside it.")
-    chosen = select(source, dataclasses.replace(_AS_IT_IS, classes=names), training=False, seed=0)
-    sets = _filled([outputs[right[name]] for name in names])
-    return WithoutBorder(chosen, _BORDER_PIXELS), where, sets[chosen.labels]
+    inputs = dataclasses.replace(_ALL_OF_FOLDER, classes=names)
+    selected = select(source, inputs, training=False, seed=0)
+    correct_LS = _stack_rows([outputs[correct[name]] for name in names])
+    return WithoutBorder(selected, _BORDER_PIXELS), where, correct_LS[selected.labels]
