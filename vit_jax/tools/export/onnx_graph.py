@@ -1,11 +1,13 @@
 """A traced program as an ONNX graph: the operations of our networks, and no others.
 
-Values that do not depend on the images become constants; the loop over layers is unrolled, so that
-every runtime can read the graph. `export.py` writes and checks files.
+Values that do not depend on the images become constants. The loop over layers is unrolled, so that
+every runtime can read the graph. `programs.py` writes and checks files.
 """
 
+import itertools
+import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import jax
 import numpy as np
@@ -33,6 +35,8 @@ _ELEMENTWISE = {
     "neg": "Neg",
     "sqrt": "Sqrt",
 }
+_CHANNELS_FIRST = (0, 3, 1, 2)  # (B, H, W, C) to the order of ONNX
+_CHANNELS_LAST = (0, 2, 3, 1)
 
 
 Dimension = Any  # an int, or a symbolic dimension of JAX
@@ -42,12 +46,13 @@ Params = Mapping[str, Any]  # of an operation
 
 
 class Tensor(NamedTuple):
-    """Output of a node."""
+    """Output of a node.
+
+    Its shape may have 1 where the value in JAX is repeated: ONNX broadcasts as NumPy does.
+    """
 
     name: str
-    shape: tuple[
-        Dimension, ...
-    ]  # with 1 where a variable repeats its values: ONNX broadcasts as NumPy does
+    shape: tuple[Dimension, ...]
 
 
 Value = np.ndarray | Tensor
@@ -56,7 +61,9 @@ Value = np.ndarray | Tensor
 def to_onnx(
     program: Callable[[jax.Array], jax.Array], image_size: tuple[int, int]
 ) -> onnx.ModelProto:
-    """Return the graph of a function from "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K).
+    """Return the graph of a function.
+
+    The function maps "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K).
 
     Raises:
       ValueError: the function has an unsupported operation.
@@ -64,22 +71,30 @@ def to_onnx(
     (batch,) = jax.export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *image_size, 3), np.uint8)
     closed = jax.make_jaxpr(program)(images)
+    (output,) = closed.out_avals
+
     graph = _Graph(Tensor("images", images.shape))
     (result,) = graph.run(closed.jaxpr, closed.consts, [graph.images])
-    (output,) = closed.out_avals
-    graph.add("Identity", graph.full(result, output.shape), name="probabilities")
-    inputs, outputs = (
-        helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(aval.dtype), ["batch", *aval.shape[1:]]
-        )
-        for name, aval in (("images", images), ("probabilities", output))
+    graph.add("Identity", graph.broadcast(result, output.shape), name="probabilities")
+
+    proto = helper.make_graph(
+        graph.nodes,
+        "vit_jax",
+        [_describe_tensor("images", images)],
+        [_describe_tensor("probabilities", output)],
+        graph.initializers,
     )
-    proto = helper.make_graph(graph.nodes, "vit_jax", [inputs], [outputs], graph.initializers)
     opset = [helper.make_opsetid("", OPSET)]
-    version = helper.find_min_ir_version_for(opset)  # so that older runtimes read it too
+    version = helper.find_min_ir_version_for(opset)  # so that older runtimes can read it
     return helper.make_model(
         proto, opset_imports=opset, ir_version=version, producer_name="vit_jax"
     )
+
+
+def _describe_tensor(name: str, array: Any) -> onnx.ValueInfoProto:
+    """Return the description of an input or output, whose first dimension is the batch."""
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, kind, ["batch", *array.shape[1:]])
 
 
 class _Graph:
@@ -90,38 +105,35 @@ class _Graph:
         self.initializers = list[onnx.TensorProto]()
         self.images = images
         self.batch = images.shape[0]
-        self._constants: dict[
-            int, tuple[str, np.ndarray]
-        ] = {}  # by identity; kept, so that identities are unique
+        # Names of constants by identity. Arrays are kept, so that identities are unique.
+        self._constants: dict[int, tuple[str, np.ndarray]] = {}
 
     def add(
         self, kind: str, *inputs: Value, shape: Shape = (), name: str = "", **attributes: Any
     ) -> Tensor:
+        """Add a node and return its output."""
         name = name or f"{kind}_{len(self.nodes)}"
-        self.nodes.append(
-            helper.make_node(
-                kind, [self._name(value) for value in inputs], [name], name, **attributes
-            )
-        )
+        input_names = [self._find_name(value) for value in inputs]
+        self.nodes.append(helper.make_node(kind, input_names, [name], name, **attributes))
         return Tensor(name, tuple(shape))
 
-    def _name(self, value: Value) -> str:
+    def _find_name(self, value: Value) -> str:
+        """Return the name of a tensor, or of a constant, which is added when it is new."""
         if isinstance(value, Tensor):
             return value.name
         if id(value) not in self._constants:
             name = f"constant_{len(self._constants)}"
-            self.initializers.append(
-                numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
-            )
+            content = np.ascontiguousarray(value).reshape(value.shape)
+            self.initializers.append(numpy_helper.from_array(content, name))
             self._constants[id(value)] = name, value
         return self._constants[id(value)][0]
 
     def run(
         self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Value]
     ) -> list[Value]:
-        values: dict[core.Var, Value] = dict(
-            zip(jaxpr.constvars, map(np.asarray, constants), strict=True)
-        )
+        """Add the equations of a program and return its outputs."""
+        values = dict[core.Var, Value]()
+        values |= zip(jaxpr.constvars, map(np.asarray, constants), strict=True)
         values |= zip(jaxpr.invars, inputs, strict=True)
 
         def read(variable: core.Var | core.Literal) -> Value:
@@ -135,145 +147,150 @@ class _Graph:
         return [read(variable) for variable in jaxpr.outvars]
 
     def _apply(self, equation: Equation, inputs: list[Value]) -> list[Value]:
+        """Add the nodes of an equation, or compute it if its inputs are constants."""
         name = equation.primitive.name
         params = equation.params
-        shapes = [v.aval.shape for v in equation.invars]
-        if inner := params.get("jaxpr") or params.get(
-            "call_jaxpr"
-        ):  # a function that is called, or the body of a loop
-            body = getattr(inner, "jaxpr", inner)
-            constants = getattr(inner, "consts", ())
-            if name == "scan":
-                return self._unroll(equation, body, constants, inputs)
-            return self.run(body, constants, inputs)
+        inner = params.get("jaxpr") or params.get("call_jaxpr")
+        if inner:
+            return self._call(equation, inner, inputs)
         if name in _UNCHANGED:
             return inputs
         result = equation.outvars[0].aval
         if name == "broadcast_in_dim":
-            sizes = dict(zip(params["broadcast_dimensions"], inputs[0].shape, strict=True))
-            return [self._reshape(inputs[0], [sizes.get(axis, 1) for axis in range(result.ndim)])]
-        is_fixed = all(type(size) is int for size in result.shape)
-        if is_fixed and all(isinstance(x, np.ndarray) for x in inputs):
-            arrays = [self.full(x, shape) for x, shape in zip(inputs, shapes, strict=True)]
-            results = equation.primitive.bind(*arrays, **params)
-            return [
-                np.asarray(x)
-                for x in (results if equation.primitive.multiple_results else [results])
-            ]
-        if (output := self._elementwise(name, inputs, params)) is not None:
-            return [output]
-        whole = [self.full(x, shape) for x, shape in zip(inputs, shapes, strict=True)]
-        return [self._arranged(name, whole, result.shape, params)]
+            return [self._insert_dimensions(inputs[0], result.ndim, params)]
+        if _is_fixed(result.shape) and _are_constants(inputs):
+            return self._compute(equation, inputs)
+        output = self._add_elementwise(name, inputs, params)
+        if output is None:
+            complete = self._broadcast_all(inputs, equation.invars)
+            output = self._add_arrangement(name, complete, result.shape, params)
+        return [output]
+
+    def _call(self, equation: Equation, inner: Any, inputs: list[Value]) -> list[Value]:
+        """Add the equations of a called function, or of all iterations of a loop."""
+        body = getattr(inner, "jaxpr", inner)
+        constants = getattr(inner, "consts", ())
+        if equation.primitive.name == "scan":
+            return self._unroll(equation, body, constants, inputs)
+        return self.run(body, constants, inputs)
 
     def _unroll(
         self, equation: Equation, body: Any, constants: Sequence[Any], inputs: list[Value]
     ) -> list[Value]:
-        """Unroll a loop over constants, such as the parameters of layers, that returns only its carry."""
-        pairs = zip(equation.invars, body.invars, strict=True)
-        first = sum(
-            outside.aval.ndim == inside.aval.ndim for outside, inside in pairs
-        )  # unstacked inputs are last
-        carried = first - len(body.outvars)
-        layers = [
-            self.full(x, v.aval.shape)
-            for x, v in zip(inputs[first:], equation.invars[first:], strict=True)
-        ]
-        kept = zip(equation.outvars, body.outvars, strict=True)
-        if not all(isinstance(x, np.ndarray) for x in layers) or any(
-            v.aval.ndim != w.aval.ndim for v, w in kept
-        ):
-            raise _unknown("a loop over activations")
-        carry = inputs[carried:first]
+        """Unroll a loop over constants, such as the parameters of layers.
+
+        The inputs are the constants of the loop, the initial carry, and stacked arrays, of which
+        each iteration takes a row. The loop may return only its carry.
+        """
+        num_unstacked = 0
+        for outside, inside in zip(equation.invars, body.invars, strict=True):
+            num_unstacked += outside.aval.ndim == inside.aval.ndim
+        num_fixed = num_unstacked - len(body.outvars)
+        stacked = self._broadcast_all(inputs[num_unstacked:], equation.invars[num_unstacked:])
+        returns_stack = False
+        for outside, inside in zip(equation.outvars, body.outvars, strict=True):
+            returns_stack |= outside.aval.ndim != inside.aval.ndim
+        if returns_stack or not _are_constants(stacked):
+            raise _reject("a loop over activations")
+
+        fixed = inputs[:num_fixed]
+        carry = inputs[num_fixed:num_unstacked]
         for number in range(equation.params["length"]):
-            layer = [np.asarray(x[number]) for x in layers]
-            carry = self.run(body, constants, [*inputs[:carried], *carry, *layer])
+            layer = [np.asarray(array[number]) for array in stacked]
+            carry = self.run(body, constants, [*fixed, *carry, *layer])
         return carry
 
-    def _elementwise(self, name: str, inputs: list[Value], params: Params) -> Value | None:
+    def _compute(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        """Return the constant results of an equation."""
+        arrays = self._broadcast_all(inputs, equation.invars)
+        results = equation.primitive.bind(*arrays, **equation.params)
+        if not equation.primitive.multiple_results:
+            results = [results]
+        return [np.asarray(result) for result in results]
+
+    def _add_elementwise(self, name: str, inputs: list[Value], params: Params) -> Value | None:
         """Add an elementwise operation, which broadcasts its inputs; return None for another operation."""
-        length = max(len(x.shape) for x in inputs)
-        sizes = zip(*((1,) * (length - len(x.shape)) + x.shape for x in inputs), strict=True)
-        shape = [next((d for d in dims if type(d) is not int or d != 1), 1) for dims in sizes]
+        shape = _broadcast_shapes([x.shape for x in inputs])
+        if name in _ELEMENTWISE:
+            return self.add(_ELEMENTWISE[name], *inputs, shape=shape)
         match name:
-            case _ if name in _ELEMENTWISE:
-                return self.add(_ELEMENTWISE[name], *inputs, shape=shape)
             case "square":
                 return self.add("Mul", *inputs, *inputs, shape=shape)
             case "integer_pow":
                 return self.add("Pow", *inputs, np.array(params["y"], np.float32), shape=shape)
             case "rsqrt":
-                return self.add("Reciprocal", self.add("Sqrt", *inputs, shape=shape), shape=shape)
+                root = self.add("Sqrt", *inputs, shape=shape)
+                return self.add("Reciprocal", root, shape=shape)
             case "erfc":
-                return self.add(
-                    "Sub",
-                    np.ones((), np.float32),
-                    self.add("Erf", *inputs, shape=shape),
-                    shape=shape,
-                )
+                one = np.ones((), np.float32)
+                return self.add("Sub", one, self.add("Erf", *inputs, shape=shape), shape=shape)
             case "select_n":
-                which, otherwise, chosen = inputs
-                return self.add("Where", which, chosen, otherwise, shape=shape)
+                condition, if_false, if_true = inputs
+                return self.add("Where", condition, if_true, if_false, shape=shape)
             case "convert_element_type":
                 kind = helper.np_dtype_to_tensor_dtype(np.dtype(params["new_dtype"]))
                 return self.add("Cast", *inputs, shape=shape, to=kind)
         return None
 
-    def _arranged(self, name: str, inputs: list[Value], shape: Shape, params: Params) -> Value:
-        """Add an operation that moves or joins values; its inputs have their full shape."""
+    def _add_arrangement(
+        self, name: str, inputs: list[Value], shape: Shape, params: Params
+    ) -> Value:
+        """Add an operation that moves or combines values; its inputs have their complete shape."""
         x = inputs[0]
         match name:
             case "reshape" | "squeeze":
                 return self._reshape(x, shape)
             case "transpose":
-                return self._turn(x, params["permutation"])
+                return self._transpose(x, params["permutation"])
             case "reduce_sum" | "reduce_max":
                 kind = "ReduceSum" if name == "reduce_sum" else "ReduceMax"
                 return self.add(kind, x, np.array(params["axes"]), shape=shape, keepdims=0)
             case "concatenate":
                 return self.add("Concat", *inputs, shape=shape, axis=params["dimension"])
             case "slice":
-                steps = params["strides"] or [1] * len(shape)
-                axes = [axis for axis, size in enumerate(shape) if type(size) is int]
-                bounds = (
-                    params["start_indices"],
-                    params["limit_indices"],
-                    range(len(shape)),
-                    steps,
-                )
-                return self.add(
-                    "Slice",
-                    x,
-                    *(np.array([ends[axis] for axis in axes]) for ends in bounds),
-                    shape=shape,
-                )
+                return self._slice(x, shape, params)
             case "gather":
-                return self._cut(x, inputs[1], shape, **params)
+                return self._slice_at(x, inputs[1], shape, params)
             case "dot_general":
                 return self._multiply(x, inputs[1], shape, params["dimension_numbers"])
             case "conv_general_dilated":
-                return self._convolve(x, inputs[1], shape, **params)
+                return self._convolve(x, inputs[1], shape, params)
             case "reduce_window_max":
-                return self._pool(x, shape, **params)
-        raise _unknown(name)
+                return self._pool(x, shape, params)
+        raise _reject(name)
 
     # Parts of these operations.
 
-    def full(self, value: Value, shape: Shape) -> Value:
+    def broadcast(self, value: Value, shape: Shape) -> Value:
         """Broadcast a value to a shape."""
         if value.shape == tuple(shape):
             return value
-        if isinstance(value, np.ndarray) and all(type(size) is int for size in shape):
+        if isinstance(value, np.ndarray) and _is_fixed(shape):
             return np.broadcast_to(value, shape)
-        sizes = [np.array([d]) if type(d) is int else self._multiple_of_batch(d) for d in shape]
+        sizes = []
+        for size in shape:
+            sizes.append(np.array([size]) if type(size) is int else self._multiple_of_batch(size))
         return self.add("Expand", value, self.add("Concat", *sizes, axis=0), shape=shape)
+
+    def _broadcast_all(self, inputs: Sequence[Value], variables: Sequence[Any]) -> list[Value]:
+        """Return the values of variables in the shapes that they have in JAX."""
+        complete = []
+        for value, variable in zip(inputs, variables, strict=True):
+            complete.append(self.broadcast(value, variable.aval.shape))
+        return complete
 
     def _multiple_of_batch(self, size: Dimension) -> Tensor:
         batch = self.add("Shape", self.images, start=0, end=1)
-        return (
-            batch
-            if size == self.batch
-            else self.add("Mul", batch, np.array([int(size // self.batch)]))
-        )
+        if size == self.batch:
+            return batch
+        return self.add("Mul", batch, np.array([int(size // self.batch)]))
+
+    def _insert_dimensions(self, x: Value, ndim: int, params: Params) -> Value:
+        """Insert dimensions of 1; later operations broadcast them."""
+        sizes = [1] * ndim
+        for axis, size in zip(params["broadcast_dimensions"], x.shape, strict=True):
+            sizes[axis] = size
+        return self._reshape(x, sizes)
 
     def _reshape(self, x: Value, shape: Shape) -> Value:
         if x.shape == tuple(shape):
@@ -283,58 +300,61 @@ class _Graph:
         sizes = [size if type(size) is int else -1 for size in shape]
         return self.add("Reshape", x, np.array(sizes, np.int64), shape=shape)
 
-    def _turn(self, x: Value, order: Sequence[int]) -> Value:
+    def _transpose(self, x: Value, order: Sequence[int]) -> Value:
         if isinstance(x, np.ndarray):
             return x.transpose(order)
         return self.add("Transpose", x, shape=[x.shape[axis] for axis in order], perm=list(order))
 
-    def _cut(
-        self,
-        x: Value,
-        start: Value,
-        shape: Shape,
-        *,
-        dimension_numbers: Any,
-        slice_sizes: Any,
-        **_: Any,
-    ) -> Value:
-        """Slice x at a constant place: JAX traces slices of arrays of unknown size as gather."""
-        axes = dimension_numbers.start_index_map
+    def _slice(self, x: Value, shape: Shape, params: Params) -> Value:
+        """Slice x along the axes of a fixed size."""
+        axes = [axis for axis, size in enumerate(shape) if type(size) is int]
+        strides = params["strides"] or [1] * len(shape)
+        starts = np.array([params["start_indices"][axis] for axis in axes])
+        limits = np.array([params["limit_indices"][axis] for axis in axes])
+        steps = np.array([strides[axis] for axis in axes])
+        return self.add("Slice", x, starts, limits, np.array(axes), steps, shape=shape)
+
+    def _slice_at(self, x: Value, start: Value, shape: Shape, params: Params) -> Value:
+        """Slice x at a constant index: JAX traces slices of arrays of unknown size as gather."""
+        axes = params["dimension_numbers"].start_index_map
+        slice_sizes = params["slice_sizes"]
         if not isinstance(start, np.ndarray) or start.shape != (len(axes),):
-            raise _unknown("gather of several places")
-        last = start + [slice_sizes[axis] for axis in axes]
-        cut = self.add(
-            "Slice",
-            x,
-            start.astype(np.int64),
-            last.astype(np.int64),
-            np.array(axes),
-            shape=slice_sizes,
-        )
-        return self._reshape(cut, shape)
+            raise _reject("gather of several places")
+        starts = start.astype(np.int64)
+        limits = (start + [slice_sizes[axis] for axis in axes]).astype(np.int64)
+        part = self.add("Slice", x, starts, limits, np.array(axes), shape=slice_sizes)
+        return self._reshape(part, shape)
 
     def _multiply(self, x: Value, y: Value, shape: Shape, dimension_numbers: Any) -> Value:
-        (summed_x, summed_y), (same_x, same_y) = dimension_numbers
-        if len(y.shape) == 2 and tuple(summed_x) == (len(x.shape) - 1,) and tuple(summed_y) == (0,):
+        """Multiply two arrays: a product of matrices, or an Einstein summation."""
+        (summed_x, summed_y), (batch_x, batch_y) = dimension_numbers
+        x_ndim = len(x.shape)
+        y_ndim = len(y.shape)
+        if y_ndim == 2 and tuple(summed_x) == (x_ndim - 1,) and tuple(summed_y) == (0,):
             return self.add("MatMul", x, y, shape=shape)
-        letters = iter("abcdefghijklmnopqrstuvwxyz")
-        of_x = [next(letters) for _ in x.shape]
-        pairs = dict(zip([*summed_y, *same_y], [*summed_x, *same_x], strict=True))
-        of_y = [
-            of_x[pairs[axis]] if axis in pairs else next(letters) for axis in range(len(y.shape))
-        ]
-        result = [of_x[axis] for axis in same_x]
-        result += [letter for axis, letter in enumerate(of_x) if axis not in {*summed_x, *same_x}]
-        result += [letter for axis, letter in enumerate(of_y) if axis not in {*summed_y, *same_y}]
-        words = f"{''.join(of_x)},{''.join(of_y)}->{''.join(result)}"
-        return self.add("Einsum", x, y, shape=shape, equation=words)
 
-    def _convolve(self, x: Value, kernel: Value, shape: Shape, **params: Any) -> Value:
+        # Each dimension has a letter; summed and batch dimensions of y have those of x.
+        x_axis_of_y = dict(zip([*summed_y, *batch_y], [*summed_x, *batch_x], strict=True))
+        x_letters = string.ascii_lowercase[:x_ndim]
+        new_letters = iter(string.ascii_lowercase[x_ndim:])
+        y_letters = ""
+        for axis in range(y_ndim):
+            y_letters += x_letters[x_axis_of_y[axis]] if axis in x_axis_of_y else next(new_letters)
+
+        # The result has the batch dimensions, then the other ones of x, then those of y.
+        batch = "".join(x_letters[axis] for axis in batch_x)
+        rest_of_x = _skip_letters(x_letters, [*summed_x, *batch_x])
+        rest_of_y = _skip_letters(y_letters, [*summed_y, *batch_y])
+        summation = f"{x_letters},{y_letters}->{batch}{rest_of_x}{rest_of_y}"
+        return self.add("Einsum", x, y, shape=shape, equation=summation)
+
+    def _convolve(self, x: Value, kernel: Value, shape: Shape, params: Params) -> Value:
         orders = params["dimension_numbers"]
-        if any(d != 1 for d in params["lhs_dilation"]) or params["batch_group_count"] != 1:
-            raise _unknown("a transposed convolution")
-        images = self._turn(x, orders.lhs_spec)
-        kernels = self._turn(kernel, orders.rhs_spec)
+        is_dilated = any(dilation != 1 for dilation in params["lhs_dilation"])
+        if is_dilated or params["batch_group_count"] != 1:
+            raise _reject("a transposed convolution")
+        images = self._transpose(x, orders.lhs_spec)
+        kernels = self._transpose(kernel, orders.rhs_spec)
         result = self.add(
             "Conv",
             images,
@@ -343,39 +363,56 @@ class _Graph:
             strides=list(params["window_strides"]),
             dilations=list(params["rhs_dilation"]),
             group=params["feature_group_count"],
-            pads=_pads(params["padding"]),
+            pads=_order_pads(params["padding"]),
         )
-        return self._turn(result, np.argsort(orders.out_spec).tolist())
+        return self._transpose(result, np.argsort(orders.out_spec).tolist())
 
-    def _pool(
-        self,
-        x: Value,
-        shape: Shape,
-        *,
-        window_dimensions: Any,
-        window_strides: Any,
-        padding: Any,
-        **_: Any,
-    ) -> Value:
+    def _pool(self, x: Value, shape: Shape, params: Params) -> Value:
         """Return the maximum of windows of a map (B, H, W, C)."""
-        order = (0, 3, 1, 2)
         result = self.add(
             "MaxPool",
-            self._turn(x, order),
-            shape=[shape[axis] for axis in order],
-            kernel_shape=list(window_dimensions[1:3]),
-            strides=list(window_strides[1:3]),
-            pads=_pads(padding[1:3]),
+            self._transpose(x, _CHANNELS_FIRST),
+            shape=[shape[axis] for axis in _CHANNELS_FIRST],
+            kernel_shape=list(params["window_dimensions"][1:3]),
+            strides=list(params["window_strides"][1:3]),
+            pads=_order_pads(params["padding"][1:3]),
         )
-        return self._turn(result, (0, 2, 3, 1))
+        return self._transpose(result, _CHANNELS_LAST)
 
 
-def _pads(padding: Sequence[tuple[int, int]]) -> list[int]:
+def _is_fixed(shape: Shape) -> bool:
+    """Return True if no dimension depends on the batch."""
+    return all(type(size) is int for size in shape)
+
+
+def _are_constants(values: Sequence[Value]) -> TypeGuard[Sequence[np.ndarray]]:
+    return all(isinstance(value, np.ndarray) for value in values)
+
+
+def _broadcast_shapes(shapes: Sequence[Shape]) -> list[Dimension]:
+    """Return the shape of an elementwise result, as NumPy does, also of symbolic dimensions."""
+    reversed_shapes = [reversed(shape) for shape in shapes]
+    result = []
+    for sizes in itertools.zip_longest(*reversed_shapes, fillvalue=1):
+        repeated = [size for size in sizes if type(size) is not int or size != 1]
+        result.append(repeated[0] if repeated else 1)
+    return result[::-1]
+
+
+def _skip_letters(letters: str, axes: Sequence[int]) -> str:
+    """Return the letters of all other axes."""
+    return "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
+
+
+def _order_pads(padding: Sequence[tuple[int, int]]) -> list[int]:
     """Return all beginnings, then all ends, the order of ONNX."""
-    return [pad[end] for end in (0, 1) for pad in padding]
+    beginnings = [begin for begin, _ in padding]
+    ends = [end for _, end in padding]
+    return beginnings + ends
 
 
-def _unknown(operation: str) -> ValueError:
+def _reject(operation: str) -> ValueError:
     return ValueError(
-        f"--to=onnx: the network has an unsupported operation: {operation}. Use --to=stablehlo or --to=safetensors."
+        f"--to=onnx: the network has an unsupported operation: {operation}. "
+        "Use --to=stablehlo or --to=safetensors."
     )

@@ -31,12 +31,23 @@ _PREPARATION = {
         "filter": "bilinear between pixel centres, without antialiasing",
     },
     "short_side": {
-        "meaning": "resized to the smallest image of the same shape that covers the input's size / crop_fraction, "
-        "rounded; its sides are rounded too, and the middle is kept, from half the difference rounded down",
-        "filter": "area, the mean over what a new pixel covers, also where it is smaller than an old one",
+        "meaning": (
+            "resized to the smallest image of the same shape that covers the input's size / "
+            "crop_fraction, rounded; its sides are rounded too, and the middle is kept, "
+            "from half the difference rounded down"
+        ),
+        "filter": (
+            "area, the mean over what a new pixel covers, also where it is smaller than an old one"
+        ),
     },
 }
 """Descriptions of `EvaluationTransform` for users without this package."""
+# The meaning of "short_side" with the interpolation of Pillow.
+_PILLOW_CROP = (
+    "resized to the smallest image of the same shape that covers the input's size / "
+    "crop_fraction, rounded down; the longer side is rounded {longer_side}, and the middle "
+    "is kept, from half the difference rounded {middle}"
+)
 
 
 def export_stablehlo(
@@ -49,48 +60,48 @@ def export_stablehlo(
 
     Args:
       model: on one device; its parameters become constants of the program.
-      path: of the file to write.
+      path: the file to write.
       overwrite: replace existing files.
 
     Returns:
-      The two files.
+      the two files.
 
     Raises:
       ValueError: a file exists or cannot be written; the model has no classes, no preparation of
         images, or too many parameters.
     """
-    path, description_path = _checked(model, path, "stablehlo", overwrite=overwrite)
-    description = json.dumps(_description(model) | {"platforms": PLATFORMS}, indent=2)
-    shape = (*jax_export.symbolic_shape("batch"), *model.architecture.image_size, 3)
-    exported = jax_export.export(jax.jit(_program(model)), platforms=PLATFORMS)(
-        jax.ShapeDtypeStruct(shape, jnp.uint8)
-    )
-    write_atomically(path, exported.serialize())
-    write_atomically(description_path, f"{description}\n")
+    path, description_path = _check_and_find_files(model, path, "stablehlo", overwrite=overwrite)
+    description = _describe(model) | {"platforms": PLATFORMS}
+    (batch,) = jax_export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, *model.architecture.image_size, 3), jnp.uint8)
+    export = jax_export.export(jax.jit(_build_program(model)), platforms=PLATFORMS)
+    write_atomically(path, export(images).serialize())
+    write_atomically(description_path, f"{json.dumps(description, indent=2)}\n")
     return [path, description_path]
 
 
 def export_onnx(
     model: Model, path: str | pathlib.Path, *, overwrite: bool = False
 ) -> list[pathlib.Path]:
-    """Write an ONNX file: "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K), in float32.
+    """Write an ONNX file, which computes in float32.
 
-    The file is first checked on random images: its results must be those of the model. Its metadata
-    are the description that is beside a StableHLO program, each value as JSON.
+    It maps "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K). Before it is
+    written, its results on random images must be equal to those of the model. Its metadata are the
+    description of a StableHLO program, each value as JSON.
 
     Args:
       model: computes in float32.
-      path: of the file to write.
+      path: the file to write.
       overwrite: replace existing files.
 
     Returns:
-      The file, alone in its list.
+      the file, alone in its list.
 
     Raises:
       ValueError: as `export_stablehlo`; onnx or onnxruntime is not installed; the model computes in
         bfloat16 or has an unsupported operation; the file gives other results.
     """
-    (path,) = _checked(model, path, "onnx", overwrite=overwrite)
+    (path,) = _check_and_find_files(model, path, "onnx", overwrite=overwrite)
     if model.architecture.compute_dtype != "float32":
         raise ValueError(
             "An ONNX file computes in float32: load the weights with compute_dtype float32."
@@ -100,12 +111,13 @@ def export_onnx(
 
     from vit_jax.tools.export.onnx_graph import to_onnx
 
-    program = to_onnx(trace_for(_AnyRuntime())(_program(model)), model.architecture.image_size)
-    description = {field: json.dumps(value) for field, value in _description(model).items()}
-    onnx.helper.set_model_props(program, description)
-    written = program.SerializeToString()
-    _require_same(model, written)
-    write_atomically(path, written)
+    program = trace_for(_AnyRuntime())(_build_program(model))
+    proto = to_onnx(program, model.architecture.image_size)
+    properties = {field: json.dumps(value) for field, value in _describe(model).items()}
+    onnx.helper.set_model_props(proto, properties)
+    content = proto.SerializeToString()
+    _require_equal_results(model, content)
+    write_atomically(path, content)
     return [path]
 
 
@@ -116,13 +128,13 @@ def require_onnx() -> None:
         import onnxruntime  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            f"An ONNX file is written by onnx and checked by onnxruntime, which cannot be imported ({error}): "
-            f"{install_command('onnx')}"
+            "An ONNX file is written by onnx and checked by onnxruntime, "
+            f"which cannot be imported ({error}): {install_command('onnx')}"
         ) from None
 
 
 class _AnyRuntime:
-    """Unknown devices of a traced program: it has no form that is fast on particular ones."""
+    """Unknown devices of a traced program, which has no form for particular devices."""
 
     platform = "any"
     device_kind = ""
@@ -135,101 +147,113 @@ class _AnyRuntime:
         return function
 
 
-def _require_same(model: Model, written: bytes) -> None:
+def _require_equal_results(model: Model, content: bytes) -> None:
     """Raise ValueError unless file and model agree on one random image and on three."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
-    for count in (1, 3):
-        images = np.random.default_rng(count).integers(
-            0, 256, (count, *model.architecture.image_size, 3), np.uint8
-        )
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    program = _build_program(model)
+    for batch_size in (1, 3):
+        shape = (batch_size, *model.architecture.image_size, 3)
+        images = np.random.default_rng(batch_size).integers(0, 256, shape, np.uint8)
         with jax.default_matmul_precision("float32"):
-            probabilities = np.asarray(_program(model)(images))
-        ours, theirs = (
-            np.log(np.maximum(x, 1e-30))
-            for x in (probabilities, *session.run(None, {"images": images}))
-        )
-        difference = np.abs(ours - theirs).max()
-        allowed = LARGEST_DIFFERENCE * np.ptp(ours) + 1e-6
-        if not difference <= allowed:
+            of_model = _take_log(np.asarray(program(images)))
+        (probabilities,) = session.run(None, {"images": images})
+        difference = np.abs(of_model - _take_log(probabilities)).max()
+        allowed = LARGEST_DIFFERENCE * np.ptp(of_model) + 1e-6
+        if not difference <= allowed:  # also if it is NaN
             raise ValueError(
-                f"{model.architecture.name} is not written as ONNX: on random images the log-probabilities of the file "
-                f"would differ by {difference:.2g}, more than {allowed:.2g}. Use --to=stablehlo."
+                f"{model.architecture.name} is not written as ONNX: "
+                "on random images the log-probabilities of the file would differ "
+                f"by {difference:.2g}, more than {allowed:.2g}. Use --to=stablehlo."
             )
 
 
-def _program(model: Model) -> Callable[[Any], jax.Array]:
+def _take_log(probabilities: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(probabilities, 1e-30))
+
+
+def _build_program(model: Model) -> Callable[[Any], jax.Array]:
+    """Return the function from images to probabilities."""
     return lambda image_BHWC: to_probabilities(model(image_BHWC).logits_BK, model.is_multilabel)
 
 
-def _checked(
+def _check_and_find_files(
     model: Model, path: str | pathlib.Path, kind: str, *, overwrite: bool
 ) -> list[pathlib.Path]:
     """Return the files of `require_free`; raise ValueError if the model cannot be a program."""
     model.require_classes()
     paths = require_free(path, kind, overwrite=overwrite)
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.module))
-    if size >= LARGEST_PROGRAM_BYTES:
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(model.module))
+    if num_bytes >= LARGEST_PROGRAM_BYTES:
         raise ValueError(
-            f"{model.architecture.name} has {size / 1e9:.1f} GB of parameters, and a program with its parameters "
-            "inside may have 2 GB: use --to=safetensors or --to=npz."
+            f"{model.architecture.name} has {num_bytes / 1e9:.1f} GB of parameters, "
+            "and a program with its parameters inside may have 2 GB: "
+            "use --to=safetensors or --to=npz."
         )
     return paths
 
 
 def require_free(path: str | pathlib.Path, kind: str, *, overwrite: bool) -> list[pathlib.Path]:
-    """Return the files of a program of this kind, "stablehlo" or "onnx"; raise ValueError if one exists."""
+    """Return the files of a program of this kind, "stablehlo" or "onnx".
+
+    Raises:
+      ValueError: a file exists and `overwrite` is False.
+    """
     path = expanded(path)
-    paths = [path] if kind == "onnx" else [path, path.with_name(path.name + ".json")]
-    for taken in paths:
-        if taken.exists() and not overwrite:
-            raise ValueError(f"{taken} exists: give another --output=, or add --overwrite.")
+    paths = [path]
+    if kind == "stablehlo":
+        paths.append(path.with_name(path.name + ".json"))
+    for file in paths:
+        if file.exists() and not overwrite:
+            raise ValueError(f"{file} exists: give another --output=, or add --overwrite.")
     return paths
 
 
-def _filter_words(transform: EvaluationTransform) -> dict[str, str]:
-    words = _PREPARATION[transform.resize]
+def _describe_resize(transform: EvaluationTransform) -> dict[str, str]:
+    """Return how images are resized and cropped, for users without this package."""
+    description = dict(_PREPARATION[transform.resize])
     interpolation = transform.interpolation
     if interpolation is None:
-        return words
-    is_square = transform.image_size[0] == transform.image_size[1]
-    is_even = transform.library == "timm"
-    cropped = (
-        "resized to the smallest image of the same shape that covers the input's size / crop_fraction, rounded down; "
-        f"the longer side is rounded {'down' if is_square else 'to the nearest'}, and the middle is kept, from half "
-        f"the difference rounded {'to the nearest even number' if is_even else 'down'}"
+        return description
+    if transform.resize == "short_side":
+        height, width = transform.image_size
+        description["meaning"] = _PILLOW_CROP.format(
+            longer_side="down" if height == width else "to the nearest",
+            middle="to the nearest even number" if transform.library == "timm" else "down",
+        )
+    description["filter"] = (
+        f"{interpolation} with antialiasing, as Pillow's Image.resize of 8-bit images"
     )
-    return {
-        "interpolation": interpolation,
-        "meaning": words["meaning"] if transform.resize == "direct" else cropped,
-        "filter": f"{interpolation} with antialiasing, as Pillow's Image.resize of 8-bit images",
-    }
+    return {"interpolation": interpolation, **description}
 
 
-def _description(model: Model) -> dict[str, Any]:
+def _describe(model: Model) -> dict[str, Any]:
+    """Return input, output, classes and preparation of images as JSON values."""
     a = model.architecture
-    transform = model.require_transform()
+    activation = "sigmoid of each logit" if model.is_multilabel else "softmax of the logits"
     return {
         "network": a.name,
         "input": {"dtype": "uint8", "shape": ["batch", *a.image_size, 3], "colours": "RGB"},
         "output": {
             "dtype": "float32",
             "shape": ["batch", a.num_classes],
-            "meaning": f"probabilities: {'sigmoid of each logit' if model.is_multilabel else 'softmax of the logits'}",
+            "meaning": f"probabilities: {activation}",
         },
         "class_names": list(model.class_names),
-        "preprocessing": {
-            "resize": transform.resize,
-            "crop_fraction": transform.crop_fraction,
-            **_filter_words(transform),
-            "exif_orientation": "applied" if transform.exif_orientation else "ignored",
-            **(
-                {}
-                if transform.value_range is None
-                else {"value_range": list(transform.value_range)}
-            ),
-            "alpha": "dropped",
-        },
+        "preprocessing": _describe_preparation(model.require_transform()),
         "weights": model.source,
     }
+
+
+def _describe_preparation(transform: EvaluationTransform) -> dict[str, Any]:
+    description: dict[str, Any] = {
+        "resize": transform.resize,
+        "crop_fraction": transform.crop_fraction,
+        **_describe_resize(transform),
+        "exif_orientation": "applied" if transform.exif_orientation else "ignored",
+    }
+    if transform.value_range is not None:
+        description["value_range"] = list(transform.value_range)
+    description["alpha"] = "dropped"
+    return description
