@@ -1,1 +1,1 @@
-"""The state of runs from their files, and a step of a run repeated and taken apart."""
+"""The state of runs from their files, and a step of a run, repeated and analysed."""
