@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): pages generated from code, and links that leave docs/.
+"""Hooks of the documentation site (mkdocs.yml): pages from code, and links that leave docs/.
 
 The home page is the README. A linked file outside docs/ becomes a page under repository/ with its
 unchanged text, so every link of the site resolves and is checked.
@@ -26,41 +26,46 @@ LANGUAGES = {".py": "python", ".sh": "sh", ".json": "json", ".yaml": "yaml", ".s
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages without a file in docs/."""
-    made = {"commands.md": commands(), "config.md": options(), **python()}
-    for path, text in made.items():
-        files.append(File.generated(config, path, content=text))
-    waiting = [
-        "README.md",
-        *(f"docs/{file.src_uri}" for file in files if file.src_uri.endswith(".md")),
-    ]
-    waiting += [
-        path.removeprefix(f"{OUTSIDE}/")
-        for path in _named_in_nav(config.nav)
-        if path.startswith(OUTSIDE)
-    ]
+    generated = {
+        "commands.md": build_commands_page(),
+        "config.md": build_config_page(),
+        **build_python_pages(),
+    }
+    for page, text in generated.items():
+        files.append(File.generated(config, page, content=text))
+
+    waiting = ["README.md"]
+    for file in files:
+        if file.src_uri.endswith(".md"):
+            waiting.append(f"docs/{file.src_uri}")
+    for path in _list_paths(config.nav):
+        if path.startswith(OUTSIDE):
+            waiting.append(path.removeprefix(f"{OUTSIDE}/"))
+
     seen = set(waiting)
     while waiting:
         path = waiting.pop()
-        page = page_of(path)
-        if page not in made and files.get_file_from_path(page) is None:
-            files.append(File.generated(config, page, content=text_of(path)))
-        if path.endswith(".md") and page not in made:
-            new = {
-                target for target in linked_from(path) if target not in seen and needs_page(target)
-            }
-            seen |= new
-            waiting += sorted(new)
+        page = find_page(path)
+        if page in generated:
+            continue
+        if files.get_file_from_path(page) is None:
+            files.append(File.generated(config, page, content=read_text(path)))
+        if path.endswith(".md"):
+            for target in sorted(set(list_targets(path)) - seen):
+                if needs_page(target):
+                    seen.add(target)
+                    waiting.append(target)
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Convert links between files of the repository into links between pages."""
-    path = file_of(page.file.src_uri)
+    path = find_file(page.file.src_uri)
+    folder = posixpath.dirname(page.file.src_uri) or "."
 
     def rewrite(match: re.Match[str]) -> str:
-        return posixpath.relpath(
-            page_of(target_of(path, match[1])), posixpath.dirname(page.file.src_uri) or "."
-        )
+        target = resolve_link(path, match[1])
+        return posixpath.relpath(find_page(target), folder)
 
     parts = FENCED.split(markdown)
     parts[::2] = [LINK.sub(rewrite, part) for part in parts[::2]]
@@ -70,94 +75,103 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 # Files of the repository and their pages.
 
 
-def target_of(path: str, link: str) -> str:
+def resolve_link(path: str, link: str) -> str:
     """Return the target of a link in a file, from the repository's root."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 
 def needs_page(path: str) -> bool:
     """Return True for files outside docs/, and for code and folders in it."""
-    return (
-        not path.startswith("docs/") or path.endswith((".py", ".ipynb")) or (ROOT / path).is_dir()
-    )
+    if not path.startswith("docs/") or path.endswith((".py", ".ipynb")):
+        return True
+    return (ROOT / path).is_dir()
 
 
-def page_of(path: str) -> str:
+def find_page(path: str) -> str:
     """Return the page of a file of the repository."""
     if path == "README.md":
         return "index.md"
-    inside = path.removeprefix("docs/")
     if (ROOT / path / "README.md").is_file():
-        return page_of(f"{path}/README.md")
+        return find_page(f"{path}/README.md")
     if not needs_page(path):
-        return inside
-    return f"{OUTSIDE}/{path}" if path.endswith(".md") else f"{OUTSIDE}/{path}.md"
+        return path.removeprefix("docs/")
+    page = f"{OUTSIDE}/{path}"
+    return page if path.endswith(".md") else f"{page}.md"
 
 
-def file_of(page: str) -> str:
+def find_file(page: str) -> str:
     """Return the file of a page; for a generated page a path in docs/ that does not exist."""
     if page == "index.md":
         return "README.md"
-    inside = page.removeprefix(f"{OUTSIDE}/")
-    if inside == page:
+    path = page.removeprefix(f"{OUTSIDE}/")
+    if path == page:
         return f"docs/{page}"
-    return inside if (ROOT / inside).is_file() else inside.removesuffix(".md")
+    return path if (ROOT / path).is_file() else path.removesuffix(".md")
 
 
-def linked_from(path: str) -> Iterator[str]:
+def list_targets(path: str) -> Iterator[str]:
     """Yield existing targets of a page's links; the build of the site reports others."""
-    for part in FENCED.split(text_of(path))[::2]:
+    for part in FENCED.split(read_text(path))[::2]:
         for link in LINK.findall(part):
-            target = target_of(path, link)
+            target = resolve_link(path, link)
             if (ROOT / target / "README.md").is_file():
                 target = f"{target}/README.md"
             if (ROOT / target).exists():
                 yield target
 
 
-def text_of(path: str) -> str:
+def read_text(path: str) -> str:
     """Return the text of a page: code as a block, a folder as a list of names."""
     file = ROOT / path
     if file.is_dir():
-        names = sorted(
-            name for name in os.listdir(file) if not name.startswith((".", "__pycache__"))
-        )
-        return "\n".join([f"# {path}", "", *(f"* `{name}`" for name in names), ""])
+        lines = [f"# {path}", ""]
+        for name in sorted(os.listdir(file)):
+            if not name.startswith((".", "__pycache__")):
+                lines.append(f"* `{name}`")
+        return "\n".join([*lines, ""])
     text = file.read_text()
     if path.endswith(".md"):
         return text
     if path.endswith(".ipynb"):
-        return notebook(text)
-    return f"# {path}\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{text.rstrip()}\n````\n"
+        return convert_notebook(text)
+    language = LANGUAGES.get(file.suffix, "text")
+    return f"# {path}\n\n````{language}\n{text.rstrip()}\n````\n"
 
 
-def notebook(text: str) -> str:
+def convert_notebook(text: str) -> str:
     """Return the cells of a notebook: code as blocks, each followed by its stored results."""
     parts = list[str]()
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
-        parts.append(source if cell["cell_type"] == "markdown" else f"````python\n{source}\n````")
-        results = ["".join(output["data"]["text/plain"]) for output in cell.get("outputs", ())]
-        parts += [f"````text\n{result}\n````" for result in results]
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        else:
+            parts.append(f"````python\n{source}\n````")
+        for output in cell.get("outputs", ()):
+            result = "".join(output["data"]["text/plain"])
+            parts.append(f"````text\n{result}\n````")
     return "\n\n".join(parts)
 
 
-def _named_in_nav(nav: Any) -> Iterator[str]:
-    for entry in nav:
-        for value in entry.values() if isinstance(entry, dict) else [entry]:
-            yield from _named_in_nav(value) if isinstance(value, list) else [value]
+def _list_paths(nav: Any) -> Iterator[str]:
+    """Yield the paths of mkdocs.yml's navigation, which is nested."""
+    if isinstance(nav, str):
+        yield nav
+        return
+    for entry in nav.values() if isinstance(nav, dict) else nav:
+        yield from _list_paths(entry)
 
 
 # Generated pages.
 
 
-def commands() -> str:
-    """Return the page with the help of every verb and fields of groups; recipes have their own page."""
+def build_commands_page() -> str:
+    """Return the page with the help of every verb, and the fields of groups of options."""
     from vit_jax.cli import VERBS
     from vit_jax.cli.groups import GROUPS
     from vit_jax.cli.help_text import describe_group_fields
 
-    parts = [
+    lines = [
         "# Commands",
         "",
         "The output of `vit-jax VERB --help`. [Config](config.md) lists the fields of a recipe.",
@@ -165,55 +179,59 @@ def commands() -> str:
     ]
     for name, verb in VERBS.items():
         text = dataclasses.replace(verb, appendix=None).help(100).rstrip()
-        parts += [f"## {name}", "", verb.summary, "", "````text", text, "````", ""]
+        lines += [f"## {name}", "", verb.summary, "", "````text", text, "````", ""]
     for group in GROUPS:
         text = describe_group_fields(group, 100)
-        parts += [f"## --{group.PREFIX}.FIELD", "", "````text", text, "````", ""]
-    return "\n".join(parts)
+        lines += [f"## --{group.PREFIX}.FIELD", "", "````text", text, "````", ""]
+    return "\n".join(lines)
 
 
-def python() -> dict[str, str]:
-    """Return a page of docstrings for each part of the package, and a list of them."""
-    rooms = sorted(
-        path for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").is_file()
-    )
-    rooms += sorted(
-        path for path in (ROOT / "vit_jax").glob("*.py") if not path.name.startswith("__")
-    )
-    lines = list[str]()
+def build_python_pages() -> dict[str, str]:
+    """Return a page of docstrings for each part of the package, and the page that lists them."""
+    package = ROOT / "vit_jax"
+    folders = [path for path in package.iterdir() if (path / "__init__.py").is_file()]
+    modules = [path for path in package.glob("*.py") if not path.name.startswith("__")]
+    rows = list[str]()
     pages = dict[str, str]()
-    for path in rooms:
+    for path in [*sorted(folders), *sorted(modules)]:
         module = f"vit_jax.{path.stem}"
-        source = path / "__init__.py" if path.is_dir() else path
-        about = (
-            (ast.get_docstring(ast.parse(source.read_text())) or "")
-            .partition("\n\n")[0]
-            .replace("\n", " ")
-        )
-        pages[f"python/{path.stem}.md"] = f"# {module}\n\n::: {module}\n"
-        lines.append(f"| [`{module}`](python/{path.stem}.md) | {about} |")
+        page = f"python/{path.stem}.md"
+        pages[page] = f"# {module}\n\n::: {module}\n"
+        rows.append(f"| [`{module}`]({page}) | {_read_summary(path)} |")
     public = "`import vit_jax` provides [`vit_jax.api`](python/api.md)."
-    table = "\n".join(["| part | holds |", "|---|---|", *lines])
+    table = "\n".join(["| part | holds |", "|---|---|", *rows])
     pages["python.md"] = f"# Python\n\n{public}\n\n{table}\n"
     return pages
 
 
-def options() -> str:
+def _read_summary(path: pathlib.Path) -> str:
+    """Return the first paragraph of the docstring of a module or a package, on one line."""
+    file = path / "__init__.py" if path.is_dir() else path
+    docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
+    summary, _, _ = docstring.partition("\n\n")
+    return summary.replace("\n", " ")
+
+
+def build_config_page() -> str:
     """Return the page of all options of a run, with type, default and description."""
     from vit_jax.config.descriptions import read_sections
 
-    parts = ["# Config", "", "Every option of a run. `--config.SECTION.FIELD=VALUE` sets one.", ""]
-    parts += [
-        "`vit-jax show --help` prints the same descriptions; they are in `vit_jax/config/schema.py`.",
+    lines = [
+        "# Config",
+        "",
+        "Every option of a run. `--config.SECTION.FIELD=VALUE` sets one.",
+        "",
+        "`vit-jax show --help` prints the same descriptions; "
+        "they are in `vit_jax/config/schema.py`.",
         "",
     ]
     for section in read_sections():
         path = f"config.{section.prefix}".rstrip(".")
-        parts += [f"## {path}: {section.name}", "", section.description, ""]
-        parts += ["| field, type, default | description |", "|---|---|"]
+        lines += [f"## {path}: {section.name}", "", section.description, ""]
+        lines += ["| field, type, default | description |", "|---|---|"]
         for field in section.fields:
             default = "required" if field.default is None else f"default `{field.default}`"
             escaped = field.description.replace("|", "\\|")
-            parts.append(f"| `{field.name}`<br>`{field.type}`<br>{default} | {escaped} |")
-        parts.append("")
-    return "\n".join(parts)
+            lines.append(f"| `{field.name}`<br>`{field.type}`<br>{default} | {escaped} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -37,10 +37,18 @@ def renew(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    head, *rows = (
-        "".join(f" {cell} |" if cell else " |" for cell in row) for row in (columns, *lines)
-    )
-    return "".join(f"|{row}\n" for row in (head, "---|" * len(columns), *rows))
+    text = format_row(columns) + "|" + "---|" * len(columns) + "\n"
+    for line in lines:
+        text += format_row(line)
+    return text
+
+
+def format_row(cells: Sequence[str]) -> str:
+    """Return a line of a table."""
+    line = "|"
+    for cell in cells:
+        line += f" {cell} |" if cell else " |"
+    return f"{line}\n"
 
 
 def vtab_tasks() -> str:
@@ -56,21 +64,20 @@ def vtab_tasks() -> str:
     )
     lines = []
     for task in TASKS:
-        without = [
-            f"no {word}"
-            for word, is_on in (("mirroring", task.flip), ("crop", task.crop))
-            if not is_on
-        ]
-        dataset = f"`{task.dataset}` {task.version.replace(',', ' or ')}"
-        splits = (f"`{task.val200}`", f"`{task.test}`")
+        missing = []
+        if not task.flip:
+            missing.append("no mirroring")
+        if not task.crop:
+            missing.append("no crop")
         lines.append(
             [
                 f"`{task.name}`",
                 task.group,
-                dataset,
+                f"`{task.dataset}` {task.version.replace(',', ' or ')}",
                 str(task.num_classes),
-                *splits,
-                ", ".join(without) or "–",
+                f"`{task.val200}`",
+                f"`{task.test}`",
+                ", ".join(missing) or "–",
             ]
         )
     return table(columns, lines)
@@ -81,7 +88,8 @@ def families() -> str:
     lines = []
     for release in list_releases():
         name, *cells = list_cells(release)
-        lines.append([name, "<br>".join(f"`{address}`" for address in release.addresses), *cells])
+        addresses = "<br>".join(f"`{address}`" for address in release.addresses)
+        lines.append([name, addresses, *cells])
     return table((RELEASE_HEAD[0], "on the Hub", *RELEASE_HEAD[1:]), lines)
 
 
@@ -104,22 +112,25 @@ def image_formats() -> str:
 
 
 def examples() -> str:
-    """Return the table of docs/examples: the first line of each docstring, and its sentence "`option` takes ..."."""
+    """Return the table of docs/examples.
+
+    It shows the first paragraph of each docstring, and its paragraph "`option` takes ...".
+    """
     lines = []
     for path in sorted((ROOT / "docs/examples").glob("*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
-        part, _, example = text.partition("\n")[0].rstrip(".").partition(": ")
-        takes = re.search(r"^(`.+) takes? (.+)\.$", text, re.MULTILINE)
-        option, form = takes.groups() if takes else ("–", "–")
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        paragraphs = [paragraph.replace("\n", " ") for paragraph in docstring.split("\n\n")]
+        part, _, example = paragraphs[0].rstrip(".").partition(": ")
         part = re.sub("^An? ", "", part)
-        lines.append(
-            [
-                part[0].lower() + part[1:],
-                option,
-                form,
-                f"[`{path.name}`](examples/{path.name}): {example}",
-            ]
-        )
+        option = "–"
+        form = "–"
+        for paragraph in paragraphs:
+            match = re.fullmatch(r"(`.+) takes? (.+)\.", paragraph)
+            if match:
+                option, form = match.groups()
+                break
+        link = f"[`{path.name}`](examples/{path.name})"
+        lines.append([part[0].lower() + part[1:], option, form, f"{link}: {example}"])
     return table(("part", "option", "it is", "example"), lines)
 
 

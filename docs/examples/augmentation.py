@@ -15,17 +15,20 @@ LARGEST_SIDE = 0.4
 
 
 def random_erasing(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Fills a random rectangle with noise. Takes and returns uint8 (H, W, 3).
+    """Return the image with noise in a random rectangle, uint8 (H, W, 3).
 
-    All randomness comes from `rng`, which is made of (seed, epoch, record): runs repeat and resume exactly.
+    All randomness comes from `rng`, which depends on (seed, epoch, record): runs repeat and resume
+    exactly.
     """
     if rng.random() > PROBABILITY:
         return image
-    height, width = (max(int(side * rng.uniform(0.1, LARGEST_SIDE)), 1) for side in image.shape[:2])
-    top = rng.integers(image.shape[0] - height + 1)
-    left = rng.integers(image.shape[1] - width + 1)
-    image = image.copy()
-    image[top : top + height, left : left + width] = rng.integers(
-        0, 256, (height, width, 3), np.uint8
-    )
-    return image
+    image_height, image_width, _ = image.shape
+    height = max(int(image_height * rng.uniform(0.1, LARGEST_SIDE)), 1)
+    width = max(int(image_width * rng.uniform(0.1, LARGEST_SIDE)), 1)
+    top = rng.integers(image_height - height + 1)
+    left = rng.integers(image_width - width + 1)
+
+    erased = image.copy()
+    noise = rng.integers(0, 256, (height, width, 3), np.uint8)
+    erased[top : top + height, left : left + width] = noise
+    return erased

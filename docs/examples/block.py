@@ -2,7 +2,10 @@
 
 `model.block` takes a class `(architecture, rngs)`, called with `(x_BSD, drop_fraction, key)`.
 
-vit-jax pretrain --config=digits --workdir=runs/parallel --config.model.block=docs.examples.block:ParallelBlock
+Run it:
+
+    vit-jax pretrain --config=digits --workdir=runs/parallel \
+        --config.model.block=docs.examples.block:ParallelBlock
 """
 
 import jax
@@ -25,16 +28,21 @@ class ParallelBlock(nnx.Module):
     def __call__(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> jax.Array:
-        """Args: drop_fraction, key: of stochastic depth and dropout, which this block does without."""
+        """Return the output (B, S, D).
+
+        `drop_fraction` and `key` are for stochastic depth and dropout, which this block does not
+        have.
+        """
         del drop_fraction, key
         norm_BSD = self.norm(x_BSD)
-        return x_BSD + self.attention(norm_BSD, norm_BSD) + self.mlp(norm_BSD)
+        attended_BSD = self.attention(norm_BSD, norm_BSD)
+        return x_BSD + attended_BSD + self.mlp(norm_BSD)
 
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple:
-        """Also returns the attention weights; needed only where somebody asks the model for them."""
+        """Return the output and the attention weights; only for models that return attention."""
         del drop_fraction, key
         norm_BSD = self.norm(x_BSD)
-        mixture_BSD, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
-        return x_BSD + mixture_BSD + self.mlp(norm_BSD), weights_BTSS
+        attended_BSD, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
+        return x_BSD + attended_BSD + self.mlp(norm_BSD), weights_BTSS

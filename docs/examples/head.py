@@ -1,8 +1,12 @@
 """A head: a cosine classifier (Gidaris and Komodakis, 2018).
 
-`model.head` takes a class `(architecture, rngs)`, called with `pooled_BD` for `(logits_BK, features_BD)`.
+`model.head` takes a class `(architecture, rngs)`, called with `pooled_BD` for
+`(logits_BK, features_BD)`.
 
-vit-jax pretrain --config=digits --workdir=runs/cosine --config.model.head=docs.examples.head:CosineHead
+Run it:
+
+    vit-jax pretrain --config=digits --workdir=runs/cosine \
+        --config.model.head=docs.examples.head:CosineHead
 """
 
 import jax
@@ -12,9 +16,10 @@ from flax import nnx
 from vit_jax.config import Architecture
 
 
-def unit(x: jax.Array) -> jax.Array:
+def scale_to_unit_length(x: jax.Array) -> jax.Array:
     """Return vectors of length 1."""
-    return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + 1e-12)
+    square = jnp.square(x).sum(axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(square + 1e-12)
 
 
 class CosineHead(nnx.Module):
@@ -25,6 +30,8 @@ class CosineHead(nnx.Module):
         self.log_scale = nnx.Param(jnp.log(10.0))
 
     def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the logits, and the features that they are computed from; both float32."""
-        features_BD = unit(pooled_BD.astype(jnp.float32))
-        return jnp.exp(self.log_scale[...]) * features_BD @ unit(self.vectors[...]).T, features_BD
+        """Return the logits, and the features from which they are computed; both float32."""
+        features_BD = scale_to_unit_length(pooled_BD.astype(jnp.float32))
+        vectors_KD = scale_to_unit_length(self.vectors[...])
+        logits_BK = jnp.exp(self.log_scale[...]) * features_BD @ vectors_KD.T
+        return logits_BK, features_BD

@@ -2,7 +2,10 @@
 
 `objective.loss` takes `(logits_BK, label_BK) -> loss_B`.
 
-vit-jax pretrain --config=digits --workdir=runs/focal --config.objective.loss=docs.examples.loss:focal_loss
+Run it:
+
+    vit-jax pretrain --config=digits --workdir=runs/focal \
+        --config.objective.loss=docs.examples.loss:focal_loss
 """
 
 import jax
@@ -12,7 +15,10 @@ GAMMA = 2.0
 
 
 def focal_loss(logits_BK: jax.Array, label_BK: jax.Array) -> jax.Array:
-    """One loss for each example: cross-entropy times (1 - probability of the class) ** gamma; all float32."""
+    """Return the loss of each example: cross-entropy times (1 - probability of the class)^gamma.
+
+    Arguments and result are float32.
+    """
     log_probability_BK = jax.nn.log_softmax(logits_BK)
     weight_BK = (1.0 - jnp.exp(log_probability_BK)) ** GAMMA
     return -(label_BK * weight_BK * log_probability_BK).sum(axis=-1)

@@ -1,11 +1,11 @@
 """A metric: the Brier score, the squared error of the probabilities.
 
-`evaluation.metrics` takes a function `(logits_BK, label_BK) -> value_B`, or an object with this method `measure`.
+`evaluation.metrics` takes a function `(logits_BK, label_BK) -> value_B`, or an object with this
+method `measure`.
 
-So does `--metrics` of `vit-jax evaluate`.
-
-The result is the mean over the images, "test_brier". `direction` states whether higher ("max") or lower ("min") values
-are better, so that it may be `best_metric`. `summarise` is only needed where the metric is not the mean itself.
+`vit-jax evaluate` has the option `--metrics` for it. The result is the mean over the images,
+"test_brier". `direction` states whether higher ("max") or lower ("min") values are better, so that
+it may be `best_metric`. `summarise` is only needed if the metric is not the mean itself.
 
 Run it:
 

@@ -2,7 +2,10 @@
 
 `model.network` takes `(architecture, key) -> module` from images to a `ModelOutput`.
 
-vit-jax pretrain --config=digits --workdir=runs/mixer --config.model.network=docs.examples.network:Mixer
+Run it:
+
+    vit-jax pretrain --config=digits --workdir=runs/mixer \
+        --config.model.network=docs.examples.network:Mixer
 """
 
 import jax
@@ -27,12 +30,17 @@ class MixerBlock(nnx.Module):
         self.channel_mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
 
     def __call__(self, x_BND: jax.Array) -> jax.Array:
-        x_BND = x_BND + self.token_mlp(self.token_norm(x_BND).swapaxes(1, 2)).swapaxes(1, 2)
+        channels_BDN = self.token_norm(x_BND).swapaxes(1, 2)
+        x_BND = x_BND + self.token_mlp(channels_BDN).swapaxes(1, 2)
         return x_BND + self.channel_mlp(self.channel_norm(x_BND))
 
 
 class Mixer(nnx.Module):
-    """Called with images in [-1, 1] of the architecture's size; what it returns needs logits, the rest is optional."""
+    """Blocks between a patch embedding and a linear head.
+
+    It is called with images in [-1, 1] of the architecture's size. Its output must have logits; all
+    other fields are optional.
+    """
 
     def __init__(self, a: Architecture, key: jax.Array):
         rngs = nnx.Rngs(key)

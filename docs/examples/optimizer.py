@@ -1,15 +1,18 @@
 """An optimiser: Muon for the matrices inside the blocks, AdamW for everything else.
 
-`optimizer.name`, `optimizer.arguments` take `(learning_rate=schedule, **arguments) -> optax.GradientTransformation`.
+`optimizer.name`, `optimizer.arguments` take
+`(learning_rate=schedule, **arguments) -> optax.GradientTransformation`.
 
-Any optimiser of optax needs no file at all: `--config.optimizer.name=optax:lion --config.optimizer.arguments.b1=0.95`.
-It sees the arrays of each layer apart, by name: "encoder/blocks/3/mlp/expand/kernel" (D, M).
-`optax.contrib:muon` itself trains all kernels; this one leaves the embedding and the head to AdamW.
+An optimiser of optax needs no file:
+`--config.optimizer.name=optax:lion --config.optimizer.arguments.b1=0.95`. An optimiser sees each
+layer's arrays under their names: "encoder/blocks/3/mlp/expand/kernel" (D, M). `optax.contrib:muon`
+trains all kernels; this one trains the embedding and the head by AdamW.
 
 Run it:
 
     vit-jax pretrain --config=digits --workdir=runs/muon --config.optimizer.weight_decay=0 \
-        --config.optimizer.name=docs.examples.optimizer:muon_in_blocks --config.optimizer.arguments.weight_decay=0.1
+        --config.optimizer.name=docs.examples.optimizer:muon_in_blocks \
+        --config.optimizer.arguments.weight_decay=0.1
 """
 
 import optax
@@ -21,14 +24,16 @@ def muon_in_blocks(
 ) -> optax.GradientTransformation:
     """Return the optimiser; in the blocks all kernels are matrices."""
 
-    def dimension_numbers(parameters: optax.Params) -> dict:
-        return {
-            name: MuonDimensionNumbers(0, 1) if is_block_kernel(name) else None
-            for name in parameters
-        }
+    def describe_dimensions(parameters: optax.Params) -> dict:
+        """Return the dimensions of each array that Muon trains, None for the other arrays."""
+        dimensions: dict = dict.fromkeys(parameters)
+        for name in parameters:
+            if is_block_kernel(name):
+                dimensions[name] = MuonDimensionNumbers(0, 1)
+        return dimensions
 
     return muon(
-        learning_rate, weight_decay=weight_decay, muon_weight_dimension_numbers=dimension_numbers
+        learning_rate, weight_decay=weight_decay, muon_weight_dimension_numbers=describe_dimensions
     )
 
 

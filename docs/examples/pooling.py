@@ -2,7 +2,10 @@
 
 `model.pool` takes a class `(architecture, rngs)`, called with the tokens `x_BSD` for (B, D).
 
-vit-jax pretrain --config=digits --workdir=runs/weighted --config.model.pool=docs.examples.pooling:WeightedMean
+Run it:
+
+    vit-jax pretrain --config=digits --workdir=runs/weighted \
+        --config.model.pool=docs.examples.pooling:WeightedMean
 """
 
 import jax
@@ -13,7 +16,7 @@ from vit_jax.config import Architecture
 
 
 class WeightedMean(nnx.Module):
-    """softmax(x @ score) . x: one learned vector scores the tokens. At the start it is the mean."""
+    """softmax(x @ score) . x: one learned vector scores the tokens. It begins as the mean."""
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         del rngs
@@ -22,4 +25,5 @@ class WeightedMean(nnx.Module):
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
         """Return one vector for each image, (B, D). There is no class token among the tokens."""
         x_BSD = x_BSD.astype(jnp.float32)
-        return jnp.einsum("bs,bsd->bd", jax.nn.softmax(x_BSD @ self.score[...]), x_BSD)
+        weight_BS = jax.nn.softmax(x_BSD @ self.score[...])
+        return jnp.einsum("bs,bsd->bd", weight_BS, x_BSD)

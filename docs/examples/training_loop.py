@@ -4,8 +4,8 @@ Run it:
 
     python -m docs.examples.training_loop
 
-The parts make a run fast and exact: the sharded, donated step, the ordered stream of batches, the learning-rate
-schedule, Polyak averaging. This loop adds logs and evaluations.
+The parts make a run fast and exact: the sharded, donated step, the ordered stream of batches, the
+learning-rate schedule, Polyak averaging. This loop adds logs and evaluations.
 """
 
 import sys
@@ -26,7 +26,7 @@ from vit_jax.train.state import TrainState
 
 
 def main(recipe: str = "digits", *overrides: str) -> dict[str, float]:
-    """Trains from scratch and returns the accuracy and loss on the test split."""
+    """Train from scratch and return the accuracy and loss on the test split."""
     config = load_recipe(recipe, overrides)
     validate(config)
     data = open_datasets(config)

@@ -1,4 +1,4 @@
-"""Crops of scikit-learn's two sample photographs, as folders of images: a dataset that needs no download.
+"""Crops of scikit-learn's sample photographs as folders: a dataset without a download.
 
 Run it:
 
@@ -15,11 +15,9 @@ import cv2
 import numpy as np
 from sklearn.datasets import load_sample_images
 
-CROPS, PIXELS, SMALLEST = (
-    150,
-    96,
-    0.5,
-)  # of a class; side of a file; side of a crop relative to the short side
+NUM_CROPS = 150  # of a class
+PIXELS = 96  # side of a file
+SMALLEST = 0.5  # side of a crop, relative to the short side of the photograph
 
 
 def random_crop(photo: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -43,11 +41,11 @@ def main(folder: str = ".") -> None:
     rng = np.random.default_rng(0)
     for name, photo in zip(("china", "flower"), load_sample_images().images, strict=True):
         for turns in range(4):
-            for number in range(CROPS):
-                crop = cv2.resize(
-                    random_crop(photo, rng), (PIXELS, PIXELS), interpolation=cv2.INTER_AREA
-                )
-                write(root / f"crops/{name} {90 * turns}/{number:03}.jpg", np.rot90(crop, turns))
+            for number in range(NUM_CROPS):
+                crop = random_crop(photo, rng)
+                resized = cv2.resize(crop, (PIXELS, PIXELS), interpolation=cv2.INTER_AREA)
+                path = root / f"crops/{name} {90 * turns}/{number:03}.jpg"
+                write(path, np.rot90(resized, turns))
         side, width = photo.shape[:2]
         for number, left in enumerate((0, (width - side) // 2, width - side), 1):
             write(root / f"photos/{name}-{number}.jpg", photo[:, left : left + side])
