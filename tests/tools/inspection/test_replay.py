@@ -20,7 +20,7 @@ from vit_jax.checkpoint.reader import DIGESTS
 from vit_jax.config import load_recipe
 from vit_jax.data.order import pick_record
 from vit_jax.tools.inspection import replay as replays
-from vit_jax.tools.inspection.examination import KINDS, compute_norms, in_forward_order
+from vit_jax.tools.inspection.examination import KINDS, compute_norms, sort_layers
 from vit_jax.tools.inspection.replay import replay
 from vit_jax.tools.inspection.replay_report import REPORT_FILE
 from vit_jax.train.finetune import finetune
@@ -216,7 +216,7 @@ def test_norms_by_layer():
 
     assert found["stem/stage1/rest/0"] == 5.0
     assert found["encoder/blocks/10"] == 2.0
-    assert in_forward_order(dict.fromkeys(KINDS, found)) == [
+    assert sort_layers(dict.fromkeys(KINDS, found)) == [
         "stem/root",
         "stem/stage1/first",
         "stem/stage1/rest/0",

@@ -156,7 +156,7 @@ def shrink(image_HWC: np.ndarray, pixels: int = TILE_PIXELS) -> np.ndarray:
 
 
 def shorten(name: str, most_letters: int = MOST_LETTERS) -> str:
-    """Return a name for a figure, shorten; dollars are escaped, because they begin formulas."""
+    """Return a name for a figure, shortened; dollars are escaped, because they begin formulas."""
     text = printable(name)
     if len(text) > most_letters:
         text = f"{text[: most_letters - 1]}…"

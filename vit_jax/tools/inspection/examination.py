@@ -1,4 +1,4 @@
-"""A training step taken apart: norms by layer, and the loss of each example.
+"""Analysis of a training step: norms by layer, and the loss of each example.
 
 Legend: A micro-batches, B global batch, L blocks, S tokens, D width, H W C map of a stage.
 """
@@ -55,7 +55,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class Examination:
-    """The training step taken apart.
+    """Analysis of a training step.
 
     Attributes:
       parts: the parts of the step, also of a phase.
@@ -100,9 +100,9 @@ class Examination:
 
         Args:
           model: the parameters before the step.
-          images: of the whole batch.
-          targets: of the whole batch.
-          key: of dropout in this step, so that the pass equals the one of the step.
+          images: the complete batch.
+          targets: targets of the complete batch.
+          key: random key of dropout in this step, so that the pass equals the pass of the step.
         """
         num_micro_batches = self.parts.num_micro_batches
         observe = functools.partial(self.observe_micro_batch, model)
@@ -157,8 +157,8 @@ def measure_output(
 
     Args:
       objective: the loss of the step.
-      output: of one micro-batch, with intermediates.
-      targets: of one micro-batch.
+      output: the output for one micro-batch, with intermediates.
+      targets: targets of the micro-batch.
     """
 
     def compute_loss(output: ModelOutput, targets: Targets) -> jax.Array:
@@ -214,21 +214,21 @@ def split_layers(name: str, array: jax.Array) -> dict[str, jax.Array]:
     """Return the part of each layer; an array of stacked layers has several."""
     match = _STACKED_LAYER.match(name)
     if match is None:
-        return {layer_of(name): array}
+        return {find_layer(name): array}
     layers = {}
     for number in range(array.shape[0]):
         layers[f"{match[1]}{number}"] = array[number]
     return layers
 
 
-def layer_of(name: str) -> str:
+def find_layer(name: str) -> str:
     """Return the layer of a parameter: "encoder/norm" of "encoder/norm/scale"."""
     match = _LAYER.match(name)
     assert match, name
     return match[0]
 
 
-def in_forward_order(figures: Figures) -> list[str]:
+def sort_layers(figures: Figures) -> list[str]:
     """Return the names of all layers, in the order in which the network runs them."""
     names: set[str] = set()
     for kind in KINDS:

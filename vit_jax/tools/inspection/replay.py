@@ -1,4 +1,4 @@
-"""A step of a run once more: restored, repeated and taken apart.
+"""A step of a run: restored, repeated and analysed.
 
 `divergence.json` names the step that diverged. The state before it follows from a checkpoint, since
 a resumed run repeats every step to the bit.
@@ -85,16 +85,16 @@ def replay(
 ) -> Replay:
     """Repeat one step of a run; the folder `replay/step_N` of its workdir receives the report.
 
-    The workdir is otherwise only read. Every process of a run of several calls this.
+    The workdir is otherwise only read. Every process of a run calls this function.
 
     Args:
-      workdir: of a run, ended or not, or of a trial in its `search/`.
-      step: from 1; None: that of `divergence.json`.
+      workdir: the folder of a run, ended or not, or of a trial in its `search/`.
+      step: from 1; None: the step of `divergence.json`.
       allow_code: packages whose code the workdir may name, as for `load_weights`.
       say: receives lines on the progress.
 
     Raises:
-      ValueError: there is no such run or step, or its data or weights are not there any more.
+      ValueError: the run or the step does not exist, or its data or weights have been removed.
     """
     folder = require_workdir(workdir)
     divergence = read_divergence(folder)
@@ -115,7 +115,7 @@ def replay(
     examination = Examination(phase.step_parts, list_intermediates(phase.architecture))
     examine = assembly.compiler.jit_observation(examination.examine)
     figures = jax.device_get(examine(state, batch))
-    _, metrics = train_step(leaves, batch)  # last, since it takes over the memory of the state
+    _, metrics = train_step(leaves, batch)  # last, because it reuses the memory of the state
 
     record_B = list_records(assembly, run.data, step)
     result = Replay(
@@ -137,7 +137,7 @@ def require_workdir(workdir: str) -> pathlib.Path:
     """Return the folder of a run.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is not the workdir of a run.
     """
     folder = expanded(workdir).absolute()
     require_exact_path(folder)
@@ -154,8 +154,8 @@ def choose_step(folder: pathlib.Path, step: int | None, divergence: JsonObject |
         return step
     if divergence is None:
         raise ValueError(
-            f"{folder}: no step has diverged, there is no {DIVERGENCE_FILE}. Give --step=N for any "
-            "step."
+            f"{folder}: no step has diverged, there is no {DIVERGENCE_FILE}. "
+            "Give --step=N for any step."
         )
     diverged_step: int = divergence["step"]
     return diverged_step
@@ -168,7 +168,7 @@ def open_before(
     divergence: JsonObject | None,
     say: Say,
 ) -> OpenRun:
-    """Open a run at its newest checkpoint before a step that is not damaged, or at its start.
+    """Open a run at its newest undamaged checkpoint before a step, or at its start.
 
     Raises:
       ValueError: the run has no such step.
@@ -196,7 +196,7 @@ def open_before(
 
 
 def open_data(folder: pathlib.Path, config: RunConfig) -> Datasets:
-    """Open the data of a run; of a trial of a search, the parts of the training split."""
+    """Open the data of a run; for a trial of a search these are parts of the training split."""
     data = open_datasets(config)
     search_folder = folder.parents[1]
     if folder.parent.name != TRIALS or not (search_folder / CONFIG_FILE).exists():
@@ -231,7 +231,7 @@ def open_checkpoint(
 
 
 def open_start(config: RunConfig, data: Datasets) -> OpenRun:
-    """Open a run at the state that it began with."""
+    """Open a run at its first state."""
     fitted = None
     if isinstance(config, FinetuneConfig):
         architecture, fitted, _ = adapt(config, data.train)
@@ -255,29 +255,29 @@ def read_run_config(
     reader: CheckpointReader,
     divergence: JsonObject | None,
 ) -> RunConfig:
-    """Return the config as the run had it: after a search with the learning rate that was chosen.
+    """Return the config of the run, with the learning rate of its search if it had one.
 
-    The config of a divergence is that of the last start of the run, which may have changed its
-    layout.
+    The last start of a run may have changed its layout. The record of a divergence has the config
+    of that start.
     """
     if divergence is not None:
         values = _mark(divergence["config"], folder / DIVERGENCE_FILE, reader)
     else:
         values = _mark(read_config(folder), folder / CONFIG_FILE, reader)
-        for saved_step in reader.all_steps():  # the newest one counts
+        for saved_step in reader.all_steps():  # the config of the newest one is returned
             with contextlib.suppress(DamagedCheckpoint):
                 values = reader.metadata(saved_step).get("config", values)
 
     kind: type[RunConfig] = FinetuneConfig if "search" in values else PretrainConfig
     config = from_dict(kind, values)
-    # Before weights are read, which may name the code that the config names.
+    # Checked before weights are read, which may name the same code as the config.
     for _, reference in find_references(config):
         if isinstance(reference, StoredReference):
             reference.require_allowed()
     if isinstance(config, FinetuneConfig) and config.search.learning_rates:
         raise ValueError(
-            f"{folder}: its final run has not begun. Give a trial of its search, a folder in "
-            f"{TRIALS}/."
+            f"{folder}: its final run has not begun. "
+            f"Give a trial of its search, a folder in {TRIALS}/."
         )
     return dataclasses.replace(config, allow_code=reader.allowed)
 
@@ -288,7 +288,7 @@ def read_recorded(
     divergence: JsonObject | None,
     say: Say,
 ) -> Mapping[str, float] | None:
-    """Return the metrics that the run wrote of a step, or None; say which versions differ."""
+    """Return the metrics that the run wrote for a step, or None; report different versions."""
     if divergence is not None and divergence["step"] == step:
         for name, here in overview.machine().items():
             there = divergence.get(name, here)
@@ -330,8 +330,8 @@ def save_state(
     if hosts.is_first():
         if target.parent.is_symlink():
             raise ValueError(
-                f"{target.parent} is a link: a replay writes only into the workdir. Remove the "
-                "link."
+                f"{target.parent} is a link: a replay writes only into the workdir. "
+                "Remove the link."
             )
         shutil.rmtree(target, ignore_errors=True)
     hosts.wait_for_all("earlier replay removed")

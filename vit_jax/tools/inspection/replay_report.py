@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.storage.files import JsonObject
 from vit_jax.text.printable import printable
 from vit_jax.text.tables import aligned
-from vit_jax.tools.inspection.examination import KINDS, Figures, in_forward_order
+from vit_jax.tools.inspection.examination import KINDS, Figures, sort_layers
 from vit_jax.train.metrics import FINITE
 
 REPORT_FILE = "replay.json"
@@ -46,7 +46,7 @@ class Replay:
 
     @property
     def differences(self) -> list[str]:
-        """Metrics that are not equal to the bit to those that the run wrote."""
+        """Metrics that are not equal, to the bit, to the metrics that the run wrote."""
         different = []
         for name in FINITE:
             if self.recorded is None or name not in self.recorded:
@@ -65,7 +65,7 @@ class Replay:
 
     def _describe_values(self) -> Iterator[tuple[str, float]]:
         """Yield descriptions and values in the order in which a step computes them."""
-        forward = in_forward_order(self.figures)
+        forward = sort_layers(self.figures)
         backward = forward[::-1]
         for layer in forward:
             description = f"the parameters of {layer}, before this step: replay an earlier one"
@@ -98,10 +98,10 @@ class Replay:
     def _list_layers(self) -> dict[str, dict[str, float]]:
         """Return the figures of each layer.
 
-        A layer without parameters, such as the pooling, has no norms of these.
+        A layer without parameters, such as the pooling, has no norms of parameters.
         """
         layers: dict[str, dict[str, float]] = {}
-        for layer in in_forward_order(self.figures):
+        for layer in sort_layers(self.figures):
             layers[layer] = {}
             for kind in KINDS:
                 if layer in self.figures[kind]:
@@ -122,7 +122,7 @@ class Replay:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def to_text(self) -> str:
-        """Return the report that is printed."""
+        """Return the report for a terminal."""
         metrics = []
         for name, words in FINITE.items():
             metrics.append(f"{words} {_format(self.metrics[name])}")
@@ -191,7 +191,7 @@ def _format(value: float | None) -> str:
 
 
 def _format_label(label: int | list[int]) -> str:
-    """Return the class of an example, or of several labels the numbers of its classes."""
+    """Return the class of an example, or the numbers of its classes if it has several labels."""
     if isinstance(label, int):
         return str(label)
     classes = np.flatnonzero(label).tolist()

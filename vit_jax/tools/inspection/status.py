@@ -30,7 +30,7 @@ from vit_jax.train.run_files import (
 )
 
 RECENT_LINES = 10
-"""Number of lines of training metrics whose speed estimates the time that is left."""
+"""Number of lines of training metrics that estimate the remaining time."""
 HEAD = (
     "run",
     "state",
@@ -47,7 +47,7 @@ HEAD = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status:
-    """The state of one run. A value is None if it is not known, or not yet.
+    """The state of one run. A value is None if it is unknown.
 
     Attributes:
       run: the workdir.
@@ -57,7 +57,7 @@ class Status:
       train_loss: loss of the newest logged step.
       test_accuracy: accuracy on the test split; mean average precision of multi-label data.
       images_per_second: speed of the newest logged step.
-      seconds_left: time to the end; only of a running run.
+      seconds_left: time to the end; only for a running run.
       checkpoint_step: step of the newest checkpoint.
       seconds_since_written: time since metrics or the summary were written.
       error: message of the error that ended the run.
@@ -104,10 +104,10 @@ def _format_duration(seconds: float | None, suffix: str = "") -> str:
 
 
 def find_runs(folders: Sequence[str]) -> list[pathlib.Path]:
-    """Return workdirs: the folders themselves, or those inside of folders of runs.
+    """Return workdirs: the folders themselves, or the workdirs inside folders of runs.
 
     Raises:
-      ValueError: there is no run in one of them.
+      ValueError: a folder holds no run.
     """
     workdirs: dict[pathlib.Path, None] = {}
     for name in folders:
@@ -133,7 +133,7 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
     """Read the state of a run.
 
     Args:
-      workdir: of the run, here or on a file system that other machines share.
+      workdir: the folder of the run, local or on a file system that other machines share.
       now: seconds since 1970.
 
     Raises:
@@ -222,7 +222,7 @@ def _measure_silence(workdir: pathlib.Path, now: float) -> float | None:
 
 
 def total_steps(config: JsonObject, num_examples: int | None) -> int | None:
-    """Return the length of a run in steps; None if it has phases, or an unknown number of images."""
+    """Return the length of a run in steps; None with phases or an unknown number of images."""
     batch = config.get("global_batch")
     total = config.get("total")
     if not batch or not isinstance(total, str) or config.get("phases"):
@@ -234,7 +234,7 @@ def total_steps(config: JsonObject, num_examples: int | None) -> int | None:
 
 
 def seconds_left(lines: Sequence[Mapping[str, float]], total: int | None) -> float | None:
-    """Return the time to the last step at the speed of recent steps, evaluations and saves included."""
+    """Return the time to the last step at the speed of recent steps, with evaluations and saves."""
     timed = [line for line in lines if "wall_seconds" in line]
     recent = timed[-RECENT_LINES:]
     if total is None or len(recent) < 2:
@@ -263,7 +263,7 @@ def to_table(statuses: Sequence[Status]) -> str:
 
 
 def read_all(folders: Sequence[str]) -> list[Status]:
-    """Read the state of all runs in folders; errors as those of `find_runs` and `read_status`."""
+    """Read the state of all runs in folders; errors as `find_runs` and `read_status`."""
     statuses = []
     for workdir in find_runs(folders):
         statuses.append(read_status(workdir, time.time()))
