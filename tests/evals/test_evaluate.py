@@ -26,7 +26,7 @@ from vit_jax.api import from_weights
 from vit_jax.arrays import ModelOutput
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals.evaluate import EvaluationResult, to_text
-from vit_jax.evals.label_map import Labelled, identity_map
+from vit_jax.evals.label_map import Labelled, build_identity_map
 from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.evals.splits import open_labelled
 from vit_jax.sharding import build_mesh, replicated
@@ -81,7 +81,7 @@ def assert_same_result(found, expected):
 def evaluate_source(weights, source, write_images=None, **options):
     model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     evaluate = evaluate_of(model, **({"global_batch": 16, "max_unreadable": 0} | options))
-    labelled = Labelled(source, "words", [], identity_map(source.class_names))
+    labelled = Labelled(source, "words", [], build_identity_map(source.class_names))
     return evaluate(labelled, write_images)
 
 
@@ -198,7 +198,7 @@ def evaluate_custom_network(network):
         architecture=dataclasses.replace(SEVEN, network="my:own"),
         module=jax.tree_util.Partial(network),
     )
-    labelled = Labelled(MemorySource(PIXELS, LABELS, NAMES), "", [], identity_map(NAMES))
+    labelled = Labelled(MemorySource(PIXELS, LABELS, NAMES), "", [], build_identity_map(NAMES))
     return evaluate_of(model, global_batch=40, max_unreadable=0)(labelled)
 
 
@@ -311,7 +311,7 @@ def make_metrics(labelled):
 def result():
     names = ("cat", "dog")
     source = MemorySource(PIXELS, LABELS % 2, names)
-    labelled = Labelled(source, "test of digits, 9 of 9 images", [], identity_map(names))
+    labelled = Labelled(source, "test of digits, 9 of 9 images", [], build_identity_map(names))
     return EvaluationResult(
         labelled=labelled,
         metrics=make_metrics(labelled),

@@ -38,9 +38,9 @@ from vit_jax.evals import runner
 from vit_jax.evals.features import (
     Features,
     collect,
-    hashes,
+    count_common_images,
+    join_hash_words,
     make_feature_step,
-    num_in_both,
     write_features,
 )
 from vit_jax.evals.runner import Runner
@@ -178,7 +178,7 @@ def test_equal_pixels_have_equal_hashes_and_others_have_not():
 
     rows = step(filled(VIT), make_batch(pixels))
 
-    found = hashes(np.asarray(rows["hash_B2"]))
+    found = join_hash_words(np.asarray(rows["hash_B2"]))
     assert found[3] == found[7]
     assert len(np.unique(found)) == 39
 
@@ -235,7 +235,7 @@ def test_images_on_both_sides():
     train = make_side([1, 2, 3, 4], unreadable=[4])
     test = make_side([3, 3, 2, 4, 9])
 
-    assert num_in_both(train, test) == 3
+    assert count_common_images(train, test) == 3
 
 
 AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(8, 12))

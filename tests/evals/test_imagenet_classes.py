@@ -12,10 +12,10 @@ from tests.rejections import rejects
 from vit_jax.evals.imagenet_classes import (
     class_names,
     classes,
+    find_outputs,
     is_unnamed,
     members,
     numbers_by_id,
-    outputs_of,
     readable_names,
 )
 
@@ -69,7 +69,7 @@ def test_names_of_other_networks_are_not_guessed(num_classes, details):
     assert readable_names(weights) is None
     assert not is_unnamed(weights)
     with rejects("classes", "--class_names=FILE"):
-        outputs_of(weights)
+        find_outputs(weights)
 
 
 def test_identifiers_become_readable_names():
@@ -95,7 +95,7 @@ def test_outputs_by_any_spelling_in_a_larger_head(spell):
     names = [f"n{90_000_000 + place} other" for place in range(3000)]
     names[1::3] = [spell(one) for one in classes()]
 
-    outputs = outputs_of(make_weights(tuple(names), 3000))
+    outputs = find_outputs(make_weights(tuple(names), 3000))
 
     assert outputs.tolist() == list(range(1, 3000, 3))
 
@@ -107,14 +107,14 @@ SHUFFLED_IDS = tuple(IDS[number] for number in ORDER)
 
 
 def test_outputs_in_another_order():
-    outputs = outputs_of(make_weights(SHUFFLED_IDS))
+    outputs = find_outputs(make_weights(SHUFFLED_IDS))
 
     assert outputs[ORDER].tolist() == list(range(1000))
 
 
 @pytest.mark.parametrize("count", [1, 10])
 def test_a_head_may_lack_a_few_classes(count):
-    outputs = outputs_of(make_weights(SHUFFLED_IDS[count:], 1000 - count))
+    outputs = find_outputs(make_weights(SHUFFLED_IDS[count:], 1000 - count))
 
     missing = np.flatnonzero(outputs < 0)
     assert np.array_equal(missing, np.sort(ORDER[:count]))
@@ -123,6 +123,6 @@ def test_a_head_may_lack_a_few_classes(count):
 def test_a_head_that_lacks_many_classes_is_rejected():
     """The classes of the sample weights are ants, bees and eels among others."""
     with rejects("989 of ImageNet's 1,000", "and 1 more"):
-        outputs_of(make_weights(SHUFFLED_IDS[11:], 989))
+        find_outputs(make_weights(SHUFFLED_IDS[11:], 989))
     with rejects("3 of ImageNet's 1,000", "tench, goldfish"):
-        outputs_of(sample_weights())
+        find_outputs(sample_weights())

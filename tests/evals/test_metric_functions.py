@@ -22,7 +22,7 @@ from vit_jax.arrays import Batch
 from vit_jax.config.metric_names import METRICS, list_metrics
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, MultilabelEvaluator, Split
-from vit_jax.evals.label_map import Labelled, identity_map
+from vit_jax.evals.label_map import Labelled, build_identity_map
 from vit_jax.evals.metric_functions import choose_metrics, make_measure
 from vit_jax.imports.references import resolve
 from vit_jax.objectives.sums import score_classes
@@ -113,7 +113,7 @@ def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, mo
     evaluate = evaluate_of(model, global_batch=global_batch, max_unreadable=0, chosen=chosen)
     source = MemorySource(PIXELS, LABELS, NAMES)
 
-    found = evaluate(Labelled(source, "words", [], identity_map(NAMES))).values()
+    found = evaluate(Labelled(source, "words", [], build_identity_map(NAMES))).values()
 
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-5), name

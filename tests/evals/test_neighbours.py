@@ -6,8 +6,8 @@ import pytest
 from vit_jax.evals.features import Features
 from vit_jax.evals.neighbours import (
     QUERIES,
+    find_nearest,
     make_neighbour_measure,
-    nearest,
     neighbour_accuracy,
     vote,
 )
@@ -58,7 +58,7 @@ def test_nearest_are_sorted_by_similarity_then_by_index(k, keys_at_once):
     keys = np.array([[0, 1], [1, 0], [2, 0], [1, 1]], np.float32)
     query = np.array([[3, 0]], np.float32)
 
-    ((similarity, index),) = nearest(keys, query, k, keys_at_once=keys_at_once)
+    ((similarity, index),) = find_nearest(keys, query, k, keys_at_once=keys_at_once)
 
     assert index.tolist() == [[1, 2, 3, 0][:k]]
     assert similarity[0] == pytest.approx([1, 1, 2**-0.5, 0][:k])

@@ -17,7 +17,7 @@ from vit_jax.evals import ClassificationEvaluator, Split
 from vit_jax.evals.calibration import BINS, Calibration
 from vit_jax.evals.class_counts import predict
 from vit_jax.evals.intervals import wilson_interval
-from vit_jax.evals.label_map import Labelled, identity_map
+from vit_jax.evals.label_map import Labelled, build_identity_map
 from vit_jax.evals.runner import iterate_rows, keep_counted
 from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.text.tables import to_csv
@@ -90,7 +90,7 @@ def make_metrics(num_classes, **changes):
     """Return metrics of as many classes as outputs, named by their numbers."""
     names = tuple(map(str, range(num_classes)))
     source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
-    label_map = dataclasses.replace(identity_map(names), **changes)
+    label_map = dataclasses.replace(build_identity_map(names), **changes)
     return ClassMetrics(Labelled(source, "", [], label_map))
 
 
@@ -319,7 +319,7 @@ def test_the_table_of_classes():
     """
     names = ("cat", "dog, wet", 'the "best"', "not listed")
     source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
-    label_map = dataclasses.replace(identity_map(names), listed=np.arange(3))
+    label_map = dataclasses.replace(build_identity_map(names), listed=np.arange(3))
     metrics = ClassMetrics(Labelled(source, "", [], label_map))
     add_predictions(
         metrics,

@@ -1,6 +1,6 @@
-"""Evaluation of a network on labelled images, each image once, on all devices.
+"""Evaluation of a network on labelled images, on all devices, with results as text and JSON.
 
-Its results as text and JSON.
+Each image is evaluated once.
 
 Legend: B global batch, K outputs of the network, N images that count, T predictions of an image.
 """
@@ -45,9 +45,9 @@ class EvaluationResult:
     Attributes:
       labelled, metrics: the images, and metrics of their predictions.
       unreadable: number of images that were skipped.
-      images_per_second: from opening the data to the last prediction, including decoding, without
-        compilation.
-      gflops_per_image: of the forward pass, 2 for each multiply-add; None if unknown.
+      images_per_second: speed from opening the data to the last prediction, including decoding,
+        without compilation.
+      gflops_per_image: GFLOPs of the forward pass, 2 for each multiply-add; None if unknown.
     """
 
     labelled: Labelled
@@ -103,7 +103,7 @@ def make_evaluate(
 
     Args:
       module: a network with classes.
-      architecture: of the network.
+      architecture: the architecture of the network.
       transform: prepares the images.
       source: the origin of the network, for messages.
       is_multilabel: images may have several labels.
@@ -203,7 +203,7 @@ def _compile_step(
 ) -> Callable[..., Results]:
     """Compile (module, batch, is_allowed_K, output_K) -> the rows of the metrics.
 
-    The last two arguments are those of `LabelMap.arguments`, so that one program fits all datasets.
+    The last two arguments come from `LabelMap.arguments`, so that one program fits all datasets.
     """
     num_outputs = architecture.num_classes
 
@@ -251,7 +251,7 @@ def _compile_step(
 def _compute_gflops(module: Module, a: Architecture) -> float | None:
     """Return GFLOPs of one image: by formula, or counted in the program of a custom network.
 
-    Return None if not countable.
+    Return None if they cannot be counted.
     """
     custom_module = None if a.is_standard else module
     try:
@@ -262,7 +262,7 @@ def _compute_gflops(module: Module, a: Architecture) -> float | None:
 
 
 def to_json(values: Mapping[str, object]) -> str:
-    """Return JSON in ASCII, which every terminal and every file name allows."""
+    """Return JSON in ASCII, which every terminal can print."""
     return json.dumps(values, indent=2, allow_nan=False)
 
 
@@ -343,5 +343,5 @@ def _list_cells(result: EvaluationResult, further: Sequence[str]) -> list[str]:
 
 
 def _is_further(name: str) -> bool:
-    """Return whether a value is a chosen metric: neither a usual one nor an interval."""
+    """Return True for a chosen metric, which is neither a usual one nor an interval."""
     return name not in USUAL_METRICS["one"] and name not in INTERVAL_OF.values()

@@ -140,7 +140,7 @@ class Entry:
         assert cache is not None
         try:
             with make_folder(cache.folder):
-                unfinished = _unfinished(cache.folder)
+                unfinished = _name_unfinished(cache.folder)
                 # Not by tempfile, which would hide it from other users of a shared cache
                 unfinished.mkdir()
             try:
@@ -157,7 +157,7 @@ class Entry:
             raise WriteError(error.errno, error.strerror or str(error), path) from error
 
     def _publish(self, complete: pathlib.Path) -> None:
-        replaced = _unfinished(self.folder.parent)
+        replaced = _name_unfinished(self.folder.parent)
         if os.path.lexists(self.folder):
             with contextlib.suppress(*_DAMAGE):
                 self.read(self.folder)
@@ -209,7 +209,7 @@ def write_rows(path: pathlib.Path, chunks: Iterable[np.ndarray], num_rows: int) 
             if not dtype:
                 dtype = chunk.dtype.name
                 shape = [num_rows, *chunk.shape[1:]]
-                pieces.insert(0, _header(chunk.dtype, tuple(shape)))
+                pieces.insert(0, _build_header(chunk.dtype, tuple(shape)))
             for piece in pieces:
                 digest.update(piece.data)
                 file.write(piece.data)
@@ -219,7 +219,7 @@ def write_rows(path: pathlib.Path, chunks: Iterable[np.ndarray], num_rows: int) 
     return {"dtype": dtype, "shape": shape, "sha256": digest.hexdigest()}
 
 
-def _header(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _build_header(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     header = io.BytesIO()
     described = {
         "descr": np.lib.format.dtype_to_descr(dtype),
@@ -230,7 +230,7 @@ def _header(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(header.getvalue(), np.uint8)
 
 
-def _unfinished(cache: pathlib.Path) -> pathlib.Path:
+def _name_unfinished(cache: pathlib.Path) -> pathlib.Path:
     """Return a new hidden name, at random: processes in containers have equal numbers."""
     return cache / f"{_UNFINISHED}{secrets.token_hex(16)}"
 

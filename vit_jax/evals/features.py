@@ -1,9 +1,7 @@
-"""Frozen features: one vector for each image, from any layer.
+"""Frozen features: one vector for each image, from any layer, computed on all devices.
 
-Computed on all devices and kept on disk.
-
-Kept features depend on the parameters, the network, the layer, the preparation of images, and the
-records. They are computed again if one of these changes.
+A cache keeps them on disk. They depend on the parameters, the network, the layer, the preparation
+of images, and the records. They are computed again if one of these changes.
 
 Legend: B global batch, N images, D size of a feature, S tokens, P tokens before those of patches.
 """
@@ -53,7 +51,7 @@ LAYERS = {
     "block:N": "the class token after block N, or the mean of the tokens where there is none",
     "stage:N": "the mean of the map after stage N of a ResNet or of a hybrid's",
 }
-FORM = 2  # of the files in the cache; files of another form are never read
+FORM = 2  # form of the files in the cache; files of another form are never read
 _FEATURE = "feature.npy"
 _IS_READ = "is_read.npy"
 _HASH = "hash.npy"
@@ -72,7 +70,7 @@ class Features:
 
     Attributes:
       feature_ND: float32, in memory or mapped from a file; zeros for unreadable images.
-      label_N: int32, of images that may have several labels (N, K), 0 or 1.
+      label_N: int32; (N, K), 0 or 1, for images that may have several labels.
       is_read_N: bool; False for unreadable images.
       hash_N: uint64 of the prepared pixels: equal images have equal hashes.
     """
@@ -110,8 +108,8 @@ class FrozenEvaluator:
     """Measures frozen features of a training state.
 
     Attributes:
-      extract: from a state to the features of the training and the test images.
-      measure: what to measure on them.
+      extract: returns the features of the training and the test images for a state.
+      measure: yields the metrics of these features.
     """
 
     extract: Callable[[Any], tuple[Features, Features]]
@@ -122,8 +120,12 @@ class FrozenEvaluator:
         return self.measure(*self.extract(state))
 
 
-def readable_sides(train: Features, test: Features) -> tuple[Features, Features]:
-    """Return the readable images of both sides; raise ValueError if one side has none."""
+def select_readable(train: Features, test: Features) -> tuple[Features, Features]:
+    """Return the readable images of both sides.
+
+    Raises:
+      ValueError: a side has none.
+    """
     train = train.readable()
     test = test.readable()
     if not len(train) or not len(test):
@@ -139,7 +141,7 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
     Raises:
       ValueError: a layer that is not one of `LAYERS`, or that this network does not have.
     """
-    kind, number = _parse(layer, a)
+    kind, number = _parse_layer(layer, a)
     options = _INTERMEDIATES.get(kind, {})
 
     def step(module: Module, batch: Batch) -> Results:
@@ -152,7 +154,7 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
         feature_BD = feature_BD.astype(jnp.float32)
         return {
             "feature_BD": feature_BD * batch.mask_B[:, None],
-            "hash_B2": _pixel_hashes(batch.image_BHWC),
+            "hash_B2": _compute_pixel_hashes(batch.image_BHWC),
             "mask_B": batch.mask_B,
         }
 
@@ -167,7 +169,7 @@ def _select_feature(
 ) -> jax.Array | None:
     """Return the feature of a layer, (B, D); None if the network does not return it.
 
-    `kind` and `number` are those of the name of the layer, such as "block" and 3.
+    `kind` and `number` are parts of the name of the layer, such as "block" and 3.
     """
     if kind == "pre_logits":
         feature_BD = output.features_BD
@@ -235,7 +237,7 @@ def collect(
         feature_ND=np.concatenate(feature_batches),
         label_N=label_N,
         is_read_N=np.concatenate(mask_batches) > 0,
-        hash_N=hashes(np.concatenate(hash_batches)),
+        hash_N=join_hash_words(np.concatenate(hash_batches)),
     )
 
 
@@ -302,10 +304,10 @@ class Extractor:
         if not all(hosts.gather(arrays is not None)):  # computing takes all processes
             with entry.new_folder() as unfinished:
                 self._compute(source, entry, unfinished)
-                arrays = entry.read(unfinished)  # whichever process publishes
+                arrays = entry.read(unfinished)  # another process may publish them
 
         assert arrays is not None
-        return _features(arrays, source)
+        return _build_features(arrays, source)
 
     def _extract_uncached(self, source: Source) -> Features:
         with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
@@ -317,7 +319,7 @@ class Extractor:
                 num_rows=len(source),
             )
             self._compute(source, entry, folder)
-            return _features(entry.read(folder), source)
+            return _build_features(entry.read(folder), source)
 
     def _find(self, entry: Entry) -> dict[str, np.ndarray] | None:
         """Return cached arrays; None if there are none, or more unreadable images than allowed.
@@ -356,7 +358,7 @@ class Extractor:
                 record_B = rows["record_B"]
                 yield rows["feature_BD"]
                 is_read_N[record_B] = rows["mask_B"] > 0
-                hash_N[record_B] = hashes(rows["hash_B2"])
+                hash_N[record_B] = join_hash_words(rows["hash_B2"])
                 progress.update(len(record_B))
 
         with progress:
@@ -373,9 +375,9 @@ class Extractor:
         entry.write_record(folder, arrays)
 
     def _describe(self, source: Source) -> str | None:
-        """Return everything that the features depend on, as JSON.
+        """Return all facts that determine the features, as JSON; None if they are unknown.
 
-        Return None if that is unknown, or nothing is kept.
+        Also return None without a cache.
         """
         a = self._architecture
         origin = source.origin
@@ -408,7 +410,7 @@ def _open_progress(num_images: int) -> tqdm:
     )
 
 
-def _features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:
+def _build_features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:
     return Features(
         feature_ND=arrays[_FEATURE],
         label_N=np.asarray(source.labels, np.int32),
@@ -448,19 +450,19 @@ def write_features(
     }
 
 
-def chunks_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yield features in memory, `size` examples at a time; of an array in memory, views."""
+def iterate_chunks(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yield features in memory, `size` examples at a time; views of an array in memory."""
     for first in range(0, len(feature_ND), size):
         yield np.asarray(feature_ND[first : first + size])
 
 
-def hashes(hash_B2: np.ndarray) -> np.ndarray:
-    """Join two words of 32 bits to one of 64, (B,)."""
+def join_hash_words(hash_B2: np.ndarray) -> np.ndarray:
+    """Join two words of 32 bits to one word of 64 bits, (B,)."""
     wide = hash_B2.astype(np.uint64)
     return (wide[:, 0] << np.uint64(32)) | wide[:, 1]
 
 
-def notes_on(
+def list_notes(
     name: str,
     class_names: Sequence[str],
     train: Features,
@@ -473,7 +475,7 @@ def notes_on(
         if missing:
             notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are left out.")
 
-    same = num_in_both(train, test)
+    same = count_common_images(train, test)
     if same:
         notes.append(
             f"{name}: {same:,} of {len(test):,} test images are among the training images too."
@@ -500,25 +502,25 @@ def count_by_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return np.bincount(labels, minlength=num_classes)
 
 
-def num_in_both(train: Features, test: Features) -> int:
-    """Return how many readable images of `test` have the pixels of a readable image of `train`."""
+def count_common_images(train: Features, test: Features) -> int:
+    """Return the number of readable test images with the pixels of a readable training image."""
     train_hashes = train.hash_N[train.is_read_N]
     test_hashes = test.hash_N[test.is_read_N]
     is_in_both = np.isin(test_hashes, np.unique(train_hashes))
     return int(is_in_both.sum())
 
 
-def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
-    """Return two sums of pixels times odd numbers that depend on their place, (B, 2) uint32.
+def _compute_pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
+    """Return two sums, modulo 2**32, of pixels times odd numbers, (B, 2) uint32.
 
-    They are modulo 2**32.
+    The odd numbers depend on the position of the pixel.
     """
     pixels_BP = image_BHWC.reshape(len(image_BHWC), -1).astype(jnp.uint32)
-    place_P = jax.lax.iota(jnp.uint32, pixels_BP.shape[1])
+    position_P = jax.lax.iota(jnp.uint32, pixels_BP.shape[1])
     one = np.uint32(1)
 
     def compute_word(key: int) -> jax.Array:
-        mixed_P = (place_P + one) * np.uint32(key)
+        mixed_P = (position_P + one) * np.uint32(key)
         mixed_P = mixed_P ^ (mixed_P >> np.uint32(15))
         mixed_P = mixed_P * np.uint32(0xC2B2AE35)
         products_BP = (pixels_BP + one) * (mixed_P | one)
@@ -528,10 +530,11 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
     return jnp.stack(words, axis=1)
 
 
-def _parse(layer: str, a: Architecture) -> tuple[str, int]:
-    """Return the kind of a layer and its number, or 0.
+def _parse_layer(layer: str, a: Architecture) -> tuple[str, int]:
+    """Return the kind of a layer and its number, 0 without one.
 
-    Raise ValueError if the network does not have it.
+    Raises:
+      ValueError: the network does not have the layer.
     """
     has_token = a.has_transformer and a.num_class_tokens and a.network is None
     counts = {}

@@ -24,7 +24,7 @@ class FewShotTable:
     """Few-shot accuracies of several datasets.
 
     Attributes:
-      protocol: how they were computed.
+      protocol: the protocol of the evaluation.
       results: accuracies by the name of the dataset.
       l2: the penalty of each number of shots, chosen for all datasets.
       notes: remarks for readers.

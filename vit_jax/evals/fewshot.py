@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from vit_jax.config.schema import as_tuple
-from vit_jax.evals.features import Features, MeasureFeatures, readable_sides
+from vit_jax.evals.features import Features, MeasureFeatures, select_readable
 from vit_jax.evals.least_squares import L2, LeastSquares
 
 SHOTS = (1, 5, 10, 25)
@@ -141,7 +141,7 @@ def few_shot(
     Raises:
       ValueError: no readable image on one of the sides, or too little memory.
     """
-    train, test = readable_sides(train, test)
+    train, test = select_readable(train, test)
     accuracy = {}
     for seed in protocol.seeds:
         order_seed = None if protocol.sampling == "first" else seed

@@ -88,7 +88,7 @@ def members(subset: str) -> np.ndarray:
 
 
 def is_unnamed(weights: WeightsInfo) -> bool:
-    """Return whether 1,000 outputs without names are ImageNet's by the format of the weights."""
+    """Return True if the format of weights says that 1,000 outputs without names are ImageNet's."""
     return (
         weights.class_names is None
         and weights.architecture.num_classes == COUNT
@@ -115,7 +115,7 @@ def readable_names(weights: WeightsInfo) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def outputs_of(weights: WeightsInfo) -> np.ndarray:
+def find_outputs(weights: WeightsInfo) -> np.ndarray:
     """Return the output of each class, (1000,), -1 if there is none.
 
     Outputs are recognised by names that begin with a WordNet id, that are all lemmas of a class, or
@@ -148,7 +148,7 @@ def outputs_of(weights: WeightsInfo) -> np.ndarray:
 def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarray:
     """Return the output of each class of the data, -1 if there is none.
 
-    Classes are found by equal names; where some are not, ImageNet's classes also as `outputs_of`
+    Classes are found by equal names; where some are not, ImageNet's classes also as `find_outputs`
     finds them.
 
     Raises:
@@ -159,7 +159,7 @@ def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarra
     if (output_L < 0).any():
         number_of = _match_classes(class_names)
         if (number_of >= 0).all() and len(class_names) == COUNT:
-            output_L[number_of] = outputs_of(weights)
+            output_L[number_of] = find_outputs(weights)
 
     absent = np.flatnonzero(output_L < 0)
     if len(absent) > MOST_ABSENT or len(absent) == len(class_names):

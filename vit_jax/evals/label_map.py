@@ -87,7 +87,7 @@ class LabelMap:
         return self.is_allowed_K, output_K
 
 
-def identity_map(names: tuple[str, ...]) -> LabelMap:
+def build_identity_map(names: tuple[str, ...]) -> LabelMap:
     """Return the map of data whose classes are the outputs of the network."""
     numbers = np.arange(len(names))
     return LabelMap(
@@ -116,7 +116,7 @@ class Labelled(NamedTuple):
 # Weights without class names: the number of an output is all that is known of it.
 
 
-def outputs_by_value(data: str, class_names: Sequence[str], weights: WeightsInfo) -> np.ndarray:
+def match_by_value(data: str, class_names: Sequence[str], weights: WeightsInfo) -> np.ndarray:
     """Return the output of each class whose name is an integer, (L,); "7" and "007" are output 7.
 
     Raises:
@@ -144,7 +144,7 @@ def _require_outputs(
     outputs: Sequence[int],
     weights: WeightsInfo,
 ) -> None:
-    """Raise ValueError if a number is none of an output, or two classes have the same."""
+    """Raise ValueError if a number is not the number of an output, or two classes have it."""
     count = weights.architecture.num_classes
     output_of = dict(zip(class_names, outputs, strict=True))
     outside = [name for name, output in output_of.items() if not 0 <= output < count]

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from vit_jax.evals.features import chunks_of
+from vit_jax.evals.features import iterate_chunks
 
 BIAS_FEATURE = 100.0
 STD_EPSILON = 1e-5
@@ -65,7 +65,7 @@ class LinearClassifier:
         is_precise = self._is_precise_in_float32()
         weight_DK = jnp.asarray(self.weight_DK, jnp.float32)
         bias_K = jnp.asarray(self.bias_K, jnp.float32)
-        for feature_CD in chunks_of(feature_ND, CHUNK):
+        for feature_CD in iterate_chunks(feature_ND, CHUNK):
             standardised = _standardise(feature_CD, self.mean_D, self.scale_D)
             if is_precise:
                 yield _score(standardised.astype(np.float32), weight_DK, bias_K)
@@ -73,7 +73,7 @@ class LinearClassifier:
                 yield standardised @ self.weight_DK + self.bias_K
 
     def _is_precise_in_float32(self) -> bool:
-        """Return whether a bound on the rounding of float32 scores is below `SCORE_ERROR`."""
+        """Return True if a bound on the rounding of float32 scores is below `SCORE_ERROR`."""
         square_K = np.square(self.weight_DK).sum(axis=0)
         largest_weight = float(np.sqrt(square_K.max()))
         feature_length = len(self.mean_D) ** 0.5  # of a standardised feature
@@ -140,8 +140,8 @@ class LeastSquares:
         self._matrix = np.zeros((width, width))
         sums_KD = np.zeros((len(self._counts_K), width))
 
-        feature_chunks = chunks_of(feature_ND, CHUNK)
-        label_chunks = chunks_of(label_N, CHUNK)
+        feature_chunks = iterate_chunks(feature_ND, CHUNK)
+        label_chunks = iterate_chunks(label_N, CHUNK)
         for feature_CD, label_C in zip(
             feature_chunks,
             label_chunks,
@@ -228,12 +228,12 @@ def _compute_moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean, and population standard deviation plus `STD_EPSILON`, in float64."""
     num_examples, width = feature_ND.shape
     sum_D = np.zeros(width)
-    for feature_CD in chunks_of(feature_ND, CHUNK):
+    for feature_CD in iterate_chunks(feature_ND, CHUNK):
         sum_D += feature_CD.sum(axis=0, dtype=np.float64)
     mean_D = sum_D / num_examples
 
     square_D = np.zeros(width)
-    for feature_CD in chunks_of(feature_ND, CHUNK):
+    for feature_CD in iterate_chunks(feature_ND, CHUNK):
         square_CD = np.square(feature_CD - mean_D)
         square_D += square_CD.sum(axis=0)
     deviation_D = np.sqrt(square_D / num_examples)

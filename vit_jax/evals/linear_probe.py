@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.evals.features import Features, count_by_class, readable_sides
+from vit_jax.evals.features import Features, count_by_class, select_readable
 from vit_jax.evals.fewshot import choose_examples
 from vit_jax.evals.least_squares import L2, LeastSquares
 from vit_jax.evals.logistic import choose_penalty, fit_logistic
@@ -34,8 +34,8 @@ def fit_probe(
 ) -> tuple[Classifier, dict[str, Any]]:
     """Fit a linear classifier on readable images.
 
-    Without a penalty, least squares takes that of few-shot evaluation, and logistic regression the
-    one with the lowest log-loss of held-out images, see `SEARCH_FOLDS`.
+    Without a penalty, least squares takes the penalty of few-shot evaluation. Logistic regression
+    takes the penalty with the lowest log-loss of held-out images, see `SEARCH_FOLDS`.
 
     Returns:
       The classifier; and "method", "penalty", of a search "validation_loss": the log-losses by
@@ -93,7 +93,7 @@ def probe(
       labels "mean_average_precision", "f1_micro" and "f1_macro" take the place of "accuracy" and
       "interval", and "loss" is summed over the classes.
     """
-    train, test = readable_sides(train, test)
+    train, test = select_readable(train, test)
     require_probe_images(train.label_N, num_classes, method, penalty, folds)
     classifier, results = fit_probe(train, num_classes, method, penalty, seed)
     if folds is not None:
@@ -164,9 +164,9 @@ def _split_folds(
     folds: int,
     seed: int,
 ) -> Iterator[tuple[Features, Features]]:
-    """Yield for each fold the other images and its own.
+    """Yield for each fold the other images and its images.
 
-    Folds have equal shares of every class; those of images that may have several labels are random.
+    Folds have equal shares of every class; they are random for images with several labels.
     """
     if train.label_N.ndim == 2:
         members = np.random.default_rng(seed).permutation(len(train))

@@ -2,7 +2,7 @@
 
 It is multinomial, or one-vs-rest where examples may have several labels.
 
-The grid is that of CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no
+The grid is from CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no
 augmentation, the penalty from 1e-6 to 1e6. The search tries one value every second power of ten,
 and halves the step around the best one until it is an eighth of a power of ten. Unlike CLIP's, it
 compares log-losses: accuracies of a few held-out examples are equal for many penalties, and weak
@@ -22,7 +22,7 @@ import numpy as np
 import optax
 import scipy.special
 
-from vit_jax.evals.features import chunks_of
+from vit_jax.evals.features import iterate_chunks
 
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 MOST_RISES = 2  # of the loss in a row, after which weaker penalties are not tried
@@ -72,7 +72,7 @@ class LogisticClassifier:
         return log_NK
 
     def _logits(self, feature_ND: np.ndarray) -> Iterator[np.ndarray]:
-        for feature_CD in chunks_of(feature_ND, CHUNK):
+        for feature_CD in iterate_chunks(feature_ND, CHUNK):
             yield feature_CD @ self.weight_DK + self.bias_K
 
 
@@ -116,10 +116,10 @@ def fit_logistic(
 def choose_penalty(loss_of: Callable[[float], float]) -> tuple[float, dict[float, float]]:
     """Return the penalty with the lowest loss, and the losses of all penalties tried.
 
-    Of equal ones it is the largest.
+    Among equal losses it is the largest penalty.
 
-    The search begins with the largest of `PENALTIES` and leaves out weaker ones after `MOST_RISES`
-    rises of the loss.
+    The search begins with the largest of `PENALTIES` and skips weaker ones after `MOST_RISES` rises
+    of the loss.
 
     Args:
       loss_of: fits with a penalty and returns the loss of held-out examples.
@@ -148,7 +148,7 @@ def choose_penalty(loss_of: Callable[[float], float]) -> tuple[float, dict[float
 
 
 def _find_best(tried: Mapping[float, float]) -> float:
-    """Return the penalty with the lowest loss, of equal ones the largest."""
+    """Return the penalty with the lowest loss, the largest one among equal losses."""
     return min(tried, key=lambda penalty: (tried[penalty], -penalty))
 
 
@@ -258,12 +258,12 @@ def _minimise(
         return optax.apply_updates(parameters, updates), state
 
     carry = (start, optimizer.init(start))
-    parameters, state = jax.lax.while_loop(_goes_on, improve, carry)
+    parameters, state = jax.lax.while_loop(_is_unfinished, improve, carry)
     return parameters, optax.tree.get(state, "count")
 
 
-def _goes_on(carry: Carry) -> jax.Array:
-    """Return whether the gradient is too large, and iterations are left."""
+def _is_unfinished(carry: Carry) -> jax.Array:
+    """Return True while the gradient is too large and the iterations do not reach their limit."""
     _, state = carry
     count = optax.tree.get(state, "count")
     gradient = optax.tree.get(state, "grad")

@@ -82,11 +82,9 @@ class MultilabelMetrics:
     def worst(self) -> dict[str, str]:
         """Return the classes of the lowest average precision as a line of text, by its name."""
         precisions = []
-        for one in self.details()["classes"]:
-            if not one["images"]:
-                continue
-            precision = one["average_precision"]
-            precisions.append((precision, one["class"]))
+        for entry in self.details()["classes"]:
+            if entry["images"]:
+                precisions.append((entry["average_precision"], entry["class"]))
 
         words = []
         lowest = sorted(precisions)[:WORST_SHOWN]
@@ -125,8 +123,8 @@ class MultilabelMetrics:
     def class_rows(self) -> Iterator[list[object]]:
         """Yield the header, then for each class name and metrics; empty cells for NaN."""
         yield ["class", *PerClass._fields]
-        for one in self.details()["classes"]:
-            name, images, *values = one.values()
+        for entry in self.details()["classes"]:
+            name, images, *values = entry.values()
             yield [name, images, *map(_format_cell, values)]
 
 

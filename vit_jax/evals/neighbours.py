@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.evals.features import Features, MeasureFeatures, chunks_of, readable_sides
+from vit_jax.evals.features import Features, MeasureFeatures, iterate_chunks, select_readable
 from vit_jax.evals.fewshot import require_counts, require_positive
 
 NUM_NEIGHBOURS = (10, 20, 100)
@@ -24,7 +24,7 @@ QUERIES = 1024
 KEYS = 65536  # at a time
 
 
-def nearest(
+def find_nearest(
     feature_ND: np.ndarray,
     query_QD: np.ndarray,
     k: int,
@@ -36,12 +36,12 @@ def nearest(
     The greatest comes first; of equal ones the lower index. k is at most N. A query is compared
     with `keys_at_once` features at a time, which bounds the memory.
     """
-    for query_chunk in chunks_of(query_QD, QUERIES):
+    for query_chunk in iterate_chunks(query_QD, QUERIES):
         query_CD = _scale_to_unit(jnp.asarray(query_chunk))
         start = 0
         similarity_Ck = jnp.zeros((len(query_CD), 0), jnp.float32)
         index_Ck = jnp.zeros((len(query_CD), 0), jnp.int32)
-        for keys_ND in chunks_of(feature_ND, keys_at_once):
+        for keys_ND in iterate_chunks(feature_ND, keys_at_once):
             num_known = index_Ck.shape[1] + len(keys_ND)
             similarity_Ck, index_Ck = _merge(
                 query_CD,
@@ -90,20 +90,20 @@ def neighbour_accuracy(
 ) -> dict[int, float]:
     """Return the accuracy on readable test images by the number of neighbours.
 
-    Numbers above that of the training images are left out.
+    Numbers above the number of training images are skipped.
 
     Raises:
       ValueError: no readable image on one of the sides, fewer training images than the least number
         of neighbours, or a number or temperature that is not positive.
     """
     _validate(neighbours, temperature)
-    train, test = readable_sides(train, test)
+    train, test = select_readable(train, test)
     require_neighbours(neighbours, len(train))
 
     possible = [k for k in neighbours if k <= len(train)]
     num_correct = dict.fromkeys(possible, 0)
     first = 0
-    for similarity_Ck, index_Ck in nearest(
+    for similarity_Ck, index_Ck in find_nearest(
         train.feature_ND,
         test.feature_ND,
         max(possible),

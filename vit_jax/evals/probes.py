@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.evals.features import Extractor, Features, notes_on
+from vit_jax.evals.features import Extractor, Features, list_notes
 from vit_jax.evals.intervals import wilson_interval
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
 from vit_jax.evals.splits import Pair
@@ -27,7 +27,7 @@ def run_on_pairs(
         train = extractor.extract(pair.train)
         test = extractor.extract(pair.test)
 
-        notes += notes_on(pair.name, pair.train.class_names, train, test)
+        notes += list_notes(pair.name, pair.train.class_names, train, test)
 
         result, remarks = measure(pair, train, test)
         results[pair.name] = result

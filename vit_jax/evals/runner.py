@@ -192,7 +192,7 @@ def iterate_rows(
 
 
 def has_rows(name: str) -> bool:
-    """Return whether the result of this name has one row for each image."""
+    """Return True if the result of this name has one row for each image."""
     return _ROWS.search(name) is not None
 
 

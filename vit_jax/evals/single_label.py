@@ -23,7 +23,7 @@ from vit_jax.evals.metric_functions import (
 from vit_jax.evals.runner import Rows
 
 LARGEST_CONFUSION = 4_000_000  # classes times outputs, for example 2,000 by 2,000: 64 MB
-MOST_MISTAKES = 24  # that are kept
+MOST_MISTAKES = 24  # in memory
 CONFUSED_SHOWN = 3
 CONFUSED_KEPT = 50
 INTERVAL_OF = {"accuracy": "accuracy_interval", "top5_accuracy": "top5_interval"}
@@ -199,7 +199,7 @@ class ClassMetrics:
     def confused(self, most: int) -> list[Confusion]:
         """Return the most frequent pairs of class and wrong prediction.
 
-        Of equally frequent ones those with the lower numbers come first.
+        Among equally frequent pairs the lower numbers come first.
         """
         if self.confusion_2LA is None:
             return []
@@ -293,9 +293,9 @@ class ClassMetrics:
             ]
 
     def confusion_rows(self) -> Iterator[list[object]]:
-        """Yield the header, then for each class with images: name, images by predicted class.
+        """Yield the header, then for each class its name and images by predicted class.
 
-        Empty if too large.
+        Yield nothing if the matrix is too large.
         """
         if self.confusion_2LA is None:
             return

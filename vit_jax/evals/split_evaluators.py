@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.arrays import Batch
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.label_counts import LabelCounts
-from vit_jax.evals.label_map import identity_map
+from vit_jax.evals.label_map import build_identity_map
 from vit_jax.evals.metric_functions import (
     NO_FURTHER_METRICS,
     ChosenMetrics,
@@ -50,7 +50,7 @@ class ClassificationEvaluator:
           ValueError: no image of the split is readable.
         """
         totals: dict[str, np.ndarray] = {}
-        counts = ClassCounts(identity_map(self.split.class_names))
+        counts = ClassCounts(build_identity_map(self.split.class_names))
         custom_sums = CustomSums(self.chosen.custom)
         for results in iterate_results(self.split.open_batches, self.step, state):
             add_sums(totals, results)

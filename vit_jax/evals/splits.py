@@ -1,8 +1,7 @@
-"""The choice of split: which images are evaluated, by the data of the training run.
+"""The choice of the images to evaluate, by the data of the training run.
 
-Data that the weights were trained on are split as in training, even if images were added or removed
-since. Of other data the split "test" is evaluated, but all images of a folder or a table without
-splits.
+Data of the training run are split as in training, even if images were added or removed since. For
+other data the split "test" is evaluated, or all images of a folder or a table without splits.
 """
 
 import dataclasses
@@ -27,27 +26,27 @@ from vit_jax.evals import imagenet_classes
 from vit_jax.evals.label_map import (
     Labelled,
     WeightsInfo,
+    build_identity_map,
     describe_pairs,
-    identity_map,
-    outputs_by_value,
+    match_by_value,
 )
 from vit_jax.text.nearest import closest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitChoice:
-    """Options of the command line that choose images; None: the usual value, or that of training.
+    """Options of the command line that choose images; None: as in training, or the usual value.
 
     Attributes:
-      split: to evaluate.
-      train_split: to fit on; of files, the split whose classes count.
-      test_split: to test on.
-      classes: whose images to use.
-      seed: of the hold-out of files without splits.
-      holdout_fraction: of each class of such files.
+      split: split to evaluate.
+      train_split: split to fit on; for files, the split that determines the classes.
+      test_split: split to test on.
+      classes: classes to use.
+      seed: seed of the hold-out of files without splits.
+      holdout_fraction: held-out fraction of each class of files without splits.
       data_dir: folder of prepared TFDS datasets.
-      value_range: of the preparation of the model; files of more than 8 bits need no warning with
-        it.
+      value_range: value range of the model's preparation; files of more than 8 bits need no warning
+        with it.
     """
 
     split: str | None = None
@@ -89,7 +88,7 @@ class Plan(NamedTuple):
     held_up_to: Mapping[str, str]
     was_trained_on: bool = False
 
-    def source(self, split: str, *, is_classified: bool = True) -> Source:
+    def open_split(self, split: str, *, is_classified: bool = True) -> Source:
         """Open one of the splits; raises as `open_source`."""
         return open_source(
             self.data,
@@ -101,10 +100,10 @@ class Plan(NamedTuple):
             is_classified=is_classified,
         )
 
-    def described(self, test: Source) -> TrainingData:
+    def describe(self, test: Source) -> TrainingData:
         """Describe the data for weights that are trained on the training split.
 
-        `test` is the other one.
+        `test` is the opened test split.
         """
         config = self.config
         held: Mapping[str, str] = {}
@@ -125,7 +124,7 @@ class Plan(NamedTuple):
 def plan_splits(
     data: str, choice: SplitChoice, training: TrainingData | None, usual: Released | None = None
 ) -> Plan:
-    """Return how data are split: as chosen, as in training on the same data, or as usual."""
+    """Return the splits of data: as chosen, as in training on the same data, or as usual."""
     usual = usual or Released(data, "train", "test")
     config = InputConfig(
         train_split=choice.train_split or usual.train_split,
@@ -174,40 +173,40 @@ def open_pair(
 
     Args:
       name: one of `RELEASED`, or data as in a recipe.
-      choice: of splits and classes.
-      training: data of the run that made the weights.
+      choice: splits and classes.
+      training: data of the run that trained the weights.
       allows_several_labels: images may have several labels.
 
     Raises:
       ValueError: an unknown name, equal sides, sides of different classes, images of several labels
         that are not allowed, or as `open_source`.
     """
-    plan = _plan_named(name, choice, training)
+    plan = _plan_data(name, choice, training)
     train_split = plan.config.train_split
     test_split = plan.config.test_split
     if train_split == test_split:
         raise ValueError(
             f"{name}: the training and the test split are both {train_split!r}. Choose two."
         )
-    train = plan.source(train_split)
-    test = plan.source(test_split)
+    train = plan.open_split(train_split)
+    test = plan.open_split(test_split)
     if (train.is_multilabel or test.is_multilabel) and not allows_several_labels:
         raise ValueError(
             f"--data={name}: images must have one label, and may have several. Use vit-jax probe."
         )
     require_same_classes(name, train_split, train, test_split, test)
-    return Pair(name, train, test, plan.described(test))
+    return Pair(name, train, test, plan.describe(test))
 
 
 def open_split(
     name: str, split: str | None, choice: SplitChoice, training: TrainingData | None = None
 ) -> Source:
-    """Open one split of images that no classifier is fitted to, by default the one to test on.
+    """Open one split, by default the test split, without a classifier to fit.
 
     Files may have one class, and no training split; other arguments as for `open_pair`.
     """
-    plan = _plan_named(name, choice, training)
-    return plan.source(split or plan.config.test_split, is_classified=False)
+    plan = _plan_data(name, choice, training)
+    return plan.open_split(split or plan.config.test_split, is_classified=False)
 
 
 def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence[str]) -> str:
@@ -216,7 +215,7 @@ def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence
     The hold-out of files depends on the seed of a run. Data that are compared with themselves,
     among `others`, keep the usual split.
     """
-    plan = _plan_named(name, choice, None)
+    plan = _plan_data(name, choice, None)
     if normalize_data(plan.data) in map(normalize_data, others):
         return usual
     if holds_out(plan.data, plan.config):
@@ -231,7 +230,7 @@ def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence
     return splits[0]
 
 
-def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -> Plan:
+def _plan_data(name: str, choice: SplitChoice, training: TrainingData | None) -> Plan:
     known = RELEASED.get(name)
     if known is None and ":" not in name and name != "digits":
         raise _build_unknown_error(name)
@@ -254,11 +253,11 @@ def _build_unknown_error(name: str) -> ValueError:
     )
 
 
-# One side: images to evaluate a classifier on.
+# One side: images on which a classifier is evaluated.
 
 
 def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = None) -> Labelled:
-    """Open the images of data, as in a recipe, that are evaluated.
+    """Open the images to evaluate; `data` as in a recipe.
 
     Classes are matched by name, or by number if the weights have no names.
 
@@ -266,8 +265,8 @@ def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = 
         ValueError: as `open_source`; classes that cannot be matched; an option has no effect on
           these data.
     """
-    split, plan, notes = _choose(data, choice or SplitChoice(), weights)
-    opened = plan.source(split)
+    split, plan, notes = _choose_images(data, choice or SplitChoice(), weights)
+    opened = plan.open_split(split)
     if plan.held_up_to and _has_changed(opened, plan):
         notes.append(
             f"{data} has changed since training: what was held out then is held out, and of new "
@@ -275,11 +274,11 @@ def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = 
         )
     _require_same_kind(weights, opened, data)
     if weights.class_names is None:
-        source = _numbered_without_names(weights, opened, data, notes)
+        source = _relabel_without_names(weights, opened, data, notes)
     else:
-        source = _numbered_as(weights, opened, data)
-    words = f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images"
-    return Labelled(source, words, notes, identity_map(source.class_names))
+        source = _relabel_by_name(weights, opened, data)
+    words = f"{split} of {data}, {len(source):,} of {len(_find_whole(source)):,} images"
+    return Labelled(source, words, notes, build_identity_map(source.class_names))
 
 
 def _require_same_kind(weights: WeightsInfo, source: Source, data: str) -> None:
@@ -297,18 +296,16 @@ def _require_same_kind(weights: WeightsInfo, source: Source, data: str) -> None:
     )
 
 
-def _numbered_without_names(
+def _relabel_without_names(
     weights: WeightsInfo, source: Source, data: str, notes: list[str]
 ) -> Source:
     """Return the source with labels in the numbering of weights that do not name their classes.
 
-    Add a note.
-
-    Data of a library or of code number their classes themselves. Files do not: integer names are
-    numbers of outputs, and ImageNet's names are known.
+    A note is added. Data of a library or of code number their classes. Files do not: integer names
+    are numbers of outputs, and ImageNet's names are known.
 
     Raises:
-      ValueError: another number of classes, or as `outputs_by_value`.
+      ValueError: another number of classes, or as `match_by_value`.
     """
     names = source.class_names
     count = weights.architecture.num_classes
@@ -320,11 +317,11 @@ def _numbered_without_names(
             )
         outputs = np.arange(count)
         reason = "by the numbers of the data's classes"
-    elif imagenet := _imagenet_outputs(weights, names):
+    elif imagenet := _find_imagenet_outputs(weights, names):
         outputs = np.array(imagenet)
         reason = "by ImageNet's names"
     else:
-        outputs = outputs_by_value(data, names, weights)
+        outputs = match_by_value(data, names, weights)
         reason = "by the integers that name the data's classes"
 
     notes.append(
@@ -341,10 +338,10 @@ def _numbered_without_names(
     )
 
 
-def _imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[int] | None:
-    """Return the outputs of WordNet ids, or of short names, of weights with ImageNet's classes.
+def _find_imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[int] | None:
+    """Return the outputs of WordNet ids, or of short names, if weights have ImageNet's classes.
 
-    Return None for others.
+    Return None for other weights or names.
     """
     if not imagenet_classes.is_unnamed(weights):
         return None
@@ -358,7 +355,7 @@ def _imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[int] |
     return None
 
 
-def _numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
+def _relabel_by_name(weights: WeightsInfo, source: Source, data: str) -> Source:
     """Return the source with labels in the numbering of weights that name their classes.
 
     Raises:
@@ -385,29 +382,29 @@ def _numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
     return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
 
 
-class _Chosen(NamedTuple):
-    """A choice of images: the split, how the data are split, and notes for readers."""
+class _Choice(NamedTuple):
+    """A choice of images: the split, the plan of all splits, and notes for readers."""
 
     split: str
     plan: Plan
     notes: list[str]
 
 
-def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
+def _choose_images(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Choice:
     plan = plan_splits(data, dataclasses.replace(choice, train_split=None), weights.training)
     split = choice.split or plan.config.test_split
     listing = find_listing(data)
     if listing is None:
         reject_idle(data, choice, "train_split", "seed", "holdout_fraction")
-        return _Chosen(split, plan, [])
+        return _Choice(split, plan, [])
     if not listing.exists():
-        return _Chosen(split, plan, [])  # opening it raises
+        return _Choice(split, plan, [])  # opening it raises
     reject_idle(data, choice, "data_dir")
 
     train_split = plan.config.train_split
     splits = listing.splits(train_split, split, choice.train_split or "")
     if not splits:
-        return _choose_flat(f"{data}, {listing.unsplit}", choice, weights, plan)
+        return _choose_without_splits(f"{data}, {listing.unsplit}", choice, weights, plan)
     reject_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
     if not plan.was_trained_on and train_split not in splits:
         train_split = split  # no training images are needed
@@ -417,11 +414,13 @@ def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
     config = dataclasses.replace(
         plan.config, train_split=choice.train_split or train_split, test_split=split
     )
-    return _Chosen(split, plan._replace(config=config, held_up_to={}), notes)
+    return _Choice(split, plan._replace(config=config, held_up_to={}), notes)
 
 
-def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Plan) -> _Chosen:
-    """Choose of files without splits: the hold-out of the training run, the rest, or all."""
+def _choose_without_splits(
+    words: str, choice: SplitChoice, weights: WeightsInfo, plan: Plan
+) -> _Choice:
+    """Choose images of files without splits: the hold-out of training, the others, or all."""
     reject_idle(words, choice, "train_split")
     train_split = plan.config.train_split
     test_split = plan.config.test_split
@@ -437,12 +436,12 @@ def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Pl
     if splits[split] == WHOLE:
         reject_idle(f"{WHOLE} of {plan.data}", choice, "seed", "holdout_fraction")
         notes = _note_on_whole(plan, weights.training)
-        return _Chosen(WHOLE, plan._replace(held_up_to={}), notes)
+        return _Choice(WHOLE, plan._replace(held_up_to={}), notes)
     return _choose_held_out(splits[split], choice, weights.training, plan)
 
 
 def _note_on_whole(plan: Plan, training: TrainingData | None) -> list[str]:
-    """Return a remark if all images of the data are evaluated, and weights may know some."""
+    """Return a remark on all images of the data, some of which may be training images."""
     if training is None or find_listing(training.data) is None:
         return []
     if plan.was_trained_on:
@@ -458,47 +457,47 @@ def _note_on_whole(plan: Plan, training: TrainingData | None) -> list[str]:
 
 def _choose_held_out(
     split: str, choice: SplitChoice, training: TrainingData | None, plan: Plan
-) -> _Chosen:
-    """Choose one side of a hold-out, by default that of training.
+) -> _Choice:
+    """Choose one side of a hold-out, by default the hold-out of training.
 
-    It also counts for data of another name, which may be a copy.
+    It also applies to data of another name, which may be a copy.
     """
-    then_seed = plan.seed
-    then_fraction = plan.config.holdout_fraction
+    training_seed = plan.seed
+    training_fraction = plan.config.holdout_fraction
     if training is not None:
-        then_seed = training.seed
-        then_fraction = training.holdout_fraction
+        training_seed = training.seed
+        training_fraction = training.holdout_fraction
 
-    seed = then_seed if choice.seed is None else choice.seed
-    fraction = then_fraction
+    seed = training_seed if choice.seed is None else choice.seed
+    fraction = training_fraction
     if choice.holdout_fraction is not None:
         fraction = choice.holdout_fraction
 
-    is_as_then = seed == then_seed and fraction == then_fraction
+    is_as_in_training = seed == training_seed and fraction == training_fraction
     held: Mapping[str, str] = {}
-    if training is not None and is_as_then:
+    if training is not None and is_as_in_training:
         held = training.held_up_to
     notes = []
-    if plan.was_trained_on and not is_as_then:
+    if plan.was_trained_on and not is_as_in_training:
         notes.append(
-            f"training held out {then_fraction:g} of each class by seed {then_seed}; this is "
-            "another hold-out, in which there are images that the weights were trained on."
+            f"training held out {training_fraction:g} of each class by seed {training_seed}; this "
+            "is another hold-out, in which there are images that the weights were trained on."
         )
     config = dataclasses.replace(plan.config, holdout_fraction=fraction)
     plan = plan._replace(config=config, seed=seed, held_up_to=held)
-    return _Chosen(split, plan, notes)
+    return _Choice(split, plan, notes)
 
 
 def _has_changed(source: Source, plan: Plan) -> bool:
-    """Return whether today's hold-out is not that of training."""
-    everything = _whole(source)
+    """Return True if the hold-out of the present images differs from the hold-out of training."""
+    everything = _find_whole(source)
     _, now = hold_out(everything, plan.config.holdout_fraction, plan.seed, purpose=b"")
     _, then = hold_out_by_hashes(everything, plan.held_up_to, plan.seed)
     return now.records_sha256 != then.records_sha256
 
 
 def reject_idle(where: str, choice: SplitChoice, *names: str) -> None:
-    """Raise ValueError if one of these options is set, which have no effect on `where`."""
+    """Raise ValueError if one of these options is set; they have no effect on `where`."""
     idle = []
     for name in names:
         if getattr(choice, name) is not None:
@@ -507,7 +506,7 @@ def reject_idle(where: str, choice: SplitChoice, *names: str) -> None:
         raise ValueError(f"{', '.join(idle)}: has no effect on {where}. Leave it out.")
 
 
-def _whole(source: Source) -> Source:
+def _find_whole(source: Source) -> Source:
     """Return the source before splits and classes were chosen."""
     while isinstance(source, SubsetSource):
         source = source.source

@@ -16,8 +16,8 @@ from vit_jax.evals.features import (
     FrozenEvaluator,
     MeasureFeatures,
     collect,
+    list_notes,
     make_feature_step,
-    notes_on,
 )
 from vit_jax.imports.references import called, resolve
 from vit_jax.kernels.devices import trace_for
@@ -67,7 +67,7 @@ def _log_new_notes(split: Split, train: Features, test: Features, logged: set[st
     """Log notes on the features, each once in a run and in the first process."""
     if not hosts.is_first():
         return
-    for note in notes_on(split.name, split.class_names, train, test):
+    for note in list_notes(split.name, split.class_names, train, test):
         if note not in logged:
             logging.getLogger(__name__).warning("%s", note)
             logged.add(note)

@@ -26,7 +26,7 @@ from tests.integration.commands import run, succeed
 from vit_jax.api import from_weights
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.evals.label_map import Labelled, identity_map
+from vit_jax.evals.label_map import Labelled, build_identity_map
 from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.imports.extras import install_command
 from vit_jax.tools.figures import result_figures as figures
@@ -208,7 +208,7 @@ def metrics_of(source, predicted, confidence):
             source,
             "",
             [],
-            identity_map(source.class_names),
+            build_identity_map(source.class_names),
         )
     )
     count = len(predicted)
@@ -249,7 +249,7 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_coun
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
     names = ("x",) * size
     is_allowed_K = np.arange(size) < shape[1]
-    label_map = dataclasses.replace(identity_map(names), is_allowed_K=is_allowed_K)
+    label_map = dataclasses.replace(build_identity_map(names), is_allowed_K=is_allowed_K)
     metrics = ClassMetrics(
         Labelled(
             SimpleNamespace(class_names=names),

@@ -138,7 +138,7 @@ def fill(model: torch.nn.Module) -> None:
     model.load_state_dict(state)
 
 
-def outputs_of(model: torch.nn.Module, image_size: tuple[int, int]) -> dict[str, np.ndarray]:
+def find_outputs(model: torch.nn.Module, image_size: tuple[int, int]) -> dict[str, np.ndarray]:
     """Return the features and, if there are classes, logits of the images, normalised as the model states."""
     pretrained = model.pretrained_cfg
     images = ((pixels(*image_size) - pretrained["mean"]) / pretrained["std"]).astype(np.float32)
@@ -189,7 +189,7 @@ def write_model(name: str, folder: pathlib.Path) -> None:
     fill(model)
     timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
     side = arguments.get("img_size") or published["pretrained_cfg"]["input_size"][-1]
-    np.savez(folder / "expected.npz", **outputs_of(model, (side, side)))
+    np.savez(folder / "expected.npz", **find_outputs(model, (side, side)))
 
 
 def write_registry(folder: pathlib.Path, names: list[str]) -> None:

@@ -26,7 +26,7 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import choose_parallelism, count_cores
 from vit_jax.evals.features import Extractor
-from vit_jax.evals.neighbours import nearest
+from vit_jax.evals.neighbours import find_nearest
 from vit_jax.storage.files import write_atomically
 from vit_jax.text.tables import columns, to_csv
 from vit_jax.tools.prepare.perceptual import SIDE, Reduction, compute_hashes, find_near
@@ -170,7 +170,7 @@ def find_by_features(
     for test, is_mirrored, test_source in _list_views(tests, extractor):
         first = 0
         query_QD = extractor.extract(test_source).feature_ND
-        for cosine_Ck, index_Ck in nearest(feature_ND, query_QD, num_neighbours):
+        for cosine_Ck, index_Ck in find_nearest(feature_ND, query_QD, num_neighbours):
             for row, column in np.argwhere(cosine_Ck >= cosine).tolist():
                 record = int(index_Ck[row, column])
                 pair_cosine = float(cosine_Ck[row, column])

@@ -115,7 +115,7 @@ def open_family(
         ImageNet's classes.
     """
     sets = _select_sets(data)  # first, because it is faster than a look at the weights
-    outputs = classes.outputs_of(weights)
+    outputs = classes.find_outputs(weights)
     if real is not None and not any(image_set.name == "real" for image_set in sets):
         raise ValueError(f"--real={real}: without effect on {data}; leave it out.")
     opened = {}
