@@ -26,7 +26,10 @@ class ParallelBlock(nnx.Module):
         self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
 
     def __call__(
-        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+        self,
+        x_BSD: jax.Array,
+        drop_fraction: jax.Array,
+        key: jax.Array | None,
     ) -> jax.Array:
         """Return the output (B, S, D).
 
@@ -39,7 +42,10 @@ class ParallelBlock(nnx.Module):
         return x_BSD + attended_BSD + self.mlp(norm_BSD)
 
     def with_attention(
-        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+        self,
+        x_BSD: jax.Array,
+        drop_fraction: jax.Array,
+        key: jax.Array | None,
     ) -> tuple:
         """Return the output and the attention weights; only for models that return attention."""
         del drop_fraction, key

@@ -48,11 +48,17 @@ class Mixer(nnx.Module):
         self.blocks = nnx.List([MixerBlock(a, rngs=rngs) for _ in range(a.depth)])
         self.norm = LayerNorm(a)
         self.head = nnx.Linear(
-            a.width, a.num_classes, kernel_init=nnx.initializers.zeros, rngs=rngs
+            a.width,
+            a.num_classes,
+            kernel_init=nnx.initializers.zeros,
+            rngs=rngs,
         )
 
     def __call__(
-        self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None
+        self,
+        image_BHWC: jax.Array,
+        *,
+        dropout_key: jax.Array | None = None,
     ) -> ModelOutput:
         del dropout_key
         x_BND = self.embedding(image_BHWC)

@@ -20,7 +20,9 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 
 def muon_in_blocks(
-    *, learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.0
+    *,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
     """Return the optimiser; in the blocks all kernels are matrices."""
 
@@ -33,7 +35,9 @@ def muon_in_blocks(
         return dimensions
 
     return muon(
-        learning_rate, weight_decay=weight_decay, muon_weight_dimension_numbers=describe_dimensions
+        learning_rate,
+        weight_decay=weight_decay,
+        muon_weight_dimension_numbers=describe_dimensions,
     )
 
 

@@ -20,7 +20,10 @@ def trapezoid(*, learning_rate: float, warmup_steps: int, total_steps: int) -> C
     decay_steps = max(round(DECAY_FRACTION * total_steps), 1)
     warmup = optax.linear_schedule(0.0, learning_rate, max(warmup_steps, 1))
     decay = optax.linear_schedule(
-        learning_rate, 0.0, decay_steps, transition_begin=total_steps - decay_steps
+        learning_rate,
+        0.0,
+        decay_steps,
+        transition_begin=total_steps - decay_steps,
     )
 
     def decay_after_warmup(step: int) -> float:

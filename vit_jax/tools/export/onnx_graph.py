@@ -87,7 +87,10 @@ def to_onnx(
     opset = [helper.make_opsetid("", OPSET)]
     version = helper.find_min_ir_version_for(opset)  # so that older runtimes can read it
     return helper.make_model(
-        proto, opset_imports=opset, ir_version=version, producer_name="vit_jax"
+        proto,
+        opset_imports=opset,
+        ir_version=version,
+        producer_name="vit_jax",
     )
 
 
@@ -109,7 +112,12 @@ class _Graph:
         self._constants: dict[int, tuple[str, np.ndarray]] = {}
 
     def add(
-        self, kind: str, *inputs: Value, shape: Shape = (), name: str = "", **attributes: Any
+        self,
+        kind: str,
+        *inputs: Value,
+        shape: Shape = (),
+        name: str = "",
+        **attributes: Any,
     ) -> Tensor:
         """Add a node and return its output."""
         name = name or f"{kind}_{len(self.nodes)}"
@@ -129,7 +137,10 @@ class _Graph:
         return self._constants[id(value)][0]
 
     def run(
-        self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Value]
+        self,
+        jaxpr: core.Jaxpr,
+        constants: Sequence[Any],
+        inputs: Sequence[Value],
     ) -> list[Value]:
         """Add the equations of a program and return its outputs."""
         values = dict[core.Var, Value]()
@@ -175,7 +186,11 @@ class _Graph:
         return self.run(body, constants, inputs)
 
     def _unroll(
-        self, equation: Equation, body: Any, constants: Sequence[Any], inputs: list[Value]
+        self,
+        equation: Equation,
+        body: Any,
+        constants: Sequence[Any],
+        inputs: list[Value],
     ) -> list[Value]:
         """Unroll a loop over constants, such as the parameters of layers.
 
@@ -233,7 +248,11 @@ class _Graph:
         return None
 
     def _add_arrangement(
-        self, name: str, inputs: list[Value], shape: Shape, params: Params
+        self,
+        name: str,
+        inputs: list[Value],
+        shape: Shape,
+        params: Params,
     ) -> Value:
         """Add an operation that moves or combines values; its inputs have their complete shape."""
         x = inputs[0]

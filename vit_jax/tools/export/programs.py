@@ -51,7 +51,10 @@ _PILLOW_CROP = (
 
 
 def export_stablehlo(
-    model: Model, path: str | pathlib.Path, *, overwrite: bool = False
+    model: Model,
+    path: str | pathlib.Path,
+    *,
+    overwrite: bool = False,
 ) -> list[pathlib.Path]:
     """Write the serialised program, and beside it PATH.json: classes, input, preparation of images.
 
@@ -81,7 +84,10 @@ def export_stablehlo(
 
 
 def export_onnx(
-    model: Model, path: str | pathlib.Path, *, overwrite: bool = False
+    model: Model,
+    path: str | pathlib.Path,
+    *,
+    overwrite: bool = False,
 ) -> list[pathlib.Path]:
     """Write an ONNX file, which computes in float32.
 
@@ -179,7 +185,11 @@ def _build_program(model: Model) -> Callable[[Any], jax.Array]:
 
 
 def _check_and_find_files(
-    model: Model, path: str | pathlib.Path, kind: str, *, overwrite: bool
+    model: Model,
+    path: str | pathlib.Path,
+    kind: str,
+    *,
+    overwrite: bool,
 ) -> list[pathlib.Path]:
     """Return the files of `require_free`; raise ValueError if the model cannot be a program."""
     model.require_classes()

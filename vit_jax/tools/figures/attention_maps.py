@@ -36,7 +36,9 @@ def token_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> np.nd
 
 
 def mean_distances(
-    attention_LBTQS: jax.Array, grid: tuple[int, int], patch_size: tuple[int, int]
+    attention_LBTQS: jax.Array,
+    grid: tuple[int, int],
+    patch_size: tuple[int, int],
 ) -> jax.Array:
     """Return mean attention distances in pixels (B, L, T): weighted by attention, mean of queries.
 
@@ -81,7 +83,9 @@ def select_patch_weights(weights_BQS: jax.Array, num_patches: int) -> jax.Array:
 
 
 def reduce_attention(
-    model: Model, images_NHWC: np.ndarray, reduce: Reduce
+    model: Model,
+    images_NHWC: np.ndarray,
+    reduce: Reduce,
 ) -> dict[str, np.ndarray]:
     """Return the results of `reduce` on the model's output with attention weights, for all images.
 

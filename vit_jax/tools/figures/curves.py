@@ -267,7 +267,10 @@ def _choose_marker(style: Mapping[str, Any], num_points: int) -> dict[str, Any]:
 
 
 def _build_legend(
-    styles: Mapping[str, Mapping[str, Any]], colour: str | None = None, *, fontsize: int
+    styles: Mapping[str, Mapping[str, Any]],
+    colour: str | None = None,
+    *,
+    fontsize: int,
 ) -> dict[str, Any]:
     """Return arguments of a legend of lines by name, all of this colour if it is given."""
     from matplotlib.lines import Line2D

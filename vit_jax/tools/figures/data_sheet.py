@@ -81,7 +81,10 @@ def _draw_training(config: RunConfig, source: Source, shown: int) -> Figure:
 
 
 def _draw_evaluation(
-    config: RunConfig, source: Source, class_names: tuple[str, ...], shown: int
+    config: RunConfig,
+    source: Source,
+    class_names: tuple[str, ...],
+    shown: int,
 ) -> Figure:
     """Draw evenly spread images of the test split."""
     records = spread(len(source), shown)

@@ -122,7 +122,10 @@ def _draw(figure: "Figure", form: str) -> tuple[bytes, set[str]]:
             missing.add(chr(int(match[1])))
         else:
             warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
+                warning.message,
+                warning.category,
+                warning.filename,
+                warning.lineno,
             )
     return file.getvalue(), missing
 

@@ -166,7 +166,11 @@ def draw_distance(model: Model, view: View) -> Figure:
 
 
 def _draw_heads_by_layer(
-    axes: Any, a: Architecture, value_LT: np.ndarray, uniform: float, label: str
+    axes: Any,
+    a: Architecture,
+    value_LT: np.ndarray,
+    uniform: float,
+    label: str,
 ) -> None:
     """Draw a point for each head, and a line at the value of uniform attention."""
     num_layers = len(value_LT)
@@ -391,7 +395,9 @@ def _write_captions(model: Model, images_NHWC: np.ndarray) -> list[str]:
 
 
 def _write_class_captions(
-    model: Model, label_N: np.ndarray, probability_N: np.ndarray
+    model: Model,
+    label_N: np.ndarray,
+    probability_N: np.ndarray,
 ) -> list[str]:
     captions = []
     for label, probability in zip(label_N, probability_N, strict=True):

@@ -43,7 +43,10 @@ def to_colours(class_BNT: np.ndarray) -> np.ndarray:
 
 
 def to_image(
-    patch_BNT: np.ndarray, target: PatchTarget, grid: tuple[int, int], patch_size: tuple[int, int]
+    patch_BNT: np.ndarray,
+    target: PatchTarget,
+    grid: tuple[int, int],
+    patch_size: tuple[int, int],
 ) -> np.ndarray:
     """Return uint8 images (B, H, W, 3) of the targets of all patches.
 
@@ -75,7 +78,10 @@ def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[st
     architecture = model.architecture
     target = find_target(architecture)
     config = ObjectiveConfig(
-        kind="masked_patch", patch_target=target, loss="softmax", corruption_shares=(1.0, 0.0, 0.0)
+        kind="masked_patch",
+        patch_target=target,
+        loss="softmax",
+        corruption_shares=(1.0, 0.0, 0.0),
     )
     objective = MaskedPatch(config, architecture.grid, architecture.patch_size)
 

@@ -143,7 +143,11 @@ def read_view(
 
 
 def _open(
-    images: str, split: str | None, data_dir: str | None, model: Model, num_images: int
+    images: str,
+    split: str | None,
+    data_dir: str | None,
+    model: Model,
+    num_images: int,
 ) -> Source:
     """Return a source of at most `num_images` of the images."""
     transform = model.require_transform()

@@ -103,7 +103,10 @@ class Trial:
     def run(self) -> Assembly:
         architecture = architecture_of(self.config, IMAGENET.num_classes)
         return assemble(
-            self.config, architecture, num_examples=IMAGENET.num_examples, devices=jax.devices()
+            self.config,
+            architecture,
+            num_examples=IMAGENET.num_examples,
+            devices=jax.devices(),
         )
 
     @functools.cached_property

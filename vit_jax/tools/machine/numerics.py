@@ -128,7 +128,10 @@ def check_group_norm() -> Finding:
     a = build_named_architecture("R50x1")
     shapes = {f"{side}x{side}": (side, side, CHANNELS) for side in SIDES}
     build_plain = functools.partial(
-        nnx.GroupNorm, CHANNELS, NUM_GROUPS, epsilon=a.group_norm_epsilon
+        nnx.GroupNorm,
+        CHANNELS,
+        NUM_GROUPS,
+        epsilon=a.group_norm_epsilon,
     )
 
     def build(dtype: ComputeDtype) -> GroupNorm:
@@ -176,7 +179,10 @@ def _normalise(norm: Any, x: jax.Array, scale: jax.Array, bias: jax.Array) -> ja
 
 
 def _build_finding(
-    errors: Sequence[Errors], notes: Sequence[str], platform: str, alternative: str
+    errors: Sequence[Errors],
+    notes: Sequence[str],
+    platform: str,
+    alternative: str,
 ) -> Finding:
     """Return the finding of a part of the network; `alternative` is for users whose part is wrong."""
     if not errors:
@@ -270,7 +276,11 @@ def _choose_form(form: AttentionForm, mesh: Mesh, length: int, num_heads: int, d
     """Return the form that `form` takes on these devices; ValueError if there is none."""
     with trace_for(Placement(mesh)):
         return dispatch.choose_attention(
-            form, length=length, num_heads=num_heads, head_dim=HEAD_DIM, dtype=jnp.dtype(dtype)
+            form,
+            length=length,
+            num_heads=num_heads,
+            head_dim=HEAD_DIM,
+            dtype=jnp.dtype(dtype),
         )
 
 

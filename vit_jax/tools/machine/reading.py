@@ -48,7 +48,9 @@ def check_data_path(config: RunConfig, topology: Topology) -> Finding:
     inputs = config.input
     height, width = inputs.image_size
     parallelism = choose_parallelism(
-        inputs.num_workers, inputs.num_threads, batch_bytes=batch_size * height * width * 3
+        inputs.num_workers,
+        inputs.num_threads,
+        batch_bytes=batch_size * height * width * 3,
     )
     read, read_bytes = measure_reading(source, parallelism)
     decoded = measure_decoding(config, source, batch_size, parallelism)
@@ -96,7 +98,10 @@ def measure_reading(source: Source, parallelism: Parallelism) -> tuple[float, fl
 
 
 def measure_decoding(
-    config: RunConfig, source: Source, batch_size: int, parallelism: Parallelism
+    config: RunConfig,
+    source: Source,
+    batch_size: int,
+    parallelism: Parallelism,
 ) -> float:
     """Return images/s of the input, which reads, decodes and augments batches of this size."""
     stream = train_stream(config, source, np.arange(batch_size), 0, 10**6)

@@ -107,7 +107,10 @@ def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np
 
 
 def find_by_hashes(
-    source: Source, tests: Sequence[Source], distance: int, max_unreadable: int | None
+    source: Source,
+    tests: Sequence[Source],
+    distance: int,
+    max_unreadable: int | None,
 ) -> list[Duplicate]:
     """Return all pairs whose hashes differ in at most `distance` bits.
 
@@ -161,7 +164,10 @@ def confirm(
 
 
 def find_by_features(
-    source: Source, tests: Sequence[Source], extractor: Extractor, cosine: float
+    source: Source,
+    tests: Sequence[Source],
+    extractor: Extractor,
+    cosine: float,
 ) -> list[Duplicate]:
     """Return pairs of test images and their `NEIGHBOURS` nearest images with at least this cosine."""
     feature_ND = extractor.extract(source).feature_ND
@@ -218,7 +224,9 @@ def report(
 
 
 def _list_rows(
-    pairs: Sequence[Duplicate], source: Source, tests: Mapping[str, Source]
+    pairs: Sequence[Duplicate],
+    source: Source,
+    tests: Mapping[str, Source],
 ) -> list[tuple[object, ...]]:
     """Return the values of `HEAD` for each pair."""
     names = list(tests)
@@ -243,7 +251,9 @@ def _list_views(
 
 
 def _extract_unit_features(
-    source: Source, records: Sequence[int], extractor: Extractor
+    source: Source,
+    records: Sequence[int],
+    extractor: Extractor,
 ) -> dict[int, np.ndarray]:
     """Return the features of some records, of length 1; zeros for unreadable images."""
     unique = sorted(set(records))

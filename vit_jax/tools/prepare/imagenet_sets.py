@@ -79,7 +79,11 @@ SETS = (
         manual=_TAR,
     ),
     ImageSet(
-        name="real", images=46_837, dataset="imagenet2012_real", split="validation", manual=_TAR
+        name="real",
+        images=46_837,
+        dataset="imagenet2012_real",
+        split="validation",
+        manual=_TAR,
     ),
     _build_v2("matched-frequency", "matched-frequency"),
     _build_v2("threshold-0.7", "threshold0.7"),
@@ -97,7 +101,11 @@ def is_family(data: str) -> bool:
 
 
 def open_family(
-    data: str, weights: WeightsInfo, *, data_dir: str | None = None, real: str | None = None
+    data: str,
+    weights: WeightsInfo,
+    *,
+    data_dir: str | None = None,
+    real: str | None = None,
 ) -> tuple[dict[str, Labelled], dict[str, str]]:
     """Open the sets of `data`: some, "imagenet:a,v2", or all, "imagenet".
 
@@ -227,7 +235,9 @@ def _open_single(image_set: ImageSet, data_dir: str | None) -> tuple[SubsetSourc
 
 
 def _open_stored(
-    image_set: ImageSet, data_dir: str | None, label_key: str = "label"
+    image_set: ImageSet,
+    data_dir: str | None,
+    label_key: str = "label",
 ) -> tuple[Source, str]:
     """Return the images of a dataset of TFDS, else of an unpacked archive, and their location."""
     if image_set.dataset:
@@ -280,7 +290,10 @@ def _stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _open_real(
-    image_set: ImageSet, outputs: np.ndarray, data_dir: str | None, real: str | None
+    image_set: ImageSet,
+    outputs: np.ndarray,
+    data_dir: str | None,
+    real: str | None,
 ) -> tuple[Source, str, np.ndarray]:
     """Return the validation images that have a label, their location, and their correct outputs."""
     labels: list[Sequence[int] | None]  # None for a damaged record, which counts as unreadable
@@ -381,7 +394,9 @@ class WithoutBorder(Source):
 
 
 def _open_objectnet(
-    image_set: ImageSet, outputs: np.ndarray, data_dir: str | None
+    image_set: ImageSet,
+    outputs: np.ndarray,
+    data_dir: str | None,
 ) -> tuple[Source, str, np.ndarray]:
     """Return images of ImageNet's objects without border, their location, and correct outputs."""
     source, where = _open_unpacked(image_set, data_dir)

@@ -68,7 +68,10 @@ def _pack_bits(amplitude_BUV: np.ndarray) -> np.ndarray:
 
 
 def find_near(
-    hash_N: np.ndarray, query_Q: np.ndarray, distance: int, num_threads: int
+    hash_N: np.ndarray,
+    query_Q: np.ndarray,
+    distance: int,
+    num_threads: int,
 ) -> Iterator[tuple[int, int, int]]:
     """Yield every pair of hashes that differ in at most `distance` bits.
 

@@ -29,7 +29,11 @@ _UNIT = 16
 
 
 def prepare_folder(
-    folder: Path, output: Path, *, short_side: int, quality: int = QUALITY
+    folder: Path,
+    output: Path,
+    *,
+    short_side: int,
+    quality: int = QUALITY,
 ) -> dict[str, int]:
     """Write a copy of an image folder with the same names, classes and splits.
 
@@ -57,7 +61,11 @@ def prepare_folder(
         write_atomically(output / DESCRIPTION, json.dumps(state))
     unfinished = find_unfinished(output)  # files of a killed process
     prepare_file = functools.partial(
-        _prepare_file, folder=folder, output=output, short_side=short_side, quality=quality
+        _prepare_file,
+        folder=folder,
+        output=output,
+        short_side=short_side,
+        quality=quality,
     )
     results = list(map_in_threads(prepare_file, files))
     for path in unfinished:

@@ -108,7 +108,11 @@ def _require_file(path: str) -> None:
 
 
 def prepare_tars(
-    archives: Sequence[str], name: str, *, data_dir: str | None, options: Options
+    archives: Sequence[str],
+    name: str,
+    *,
+    data_dir: str | None,
+    options: Options,
 ) -> tuple[Path, dict[str, int]]:
     """Write a dataset; continue an interrupted one if its archives are files.
 
@@ -168,7 +172,9 @@ def _count_shards(archives: Sequence[str], sizes: Sequence[int]) -> int:
 
 
 def _find_finished(
-    folder: Path, unfinished: Path, about: Mapping[str, Any]
+    folder: Path,
+    unfinished: Path,
+    about: Mapping[str, Any],
 ) -> dict[str, int] | None:
     """Return the counts of a finished dataset with this description; None if there is none.
 
@@ -194,7 +200,10 @@ def _find_finished(
 
 
 def _read_archives(
-    scatter: Scatter, archives: Sequence[str], sizes: Sequence[int], options: Options
+    scatter: Scatter,
+    archives: Sequence[str],
+    sizes: Sequence[int],
+    options: Options,
 ) -> None:
     """Read the archives, or the rest of them after an interruption, into the scatter."""
     scatter.shorten_buckets()

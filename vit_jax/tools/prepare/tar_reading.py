@@ -106,7 +106,9 @@ class _Content(NamedTuple):
 
 
 def read_images(
-    archives: Sequence[str], position: Position, is_wanted: Callable[[Class], bool]
+    archives: Sequence[str],
+    position: Position,
+    is_wanted: Callable[[Class], bool],
 ) -> Iterator[Item]:
     """Yield images and notes in the order of the archives, and positions to continue from.
 
@@ -395,7 +397,10 @@ class Reading:
     """Stores and lists the images of archives in a scatter, which is committed from time to time."""
 
     def __init__(
-        self, scatter: Scatter, options: Options, show: Callable[[int, Position], None]
+        self,
+        scatter: Scatter,
+        options: Options,
+        show: Callable[[int, Position], None],
     ) -> None:
         """Take `show`, called with the number of stored images at each position in the archives."""
         self._scatter = scatter

@@ -120,7 +120,9 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
 
 
 def _name_classes(
-    options: Options, labels: Sequence[Class], kept: Sequence[Class]
+    options: Options,
+    labels: Sequence[Class],
+    kept: Sequence[Class],
 ) -> tuple[str, ...]:
     """Return the names of classes by number.
 
@@ -135,7 +137,10 @@ def _name_classes(
 
 
 def write(
-    scatter: Scatter, name: str, options: Options, show: Callable[[int, float], None]
+    scatter: Scatter,
+    name: str,
+    options: Options,
+    show: Callable[[int, float], None],
 ) -> dict[str, int]:
     """Write the files of the dataset that are missing, bucket by bucket.
 
@@ -179,7 +184,10 @@ def write(
 
 
 def _write_metadata(
-    scatter: Scatter, name: str, features: Any, starts: Mapping[str, np.ndarray]
+    scatter: Scatter,
+    name: str,
+    features: Any,
+    starts: Mapping[str, np.ndarray],
 ) -> None:
     """Write the files of TFDS that describe the dataset."""
     infos = []
@@ -227,7 +235,11 @@ def manifest_path(folder: Path, number: int, count: int) -> Path:
 
 
 def _list_files(
-    folder: Path, name: str, splits: Sequence[str], number: int, count: int
+    folder: Path,
+    name: str,
+    splits: Sequence[str],
+    number: int,
+    count: int,
 ) -> list[Path]:
     """Return the shards of a bucket, in the order of the splits, and its manifest."""
     files = [shard_path(folder, name, split, number, count) for split in splits]
@@ -285,7 +297,9 @@ def _write_bucket(
 
 
 def _read_bucket(
-    scatter: Scatter, planned: _Plan, number: int
+    scatter: Scatter,
+    planned: _Plan,
+    number: int,
 ) -> Iterator[tuple[str, int, Stored]]:
     """Yield split, label and content of the records of a bucket, without skipped records."""
     order = planned.order
@@ -313,7 +327,12 @@ def _convert_errors(folder: Path) -> Iterator[None]:
 
 
 def check_shard(
-    folder: Path, name: str, splits: Sequence[str], features: Any, number: int, count: int
+    folder: Path,
+    name: str,
+    splits: Sequence[str],
+    features: Any,
+    number: int,
+    count: int,
 ) -> tuple[list[str], collections.Counter[str]]:
     """Compare one shard of each split with their manifest.
 
