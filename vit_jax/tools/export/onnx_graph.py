@@ -322,15 +322,15 @@ class _Graph:
     def _transpose(self, x: Value, order: Sequence[int]) -> Value:
         if isinstance(x, np.ndarray):
             return x.transpose(order)
-        return self.add("Transpose", x, shape=[x.shape[axis] for axis in order], perm=list(order))
+        return self.add("Transpose", x, shape=_select(x.shape, order), perm=list(order))
 
     def _slice(self, x: Value, shape: Shape, params: Params) -> Value:
         """Slice x along the axes of a fixed size."""
         axes = [axis for axis, size in enumerate(shape) if type(size) is int]
         strides = params["strides"] or [1] * len(shape)
-        starts = np.array([params["start_indices"][axis] for axis in axes])
-        limits = np.array([params["limit_indices"][axis] for axis in axes])
-        steps = np.array([strides[axis] for axis in axes])
+        starts = np.array(_select(params["start_indices"], axes))
+        limits = np.array(_select(params["limit_indices"], axes))
+        steps = np.array(_select(strides, axes))
         return self.add("Slice", x, starts, limits, np.array(axes), steps, shape=shape)
 
     def _slice_at(self, x: Value, start: Value, shape: Shape, params: Params) -> Value:
@@ -340,7 +340,7 @@ class _Graph:
         if not isinstance(start, np.ndarray) or start.shape != (len(axes),):
             raise _reject("gather of several places")
         starts = start.astype(np.int64)
-        limits = (start + [slice_sizes[axis] for axis in axes]).astype(np.int64)
+        limits = (start + _select(slice_sizes, axes)).astype(np.int64)
         part = self.add("Slice", x, starts, limits, np.array(axes), shape=slice_sizes)
         return self._reshape(part, shape)
 
@@ -361,7 +361,7 @@ class _Graph:
             y_letters += x_letters[x_axis_of_y[axis]] if axis in x_axis_of_y else next(new_letters)
 
         # The result has the batch dimensions, then the other ones of x, then those of y.
-        batch = "".join(x_letters[axis] for axis in batch_x)
+        batch = "".join(_select(x_letters, batch_x))
         rest_of_x = _skip_letters(x_letters, [*summed_x, *batch_x])
         rest_of_y = _skip_letters(y_letters, [*summed_y, *batch_y])
         summation = f"{x_letters},{y_letters}->{batch}{rest_of_x}{rest_of_y}"
@@ -378,7 +378,7 @@ class _Graph:
             "Conv",
             images,
             kernels,
-            shape=[shape[axis] for axis in orders.out_spec],
+            shape=_select(shape, orders.out_spec),
             strides=list(params["window_strides"]),
             dilations=list(params["rhs_dilation"]),
             group=params["feature_group_count"],
@@ -391,12 +391,17 @@ class _Graph:
         result = self.add(
             "MaxPool",
             self._transpose(x, _CHANNELS_FIRST),
-            shape=[shape[axis] for axis in _CHANNELS_FIRST],
+            shape=_select(shape, _CHANNELS_FIRST),
             kernel_shape=list(params["window_dimensions"][1:3]),
             strides=list(params["window_strides"][1:3]),
             pads=_order_pads(params["padding"][1:3]),
         )
         return self._transpose(result, _CHANNELS_LAST)
+
+
+def _select(values: Sequence[Any], axes: Sequence[int]) -> list[Any]:
+    """Return the values of some axes, in their order."""
+    return [values[axis] for axis in axes]
 
 
 def _is_fixed(shape: Shape) -> bool:

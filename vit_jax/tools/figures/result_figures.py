@@ -46,10 +46,13 @@ def draw_average_precision(metrics: MultilabelMetrics) -> bytes:
     known = [entry for entry in metrics.details()["classes"] if entry["images"]]
     known.sort(key=lambda entry: -entry["average_precision"])
     shown = known[-MOST_NAMED:]
-    positions = range(len(shown))
-    names = [f"{shorten(entry['class'])} ({entry['images']:,})" for entry in shown]
-    precisions = [entry["average_precision"] for entry in shown]
+    names = []
+    precisions = []
+    for entry in shown:
+        names.append(f"{shorten(entry['class'])} ({entry['images']:,})")
+        precisions.append(entry["average_precision"])
 
+    positions = range(len(shown))
     figure = new_figure(5, 1.2 + 0.25 * len(shown))
     axes = figure.subplots()
     axes.barh(positions, precisions, color=BLUE)
@@ -68,9 +71,19 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
     Bins with few images are pale.
     """
     calibration = metrics.counts.calibration
-    bins = [one for one in calibration.bins() if one.images]
-    many = [one for one in bins if one.images >= FEW_IMAGES]
-    few = [one for one in bins if one.images < FEW_IMAGES]
+    many = []
+    few = []
+    confidences = []
+    accuracies = []
+    for interval in calibration.bins():
+        if not interval.images:
+            continue
+        confidences.append(interval.confidence)
+        accuracies.append(interval.accuracy)
+        if interval.images >= FEW_IMAGES:
+            many.append(interval)
+        else:
+            few.append(interval)
 
     figure = new_figure(5, 6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -79,10 +92,8 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
         _draw_bins(above, below, many, BLUE, "accuracy")
     if few:
         _draw_bins(above, below, few, SKY, f"accuracy, fewer than {FEW_IMAGES} images")
-    confidences = [one.confidence for one in bins]
-    accuracies = [one.accuracy for one in bins]
-    label = "mean confidence of a bin"
-    above.plot(confidences, accuracies, "o", color=ORANGE, clip_on=False, label=label)
+    style = {"color": ORANGE, "clip_on": False}
+    above.plot(confidences, accuracies, "o", label="mean confidence of a bin", **style)
 
     title = f"expected calibration error {calibration.error:.2%}"
     above.set(ylim=(0, 1), ylabel="accuracy (fraction)", title=title)
@@ -99,15 +110,18 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
 
 def _draw_bins(above: Any, below: Any, bins: Sequence[Bin], colour: str, label: str) -> None:
     """Draw bars of accuracy above, and of the number of images below."""
-    sides = {
-        "x": [one.low for one in bins],
-        "width": [one.high - one.low for one in bins],
-        "align": "edge",
-        "edgecolor": "white",
-        "color": colour,
-    }
-    above.bar(height=[one.accuracy for one in bins], label=label, **sides)
-    below.bar(height=[one.images for one in bins], **sides)
+    lows = []
+    widths = []
+    accuracies = []
+    num_images = []
+    for interval in bins:
+        lows.append(interval.low)
+        widths.append(interval.high - interval.low)
+        accuracies.append(interval.accuracy)
+        num_images.append(interval.images)
+    style = {"align": "edge", "edgecolor": "white", "color": colour}
+    above.bar(lows, accuracies, widths, label=label, **style)
+    below.bar(lows, num_images, widths, **style)
 
 
 def draw_confusion(metrics: ClassMetrics) -> bytes:
@@ -184,14 +198,15 @@ def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     num_rows, num_columns = shares_LA.shape
     block_rows = math.ceil(num_rows / MOST_CELLS)
     block_columns = math.ceil(num_columns / MOST_CELLS)
-    padded = np.pad(shares_LA, [(0, -num_rows % block_rows), (0, -num_columns % block_columns)])
-    split = padded.reshape(
+    padding = [(0, -num_rows % block_rows), (0, -num_columns % block_columns)]
+    padded = np.pad(shares_LA, padding)
+    blocks = padded.reshape(
         padded.shape[0] // block_rows,
         block_rows,
         padded.shape[1] // block_columns,
         block_columns,
     )
-    return split.max(axis=(1, 3)), (block_rows, block_columns)
+    return blocks.max(axis=(1, 3)), (block_rows, block_columns)
 
 
 def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> bytes:

@@ -81,7 +81,9 @@ def join_tiles(tiles: np.ndarray, fill: float, gap: int = 1) -> np.ndarray:
     rows, columns, height, width, *rest = tiles.shape
     padding = [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * len(rest)
     padded = np.pad(tiles, padding, constant_values=fill)
-    joined = padded.swapaxes(1, 2).reshape(rows * (height + gap), columns * (width + gap), *rest)
+    joined_height = rows * (height + gap)
+    joined_width = columns * (width + gap)
+    joined = padded.swapaxes(1, 2).reshape(joined_height, joined_width, *rest)
     return joined[:-gap, :-gap]
 
 

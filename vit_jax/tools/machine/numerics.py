@@ -91,8 +91,8 @@ def check_attention(form: AttentionForm, num_heads: int) -> Finding:
             cases_of_form.setdefault(used_form, []).append(f"{dtype} {length}")
             shape = (2 * mesh.size, length, width)
             operands = [rng.normal(size=shape) for _ in range(3)]
-            compute = functools.partial(_attend, used_form, num_heads)
             operands.append(bias_3E)
+            compute = functools.partial(_attend, used_form, num_heads)
             errors.append(
                 _measure_errors(dtype, str(length), compute, compute_plainly, operands, mesh)
             )

@@ -120,16 +120,23 @@ def find_by_hashes(
     hash_N2, is_read_N = hash_all(source, max_unreadable)
     records = np.flatnonzero(is_read_N)
     hash_N = hash_N2[records, 0]
+    num_threads = count_cores()
     pairs = list[Duplicate]()
     for test, test_source in enumerate(tests):
         query_Q2, is_read_Q = hash_all(test_source, max_unreadable)
         test_records = np.flatnonzero(is_read_Q)
         for is_mirrored in (False, True):
             query_Q = query_Q2[test_records, int(is_mirrored)]
-            for index, query, bits in find_near(hash_N, query_Q, distance, count_cores()):
-                record = int(records[index])
-                test_record = int(test_records[query])
-                pairs.append(Duplicate(record, test, test_record, bits, None, is_mirrored))
+            for index, query, bits in find_near(hash_N, query_Q, distance, num_threads):
+                pair = Duplicate(
+                    record=int(records[index]),
+                    test=test,
+                    test_record=int(test_records[query]),
+                    distance=bits,
+                    cosine=None,
+                    is_mirrored=is_mirrored,
+                )
+                pairs.append(pair)
                 if len(pairs) > MOST_PAIRS:
                     raise ValueError(
                         f"More than {MOST_PAIRS:,} pairs differ in at most {distance} bits. "
@@ -178,9 +185,15 @@ def find_by_features(
         query_QD = extractor.extract(test_source).feature_ND
         for cosine_Ck, index_Ck in find_nearest(feature_ND, query_QD, num_neighbours):
             for row, column in np.argwhere(cosine_Ck >= cosine).tolist():
-                record = int(index_Ck[row, column])
-                pair_cosine = float(cosine_Ck[row, column])
-                pairs.append(Duplicate(record, test, first + row, None, pair_cosine, is_mirrored))
+                pair = Duplicate(
+                    record=int(index_Ck[row, column]),
+                    test=test,
+                    test_record=first + row,
+                    distance=None,
+                    cosine=float(cosine_Ck[row, column]),
+                    is_mirrored=is_mirrored,
+                )
+                pairs.append(pair)
             first += len(cosine_Ck)
     return merge_pairs(pairs)
 
