@@ -1,7 +1,6 @@
 """A cache of arrays on disk.
 
-Each entry is a folder, complete before it has its name and checked before it is used.
-
+Each entry is a folder, which is complete before it gets its name, and is checked before it is used.
 The record of a folder, which is written last, holds the SHA-256 of each file.
 """
 
@@ -25,7 +24,7 @@ from vit_jax.storage.files import WriteError, make_folder, open_regular, parse_j
 from vit_jax.text.printable import first_line, printable
 
 RECORD = "about.json"
-# Without renewal, of an unfinished folder of another machine; a lock is renewed every 5 s
+# Age of an unfinished folder of another machine that is removed; a lock is renewed every 5 s
 STALE_SECONDS = 24 * 3600.0
 _UNFINISHED = ".unfinished_"
 _MOST_RECORD_BYTES = 2**20
@@ -47,8 +46,7 @@ class Cache:
     Attributes:
       folder: need not exist.
       lock: returns a context in which this process uses an unfinished folder.
-      is_abandoned: (folder, now, expiry in seconds) -> whether no process uses an unfinished
-        folder.
+      is_abandoned: (folder, now, expiry in seconds) -> True if no process uses an unfinished folder.
     """
 
     folder: pathlib.Path
@@ -61,9 +59,8 @@ class Cache:
         `now` is a time of the cache's file system.
         """
         for folder in self.folder.glob(f"{_UNFINISHED}*"):
-            with contextlib.suppress(
-                OSError
-            ):  # another process has removed it, or another user owns it
+            # Another process may have removed the folder, or another user may own it.
+            with contextlib.suppress(OSError):
                 if self.is_abandoned(folder, now, STALE_SECONDS):
                     _remove(folder)
 
@@ -74,10 +71,10 @@ class Entry:
 
     Attributes:
       folder: its name depends on `about`.
-      about: JSON; what the arrays depend on.
+      about: JSON with all facts that determine the arrays.
       files: names of the array files.
       num_rows: length of each array.
-      cache: that the folder is in; None: it is only read.
+      cache: the cache of the folder; None if the folder is only read.
     """
 
     folder: pathlib.Path
@@ -87,9 +84,9 @@ class Entry:
     cache: Cache | None = None
 
     def find(self) -> dict[str, np.ndarray] | None:
-        """Return the arrays by file, mapped.
+        """Return the arrays by file, mapped; None if they do not exist or are damaged.
 
-        Return None if there are none, or if they are damaged, which is logged.
+        Damage is logged.
         """
         if not os.path.lexists(self.folder):
             return None
@@ -113,9 +110,10 @@ class Entry:
         record = parse_json(read_bounded(folder / RECORD, _MOST_RECORD_BYTES))
         if record["about"] != json.loads(self.about):
             raise ValueError(f"{RECORD} describes other arrays")
-        return {
-            file: self._read_array(folder / file, record["arrays"][file]) for file in self.files
-        }
+        arrays = {}
+        for file in self.files:
+            arrays[file] = self._read_array(folder / file, record["arrays"][file])
+        return arrays
 
     def write_record(self, folder: pathlib.Path, arrays: Mapping[str, ArrayRecord]) -> None:
         """Write the record of a folder whose array files are complete.
@@ -127,21 +125,19 @@ class Entry:
 
     @contextlib.contextmanager
     def new_folder(self) -> Iterator[pathlib.Path]:
-        """Yield a new locked folder.
+        """Yield a new locked folder, which becomes the entry's folder at the end.
 
-        It becomes the entry's folder at the end, or is removed after an error.
-
-        If another process has published the same arrays meanwhile, the new folder is removed.
+        It is removed after an error, or if another process has published the same arrays.
 
         Raises:
-          WriteError: the system refuses.
+          WriteError: a file cannot be written.
         """
         cache = self.cache
         assert cache is not None
         try:
             with make_folder(cache.folder):
                 unfinished = _name_unfinished(cache.folder)
-                # Not by tempfile, which would hide it from other users of a shared cache
+                # `tempfile` would hide the folder from other users of a shared cache.
                 unfinished.mkdir()
             try:
                 with cache.lock(unfinished):
@@ -161,7 +157,7 @@ class Entry:
         if os.path.lexists(self.folder):
             with contextlib.suppress(*_DAMAGE):
                 self.read(self.folder)
-                return  # of another process
+                return  # another process has published it
             with contextlib.suppress(FileNotFoundError):  # another process has moved it
                 self.folder.rename(replaced)
         try:
@@ -180,11 +176,9 @@ class Entry:
                 f"the {path.stat().st_size:,} bytes of {path.name} do not have the recorded SHA-256"
             )
         array = np.lib.format.open_memmap(path, mode="r")
-        is_as_recorded = [array.dtype.name, list(array.shape)] == [
-            expected["dtype"],
-            expected["shape"],
-        ]
-        if not is_as_recorded or len(array) != self.num_rows:
+        has_dtype = array.dtype.name == expected["dtype"]
+        has_shape = list(array.shape) == expected["shape"] and len(array) == self.num_rows
+        if not has_dtype or not has_shape:
             raise ValueError(
                 f"{path.name} has the dtype {array.dtype}, the shape {array.shape}; not as recorded"
             )
@@ -221,17 +215,17 @@ def write_rows(path: pathlib.Path, chunks: Iterable[np.ndarray], num_rows: int) 
 
 def _build_header(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     header = io.BytesIO()
-    described = {
+    facts = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": False,
         "shape": shape,
     }
-    np.lib.format.write_array_header_1_0(header, described)
+    np.lib.format.write_array_header_1_0(header, facts)
     return np.frombuffer(header.getvalue(), np.uint8)
 
 
 def _name_unfinished(cache: pathlib.Path) -> pathlib.Path:
-    """Return a new hidden name, at random: processes in containers have equal numbers."""
+    """Return a new hidden name. It is random, because processes in containers have equal numbers."""
     return cache / f"{_UNFINISHED}{secrets.token_hex(16)}"
 
 

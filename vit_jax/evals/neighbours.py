@@ -21,7 +21,7 @@ from vit_jax.evals.fewshot import require_counts, require_positive
 NUM_NEIGHBOURS = (10, 20, 100)
 TEMPERATURE = 0.07
 QUERIES = 1024
-KEYS = 65536  # at a time
+KEYS = 65536  # training images at a time
 
 
 def find_nearest(
@@ -33,7 +33,7 @@ def find_nearest(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the k greatest cosine similarities and their indices, both (C, k), by chunk.
 
-    The greatest comes first; of equal ones the lower index. k is at most N. A query is compared
+    The greatest comes first; among equal ones the lower index. k is at most N. A query is compared
     with `keys_at_once` features at a time, which bounds the memory.
     """
     for query_chunk in iterate_chunks(query_QD, QUERIES):
@@ -62,7 +62,7 @@ def vote(
     num_classes: int,
     temperature: float = TEMPERATURE,
 ) -> np.ndarray:
-    """Return the class with the most weight among the neighbours, (C,); of equal ones the lower."""
+    """Return the class with the most weight among the neighbours, (C,), the lower one if equal."""
     votes_CK = np.zeros((len(label_Ck), num_classes))
     row_C1 = np.arange(len(label_Ck))[:, None]
     greatest_C1 = similarity_Ck.max(axis=1, keepdims=True)

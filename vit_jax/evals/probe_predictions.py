@@ -29,7 +29,7 @@ class ClassPredictions:
     Attributes:
       label_N: the labels.
       class_N: the predicted classes.
-      confidence_N: probabilities of the predicted classes; None of a classifier without
+      confidence_N: probabilities of the predicted classes; None for a classifier without
         probabilities.
       loss_N: cross-entropies; None as `confidence_N`.
     """
@@ -56,7 +56,7 @@ class ClassPredictions:
         }
 
     def probability_metrics(self) -> dict[str, float]:
-        """Return "loss" and "calibration_error"; {} of a classifier without probabilities."""
+        """Return "loss" and "calibration_error"; {} for a classifier without probabilities."""
         if self.confidence_N is None or self.loss_N is None:
             return {}
 
@@ -122,7 +122,7 @@ class LabelPredictions:
         return metrics
 
     def describe(self, num_classes: int) -> dict[str, Any]:
-        """Return the metrics, and "classes": those of each class, in the order of the classes."""
+        """Return the metrics, and "classes": the metrics of each class, in their order."""
         metrics = self.test_metrics()
         del metrics["test_images"]
 

@@ -12,7 +12,7 @@ from vit_jax.evals.splits import Pair
 from vit_jax.text.tables import columns
 
 Measure = Callable[[Pair, Features, Features], tuple[Any, list[str]]]
-"""From a dataset and the features of its sides to results, and notes for their readers."""
+"""Returns results and notes for a dataset and the features of its training and test images."""
 
 
 def run_on_pairs(

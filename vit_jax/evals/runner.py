@@ -54,7 +54,7 @@ class Split:
 
 
 class Evaluator(Protocol):
-    """Measures training states on the data that it was built with."""
+    """Measures training states on a split."""
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
         """Yield names and values of the metrics of a training state."""
@@ -123,7 +123,7 @@ class Runner:
     ) -> Iterator[Rows]:
         """Yield the results of `iterate_rows` for a source and a jitted or compiled step.
 
-        With `shortens_batch` a source smaller than a batch makes a smaller one.
+        With `shortens_batch` a small source has a smaller batch.
 
         Raises:
           ValueError: after the last batch, if more images than `max_unreadable` are unreadable.
@@ -158,7 +158,7 @@ def iterate_results(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the results of a step (evaluated, batch) for every batch, on the host.
 
-    They are one batch late, so that devices never wait.
+    They are one batch late, so that the devices do not wait for the host.
     """
     pending: Results = {}
     with open_batches() as batches:

@@ -104,7 +104,7 @@ class MultilabelEvaluator:
         yield "loss", loss / counts.images
         for name in self.chosen.list_names("several"):
             value = compute_metric(name, counts)
-            if name != "loss" and value is not None:  # "loss" is that of the objective
+            if name != "loss" and value is not None:  # the objective has its loss
                 yield name, value
         yield from custom_sums.values().items()
         yield "images", float(counts.images)
