@@ -135,7 +135,7 @@ def _gather(name: str, finding: Finding) -> list[Finding]:
         return findings
     first = findings[0].found
     remedy = f"process 0 has {first}: make all processes the same"
-    for process, finding in enumerate(findings):
-        if finding.is_good and finding.found != first:
-            findings[process] = dataclasses.replace(finding, remedy=remedy)
+    for process, other in enumerate(findings):
+        if other.is_good and other.found != first:
+            findings[process] = dataclasses.replace(other, remedy=remedy)
     return findings

@@ -113,10 +113,14 @@ def _prepare_file(file: str, folder: Path, output: Path, short_side: int, qualit
         stored = read_file(file)
     except UnreadableImage:
         return "unreadable"
-    smaller = reduce_image(stored, short_side, quality)
+    result = "reduced"
+    content = reduce_image(stored, short_side, quality)
+    if content is None:
+        result = "copied"
+        content = stored
     with make_folder(target.parent):
-        write_atomically(target, stored if smaller is None else smaller)
-    return "copied" if smaller is None else "reduced"
+        write_atomically(target, content)
+    return result
 
 
 def reduce_image(stored: bytes, short_side: int, quality: int) -> bytes | None:
