@@ -125,8 +125,8 @@ class Family:
     """Fine-tuning of weights from one kind of pre-training.
 
     Attributes:
-      learning_rate: as the next fields up to `test_resize`, for ImageNet.
-      weight_decay: of kernels.
+      learning_rate: like the next fields up to `test_resize`, for ImageNet.
+      weight_decay: weight decay of kernels.
       erasing: fraction of images with a random rectangle erased.
       pool: pooling; None keeps the one of the weights.
       final_norm: the last norm; None keeps the one of the weights.

@@ -9,7 +9,7 @@ TREE = {"a": {"b": jnp.zeros(2), "c": jnp.ones((3, 1))}}
 
 
 def test_names_and_back():
-    leaves = pytree.named_leaves(TREE)
+    leaves = pytree.name_leaves(TREE)
 
     assert list(leaves) == ["a/b", "a/c"]
 
@@ -44,14 +44,14 @@ def test_differences_lists_everything_and_the_nearest():
         "missing: a/b (2,) (nearest: a/bb)",
         "shape: a/c is (3, 2), the model has (3, 1)",
     ]
-    assert pytree.differences(pytree.named_leaves(TREE), given) == expected
+    assert pytree.differences(pytree.name_leaves(TREE), given) == expected
     assert pytree.differences(given, given) == []
 
 
 def test_of_many_lines_the_first_are_listed():
-    assert pytree.listed(["a", "b"]) == "\n  a\n  b"
+    assert pytree.list_lines(["a", "b"]) == "\n  a\n  b"
 
-    lines = pytree.listed([str(number) for number in range(5000)]).splitlines()
+    lines = pytree.list_lines([str(number) for number in range(5000)]).splitlines()
 
     assert len(lines) == 32
     assert lines[1] == "  0"

@@ -127,7 +127,7 @@ def build_initial_parameters(family: str) -> dict[str, np.ndarray]:
     """
     architecture = dataclasses.replace(build_tiny_architecture(family), width=64, mlp_dim=96)
     model = jax.jit(build_model, static_argnums=0)(architecture, jax.random.key(0))
-    return {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(model).items()}
+    return {name: np.asarray(leaf) for name, leaf in pytree.name_leaves(model).items()}
 
 
 XAVIER = (2 / (64 + 64)) ** 0.5
@@ -278,7 +278,7 @@ def make_parameters() -> dict[str, jax.Array]:
     generator = np.random.default_rng(0)
 
     parameters = {}
-    for name, leaf in pytree.named_leaves(abstract_model(architecture)).items():
+    for name, leaf in pytree.name_leaves(abstract_model(architecture)).items():
         parameters[name] = jnp.asarray(generator.normal(size=leaf.shape), jnp.float32)
     return parameters
 

@@ -69,7 +69,7 @@ class Targets:
     Attributes:
       label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are
         predicted.
-      mask_B: as in `Batch`.
+      mask_B: see `Batch`.
       corruption: corruption of the input; None for unchanged images.
       patch_BNT: T targets for each patch: int32 classes, or float32 numbers.
       is_corrupted_BN: bool, the patches whose targets count.
@@ -126,15 +126,18 @@ def validate_intermediates(intermediates: Collection[str], allowed: Sequence[str
         )
 
 
-def accept_taps(call: Callable[P, R]) -> Callable[P, R]:
+def accept_earlier_name(call: Callable[P, R]) -> Callable[P, R]:
     """Let users write `taps=`, the name of the argument `intermediates=` up to version 0.3.0."""
 
     @functools.wraps(call)
     def call_with_present_name(*arguments: P.args, **options: P.kwargs) -> R:
-        if "taps" in options:
+        earlier = "taps"
+        if earlier in options:
             if "intermediates" in options:
-                raise TypeError("taps= is the earlier name of intermediates=. Use the latter only.")
-            options["intermediates"] = options.pop("taps")
+                raise TypeError(
+                    f"intermediates= is given twice, also by its earlier name. Remove {earlier}=."
+                )
+            options["intermediates"] = options.pop(earlier)
         return call(*arguments, **options)
 
     return call_with_present_name

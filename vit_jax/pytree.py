@@ -26,7 +26,7 @@ def build_path_name(path: Sequence[object]) -> str:
     return name.removesuffix("/value")
 
 
-def named_leaves(tree: object) -> dict[str, Any]:
+def name_leaves(tree: object) -> dict[str, Any]:
     """Return the leaves by name, in the order of the tree.
 
     Raises:
@@ -95,7 +95,7 @@ def differences(expected: Mapping[str, object], actual: Mapping[str, object]) ->
     return sorted(lines)
 
 
-def listed(lines: Sequence[str], most: int = 30) -> str:
+def list_lines(lines: Sequence[str], most: int = 30) -> str:
     """Return the end of a message: the first lines, indented, and the number of the others."""
     shown = list(lines[:most])
     if len(lines) > most:
@@ -145,7 +145,7 @@ def _get_shape(leaf: object) -> tuple[int, ...]:
 def parameters_sha256(model: object) -> str:
     """Return the SHA-256 of the float32 bytes of all parameters in the order of their names."""
     digest = hashlib.sha256()
-    for _, leaf in sorted(named_leaves(model).items()):
+    for _, leaf in sorted(name_leaves(model).items()):
         if isinstance(leaf, jax.Array) and jax.process_count() > 1:
             full = multihost_utils.process_allgather(leaf, tiled=True)
         else:

@@ -57,7 +57,7 @@ def stored(tmp_path_factory):
 
 
 def list_leaves(module):
-    return {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(module).items()}
+    return {name: np.asarray(leaf) for name, leaf in pytree.name_leaves(module).items()}
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_parameters_are_placed_as_the_sharding_states(num_devices):
 
     module = from_weights(weights, sharding=sharding).module
 
-    for array in pytree.named_leaves(module).values():
+    for array in pytree.name_leaves(module).values():
         assert len(array.sharding.device_set) == (num_devices or 1)
     assert_same(list_leaves(module), weights.parameters)
 

@@ -143,7 +143,7 @@ def build_ours(model, batch, form, unrolled, device):
     from vit_jax.config.networks import build_architecture
     from vit_jax.kernels.devices import trace_for
     from vit_jax.models import build_model
-    from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
+    from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicate
     from vit_jax.train.state import init_state
 
     config = load_our_config(model, batch, form)
@@ -168,7 +168,7 @@ def build_ours(model, batch, form, unrolled, device):
 
     def train(leaves, data):
         state, metrics = take_step(pytree.from_named_leaves(abstract, leaves), data)
-        return pytree.named_leaves(state), metrics
+        return pytree.name_leaves(state), metrics
 
     @on_mesh
     def infer(leaves, image):
@@ -180,9 +180,9 @@ def build_ours(model, batch, form, unrolled, device):
     mask = jax.ShapeDtypeStruct((batch,), jnp.float32)
     data = Batch(image_BHWC=images, label_B=labels, mask_B=mask)
     data = add_sharding(data, batch_sharding(mesh))
-    leaves = add_sharding(pytree.named_leaves(abstract), replicated(mesh))
+    leaves = add_sharding(pytree.name_leaves(abstract), replicate(mesh))
     return (
-        jax.jit(lambda: pytree.named_leaves(init()), out_shardings=replicated(mesh)),
+        jax.jit(lambda: pytree.name_leaves(init()), out_shardings=replicate(mesh)),
         jax.jit(train, donate_argnums=0).trace(leaves, data),
         jax.jit(infer).trace(leaves, data.image_BHWC),
     )

@@ -60,9 +60,9 @@ def features_of(weights: str):
 
     from vit_jax.api import load_model
     from vit_jax.evals.features import Extractor
-    from vit_jax.sharding import build_mesh, replicated
+    from vit_jax.sharding import build_mesh, replicate
 
-    model = load_model(weights, sharding=replicated(build_mesh(jax.devices())))
+    model = load_model(weights, sharding=replicate(build_mesh(jax.devices())))
     extractor = Extractor(
         module=model.module,
         architecture=model.architecture,

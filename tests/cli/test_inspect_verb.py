@@ -164,7 +164,7 @@ def test_images_that_cannot_be_read_are_excluded(here, quick):
         ]
     )
     assert code == 0
-    assert "note: 1 images cannot be read and are left out: some/b.png" in err
+    assert "note: 1 images cannot be read and are skipped: some/b.png" in err
 
     outcome = run(
         [

@@ -575,7 +575,7 @@ def test_polyak_average_or_raw_parameters(here, options, kind, description):
     pixels = sample_pixels(2)
     write_pngs(here, pixels)
     expected_row = softmax(logits_of(expected, pixels))[1]
-    leaves = {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(expected).items()}
+    leaves = {name: np.asarray(leaf) for name, leaf in pytree.name_leaves(expected).items()}
 
     out, _ = succeeds(
         "predict",

@@ -30,13 +30,15 @@ AVOIDED = (
     r"reviewers?",
 )
 # The first word of a clause without its noun.
-RELATIVE = re.compile(r"(?:of|that|what|whose|which|whether|where|as)\b", re.IGNORECASE)
+RELATIVE = re.compile(r"(?:[Oo]f|[Tt]hat|[Ww]hat|[Ww]hose|[Ww]hich|[Ww]hether|where|as)\b")
+QUOTED = re.compile(r"`[^`]*`")
 DIRECTIVE = re.compile(r"(?:noqa|type:|fmt:|ruff:|!)")
 SECTION = re.compile(r"(?:Args|Attributes|Raises|Returns|Yields):")
 ENTRY = re.compile(r" +\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*: +(?P<text>\S.*)")
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 PREPOSITIONS = frozenset({"of", "at", "on", "by", "for"})
-DOCUMENTED = frozenset({"evaluated_model"})  # names in docs/extend.md, which stay
+# Names in docs/extend.md, and of other libraries, which stay.
+DOCUMENTED = frozenset({"evaluated_model", "reached_preemption"})
 NO_PARTICIPLES = frozenset({"embed", "seed", "need", "speed", "feed", "shed", "red"})
 
 Problem = tuple[int, str]
@@ -65,7 +67,7 @@ def build_pattern() -> re.Pattern[str]:
 
 def find_phrases(text: str) -> list[str]:
     """Return the phrases of a text that are not used."""
-    one_line = re.sub(r"\s+", " ", text)
+    one_line = re.sub(r"\s+", " ", QUOTED.sub("", text))
     return [match[0] for match in build_pattern().finditer(one_line)]
 
 

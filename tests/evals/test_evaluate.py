@@ -29,7 +29,7 @@ from vit_jax.evals.evaluate import EvaluationResult, to_text
 from vit_jax.evals.label_map import Labelled, build_identity_map
 from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.evals.splits import open_labelled
-from vit_jax.sharding import build_mesh, replicated
+from vit_jax.sharding import build_mesh, replicate
 
 LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no images
 PIXELS = sample_pixels(len(LABELS))
@@ -79,7 +79,7 @@ def assert_same_result(found, expected):
 
 
 def evaluate_source(weights, source, write_images=None, **options):
-    model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
+    model = from_weights(weights, sharding=replicate(build_mesh(jax.devices())))
     evaluate = evaluate_of(model, **({"global_batch": 16, "max_unreadable": 0} | options))
     labelled = Labelled(source, "words", [], build_identity_map(source.class_names))
     return evaluate(labelled, write_images)

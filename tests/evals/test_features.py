@@ -44,7 +44,7 @@ from vit_jax.evals.features import (
     write_features,
 )
 from vit_jax.evals.runner import Runner
-from vit_jax.sharding import build_mesh, replicated
+from vit_jax.sharding import build_mesh, replicate
 from vit_jax.storage.files import WriteError, cache_folder
 
 
@@ -252,7 +252,7 @@ def make_extractor(cache=None, scale=None, **options):
         parameters[name] = parameters[name] * scale
         weights = dataclasses.replace(weights, parameters=parameters)
 
-    model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
+    model = from_weights(weights, sharding=replicate(build_mesh(jax.devices())))
     return extractor_of(model, cache, **({"global_batch": 5} | options))
 
 

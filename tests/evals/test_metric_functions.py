@@ -26,7 +26,7 @@ from vit_jax.evals.label_map import Labelled, build_identity_map
 from vit_jax.evals.metric_functions import choose_metrics, make_measure
 from vit_jax.imports.references import resolve
 from vit_jax.objectives.sums import score_classes
-from vit_jax.sharding import build_mesh, replicated
+from vit_jax.sharding import build_mesh, replicate
 
 BRIER = "docs.examples.metric:brier"
 LABELS = np.random.default_rng(1).integers(0, 6, 37)  # the last class has no images
@@ -63,7 +63,7 @@ def test_every_function_exists_and_is_used():
 
 @pytest.fixture(scope="module")
 def model():
-    return from_weights(sample_weights(), sharding=replicated(build_mesh(jax.devices())))
+    return from_weights(sample_weights(), sharding=replicate(build_mesh(jax.devices())))
 
 
 def compute_calibration_error(is_right, confidence):
@@ -108,7 +108,7 @@ CHOSEN = ("f1_macro", "top5_accuracy", "calibration_error", BRIER)
 def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, monkeypatch):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
-    model = from_weights(sample_weights(), sharding=replicated(build_mesh(devices)))
+    model = from_weights(sample_weights(), sharding=replicate(build_mesh(devices)))
     chosen = choose_metrics(CHOSEN, "--metrics")
     evaluate = evaluate_of(model, global_batch=global_batch, max_unreadable=0, chosen=chosen)
     source = MemorySource(PIXELS, LABELS, NAMES)

@@ -62,7 +62,7 @@ def test_notes_say_what_a_reader_should_know():
     _, notes = run_on_pairs([odd], extractor, lambda *_: (None, []))
 
     assert notes == [
-        "x: 1 test image(s) cannot be read and are left out.",
+        "x: 1 test image(s) cannot be read and are skipped.",
         "x: 3 of 5 test images are among the training images too.",
         "x: no training image of cat; their test images count as wrong.",
     ]

@@ -227,10 +227,10 @@ def test_confusions_by_hand(confused_metrics):
 
     assert right.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert wrong.tolist() == [[0, 2, 0], [1, 0, 0], [2, 0, 0]]
-    assert len(confused_metrics.confused(9)) == 3
+    assert len(confused_metrics.list_confusions(9)) == 3
 
     shown = []
-    for one in confused_metrics.confused(2):
+    for one in confused_metrics.list_confusions(2):
         shown.append((one["class"], one["answer"], one["images"], one["of"]))
     assert shown == [("0", "5", 2, 3), ("2", "2", 2, 3)]
 
@@ -260,7 +260,7 @@ def test_memory_is_bounded():
     worst = sorted(confidences.ravel(), reverse=True)[: len(metrics.wrong)]
     assert [one.probability for one in metrics.wrong] == pytest.approx(worst)
     assert 0 < len(metrics.wrong) < 50
-    assert metrics.confused(5) == []
+    assert metrics.list_confusions(5) == []
     assert metrics.images == 500
 
 

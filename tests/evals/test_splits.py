@@ -270,7 +270,7 @@ def test_a_folder_that_was_given_splits_since(make):
     _, notes = judge(data, make_weights(data, held_up_to={"ant": "1" * 16}))
 
     assert notes == [
-        "folder:my-images had no splits in training: its test may hold images of then."
+        "folder:my-images had no splits in training: its test may hold training images."
     ]
 
 

@@ -124,7 +124,7 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
 def test_tables_of_positions_of_blocks(layers, name, shape):
     _, model, _ = block_and_inputs(position_layers=layers, position_embedding="learned_1d")
 
-    leaves = pytree.named_leaves(model)
+    leaves = pytree.name_leaves(model)
     tables = [leaf for leaf in leaves if "positions/table" in leaf]
 
     assert tables == [name]
@@ -192,7 +192,7 @@ def gradient(**options):
 @pytest.mark.parametrize("options", NEW, ids=str)
 def test_every_parameter_learns(options):
     """Also every row of a table: every token, offset and class token."""
-    for name, leaf in pytree.named_leaves(gradient(**options)).items():
+    for name, leaf in pytree.name_leaves(gradient(**options)).items():
         # The bias of keys moves all logits of a query alike.
         if name.endswith("key/bias"):
             continue

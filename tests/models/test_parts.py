@@ -61,7 +61,7 @@ def gradient(architecture):
 
 
 def test_every_parameter_of_every_part_is_trained():
-    for name, leaf in pytree.named_leaves(gradient(EVERYTHING)).items():
+    for name, leaf in pytree.name_leaves(gradient(EVERYTHING)).items():
         assert np.abs(leaf).max() > 0, name
 
 
@@ -200,5 +200,5 @@ def test_the_papers_network_has_no_parts():
     assert SMALL.modern_options == {}
     assert EVERYTHING.modern_options.keys() >= {"registers", "rope", "mlp", "norm"}
 
-    names = pytree.named_leaves(abstract(SMALL))
+    names = pytree.name_leaves(abstract(SMALL))
     assert not list(filter(is_scale_of_no_norm, names))

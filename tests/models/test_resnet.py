@@ -201,7 +201,7 @@ def test_initial_values_of_a_unit(form):
     unit = Unit(64, 128, 2, small("R14x0.5", residual_unit=form), rngs=nnx.Rngs(0))
     last_scale = 0 if form == "postactivation" else 1
 
-    for name, leaf in pytree.named_leaves(unit).items():
+    for name, leaf in pytree.name_leaves(unit).items():
         if name == "norm3/scale":
             assert (leaf == last_scale).all(), name
         elif name.endswith("scale"):

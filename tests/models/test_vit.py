@@ -292,7 +292,7 @@ def test_initial_values():
     model = jax.jit(lambda: build_model(architecture, jax.random.key(0)))()
 
     assert jax.tree.structure(model) == jax.tree.structure(abstract(architecture))
-    for name, leaf in pytree.named_leaves(model).items():
+    for name, leaf in pytree.name_leaves(model).items():
         check_initial_value(name, leaf)
 
     limit = (6 / (192 + 192)) ** 0.5

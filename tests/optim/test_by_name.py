@@ -37,7 +37,7 @@ def compute_updates(**config):
 
     assert jax.tree.structure(updates) == jax.tree.structure(model)
 
-    return {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(updates).items()}
+    return {name: np.asarray(leaf) for name, leaf in pytree.name_leaves(updates).items()}
 
 
 # Layer decay.
@@ -202,7 +202,7 @@ def is_of_head(name):
 
 
 def select_head(model):
-    return {name: leaf for name, leaf in pytree.named_leaves(model).items() if is_of_head(name)}
+    return {name: leaf for name, leaf in pytree.name_leaves(model).items() if is_of_head(name)}
 
 
 def replace_frozen(model, value):
@@ -235,8 +235,8 @@ def test_frozen_parameters_stay_to_the_bit(name, value, fields):
     model = replace_frozen(fill(abstract(), seed=0), value)
     gradients = [fill(model, seed=1), fill(model, seed=2)]
 
-    before = pytree.named_leaves(model)
-    after = pytree.named_leaves(run(config, model, gradients))
+    before = pytree.name_leaves(model)
+    after = pytree.name_leaves(run(config, model, gradients))
 
     for leaf, array in after.items():
         is_same = np.asarray(array).tobytes() == np.asarray(before[leaf]).tobytes()

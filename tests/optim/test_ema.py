@@ -141,7 +141,7 @@ def test_the_average_of_a_module_is_one_of_float32_that_shares_no_buffer():
 
     average = ema.init(network)
     updated = update(average, half, jnp.int32(1), **settings)
-    dtypes = {str(leaf.dtype) for leaf in pytree.named_leaves(updated).values()}
+    dtypes = {str(leaf.dtype) for leaf in pytree.name_leaves(updated).values()}
     buffer = average.kernel[...].unsafe_buffer_pointer()
 
     assert isinstance(updated, nnx.Linear)

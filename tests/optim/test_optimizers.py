@@ -110,8 +110,8 @@ def test_module_against_float64_loop(case, meaning, clip):
     rates = [0.0, 0.1, 0.2, 0.15, 0.05]
     expected = compute_by_definition(
         config,
-        pytree.named_leaves(network),
-        [pytree.named_leaves(gradient) for gradient in gradients],
+        pytree.name_leaves(network),
+        [pytree.name_leaves(gradient) for gradient in gradients],
         rates,
     )
 
@@ -121,7 +121,7 @@ def test_module_against_float64_loop(case, meaning, clip):
     after = run(config, network, gradients, schedule, PEAK)
 
     assert isinstance(after, Network)
-    for name, leaf in pytree.named_leaves(after).items():
+    for name, leaf in pytree.name_leaves(after).items():
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 

@@ -51,7 +51,7 @@ def test_each_optimiser_of_the_docs_is_tested_here():
 def unstack(tree):
     """Return the arrays of a network that keeps its layers apart, by "name of layer"."""
     apart = {}
-    for name, leaf in pytree.named_leaves(tree).items():
+    for name, leaf in pytree.name_leaves(tree).items():
         is_stacked = name.startswith("encoder/blocks/") or "/rest/" in name
         if not is_stacked:
             apart[f"{name} of None"] = np.asarray(leaf)
@@ -236,7 +236,7 @@ def test_sharded(name):
 
     state = run_sharded(optimizer, params, gradients)
     stored = []
-    for path, leaf in pytree.named_leaves(state.optimizer).items():
+    for path, leaf in pytree.name_leaves(state.optimizer).items():
         if path.endswith("expand/kernel") and leaf.shape == (DEPTH, 8, 8):
             stored.append(leaf)
 
@@ -251,10 +251,10 @@ def test_a_sum_over_all_parameters_is_over_all_layers():
     params, gradients = sample_run(steps=1)
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(RATE))
     expected = run_apart(clipped, params, gradients)
-    leaves = pytree.named_leaves(params)
+    leaves = pytree.name_leaves(params)
     optimizer = per_layer(clipped)
 
-    gradient = pytree.named_leaves(gradients[0])
+    gradient = pytree.name_leaves(gradients[0])
     updates, _ = optimizer.update(gradient, optimizer.init(leaves), leaves)
 
     assert_equal(optax.apply_updates(leaves, updates), expected)

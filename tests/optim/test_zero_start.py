@@ -122,6 +122,6 @@ def test_every_zero_of_a_network_is_known(name, options):
 
     model = jax.jit(build_model, static_argnums=0)(architecture, jax.random.key(0))
 
-    for parameter, leaf in pytree.named_leaves(model).items():
+    for parameter, leaf in pytree.name_leaves(model).items():
         largest = float(jnp.abs(leaf).max())
         assert may_start_at_zero(parameter) or largest > 1e-5, parameter

@@ -41,7 +41,7 @@ def abstract_model(name, num_classes=18_291, **options):
 
 @functools.cache
 def parameters(name, **options):
-    return pytree.named_leaves(abstract_model(name, **options))
+    return pytree.name_leaves(abstract_model(name, **options))
 
 
 def parts(spec, axes=AXES):
@@ -205,11 +205,11 @@ def test_states_of_optimizers(name):
         model,
     )
     mesh = AbstractMesh((1, 8, 2), tuple(AXES))
-    shapes = {leaf: x.shape for leaf, x in pytree.named_leaves(model).items()}
+    shapes = {leaf: x.shape for leaf, x in pytree.name_leaves(model).items()}
 
-    placed = pytree.named_leaves(shard_tree(state, mesh, "fsdp"))
+    placed = pytree.name_leaves(shard_tree(state, mesh, "fsdp"))
 
-    for leaf, x in pytree.named_leaves(state).items():
+    for leaf, x in pytree.name_leaves(state).items():
         spec = placed[leaf].spec
         parameter = find_parameter(leaf, shapes)
         if parameter and x.shape == shapes[parameter]:

@@ -199,7 +199,7 @@ def test_a_bucket_that_does_not_exist(cloud):
 )
 def test_addresses_that_are_none(address, rule):
     with pytest.raises(ValueError, match=rule):
-        files.expanded(address)
+        files.expand_path(address)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
@@ -208,7 +208,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     message = r"gs://b/x: gs:// needs gcsfs.*pip install .*\[gcs\].*gcsfuse"
 
     with pytest.raises(ValueError, match=message):
-        files.expanded("gs://b/x")
+        files.expand_path("gs://b/x")
 
 
 def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.transforms import build_fewshot_transform
 from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
 from vit_jax.evals.fewshot import FewShot, few_shot
-from vit_jax.sharding import build_mesh, replicated
+from vit_jax.sharding import build_mesh, replicate
 from vit_jax.train import pretrain as verb
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.evaluations import build_evaluations, with_stated_mode
@@ -213,7 +213,7 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     """
     workdir, summary = uninterrupted
     model = from_weights(load_weights(str(workdir)))
-    module = jax.device_put(model.module, replicated(build_mesh(jax.devices())))
+    module = jax.device_put(model.module, replicate(build_mesh(jax.devices())))
     extractor = extractor_of(
         dataclasses.replace(model, module=module),
         transform=build_fewshot_transform((8, 8)),

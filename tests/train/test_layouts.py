@@ -33,8 +33,8 @@ def layout(parameters, replicas, model):
 
 
 def assert_same_parameters(a, b, atol):
-    expected = pytree.named_leaves(b)
-    for name, leaf in pytree.named_leaves(a).items():
+    expected = pytree.name_leaves(b)
+    for name, leaf in pytree.name_leaves(a).items():
         np.testing.assert_allclose(
             np.asarray(leaf),
             np.asarray(expected[name]),

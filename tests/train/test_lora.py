@@ -52,7 +52,7 @@ def build(*fields, network=("model.pool=gap", "model.head=linear"), devices=1):
 
 
 def read_leaves(model):
-    return pytree.named_leaves(jax.device_get(model))
+    return pytree.name_leaves(jax.device_get(model))
 
 
 def build_merged(lora_run, model):

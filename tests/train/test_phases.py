@@ -72,15 +72,15 @@ def test_a_network_sees_images_of_another_size(options):
         return view(model)(image)
 
     def sum_parameters(model):
-        return sum(leaf.sum() for leaf in pytree.named_leaves(view(model)).values())
+        return sum(leaf.sum() for leaf in pytree.name_leaves(view(model)).values())
 
     output = jax.eval_shape(run, model, image)
     gradients = jax.grad(sum_parameters)(model)
-    before = pytree.named_leaves(model)
-    after = pytree.named_leaves(view(model))
+    before = pytree.name_leaves(model)
+    after = pytree.name_leaves(view(model))
 
     assert output.logits_BK.shape == (2, 3)
-    for name, gradient in pytree.named_leaves(gradients).items():
+    for name, gradient in pytree.name_leaves(gradients).items():
         assert (np.asarray(gradient) > 0).all(), name
         assert "positions" in name or after[name] is before[name]
 
@@ -275,7 +275,7 @@ def test_one_phase_is_another_run():
         expected_state, expected_metrics = alone.train_step(expected_state, batch)
         assert jax.device_get(metrics) == jax.device_get(expected_metrics)
 
-    model = pytree.named_leaves(state.model)
-    for name, expected in pytree.named_leaves(expected_state.model).items():
+    model = pytree.name_leaves(state.model)
+    for name, expected in pytree.name_leaves(expected_state.model).items():
         np.testing.assert_array_equal(model[name], expected, err_msg=name)
     assert dataclasses.replace(phase.config, phases={}) == alone.config

@@ -318,8 +318,8 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
 
     state = state_of_parameters(run, fitted.parameters, str(path))
     sums = run.evaluation_step(state, runs.first_batch(run))
-    leaves = pytree.named_leaves(state.model)
-    abstract = pytree.named_leaves(run.abstract_state.model)
+    leaves = pytree.name_leaves(state.model)
+    abstract = pytree.name_leaves(run.abstract_state.model)
 
     assert int(state.step) == 0
     assert float(sums["loss"]) / 16 == pytest.approx(math.log(10), abs=1e-6)
@@ -332,7 +332,7 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
 def test_parameters_of_another_network_are_all_named():
     run = runs.build()
     parameters = {}
-    for name, leaf in pytree.named_leaves(run.abstract_state.model).items():
+    for name, leaf in pytree.name_leaves(run.abstract_state.model).items():
         parameters[name] = np.zeros(leaf.shape, np.float32)
     del parameters["encoder/norm/bias"]
     parameters["head/linear/bias"] = np.zeros(3, np.float32)

@@ -213,7 +213,7 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
     )
     batches = [jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 3)]
     state = run.state_of(fill_model(run.abstract_state.model))
-    before = pytree.named_leaves(jax.device_get(state.model))
+    before = pytree.name_leaves(jax.device_get(state.model))
 
     @jax.jit
     @jax.value_and_grad
@@ -235,7 +235,7 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
     for batch in batches[1:]:
         state, _ = run.train_step(state, batch)
     for model in (state.model, state.polyak):
-        for name, leaf in pytree.named_leaves(jax.device_get(model)).items():
+        for name, leaf in pytree.name_leaves(jax.device_get(model)).items():
             is_same = leaf.tobytes() == before[name].tobytes()
             assert is_same == (not name.startswith("head/")), name
 
@@ -244,7 +244,7 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
 def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives():
     run = runs.build("model.dropout_fraction=0.1", devices=2)
     batch = runs.first_batch(run)
-    leaves = pytree.named_leaves(run.init_state())
+    leaves = pytree.name_leaves(run.init_state())
 
     expected, metrics = run.train_step(run.init_state(), batch)
     new_leaves, same_metrics = run.compile_train_step()(leaves, batch)

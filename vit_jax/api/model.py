@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.arrays import ModelOutput, accept_taps, normalise
+from vit_jax.arrays import ModelOutput, accept_earlier_name, normalise
 from vit_jax.config import Architecture
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds.image_files import read_file
@@ -28,7 +28,7 @@ from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import find_reason
 from vit_jax.data.workers import Parallelism, count_cores
-from vit_jax.sharding import batch_sharding, build_mesh, replicated
+from vit_jax.sharding import batch_sharding, build_mesh, replicate
 from vit_jax.weights.folding import OURS, Normalisation
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Model:
         from vit_jax.weights.description import describe_preparation
 
         parameters = {}
-        for name, leaf in pytree.named_leaves(self.module).items():
+        for name, leaf in pytree.name_leaves(self.module).items():
             parameters[name] = np.asarray(leaf)
 
         preprocessing = None
@@ -182,7 +182,7 @@ class Model:
             has_several_labels=self.is_multilabel,
         )
 
-    @accept_taps
+    @accept_earlier_name
     def __call__(
         self,
         images_BHWC: Any,
@@ -320,7 +320,7 @@ class Model:
     def _on_local_devices(self) -> tuple[jax.sharding.Mesh, nnx.Module]:
         """The mesh of the devices of this process, and the module on all of them."""
         mesh = build_mesh(jax.local_devices())
-        return mesh, jax.device_put(self.module, replicated(mesh))
+        return mesh, jax.device_put(self.module, replicate(mesh))
 
     def _make_batches(self, source: Images, size: int) -> Any:
         """Return batches of images; those of an array are prepared already."""

@@ -7,7 +7,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from vit_jax.checkpoint.workarounds import list_keys
-from vit_jax.storage.files import MAX_JSON_BYTES, expanded, read_bounded, read_json
+from vit_jax.storage.files import MAX_JSON_BYTES, expand_path, read_bounded, read_json
 
 MANIFEST = "manifest.ocdbt"  # a reader begins here and finds all arrays of an item
 MANIFEST_START = bytes.fromhex("0cdb3a2a")
@@ -48,7 +48,7 @@ def require_arrays(item: str | os.PathLike[str]) -> None:
     Args:
       item: the folder of an item, on this machine or in a bucket.
     """
-    folder = expanded(item)
+    folder = expand_path(item)
     described = set()
     for entry in read_json(folder / _TREE)["tree_metadata"].values():
         keys = [str(key["key"]) for key in entry["key_metadata"]]

@@ -26,7 +26,7 @@ from vit_jax.checkpoint.damage import (
 )
 from vit_jax.checkpoint.digests import compute_digests
 from vit_jax.imports.references import mark_stored
-from vit_jax.storage.files import MAX_JSON_BYTES, JsonObject, expanded, parse_json, read_bounded
+from vit_jax.storage.files import MAX_JSON_BYTES, JsonObject, expand_path, parse_json, read_bounded
 
 T = TypeVar("T")
 ComputeShapes = Callable[[JsonObject], Mapping[str, tuple[int, ...]]]
@@ -54,7 +54,7 @@ class CheckpointReader:
     def __init__(self, workdir: str | pathlib.Path, allowed: tuple[str, ...] = ()):
         """Take a workdir, and packages whose code the metadata may name (`parse_allowed_code`)."""
         workarounds.apply()
-        self.folder = expanded(workdir).absolute() / FOLDER
+        self.folder = expand_path(workdir).absolute() / FOLDER
         self.allowed = allowed
         self._described: dict[int, JsonObject] = {}  # metadata with digests, by step
 
@@ -147,13 +147,13 @@ def _restore_item(path: pathlib.Path, tree: object) -> _RestoredItem:
       DamagedCheckpoint: its description cannot be read.
       Exception: an error of the read.
     """
-    wanted = pytree.named_leaves(tree)
+    wanted = pytree.name_leaves(tree)
     if not path.is_dir():
         raise _WrongModel(f"{path.parent} has no item {path.name!r}.")
     # Handlers within a checkpointer wait for all processes, also for one that failed.
     handler = ocp.PyTreeCheckpointHandler()
     try:
-        stored = pytree.named_leaves(dict(handler.metadata(path).tree))
+        stored = pytree.name_leaves(dict(handler.metadata(path).tree))
     except Exception as error:
         raise DamagedCheckpoint(path.parent, describe_item_damage(error, path)) from error
 
@@ -163,13 +163,13 @@ def _restore_item(path: pathlib.Path, tree: object) -> _RestoredItem:
     differences = pytree.differences(expected, stored)
     if differences:
         raise _WrongModel(
-            f"{path.parent}, item {path.name!r}, is not of this model:{pytree.listed(differences)}"
+            f"{path.parent}, item {path.name!r}, is not of this model:{pytree.list_lines(differences)}"
         )
 
     nested = unflatten_dict(expected, sep="/")
     restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
     args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
-    leaves = pytree.named_leaves(handler.restore(path, args=args))
+    leaves = pytree.name_leaves(handler.restore(path, args=args))
 
     checked = []
     for name, leaf in expected.items():
@@ -276,7 +276,7 @@ def digest_metadata(metadata: Mapping[str, object]) -> str:
 
 def has_checkpoints(workdir: str | pathlib.Path) -> bool:
     """Return whether a folder looks like a workdir with at least one checkpoint."""
-    folder = expanded(workdir) / FOLDER
+    folder = expand_path(workdir) / FOLDER
     return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
 
 

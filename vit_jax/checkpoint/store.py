@@ -35,7 +35,13 @@ from vit_jax.checkpoint.reader import (
     digest_metadata,
 )
 from vit_jax.config.metric_names import Mode
-from vit_jax.storage.files import OUT_OF_FILES, expanded, read_json, remove_tree, write_atomically
+from vit_jax.storage.files import (
+    OUT_OF_FILES,
+    expand_path,
+    read_json,
+    remove_tree,
+    write_atomically,
+)
 from vit_jax.text.printable import first_line
 
 METRICS = "metrics"  # orbax's name for the item of metrics
@@ -93,7 +99,7 @@ class CheckpointStore:
         orbax_log = logging.getLogger("absl")
         orbax_log.setLevel(logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
-        self.folder = expanded(workdir).absolute() / FOLDER
+        self.folder = expand_path(workdir).absolute() / FOLDER
         require_exact_path(self.folder.parent)
         self._manager = _Manager(
             self.folder,
@@ -132,7 +138,7 @@ class CheckpointStore:
         digests = {}
         args: dict[str, ocp.args.CheckpointArgs] = {}
         for name, tree in items.items():
-            leaves = pytree.named_leaves(tree)
+            leaves = pytree.name_leaves(tree)
             digests[name] = compute_digests(leaves)
             args[name] = ocp.args.PyTreeSave(unflatten_dict(leaves, sep="/"))
         described = {**metadata, DIGESTS: digests}

@@ -24,7 +24,7 @@ from vit_jax.cli.outputs import note, resolve_output_file, resolve_output_folder
 from vit_jax.cli.stop import join_processes
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, Range, When
-from vit_jax.storage.files import cache_folder, expanded
+from vit_jax.storage.files import cache_folder, expand_path
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -166,7 +166,7 @@ class _Features(Limits, Reading):
         if self.cache == "none":
             return None
         if self.cache is not None:
-            return Cache(expanded(self.cache), WorkdirLock, is_abandoned)
+            return Cache(expand_path(self.cache), WorkdirLock, is_abandoned)
 
         folder = cache_folder("features")
         if all(hosts.gather(_is_writable(folder))):

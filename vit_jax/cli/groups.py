@@ -165,7 +165,7 @@ def load_model(
 
     from vit_jax import hosts
     from vit_jax.api import from_weights
-    from vit_jax.sharding import build_mesh, replicated
+    from vit_jax.sharding import build_mesh, replicate
     from vit_jax.weights import load_weights
 
     facts = weight_fields.collect_facts()
@@ -179,7 +179,7 @@ def load_model(
 
     sharding = None
     if is_placed:
-        sharding = replicated(build_mesh(jax.devices()))
+        sharding = replicate(build_mesh(jax.devices()))
     model = from_weights(
         weights,
         compute_dtype=weight_fields.compute_dtype,

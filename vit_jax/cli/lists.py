@@ -75,7 +75,7 @@ def _measure_model(name: str) -> dict[str, Any]:
 
 def _print_models(rows: Sequence[dict[str, Any]]) -> None:
     """Print a table of networks."""
-    from vit_jax.text.tables import aligned
+    from vit_jax.text.tables import align_table
     from vit_jax.weights.published import list_sources
 
     head = ("name", "million parameters", "GFLOPs", "public weights")
@@ -88,7 +88,7 @@ def _print_models(rows: Sequence[dict[str, Any]]) -> None:
             ", ".join(list_sources(row["name"])),
         ]
         lines.append(line)
-    print(aligned(head, lines, (head[0], head[3])), end="")
+    print(align_table(head, lines, (head[0], head[3])), end="")
     print(
         f"At {_PIXELS} x {_PIXELS} pixels, with a linear head of {_NUM_CLASSES:,} classes; "
         "1 multiply-add: 2 FLOPs."
@@ -131,7 +131,7 @@ class Weights(Options):
     json: bool = switch("print everything as JSON")
 
     def run(self) -> None:
-        from vit_jax.text.tables import aligned
+        from vit_jax.text.tables import align_table
         from vit_jax.weights.published import RELEASE_HEAD, list_cells, list_releases
 
         known = {family.name: family for family in list_releases()}
@@ -146,7 +146,7 @@ class Weights(Options):
             print(json.dumps(objects, indent=2))
             return
         if self.list:
-            print(aligned(RELEASE_HEAD, list(map(list_cells, families)), RELEASE_HEAD))
+            print(align_table(RELEASE_HEAD, list(map(list_cells, families)), RELEASE_HEAD))
         for family in families:
             print(f"{family.name}:", *family.addresses, sep="\n  ", end="\n\n")
         print(_NOTE_OF_TABLE if self.list else _NOTE_OF_ADDRESSES)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.cli.groups import ImageFields, WeightFields, load_model
 from vit_jax.cli.options import Options, UsageError, argument, group, option
 from vit_jax.config.rules import Count, Number
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -55,7 +55,7 @@ class Names(Options):
         from vit_jax.weights.load import read_class_names
 
         try:
-            return read_class_names(expanded(self.class_names))
+            return read_class_names(expand_path(self.class_names))
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"--class_names={self.class_names}: must be readable UTF-8 text, one name a line. "

@@ -7,7 +7,7 @@ import tempfile
 from typing import NoReturn
 
 from vit_jax.cli.options import UsageError
-from vit_jax.storage.files import OUT_OF_FILES, TOO_MANY_FILES, expanded, find_target
+from vit_jax.storage.files import OUT_OF_FILES, TOO_MANY_FILES, expand_path, find_target
 from vit_jax.text.printable import printable, printable_lines
 
 
@@ -32,7 +32,7 @@ def resolve_output_file(value: str, option: str = "--output=") -> pathlib.Path:
       UsageError: it is a folder or a socket, no file can be created beside it, or it is a file of a
         run.
     """
-    path = expanded(value)
+    path = expand_path(value)
     if path.is_dir():
         raise UsageError(f"{option}{value}: is a folder. Give the name of a file.")
 
@@ -61,7 +61,7 @@ def resolve_output_folder(value: str, option: str = "--output=") -> pathlib.Path
     Raises:
       UsageError: it is a file, it cannot be created or written, or it is the workdir of a run.
     """
-    path = expanded(value)
+    path = expand_path(value)
     require_creatable(path, f"{option}{value}")
     reject_runs(path, f"{option}{value}")
     return path

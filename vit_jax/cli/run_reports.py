@@ -16,7 +16,7 @@ from vit_jax.cli.options import Options, argument, group, option, switch
 from vit_jax.cli.outputs import note, resolve_output_file
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Positive, When
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 from vit_jax.text.printable import printable
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Report(Limits):
         from vit_jax.storage.files import write_atomically
         from vit_jax.tools.figures import page
 
-        folder = expanded(self.workdir).absolute()
+        folder = expand_path(self.workdir).absolute()
         content = self._read(folder)
         note(*content.get("notes", ()))
         text = page.build_page(page.Report(**content))

@@ -22,7 +22,7 @@ from vit_jax.cli.outputs import note
 from vit_jax.cli.training import explain_preemption, run_training
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, Range, When
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 from vit_jax.text.nearest import require_known
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _run_together(run: Callable[[], None], workdir: str) -> None:
         from vit_jax.checkpoint.presence import require_exact_path
         from vit_jax.train.lifecycle.interruption import Interrupted
 
-        require_exact_path(expanded(workdir).absolute())
+        require_exact_path(expand_path(workdir).absolute())
 
         with hosts.ends_together(Interrupted):
             hosts.start()
@@ -98,7 +98,7 @@ class _Runs(Share, Recipe):
 
         index, count = self.share
         sizes = self.collect_values("num_examples", "num_classes")
-        workdir = expanded(self.workdir).absolute()
+        workdir = expand_path(self.workdir).absolute()
         runs = grid.runs[index::count]
         print(plan_to_markdown(grid, workdir, runs, topology, sizes, halving), end="")
 
@@ -125,7 +125,7 @@ class _Runs(Share, Recipe):
             require_drawing()  # before hours of training
 
         index, count = self.share
-        workdir = expanded(self.workdir).absolute()
+        workdir = expand_path(self.workdir).absolute()
         stopped = run_grid(grid, workdir, slice(index, None, count), perform, halving)
         if hosts.is_first():
             table = write_results(grid, workdir, with_paper=with_paper, stopped=stopped)
@@ -407,7 +407,7 @@ class Vtab(Share, Overrides):
             settings=build_settings(list(rates), list(lengths)),
             is_shared=self.sweep == "shared",
             config=dataclasses.replace(config, init_from=self.weights),
-            folder=expanded(self.workdir).absolute(),
+            folder=expand_path(self.workdir).absolute(),
         )
 
     def _load(self) -> "FinetuneConfig":

@@ -27,7 +27,7 @@ from vit_jax.cli.outputs import describe_system_error, fail, reject_runs, resolv
 from vit_jax.cli.stop import Terminated, join_processes, leave
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Positive, When
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 from vit_jax.text.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _describe_checkpoint(workdir: str) -> str:
     """Return which checkpoint a run that ends now leaves behind."""
     from vit_jax.train.lifecycle.watchdog import newest_checkpoint
 
-    step = newest_checkpoint(expanded(workdir))
+    step = newest_checkpoint(expand_path(workdir))
     if step is None:
         return "no checkpoint was written"
     return f"the last checkpoint, of step {step:,}, is kept"

@@ -30,7 +30,7 @@ from vit_jax.cli.stop import join_processes
 from vit_jax.cli.verbs import verb
 from vit_jax.config.data_kinds import spell_forms
 from vit_jax.config.rules import Count, Number, When
-from vit_jax.storage.files import expanded, write_atomically
+from vit_jax.storage.files import expand_path, write_atomically
 from vit_jax.text.printable import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class _Conversion(Names):
         verbose: bool = False,
     ) -> None:
         """Write weights in another format; print what was converted."""
-        require_creatable(expanded(destination).parent, destination)
-        reject_runs(expanded(destination), destination)
+        require_creatable(expand_path(destination).parent, destination)
+        reject_runs(expand_path(destination), destination)
         facts = self.weights.collect_facts()
         class_names = self.read_class_names()
         if class_names is not None:
@@ -142,7 +142,7 @@ class Convert(_Conversion):
 
         from vit_jax.weights import hub
 
-        print(f"uploaded to {hub.push(expanded(self.destination), self.push)}")
+        print(f"uploaded to {hub.push(expand_path(self.destination), self.push)}")
 
 
 @verb("runs/mine --to=npz", "runs/mine --to=onnx --output=mine.onnx")
@@ -170,10 +170,10 @@ class Export(_Conversion, Reading, Checkpoint):
 
     def _choose_output(self) -> str:
         """Return the path of --output=, or the name of the weights with the suffix of the form."""
-        name = pathlib.Path(os.path.realpath(expanded(self.checkpoint))).name
+        name = pathlib.Path(os.path.realpath(expand_path(self.checkpoint))).name
         stem = name.removesuffix(".npz").removesuffix(".safetensors")
         output = self.output or f"{stem}.{self.to}"
-        if self.to == "npz" and (not output.endswith(".npz") or expanded(output).is_dir()):
+        if self.to == "npz" and (not output.endswith(".npz") or expand_path(output).is_dir()):
             raise UsageError(
                 f"--output={output}: must be a file for --to=npz. Use a name that ends in .npz."
             )

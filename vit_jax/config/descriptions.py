@@ -105,7 +105,7 @@ def _add_rules(text: str, rules: Iterable[object]) -> str:
         if isinstance(rule, Component):
             component = component or rule.name
         elif isinstance(rule, When):
-            needed.append(rule.needed())
+            needed.append(rule.describe_requirement())
 
     is_acronym = text[:2].isupper()  # "MLP of each block"
     if component and not is_acronym:

@@ -64,7 +64,7 @@ def find_direction(config: RunConfig, result: str) -> Direction | None:
     `checkpoint.best_metric`, then the metric that ends the name of the result.
 
     Raises:
-      ValueError: as `read_directions` and `read_direction`.
+      ValueError: see `read_directions` and `read_direction`.
     """
     stated = find_stated_direction(config, result)
     if stated is not None:

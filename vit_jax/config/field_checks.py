@@ -62,7 +62,7 @@ def find_ineffective_fields(section: Any, root: object, prefix: str = "") -> Ite
             reason = rule.problem(section, root, prefix)
             if reason is None:
                 continue
-            fix = f"Set {rule.needed(prefix)}, or add {_spell_default(path, default)}"
+            fix = f"Set {rule.describe_requirement(prefix)}, or add {_spell_default(path, default)}"
             yield f"{path}={value!r}: has no effect with {reason}. {fix}."
 
 

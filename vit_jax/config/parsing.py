@@ -228,7 +228,7 @@ def check_value(name: str, value: Any, hint: object) -> Any:
     Whole numbers become floats, lists tuples, one size height and width.
 
     Args:
-      name: of the option, for the error: "config.seed", "--steps".
+      name: name of the option, for the error: "config.seed", "--steps".
       value: from Python, JSON or `parse_text`.
       hint: type of the field.
 

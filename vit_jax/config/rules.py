@@ -66,7 +66,7 @@ class When:
             return True
         return value in self.values
 
-    def needed(self, prefix: str = "") -> str:
+    def describe_requirement(self, prefix: str = "") -> str:
         """Return the other field, in the section `prefix`, with its effective values."""
         path = self._find_path(prefix)
         if not self.values:

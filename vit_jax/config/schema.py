@@ -139,7 +139,7 @@ class AdaptConfig(ComputeOptions):
     """Change the norm after the last block: tokens, pooled (as MAE) or none. None: as in the
     weights."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
-    """For an image size that patches do not divide: reject it (refuse), or drop the border, as the
+    """An image size that patches do not divide: `refuse` rejects it, `drop` drops the border, as the
     released code."""
     dropout_fraction: Fraction | None = None
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these

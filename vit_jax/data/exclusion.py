@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.data.records import Source, WrappedSource, find_innermost
 from vit_jax.data.subset import SubsetSource
-from vit_jax.storage.files import expanded, read_bounded, read_json, write_atomically
+from vit_jax.storage.files import expand_path, read_bounded, read_json, write_atomically
 
 MAX_BYTES = 2**30
 """Size of ten million ids of a hundred bytes."""
@@ -57,7 +57,7 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
         place in another split or in other data.
     """
     try:
-        stated = read_json(expanded(file), MAX_BYTES)
+        stated = read_json(expand_path(file), MAX_BYTES)
     except ValueError as error:
         raise ValueError(f"config.input.exclude: {error}") from error
 
@@ -114,7 +114,7 @@ def num_excluded(source: Source) -> int:
 
 def digest_exclusion(file: str) -> str:
     """Return the digest of a file of ids."""
-    return hashlib.sha256(read_bounded(expanded(file), MAX_BYTES)).hexdigest()
+    return hashlib.sha256(read_bounded(expand_path(file), MAX_BYTES)).hexdigest()
 
 
 def _digest_images(source: Source, is_excluded_N: np.ndarray) -> str:

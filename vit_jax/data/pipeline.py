@@ -116,7 +116,7 @@ class _SharedRows:
         return np.frombuffer(memoryview(lent), dtype).reshape(shape)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._stream, self._num_threads)  # a worker has threads of its own
+        return type(self), (self._stream, self._num_threads)  # each worker starts its threads
 
     def close(self) -> None:
         """End the threads."""

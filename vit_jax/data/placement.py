@@ -74,7 +74,7 @@ def open_placed(
     this sharding of the batch dimension; the log counts unreadable images.
 
     Raises:
-      ValueError: as `open_batches`, `choose_parallelism` and, while iterating, the log.
+      ValueError: see `open_batches`, `choose_parallelism` and, while iterating, the log.
     """
     height, width = stream.transform.image_size
     batch_bytes = len(stream.rows) * height * width * 3

@@ -19,7 +19,7 @@ from vit_jax.data import augment, crops, randaugment, resampling
 from vit_jax.data.decoding import images
 from vit_jax.data.decoding.depth import ValueRange
 from vit_jax.data.records import Record
-from vit_jax.imports.references import called, resolve
+from vit_jax.imports.references import explain_call, resolve
 
 _UNREDUCED = (2**31, 2**31)
 """A size for which no JPEG is decoded at a fraction of its size."""
@@ -202,10 +202,10 @@ class EvaluationTransform:
             self.value_range,
         )
         if self.interpolation is not None:
-            size = self._antialiased_size(image)
+            size = self._choose_resized_size(image)
             resized = resampling.resize(image, size, self.interpolation, self.library)
             return images.crop_centre(resized, self.image_size, to_even=self.library == "timm")
-        if self.resize == "direct":  # as in the released code: a sample for each pixel, no average
+        if self.resize == "direct":  # the released code takes a sample for each pixel, no average
             return images.resize_bilinear(image, self.image_size)
 
         height, width = self.image_size
@@ -219,7 +219,7 @@ class EvaluationTransform:
             resized = images.resize_bilinear(image, covered)
         return images.crop_centre(resized, self.image_size)
 
-    def _antialiased_size(self, image: np.ndarray) -> tuple[int, int]:
+    def _choose_resized_size(self, image: np.ndarray) -> tuple[int, int]:
         """Return the size before the crop."""
         if self.resize == "direct":
             return self.image_size
@@ -279,11 +279,11 @@ def check_augmentations(config: InputConfig, record: Record) -> None:
     """Apply the user's augmentations once, to a record of the training split.
 
     Raises:
-      ValueError: one of them cannot be imported or called, or returns another shape or dtype.
+      ValueError: one of them cannot be imported or explain_call, or returns another shape or dtype.
     """
     if config.augmentations:
         words = f"config.input.augmentations={','.join(config.augmentations)}"
-        with contextlib.suppress(images.UnreadableImage), called(words, "(image, rng)"):
+        with contextlib.suppress(images.UnreadableImage), explain_call(words, "(image, rng)"):
             TrainTransform(config)(record, np.random.default_rng(0))
 
 

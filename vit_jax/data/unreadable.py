@@ -91,7 +91,7 @@ class UnreadableLog:
             self.met[index] = self._batches
             name = printable(self._source.name_of(index))
             reason = self._find_reason(index)
-            logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
+            logging.getLogger(__name__).warning("Unreadable image, skipped. %s: %s", reason, name)
         if self.problem:
             return
         try:

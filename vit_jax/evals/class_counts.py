@@ -59,7 +59,7 @@ class ClassCounts:
       top5_L: number of images of each class with a right output among the five most probable ones.
       predicted_K: number of images by their most probable output.
       loss: sum of softmax cross-entropy.
-      calibration: of the most probable outputs.
+      calibration: calibration of the most probable outputs.
     """
 
     def __init__(self, label_map: LabelMap) -> None:

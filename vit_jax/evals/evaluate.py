@@ -34,7 +34,7 @@ from vit_jax.evals.runner import (
 from vit_jax.evals.single_label import INTERVAL_OF, ClassMetrics
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.objectives.sums import score_classes
-from vit_jax.sharding import batch_sharding, replicated
+from vit_jax.sharding import batch_sharding, replicate
 from vit_jax.text.tables import columns
 
 
@@ -107,8 +107,8 @@ def make_evaluate(
       transform: prepares the images.
       source: the origin of the network, for messages.
       is_multilabel: images may have several labels.
-      global_batch: as for `Runner`.
-      max_unreadable: as for `Runner`.
+      global_batch: see `Runner`.
+      max_unreadable: see `Runner`.
       chosen: metrics besides the usual ones.
 
     Raises:
@@ -138,8 +138,8 @@ class _CompiledEvaluation:
     Attributes:
       runner: runs the step over the images.
       step: (module, batch, is_allowed_K, output_K) -> the rows of the metrics.
-      source, is_multilabel, chosen: as for `make_evaluate`.
-      gflops_per_image: as in `EvaluationResult`.
+      source, is_multilabel, chosen: see `make_evaluate`.
+      gflops_per_image: see `EvaluationResult`.
     """
 
     runner: Runner
@@ -225,7 +225,7 @@ def _compile_step(
         label_BK = jax.nn.one_hot(output_K[batch.label_B], num_outputs)
         return rows | chosen.compute_custom_rows(allowed_BK, label_BK)
 
-    everywhere = replicated(runner.mesh)
+    everywhere = replicate(runner.mesh)
     label_shape = (num_outputs,) if is_multilabel else ()
     batch = abstract_batch(
         runner.global_batch,

@@ -473,7 +473,7 @@ def list_notes(
     for side, images in (("training", train), ("test", test)):
         missing = int((~images.is_read_N).sum())
         if missing:
-            notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are left out.")
+            notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are skipped.")
 
     same = count_common_images(train, test)
     if same:

@@ -31,7 +31,7 @@ class FewShot:
     Attributes:
       shots: numbers of images of each class, with one classifier each; a larger choice contains the
         smaller ones.
-      seeds: of the choices.
+      seeds: seeds of the choices.
       l2: penalties on the weights; each is one result.
       sampling: "random" images of each class, or the "first" in the order of the records, which
         takes one seed.

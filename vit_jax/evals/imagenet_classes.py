@@ -38,7 +38,7 @@ class Class(NamedTuple):
     Attributes:
       wordnet_id: "n01440764".
       subsets: letters of the sets that have it, "A" and "R".
-      lemmas: of WordNet, "tench, Tinca tinca".
+      lemmas: names of WordNet, "tench, Tinca tinca".
     """
 
     wordnet_id: str

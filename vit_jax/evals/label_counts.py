@@ -48,7 +48,7 @@ class LabelCounts:
         self.loss = 0.0
         self._probabilities = [np.zeros((0, num_classes), np.float32)]
         self._labels = [np.zeros((0, num_classes), bool)]
-        self._per_class: PerClass | None = None  # of all images so far
+        self._per_class: PerClass | None = None  # the metrics of all images so far
 
     def add(self, rows: Rows) -> None:
         """Add the rows of `score_classes` for images that count."""
@@ -134,7 +134,7 @@ def average_precisions(is_true_NK: np.ndarray, score_NK: np.ndarray) -> np.ndarr
     """
     from sklearn.metrics import average_precision_score  # takes a second to load
 
-    score_NK = np.nan_to_num(score_NK, nan=-1.0)  # of a diverged network; scikit-learn rejects NaN
+    score_NK = np.nan_to_num(score_NK, nan=-1.0)  # scikit-learn rejects NaN
     average_K = np.full(is_true_NK.shape[1], np.nan)
     for k in np.flatnonzero(is_true_NK.any(axis=0)):
         average_K[k] = average_precision_score(is_true_NK[:, k], score_NK[:, k])

@@ -18,7 +18,7 @@ from vit_jax.data.records import Source, few
 if TYPE_CHECKING:
     from vit_jax.data.subset import TrainingData
 
-MOST_PAIRS = 5  # of classes and outputs that a note names
+MOST_PAIRS = 5  # pairs of class and output in a note
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 

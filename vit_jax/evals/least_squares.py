@@ -76,7 +76,7 @@ class LinearClassifier:
         """Return True if a bound on the rounding of float32 scores is below `SCORE_ERROR`."""
         square_K = np.square(self.weight_DK).sum(axis=0)
         largest_weight = float(np.sqrt(square_K.max()))
-        feature_length = len(self.mean_D) ** 0.5  # of a standardised feature
+        feature_length = len(self.mean_D) ** 0.5  # the length of a standardised feature
         epsilon = np.finfo(np.float32).eps
         return bool(largest_weight * feature_length * epsilon < SCORE_ERROR)
 

@@ -25,10 +25,10 @@ import scipy.special
 from vit_jax.evals.features import iterate_chunks
 
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
-MOST_RISES = 2  # of the loss in a row, after which weaker penalties are not tried
+MOST_RISES = 2  # rises of the loss in a row that end the search
 _FINEST_STEP = 10 ** (1 / 8)
 MAX_ITERATIONS = 1000
-GRADIENT_TOLERANCE = 1e-5  # of the largest number of the gradient
+GRADIENT_TOLERANCE = 1e-5  # for the largest entry of the gradient
 CHUNK = 8192  # examples whose logits are in memory at a time
 LEAST_CHUNK = 256
 Parameters = tuple[jax.Array, jax.Array]
@@ -42,7 +42,7 @@ class LogisticClassifier:
 
     Attributes:
       weight_DK, bias_K: float32.
-      iterations: of L-BFGS; `MAX_ITERATIONS` if it did not converge.
+      iterations: number of iterations of L-BFGS; `MAX_ITERATIONS` if it did not converge.
       has_several_labels: probabilities are sigmoids of the logits, not their softmax.
     """
 
@@ -89,7 +89,7 @@ def fit_logistic(
 
     Args:
       feature_ND: float32.
-      labels: of the examples, (N,), or 0 and 1 for each class, (N, K).
+      labels: labels of the examples, (N,), or 0 and 1 for each class, (N, K).
       num_classes: K.
       penalty: more than 0.
     """

@@ -102,9 +102,9 @@ class CustomMetric:
     * `direction`: "max" or "min". Optional; `config.directions` reads it.
 
     Attributes:
-      name: of the results.
+      name: name of the results.
       reference: text that names it, for messages.
-      measure, summarise: as above.
+      measure, summarise: see above.
     """
 
     name: str

@@ -36,7 +36,12 @@ class MultilabelMetrics:
         self, class_names: Sequence[str], chosen: ChosenMetrics = NO_FURTHER_METRICS
     ) -> None:
         self.counts = LabelCounts(len(class_names))
-        self.image_columns = ("labels", "answers", "is_right", *class_names)  # of `image_rows`
+        self.image_columns = (
+            "labels",
+            "answers",
+            "is_right",
+            *class_names,
+        )  # names for `image_rows`
         self._class_names = class_names
         self._names = chosen.list_names("several")
         self._custom_sums = CustomSums(chosen.custom)

@@ -187,5 +187,5 @@ def _merge(
 
     similarities = jnp.concatenate([similarity_Ck, similarity_CN], axis=1)
     indices = jnp.concatenate([index_Ck, index_CN], axis=1)
-    best, places = jax.lax.top_k(similarities, k)  # of equal ones the lower place
+    best, places = jax.lax.top_k(similarities, k)  # equal ones: the lower place
     return best, jnp.take_along_axis(indices, places, axis=1)

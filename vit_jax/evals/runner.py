@@ -23,7 +23,7 @@ from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
 from vit_jax.kernels.devices import trace_for
-from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
+from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicate
 from vit_jax.text.printable import printable
 
 Module = Callable[..., ModelOutput]
@@ -106,12 +106,12 @@ class Runner:
 
     def jit(self, step: Callable[..., Results]) -> Any:
         """Return the jitted step (module, batch, ...) -> results, which are replicated."""
-        return jax.jit(trace_for(Placement(self.mesh))(step), out_shardings=replicated(self.mesh))
+        return jax.jit(trace_for(Placement(self.mesh))(step), out_shardings=replicate(self.mesh))
 
     def place(self, array: np.ndarray) -> jax.Array:
         """Return an array, the same in all processes, complete on every device."""
         return jax.make_array_from_callback(
-            array.shape, replicated(self.mesh), lambda index: array[index]
+            array.shape, replicate(self.mesh), lambda index: array[index]
         )
 
     def compute_rows(

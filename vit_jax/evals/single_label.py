@@ -74,7 +74,7 @@ class ClassMetrics:
     """
 
     probabilities = "probability_BT"  # in the rows of `predict`
-    image_columns = ("class", "answer", "probability", "is_right")  # of `image_rows`
+    image_columns = ("class", "answer", "probability", "is_right")  # names for `image_rows`
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ClassMetrics:
         self.confusion_2LA = self._make_confusion()
         if chosen and not label_map.has_loss:
             labelled.notes.append(
-                "chosen metrics that need exactly one right output for each image are left out."
+                "chosen metrics that need exactly one right output for each image are skipped."
             )
 
     def _make_confusion(self) -> np.ndarray | None:
@@ -184,19 +184,19 @@ class ClassMetrics:
         """Return metrics of classes and images by name."""
         bins = self.counts.calibration.bins()
         return {
-            "most_confused": self.confused(CONFUSED_KEPT),
+            "most_confused": self.list_confusions(CONFUSED_KEPT),
             "most_confident_mistakes": self.mistakes(),
             "calibration_bins": [one._asdict() for one in bins],
         }
 
     def worst(self) -> dict[str, str]:
         """Return the most frequent mistakes as a line of text, by its name; {} without mistakes."""
-        pairs = [_describe_confusion(pair) for pair in self.confused(CONFUSED_SHOWN)]
+        pairs = [_describe_confusion(pair) for pair in self.list_confusions(CONFUSED_SHOWN)]
         if not pairs:
             return {}
         return {"most_confused": ", ".join(pairs)}
 
-    def confused(self, most: int) -> list[Confusion]:
+    def list_confusions(self, most: int) -> list[Confusion]:
         """Return the most frequent pairs of class and wrong prediction.
 
         Among equally frequent pairs the lower numbers come first.

@@ -262,7 +262,7 @@ def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = 
     Classes are matched by name, or by number if the weights have no names.
 
     Raises:
-        ValueError: as `open_source`; classes that cannot be matched; an option has no effect on
+        ValueError: see `open_source`; classes that cannot be matched; an option has no effect on
           these data.
     """
     split, plan, notes = _choose_images(data, choice or SplitChoice(), weights)
@@ -410,7 +410,7 @@ def _choose_images(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Cho
         train_split = split  # no training images are needed
     notes = []
     if plan.held_up_to:
-        notes.append(f"{data} had no splits in training: its {split} may hold images of then.")
+        notes.append(f"{data} had no splits in training: its {split} may hold training images.")
     config = dataclasses.replace(
         plan.config, train_split=choice.train_split or train_split, test_split=split
     )

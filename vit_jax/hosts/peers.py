@@ -294,7 +294,7 @@ class PeerMonitor:
     def check(self) -> None:
         """End this process if the run is over.
 
-        A thread of its own calls this once a second, because `talk` may block.
+        A separate thread calls this once a second, because `talk` may block.
         """
         if self._failure is not None:
             if time.monotonic() > self._failed_at + UNWIND_SECONDS:

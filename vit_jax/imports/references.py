@@ -123,7 +123,7 @@ def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
 
 
 @contextlib.contextmanager
-def called(subject: str, arguments: str) -> Iterator[None]:
+def explain_call(subject: str, arguments: str) -> Iterator[None]:
     """Add the arguments to the error of a call of user-defined code that does not accept them."""
     try:
         yield
@@ -201,7 +201,7 @@ def _is_installed(module_name: str) -> bool:
     package = module_name.partition(".")[0]  # nothing is imported to find a top package
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # as for __main__
+    except ValueError:  # the same as for __main__
         return False
     # A folder without __init__.py has no origin, and may go on in the working directory.
     return spec is not None and spec.origin is not None

@@ -190,10 +190,10 @@ def _build_custom(
     rngs: nnx.Rngs,
 ) -> Any:
     """Return the module that a user's class builds for an architecture."""
-    from vit_jax.imports.references import called, resolve
+    from vit_jax.imports.references import explain_call, resolve
 
     build = resolve(reference, field)
-    with called(f"{field}={reference!r}", "(architecture, rngs=...)"):
+    with explain_call(f"{field}={reference!r}", "(architecture, rngs=...)"):
         return build(a, rngs=rngs)
 
 

@@ -26,7 +26,7 @@ def redraw_truncated_normal(model: M, a: Architecture, key: Array) -> M:
     Positions have `a.position_stddev`, the last layer keeps its bias. A ResNet before the patches,
     norms and LayerScale stay as they are.
     """
-    leaves = pytree.named_leaves(model)
+    leaves = pytree.name_leaves(model)
     names = sorted(leaves)
 
     def redraw(name: str, leaf: Array) -> Array:

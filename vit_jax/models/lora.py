@@ -130,7 +130,7 @@ def add_factors(model: Any, lora: Lora, key: Array) -> Any:
     Raises:
       ValueError: the factors do not fit the network.
     """
-    leaves = pytree.named_leaves(model)
+    leaves = pytree.name_leaves(model)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     shapes_of_factors = list_factor_shapes(shapes, lora)
     factors = build_initial_factors(shapes_of_factors, key)
@@ -145,7 +145,7 @@ def add_factors(model: Any, lora: Lora, key: Array) -> Any:
 
 def adapt_block(block: Any, scale: float) -> Any:
     """Return one block whose kernels are W + scale * A B."""
-    for name in pytree.named_leaves(block):
+    for name in pytree.name_leaves(block):
         if not name.endswith(f"/{A}"):
             continue
         layer = _find_layer(block, name)

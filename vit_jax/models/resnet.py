@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.arrays import ModelOutput, accept_taps, validate_intermediates
+from vit_jax.arrays import ModelOutput, accept_earlier_name, validate_intermediates
 from vit_jax.config.architecture import UNROLLED, Architecture
 from vit_jax.config.sizes import BOTTLENECK, NUM_GROUPS
 from vit_jax.kernels import CONVOLUTION, STATISTICS, dispatch
@@ -538,7 +538,7 @@ class ResNet(nnx.Module):
         self.head = build_head(a, rngs=nnx.Rngs(head_key))
         self.num_classes = a.num_classes
 
-    @accept_taps
+    @accept_earlier_name
     def __call__(
         self,
         image_BHWC: Array,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from vit_jax.arrays import Corruption, ModelOutput, accept_taps, validate_intermediates
+from vit_jax.arrays import Corruption, ModelOutput, accept_earlier_name, validate_intermediates
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels.devices import constrain
 from vit_jax.models.dropout import dropout, split_key
@@ -74,7 +74,7 @@ class VisionTransformer(nnx.Module):
         else:
             self.head = build_head(a, rngs=head_rngs)
 
-    @accept_taps
+    @accept_earlier_name
     def __call__(
         self,
         image_BHWC: Array,

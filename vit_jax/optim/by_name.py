@@ -43,7 +43,7 @@ def select_trained(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[
 
     All if `is_trained` is None.
     """
-    leaves = pytree.named_leaves(tree)
+    leaves = pytree.name_leaves(tree)
     if is_trained is None:
         return leaves
 
@@ -102,7 +102,7 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
 
     def find_factors(updates: optax.Updates) -> dict[str, float]:
         factors = {}
-        for name in pytree.named_leaves(updates):
+        for name in pytree.name_leaves(updates):
             factors[name] = find_factor(name)
         return factors
 
@@ -154,7 +154,7 @@ def count_layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
     Raises:
       ValueError: a parameter whose place in the network is not known.
     """
-    leaves = pytree.named_leaves(parameters)
+    leaves = pytree.name_leaves(parameters)
     rules = _list_distances(leaves)
     distances = {}
     for name, leaf in leaves.items():
@@ -196,7 +196,7 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
     Raises:
       ValueError: a pattern matches none, or nothing is trained.
     """
-    names = list(pytree.named_leaves(parameters))
+    names = list(pytree.name_leaves(parameters))
     if config.lora_rank is not None:
         without_frozen = dataclasses.replace(config, frozen=())
         names = list(select_trained(parameters, make_is_trained(without_frozen)))

@@ -7,7 +7,7 @@ import optax
 import optax.contrib
 
 from vit_jax.config.schema import OptimizerConfig
-from vit_jax.imports.references import called, resolve
+from vit_jax.imports.references import explain_call, resolve
 from vit_jax.optim.by_name import train_only
 from vit_jax.optim.moment_dtypes import allow_mixed_dtypes
 from vit_jax.optim.per_layer import describe_matrices, per_layer
@@ -29,7 +29,7 @@ def build_referenced_optimizer(
     """
     arguments = dict(config.arguments)
     described = f"config.optimizer.arguments={arguments}"
-    with called(f"{_FIELD}={config.name!r}", f"learning_rate and {described}"):
+    with explain_call(f"{_FIELD}={config.name!r}", f"learning_rate and {described}"):
         build = resolve(config.name, _FIELD)
         if build is optax.contrib.muon:
             arguments = {"muon_weight_dimension_numbers": describe_matrices} | arguments

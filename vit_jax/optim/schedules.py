@@ -13,7 +13,7 @@ import optax
 
 from vit_jax.config.lengths import ScheduleSteps
 from vit_jax.config.schema import ScheduleConfig
-from vit_jax.imports.references import called, is_reference, resolve
+from vit_jax.imports.references import explain_call, is_reference, resolve
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 """From steps taken (int32, traced or not) to the learning rate of the next one (float32)."""
@@ -109,7 +109,7 @@ def _make_staircase(
 def _build_referenced(config: ScheduleConfig, steps: ScheduleSteps) -> Schedule:
     field = "config.schedule.decay"
     make = resolve(config.decay, field)
-    with called(f"{field}={config.decay!r}", "learning_rate, warmup_steps and total_steps"):
+    with explain_call(f"{field}={config.decay!r}", "learning_rate, warmup_steps and total_steps"):
         schedule = make(
             learning_rate=config.learning_rate,
             warmup_steps=steps.warmup,

@@ -8,7 +8,7 @@ from vit_jax.sharding.mesh import (
     build_mesh,
     compiler_options,
     count_slices,
-    replicated,
+    replicate,
 )
 from vit_jax.sharding.partition import find_spec, shard_tree
 
@@ -21,6 +21,6 @@ __all__ = [
     "compiler_options",
     "count_slices",
     "find_spec",
-    "replicated",
+    "replicate",
     "shard_tree",
 ]

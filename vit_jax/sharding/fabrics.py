@@ -167,7 +167,7 @@ class Group:
     """The chips that take part in one collective.
 
     Attributes:
-      lengths: of the torus' axes that the group spans, without those of length 1; () behind a
+      lengths: lengths of the torus' axes that the group spans, without those of length 1; () behind a
         switch.
       is_ring: for each of these axes, True if its ends are joined.
       stride: largest distance of neighbours along an axis, and number of groups that share each

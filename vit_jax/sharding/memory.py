@@ -154,9 +154,9 @@ def count_passing_bytes(
 
     Args:
       architecture: the network, with its rematerialisation policy.
-      images: of one micro-batch, on one device.
-      gradient_bytes: of this device's shard of all gradients, float32.
-      layer_parameters: of the layers run by loops, on one device: they are copied in the compute
+      images: number of images of one micro-batch, on one device.
+      gradient_bytes: bytes of this device's shard of all gradients, float32.
+      layer_parameters: parameters of the layers run by loops, on one device: they are copied in the compute
         dtype.
       gathered_parameters: number of parameters that FSDP gathers at one time: those of one layer
         and those outside of layers.
@@ -181,9 +181,9 @@ def count_passing_bytes(
 
     if gathered_parameters and tiled and sizes.is_unrolled:
         temporary += DELAYED * sum(sizes.kept(remat))
-    pixels = sizes.padded(images * 3, *architecture.image_size)
+    pixels = sizes.count_padded(images * 3, *architecture.image_size)
     temporary += 2 * pixels
-    logits = sizes.padded(images, architecture.num_classes or 1, itemsize=4)
+    logits = sizes.count_padded(images, architecture.num_classes or 1, itemsize=4)
     temporary += 2 * logits  # with their gradient
     if is_accumulated:
         temporary += SUMS * gradient_bytes
@@ -232,7 +232,7 @@ class _Sizes:
         """Bytes of a value in the compute dtype."""
         return {"float32": 4, "bfloat16": 2}[self.a.compute_dtype]
 
-    def padded(self, *dims: int, itemsize: int | None = None) -> int:
+    def count_padded(self, *dims: int, itemsize: int | None = None) -> int:
         """Return the bytes of an array; values are in the compute dtype unless stated."""
         return count_padded_bytes(dims, itemsize or self.itemsize, tiled=self.tiled)
 
@@ -271,17 +271,17 @@ class _Sizes:
         images = self.images
         tokens = a.sequence_length
         halves = len(self.a.attention_lengths)
-        stream = self.padded(images * tokens, a.width)
-        means = 4 * self.padded(images, tokens, itemsize=4)  # two of each norm
+        stream = self.count_padded(images * tokens, a.width)
+        means = 4 * self.count_padded(images, tokens, itemsize=4)  # two of each norm
         if remat == "full":
             return stream + halves * means
 
-        by_heads = self.padded(images * tokens, a.width // self.shards)
+        by_heads = self.count_padded(images * tokens, a.width // self.shards)
         if remat == "attention":
             return stream + halves * (stream + by_heads + means)
 
         rows = self._round_up_rows(tokens)
-        hidden = self.padded(images * rows, a.mlp_dim // self.shards)
+        hidden = self.count_padded(images * rows, a.mlp_dim // self.shards)
         if a.mlp != "gelu":
             hidden *= 2  # with the gate
         if self.is_unrolled and not self.tiled:
@@ -290,7 +290,7 @@ class _Sizes:
         if remat == "dots" or self.is_unrolled:
             return stream + halves * (stream + 4 * by_heads + hidden + means)
 
-        norms = 6 * self.padded(images * rows, a.width, itemsize=4)
+        norms = 6 * self.count_padded(images * rows, a.width, itemsize=4)
         scores = 0
         if not self.has_kernel:
             scores = sum(map(self._count_scores, a.attention_lengths))
@@ -325,12 +325,12 @@ class _Sizes:
         a = self.a
         lines = self.images * a.sequence_length // length
         rows = lines * (a.num_heads // self.shards) * length
-        scores = self.padded(rows, length, itemsize=4) + self.padded(rows, length)
+        scores = self.count_padded(rows, length, itemsize=4) + self.count_padded(rows, length)
         scores = scores * self._round_up_rows(length) // length
 
         if a.position_embedding != "relative":
             return scores
-        return scores + self.padded(length * length, a.width // a.num_heads)
+        return scores + self.count_padded(length * length, a.width // a.num_heads)
 
     def _count_unit(self, unit: convolutions.Unit, remat: str) -> int:
         """Return the bytes that this policy keeps of a residual unit.
@@ -366,7 +366,7 @@ class _Sizes:
         They are: centred and whitened by groups, scaled, in the compute dtype, and ReLU's mask.
         """
         groups = (self.images, *size, NUM_GROUPS, max(channels // NUM_GROUPS, 1))
-        by_groups = self.padded(*groups, itemsize=4)
+        by_groups = self.count_padded(*groups, itemsize=4)
         plain = self._count_map(size, channels)
         float32 = plain * 4 // self.itemsize
         mask = float32 // 4

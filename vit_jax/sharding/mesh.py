@@ -126,7 +126,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicate(mesh: Mesh) -> NamedSharding:
     """Return the sharding with the complete array on each device."""
     return NamedSharding(mesh, PartitionSpec())
 

@@ -85,8 +85,8 @@ def find_spec(
     """Return the partition of one array of the state; a scalar is replicated.
 
     Args:
-      name: as `pytree` gives it.
-      shape: of the array.
+      name: name by `pytree`.
+      shape: shape of the array.
       axes: size of each axis of the mesh.
       strategy: "replicated", or "fsdp" to split parameters over the data axis where it divides the
         dimension.
@@ -154,12 +154,12 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
     `tree` is a network, or a training state with a field `model`.
 
     Raises:
-      ValueError: as `find_spec`, or FSDP would split less than half of the tree.
+      ValueError: see `find_spec`; or FSDP would split less than half of the tree.
     """
     axes = dict(mesh.shape)
-    network = pytree.named_leaves(getattr(tree, "model", tree))
+    network = pytree.name_leaves(getattr(tree, "model", tree))
     parameters = {name: leaf.shape for name, leaf in network.items()}
-    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(tree).items()}
+    shapes = {name: leaf.shape for name, leaf in pytree.name_leaves(tree).items()}
 
     def find_specs(axes: dict[str, int]) -> dict[str, PartitionSpec]:
         specs = {}

@@ -1,6 +1,6 @@
 """Atomic writes, bounded reads, and paths of this machine or of a bucket.
 
-A path is one of this machine, or of a bucket (`buckets.BucketPath`). `expanded` returns either.
+A path is one of this machine, or of a bucket (`buckets.BucketPath`). `expand_path` returns either.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def reject_bucket(path: str, option: str, *, allowed: bool = False) -> None:
     )
 
 
-def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
+def expand_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """Return a path with the home folder in place of `~` and `~user`, or a `BucketPath` for gs://.
 
     Raises:
@@ -84,7 +84,7 @@ def cache_folder(name: str) -> pathlib.Path:
     It is $XDG_CACHE_HOME/vit_jax/NAME, by default in ~/.cache.
     """
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return expanded(home) / "vit_jax" / name
+    return expand_path(home) / "vit_jax" / name
 
 
 def _open_address(address: str) -> "BucketPath":
@@ -102,9 +102,9 @@ def _open_address(address: str) -> "BucketPath":
         ) from None
 
 
-def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Return `expanded(path)` in full and without links."""
-    path = expanded(path)
+def resolve_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return `expand_path(path)` in full and without links."""
+    path = expand_path(path)
     if is_in_bucket(path):
         return path
     return pathlib.Path(os.path.realpath(path))

@@ -37,7 +37,7 @@ def set_up_libraries() -> None:
     """Give orbax's libraries the endpoint, time limits and kind of bucket that `get_client` uses.
 
     orbax finds and commits checkpoints through etils and gcsfs and writes arrays through
-    tensorstore. Folders as objects of their own (hierarchical namespaces) are not used: gcsfs would
+    tensorstore. Folders that are objects (hierarchical namespaces) are not used: gcsfs would
     ask for the kind of each bucket by gRPC.
     """
     # Where TensorFlow is installed, etils would use its file system.

@@ -69,7 +69,7 @@ def _pad_cells(cells: Sequence[str], signs: Iterable[str], widths: Iterable[int]
     return padded
 
 
-def aligned(
+def align_table(
     head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()
 ) -> str:
     """Return a Markdown table of cells, which may have markup.

@@ -111,7 +111,7 @@ class Assembly:
             self.batch_sharding,
             self.label_shape,
         )
-        return self.train_step_of_leaves.trace(pytree.named_leaves(self.abstract_state), batch)
+        return self.train_step_of_leaves.trace(pytree.name_leaves(self.abstract_state), batch)
 
     def compile_train_step(
         self,
@@ -120,7 +120,7 @@ class Assembly:
         """Return the train step as an executable, so that no later call can hide a compilation.
 
         With phases it is one for each that is not over after `start_step`, chosen by the shape of
-        the batch. It takes and returns the leaves of a state by name (`pytree.named_leaves`):
+        the batch. It takes and returns the leaves of a state by name (`pytree.name_leaves`):
         modules take Python three milliseconds more to hand over.
         """
         *phase_ends, _ = self.list_phase_ends(start_step)

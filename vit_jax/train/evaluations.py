@@ -16,7 +16,7 @@ from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
 from vit_jax.evals.metric_functions import choose_metrics
-from vit_jax.imports.references import called, is_reference, resolve
+from vit_jax.imports.references import explain_call, is_reference, resolve
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.inputs import Datasets, open_evaluation_batches
@@ -97,7 +97,7 @@ class _EvaluatorBuilder:
         """Build an evaluator of the user's code."""
         field = f"config.evaluation.evaluators.{name}"
         arguments = f"arguments={dict(config.arguments)}"
-        with called(f"{field}: {config.kind!r}", f"(split, run) and {arguments}"):
+        with explain_call(f"{field}: {config.kind!r}", f"(split, run) and {arguments}"):
             build_custom = resolve(config.kind, f"{field}.kind")
             split = self._open_split(name, self._data.others[name])
             evaluator = build_custom(split, self._run, **config.arguments)

@@ -19,9 +19,9 @@ from vit_jax.evals.features import (
     list_notes,
     make_feature_step,
 )
-from vit_jax.imports.references import called, resolve
+from vit_jax.imports.references import explain_call, resolve
 from vit_jax.kernels.devices import trace_for
-from vit_jax.sharding import Placement, replicated
+from vit_jax.sharding import Placement, replicate
 from vit_jax.train.state import TrainState
 
 FROZEN_MEASURES: Mapping[FrozenKind, str] = {
@@ -47,7 +47,7 @@ def build_frozen_evaluator(
     layer = get_layer(config)
     step = trace_for(Placement(mesh))(make_feature_step(layer, architecture))
     jitted = jax.jit(
-        lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh)
+        lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicate(mesh)
     )
     logged: set[str] = set()
 
@@ -120,7 +120,7 @@ def build_measure(name: str, config: EvaluatorConfig, num_classes: int) -> Measu
     options[config.frozen.number_argument] = config.numbers
 
     make_measure = resolve(FROZEN_MEASURES[cast(FrozenKind, config.kind)], f"{field}.kind")
-    with called(field, f"arguments={dict(config.arguments)}"):
+    with explain_call(field, f"arguments={dict(config.arguments)}"):
         try:
             measure: MeasureFeatures = make_measure(num_classes, **options)
         except ValueError as error:

@@ -24,7 +24,7 @@ from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding import AXES, count_slices, shard_tree
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import GIB, find_fabric_of_device
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
 from vit_jax.train.step_compiler import set_shardings
@@ -138,7 +138,7 @@ def keep_layout(config: C, workdir: str, num_devices: int) -> C:
 
 def _read_layout(workdir: str) -> dict[str, Any]:
     """Return the chosen values of a run that has a checkpoint, equal in all processes."""
-    folder = expanded(workdir)
+    folder = expand_path(workdir)
     stored = {}
     if hosts.is_first() and has_checkpoints(folder):
         with contextlib.suppress(OSError, ValueError):  # `workdir.claim` reports what is wrong

@@ -59,7 +59,7 @@ def parameter_table(
 
     The number of trained parameters follows if `is_trained` is not None.
     """
-    leaves = pytree.named_leaves(model)
+    leaves = pytree.name_leaves(model)
     num_trained = None
     if is_trained is not None:
         num_trained = _count_values(select_trained(model, is_trained))

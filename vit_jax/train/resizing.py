@@ -65,16 +65,16 @@ def make_resize(
         return jnp.einsum("nm,...md->...nd", matrices[name], parameter, precision="highest")
 
     def resize(model: nnx.Module) -> T:
-        leaves = pytree.named_leaves(model)
+        leaves = pytree.name_leaves(model)
         resized = {name: resize_parameter(name, leaf) for name, leaf in leaves.items()}
         return pytree.from_named_leaves(target, resized)
 
-    wanted = pytree.named_leaves(target)
-    found = pytree.named_leaves(jax.eval_shape(resize, model))
+    wanted = pytree.name_leaves(target)
+    found = pytree.name_leaves(jax.eval_shape(resize, model))
     lines = pytree.differences(wanted, found)
     if lines:
         raise ValueError(
-            f"config.phases: these parameters are not of every image size:{pytree.listed(lines)}"
+            f"config.phases: these parameters are not of every image size:{pytree.list_lines(lines)}"
         )
     return resize
 
@@ -89,7 +89,7 @@ def compute_resize_matrices(
     Resizing is linear in the positions, so that the resized identity is its matrix.
     """
     matrices = {}
-    for name, leaf in pytree.named_leaves(model).items():
+    for name, leaf in pytree.name_leaves(model).items():
         if leaf.ndim < 2:
             continue
         num_tokens = leaf.shape[-2]

@@ -121,7 +121,7 @@ class Session:
     def _find_start(self, first_state: FirstState) -> str:
         """Set the first state and its metadata; return a sentence on its origin."""
         state, origin = first_state(self.own_checkpoints, self.metadata)
-        self.leaves = pytree.named_leaves(state)
+        self.leaves = pytree.name_leaves(state)
         self.start_step = int(jax.device_get(state.step))
         self.step = self.start_step
         self.resumed_metadata = {"wall_seconds": 0.0}

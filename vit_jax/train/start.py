@@ -18,7 +18,7 @@ from vit_jax.config.network_options import LORA_FACTORS
 from vit_jax.config.parsing import from_dict
 from vit_jax.models.lora import build_initial_factors
 from vit_jax.optim.schedules import build_schedule
-from vit_jax.storage.files import JsonObject, expanded
+from vit_jax.storage.files import JsonObject, expand_path
 from vit_jax.text.printable import shorten
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.state import TrainState, items_of
@@ -104,7 +104,7 @@ def steps_to_continue(assembly: Assembly) -> tuple[CheckpointReader, list[int]]:
     assert isinstance(config, PretrainConfig)
     assert config.resume_from is not None, "the caller checks it"
     workdir = config.resume_from
-    reader = CheckpointReader(expanded(workdir))
+    reader = CheckpointReader(expand_path(workdir))
     stored = reader.all_steps()
     if not stored:
         raise ValueError(
@@ -235,7 +235,7 @@ def state_of_parameters(
     """
     model = assembly.abstract_state.model
     factors = {}
-    for name, leaf in pytree.named_leaves(model).items():
+    for name, leaf in pytree.name_leaves(model).items():
         if name.endswith(LORA_FACTORS):
             factors[name] = leaf.shape
     initial = build_initial_factors(factors, jax.random.key(assembly.config.seed))
@@ -254,11 +254,11 @@ def _require_same_parameters(
     parameters: Mapping[str, np.ndarray],
     source: str,
 ) -> None:
-    wanted = pytree.named_leaves(assembly.abstract_state.model)
+    wanted = pytree.name_leaves(assembly.abstract_state.model)
     lines = pytree.differences(wanted, parameters)
     if lines:
         raise ValueError(
-            f"{source} does not fit {assembly.architecture.name}:{pytree.listed(lines)}"
+            f"{source} does not fit {assembly.architecture.name}:{pytree.list_lines(lines)}"
         )
 
 

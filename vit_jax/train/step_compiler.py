@@ -9,7 +9,7 @@ import jax
 from vit_jax import pytree
 from vit_jax.arrays import Batch
 from vit_jax.kernels.devices import trace_for
-from vit_jax.sharding import Placement, batch_sharding, compiler_options, replicated
+from vit_jax.sharding import Placement, batch_sharding, compiler_options, replicate
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Metrics
 
@@ -89,9 +89,9 @@ class StepCompiler:
         def train_step_of_leaves(state: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
             complete_state = pytree.from_named_leaves(self.abstract_state, state)
             new_state, metrics = placed_step(complete_state, batch)
-            return pytree.named_leaves(new_state), metrics
+            return pytree.name_leaves(new_state), metrics
 
-        leaf_shardings = pytree.named_leaves(self.state_shardings)
+        leaf_shardings = pytree.name_leaves(self.state_shardings)
         return self._jit_training(train_step_of_leaves, leaf_shardings)
 
     def jit_observation(self, step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
@@ -102,7 +102,7 @@ class StepCompiler:
         return jax.jit(
             self.place(step),
             in_shardings=(self.state_shardings, batch_sharding(self.mesh)),
-            out_shardings=replicated(self.mesh),
+            out_shardings=replicate(self.mesh),
             compiler_options=compiler_options(self.mesh),
         )
 
@@ -110,7 +110,7 @@ class StepCompiler:
         return jax.jit(
             step,
             in_shardings=(state_shardings, batch_sharding(self.mesh)),
-            out_shardings=(state_shardings, replicated(self.mesh)),
+            out_shardings=(state_shardings, replicate(self.mesh)),
             donate_argnums=0,
             compiler_options=compiler_options(self.mesh),
         )

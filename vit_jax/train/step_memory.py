@@ -108,7 +108,7 @@ def _find_stack(name: str) -> str | None:
 def _count_layer_parameters(model: nnx.Module) -> int:
     """Return the number of parameters of layers in loops on one device."""
     count = 0
-    for name, leaf in pytree.named_leaves(model).items():
+    for name, leaf in pytree.name_leaves(model).items():
         if _find_stack(name) is not None:
             count += math.prod(leaf.sharding.shard_shape(leaf.shape))
     return count
@@ -118,7 +118,7 @@ def _count_gathered_parameters(model: nnx.Module, model_shards: int) -> int:
     """Return the number of parameters gathered at one time: the largest layer and all outside loops."""
     layer_sizes: dict[str, int] = {}
     outside = 0
-    for name, leaf in pytree.named_leaves(model).items():
+    for name, leaf in pytree.name_leaves(model).items():
         if "data" not in leaf.sharding.spec:
             continue
         num_values = values_of(leaf, model_shards)

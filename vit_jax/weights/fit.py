@@ -180,7 +180,7 @@ class _Adaptation:
             placeholders[name] = np.broadcast_to(np.float32(0), shape)
         lines = pytree.differences(placeholders, self.parameters)
         if lines:
-            raise ValueError(f"{problem}:{pytree.listed(lines)}")
+            raise ValueError(f"{problem}:{pytree.list_lines(lines)}")
         return {name: self.parameters[name] for name in self.expected}
 
     def list_statuses(self) -> tuple[ArrayStatus, ...]:

@@ -711,7 +711,7 @@ def _require_arrays(known: Recognised, file: ArrayFile) -> None:
     lines = pytree.differences(expected, stored)
     if lines:
         network = f"{known.architecture.name} in the format {known.format}"
-        raise ValueError(f"its arrays are not those of {network}:{pytree.listed(lines)}")
+        raise ValueError(f"its arrays are not those of {network}:{pytree.list_lines(lines)}")
 
     integers = [name for name, array in stored.items() if array.dtype.kind in "biu"]
     if integers:

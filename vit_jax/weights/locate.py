@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.storage import is_address
-from vit_jax.storage.files import expanded, fetch, is_in_bucket
+from vit_jax.storage.files import expand_path, fetch, is_in_bucket
 from vit_jax.weights import adapter, hub
 from vit_jax.weights.formats.pickled import advise, choose_pickles, name_replacement
 from vit_jax.weights.formats.sharded import INDEX, SUFFIX, WEIGHTS, is_index, is_shard
@@ -41,7 +41,7 @@ def fetch_source(source: str | pathlib.Path) -> pathlib.Path:
     address = str(source)
     if hub.is_hub_address(address):
         return hub.fetch(address)
-    path = expanded(source)
+    path = expand_path(source)
     if is_in_bucket(path) and not has_checkpoints(path):
         return _fetch_from_bucket(path)
     return path

@@ -12,7 +12,7 @@ from vit_jax.checkpoint.presence import require_exact_path
 from vit_jax.checkpoint.run_folders import require_outside_runs
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.storage.files import expanded, make_folder, reject_bucket, write_atomically
+from vit_jax.storage.files import expand_path, make_folder, reject_bucket, write_atomically
 from vit_jax.weights import fit
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
@@ -66,7 +66,7 @@ def save_weights(
     """
     reject_bucket(str(path), f"path={path}")
     into_folder = is_folder_path(path)
-    path = expanded(path)
+    path = expand_path(path)
 
     # No other format has the head that predicts masked patches.
     has_patch_head = weights.architecture.patch_outputs > 0
@@ -256,7 +256,7 @@ def is_folder_path(path: str | pathlib.Path) -> bool:
         return True
     if not pathlib.Path(path).suffix:
         return True
-    return expanded(path).is_dir()
+    return expand_path(path).is_dir()
 
 
 def describe_weights(weights: Weights) -> dict[str, object]:
@@ -490,7 +490,7 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
         )
     if to not in (None, *WRITABLE):
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
-    path = expanded(destination)
+    path = expand_path(destination)
     is_folder = is_folder_path(destination)
     problem = _find_folder_problem(to) if is_folder else _find_file_problem(path, to)
     if problem:

@@ -17,7 +17,7 @@ from tests.kernels.test_unit_pallas import unit as make_unit
 from tests.tools.plan import small_plans as small
 from vit_jax.kernels.attention_pallas import attention
 from vit_jax.kernels.devices import trace_for
-from vit_jax.sharding.mesh import Placement, build_mesh, replicated
+from vit_jax.sharding.mesh import Placement, build_mesh, replicate
 from vit_jax.tools.plan import aot, estimate, hlo
 from vit_jax.tools.plan.arithmetic import estimate_memory
 from vit_jax.tools.plan.estimate import make_plan
@@ -163,7 +163,7 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
         dtype="bfloat16",
     )
     x = jnp.zeros((2, *size, channels), jnp.bfloat16)
-    place = functools.partial(jax.ShapeDtypeStruct, sharding=replicated(mesh))
+    place = functools.partial(jax.ShapeDtypeStruct, sharding=replicate(mesh))
     arguments = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), (unit, x))
     differentiate = jax.grad(lambda unit, x: unit(x).astype(jnp.float32).sum(), argnums=(0, 1))
     step = jax.jit(trace_for(Placement(mesh))(differentiate))

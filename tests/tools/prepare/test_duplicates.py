@@ -22,7 +22,7 @@ from vit_jax.api import from_weights
 from vit_jax.data.decoding.images import decode
 from vit_jax.data.exclusion import num_excluded
 from vit_jax.data.sources import open_source
-from vit_jax.sharding import build_mesh, replicated
+from vit_jax.sharding import build_mesh, replicate
 from vit_jax.tools.prepare import duplicates
 from vit_jax.tools.prepare.duplicates import find_by_hashes
 from vit_jax.weights.saving import OWN, save_weights
@@ -123,7 +123,7 @@ def compute_cosines(folder):
 
     The keys of the result are (id, test id, whether the test image is mirrored).
     """
-    model = from_weights(sample_weights(), sharding=replicated(build_mesh(jax.devices())))
+    model = from_weights(sample_weights(), sharding=replicate(build_mesh(jax.devices())))
     extractor = extractor_of(model, global_batch=8)
     train = open_source(f"folder:{folder}/images", "train", config().input, 0)
     test = open_source(f"folder:{folder}/images", "test", config().input, 0)

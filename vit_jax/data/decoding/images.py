@@ -128,20 +128,20 @@ def plan_crop(
     """Choose a part of an image; decode little more than that part of a JPEG.
 
     Args:
-      image: as for `decode`.
+      image: see `decode`.
       choose: returns the part for a height and width; called once, at once for a JPEG, else by the
         returned function.
       size: height and width that the caller wants. A JPEG may be decoded at a half, a quarter or an
         eighth of its size, averaged, if the part is still as large as this.
-      max_image_megapixels: as for `decode`.
-      exif_orientation: as for `decode`; `choose` takes the sides of the upright image.
-      value_range: as for `decode`.
+      max_image_megapixels: see `decode`.
+      exif_orientation: see `decode`; `choose` takes the sides of the upright image.
+      value_range: see `decode`.
 
     Returns:
       A function that decodes the part to uint8 (H, W, 3), RGB.
 
     Raises:
-      UnreadableImage: as for `decode`, here or in the returned function; damage outside the part
+      UnreadableImage: see `decode`; here or in the returned function; damage outside the part
         may stay unnoticed.
     """
 
@@ -346,7 +346,7 @@ def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
     old = image.shape[axis]
     place = np.arange(size)
     first = place * old // size
-    share = np.maximum((place + 1) * old - (first + 1) * size, 0) / old  # of the second
+    share = np.maximum((place + 1) * old - (first + 1) * size, 0) / old  # the share of the second
     share = np.expand_dims(share.astype(np.float32), tuple({0, 1, 2} - {axis}))
     pixels = image.astype(np.float32, copy=False)
     before = pixels.take(first, axis)

@@ -2,7 +2,7 @@
 
 tifffile and imagecodecs decode strips and tiles. They never see the directory of the file: this
 module reads the few tags that matter, within limits, and describes the page to tifffile in a
-directory of its own. The file may be hostile.
+new directory. The file may be hostile.
 """
 
 import contextlib
@@ -283,7 +283,7 @@ def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
     The values are (H, W), (H, W, 3) for three or four bands, and (H, W, 4) for CMYK.
 
     Raises:
-      UnreadableImage: as `read_layout`; or strips or tiles are missing or damaged.
+      UnreadableImage: see `read_layout`; or strips or tiles are missing or damaged.
     """
     layout = read_layout(file)
     values = _decode_segments(file, layout)
@@ -302,7 +302,7 @@ def decode_page(file: bytes) -> np.ndarray:
     The lower 8 of 16 bits are dropped; colours are rounded.
 
     Raises:
-      UnreadableImage: as `read_values`.
+      UnreadableImage: see `read_values`.
     """
     values, layout = read_values(file)
 
@@ -557,7 +557,7 @@ def _convert_to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
         positive = np.maximum(values, 0)
         if values.ndim == 2:
             return (positive >> 8).astype(np.uint8)
-        rounded = (positive.astype(np.uint32) + 128) // 257  # as in libtiff
+        rounded = (positive.astype(np.uint32) + 128) // 257  # the same as libtiff
         return rounded.astype(np.uint8)
 
     assert layout.bits < 8, "a range is needed, or stated, for all others"

@@ -40,7 +40,7 @@ class _Index(NamedTuple):
     """The N chunks of a file.
 
     Attributes:
-      offsets: where each chunk begins, and where the last one ends, int64 (N + 1,).
+      offsets: start of each chunk, and end of the last one, int64 (N + 1,).
       firsts: number of the first record of each chunk, and of all records, int64 (N + 1,).
     """
 

@@ -107,7 +107,7 @@ class PackedSource(ListedSource):
         """Return the file of a record's image."""
         raise NotImplementedError
 
-    def surveyed(self) -> Sequence[int]:
+    def list_surveyed(self) -> Sequence[int]:
         """Return the records whose headers may be checked for values of more than 8 bits."""
         raise NotImplementedError
 
@@ -118,7 +118,7 @@ class PackedSource(ListedSource):
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
         """Return warnings as `depth.survey`."""
-        indices = self.surveyed()
+        indices = self.list_surveyed()
         index_of_name = dict(zip(map(self.name_of, indices), indices, strict=True))
 
         def open_image(name: str) -> io.BytesIO:

@@ -312,7 +312,7 @@ class ParquetSource(PackedSource):
         file, row = self._place_of(index)
         return b"%b:%d" % (self._names[file], row)
 
-    def surveyed(self) -> Sequence[int]:
+    def list_surveyed(self) -> Sequence[int]:
         """Return records of the first group: others would have to be read for this."""
         for first_rows in self._first_rows:
             for size in np.diff(first_rows):

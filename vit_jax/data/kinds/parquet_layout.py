@@ -44,7 +44,7 @@ class RowGroup(NamedTuple):
     """A row group, as the footer states it.
 
     Attributes:
-      num_rows: of each column.
+      num_rows: number of rows of each column.
       chunks: by the path of the column, "image.bytes".
     """
 
@@ -187,7 +187,7 @@ class _Reader:
     """Values of Thrift's compact protocol.
 
     Attributes:
-      place: of the next byte.
+      place: position of the next byte.
     """
 
     def __init__(self, content: bytes) -> None:

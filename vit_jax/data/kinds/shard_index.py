@@ -140,7 +140,7 @@ def find_index(file: str, selection: Selection) -> Index:
     """Return the index of a shard, stored beside it or else in the user's cache folder.
 
     Raises:
-      ValueError: as `read_index`, or the shard cannot be read.
+      ValueError: see `read_index`; or the shard cannot be read.
     """
     try:
         return _find_cached_index(os.path.realpath(file), read_file_state(file), selection)
@@ -216,7 +216,7 @@ def _load_index(place: Path, file: str, about: dict[str, Any]) -> Index | None:
     except (OSError, ValueError):
         return None
     if len(digest) != _SHA256_LETTERS:
-        return None  # of an earlier form
+        return None  # an earlier form
     if hashlib.sha256(content).hexdigest().encode() != digest:
         name = printable(str(place))
         logging.getLogger(__name__).warning(

@@ -80,7 +80,7 @@ class ShardSource(PackedSource):
         member = bytes(self._members[index])
         return b"%b/%b" % (self._names[shard], member)
 
-    def surveyed(self) -> Sequence[int]:
+    def list_surveyed(self) -> Sequence[int]:
         """Return the records whose names have an extension of formats of more than 8 bits."""
         suffixes = tuple(map(str.encode, SURVEYED))
         surveyed = []

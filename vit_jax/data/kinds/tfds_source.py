@@ -23,7 +23,7 @@ from vit_jax.data.kinds.array_records import BucketRecords, num_records
 from vit_jax.data.kinds.vtab_tasks import STORED, Labels, VtabTask, find_task
 from vit_jax.data.records import Record, Source, digest_files, few
 from vit_jax.storage import is_address
-from vit_jax.storage.files import expanded, is_mirrored, mirror, read_json
+from vit_jax.storage.files import expand_path, is_mirrored, mirror, read_json
 from vit_jax.text.nearest import closest
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
@@ -46,7 +46,7 @@ def tfds_folder(data_dir: str | None, dataset: str = "") -> Path:
     """
     if data_dir is not None and is_address(data_dir):
         return mirror(f"{data_dir.rstrip('/')}/{dataset}", *READ_WHOLE).parent
-    return expanded(data_dir or tfds.core.constants.DATA_DIR)
+    return expand_path(data_dir or tfds.core.constants.DATA_DIR)
 
 
 class _Records(Protocol):

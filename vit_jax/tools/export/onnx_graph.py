@@ -42,7 +42,7 @@ _CHANNELS_LAST = (0, 2, 3, 1)
 Dimension = Any  # an int, or a symbolic dimension of JAX
 Shape = Sequence[Dimension]
 Equation = Any  # a `JaxprEqn`; JAX does not type the shapes of its values
-Params = Mapping[str, Any]  # of an operation
+Params = Mapping[str, Any]  # parameters of an operation
 
 
 class Tensor(NamedTuple):

@@ -19,7 +19,7 @@ from vit_jax.api.model import Model, to_probabilities
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.imports.extras import install_command
 from vit_jax.kernels.devices import F, trace_for
-from vit_jax.storage.files import expanded, write_atomically
+from vit_jax.storage.files import expand_path, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of jax.export
@@ -104,7 +104,7 @@ def export_onnx(
       the file, alone in its list.
 
     Raises:
-      ValueError: as `export_stablehlo`; onnx or onnxruntime is not installed; the model computes in
+      ValueError: see `export_stablehlo`; onnx or onnxruntime is not installed; the model computes in
         bfloat16 or has an unsupported operation; the file gives other results.
     """
     (path,) = _check_and_find_files(model, path, "onnx", overwrite=overwrite)
@@ -210,7 +210,7 @@ def require_free(path: str | pathlib.Path, kind: str, *, overwrite: bool) -> lis
     Raises:
       ValueError: a file exists and `overwrite` is False.
     """
-    path = expanded(path)
+    path = expand_path(path)
     paths = [path]
     if kind == "stablehlo":
         paths.append(path.with_name(path.name + ".json"))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 from vit_jax.text.nearest import did_you_mean
 from vit_jax.tools.figures.drawing import COLOURS, GREY, new_figure, shorten
 from vit_jax.train.run_files import CONFIG_FILE, METRICS_FILE, read_config, read_metrics
@@ -151,7 +151,7 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
     """
     workdirs = list[pathlib.Path]()
     for name in folders:
-        folder = expanded(name)
+        folder = expand_path(name)
         found = [folder]
         if not (folder / METRICS_FILE).is_file():
             found = _find_workdirs(folder)

@@ -41,7 +41,7 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
         size of its phase; evaluation images are evenly spread, in the size without phases.
 
     Raises:
-      ValueError: as for `open_datasets`.
+      ValueError: see `open_datasets`.
     """
     datasets = open_datasets(config)
     return {

@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 
 from vit_jax.imports.extras import install_command
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 from vit_jax.text.printable import printable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def resolve_output(name: str) -> tuple[pathlib.Path, str]:
     Raises:
       ValueError: the file has another format, or matplotlib is not installed.
     """
-    output = expanded(name)
+    output = expand_path(name)
     form = output.suffix.removeprefix(".")
     if form not in FORMS:
         raise ValueError(f"--output={name}: the name must end in one of .{', .'.join(FORMS)}.")

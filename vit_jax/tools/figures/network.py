@@ -25,9 +25,9 @@ from vit_jax.tools.figures.reconstructions import reconstruct
 from vit_jax.tools.figures.sheets import MOST_INCHES
 from vit_jax.tools.figures.view import View, require_finite_rows, spread
 
-NUM_FILTERS = 28  # as in Figure 7 of the paper
+NUM_FILTERS = 28  # the number in Figure 7 of the paper
 NUM_NEIGHBOURS = 6
-MOST_HEADS = 8  # of a sheet, if the user selects none
+MOST_HEADS = 8  # heads of a sheet, if the user selects none
 MOST_ROWS = 10_000  # tokens that determine the principal components
 MOST_TICKS = 14
 MOST_TABLES = 4  # tables of position embeddings in a figure, if every block has one
@@ -440,7 +440,7 @@ def _explain_custom(model: Model) -> str | None:
     network = model.architecture.network
     if network is None:
         return None
-    return f"{network} is a network of its own kind"
+    return f"{network} is a custom network"
 
 
 def _explain_positions(model: Model) -> str | None:

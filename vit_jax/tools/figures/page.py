@@ -181,7 +181,7 @@ def _describe_evaluation(evaluation: EvaluationResult, model: Model) -> dict[str
         figures.append((_to_words(name), _to_base64(png)))
     confused = []
     if isinstance(metrics, ClassMetrics):
-        for pair in metrics.confused(MOST_CONFUSED):
+        for pair in metrics.list_confusions(MOST_CONFUSED):
             confused.append((pair["class"], pair["answer"], pair["images"], pair["of"]))
     return {
         "words": _make_relative(labelled.words),

@@ -32,7 +32,7 @@ def find_target(architecture: Architecture) -> PatchTarget:
             return target
     raise ValueError(
         f"{architecture.name} gives {architecture.patch_outputs} numbers for a patch, "
-        "which is no target of ours."
+        "which is no known target."
     )
 
 

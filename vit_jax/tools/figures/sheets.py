@@ -12,7 +12,7 @@ from vit_jax.tools.figures.drawing import TILE_PIXELS, new_figure, to_bytes
 CELL_INCHES = 0.9  # width of an image
 LEAST_INCHES = 4.5  # width of a sheet
 MOST_INCHES = 7.5  # width of a sheet, and of other figures
-LETTERS_PER_INCH = 14  # of a title
+LETTERS_PER_INCH = 14  # letters of a title
 
 
 def draw_sheet(

@@ -16,7 +16,7 @@ from vit_jax.data.subset import SubsetSource
 from vit_jax.evals.runner import require_finite
 from vit_jax.evals.splits import RELEASED, SplitChoice, open_split, reject_idle
 
-NUM_IMAGES = 128  # of the paper's mean attention distances
+NUM_IMAGES = 128  # the number for the paper's mean attention distances
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,9 +136,7 @@ def read_view(
         )
     notes = list[str]()
     if unreadable:
-        notes.append(
-            f"{len(unreadable)} images cannot be read and are left out: {few(unreadable)}."
-        )
+        notes.append(f"{len(unreadable)} images cannot be read and are skipped: {few(unreadable)}.")
     return View(images_NHWC=np.stack(prepared), names=names, notes=tuple(notes))
 
 

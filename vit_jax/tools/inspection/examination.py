@@ -204,7 +204,7 @@ def name_outputs(output: ModelOutput) -> dict[str, jax.Array]:
 def compute_norms(tree: object) -> dict[str, jax.Array]:
     """Return the norm of all arrays of each layer, also of layers that share an array."""
     squares: dict[str, jax.Array] = {}
-    for name, leaf in pytree.named_leaves(tree).items():
+    for name, leaf in pytree.name_leaves(tree).items():
         for layer, values in split_layers(name, leaf.astype(jnp.float32)).items():
             squares[layer] = squares.get(layer, 0.0) + jnp.square(values).sum()
     return {name: jnp.sqrt(total) for name, total in squares.items()}

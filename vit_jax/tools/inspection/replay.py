@@ -22,7 +22,7 @@ from vit_jax.config.check import validate
 from vit_jax.config.parsing import find_references, from_dict
 from vit_jax.data.subset import hold_out
 from vit_jax.imports.references import StoredReference, mark_stored, parse_allowed_code
-from vit_jax.storage.files import JsonObject, expanded, write_atomically
+from vit_jax.storage.files import JsonObject, expand_path, write_atomically
 from vit_jax.text.printable import printable
 from vit_jax.tools.inspection.examination import Examination, list_intermediates
 from vit_jax.tools.inspection.replay_report import REPORT_FILE, Replay
@@ -139,7 +139,7 @@ def require_workdir(workdir: str) -> pathlib.Path:
     Raises:
       ValueError: it is not the workdir of a run.
     """
-    folder = expanded(workdir).absolute()
+    folder = expand_path(workdir).absolute()
     require_exact_path(folder)
     if not (folder / CONFIG_FILE).is_file():
         raise ValueError(
@@ -313,7 +313,7 @@ def repeat_steps(
 ) -> tuple[Leaves, Batch]:
     """Return the leaves of the state before a step, and the batch of the step."""
     first = run.next_step
-    leaves = pytree.named_leaves(run.state)
+    leaves = pytree.name_leaves(run.state)
     with open_train_batches(run.assembly, run.data.train, first - 1) as (batches, _):
         for _ in range(first, step):
             leaves, _ = train_step(leaves, next(batches))

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.storage.files import JsonObject
 from vit_jax.text.printable import printable
-from vit_jax.text.tables import aligned
+from vit_jax.text.tables import align_table
 from vit_jax.tools.inspection.examination import KINDS, Figures, sort_layers
 from vit_jax.train.metrics import FINITE
 
@@ -162,7 +162,7 @@ class Replay:
         for layer, figures in self._list_layers().items():
             cells = [_format(figures.get(kind)) for kind in KINDS]
             rows.append([layer, *cells])
-        return aligned(("layer", *KINDS), rows, words=("layer",))
+        return align_table(("layer", *KINDS), rows, words=("layer",))
 
     def _tabulate_examples(self) -> str:
         """Return the table of the largest losses; losses that are not finite come first."""
@@ -176,7 +176,7 @@ class Replay:
             if example["mask"]:
                 loss = _format(example["loss"])
             rows.append([record, label, loss, example["name"]])
-        return aligned(("record", "label", "loss", "name"), rows, words=("name",))
+        return align_table(("record", "label", "loss", "name"), rows, words=("name",))
 
 
 def _rank_by_loss(example: JsonObject) -> tuple[bool, float]:

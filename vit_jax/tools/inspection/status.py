@@ -10,9 +10,9 @@ from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config.durations import parse_duration
 from vit_jax.config.lengths import Clock
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
-from vit_jax.storage.files import JsonObject, expanded
+from vit_jax.storage.files import JsonObject, expand_path
 from vit_jax.text.printable import printable
-from vit_jax.text.tables import aligned
+from vit_jax.text.tables import align_table
 from vit_jax.train.lifecycle.lock import EXPIRY_SECONDS, is_abandoned
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
 from vit_jax.train.progress import duration_text
@@ -111,7 +111,7 @@ def find_runs(folders: Sequence[str]) -> list[pathlib.Path]:
     """
     workdirs: dict[pathlib.Path, None] = {}
     for name in folders:
-        found = _find_workdirs(expanded(name))
+        found = _find_workdirs(expand_path(name))
         if not found:
             raise ValueError(
                 f"{name}: must be a workdir with {CONFIG_FILE}, or a folder of workdirs."
@@ -252,7 +252,7 @@ def seconds_left(lines: Sequence[Mapping[str, float]], total: int | None) -> flo
 def to_table(statuses: Sequence[Status]) -> str:
     """Return a table with a line for each run, and the errors below it."""
     rows = [status.cells() for status in statuses]
-    table = aligned(HEAD, rows, ("run", "state"))
+    table = align_table(HEAD, rows, ("run", "state"))
     errors = ""
     for status in statuses:
         if status.error:

@@ -69,7 +69,7 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
     """Time the parts of a recipe's run, on random images.
 
     Args:
-      config: as loaded.
+      config: the loaded config.
       num_steps: number of measurements of each part, after a few that do not count; checkpoints
         are measured `NUM_SAVES` times.
       with_data: also time the parts that read the recipe's dataset: its input, and the loop.
@@ -271,7 +271,7 @@ class Training:
 
     def __init__(self, run: Assembly, step: TrainStep):
         self._run = run
-        self._leaves = pytree.named_leaves(run.init_state())
+        self._leaves = pytree.name_leaves(run.init_state())
         self._step = step
 
     def advance(self, batch: Batch) -> Metrics:

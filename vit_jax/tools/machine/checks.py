@@ -30,7 +30,7 @@ LEAST_DISK_BYTES = GIB
 LEAST_DRIVERS = {"12": 525, "13": 580}  # by CUDA release; JAX's installation page
 _ROOT = pathlib.Path("/")
 _QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
-_SIDE = 256  # of the matrices of the test program
+_SIDE = 256  # side of the matrices of the test program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def check_driver(root: pathlib.Path = _ROOT) -> Finding:
     if jax.default_backend() == platform_name:
         return Finding(f"{found}; {backend}")
     if not used_plugins:
-        return Finding(f"{found}; {backend}", f"{install_command(extra)}; then start again")
+        return Finding(f"{found}; {backend}", f"{install_command(extra)}; then repeat the command")
     return Finding(
         f"{found}; {backend}",
         "another program may hold it, or the container cannot see it: "

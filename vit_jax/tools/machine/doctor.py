@@ -9,7 +9,7 @@ import jax
 
 from vit_jax import hosts
 from vit_jax.config import RunConfig
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 from vit_jax.text.printable import first_line
 from vit_jax.tools.machine import checks, hardware, reading, together
 from vit_jax.tools.machine.checks import Check, Finding
@@ -17,7 +17,7 @@ from vit_jax.tools.plan.topology import Topology
 
 EQUAL_CHECKS = ("versions", "devices")  # every process must find the same
 ESSENTIAL_CHECKS = ("devices", "compilation")  # other checks need devices that compute
-_NAME_WIDTH = 18  # of the column of names
+_NAME_WIDTH = 18  # width of the column of names
 
 
 class ExaminationError(RuntimeError):
@@ -50,7 +50,7 @@ def examine(
             f"--hardware: examines the devices of one process, not of {num_processes}. "
             "Start it on one machine, without a launcher."
         )
-    folder = None if workdir is None else expanded(workdir).absolute()
+    folder = None if workdir is None else expand_path(workdir).absolute()
     prepare = None
     if config is not None and topology is None:
         prepare = functools.cache(functools.partial(together.prepare_run, config))

@@ -35,7 +35,7 @@ from vit_jax.train.assembly import Assembly
 from vit_jax.train.profiling import peak_flops, use_compilation_cache
 from vit_jax.train.state import TrainState, items_of
 
-STEPS = 10  # of each of two equal trainings
+STEPS = 10  # steps of each of two equal trainings
 # Ratios to the plan, above which a check fails. `bench/PLANS.md` states what plans do not include.
 SLOWER = 1.5
 LARGER = 1.25

@@ -26,7 +26,7 @@ from vit_jax.kernels.devices import trace_for
 from vit_jax.models.attention import Projections, attend
 from vit_jax.models.norm import LayerNorm
 from vit_jax.models.resnet import GroupNorm
-from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
+from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicate
 from vit_jax.tools.machine.checks import Finding
 
 FORMS: tuple[AttentionForm, ...] = ("xla", "pallas", "cudnn", "auto")
@@ -238,7 +238,7 @@ def jit_with_gradients(compute: Function, mesh: Mesh) -> Any:
 
 def choose_sharding(operand: Any, mesh: Mesh) -> NamedSharding:
     """Return the sharding of an operand: images are split over the devices, parameters are on all."""
-    return batch_sharding(mesh) if operand.ndim > 2 else replicated(mesh)
+    return batch_sharding(mesh) if operand.ndim > 2 else replicate(mesh)
 
 
 def _compute_with_gradients(function: Function, *operands: jax.Array) -> list[jax.Array]:

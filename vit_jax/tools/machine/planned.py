@@ -22,8 +22,8 @@ class Planned(NamedTuple):
     """Figures of a plan; None without a plan, and `basis` is then the reason."""
 
     basis: str  # such as "compiled for h100:1"
-    seconds: float | None = None  # of a step
-    num_bytes: int | None = None  # of one device
+    seconds: float | None = None  # time of a step
+    num_bytes: int | None = None  # memory of one device
 
     @property
     def is_compiled(self) -> bool:

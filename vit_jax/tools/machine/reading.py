@@ -34,7 +34,7 @@ def check_data_path(config: RunConfig, topology: Topology) -> Finding:
 
     Raises:
       ValueError: the config, its data or the machine cannot be used.
-      LostWorker, OSError: as of the input.
+      LostWorker, OSError: see the input.
     """
     validate(config)
     source = open_datasets(config).train

@@ -27,7 +27,7 @@ from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.starting_weights import adapt
 
-FOLDER = ".doctor"  # of the workdir, for the checkpoint of the check
+FOLDER = ".doctor"  # a folder in the workdir, for the checkpoint of the check
 _LENGTH = 2**20  # float32 numbers of each device: 4 MiB
 _NUM_REDUCTIONS = 5
 STEPS = 20  # timed steps
@@ -55,8 +55,7 @@ def check_all_reduce() -> Finding:
         return Finding(found)
     return Finding(
         found,
-        "the sum is wrong: leave out one host after another to find the device, "
-        "and have it repaired",
+        "the sum is wrong: exclude one host after another to find the device, and have it repaired",
     )
 
 
@@ -111,9 +110,9 @@ def write_and_read(folder: pathlib.Path, items: Any, abstract: Any) -> Stored:
 
 def find_changed_arrays(before: Any, after: Any) -> list[str]:
     """Return the names of arrays that differ in any bit, on the devices of this process."""
-    arrays_after = pytree.named_leaves(after)
+    arrays_after = pytree.name_leaves(after)
     changed = []
-    for name, array in pytree.named_leaves(before).items():
+    for name, array in pytree.name_leaves(before).items():
         if _read_bits(array) != _read_bits(arrays_after[name]):
             changed.append(name)
     return changed
@@ -179,7 +178,7 @@ def check_speed(prepare: Prepare) -> Finding:
     """Compare the speed of the recipe's input with the speed of its step.
 
     Raises:
-      ValueError: as `prepare_run`; `LostWorker`, OSError: as of the input.
+      ValueError: see `prepare_run`; `LostWorker`, OSError: see the input.
     """
     run, source = prepare()
     step_speed = time_step(run, run.compile_train_step(), STEPS).images_per_second

@@ -12,7 +12,7 @@ import jax
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.config.check import validate
 from vit_jax.data.sources import find_data_path
-from vit_jax.storage.files import expanded
+from vit_jax.storage.files import expand_path
 from vit_jax.text.printable import first_line
 from vit_jax.tools.plan.dataset import count_examples, find_dataset
 from vit_jax.tools.plan.topology import StandIn
@@ -84,7 +84,7 @@ def _list_paths(config: RunConfig) -> Iterator[pathlib.Path]:
     yield from _list_data_paths(config)
     for start in (config.init_from, getattr(config, "resume_from", None)):
         if start is not None and not is_hub_address(start):
-            yield expanded(start)
+            yield expand_path(start)
 
 
 def _list_data_paths(config: RunConfig) -> list[pathlib.Path]:
@@ -100,7 +100,7 @@ def _list_data_paths(config: RunConfig) -> list[pathlib.Path]:
         if path is not None and path not in paths:
             paths.append(path)
     if not paths and config.input.data_dir is not None:
-        paths.append(expanded(config.input.data_dir))
+        paths.append(expand_path(config.input.data_dir))
     return paths
 
 
@@ -144,7 +144,7 @@ def _build_architecture(
 ) -> Architecture | None:
     """Return the network; of a fine-tuning run, from its weights if they and the data are here."""
     if isinstance(config, FinetuneConfig) and config.init_from is not None:
-        if data is not None and expanded(config.init_from) not in remote_paths:
+        if data is not None and expand_path(config.init_from) not in remote_paths:
             architecture, *_ = adapt(config, data.train)
             return architecture
         if config.model.name is None:
@@ -158,7 +158,7 @@ def _check_run(run: Assembly, data: Datasets | None, remote_paths: list[pathlib.
     sources = None if data is None else data.train_sources
     require_possible_evaluators(config, run.architecture, sources)
     if isinstance(config, PretrainConfig):
-        if config.init_from is not None and expanded(config.init_from) not in remote_paths:
+        if config.init_from is not None and expand_path(config.init_from) not in remote_paths:
             fitting_weights(run)
         if config.resume_from is not None and pathlib.Path(config.resume_from) not in remote_paths:
             steps_to_continue(run)

@@ -31,10 +31,12 @@ from vit_jax.storage.files import write_atomically
 from vit_jax.text.tables import columns, to_csv
 from vit_jax.tools.prepare.perceptual import SIDE, Reduction, compute_hashes, find_near
 
-NEIGHBOURS = 20  # of each test image; their cosine is compared with the threshold
+NEIGHBOURS = (
+    20  # nearest training images of each test image; their cosine is compared with the threshold
+)
 MOST_PAIRS = 10**7  # pairs in memory
 _BATCH = 1024
-_BITS = 64  # of a hash
+_BITS = 64  # bits of a hash
 
 
 class Duplicate(NamedTuple):

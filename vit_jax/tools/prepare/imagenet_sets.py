@@ -22,7 +22,7 @@ from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource, select
 from vit_jax.evals import imagenet_classes as classes
 from vit_jax.evals.label_map import Labelled, LabelMap, WeightsInfo
-from vit_jax.storage.files import expanded, read_json
+from vit_jax.storage.files import expand_path, read_json
 from vit_jax.text.nearest import did_you_mean
 
 FAMILY = "imagenet"
@@ -110,7 +110,7 @@ def open_family(
     """Open the sets of `data`: some, "imagenet:a,v2", or all, "imagenet".
 
     Args:
-      data: as for `is_family`; "v2" stands for its three variants.
+      data: see `is_family`; "v2" stands for its three variants.
       weights: the weights to evaluate.
       data_dir: folder of prepared TFDS datasets and of unpacked archives.
       real: path of ReaL's real.json, which has labels of the validation images.
@@ -261,7 +261,7 @@ def _open_unpacked(image_set: ImageSet, data_dir: str | None) -> tuple[Source, s
     """
     if data_dir:
         for folder in image_set.folders:
-            path = expanded(data_dir) / folder
+            path = expand_path(data_dir) / folder
             if path.is_dir():
                 return open_listing(Folder(path), WHOLE, _ALL_OF_FOLDER, seed=0), f"folder:{path}"
 
@@ -299,7 +299,7 @@ def _open_real(
     labels: list[Sequence[int] | None]  # None for a damaged record, which counts as unreadable
     if real is not None:
         source, where = _open_single(SETS[0], data_dir)
-        labels = _read_labels(source, expanded(real))
+        labels = _read_labels(source, expand_path(real))
         where = f"{real} on {where}"
     else:
         stored, where = _open_stored(image_set, data_dir, "original_label")

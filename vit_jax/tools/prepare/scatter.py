@@ -211,7 +211,7 @@ def _find_offsets(bucket: np.ndarray, size: np.ndarray, num_buckets: int) -> np.
     order = np.argsort(bucket, kind="stable")
     sorted_bucket = bucket[order]
     sorted_size = size[order].astype(np.uint64)
-    begin = np.cumsum(sorted_size) - sorted_size  # as if the buckets were one file
+    begin = np.cumsum(sorted_size) - sorted_size  # the buckets count as one file
     first_of_bucket = np.searchsorted(sorted_bucket, np.arange(num_buckets))
     begin_of_bucket = np.append(begin, 0).astype(np.uint64)[first_of_bucket]
     offset = np.empty(len(size), np.uint64)

@@ -54,7 +54,7 @@ def read_classes(options: Mapping[str, str], option: str) -> tuple[str, ...]:
     """Return the names in the text file of an option of the command, one a line.
 
     Raises:
-      ValueError: as `read_class_names`, or fewer than two names.
+      ValueError: see `read_class_names`; or fewer than two names.
     """
     path = options[option]
     try:

@@ -52,7 +52,7 @@ MAX_MEMBER_BYTES = 2**27
 _MOST_LETTERS = 255  # letters of a class name
 _MOST_WITHOUT_IMAGE = 100_000  # notes in memory, which are kept until the next image
 _MEMORY_BYTES = 2**29  # files and pixels of the images that threads check
-_OVERHEAD_BYTES = 2**13  # of an item that waits for its turn
+_OVERHEAD_BYTES = 2**13  # bytes of an item that waits for its turn
 _COMMIT_BYTES = 2**28  # seconds of work, which an interrupted command repeats
 _READ_EXTENSIONS = (*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS)
 
@@ -143,7 +143,7 @@ class _Archive:
         outer: str | None = None,
     ) -> None:
         self._stream = stream
-        self._prefix = prefix  # of sources
+        self._prefix = prefix  # prefix of sources
         self._is_wanted = is_wanted
         self._outer = outer
         # Notes with the numbers of their members, some of which are read before their turn.

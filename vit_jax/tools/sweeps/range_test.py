@@ -149,7 +149,7 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
 
     run, source, state = _assemble(_shorten(config, high, num_steps), low, high, num_steps)
     step = run.compile_train_step()
-    leaves = pytree.named_leaves(state)
+    leaves = pytree.name_leaves(state)
     rates: list[float] = []
     losses: list[float] = []
     with open_train_batches(run, source, 0) as (batches, _):

@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.config.directions import WORDS, require_direction
 from vit_jax.storage.files import write_atomically
-from vit_jax.text.tables import aligned
+from vit_jax.text.tables import align_table
 from vit_jax.tools.figures import drawing
 from vit_jax.tools.sweeps.grid import SEED, Grid, Study
 from vit_jax.tools.sweeps.plots import draw
@@ -95,7 +95,7 @@ def to_markdown(grid: Grid, rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         lines.append([format_cell(row) for _, format_cell in columns])
-    table = aligned(head, lines, text_columns)
+    table = align_table(head, lines, text_columns)
 
     missing = [name for row in rows for name in row["missing"]]
     if missing:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from vit_jax.config import to_text
-from vit_jax.text.tables import aligned
+from vit_jax.text.tables import align_table
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.topology import Topology, parse_topology
@@ -64,7 +64,7 @@ def plan_to_markdown(
             for name in columns:
                 totals[name] += run_costs[name]
 
-    table = aligned([*_TEXT_COLUMNS, *columns], lines, _TEXT_COLUMNS)
+    table = align_table([*_TEXT_COLUMNS, *columns], lines, _TEXT_COLUMNS)
     summary = f"Left: {num_unfinished} of {len(grid.runs)} runs"
     if "exaFLOPs" in totals:
         summary += f", {totals['exaFLOPs']:.3g} exaFLOPs"

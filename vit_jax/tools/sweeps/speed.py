@@ -15,7 +15,7 @@ from vit_jax.arrays import normalise
 from vit_jax.config import Architecture, PretrainConfig
 from vit_jax.kernels.devices import trace_for
 from vit_jax.models import build_model
-from vit_jax.sharding import Placement, build_mesh, replicated
+from vit_jax.sharding import Placement, build_mesh, replicate
 from vit_jax.tools.machine.bench import time_calls
 from vit_jax.tools.plan import aot, hlo
 from vit_jax.tools.plan.timeline import simulate_step
@@ -88,7 +88,7 @@ def _make_inference(
         logits_BK: jax.Array = model(normalise(image_BHWC, architecture.compute_dtype)).logits_BK
         return logits_BK
 
-    return jax.jit(infer), replicated(mesh)
+    return jax.jit(infer), replicate(mesh)
 
 
 def _make_measurement(architecture: Architecture) -> GetSeconds:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vit_jax.evals.intervals import wilson_interval
 from vit_jax.storage.files import write_atomically
-from vit_jax.text.tables import aligned
+from vit_jax.text.tables import align_table
 from vit_jax.text.tables import to_csv as rows_to_csv
 from vit_jax.tools.sweeps.suite import PUBLISHED, Task
 from vit_jax.tools.sweeps.vtab import WEIGHTS_FILE, Setting, Sweep
@@ -103,7 +103,7 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     columns = PUBLISHED if has_published else ()
     lines = [_format_task(row, len(columns)) for row in rows]
     lines += [_format_mean(mean, len(columns)) for mean in compute_means(sweep, rows)]
-    table = aligned([*_RESULTS_HEAD, *columns], lines, _TEXT_COLUMNS)
+    table = align_table([*_RESULTS_HEAD, *columns], lines, _TEXT_COLUMNS)
 
     finished = {row["task"] for row in rows}
     missing = [task.name for task in sweep.requested if task.name not in finished]
@@ -155,7 +155,7 @@ def trials_to_markdown(sweep: Sweep) -> str:
         lines.append(
             [f"{setting.learning_rate:g}", f"{setting.num_steps:,}", f"{len(accuracies)}", mean]
         )
-    return aligned(_TRIALS_HEAD, lines)
+    return align_table(_TRIALS_HEAD, lines)
 
 
 def plan_to_markdown(sweep: Sweep) -> str:
@@ -188,7 +188,7 @@ def plan_to_markdown(sweep: Sweep) -> str:
         f"{steps_left * batch:,} images of "
         f"{height}x{width} pixels."
     )
-    return f"{aligned(_PLAN_HEAD, lines, _TEXT_COLUMNS)}\n{summary}\n"
+    return f"{align_table(_PLAN_HEAD, lines, _TEXT_COLUMNS)}\n{summary}\n"
 
 
 def _count_trial_steps(sweep: Sweep, finished: Collection[Setting]) -> int:

@@ -13,7 +13,13 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict, is_within
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.storage.files import OUT_OF_FILES, JsonObject, expanded, resolved, write_atomically
+from vit_jax.storage.files import (
+    OUT_OF_FILES,
+    JsonObject,
+    expand_path,
+    resolve_path,
+    write_atomically,
+)
 from vit_jax.text.printable import shorten
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
 from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost, lock_of
@@ -56,7 +62,7 @@ def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
         belongs to a run of another config (the fields are named), or is not shared by all
         processes.
     """
-    path = expanded(workdir).absolute()
+    path = expand_path(workdir).absolute()
     require_exact_path(path)
     lock = lock_of(path, enabled=hosts.is_first())
     with contextlib.ExitStack() as stack:
@@ -189,7 +195,7 @@ def reject_as_source(init_from: str | None, workdir: str) -> None:
 
     if is_hub_address(init_from):
         return
-    source, target = map(resolved, (init_from, workdir))
+    source, target = map(resolve_path, (init_from, workdir))
     if source == target or target in source.parents or source in target.parents:
         raise ValueError(
             f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, "

@@ -40,7 +40,7 @@ def list_shapes(a: Architecture) -> Mapping[str, Shape]:
         raise ValueError(f"no network can be built with the sizes of {a.name}: {error}") from error
 
     shapes = {}
-    for name, leaf in pytree.named_leaves(model).items():
+    for name, leaf in pytree.name_leaves(model).items():
         shapes[name] = leaf.shape
     return shapes
 
