@@ -45,14 +45,14 @@ def hash_images(images: Sequence[np.ndarray]) -> np.ndarray:
     return compute_hashes(np.stack(reduced))
 
 
-def distances(hash_N2: np.ndarray, other_M2: np.ndarray) -> np.ndarray:
+def compute_distances(hash_N2: np.ndarray, other_M2: np.ndarray) -> np.ndarray:
     """Return the different bits of all pairs (N, M), of the nearer mirror image."""
     plain_NM = np.bitwise_count(hash_N2[:, :1] ^ other_M2[:, 0])
     mirrored_NM = np.bitwise_count(hash_N2[:, :1] ^ other_M2[:, 1])
     return np.minimum(plain_NM, mirrored_NM)
 
 
-def features_of(weights: str):
+def make_extract(weights: str):
     """Return a function from images to features of length 1 of the images and of their mirror
     images, (2, N, D).
     """
@@ -86,7 +86,7 @@ def features_of(weights: str):
 
 def measure_recall(hash_N2, unit_2ND, copies: Sequence[np.ndarray], extract) -> list[str]:
     """Return the recall of one copy of each image at each distance and at each cosine."""
-    bits_N = np.diagonal(distances(hash_N2, hash_images(copies)))
+    bits_N = np.diagonal(compute_distances(hash_N2, hash_images(copies)))
     row = [f"{(bits_N <= distance).mean():.1%}" for distance in DISTANCES]
     if unit_2ND is None:
         return row
@@ -99,7 +99,7 @@ def count_unrelated(hash_N2, unit_2ND) -> list[str]:
     cosine.
     """
     pairs = np.triu_indices(len(hash_N2), 1)
-    bits = distances(hash_N2, hash_N2)[pairs]
+    bits = compute_distances(hash_N2, hash_N2)[pairs]
     row = [f"unrelated, of {len(bits):,} pairs"]
     row += [f"{(bits <= distance).sum():,}" for distance in DISTANCES]
     if unit_2ND is None:
@@ -115,7 +115,7 @@ def count_unrelated(hash_N2, unit_2ND) -> list[str]:
     return row
 
 
-def table(images: Sequence[np.ndarray], extract) -> list[list[str]]:
+def build_rows(images: Sequence[np.ndarray], extract) -> list[list[str]]:
     """Return a row for each kind of copy, and a last row for unrelated images."""
     hash_N2 = hash_images(images)
     unit_2ND = extract(images) if extract else None
@@ -141,14 +141,14 @@ def main(weights: str | None = None) -> None:
         "photographs": photographs(NUM_PHOTOGRAPHS) + windows(),
         "digits, enlarged to 32 pixels": [enlarge_digit(image) for image in digits],
     }
-    extract = features_of(weights) if weights else None
+    extract = make_extract(weights) if weights else None
     head = ["copy", *(f"{distance} bits" for distance in DISTANCES)]
     if weights:
         head += [f"cosine {least}" for least in COSINES]
 
     for name, images in sets.items():
         print(f"\n{name}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
-        for row in table(images, extract):
+        for row in build_rows(images, extract):
             print(f"| {' | '.join(row)} |")
 
 

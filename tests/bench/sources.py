@@ -30,7 +30,7 @@ BATCH = 50
 PER_FILE = 500
 
 
-def config_of(folder: Path) -> InputConfig:
+def make_config(folder: Path) -> InputConfig:
     """Return the input of a run."""
     return InputConfig(
         train_split="train",
@@ -83,7 +83,7 @@ def pack(folder: Path, count: int) -> dict[str, str]:
     if not (folder / "jpegs").exists():
         make(folder / "jpegs", count)
 
-    source = open_source(f"folder:{folder}/jpegs", "all", config_of(folder), 0)
+    source = open_source(f"folder:{folder}/jpegs", "all", make_config(folder), 0)
     if not (folder / "wds").exists():
         images = [source[n].image for n in range(len(source))]
         for first in range(0, count, PER_FILE):
@@ -131,7 +131,7 @@ def time_training(source: Any, config: InputConfig) -> float:
 
 def measure(folder: Path, data: str, split: str) -> dict[str, float]:
     """Return CPU seconds an image."""
-    config = config_of(folder)
+    config = make_config(folder)
     source = open_source(data, split, config, 0)
     count = len(source)
     # 50 MB of 100, as for data that do not fit into memory

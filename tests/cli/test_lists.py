@@ -13,14 +13,14 @@ from vit_jax.config.recipes import list_recipes
 from vit_jax.config.variants import MODEL_NAMES
 
 
-def shown(*words):
+def show(*words):
     return succeed(words)
 
 
-def models_by_name(*words):
+def read_models(*words):
     """Return the cells of each model of a list, without its name."""
     models = {}
-    for line in shown("models", *words).splitlines():
+    for line in show("models", *words).splitlines():
         if line.startswith("|"):
             name, *cells = (cell.strip() for cell in line.split("|")[1:-1])
             models[name] = cells
@@ -29,11 +29,11 @@ def models_by_name(*words):
 
 @pytest.mark.slow
 def test_models_lists_every_network():
-    assert set(MODEL_NAMES) <= models_by_name().keys()
+    assert set(MODEL_NAMES) <= read_models().keys()
 
 
 def test_models_shows_size_cost_and_weights():
-    cells = models_by_name("ViT-[Be]/16") | models_by_name("R50x1")
+    cells = read_models("ViT-[Be]/16") | read_models("R50x1")
 
     assert cells["ViT-B/16"] == ["86.6", "35.1", "ViT, AugReg, SAM, Hugging Face, timm"]
     assert cells["R50x1"][0] == "25.5"
@@ -41,32 +41,32 @@ def test_models_shows_size_cost_and_weights():
 
 
 def test_models_lists_addresses_on_request():
-    text = shown("models", "R26+ViT-B/32", "--weights")
+    text = show("models", "R26+ViT-B/32", "--weights")
 
     assert "R26+ViT-B/32:\n  gs://vit_models/imagenet21k/R26+ViT-B_32.npz\n" in text
-    assert "ViT-e/14:\n  none\n" in shown("models", "ViT-e/14", "--weights")
-    assert "gs://" not in shown("models", "R26+ViT-B/32")
+    assert "ViT-e/14:\n  none\n" in show("models", "ViT-e/14", "--weights")
+    assert "gs://" not in show("models", "R26+ViT-B/32")
 
 
 def test_models_as_json():
-    (row,) = json.loads(shown("models", "ViT-H/14", "--json"))
+    (row,) = json.loads(show("models", "ViT-H/14", "--json"))
 
     assert row["parameters"] == 632045800  # as in golden/parameter_counts.json
     assert "hf://google/vit-huge-patch14-224-in21k" in row["weights"]
 
 
 def test_weights_lists_families_with_licence_accuracy_and_addresses():
-    text = shown("weights", "--list")
+    text = show("weights", "--list")
     (row,) = (line for line in text.splitlines() if line.startswith("| DINOv2  "))
 
     assert "| apache-2.0 " in row
     assert "k-NN S 79.0, B 82.1" in row
     assert "\n\nSigLIP 2:\n  hf://google/siglip2-{base-patch16-224," in text
-    assert "apache" not in shown("weights", "dinov2")
+    assert "apache" not in show("weights", "dinov2")
 
 
 def test_weights_of_a_pattern():
-    (family,) = json.loads(shown("weights", "dinov3", "--list", "--json"))
+    (family,) = json.loads(show("weights", "dinov3", "--list", "--json"))
 
     assert family["licence"] == "dinov3-license"
     with rejects("PATTERN=nothing", "DINOv3"):
@@ -82,7 +82,7 @@ def test_unknown_models_and_recipes_are_rejected():
 
 
 def test_recipes_shows_what_each_takes():
-    text = " ".join(shown("recipes").split())
+    text = " ".join(show("recipes").split())
     names = {path.stem for path in (ROOT / "configs").glob("*.py")}
 
     assert names <= set(text.split())
@@ -92,7 +92,7 @@ def test_recipes_shows_what_each_takes():
 
 
 def test_recipes_as_json():
-    (row,) = json.loads(shown("recipes", "digits_masked", "--json"))
+    (row,) = json.loads(show("recipes", "digits_masked", "--json"))
 
     assert row["verb"] == "pretrain"
     assert row["data"] == "digits"

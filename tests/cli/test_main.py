@@ -35,17 +35,17 @@ DOCUMENTS = [
 NO_NOUN = re.compile(r"(also|as|default|for|from|of|only|some|that|to|what|where|which)\b")
 
 
-def shown(*words):
+def show(*words):
     return succeed(words)
 
 
 def test_help_is_a_short_list_of_verbs():
-    text = shown()
+    text = show()
     entries = dict(line.split(maxsplit=1) for line in text.splitlines() if line.startswith("  "))
 
     assert entries == {name: verb.summary for name, verb in cli.VERBS.items()}
     for words in ("--help", "help", "-h"):
-        assert shown(words) == text
+        assert show(words) == text
     for line in filter(None, text.splitlines()):
         assert len(line) <= 120
         assert line.endswith(".")
@@ -97,21 +97,21 @@ def read_positional(usage):
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_the_help_of_a_verb_has_every_argument(verb):
-    text = shown(verb, "--help")
+    text = show(verb, "--help")
     usage, _, entries = drop_recipe_fields(text).partition("\n\n")
     entries = entries.partition("Examples:\n")[0]
     flags = re.findall(r"^  --([\w.]+)", entries, re.MULTILINE)
     arguments = re.findall(r"^  (\[?[A-Z]+…?\]?)(?=  |$)", entries, re.MULTILINE)
 
-    assert shown("help", verb) == text
-    assert shown(verb, "word", "-h") == text
+    assert show("help", verb) == text
+    assert show(verb, "word", "-h") == text
     assert flags == cli.VERBS[verb].flags
     assert arguments == read_positional(usage)
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_the_help_of_a_verb_has_two_examples_that_it_takes(verb):
-    _, examples = drop_recipe_fields(shown(verb, "--help")).split("Examples:\n")
+    _, examples = drop_recipe_fields(show(verb, "--help")).split("Examples:\n")
     lines = examples.replace("\\\n", "").splitlines()
 
     assert len(lines) == 2
@@ -132,9 +132,9 @@ def test_the_help_of_a_verb_fits_one_screen(verb, monkeypatch):
     """
     for columns in (72, 80, 100, 120, 160):
         monkeypatch.setenv("COLUMNS", str(columns))
-        text = shown(verb, "--help")
+        text = show(verb, "--help")
         longest_line = max(len(line) for line in text.splitlines())
-        assert longest_line <= max(columns, longest_word(text) + 7)
+        assert longest_line <= max(columns, measure_longest_word(text) + 7)
         if columns >= 100:
             assert len(drop_recipe_fields(text).splitlines()) <= 40
 
@@ -150,7 +150,7 @@ def test_the_help_of_an_option_begins_with_a_noun_or_an_imperative(verb):
         assert not NO_NOUN.match(option.meaning), f"{option.name}: {option.meaning}"
 
 
-def longest_word(text):
+def measure_longest_word(text):
     """Return the length of an example's longest word, which is not broken."""
     examples = text.partition("Examples:\n")[2].partition("\n\n")[0]
     return max(len(word) for word in examples.split())
@@ -171,7 +171,7 @@ def list_declared_options():
 
 
 def test_the_help_of_a_verb_hides_earlier_names():
-    text = shown("evaluate", "--help")
+    text = show("evaluate", "--help")
 
     assert "--weights.FIELD VALUE" in text
     assert "--images.FIELD VALUE" in text
@@ -183,7 +183,7 @@ def test_the_help_of_a_verb_hides_earlier_names():
 
 
 def test_the_help_of_show_describes_the_fields_of_groups():
-    text = " ".join(shown("show", "--help").split())
+    text = " ".join(show("show", "--help").split())
     for kind in GROUPS:
         assert f"set by --{kind.PREFIX}.FIELD=VALUE" in text
         for option in list_options(kind):
@@ -244,12 +244,12 @@ def test_commands_of_the_documents_are_taken(document):
 def test_a_verb_of_two_words():
     text = cli.VERBS["inspect-data"].help()
 
-    assert shown("help", "inspect", "data") == text
-    assert shown("inspect", "data", "--help") == text
+    assert show("help", "inspect", "data") == text
+    assert show("inspect", "data", "--help") == text
 
 
 def test_version():
-    assert shown("--version").startswith(f"vit_jax {vit_jax.__version__}, JAX ")
+    assert show("--version").startswith(f"vit_jax {vit_jax.__version__}, JAX ")
 
 
 @pytest.mark.parametrize("words", [["help", "pretain"], ["pretain", "--help"], ["pretain"]])

@@ -71,7 +71,7 @@ def succeeds(*words):
     return out, err
 
 
-def probabilities(record, names=NAMES):
+def read_probabilities(record, names=NAMES):
     """Return the probabilities of the classes in their order."""
     by_name = {one["class"]: one["probability"] for one in record["predictions"]}
     return [by_name[name] for name in names]
@@ -81,7 +81,7 @@ def compute_probabilities(weights, pixels, **options):
     return softmax(logits_of(from_weights(weights, **options).module, pixels))
 
 
-def contents(folder):
+def read_contents(folder):
     """Return all files by their path."""
     files = {}
     for path in folder.rglob("*"):
@@ -127,10 +127,10 @@ def read_table(path):
 def test_wrong_words(weights, here, words, message):
     write_pngs(here, sample_pixels(1))
     (here / "000.png").rename(here / "a.png")
-    before = contents(here)
+    before = read_contents(here)
 
     assert message in fails(*words.split(" "))
-    assert contents(here) == before, "a mistake writes nothing"
+    assert read_contents(here) == before, "a mistake writes nothing"
 
 
 def test_predict_names_on_standard_input(weights, here, monkeypatch):
@@ -363,7 +363,7 @@ def test_predictions_of_a_foreign_file_need_a_preparation(foreign):
     expected = compute_probabilities(weights, foreign, resize="direct")[0]
     out, err = succeeds(*words, "--images.resize=direct")
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
-    assert probabilities(json.loads(out)[0], NAMES[:3]) == pytest.approx(expected, abs=1e-6)
+    assert read_probabilities(json.loads(out)[0], NAMES[:3]) == pytest.approx(expected, abs=1e-6)
 
     cropped, _ = succeeds(
         *words,
@@ -467,7 +467,7 @@ def test_values_of_more_than_8_bits(deep, weights, options):
 
     assert err == "note: 1 of 3 checked files have several pages: page 1 of 2 is used.\n"
     for record in json.loads(out):
-        assert probabilities(record) == deep
+        assert read_probabilities(record) == deep
 
 
 def test_values_of_more_than_8_bits_without_a_range(deep):
@@ -476,8 +476,8 @@ def test_values_of_more_than_8_bits_without_a_range(deep):
     dark, stated, unread = json.loads(out)
 
     assert code == 1
-    assert probabilities(stated) == deep
-    assert probabilities(dark) != deep
+    assert read_probabilities(stated) == deep
+    assert read_probabilities(dark) != deep
     assert "--images.value_range=0,1" in unread["error"]
     assert "note: 1 of 3 checked files have 16 bits" in err
     assert "--images.value_range=0,4095 for 12-bit data" in err
@@ -586,7 +586,7 @@ def test_polyak_average_or_raw_parameters(here, options, kind, description):
         *options,
     )
     (record,) = json.loads(out)
-    assert probabilities(record) == pytest.approx(expected_row, abs=1e-6)
+    assert read_probabilities(record) == pytest.approx(expected_row, abs=1e-6)
 
     out, _ = succeeds(
         "export",
@@ -608,7 +608,7 @@ def test_folders_inside_a_run_are_no_checkpoints(here):
         assert message.endswith(f": give the workdir, {here}/run.")
 
 
-def figures(text):
+def read_figures(text):
     return dict(line.split(maxsplit=1) for line in text.splitlines())
 
 
@@ -631,7 +631,7 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
         "--global_batch=6",
     )
 
-    result = figures(out)
+    result = read_figures(out)
     assert err == ""
     assert result["weights"] == "w.npz (released)"
     assert result["images"] == "20"
@@ -649,7 +649,7 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
         "--split=train",
         "--csv=table.csv",
     )
-    assert figures(out)["images"] == "20"
+    assert read_figures(out)["images"] == "20"
 
 
 def test_evaluate_a_part_of_a_folder_without_splits(weights, here):
@@ -660,7 +660,7 @@ def test_evaluate_a_part_of_a_folder_without_splits(weights, here):
     out, err = succeeds("evaluate", "w.npz", data, *words)
 
     assert err == ""
-    assert figures(out)["data"] == f"train of {data.removeprefix('--data=')}, 14 of 23 images"
+    assert read_figures(out)["data"] == f"train of {data.removeprefix('--data=')}, 14 of 23 images"
 
 
 @pytest.fixture
@@ -674,7 +674,7 @@ def test_evaluate_tells_unreadable_images(data_with_an_empty_file):
     words = ("--split=train", "--seed=1")
     out, _ = succeeds("evaluate", "w.npz", data_with_an_empty_file, *words)
 
-    assert figures(out)["images"] == "5, and 1 that cannot be read"
+    assert read_figures(out)["images"] == "5, and 1 that cannot be read"
 
 
 def test_evaluate_prints_figures_also_if_the_table_cannot_be_written(
@@ -692,7 +692,7 @@ def test_evaluate_prints_figures_also_if_the_table_cannot_be_written(
     )
 
     assert code == 2
-    assert figures(out)["images"] == "7, and 1 that cannot be read"
+    assert read_figures(out)["images"] == "7, and 1 that cannot be read"
     assert "table.csv cannot be written" in err
 
 

@@ -456,7 +456,7 @@ LENGTHS = {
 BASE = change({"global_batch": 128, **LENGTHS})
 
 
-def steps_of(num_devices=8, config=BASE, **fields):
+def resolve_steps(num_devices=8, config=BASE, **fields):
     """Return the lengths of the config with changed fields, given as `section__field=value`."""
     changed = {name.replace("__", "."): value for name, value in fields.items()}
     return resolve(change(changed, config), num_examples=1280, num_devices=num_devices)
@@ -464,7 +464,7 @@ def steps_of(num_devices=8, config=BASE, **fields):
 
 def test_every_length_becomes_steps():
     """An epoch has 10 steps."""
-    steps = steps_of(
+    steps = resolve_steps(
         total="20 epochs",
         schedule__warmup="0.1 fraction",
         schedule__decay="rsqrt",
@@ -527,12 +527,12 @@ def test_every_length_becomes_steps():
 )
 def test_what_does_not_fit_the_dataset_or_the_devices(fields, rule):
     with rejects(get_first_field(fields), rule):
-        steps_of(**fields)
+        resolve_steps(**fields)
 
 
 def test_a_mesh_that_does_not_divide_the_devices():
     with rejects("config.sharding", "num_replicas=4.*num_model_shards=4.*divide.*8"):
-        steps_of(sharding__num_replicas=4, sharding__num_model_shards=4)
+        resolve_steps(sharding__num_replicas=4, sharding__num_model_shards=4)
 
 
 def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
@@ -541,7 +541,7 @@ def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
 
     monkeypatch.setattr(check, "find_out_of_range", fail)
 
-    assert steps_of().total == 2000
+    assert resolve_steps().total == 2000
     with pytest.raises(pytest.fail.Exception):
         validate(BASE)
 
@@ -563,15 +563,15 @@ def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
     ],
 )
 def test_lengths_that_fit(fields, total):
-    assert steps_of(**fields).total == total
+    assert resolve_steps(**fields).total == total
 
 
 def test_the_length_of_fine_tuning():
-    assert steps_of(config=FINETUNING).total == 400
+    assert resolve_steps(config=FINETUNING).total == 400
 
 
 def test_the_shortest_run():
-    shortest = steps_of(total="1 step", schedule__warmup="0 steps")
+    shortest = resolve_steps(total="1 step", schedule__warmup="0 steps")
 
     assert shortest.total == 1
     assert shortest.warmup == 0

@@ -46,7 +46,7 @@ def module(monkeypatch):
     monkeypatch.setitem(sys.modules, MODULE, made)
 
 
-def config_of(evaluator="silent", metric="c_brier_score", mode="auto", **fields):
+def make_config(evaluator="silent", metric="c_brier_score", mode="auto", **fields):
     config = load_recipe("configs/digits.py")
     checkpoint = dataclasses.replace(
         config.checkpoint, best_metric=metric, best_mode=mode, **fields
@@ -56,8 +56,8 @@ def config_of(evaluator="silent", metric="c_brier_score", mode="auto", **fields)
     return dataclasses.replace(config, checkpoint=checkpoint, evaluation=evaluation)
 
 
-def config_with_metric(metric):
-    config = config_of()
+def make_config_with_metric(metric):
+    config = make_config()
     evaluation = dataclasses.replace(config.evaluation, metrics=(f"{MODULE}:{metric}",))
     return dataclasses.replace(config, evaluation=evaluation)
 
@@ -75,21 +75,21 @@ def config_with_metric(metric):
     ],
 )
 def test_a_run_takes_the_direction(evaluator, metric, mode, expected):
-    config = config_of(evaluator, metric, mode)
+    config = make_config(evaluator, metric, mode)
     validate(config)
 
     assert require_direction(config, metric).mode == expected
 
 
 def test_a_metric_states_its_direction():
-    config = config_with_metric("brier")
+    config = make_config_with_metric("brier")
 
     assert find_direction(config, "test_brier").mode == "min"
     assert find_direction(config, "test_other") is None
 
 
 def test_a_metric_that_states_no_direction():
-    config = config_with_metric("skill")
+    config = make_config_with_metric("skill")
     direction = find_direction(config, "test_skill")
 
     assert (direction and direction.mode) is None
@@ -98,18 +98,18 @@ def test_a_metric_that_states_no_direction():
 
 def test_a_direction_of_a_metric_that_is_none():
     with rejects("evaluation.metrics", "'max' or 'min', not 'up'"):
-        validate(config_with_metric("upwards"))
+        validate(make_config_with_metric("upwards"))
 
 
 UNKNOWN = "best_mode='auto'.*higher or lower.*c_brier_score.*max or min.*directions"
 
 
 def test_other_results_of_the_run_do_not_take_best_mode():
-    config = config_of("silent", "c_brier_score", "min")
+    config = make_config("silent", "c_brier_score", "min")
 
     assert find_direction(config, "c_regret") is None
-    assert find_direction(config_of("Stating", "test_loss"), "c_brier_score").mode == "min"
-    assert find_direction(config_of("Stating", "test_loss"), "test_brier_score") is None
+    assert find_direction(make_config("Stating", "test_loss"), "c_brier_score").mode == "min"
+    assert find_direction(make_config("Stating", "test_loss"), "test_brier_score") is None
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_other_results_of_the_run_do_not_take_best_mode():
 )
 def test_a_run_is_rejected_before_it_starts(evaluator, metric, mode, rule):
     with rejects("config.", rule):
-        validate(config_of(evaluator, metric, mode))
+        validate(make_config(evaluator, metric, mode))
 
 
 def test_a_run_without_best_checkpoints_needs_no_direction():
-    config = config_of("silent", keep_best=0)
+    config = make_config("silent", keep_best=0)
     validate(config)
 
     with rejects("best_mode", "c_brier_score"):

@@ -13,7 +13,7 @@ from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
 from tests.integration.test_runs import write_damaged
-from tests.tools.sweeps.small_suite import begun, words_of
+from tests.tools.sweeps.small_suite import build_words, read_begun
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.weights.saving import OWN, save_weights
 
@@ -35,7 +35,7 @@ def evaluation(tmp_path_factory):
 def swept(tiny_run, tmp_path_factory):
     """Weights, and the workdir of an uninterrupted sweep of the verb vtab over one task."""
     folder = tmp_path_factory.mktemp("sweep") / "vtab"
-    succeed(words_of(tiny_run.workdir, folder, tasks="bright"))
+    succeed(build_words(tiny_run.workdir, folder, tasks="bright"))
 
     return tiny_run.workdir, folder
 
@@ -80,7 +80,7 @@ def in_two(evaluation, swept, damaged_words, tmp_path_factory):
         "doctor": ["doctor", f"--workdir={tmp_path_factory.mktemp('doctor') / 'run'}"],
         "evaluate": [*words, f"--csv={folder / 'two'}.csv", f"--report={folder / 'two'}"],
         "knn": ["knn", *words[1:], *KNN, f"--cache={folder / 'cache'}"],
-        "vtab": words_of(weights, folder / "vtab", tasks="bright"),
+        "vtab": build_words(weights, folder / "vtab", tasks="bright"),
         "pretrain": pretrain_words,
         "unreadable": [verb, model, f"--data=folder:{broken}", batch, "--max_unreadable=0"],
     }
@@ -236,6 +236,6 @@ def test_two_processes_make_one_sweep(evaluation, swept, in_two):
     folder = evaluation[0] / "vtab"
 
     assert spoken(second.out) == []
-    assert len(begun(first.out)) == 3
+    assert len(read_begun(first.out)) == 3
     assert (folder / "results.md").read_text() in first.out
     assert read_accuracies(folder) == read_accuracies(swept[1])

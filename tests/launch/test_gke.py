@@ -105,7 +105,7 @@ def validate(manifest):
     assert known == manifest
 
 
-def parts(manifest):
+def get_parts(manifest):
     """Return the replicated job, its pod, and the container."""
     (replicated,) = manifest["spec"]["replicatedJobs"]
     pod = replicated["template"]["spec"]["template"]["spec"]
@@ -113,7 +113,7 @@ def parts(manifest):
 
 
 def get_job(manifest):
-    replicated, _, _ = parts(manifest)
+    replicated, _, _ = get_parts(manifest)
     return replicated["template"]["spec"]
 
 
@@ -143,7 +143,7 @@ def test_manifest_keeps_to_the_schema(machine, options):
 
 def test_slices_of_a_tpu():
     manifest = render([*TPU, "--slices=2", "--spot", *WORDS])
-    replicated, pod, container = parts(manifest)
+    replicated, pod, container = get_parts(manifest)
     job = get_job(manifest)
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 
@@ -174,7 +174,7 @@ def test_shares_of_a_study_are_jobsets_of_their_own():
     assert len(manifests) == 2
     for index, manifest in enumerate(manifests):
         validate(manifest)
-        _, _, container = parts(manifest)
+        _, _, container = get_parts(manifest)
         assert manifest["metadata"]["name"] == f"vit-h-{index}"
         assert container["args"] == [
             "study",
@@ -202,7 +202,7 @@ def read_variables(container):
 
 def test_gpus_are_told_where_the_others_are():
     manifest = render([*GPU, "--slices=3", *WORDS])
-    replicated, pod, container = parts(manifest)
+    replicated, pod, container = get_parts(manifest)
 
     assert read_variables(container) == {
         "JOBSET_NAME": "metadata.annotations['jobset.sigs.k8s.io/jobset-name']",
@@ -219,7 +219,7 @@ def test_gpus_are_told_where_the_others_are():
 
 
 def test_variables_of_gpus_are_those_that_vit_jax_reads():
-    replicated, _, container = parts(render([*GPU, "--slices=3", *WORDS]))
+    replicated, _, container = get_parts(render([*GPU, "--slices=3", *WORDS]))
     variables = read_variables(container) | {
         "JOBSET_NAME": "vit-h",
         "REPLICATED_JOB_NAME": replicated["name"],
@@ -304,7 +304,7 @@ def test_what_mounts_buckets_is_not_short_of_anything(machine, expected):
 
 
 def test_workdir_in_a_bucket_is_one_folder_for_all():
-    _, pod, container = parts(render([*TPU, "--data_bucket=gs://images", *WORDS]))
+    _, pod, container = get_parts(render([*TPU, "--data_bucket=gs://images", *WORDS]))
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
 
     assert container["args"] == [
@@ -340,7 +340,7 @@ def test_workdir_in_a_bucket_is_one_folder_for_all():
 )
 def test_words_for_the_run_pass_untouched(word):
     """Kubernetes reads two dollar signs as one."""
-    *_, container = parts(render([*TPU, "--", "pretrain", word]))
+    *_, container = get_parts(render([*TPU, "--", "pretrain", word]))
     assert container["args"][1] == word.replace("$", "$$")
 
 
@@ -436,7 +436,7 @@ def test_mistakes_are_rejected(stage, words, message):
     "image", ["REGISTRY/vit-jax:1", "localhost:5000/a/b_c:v1.2", "r.io/x@sha256:" + 64 * "a"]
 )
 def test_images_by_tag_and_digest(image):
-    *_, container = parts(render([*TPU, f"--image={image}", *WORDS]))
+    *_, container = get_parts(render([*TPU, f"--image={image}", *WORDS]))
     assert container["image"] == image
 
 

@@ -16,7 +16,7 @@ SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch"), ROOT / ".ci/ru
 STAND_INS = sorted((Path(__file__).parent / "stand_ins").iterdir())
 
 
-def linter(name: str) -> str:
+def find_linter(name: str) -> str:
     """Return the linter that was installed beside this Python, or elsewhere."""
     path = Path(sys.executable).with_name(name)
     found = str(path) if path.exists() else shutil.which(name)
@@ -27,7 +27,7 @@ def linter(name: str) -> str:
 @pytest.mark.tools
 @pytest.mark.parametrize("folder", [SCRIPTS, STAND_INS], ids=["launch", "stand-ins"])
 def test_shellcheck(folder):
-    words = [linter("shellcheck"), "--external-sources", *folder]
+    words = [find_linter("shellcheck"), "--external-sources", *folder]
     result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
 
     assert result.returncode == 0, result.stdout
@@ -35,7 +35,7 @@ def test_shellcheck(folder):
 
 @pytest.mark.tools
 def test_hadolint():
-    words = [linter("hadolint"), LAUNCH / "Dockerfile"]
+    words = [find_linter("hadolint"), LAUNCH / "Dockerfile"]
     result = subprocess.run(words, capture_output=True, text=True)
 
     assert result.returncode == 0, result.stdout

@@ -125,7 +125,7 @@ def write_photos(folder, tar):
             add_member(outer, f"{name}.tar", inner.getvalue())
 
 
-def commands():
+def read_commands():
     """Return the commands of the page that are for the reader's computer, in order."""
     text = (ROOT / "docs/pod.md").read_text().replace("\\\n", " ")
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -180,7 +180,7 @@ def test_every_command_of_the_page(stage):
     archive = stage.checkout / "archives/ILSVRC2012_img_train.tar"
     write_photos(stage.checkout / "my-images", archive)
 
-    outputs = [execute(stage, make_small(words)) for words in commands()]
+    outputs = [execute(stage, make_small(words)) for words in read_commands()]
 
     text = "\n".join(outputs)
     states = re.findall(r"runs/vit-l +\| ended +\| +6 \|", text)

@@ -122,7 +122,7 @@ def need(program):
     return pytest.mark.skipif(not shutil.which(program), reason=f"{program} is not installed")
 
 
-def printed(stage, script, runs):
+def print_commands(stage, script, runs):
     """Return the different commands that dry runs of a script print."""
     stage.install(STAND_INS / "vit-jax")
     program = {"tpu_pod.sh": "gcloud ", "gke.sh": "kubectl "}[script]
@@ -143,7 +143,7 @@ def write_kubeconfig(path):
     path.write_text(json.dumps(config))
 
 
-def outcome(stage, words):
+def run_without_account(stage, words):
     """Return the errors of the real program, which finds neither an account nor a cluster."""
     kubeconfig = stage.folder / "kubeconfig"
     write_kubeconfig(kubeconfig)
@@ -180,7 +180,7 @@ def test_every_step_and_option_is_among_them(script, runs):
 
 @need("gcloud")
 def test_gcloud_accepts_all_commands(stage):
-    commands = printed(stage, "tpu_pod.sh", TPU_PODS)
+    commands = print_commands(stage, "tpu_pod.sh", TPU_PODS)
     pattern = r"gcloud (storage \w+|compute tpus [\w-]+ \w+)"
     kinds = {re.match(pattern, " ".join(words))[1] for words in commands}
 
@@ -195,8 +195,8 @@ def test_gcloud_accepts_all_commands(stage):
         "compute tpus tpu-vm scp",
     }
     for words in commands:
-        assert NO_ACCOUNT in outcome(stage, words), words
-    assert NO_ACCOUNT not in outcome(stage, [*commands[-1], "--no-such-flag"])
+        assert NO_ACCOUNT in run_without_account(stage, words), words
+    assert NO_ACCOUNT not in run_without_account(stage, [*commands[-1], "--no-such-flag"])
 
 
 def find_storage_program():
@@ -323,9 +323,9 @@ def test_gcloud_copies_data_and_results(connected, storage):
 
 @need("kubectl")
 def test_kubectl_accepts_all_commands(stage):
-    commands = printed(stage, "gke.sh", JOBSETS)
+    commands = print_commands(stage, "gke.sh", JOBSETS)
 
     assert {words[1] for words in commands} >= {"apply", "get", "logs", "delete"}
     for words in commands:
-        assert re.search(NO_CLUSTER, outcome(stage, words)), words
-    assert not re.search(NO_CLUSTER, outcome(stage, [*commands[-1], "--no-such-flag"]))
+        assert re.search(NO_CLUSTER, run_without_account(stage, words)), words
+    assert not re.search(NO_CLUSTER, run_without_account(stage, [*commands[-1], "--no-such-flag"]))

@@ -119,7 +119,7 @@ class Jobs:
         return self.show(job, "JobState"), self.show(job, "ExitCode")[0]
 
 
-def training(data_dir, workdir):
+def build_training(data_dir, workdir):
     return [str(word) for word in commands.pretraining(data_dir, workdir, *OPTIONS)]
 
 
@@ -138,7 +138,7 @@ def preempted(cluster, data_dir, tmp_path_factory):
         "HELD_BEFORE": "",
         "HELD_RELEASE": str(release),
     }
-    job = jobs.submit(*training(data_dir, workdir), **held)
+    job = jobs.submit(*build_training(data_dir, workdir), **held)
     jobs.wait(lambda: commands.checkpoint_steps(workdir), job)
 
     options = ["--partition=high", "--nodes=2", "--output=/dev/null"]
@@ -267,7 +267,7 @@ def test_two_nodes_train_to_the_end_and_the_preempted_run_resumes_with_equal_byt
     """This test is the last, when two minutes have passed."""
     jobs.tool(VIT_JAX)
     workdir = jobs.folder / "run"
-    job = jobs.submit(*training(data_dir, workdir))
+    job = jobs.submit(*build_training(data_dir, workdir))
 
     assert jobs.end(job) == (["COMPLETED"], "0:0"), jobs.log(job)
     assert not (jobs.stage.checkout / f"runs/slurm/{job}").exists()

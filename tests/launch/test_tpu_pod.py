@@ -110,7 +110,7 @@ def stage(stage):
     return stage
 
 
-def ssh(command, worker="all", node="pod"):
+def build_ssh(command, worker="all", node="pod"):
     return [
         "compute",
         "tpus",
@@ -124,11 +124,11 @@ def ssh(command, worker="all", node="pod"):
     ]
 
 
-def step(words, **options):
-    return ssh(f"bash vit_jax/launch/tpu_worker.sh {words}", **options)
+def build_step(words, **options):
+    return build_ssh(f"bash vit_jax/launch/tpu_worker.sh {words}", **options)
 
 
-def scp(archive):
+def build_scp(archive):
     flags = [flag.replace("--ssh-flag", "--scp-flag") for flag in SSH]
     return [
         "compute",
@@ -171,7 +171,7 @@ def name_call(call):
     return call[1] if call[0] == "storage" else call[3]
 
 
-def kinds(stage):
+def list_kinds(stage):
     """Return the calls of gcloud, one word each."""
     return [name_call(call) for call in stage.calls("gcloud")]
 
@@ -179,9 +179,9 @@ def kinds(stage):
 CHANGES = ("create", "install", "start", "stop", "rsync", "delete")
 
 
-def changes(stage):
+def list_changes(stage):
     """Return the calls that change something."""
-    return [kind for kind in kinds(stage) if kind in CHANGES]
+    return [kind for kind in list_kinds(stage) if kind in CHANGES]
 
 
 def list_log_calls(stage):
@@ -189,7 +189,7 @@ def list_log_calls(stage):
     return [call for call in calls if any("tpu_worker.sh log" in word for word in call)]
 
 
-def whole_life(archive, waiting):
+def list_whole_life(archive, waiting):
     """Return every call of a run that is never disturbed."""
     return [
         SUMMARY,
@@ -197,12 +197,12 @@ def whole_life(archive, waiting):
         DESCRIBE,
         CREATE,
         *[DESCRIBE] * waiting,
-        scp(archive),
-        ssh(INSTALL),
-        ssh(START),
-        step("log 0", worker=0),
+        build_scp(archive),
+        build_ssh(INSTALL),
+        build_ssh(START),
+        build_step("log 0", worker=0),
         DESCRIBE,
-        step("status"),
+        build_step("status"),
         SUMMARY,
         FETCH,
         DELETE,
@@ -224,7 +224,7 @@ def test_one_command_is_the_whole_life(stage):
 
     calls = stage.calls("gcloud")
     archive = next(call[4] for call in calls if "scp" in call)
-    assert calls == whole_life(archive, waiting=3)
+    assert calls == list_whole_life(archive, waiting=3)
     assert stage.calls()[:2] == [["vit-jax", *CHECKED], ["vit-jax", *PLANNED]]
 
     said = [line.removeprefix("vit-jax: ") for line in result.stderr.splitlines()]
@@ -249,7 +249,7 @@ def test_dry_run_prints_exactly_what_a_run_executes(stage):
     (pack,) = (shlex.split(line) for line in lines if line.startswith("git"))
     commands = [shlex.split(line)[1:] for line in lines if not line.startswith("git")]
     assert pack[3:6] == ["ls-files", "-z", "--cached"]
-    assert commands == [CHECKED, PLANNED, *whole_life("checkout.tar.gz", waiting=1)]
+    assert commands == [CHECKED, PLANNED, *list_whole_life("checkout.tar.gz", waiting=1)]
 
 
 @pytest.fixture
@@ -475,7 +475,7 @@ def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
     assert result.returncode == 0, result.stderr
 
 
-def life(changes, *said, code=0, options=(), **answers):
+def make_life(changes, *said, code=0, options=(), **answers):
     scripts = {}
     for kind, answer in answers.items():
         scripts[kind] = [answer] if isinstance(answer, str) else answer
@@ -489,25 +489,25 @@ UNANSWERED = {"log": ["exit 255", "true"], "endpoints": "echo '10.0.0.1;10.0.0.2
 UNANSWERED["status"] = [*["exit 255"] * 7, ENDED_WELL]
 
 
-def refused(reason):
+def refuse(reason):
     return f"echo '{reason}' >&2; exit 1"
 
 
 LIVES = {
-    "a preemption makes a new machine that goes on": life(
+    "a preemption makes a new machine that goes on": make_life(
         TWO_LIVES,
         "pod was preempted (SUSPENDED). A new one is requested; the run resumes",
         options=("--spot", "--max_failures=0"),
         describe=[*NEW, "echo SUSPENDED", "echo SUSPENDED", NOT_THERE, "echo ACTIVE"],
         log=["echo step 1; exit 255", "echo step 1; echo step 2"],
     ),
-    "a run that has saved is started again and not counted": life(
+    "a run that has saved is started again and not counted": make_life(
         "create install start install start install start rsync delete",
         "has saved; it is started again",
         options=("--max_failures=0",),
         status=[SAVED, SAVED, ENDED_WELL],
     ),
-    "no quota": life(
+    "no quota": make_life(
         "create",
         *(
             NO_QUOTA,
@@ -515,42 +515,44 @@ LIVES = {
             "--retry_seconds=600",
         ),
         code=3,
-        create=refused(NO_QUOTA),
+        create=refuse(NO_QUOTA),
         describe=NOT_THERE,
     ),
-    "another refusal than of capacity is final": life(
+    "another refusal than of capacity is final": make_life(
         "create create create",
         *("requesting again in 0 s", "PERMISSION_DENIED", "Nothing of it costs money"),
         code=1,
         options=("--retry_seconds=0",),
         create=[
-            refused(text)
+            refuse(text)
             for text in ("There is no more capacity", "exceeded the quota", "PERMISSION_DENIED")
         ],
         describe=NOT_THERE,
     ),
-    "a request that fails later for want of quota is deleted, since it stays in the queue for good": life(
+    "a request that fails later for want of quota is deleted, since it stays in the queue for good": make_life(
         "create delete",
         "message: Quota exceeded",
         code=3,
         describe=[*NEW[:2], "echo FAILED", "echo FAILED"],
         reason="echo 'message: Quota exceeded'",
     ),
-    "a worker out of reach is named and the machine replaced": life(
+    "a worker out of reach is named and the machine replaced": make_life(
         TWO_LIVES,
         "a dead worker: worker 1 of pod cannot be reached by ssh",
         describe=[*NEW[:2], *["echo ACTIVE"] * 6, NOT_THERE, "echo ACTIVE"],
         true=["true", "exit 255"],
         **UNANSWERED | {"status": [*["exit 255"] * 5, ENDED_WELL]},
     ),
-    "workers that each can be reached are not given up": life(ONE_LIFE, "finished", **UNANSWERED),
-    "a laptop off line gives nothing up": life(
+    "workers that each can be reached are not given up": make_life(
+        ONE_LIFE, "finished", **UNANSWERED
+    ),
+    "a laptop off line gives nothing up": make_life(
         ONE_LIFE,
         "finished",
-        describe=[*NEW, *[refused("no network")] * 7, "echo ACTIVE"],
+        describe=[*NEW, *[refuse("no network")] * 7, "echo ACTIVE"],
         **UNANSWERED,
     ),
-    "a dead worker is named, and the run starts again a few times on the same machine": life(
+    "a dead worker is named, and the run starts again a few times on the same machine": make_life(
         "create install start stop install start stop install start delete",
         "a dead worker: t1v-n-1-w-1 (worker 1 of pod) was killed (exit code 137",
         "the last words of worker 1",
@@ -561,21 +563,21 @@ LIVES = {
         status=KILLED,
         tail="echo the last words of worker 1",
     ),
-    "a mistake of the user is not repeated": life(
+    "a mistake of the user is not repeated": make_life(
         "create install start delete",
         "there is no such field",
         code=2,
         status="echo t1v-n-1-w-0 exit 2 100; echo t1v-n-1-w-1 exit 2 100",
         tail="echo config.optimzer: there is no such field",
     ),
-    "the end of --max_hours ends the run, which has saved": life(
+    "the end of --max_hours ends the run, which has saved": make_life(
         "create install start rsync delete",
         "stopped after --max_hours. The same command resumes from the last checkpoint in gs://bucket/run",
         code=75,
         options=("--max_hours=10",),
         status="echo t1v-n-1-w-0 exit 124 100; echo t1v-n-1-w-1 exit 75 101",
     ),
-    "after --max_hours nothing is started again": life(
+    "after --max_hours nothing is started again": make_life(
         "create install start rsync delete",
         "stopped after --max_hours",
         code=75,
@@ -586,15 +588,15 @@ LIVES = {
     ),
     # The workers still tell how an earlier attempt ended; taken for this one's end, it would be
     # tried for ever.
-    "a failed installation is a failure whatever an earlier attempt left": life(
+    "a failed installation is a failure whatever an earlier attempt left": make_life(
         "create install stop install delete",
         "no space left",
         code=1,
         options=("--max_failures=1",),
-        install=refused("no space left"),
+        install=refuse("no space left"),
         status=SAVED,
     ),
-    "the machine is kept, and what it costs is said": life(
+    "the machine is kept, and what it costs is said": make_life(
         "create install start rsync",
         *(
             "costs money until it is deleted",
@@ -603,7 +605,7 @@ LIVES = {
         ),
         options=("--type=v4-512", "--keep"),
     ),
-    "all workers are waited for, and no summary is a failure": life(
+    "all workers are waited for, and no summary is a failure": make_life(
         "create install start delete",
         "gs://bucket/run/summary.json is not there",
         code=1,
@@ -611,20 +613,20 @@ LIVES = {
         status=["echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 running", ENDED_WELL],
         summary="exit 1",
     ),
-    "a finished run creates nothing": life("rsync", "Nothing is created", summary="true"),
+    "a finished run creates nothing": make_life("rsync", "Nothing is created", summary="true"),
     # The same command again after Ctrl-C: nothing is created or installed under the run.
-    "a run that goes on is taken up": life(
+    "a run that goes on is taken up": make_life(
         "start rsync delete", "finished", describe="echo ACTIVE", status=[BOTH_RUN, ENDED_WELL]
     ),
-    "another run on the machine is left alone": life(
+    "another run on the machine is left alone": make_life(
         "start",
         "pod runs another command",
         code=1,
         describe="echo ACTIVE",
         status=BOTH_RUN,
-        start=refused("runs another command"),
+        start=refuse("runs another command"),
     ),
-    "one slice that fails to start is seen": life(
+    "one slice that fails to start is seen": make_life(
         "create install install start start delete",
         "(worker 0 of pod-0) never started",
         code=1,
@@ -632,8 +634,8 @@ LIVES = {
         start='[[ "$node" == pod-1 ]]',
         status='echo "$node-w-0 none"',
     ),
-    "Google Cloud out of reach is not waited for for ever": life(
-        "", "has not responded ten times", code=1, describe=refused("could not resolve host")
+    "Google Cloud out of reach is not waited for for ever": make_life(
+        "", "has not responded ten times", code=1, describe=refuse("could not resolve host")
     ),
 }
 
@@ -644,7 +646,7 @@ def test_events_of_a_run(stage, name):
     result = run(stage, *life.options, **life.answers)
 
     assert result.returncode == life.code, result.stderr
-    assert changes(stage) == life.changes.split()
+    assert list_changes(stage) == life.changes.split()
     for text in life.said:
         assert text in result.stderr
     if life.code == 0 and "status" not in life.answers:
@@ -658,7 +660,7 @@ def test_events_of_a_run(stage, name):
     if life.answers.get("status") == [KILLED]:
         log = stage.checkout / "runs/pod/worker-1-of-pod.txt"
         assert log.read_text() == "the last words of worker 1\n"
-        assert step("tail", worker=1) in stage.calls("gcloud")
+        assert build_step("tail", worker=1) in stage.calls("gcloud")
 
 
 def check_creation(stage, call, options):
@@ -707,11 +709,11 @@ def test_log_that_gcloud_repeats_is_kept_once(stage):
     assert result.stdout == "step 1\n\nstép 2\nst\nstep 3\ncut\ncut line\n\nstep 4\nno end\n"
     assert (stage.checkout / "runs/pod/log.txt").read_text() == result.stdout
     assert list_log_calls(stage) == [
-        step("log 0", worker=0),
-        step(f"log {complete_lines}", worker=0),
-        step(f"log {with_cut_line}", worker=0),
+        build_step("log 0", worker=0),
+        build_step(f"log {complete_lines}", worker=0),
+        build_step(f"log {with_cut_line}", worker=0),
     ]
-    assert kinds(stage).count("start") == 1
+    assert list_kinds(stage).count("start") == 1
     assert result.stderr.count("was lost and the run continues: following again") == 2
 
 
@@ -735,8 +737,8 @@ def test_slices_are_one_request_and_every_node_is_started(stage):
         *PLACE,
     ]
     for node in ("pod-0", "pod-1"):
-        assert ssh(START, node=node) in calls
-        assert ssh(INSTALL, node=node) in calls
+        assert build_ssh(START, node=node) in calls
+        assert build_ssh(INSTALL, node=node) in calls
     assert [call[4] for call in list_log_calls(stage)] == ["pod-0"]
 
 
@@ -749,7 +751,7 @@ def test_repository_is_cloned_on_the_workers(stage):
 
     assert stage.run("tpu_pod.sh", "install", *NAME, *options).returncode == 0
     assert stage.calls("gcloud") == [
-        ssh(f"rm -rf vit_jax.new && {clone} && {checkout} && {install}")
+        build_ssh(f"rm -rf vit_jax.new && {clone} && {checkout} && {install}")
     ]
 
 
@@ -770,8 +772,8 @@ def test_steps_alone(stage):
         CREATE,
         DESCRIBE,
         DESCRIBE,
-        step("status"),
-        step("progress", worker=0),
+        build_step("status"),
+        build_step("progress", worker=0),
         FETCH,
         DELETE,
     ]
@@ -925,7 +927,7 @@ def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer
     assert process.returncode == 130
     assert "continues; the same command again follows it" in stderr
     assert "./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a" in stderr
-    assert ("delete" in kinds(stage)) == is_deleted
+    assert ("delete" in list_kinds(stage)) == is_deleted
 
 
 def test_price_is_an_argument(stage):

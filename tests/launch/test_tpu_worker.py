@@ -59,7 +59,7 @@ def read_exit(stage):
     return stage.run("tpu_worker.sh", "status").stdout.partition(" exit ")[2]
 
 
-def exit_code(stage) -> str:
+def wait_for_exit(stage) -> str:
     """Wait for the end of the run and return its exit code."""
     return wait_for(lambda: read_exit(stage)).split()[0]
 
@@ -82,7 +82,7 @@ def test_start_returns_at_once_and_the_end_is_recorded(worker):
         (worker.folder / "go").touch()
         log, _ = process.communicate(timeout=300)
     assert log == f"\nvit-jax-log 0\n{words}step 1\nstep 2\n"
-    assert exit_code(worker) == "75"
+    assert wait_for_exit(worker) == "75"
 
     later = worker.run("tpu_worker.sh", "log", str(len(words))).stdout
     assert later == f"\nvit-jax-log {len(words)}\nstep 1\nstep 2\n"
@@ -134,7 +134,7 @@ def test_the_exit_code_stays_at_a_preemption(worker):
     start_and_wait(worker)
     os.killpg(int((worker.folder / "vit_jax_run/pid").read_text()), signal.SIGTERM)
 
-    assert exit_code(worker) == "75"
+    assert wait_for_exit(worker) == "75"
 
 
 def test_stop_kills_a_run_that_does_not_end_by_itself(worker):
@@ -142,7 +142,7 @@ def test_stop_kills_a_run_that_does_not_end_by_itself(worker):
     start_and_wait(worker)
 
     assert worker.run("tpu_worker.sh", "stop", "0").returncode == 0
-    assert exit_code(worker) == "137"
+    assert wait_for_exit(worker) == "137"
 
 
 # Ends a command as timeout does, but not before it is ready.
@@ -174,7 +174,7 @@ def test_a_time_limit_is_kept_by_the_worker_alone(worker, end, code):
     words = ["--seconds=1", "gs://bucket/run", "pretrain", "--config=x"]
 
     assert worker.run("tpu_worker.sh", "start", *words, PATH=path).returncode == 0
-    assert exit_code(worker) == code
+    assert wait_for_exit(worker) == code
 
     arguments = (worker.folder / "timeout-arguments").read_text().split()
     *flags, seconds, _, verb, _, _ = arguments
@@ -196,7 +196,7 @@ def test_an_end_before_the_time_limit_is_a_preemption(worker, code):
     ]
 
     assert worker.run("tpu_worker.sh", *words).returncode == 0
-    assert exit_code(worker) == code
+    assert wait_for_exit(worker) == code
 
 
 def test_progress_is_of_the_run_that_was_started(worker):
@@ -204,7 +204,7 @@ def test_progress_is_of_the_run_that_was_started(worker):
 
     play(worker, "exit 0", "")
     worker.run("tpu_worker.sh", "start", "gs://bucket/a run", "pretrain")
-    exit_code(worker)
+    wait_for_exit(worker)
     result = worker.run("tpu_worker.sh", "progress")
 
     assert result.stdout == f"vit-jax status {worker.folder}/buckets/bucket/a run\n"

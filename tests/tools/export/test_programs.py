@@ -98,7 +98,7 @@ for name, batches in json.loads(sys.argv[1]).items():
 """
 
 
-def probabilities(model, paths):
+def predict_probabilities(model, paths):
     """Return the result of `predict` for readable files as (N, K), in the order of the model's
     classes.
     """
@@ -114,7 +114,7 @@ def write_exported(folder, name, model):
     pixels = sample_pixels(max(BATCHES[name]), model.architecture.image_size)
     export_stablehlo(model, folder / f"{name}.stablehlo")
     np.save(folder / f"{name}.npy", pixels)
-    return probabilities(model, write_pngs(folder / name, pixels))
+    return predict_probabilities(model, write_pngs(folder / name, pixels))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_outputs_elsewhere_are_those_of_predict(elsewhere, name, batch):
     assert f"{name} cpu cuda tpu uint8 float32" in said
 
 
-def triangles(old, new):
+def build_triangle_weights(old, new):
     """Return weights (new, old) of a triangle around each new pixel.
 
     It is two new pixels wide, or two old ones where the image grows.
@@ -205,15 +205,17 @@ CASES = {
     # To cover (16, 24) the second side shrinks from 27 to 24, the first from 20 to 17.8.
     "short side, smaller": Case(CROPPED, (20, 27), (18, 24), build_area_weights, (5, 6)),
     "short side, larger": Case(CROPPED, (10, 14), (17, 24), build_area_weights, (4, 6)),
-    "direct, antialiased": Case(DIRECT | ANTIALIASED, (20, 27), (8, 12), triangles),
+    "direct, antialiased": Case(DIRECT | ANTIALIASED, (20, 27), (8, 12), build_triangle_weights),
     # The input is no square: 17.8 is rounded to the nearest.
-    "short side, antialiased": Case(CROPPED | ANTIALIASED, (20, 27), (18, 24), triangles, (5, 6)),
+    "short side, antialiased": Case(
+        CROPPED | ANTIALIASED, (20, 27), (18, 24), build_triangle_weights, (5, 6)
+    ),
     # Half of 19 - 8 is 5.5.
     "short side, antialiased, even": Case(
         CROPPED | ANTIALIASED | {"resize_library": "timm"},
         (19, 24),
         (19, 24),
-        triangles,
+        build_triangle_weights,
         (6, 6),
     ),
 }
@@ -283,7 +285,7 @@ def test_the_description_beside_it_prepares_images(tmp_path):
     model = from_weights(sample_weights(preprocessing=CROPPED))
     (image,) = sample_pixels(1, size=(16, 24))
     (tmp_path / "a.png").write_bytes(to_png(image))
-    (expected,) = probabilities(model, [str(tmp_path / "a.png")])
+    (expected,) = predict_probabilities(model, [str(tmp_path / "a.png")])
     # The middle half of an image that is twice the network's size.
     prepared = image[4:12, 6:18]
 
@@ -382,7 +384,7 @@ def test_an_onnx_file_describes_itself(tmp_path):
     assert stored == json.loads(description.read_text())
 
 
-def sigmoid(logits):
+def compute_sigmoid(logits):
     return 1 / (1 + np.exp(-logits))
 
 
@@ -402,7 +404,7 @@ def huggingface_folder(tmp_path):
     ("kind", "normalise", "word"),
     [
         ("single", softmax, "softmax"),
-        ("multi", sigmoid, "sigmoid"),
+        ("multi", compute_sigmoid, "sigmoid"),
     ],
 )
 def test_programs_of_multi_label_weights_of_hugging_face_have_sigmoids(

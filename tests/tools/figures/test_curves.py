@@ -36,7 +36,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def lines_of(axes):
+def read_lines(axes):
     return [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.get_lines()]
 
 
@@ -53,8 +53,8 @@ def test_curves_hold_what_was_written(here):
     # Values that are not finite are excluded.
     assert read_curve(only, "test_loss") == ([15], [1.5])
 
-    assert lines_of(loss) == [([10, 20], [2, 1]), ([15], [1.5])]
-    assert lines_of(accuracy) == [([15, 20], [25, 50])]
+    assert read_lines(loss) == [([10, 20], [2, 1]), ([15], [1.5])]
+    assert read_lines(accuracy) == [([15, 20], [25, 50])]
     assert loss.get_ylabel() == "loss"
     assert accuracy.get_ylabel() == "accuracy (%)"
     assert rate.get_ylabel() == "learning rate"
@@ -80,7 +80,7 @@ def test_values_that_axes_cannot_hold_are_not_drawn():
 def test_positions_on_an_axis(here, axis, positions, label):
     (axes,) = draw_curves(read_runs(["study/a"]), ["test_accuracy"], axis).axes
 
-    assert lines_of(axes) == [(positions, [25, 50])]
+    assert read_lines(axes) == [(positions, [25, 50])]
     assert axes.get_xlabel() == label
     assert axes.get_ylabel() == "test accuracy (%)"
 
@@ -89,7 +89,7 @@ def test_long_runs_have_hours():
     lines = [{"step": 1, "train_loss": 1.0, "wall_seconds": 36_000.0}]
     (axes,) = draw_curves([RunLog("long", {}, lines)], ["loss"], "time").axes
 
-    assert lines_of(axes) == [([10], [1])]
+    assert read_lines(axes) == [([10], [1])]
     assert axes.get_xlabel() == "time since the start (hours)"
 
 

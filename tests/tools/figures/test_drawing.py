@@ -47,7 +47,7 @@ def installed(tmp_path, monkeypatch):
     font_manager.fontManager.addfont(path)
 
 
-def figure_of(*words):
+def draw_words(*words):
     """Return a figure with the words as a title and, as tables of classes have them, as names of
     ticks.
     """
@@ -84,7 +84,7 @@ def test_nothing_of_the_working_directory_is_read(tmp_path):
 
 
 def test_letters_are_taken_of_another_font(installed, caplog):
-    figure = figure_of("cat", WORD)
+    figure = draw_words("cat", WORD)
 
     assert drawing.to_bytes(figure)
     assert caplog.messages == []
@@ -97,14 +97,14 @@ def test_letters_are_taken_of_another_font(installed, caplog):
 def test_letters_of_no_font_are_named_once(installed, caplog):
     caplog.set_level(logging.WARNING)
 
-    assert drawing.to_bytes(figure_of(WORD, OTHER, OTHER), "png")
-    assert drawing.to_bytes(figure_of(WORD, OTHER, OTHER), "svg")
+    assert drawing.to_bytes(draw_words(WORD, OTHER, OTHER), "png")
+    assert drawing.to_bytes(draw_words(WORD, OTHER, OTHER), "svg")
 
     assert caplog.messages == [f"Figures show boxes for {OTHER}: install a font that has them."]
 
 
 def test_usual_letters_keep_their_font(caplog):
-    figure = figure_of("caf\u00e9 \u2192 \u03b1\u2026", "\u0436")
+    figure = draw_words("caf\u00e9 \u2192 \u03b1\u2026", "\u0436")
     drawing.to_bytes(figure)
 
     assert "Squares" not in figure.axes[0].title.get_fontfamily()

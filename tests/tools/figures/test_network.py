@@ -45,7 +45,7 @@ ALL = OF_PARAMETERS | OF_IMAGES | OF_ATTENTION
 WITHOUT_TABLE = {"filters"} | OF_IMAGES | OF_ATTENTION
 
 
-def names_of(model):
+def list_available(model):
     return {name for name, reason in explain_missing(model).items() if reason is None}
 
 
@@ -65,7 +65,7 @@ def names_of(model):
     ],
 )
 def test_figures_of_networks(architecture, names):
-    assert names_of(from_weights(weights_of(architecture))) == names
+    assert list_available(from_weights(weights_of(architecture))) == names
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_figures_of_networks(architecture, names):
 )
 def test_figures_of_networks_with_custom_parts(option, missing):
     model = vit_jax.create_model("ViT-mu/4", **OWN, **option)
-    assert names_of(model) == ALL - missing
+    assert list_available(model) == ALL - missing
 
 
 @pytest.mark.parametrize(

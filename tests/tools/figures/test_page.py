@@ -30,11 +30,11 @@ def trained(tiny_run):
     return tiny_run.workdir
 
 
-def cards(page):
+def read_cards(page):
     return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page))
 
 
-def pictures(page):
+def list_figures(page):
     return re.findall('<img alt="(.*?)" src="data:image/png;base64,', page)
 
 
@@ -47,13 +47,13 @@ def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     check_that_nothing_is_fetched(page)
 
     summary = json.loads((trained / "summary.json").read_text())
-    found = cards(page)
+    found = read_cards(page)
     assert found["state"] == "ended, step 6"
     assert found["accuracy"].startswith(f"{summary['test_accuracy']:.2%}  (95 %: ")
     assert found["test loss"] == f"{summary['test_loss']:.4f}"
     assert found["images seen"] == "96"
 
-    names = pictures(page)
+    names = list_figures(page)
     assert page.count("<svg") == 3
     assert names[:3] == ["mistakes", "confusion", "reliability"]
     assert {"filters", "distance", "rollout", "similar"} <= set(names[3:])
@@ -93,9 +93,9 @@ def test_a_page_without_data_names_what_is_missing(report, tmp_path):
     _, write = report
     page, _ = write("--without_data")
 
-    assert cards(page)["state"] == "not ended, step 6"
-    assert "test accuracy" in cards(page)
-    assert pictures(page) == ["filters", "positions"]
+    assert read_cards(page)["state"] == "not ended, step 6"
+    assert "test accuracy" in read_cards(page)
+    assert list_figures(page) == ["filters", "positions"]
     assert "<p>a &lt;b&gt; &amp; c</p>" in page
     assert "<b>" not in page
     assert str(tmp_path) not in page
@@ -133,7 +133,7 @@ def test_a_page_of_a_run_without_a_checkpoint(report):
 
     assert err.startswith("note: There is no checkpoint yet")
     assert "There is no checkpoint yet" in page
-    assert pictures(page) == []
+    assert list_figures(page) == []
 
 
 def test_a_run_of_a_study_that_diverged_has_a_reason_and_no_results(trained, tmp_path):
@@ -149,7 +149,7 @@ def test_a_run_of_a_study_that_diverged_has_a_reason_and_no_results(trained, tmp
 
     succeed(["report", str(workdir), f"--output={page}", "--without_data"])
 
-    found = cards(page.read_text())
+    found = read_cards(page.read_text())
     assert found["state"] == "diverged, step 6"
     assert found["reason"] == "Step 3: the loss is nan."
     assert "test accuracy" not in found
@@ -168,7 +168,7 @@ def test_images_that_are_gone_leave_the_rest(trained, tmp_path, monkeypatch):
 
     assert outcome.code == 0
     assert outcome.err == note
-    assert pictures(page.read_text()) == ["filters", "positions"]
+    assert list_figures(page.read_text()) == ["filters", "positions"]
 
 
 NO_METRICS = "has no metrics (metrics.jsonl, config.json): give the workdir of a run."

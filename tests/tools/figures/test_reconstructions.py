@@ -23,7 +23,7 @@ def compute_targets(kind, pixels):
     return np.asarray(MaskedPatch(config, GRID, PATCH).compute_targets(jnp.asarray(pixels)))
 
 
-def masked(kind):
+def build_masked(kind):
     return dataclasses.replace(
         VIT,
         pool="gap",
@@ -52,7 +52,7 @@ def test_an_image_of_targets_has_these_targets(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_patches_alone_are_predicted(kind):
-    model = from_weights(weights_of(masked(kind)))
+    model = from_weights(weights_of(build_masked(kind)))
     pixels = sample_pixels(3)
     best = to_image(compute_targets(kind, pixels), kind, GRID, PATCH)
 

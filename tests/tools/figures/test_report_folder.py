@@ -62,12 +62,12 @@ def reported(tmp_path_factory):
     return folder, out
 
 
-def rows_of(path):
+def read_rows(path):
     with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         return list(csv.reader(file))
 
 
-def report_json(*more):
+def write_report(*more):
     """Write a report; return the result that `--json` prints."""
     return json.loads(succeed([*WORDS, "--report=report", "--json", *more]))
 
@@ -95,7 +95,7 @@ def test_every_file_is_written(reported):
 
 def test_the_table_of_images(reported, shares):
     folder, _ = reported
-    header, *rows = rows_of(folder / "report/images.csv")
+    header, *rows = read_rows(folder / "report/images.csv")
 
     assert header == ["image", "class", "answer", "probability", "is_right"]
     assert len(rows) == 20
@@ -115,7 +115,7 @@ def test_the_confusion_matrix(reported, shares):
     counts = np.zeros((7, 7), int)
     np.add.at(counts, (LABELS, shares.argmax(axis=1)), 1)
 
-    header, *rows = rows_of(folder / "report/confusion.csv")
+    header, *rows = read_rows(folder / "report/confusion.csv")
     result = json.loads((folder / "report/result.json").read_text())
 
     assert header == ["class", *NAMES]
@@ -130,7 +130,7 @@ FILES = {"result.json"} | TABLES | FIGURES
 
 
 def test_json_is_the_result_of_the_report(here):
-    printed = report_json()
+    printed = write_report()
     written = json.loads((here / "report/result.json").read_text())
 
     assert printed == written
@@ -149,12 +149,12 @@ def test_what_cannot_be_read_is_in_no_table(here):
     (here / "images" / NAMES[0] / "000.png").rename(odd)
     (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
 
-    result = report_json()
+    result = write_report()
 
     assert result["images"] == 19
     assert result["unreadable_images"] == 1
 
-    _, *rows = rows_of(here / "report/images.csv")
+    _, *rows = read_rows(here / "report/images.csv")
     names = [row[0] for row in rows]
     assert len(names) == 19
     assert str(odd.relative_to(here)) in names
@@ -201,7 +201,7 @@ class Stored:
         return f"image {index}"
 
 
-def metrics_of(source, predicted, confidence):
+def make_metrics(source, predicted, confidence):
     """Return metrics of images of class 0 with these predictions."""
     metrics = ClassMetrics(
         Labelled(
@@ -227,7 +227,7 @@ def metrics_of(source, predicted, confidence):
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_figures_of_odd_names_and_images(wrong):
     predicted = [1] * wrong + [0] * (3 - wrong)
-    metrics = metrics_of(Stored(), predicted, [0.75] * 3)
+    metrics = make_metrics(Stored(), predicted, [0.75] * 3)
     transform = EvaluationTransform((8, 8), "direct", 1.0)
 
     assert figures.draw_reliability(metrics).startswith(b"\x89PNG")
@@ -276,7 +276,7 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_coun
 
 def test_bins_with_few_images_are_pale(monkeypatch):
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
-    metrics = metrics_of(Stored(), [0] * 19, [0.55] * 9 + [0.95] * 10)
+    metrics = make_metrics(Stored(), [0] * 19, [0.55] * 9 + [0.95] * 10)
     above, below = figures.draw_reliability(metrics).axes
 
     colours = {}

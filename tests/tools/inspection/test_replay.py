@@ -40,7 +40,7 @@ OURS = "tests"  # the package that the workdirs name
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
 
 
-def order(num_steps):
+def list_records(num_steps):
     """Return the records of each step, by the permutation of each epoch alone."""
     records = []
     for position in range(num_steps * BATCH):
@@ -82,7 +82,7 @@ def copy(diverged, tmp_path):
     )
 
 
-def digests(folder):
+def compute_digests(folder):
     """Return digests of all files except those of replays."""
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -112,7 +112,7 @@ def test_the_record_of_a_divergence(diverged):
     """The error names in one line the step, and the command that repeats it."""
     workdir, message = diverged
     found = read_divergence(workdir)
-    records = order(6)
+    records = list_records(6)
     (index,) = np.flatnonzero((records == POISONED).any(axis=1))
     step = index + 1
 
@@ -129,7 +129,7 @@ def test_the_record_of_a_divergence(diverged):
 
 def test_the_step_is_repeated_to_the_bit(diverged):
     workdir, _ = diverged
-    before = digests(workdir)
+    before = compute_digests(workdir)
     step = read_divergence(workdir)["step"]
 
     found = replay(str(workdir), allow_code=OURS)
@@ -141,7 +141,7 @@ def test_the_step_is_repeated_to_the_bit(diverged):
     assert found.first_cause == POISONED_LOSS
     assert found.record_B[is_infinite_B].tolist() == [POISONED]
     assert found.figures["label_B"][is_poisoned_B] == 9
-    assert digests(workdir) == before
+    assert compute_digests(workdir) == before
 
     written = json.loads((found.folder / REPORT_FILE).read_text())
     records = [example["record"] for example in written["examples"]]
@@ -180,14 +180,14 @@ def test_any_step_of_a_healthy_run(tiny_run, tmp_path):
     assert found.differences == []
     assert found.first_cause == ""
     assert found.metrics["train_loss"] == commands.losses(tiny_run.workdir)[5]
-    assert array_digests(found.folder, 4) == array_digests(tiny_run.workdir, 4)
+    assert read_array_digests(found.folder, 4) == read_array_digests(tiny_run.workdir, 4)
 
     check_sums(found)
     update_norm = compute_total(found.figures["update"])
     assert update_norm == pytest.approx(found.metrics["update_norm"], rel=1e-5)
 
 
-def array_digests(workdir, step):
+def read_array_digests(workdir, step):
     """Return digests of every array of the state: parameters, optimiser, average."""
     path = workdir / "checkpoints" / str(step) / METADATA / METADATA
     return json.loads(path.read_text())[DIGESTS]
@@ -245,16 +245,16 @@ def test_a_killed_replay_leaves_the_run_as_it_was(copy, monkeypatch):
     def stop(self, *arguments, **options):
         raise KeyboardInterrupt
 
-    before = digests(copy)
+    before = compute_digests(copy)
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointStore, "save", stop)
         with pytest.raises(KeyboardInterrupt):
             replay(str(copy), allow_code=OURS)
 
-    assert digests(copy) == before
+    assert compute_digests(copy) == before
 
     assert replay(str(copy), allow_code=OURS).differences == []
-    assert digests(copy) == before
+    assert compute_digests(copy) == before
 
 
 def test_a_damaged_checkpoint_is_skipped(copy):
@@ -334,7 +334,7 @@ def test_micro_batches_on_shards_in_an_early_phase(diverge):
         "phases.small.image_size=4",
         "phases.small.global_batch=32",
     )
-    expected_records = order(4)[2:].reshape(-1).tolist()
+    expected_records = list_records(4)[2:].reshape(-1).tolist()
 
     found = replay(str(workdir), allow_code=OURS)
 

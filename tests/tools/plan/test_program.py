@@ -174,7 +174,7 @@ def test_kinds_of_a_program():
     assert measure_memory(make_stats(), backward) == expected
 
 
-def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
+def simulate(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
     """Return the timeline on a machine with this bandwidth of memory and these seconds of a
     collective.
     """
@@ -211,7 +211,7 @@ SLOW_MEMORY = 8 * 128 * 4 / 3e-6  # bytes a second with which the copy takes 3 u
 def test_cycles_times_loops_and_memory_that_comes_too_late(
     text, memory, compute, prefetch, num_unknown_loops
 ):
-    line = timeline(text, memory=memory)
+    line = simulate(text, memory=memory)
 
     assert line.compute_seconds == pytest.approx(compute)
     assert line.prefetch_seconds == pytest.approx(prefetch)
@@ -240,7 +240,7 @@ ENTRY"""
   %chosen = f32[] conditional(%zero, %first, %first), branch_computations={{%skip, %norm}}, \
 metadata={{op_name="jit(train_step)/{source}"}}
   ROOT %result"""
-    line = timeline(TEXT.replace("ENTRY", branches).replace("  ROOT %result", chosen))
+    line = simulate(TEXT.replace("ENTRY", branches).replace("  ROOT %result", chosen))
 
     assert line.seconds == pytest.approx(ENTRY + LOOP + branch * CYCLE)
 
@@ -256,7 +256,7 @@ def test_norms_in_one_fusion_with_the_update_count_as_the_update(phase):
         f'add(%a, %b), metadata={{op_name="jit(train_step)/{phase}/add"}}',
     )
 
-    assert timeline(text).phases[phase] == pytest.approx(500 * CYCLE)
+    assert simulate(text).phases[phase] == pytest.approx(500 * CYCLE)
 
 
 KERNEL = TEXT.replace(
@@ -272,7 +272,7 @@ frontend_attributes={kernel_metadata={
 
 def test_a_kernel_costs_its_bundles_times_its_programs():
     """XLA counts no cycles for it, and the lines of its metadata end no computation."""
-    line = timeline(KERNEL, bundles={"attention.1": 70, "other": 9})
+    line = simulate(KERNEL, bundles={"attention.1": 70, "other": 9})
     kernel_seconds = 3 * 20 * 70 * CYCLE
 
     assert line.kernel_seconds == pytest.approx(kernel_seconds)
@@ -286,8 +286,8 @@ def test_equal_kernels_are_compiled_once():
     second = first.replace("attention.1", "attention.2")
     bundles = {"attention.1": 70}
 
-    once = timeline(KERNEL, bundles=bundles)
-    twice = timeline(KERNEL.replace(first, first + second), bundles=bundles)
+    once = simulate(KERNEL, bundles=bundles)
+    twice = simulate(KERNEL.replace(first, first + second), bundles=bundles)
 
     assert twice.kernel_seconds == pytest.approx(2 * once.kernel_seconds)
 
@@ -295,7 +295,7 @@ def test_equal_kernels_are_compiled_once():
 @pytest.mark.parametrize(("programs", "per_core"), [(20, 10), (5, 3), (1, 1)])
 def test_two_cores_share_the_programs_of_a_kernel(programs, per_core):
     text = KERNEL.replace('"programs":"20"', f'"programs":"{programs}"')
-    line = timeline(text, bundles={"attention.1": 70}, cores=2)
+    line = simulate(text, bundles={"attention.1": 70}, cores=2)
 
     assert line.kernel_seconds == pytest.approx(3 * per_core * 70 * CYCLE)
 
@@ -312,14 +312,14 @@ NO_PROGRAMS = KERNEL.replace('"programs":"20"', '"a":"b"')
     ids=["no bundles", "no programs"],
 )
 def test_a_kernel_without_a_count_is_reported(text, bundles):
-    line = timeline(text, bundles=bundles)
+    line = simulate(text, bundles=bundles)
 
     assert line.kernel_seconds == 0
     assert line.num_unknown_kernels == 3
 
 
 def test_a_collective_costs_what_no_work_hides():
-    line = timeline(collective=5e-6)
+    line = simulate(collective=5e-6)
     found = [(c.operation, c.count, c.num_bytes, len(c.devices)) for c in line.collectives]
     expected = [
         ("all-reduce", 3, 8 * 128 * 4, 4),
@@ -334,7 +334,7 @@ def test_a_collective_costs_what_no_work_hides():
     assert line.collectives[1].waited_seconds == pytest.approx(3e-6)
 
     # Here the gather is hidden.
-    line = timeline(collective=1.5e-6)
+    line = simulate(collective=1.5e-6)
     assert line.collective_seconds == pytest.approx(3 * 1.5e-6)
 
 
@@ -344,7 +344,7 @@ def test_slices_exchange_over_the_network():
   %recv = (f32[8,128]{1,0:T(8,128)}, u32[], token[]) recv(%token), channel_id=9, is_host_transfer=true
   %recv-done = (f32[8,128]{1,0:T(8,128)}, token[]) recv-done(%recv), channel_id=9
   %before ="""
-    line = timeline(TEXT.replace("  %before =", exchange))
+    line = simulate(TEXT.replace("  %before =", exchange))
 
     assert line.collective_seconds == pytest.approx(8 * 128 * 4 / 1e9 + 20e-6)
     assert line.collectives[0].operation == "exchange between slices"
@@ -360,7 +360,7 @@ def test_a_fusion_that_keeps_a_part_of_a_sum_is_a_reduce_scatter():
         "%scattered = bf16[256,128]{1,0}",
     )
 
-    line = timeline(text, collective=1e-6)
+    line = simulate(text, collective=1e-6)
 
     num_bytes = {c.operation: c.num_bytes for c in line.collectives}
     assert num_bytes["reduce-scatter"] == 1024 * 128 * 2

@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def words(folder, *more):
+def build_words(folder, *more):
     data = f"folder:{folder}/images"
     return ["duplicates", data, f"--against={data}", *more]
 
@@ -65,7 +65,7 @@ def test_planted_copies_are_written_and_excluded(folder, tmp_path):
     pairs = tmp_path / "pairs.csv"
     ids = tmp_path / "ids.json"
 
-    out = succeed(words(folder, f"--output={pairs}", f"--write={ids}"))
+    out = succeed(build_words(folder, f"--output={pairs}", f"--write={ids}"))
 
     rows = list(csv.DictReader(pairs.read_text().splitlines()))
     numbers = sorted((row["id"][2:4], row["test_id"][2:4]) for row in rows)
@@ -146,7 +146,7 @@ def compute_cosines(folder):
 
 def find_pairs(folder, *more):
     """Return what the verb finds, by (id, test id, whether the test image is mirrored)."""
-    found = json.loads(succeed(words(folder, "--json", *more)))["found"]
+    found = json.loads(succeed(build_words(folder, "--json", *more)))["found"]
     return {(one["id"], one["test_id"], one["is_mirrored"]): one for one in found}
 
 
@@ -194,7 +194,7 @@ def test_pairs_have_the_cosine_of_their_features(folder):
     ],
 )
 def test_mistakes_are_named(folder, option, rule):
-    outcome = run(words(folder, option))
+    outcome = run(build_words(folder, option))
 
     assert outcome.code == 2
     assert re.search(f"(?is){rule}", outcome.err), outcome.err
@@ -220,7 +220,7 @@ def test_unreadable_images_are_no_duplicates():
 
 def test_too_many_pairs_are_rejected(folder, monkeypatch):
     monkeypatch.setattr(duplicates, "MOST_PAIRS", 20)
-    outcome = run(words(folder, "--distance=64"))
+    outcome = run(build_words(folder, "--distance=64"))
 
     assert outcome.code == 2
     assert "More than 20 pairs" in outcome.err

@@ -60,7 +60,7 @@ def labels(logits):
     return choose
 
 
-def examples(labels, key="label", **fields):
+def make_examples(labels, key="label", **fields):
     """Return examples of TFDS; `fields` are lists of further values."""
     rows = []
     for n, label in enumerate(labels):
@@ -78,7 +78,7 @@ def write_folder(folder, labels, names=IDS):
         path.write_bytes(to_png(image))
 
 
-def accuracy(logits, labels, subset=""):
+def compute_accuracy(logits, labels, subset=""):
     """Return top-1 and top-5 accuracy among the classes of a subset."""
     members = classes.members(subset)
     order = np.argsort(-logits[:, members], axis=1)
@@ -87,7 +87,7 @@ def accuracy(logits, labels, subset=""):
     return is_right_N5[:, 0].mean(), is_right_N5.any(axis=1).mean()
 
 
-def evaluated(folder, *words, weights="w.npz"):
+def evaluate(folder, *words, weights="w.npz"):
     """Return the result of `evaluate --json`, and the notes."""
     command = [
         "evaluate",
@@ -103,7 +103,7 @@ def evaluated(folder, *words, weights="w.npz"):
 
 def evaluate_set(folder, name, **options):
     """Return the metrics of one set."""
-    result, _ = evaluated(folder, f"--data=imagenet:{name}", **options)
+    result, _ = evaluate(folder, f"--data=imagenet:{name}", **options)
     return result["sets"][name]
 
 
@@ -136,14 +136,14 @@ def test_the_whole_family(here, logits, labels):
     """Every set of TFDS is evaluated at once, including ReaL; ObjectNet is reported as missing."""
     expected = {}
     for one in SINGLE:
-        prepare(here, one.dataset, examples(labels(one.subset)))
-        expected[one.name] = accuracy(logits, labels(one.subset), one.subset)
+        prepare(here, one.dataset, make_examples(labels(one.subset)))
+        expected[one.name] = compute_accuracy(logits, labels(one.subset), one.subset)
     real_labels = [[int(label)] for label in logits.argmax(axis=1)]
     real_labels[::3] = [[] for _ in real_labels[::3]]
-    real = examples(labels(), "original_label", real_label=real_labels)
+    real = make_examples(labels(), "original_label", real_label=real_labels)
     prepare(here, "imagenet2012_real", real)
 
-    found, notes = evaluated(here, "--data=imagenet")
+    found, notes = evaluate(here, "--data=imagenet")
 
     check_sets(found["sets"], expected)
     values = found["sets"]["real"]
@@ -156,14 +156,14 @@ def test_the_whole_family(here, logits, labels):
     assert f"note: imagenet:objectnet is missing: {advice}" in notes
     assert "imagenet:a has 23 images here, and 7,500 were released." in notes
 
-    unrestricted, _ = accuracy(logits, labels("A"))
+    unrestricted, _ = compute_accuracy(logits, labels("A"))
     assert unrestricted < expected["a"][0], "or the restriction would prove nothing"
 
 
 def test_some_sets_of_the_family(here, labels):
     for one in SINGLE:
         if one.name == "a" or one.name.startswith("v2/"):
-            prepare(here, one.dataset, examples(labels(one.subset)))
+            prepare(here, one.dataset, make_examples(labels(one.subset)))
 
     out = succeed(
         [
@@ -188,7 +188,7 @@ def test_a_set_as_its_archive_unpacks(here, logits, labels, one):
 
     values = evaluate_set(here, one.name)
 
-    check_accuracy(values, accuracy(logits, chosen, one.subset))
+    check_accuracy(values, compute_accuracy(logits, chosen, one.subset))
     assert f"folder:{folder}" in values["data"]
 
 
@@ -197,10 +197,10 @@ def test_classes_outside_a_subset_are_not_predicted(here, unnamed, labels):
     members = classes.members("A")
     member_names = {classes.class_names()[number] for number in members}
     report = here / "report"
-    prepare(here, "imagenet_a", examples(labels("A")))
+    prepare(here, "imagenet_a", make_examples(labels("A")))
 
     label_map = open_set(here, "a", unnamed).label_map
-    evaluated(here, "--data=imagenet:a", f"--report={report}")
+    evaluate(here, "--data=imagenet:a", f"--report={report}")
 
     predictions = {line.split(",")[2] for line in read_lines(report / "images.csv")}
     assert np.array_equal(np.flatnonzero(label_map.is_allowed_K), members)
@@ -270,7 +270,7 @@ def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
     )
     write_folder(here / "val", chosen)
 
-    found, notes = evaluated(here, "--data=imagenet:validation", weights="lean.npz")
+    found, notes = evaluate(here, "--data=imagenet:validation", weights="lean.npz")
 
     values = found["sets"]["validation"]
     predicted = kept[logits[:, kept].argmax(axis=1)]
@@ -298,18 +298,18 @@ def test_real_by_hand(here, logits, labels, form):
     real_labels = label_real(np.argsort(-logits, axis=1))
     words = ["--data=imagenet:real", f"--report={here / 'report'}"]
     if form == "tfds":
-        rows = examples(labels(), "original_label", real_label=real_labels)
+        rows = make_examples(labels(), "original_label", real_label=real_labels)
         prepare(here, "imagenet2012_real", rows)
     else:
         (here / "real.json").write_text(json.dumps(real_labels))
         words.append(f"--real={here / 'real.json'}")
 
     if form == "tfds and file":
-        prepare(here, "imagenet2012", examples(labels()))
+        prepare(here, "imagenet2012", make_examples(labels()))
     elif form == "folder and file":
         write_folder(here / "val", labels())
 
-    found, _ = evaluated(here, *words)
+    found, _ = evaluate(here, *words)
 
     values = found["sets"]["real"]
     is_right = [n % 4 == 0 for n in range(COUNT) if n % 5 != 0]

@@ -44,7 +44,7 @@ WHOLE = by_class(CLASSES)
 FOLDERS = packed(*((f"./{name}/{file}", image) for name, file, image in FILES))
 
 
-def shards(suffix, label):
+def pack_shards(suffix, label):
     """Return WebDataset samples with classes mixed.
 
     `label` returns the content of a label's file.
@@ -65,9 +65,9 @@ def write_number_label(name):
     return b"%d\n" % int(name[1:])
 
 
-OF_NAMES = shards("cls", str.encode)
-OF_JSON = shards("json", write_json_label)
-OF_NUMBERS = shards("cls", write_number_label)
+OF_NAMES = pack_shards("cls", str.encode)
+OF_JSON = pack_shards("json", write_json_label)
+OF_NUMBERS = pack_shards("cls", write_number_label)
 
 
 @pytest.fixture
@@ -91,22 +91,22 @@ def prepare(tmp_path):
     return make
 
 
-def unfinished(prepare, data="data"):
+def get_unfinished(prepare, data="data"):
     """Return the folder of an unfinished dataset."""
     return prepare.root / data / "mine" / tar_dataset.UNFINISHED
 
 
 def open_split(folder, split="train"):
-    return open_source("tfds:mine", split, tar_dataset_config(folder), 0)
+    return open_source("tfds:mine", split, make_config(folder), 0)
 
 
-def records(folder, split="train"):
+def read_records(folder, split="train"):
     """Return (class, SHA-256) of the records in the order in which training reads them."""
     source = open_split(folder, split)
     found = []
     for index in range(len(source)):
         record = source[index]
-        found.append((source.class_names[record.label], sha(record.image)))
+        found.append((source.class_names[record.label], compute_sha(record.image)))
     return found
 
 
@@ -114,7 +114,7 @@ def check_dataset(folder):
     return tar_dataset.check("mine", str(folder.parents[1]))
 
 
-def tar_dataset_config(folder):
+def make_config(folder):
     return InputConfig(
         data_dir=str(folder.parents[1]),
         train_split="train",
@@ -123,21 +123,21 @@ def tar_dataset_config(folder):
     )
 
 
-def sha(image):
+def compute_sha(image):
     return hashlib.sha256(image).hexdigest()
 
 
-def manifest(folder):
+def read_manifest(folder):
     return pq.read_table(folder / "manifest").to_pylist()
 
 
-def listed(folder):
+def read_listed(folder):
     """Return kinds and names of the listed files."""
     with open(folder / "listed.csv", newline="") as file:
         return [(row["kind"], row["source"]) for row in csv.DictReader(file)]
 
 
-def content(folder):
+def read_content(folder):
     """Return all files except those that name the archive or have its order."""
     files = {}
     for path in folder.rglob("*"):
@@ -158,8 +158,8 @@ def replace_stdin(monkeypatch, archive):
 )
 def test_every_image_is_read_with_its_class(prepare, archive):
     folder, counts = prepare(archive, shards=3)
-    found = records(folder)
-    rows = manifest(folder)
+    found = read_records(folder)
+    rows = read_manifest(folder)
     labels = [sorted(SIZES).index(row["class"]) for row in rows]
 
     assert set(found) == IMAGES
@@ -168,7 +168,7 @@ def test_every_image_is_read_with_its_class(prepare, archive):
     assert [(row["class"], row["sha256"]) for row in rows] == found
     assert [row["id"] for row in rows] == [f"train:{k}" for k in range(len(rows))]
     assert [row["label"] for row in rows] == labels
-    assert listed(folder) == []
+    assert read_listed(folder) == []
     assert check_dataset(folder) == []
     assert not list(folder.parent.glob(".*"))
 
@@ -177,13 +177,13 @@ def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatc
     """It does not depend on the order in the archive, its name, compression, or the number of
     threads.
     """
-    expected = content(prepare(WHOLE, shards=4)[0])
+    expected = read_content(prepare(WHOLE, shards=4)[0])
     reversed_classes = {}
     for name in reversed(CLASSES):
         reversed_classes[name] = dict(reversed(CLASSES[name].items()))
     backwards = {"other.tar.gz": gzip.compress(by_class(reversed_classes))}
 
-    assert content(prepare(backwards, "backwards", shards=4)[0]) == expected
+    assert read_content(prepare(backwards, "backwards", shards=4)[0]) == expected
 
     replace_stdin(monkeypatch, WHOLE)
     archives = tar_dataset.list_archives(["-"])
@@ -191,16 +191,16 @@ def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatc
     folder, _ = tar_dataset.prepare_tars(
         archives, "mine", data_dir=data_dir, options=Options(shards=4)
     )
-    assert content(folder) == expected
+    assert read_content(folder) == expected
 
 
 def test_classes_are_mixed_by_the_seed(prepare):
     folder, _ = prepare(WHOLE, shards=4)
-    found = records(folder)
+    found = read_records(folder)
     runs = [name for name, _ in itertools.groupby(found, key=lambda record: record[0])]
 
     assert len(runs) > len(SIZES)
-    assert records(prepare(WHOLE, "seed", shards=4, seed=1)[0]) != found
+    assert read_records(prepare(WHOLE, "seed", shards=4, seed=1)[0]) != found
 
 
 def test_fields_of_a_record_are_in_alphabetical_order(prepare):
@@ -217,10 +217,12 @@ def test_fields_of_a_record_are_in_alphabetical_order(prepare):
 
 def test_parts_of_a_split(prepare):
     folder, _ = prepare(WHOLE)
-    first_half = records(folder, "train[:50%]")
-    second_half = records(folder, "train[50%:]")
+    first_half = read_records(folder, "train[:50%]")
+    second_half = read_records(folder, "train[50%:]")
 
-    assert records(folder, "train[:5]") + records(folder, "train[5:]") == records(folder)
+    assert read_records(folder, "train[:5]") + read_records(folder, "train[5:]") == read_records(
+        folder
+    )
     assert {*first_half, *second_half} == IMAGES
 
 
@@ -233,7 +235,7 @@ def test_several_archives_may_have_members_of_one_name(prepare):
 
     folder, counts = prepare({"a.tar": by_class(first), "b.tar": by_class(second)})
 
-    archives = {row["source"].partition("/")[0] for row in manifest(folder)}
+    archives = {row["source"].partition("/")[0] for row in read_manifest(folder)}
     assert counts["train"] == 12
     assert archives == {"a.tar", "b.tar"}
 
@@ -295,13 +297,13 @@ def test_files_that_are_excluded_or_odd_are_listed(prepare, tmp_path):
 
     folder, counts = prepare(pack_odd_files(tmp_path, good))
 
-    assert set(listed(folder)) == set(expected)
-    kinds = collections.Counter(kind for kind, _ in listed(folder))
+    assert set(read_listed(folder)) == set(expected)
+    kinds = collections.Counter(kind for kind, _ in read_listed(folder))
     assert {kind: counts[kind] for kind in kinds} == kinds
 
-    found = records(folder)
-    kept_a = {sha(image) for image in (*good.values(), picture(1, ".png"))}
-    kept_b = {sha(picture(6)), sha(picture(8))}
+    found = read_records(folder)
+    kept_a = {compute_sha(image) for image in (*good.values(), picture(1, ".png"))}
+    kept_b = {compute_sha(picture(6)), compute_sha(picture(8))}
     assert {image for name, image in found if name == "a"} == kept_a
     assert {image for name, image in found if name == "b"} == kept_b
 
@@ -411,7 +413,7 @@ def test_numbers_of_the_classes(prepare, archive, classes, class_names, used_nam
 
 def test_classes_of_json_labels_have_the_numbers_of_a_list(prepare):
     folder, _ = prepare(OF_JSON, classes=ORDER)
-    assert set(records(folder)) == IMAGES
+    assert set(read_records(folder)) == IMAGES
 
 
 @pytest.mark.parametrize(
@@ -425,7 +427,7 @@ def test_numbers_of_files_may_have_names(prepare, classes, expected):
     number_names = tuple(f"n{k:02}" for k in range(11))
     folder, _ = prepare(OF_NUMBERS, classes=classes, number_names=number_names)
 
-    assert set(records(folder)) == IMAGES
+    assert set(read_records(folder)) == IMAGES
     assert read_class_names(folder) == expected
 
 
@@ -450,7 +452,7 @@ def test_classes_that_the_list_does_not_have(prepare, archive, num_without_class
         skips_others=True,
     )
 
-    assert len(records(folder)) == SIZES["n01"] + SIZES["n02"]
+    assert len(read_records(folder)) == SIZES["n01"] + SIZES["n02"]
     assert counts["classes"] == 3
     assert counts["no class"] == num_without_class
 
@@ -463,20 +465,20 @@ def test_small_classes_and_hold_out(prepare):
         min_class_images=5,
         holdout_per_class=4,
     )
-    train = records(folder)
-    validation = records(folder, "validation")
+    train = read_records(folder)
+    validation = read_records(folder, "validation")
     held_out = collections.Counter(name for name, _ in validation)
     large_classes = {pair for pair in IMAGES if pair[0] != "n01"}
 
     assert counts == {"train": 9, "validation": 7, "classes": 2, "small class": 1}
-    assert listed(folder) == [("small class", "n01")]
+    assert read_listed(folder) == [("small class", "n01")]
     assert held_out == {"n02": 3, "n10": 4}
     assert {*train, *validation} == large_classes
     assert read_class_names(folder) == ("n02", "n10")
     assert check_dataset(folder) == []
 
     again, _ = prepare(WHOLE, "again", holdout_per_class=4)
-    assert records(again, "validation") != validation
+    assert read_records(again, "validation") != validation
 
 
 def test_the_manifest_has_the_records_of_all_splits(prepare):
@@ -486,10 +488,10 @@ def test_the_manifest_has_the_records_of_all_splits(prepare):
         min_class_images=5,
         holdout_per_class=4,
     )
-    rows = {row["id"]: (row["class"], row["sha256"]) for row in manifest(folder)}
+    rows = {row["id"]: (row["class"], row["sha256"]) for row in read_manifest(folder)}
 
     for split in ("train", "validation"):
-        for k, record in enumerate(records(folder, split)):
+        for k, record in enumerate(read_records(folder, split)):
             assert rows[f"{split}:{k}"] == record
 
 
@@ -519,11 +521,11 @@ class Kill(BaseException):
 )
 def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
     """After kills at several records and files, the bytes are the same, and little is done twice."""
-    expected = content(prepare(archive, "whole", shards=3)[0])
+    expected = read_content(prepare(archive, "whole", shards=3)[0])
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
 
     # After the first of three classes.
-    with killed(monkeypatch, scatter.Scatter, "add", 8):
+    with expect_kill(monkeypatch, scatter.Scatter, "add", 8):
         prepare(archive, shards=3)
     assert count_rest(prepare, archive, monkeypatch) == rest
 
@@ -535,12 +537,12 @@ def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
         (tar_writing.tfds.folder_dataset, "write_metadata", 0),
         (tar_dataset.os, "sync", 0),
     ):
-        with killed(monkeypatch, owner, name, after):
+        with expect_kill(monkeypatch, owner, name, after):
             prepare(archive, shards=3)
 
     folder, _ = prepare(archive, shards=3)
-    assert content(folder) == expected
-    assert listed(folder) == []
+    assert read_content(folder) == expected
+    assert read_listed(folder) == []
 
 
 def pack_samples_with_masks(count):
@@ -555,22 +557,22 @@ def pack_samples_with_masks(count):
 def test_one_image_of_a_sample_is_stored(prepare, monkeypatch):
     """The others are listed, each once, also after an interruption."""
     archive = pack_samples_with_masks(12)
-    stored = {sha(picture(number)) for number in range(12)}
+    stored = {compute_sha(picture(number)) for number in range(12)}
     skipped = [("other", f"{number:02}.seg.png") for number in range(12)]
 
     folder, counts = prepare(archive, "whole", shards=1)
 
-    assert {image for _, image in records(folder)} == stored
-    assert listed(folder) == skipped
+    assert {image for _, image in read_records(folder)} == stored
+    assert read_listed(folder) == skipped
     assert counts["other"] == 12
 
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
-    with killed(monkeypatch, scatter.Scatter, "add", 5):
+    with expect_kill(monkeypatch, scatter.Scatter, "add", 5):
         prepare(archive, shards=1)
     again, _ = prepare(archive, shards=1)
 
-    assert content(again) == content(folder)
-    assert listed(again) == skipped
+    assert read_content(again) == read_content(folder)
+    assert read_listed(again) == skipped
 
 
 def test_the_standard_input_begins_again(tmp_path, monkeypatch):
@@ -581,23 +583,23 @@ def test_the_standard_input_begins_again(tmp_path, monkeypatch):
         )
         return folder
 
-    expected = content(prepare_stdin("whole"))
+    expected = read_content(prepare_stdin("whole"))
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
-    with killed(monkeypatch, scatter.Scatter, "add", 8):
+    with expect_kill(monkeypatch, scatter.Scatter, "add", 8):
         prepare_stdin("data")
-    with killed(monkeypatch, tar_writing, "_write_bucket", 1):
+    with expect_kill(monkeypatch, tar_writing, "_write_bucket", 1):
         prepare_stdin("data")
 
     # Everything was read, so nothing is read again.
-    monkeypatch.setattr(tar_reading, "read_images", killing(None, 0))
-    assert content(prepare_stdin("data")) == expected
+    monkeypatch.setattr(tar_reading, "read_images", make_killing(None, 0))
+    assert read_content(prepare_stdin("data")) == expected
 
 
 def read_times(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def killing(function, after):
+def make_killing(function, after):
     """Return a function that ends the process at its call number `after` + 1."""
     calls = itertools.count()
 
@@ -610,10 +612,10 @@ def killing(function, after):
 
 
 @contextlib.contextmanager
-def killed(monkeypatch, owner, name, after):
+def expect_kill(monkeypatch, owner, name, after):
     """Expect that the process is killed at the call number `after` + 1 of a function."""
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, killing(getattr(owner, name), after))
+        patch.setattr(owner, name, make_killing(getattr(owner, name), after))
         with pytest.raises(Kill):
             yield
 
@@ -627,7 +629,7 @@ def count_rest(prepare, archive, monkeypatch):
         added.append(words)
         add(*words)
 
-    shutil.copytree(unfinished(prepare), unfinished(prepare, "copy"))
+    shutil.copytree(get_unfinished(prepare), get_unfinished(prepare, "copy"))
     with monkeypatch.context() as patch:
         patch.setattr(scatter.Scatter, "add", count_and_add)
         prepare(archive, "copy", shards=3)
@@ -650,27 +652,27 @@ def test_an_archive_or_an_option_that_changed(prepare):
 
 def test_an_unfinished_dataset_of_other_options(prepare, monkeypatch):
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
-    with killed(monkeypatch, tar_writing, "_write_bucket", 0):
+    with expect_kill(monkeypatch, tar_writing, "_write_bucket", 0):
         prepare(WHOLE)
 
-    with rejects(str(unfinished(prepare)), "other archives or options"):
+    with rejects(str(get_unfinished(prepare)), "other archives or options"):
         prepare(WHOLE, min_side=1)
 
-    with open(unfinished(prepare) / "lock", "wb") as lock:
+    with open(get_unfinished(prepare) / "lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with rejects(str(unfinished(prepare)), "another process"):
+        with rejects(str(get_unfinished(prepare)), "another process"):
             prepare(WHOLE)
 
-    flip(unfinished(prepare) / "bucket-00000", -9)
-    with rejects(str(unfinished(prepare)), "damaged"):
+    flip(get_unfinished(prepare) / "bucket-00000", -9)
+    with rejects(str(get_unfinished(prepare)), "damaged"):
         prepare(WHOLE)
 
 
 def test_a_bucket_that_a_loss_of_power_cut(prepare, monkeypatch):
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
-    with killed(monkeypatch, scatter.Scatter, "add", 8):
+    with expect_kill(monkeypatch, scatter.Scatter, "add", 8):
         prepare(WHOLE)
-    (unfinished(prepare) / "bucket-00000").write_bytes(b"")
+    (get_unfinished(prepare) / "bucket-00000").write_bytes(b"")
 
     with rejects("bucket-00000", "has 0 bytes instead of"):
         prepare(WHOLE)
@@ -684,7 +686,7 @@ def set_free_bytes(monkeypatch, num_bytes):
 def test_a_disk_that_is_too_small(prepare, monkeypatch):
     """It must hold the images once, and one bucket; bytes that are already there count."""
     set_free_bytes(monkeypatch, len(WHOLE))
-    with rejects(str(unfinished(prepare)), r"GB free, and .* GB are needed"):
+    with rejects(str(get_unfinished(prepare)), r"GB free, and .* GB are needed"):
         prepare(WHOLE, shards=2)
 
     set_free_bytes(monkeypatch, 2 * len(WHOLE))
@@ -761,7 +763,7 @@ def test_a_check_finds_what_changed(prepare):
     other_shard = folder / "mine-train.array_record-00000-of-00002"
     part = folder / "manifest/00001-of-00002.parquet"
     whole = {path: path.read_bytes() for path in (shard, *folder.rglob("manifest/*"))}
-    ids = {row["id"] for row in manifest(folder)}
+    ids = {row["id"] for row in read_manifest(folder)}
 
     def find_and_repair():
         problems = check_dataset(folder)

@@ -72,7 +72,7 @@ TWICE = [*SUITE, SUITE[2]]
 NOT_A_SUITE = ["bright"]
 
 
-def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
+def build_words(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
     """Return the words of a sweep."""
     return [
         "vtab",
@@ -86,7 +86,7 @@ def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
     ]
 
 
-def begun(out):
+def read_begun(out):
     """Return (task, kind, learning rate, steps) of the runs that were begun, in order."""
     pattern = r"^(\w+), (trial|final run): learning rate ([\d.]+), (\d+) steps$"
     return re.findall(pattern, out, re.MULTILINE)

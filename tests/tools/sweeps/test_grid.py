@@ -17,7 +17,7 @@ PAPER = "pretrain_jft"
 NUM_EXAMPLES = {DIGITS: 1437, PAPER: 303_000_000}
 
 
-def grid(name, recipe=DIGITS, overrides=(), **values):
+def make_study_grid(name, recipe=DIGITS, overrides=(), **values):
     return make_grid(
         STUDIES[name],
         recipe,
@@ -26,7 +26,7 @@ def grid(name, recipe=DIGITS, overrides=(), **values):
     )
 
 
-def differences(one, other):
+def find_differences(one, other):
     """Return fields in which two runs differ, and their values in the second."""
     before = flatten(to_dict(one.config))
     after = flatten(to_dict(other.config))
@@ -36,7 +36,7 @@ def differences(one, other):
 @pytest.mark.parametrize("recipe", [DIGITS, PAPER])
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_run_can_be_trained(name, recipe):
-    runs = grid(name, recipe).runs
+    runs = make_study_grid(name, recipe).runs
 
     assert len(runs) > 1
     assert len({run.name for run in runs}) == len(runs)
@@ -58,19 +58,19 @@ def test_every_run_can_be_trained(name, recipe):
 
 
 def test_parts_of_the_data_are_trained_on_for_equally_many_steps():
-    few, many = grid("data_size", models=["ViT-48"], examples=["70", "1140"]).runs
+    few, many = make_study_grid("data_size", models=["ViT-48"], examples=["70", "1140"]).runs
     few_steps = resolve(few.config, num_examples=70, num_devices=1)
     many_steps = resolve(many.config, num_examples=1140, num_devices=1)
 
     assert few.config.input.train_examples == 70
     assert few_steps == many_steps
     assert few_steps.total == round(10 * 1140 / 32)
-    assert differences(few, many) == {"input.train_examples": 1140}
+    assert find_differences(few, many) == {"input.train_examples": 1140}
     assert few.config.input.test_split == "train[80%:]"
 
 
 def test_regularisers_are_searched_for_each_part():
-    found = grid(
+    found = make_study_grid(
         "data_size",
         models=["ViT-48"],
         examples=["70"],
@@ -87,20 +87,22 @@ def test_regularisers_are_searched_for_each_part():
 
 def test_models_are_arguments_of_the_recipe_with_further_fields():
     words = ["ViT-L/16,epochs=14", "ViT-B/32,model.name=ViT-b/32", "R50x1"]
-    configs = [run.config for run in grid("scaling", PAPER, models=words).runs]
+    configs = [run.config for run in make_study_grid("scaling", PAPER, models=words).runs]
 
     assert [c.model.name for c in configs] == ["ViT-L/16", "ViT-b/32", "R50x1"]
     assert [c.total for c in configs] == ["14 epochs", "7 epochs", "7 epochs"]
     assert [c.schedule.learning_rate for c in configs] == [4e-4, 8e-4, 1e-3]
 
-    (short,) = grid("scaling", "digits_studies:epochs=2", models=["ResNet"], epochs=[]).runs
+    (short,) = make_study_grid(
+        "scaling", "digits_studies:epochs=2", models=["ResNet"], epochs=[]
+    ).runs
     assert short.config.model.name == "R14x0.5"
     assert short.config.total == "2 epochs"
     assert short.name == "model=ResNet"
 
 
 def test_table_8_has_eight_kinds_of_positions():
-    runs = grid("positions", PAPER).runs
+    runs = make_study_grid("positions", PAPER).runs
 
     assert [(run.point["position"], run.point["layer"]) for run in runs] == [
         ("none", "stem"),
@@ -134,20 +136,20 @@ ALL_DIMENSIONS = {
     ],
 )
 def test_shapes_are_multiples_of_the_recipes(shape, expected):
-    base, other = grid("shape", shapes=["base", shape]).runs
-    found = differences(base, other)
+    base, other = make_study_grid("shape", shapes=["base", shape]).runs
+    found = find_differences(base, other)
 
     assert expected.items() <= found.items()
     assert all(name.startswith("model.") for name in found)
 
 
 def test_the_base_shape_may_be_chosen():
-    (run,) = grid("shape", overrides=["model.depth=2"], shapes=["depth:2"]).runs
+    (run,) = make_study_grid("shape", overrides=["model.depth=2"], shapes=["depth:2"]).runs
     assert run.config.model.depth == 4
 
 
 def test_sgd_has_the_hyper_parameters_of_big_transfer():
-    adam, sgd = (run.config for run in grid("optimizer", PAPER, models=["R50x1"]).runs)
+    adam, sgd = (run.config for run in make_study_grid("optimizer", PAPER, models=["R50x1"]).runs)
 
     assert adam.optimizer.name == "adam"
     assert adam.schedule.learning_rate == 1e-3
@@ -166,13 +168,13 @@ def test_sgd_has_the_hyper_parameters_of_big_transfer():
 
 def test_learning_rates_are_multiples_of_the_recipes():
     values = {"models": ["R50x1"], "optimizers": ["adam"], "rate_factors": ["0.5"]}
-    (run,) = grid("optimizer", PAPER, **values).runs
+    (run,) = make_study_grid("optimizer", PAPER, **values).runs
 
     assert run.config.schedule.learning_rate == 5e-4
 
 
 def test_images_are_as_large_as_patches_cover():
-    runs = grid("speed", PAPER, models=["ViT-H/14", "R50+ViT-B/32"]).runs
+    runs = make_study_grid("speed", PAPER, models=["ViT-H/14", "R50+ViT-B/32"]).runs
     sides = [run.config.input.image_size[0] for run in runs]
 
     assert sides == [56, 126, 224, 378, 504, 64, 128, 224, 384, 512]
@@ -210,19 +212,19 @@ NOT_LION = "--optimizers=lion: must be one of adam, sgd"
 )
 def test_mistakes(name, values, message):
     with pytest.raises(ValueError, match=message):
-        grid(name, **values)
+        make_study_grid(name, **values)
 
 
 def test_a_field_that_the_study_sets_is_rejected():
     with pytest.raises(ValueError, match=r"is set for each run\. Use --pools="):
-        grid("pooling", overrides=["model.pool=gap"])
+        make_study_grid("pooling", overrides=["model.pool=gap"])
 
 
 def test_a_recipe_for_fine_tuning_is_rejected():
     with pytest.raises(ValueError, match="a recipe for FinetuneConfig; studies pre-train"):
-        grid("pooling", "finetune:ViT-B/16,pets")
+        make_study_grid("pooling", "finetune:ViT-B/16,pets")
 
 
 def test_patches_of_a_network_without_transformer_are_rejected():
     with pytest.raises(ValueError, match=r"--shapes=patch:2: R14x0.5 has no transformer"):
-        grid("shape", f"{DIGITS}:ResNet", shapes=["patch:2"])
+        make_study_grid("shape", f"{DIGITS}:ResNet", shapes=["patch:2"])

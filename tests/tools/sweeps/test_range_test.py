@@ -15,7 +15,7 @@ from vit_jax.tools.sweeps.range_test import RangeTest, draw, run_range_test
 RATES = np.logspace(-6, 0, 100)
 
 
-def losses(x):
+def compute_losses(x):
     """Return losses at these logarithms of the learning rate.
 
     The loss is 2.3 up to a rate of 1e-4. Then it falls, fastest from 1e-3 to 1e-2, and rises again.
@@ -28,7 +28,7 @@ def test_suggestions():
     test = RangeTest(
         100,
         RATES,
-        losses(np.log10(RATES)),
+        compute_losses(np.log10(RATES)),
         became_infinite=False,
     )
     diverged_rate = test.rate_P[test.diverged]
@@ -46,7 +46,7 @@ def test_suggestions():
 
 def test_without_divergence_and_with_a_loss_that_is_not_finite():
     rates = RATES[:70]  # up to 1.6e-2
-    loss = losses(np.log10(rates))
+    loss = compute_losses(np.log10(rates))
     finite = RangeTest(100, rates, loss, became_infinite=False)
     infinite = RangeTest(100, rates, loss, became_infinite=True)
 

@@ -45,7 +45,7 @@ def read_series(figure):
     return series
 
 
-def labels_of(figure):
+def read_labels(figure):
     """Return the point of each label in the first panel."""
     return {text.get_text(): text.xy for text in figure.axes[0].texts}
 
@@ -183,7 +183,7 @@ def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
         "width": [[1, 20], [3.5, 70]],
     }
     # Of the two points ×2 the last one has the label.
-    assert labels_of(figure) == {"base": (1, 20), "×2": (3.5, 70)}
+    assert read_labels(figure) == {"base": (1, 20), "×2": (3.5, 70)}
 
 
 def test_a_shape_that_has_not_learnt_is_marked(tmp_path):
@@ -191,7 +191,7 @@ def test_a_shape_that_has_not_learnt_is_marked(tmp_path):
     for run, accuracy in zip(grid.runs, (0.9, 0.44, 0.46), strict=True):
         write_run(tmp_path, run, test_accuracy=accuracy, exaflops=1 + accuracy)
 
-    labels = labels_of(draw(grid.study, build_rows(grid, tmp_path), title="t"))
+    labels = read_labels(draw(grid.study, build_rows(grid, tmp_path), title="t"))
 
     assert list(labels) == ["base", "×2, did not learn", "×0.5"]
 

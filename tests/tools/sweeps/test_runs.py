@@ -25,7 +25,7 @@ SHORT = flags(
 )
 
 
-def words_of(folder, *more, name="pooling"):
+def build_words(folder, *more, name="pooling"):
     return [
         "study",
         name,
@@ -40,11 +40,11 @@ POOLS = ["--learning_rates=0.01"]
 NAMES = [f"pool={pool},learning_rate=0.01" for pool in ("token", "gap")]
 
 
-def rows(folder):
+def read_rows(folder):
     return json.loads((folder / "study.json").read_text())["rows"]
 
 
-def begun(out):
+def read_begun(out):
     return re.findall(r"^run (\d of \d): (.*)$", out, re.MULTILINE)
 
 
@@ -56,8 +56,8 @@ def read_times(folder):
 def studied(tmp_path_factory):
     """A finished study, of which each of two machines did its share, and both outputs."""
     folder = tmp_path_factory.mktemp("study") / "pooling"
-    first = succeed(words_of(folder, *POOLS, "--index=0", "--count=2"))
-    second = succeed(words_of(folder, *POOLS, "--index=1", "--count=2"))
+    first = succeed(build_words(folder, *POOLS, "--index=0", "--count=2"))
+    second = succeed(build_words(folder, *POOLS, "--index=1", "--count=2"))
     return folder, [first, second]
 
 
@@ -65,13 +65,13 @@ def studied(tmp_path_factory):
 def test_each_machine_does_its_share_and_the_last_collects_all(studied):
     folder, (first, second) = studied
 
-    assert begun(first) == [("1 of 1", NAMES[0])]
+    assert read_begun(first) == [("1 of 1", NAMES[0])]
     assert f"Not ended: {NAMES[1]}." in first
-    assert begun(second) == [("1 of 1", NAMES[1])]
+    assert read_begun(second) == [("1 of 1", NAMES[1])]
     assert second.endswith((folder / "study.md").read_text())
     assert "Not ended" not in second
 
-    for row, name in zip(rows(folder), NAMES, strict=True):
+    for row, name in zip(read_rows(folder), NAMES, strict=True):
         summary = commands.summary(folder / "runs" / name)
         assert row["test_accuracy"] == summary["test_accuracy"]
         assert row["folders"] == [f"runs/{name}"]
@@ -82,9 +82,9 @@ def test_the_same_command_again_trains_nothing(studied):
     folder, _ = studied
     before = read_times(folder)
 
-    out = succeed(words_of(folder, *POOLS))
+    out = succeed(build_words(folder, *POOLS))
 
-    assert begun(out) == []
+    assert read_begun(out) == []
     assert "run 1" not in out
     assert read_times(folder) == before
 
@@ -94,7 +94,7 @@ def test_another_config_is_rejected(studied):
     folder, _ = studied
     message = r"pool=token.*: workdir .* another config:\n  optimizer.weight_decay: there"
 
-    outcome = run(words_of(folder, *POOLS, "--config.optimizer.weight_decay=0.5"))
+    outcome = run(build_words(folder, *POOLS, "--config.optimizer.weight_decay=0.5"))
 
     assert outcome.code == 2
     assert re.search(message, outcome.err)
@@ -112,14 +112,14 @@ def test_killed_in_its_second_run_it_comes_to_the_same_results(studied, tmp_path
     for file in folder.glob("study.*"):
         file.unlink()
 
-    out = succeed(words_of(folder, *POOLS))
+    out = succeed(build_words(folder, *POOLS))
 
-    assert begun(out) == [("2 of 2", NAMES[1])]
+    assert read_begun(out) == [("2 of 2", NAMES[1])]
 
     resumed = commands.summary(unfinished)
     expected = commands.summary(complete / "runs" / NAMES[1])
     assert resumed["parameters_sha256"] == expected["parameters_sha256"]
-    for row, expected in zip(rows(folder), rows(complete), strict=True):
+    for row, expected in zip(read_rows(folder), read_rows(complete), strict=True):
         assert row["test_accuracy"] == expected["test_accuracy"]
 
 
@@ -127,7 +127,7 @@ def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_
     ran, special = pretended
     special[NAMES[0]] = FloatingPointError("Step 3: the loss is nan")
     special[NAMES[1]] = Interrupted("stopped after step 2")
-    words = words_of(tmp_path, *POOLS)
+    words = build_words(tmp_path, *POOLS)
 
     outcome = run(words)
     assert outcome.code == 75
@@ -146,7 +146,7 @@ def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_
 
 def test_a_config_that_cannot_be_is_rejected_before_the_first_run(pretended, tmp_path):
     ran, _ = pretended
-    err = rejected(words_of(tmp_path, *POOLS, "--seeds=0,-1"))
+    err = rejected(build_words(tmp_path, *POOLS, "--seeds=0,-1"))
 
     assert re.search(r"seed=-1: config.seed=-1: must lie in \[0, 4294967295\]", err)
     assert ran == []
@@ -159,7 +159,7 @@ def test_a_measure_that_no_run_has_is_rejected_before_the_first_run(
 ):
     available = "it will have test_accuracy, test_loss, exaflops"
     err = rejected(
-        words_of(
+        build_words(
             tmp_path / "s",
             *POOLS,
             f"--measures=test_accuracy,{measure}",

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.commands import succeed
 from tests.tools.plan.test_aot import needs_libtpu
-from tests.tools.sweeps.test_runs import rows
+from tests.tools.sweeps.test_runs import read_rows
 from vit_jax.tools.sweeps.speed import find_peak
 
 SMALL = [
@@ -60,7 +60,7 @@ def test_a_network_is_measured_or_planned(topology, options, tmp_path):
             *options,
         ]
     )
-    (row,) = rows(tmp_path)
+    (row,) = read_rows(tmp_path)
 
     assert row["images_per_second"] > 0
     assert row["largest_batch"] == 1

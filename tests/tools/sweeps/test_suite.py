@@ -10,12 +10,12 @@ from vit_jax.tools.sweeps.suite import PUBLISHED, VTAB, load_suite, select_tasks
 ALL_TASKS_MEANS = (77.63, 76.29, 72.71)  # of Table 2, which the paper prints with two digits
 
 
-def names(tasks):
+def list_names(tasks):
     return [task.name for task in tasks]
 
 
 def test_the_papers_figures_give_the_papers_means():
-    assert names(VTAB) == names(TASKS)
+    assert list_names(VTAB) == list_names(TASKS)
 
     means = np.mean([task.published for task in VTAB], axis=0)
     assert len(PUBLISHED) == len(means) == 3
@@ -38,8 +38,8 @@ def test_names_in_the_order_of_the_suite():
     tasks = select_tasks(VTAB, "svhn,caltech101,dmlab,svhn")
     structured = select_tasks(load_suite(None), "structured")
 
-    assert names(tasks) == ["caltech101", "svhn", "dmlab"]
-    assert names(structured)[0] == "clevr_count"
+    assert list_names(tasks) == ["caltech101", "svhn", "dmlab"]
+    assert list_names(structured)[0] == "clevr_count"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group(
 RATE = "schedule.learning_rate"
 
 
-def words_of(folder, *more):
+def build_words(folder, *more):
     return [
         "sweep",
         f"--config={RECIPE}",
@@ -31,7 +31,7 @@ def words_of(folder, *more):
     ]
 
 
-def share(number, count=2):
+def build_share(number, count=2):
     return [f"--index={number}", f"--count={count}"]
 
 
@@ -39,11 +39,11 @@ def read_times(folder):
     return {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")}
 
 
-def results(folder):
+def read_results(folder):
     return json.loads((folder / "sweep.json").read_text())
 
 
-def begun(out):
+def read_begun(out):
     return re.findall(r"^run (\d of \d.*): (.*)$", out, re.MULTILINE)
 
 
@@ -64,12 +64,12 @@ def swept(tmp_path_factory):
     Returns its folder, its output, the run that ended and the run that was stopped.
     """
     folder = tmp_path_factory.mktemp("sweep") / "examples"
-    out = succeed(words_of(folder, *HALVING))
-    kept, dropped = sorted(NAMES, key=lambda name: loss_at_half(folder / "runs" / name))
+    out = succeed(build_words(folder, *HALVING))
+    kept, dropped = sorted(NAMES, key=lambda name: read_loss_at_half(folder / "runs" / name))
     return folder, out, kept, dropped
 
 
-def loss_at_half(folder):
+def read_loss_at_half(folder):
     for line in commands.metrics(folder):
         if line["step"] == 3 and "test_loss" in line:
             return line["test_loss"]
@@ -81,9 +81,9 @@ def test_the_better_setting_ends_as_a_run_that_was_never_paused(swept, tmp_path)
     folder, out, kept, dropped = swept
     stopped = folder / "runs" / dropped
     number = dropped.partition("=")[2]
-    row = rf"^\| {number} .* 0 of 1, stopped at {loss_at_half(stopped):.3g} \|$"
+    row = rf"^\| {number} .* 0 of 1, stopped at {read_loss_at_half(stopped):.3g} \|$"
 
-    assert begun(out) == [
+    assert read_begun(out) == [
         ("1 of 2, to 50%", NAMES[0]),
         ("2 of 2, to 50%", NAMES[1]),
         ("1 of 1", kept),
@@ -95,11 +95,11 @@ def test_the_better_setting_ends_as_a_run_that_was_never_paused(swept, tmp_path)
     _, *words, _ = shlex.split(command)
     succeed([*words, f"--workdir={tmp_path}"])
 
-    assert commands.summary(tmp_path)["parameters_sha256"] == hash_of(folder, kept)
+    assert commands.summary(tmp_path)["parameters_sha256"] == read_hash(folder, kept)
     assert commands.curve(tmp_path) == commands.curve(folder / "runs" / kept)
 
 
-def hash_of(folder, name):
+def read_hash(folder, name):
     return commands.summary(folder / "runs" / name)["parameters_sha256"]
 
 
@@ -107,7 +107,7 @@ def hash_of(folder, name):
 def test_the_same_command_again_trains_nothing(swept):
     folder, out, *_ = swept
     before = read_times(folder)
-    again = succeed(words_of(folder, *HALVING))
+    again = succeed(build_words(folder, *HALVING))
 
     assert out.endswith(again)
     assert read_times(folder) == before
@@ -126,18 +126,18 @@ def test_killed_after_the_pause_it_comes_to_the_same_results(swept, tmp_path):
     (folder / "sweep.md").unlink()
     (folder / "runs" / dropped / "pause.json").unlink()
 
-    out = succeed(words_of(folder, *HALVING))
+    out = succeed(build_words(folder, *HALVING))
 
-    assert begun(out) == begun(complete_out)
+    assert read_begun(out) == read_begun(complete_out)
     assert "continuing from this workdir's checkpoint of step 3" in out
-    assert hash_of(folder, kept) == hash_of(complete, kept)
+    assert read_hash(folder, kept) == read_hash(complete, kept)
     assert commands.checkpoint_steps(folder / "runs" / dropped)[-1] == 3
 
 
 GRID = ["--grid", f"{RATE}=0.1,0.2,0.3", "--grid", "seed=0,1,2"]
 
 
-def names(*rates):
+def list_names(*rates):
     return [f"{RATE}={rate},seed={seed}" for rate in rates for seed in range(3)]
 
 
@@ -146,12 +146,12 @@ DEVIATION = statistics.stdev([0.5, 0.51, 0.52])
 
 def test_the_table_has_means_deviations_and_the_best_setting(pretended, tmp_path):
     ran, _ = pretended
-    out = succeed(words_of(tmp_path, *GRID))
-    content = results(tmp_path)
+    out = succeed(build_words(tmp_path, *GRID))
+    content = read_results(tmp_path)
     deviations = [row["test_accuracy_deviation"] for row in content["rows"]]
     row = r"^\| (0.\d) +\| +([\d.]+%) \| +([\d.]+%) .* (\d of \d) \|$"
 
-    assert [name for name, _ in ran] == names(0.1, 0.2, 0.3)
+    assert [name for name, _ in ran] == list_names(0.1, 0.2, 0.3)
     assert re.findall(row, out, re.MULTILINE) == [
         ("0.1", "61.00%", f"{DEVIATION:.2%}", "3 of 3"),
         ("0.2", "71.00%", f"{DEVIATION:.2%}", "3 of 3"),
@@ -164,7 +164,7 @@ def test_the_table_has_means_deviations_and_the_best_setting(pretended, tmp_path
 
 
 def test_the_best_setting_is_a_command(pretended, tmp_path):
-    out = succeed(words_of(tmp_path, *GRID, "--config.model.pool=token"))
+    out = succeed(build_words(tmp_path, *GRID, "--config.model.pool=token"))
 
     (command,) = re.findall(r"^    (vit-jax pretrain .*)$", out, re.MULTILINE)
     _, _, recipe, *overrides, folder = shlex.split(command)
@@ -173,14 +173,14 @@ def test_the_best_setting_is_a_command(pretended, tmp_path):
     assert config.seed == load_recipe(str(RECIPE)).seed
     assert config.model.pool == "token"
     assert folder == f"--workdir={tmp_path / 'best'}"
-    assert results(tmp_path)["command"] == command
+    assert read_results(tmp_path)["command"] == command
 
 
 def test_another_metric_and_a_run_that_diverged(pretended, tmp_path):
     """The loss is lowest at 0.3, whose run diverged once."""
     ran, special = pretended
-    special[names(0.3)[1]] = FloatingPointError("Step 3: the loss is nan")
-    words = words_of(tmp_path, *GRID, "--metric=test_loss")
+    special[list_names(0.3)[1]] = FloatingPointError("Step 3: the loss is nan")
+    words = build_words(tmp_path, *GRID, "--metric=test_loss")
 
     out = succeed(words)
 
@@ -192,16 +192,16 @@ def test_another_metric_and_a_run_that_diverged(pretended, tmp_path):
 
 
 def test_the_first_of_equal_settings_is_the_best(pretended, tmp_path):
-    out = succeed(words_of(tmp_path, "--grid=model.pool=token,gap"))
+    out = succeed(build_words(tmp_path, "--grid=model.pool=token,gap"))
     assert "Best: model.pool=token," in out
 
 
 def test_machines_share_the_runs_and_an_interrupted_sweep_goes_on(pretended, tmp_path):
     ran, special = pretended
-    first = words_of(tmp_path, *GRID, *share(0))
-    second = words_of(tmp_path, *GRID, *share(1))
-    missing = ", ".join([names(0.2)[1], names(0.3)[0], names(0.3)[2]])
-    special[names(0.2)[1]] = Interrupted("stopped after step 3")
+    first = build_words(tmp_path, *GRID, *build_share(0))
+    second = build_words(tmp_path, *GRID, *build_share(1))
+    missing = ", ".join([list_names(0.2)[1], list_names(0.3)[0], list_names(0.3)[2]])
+    special[list_names(0.2)[1]] = Interrupted("stopped after step 3")
 
     outcome = run(first)
     assert outcome.code == 75
@@ -212,7 +212,7 @@ def test_machines_share_the_runs_and_an_interrupted_sweep_goes_on(pretended, tmp
     assert f"Not ended: {missing}." in out
 
     assert f"Best: {RATE}=0.3" in succeed(first)
-    assert sorted(name for name, _ in ran) == names(0.1, 0.2, 0.3)
+    assert sorted(name for name, _ in ran) == list_names(0.1, 0.2, 0.3)
 
 
 def test_a_recipe_for_fine_tuning_is_fine_tuned(pretended, tmp_path):
@@ -234,18 +234,18 @@ def test_a_recipe_for_fine_tuning_is_fine_tuned(pretended, tmp_path):
 
 def test_only_the_best_settings_go_on(pretended, tmp_path):
     ran, _ = pretended
-    paused = [(name, 0.25) for name in names(0.1, 0.2, 0.3)]
-    completed = [(name, None) for name in names(0.2, 0.3)]
+    paused = [(name, 0.25) for name in list_names(0.1, 0.2, 0.3)]
+    completed = [(name, None) for name in list_names(0.2, 0.3)]
     # Step 20 has the last evaluation up to a quarter.
     stopped_at = 0.2 * statistics.mean([0.6, 0.61, 0.62])
-    words = words_of(tmp_path, *GRID, "--stop_after=0.25")
+    words = build_words(tmp_path, *GRID, "--stop_after=0.25")
 
     out = succeed(words)
 
     assert ran == paused + completed
     assert f"0 of 3, stopped at {stopped_at:.2%}" in out
     assert f"Best: {RATE}=0.3" in out
-    assert results(tmp_path)["rows"][0]["stopped_at"] == pytest.approx(stopped_at)
+    assert read_results(tmp_path)["rows"][0]["stopped_at"] == pytest.approx(stopped_at)
 
     ran.clear()
     assert out.endswith(succeed(words))
@@ -254,7 +254,7 @@ def test_only_the_best_settings_go_on(pretended, tmp_path):
 
 def test_a_sweep_goes_on_with_other_options(pretended, tmp_path):
     ran, _ = pretended
-    words = words_of(tmp_path, *GRID)
+    words = build_words(tmp_path, *GRID)
     succeed([*words, "--stop_after=0.25"])
     ran.clear()
 
@@ -265,11 +265,11 @@ def test_a_sweep_goes_on_with_other_options(pretended, tmp_path):
 
     # Stopped settings are compared again, later.
     succeed([*words, "--stop_after=0.5"])
-    assert ran == [(name, 0.5) for name in names(0.1)]
+    assert ran == [(name, 0.5) for name in list_names(0.1)]
 
     ran.clear()
     succeed(words)
-    assert ran == [(name, None) for name in names(0.1)]
+    assert ran == [(name, None) for name in list_names(0.1)]
     assert "stopped" not in (tmp_path / "sweep.md").read_text()
 
 
@@ -277,17 +277,17 @@ def test_settings_that_diverge_are_stopped_first_and_a_loss_is_better_when_lower
     pretended, tmp_path
 ):
     ran, special = pretended
-    special[names(0.3)[1]] = FloatingPointError("Step 3: the loss is nan")
-    out = succeed(words_of(tmp_path, *GRID, "--stop_after=0.5", "--keep=2"))
+    special[list_names(0.3)[1]] = FloatingPointError("Step 3: the loss is nan")
+    out = succeed(build_words(tmp_path, *GRID, "--stop_after=0.5", "--keep=2"))
 
-    assert [name for name, fraction in ran if fraction is None] == names(0.1, 0.2)
+    assert [name for name, fraction in ran if fraction is None] == list_names(0.1, 0.2)
     assert "1 of 3, 1 diverged, stopped at" in out
 
 
 def test_machines_wait_for_each_other_where_settings_are_compared(pretended, tmp_path):
     ran, _ = pretended
-    first = words_of(tmp_path, *GRID, "--stop_after=0.5", *share(0))
-    second = words_of(tmp_path, *GRID, "--stop_after=0.5", *share(1))
+    first = build_words(tmp_path, *GRID, "--stop_after=0.5", *build_share(0))
+    second = build_words(tmp_path, *GRID, "--stop_after=0.5", *build_share(1))
     message = r"trained to 50%.* missing in .*seed=1.*The same command goes on"
 
     outcome = run(first)
@@ -297,7 +297,7 @@ def test_machines_wait_for_each_other_where_settings_are_compared(pretended, tmp
 
     succeed(second)
     assert f"Best: {RATE}=0.3" in succeed(first)
-    assert sorted(name for name, fraction in ran if fraction is None) == names(0.2, 0.3)
+    assert sorted(name for name, fraction in ran if fraction is None) == list_names(0.2, 0.3)
 
 
 def list_states(words):
@@ -308,9 +308,9 @@ def list_states(words):
 def test_a_dry_run_lists_the_runs_and_their_states(pretended, tmp_path):
     _, special = pretended
     grid = ["--grid", f"{RATE}=0.1,0.2", "--grid=seed=0,1", "--stop_after=0.5"]
-    complete = words_of(tmp_path, *grid)
-    shared = [*complete, *share(0)]
-    special[names(0.2)[0]] = Interrupted("stopped after step 3")
+    complete = build_words(tmp_path, *grid)
+    shared = [*complete, *build_share(0)]
+    special[list_names(0.2)[0]] = Interrupted("stopped after step 3")
 
     run(shared)
     assert list_states(shared) == [
@@ -356,7 +356,7 @@ NO_DIRECTION = "metric=c_brier_score: .*config.checkpoint.best_mode=max or min"
     ],
 )
 def test_mistakes_are_found_before_the_first_run(pretended, tmp_path, words, rule):
-    err = rejected(words_of(tmp_path / "s", *words))
+    err = rejected(build_words(tmp_path / "s", *words))
 
     assert re.search(rule, err), err
     assert not list(tmp_path.iterdir())

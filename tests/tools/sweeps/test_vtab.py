@@ -13,7 +13,7 @@ import pytest
 from tests.integration import commands
 from tests.integration.commands import rejected, run, succeed
 from tests.tools.sweeps import small_suite
-from tests.tools.sweeps.small_suite import begun, words_of
+from tests.tools.sweeps.small_suite import build_words, read_begun
 from vit_jax.tools.sweeps import vtab as sweep
 from vit_jax.train.lifecycle import workdir
 from vit_jax.train.lifecycle.interruption import Interrupted
@@ -31,7 +31,7 @@ def weights(tiny_run):
     return tiny_run.workdir
 
 
-def results(folder):
+def read_results(folder):
     return json.loads((folder / "results.json").read_text())
 
 
@@ -42,15 +42,15 @@ REAL = "bright"  # the task whose runs really train
 def swept(weights, tmp_path_factory):
     """A finished sweep and what it printed."""
     folder = tmp_path_factory.mktemp("sweep") / "vtab"
-    return folder, succeed(words_of(weights, folder, tasks=REAL))
+    return folder, succeed(build_words(weights, folder, tasks=REAL))
 
 
 @pytest.mark.slow
 def test_trials_come_first_and_then_the_final_run_on_their_splits(swept):
     folder, out = swept
-    (task,) = results(folder)["tasks"]
+    (task,) = read_results(folder)["tasks"]
 
-    assert begun(out) == [
+    assert read_begun(out) == [
         ("bright", "trial", "0.0001", "12"),
         ("bright", "trial", "0.2", "12"),
         ("bright", "final run", f"{task['learning_rate']:g}", "12"),
@@ -73,14 +73,14 @@ def test_trials_come_first_and_then_the_final_run_on_their_splits(swept):
 def test_the_same_command_again_repeats_nothing(swept, weights):
     folder, out = swept
     before = read_times(folder)
-    table = succeed(words_of(weights, folder, tasks=REAL))
+    table = succeed(build_words(weights, folder, tasks=REAL))
 
     assert out.endswith(table)
-    assert begun(table) == []
+    assert read_begun(table) == []
     assert read_times(folder) == before
 
 
-def hashes(folder):
+def read_hashes(folder):
     summaries = sorted(folder.glob("*/*/*/summary.json"))
     return [json.loads(path.read_text())["parameters_sha256"] for path in summaries]
 
@@ -97,17 +97,17 @@ def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weigh
     for file in folder.glob("results.*"):
         file.unlink()
 
-    out = succeed(words_of(weights, folder, tasks=REAL))
+    out = succeed(build_words(weights, folder, tasks=REAL))
 
-    assert [run[1:3] for run in begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
-    assert hashes(folder) == hashes(complete)
+    assert [run[1:3] for run in read_begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
+    assert read_hashes(folder) == read_hashes(complete)
     assert (folder / "results.md").read_text() == (complete / "results.md").read_text()
 
 
 @pytest.mark.slow
 def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
     folder, _ = swept
-    err = rejected(words_of(weights, folder, "--config.seed=1", tasks=REAL))
+    err = rejected(build_words(weights, folder, "--config.seed=1", tasks=REAL))
 
     assert re.search(r"belongs to a run with another config:\n  seed: there 0, given 1", err)
 
@@ -120,10 +120,10 @@ def test_other_weights_are_rejected(swept, weights, tmp_path):
     content = identity.read_text()
 
     # A plan does not compare weights.
-    assert run(words_of(other, folder, "--dry-run")).code == 0
+    assert run(build_words(other, folder, "--dry-run")).code == 0
 
     identity.write_text(content.replace('256": "', '256": "0'))
-    outcome = run(words_of(other, folder))
+    outcome = run(build_words(other, folder))
     identity.write_text(content)
 
     assert outcome.code == 2
@@ -166,7 +166,7 @@ TRIALS = {
 ALL_TRIALS = [*TRIALS["bright"], *TRIALS["shade"], *TRIALS["dull"]]
 
 
-def diverge():
+def make_divergence():
     return FloatingPointError("Step 3: the loss is nan")
 
 
@@ -176,7 +176,7 @@ def test_an_interrupted_sweep_goes_on(pretended, weights, tmp_path):
     """
     ran, special = pretended
     special["shade trials 0.1"] = Interrupted("stopped after step 3")
-    words = words_of(weights, tmp_path, settings=SETTINGS)
+    words = build_words(weights, tmp_path, settings=SETTINGS)
 
     outcome = run(words)
     assert outcome.code == 75
@@ -241,7 +241,7 @@ EXPECTED_ROWS = {
 
 
 def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path):
-    table = succeed(words_of(weights, tmp_path, settings=SETTINGS))
+    table = succeed(build_words(weights, tmp_path, settings=SETTINGS))
     rows = read_rows(table)
 
     assert rows["task"][:7] == [
@@ -259,8 +259,8 @@ def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path)
 
 
 def test_results_as_json_and_csv(pretended, weights, tmp_path):
-    succeed(words_of(weights, tmp_path, settings=SETTINGS))
-    content = results(tmp_path)
+    succeed(build_words(weights, tmp_path, settings=SETTINGS))
+    content = read_results(tmp_path)
     validation_accuracies = [trial["validation_accuracy"] for trial in content["trials"]]
 
     assert [mean["name"] for mean in content["means"]] == ["light", "nothing", "all tasks"]
@@ -277,7 +277,7 @@ def test_results_as_json_and_csv(pretended, weights, tmp_path):
 
 def test_each_task_may_have_its_own_setting(pretended, weights, tmp_path):
     ran, _ = pretended
-    succeed(words_of(weights, tmp_path, "--sweep=per_task", settings=SETTINGS))
+    succeed(build_words(weights, tmp_path, "--sweep=per_task", settings=SETTINGS))
 
     assert ran == [
         *TRIALS["bright"],
@@ -287,29 +287,29 @@ def test_each_task_may_have_its_own_setting(pretended, weights, tmp_path):
         *TRIALS["dull"],
         "dull final 0.1",
     ]
-    assert results(tmp_path)["sweep"] == "per_task"
+    assert read_results(tmp_path)["sweep"] == "per_task"
     assert "mean validation" not in (tmp_path / "results.md").read_text()
 
 
 def test_a_single_setting_needs_no_trials(pretended, weights, tmp_path):
     ran, _ = pretended
     settings = ["--learning_rates=0.3", "--lengths=12:2"]
-    succeed(words_of(weights, tmp_path, settings=settings, tasks="light"))
+    succeed(build_words(weights, tmp_path, settings=settings, tasks="light"))
 
     assert ran == ["bright final 0.3", "shade final 0.3"]
-    assert results(tmp_path)["tasks"][0]["validation_accuracy"] is None
+    assert read_results(tmp_path)["tasks"][0]["validation_accuracy"] is None
 
 
 def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, weights, tmp_path):
     ran, _ = pretended
-    first = words_of(
+    first = build_words(
         weights,
         tmp_path,
         "--index=0",
         "--count=2",
         settings=SETTINGS,
     )
-    second = words_of(
+    second = build_words(
         weights,
         tmp_path,
         "--index=1",
@@ -344,16 +344,16 @@ def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, wei
 def test_machines_need_not_wait_where_each_task_has_its_own_setting(pretended, weights, tmp_path):
     ran, _ = pretended
     options = ["--sweep=per_task", "--index=1", "--count=3"]
-    succeed(words_of(weights, tmp_path, *options, settings=SETTINGS))
+    succeed(build_words(weights, tmp_path, *options, settings=SETTINGS))
 
     assert ran == [*TRIALS["shade"], "shade final 0.3"]
 
 
 def test_what_diverges_is_named_and_not_tried_again(pretended, weights, tmp_path):
     ran, special = pretended
-    special["bright trials 0.3"] = diverge()
+    special["bright trials 0.3"] = make_divergence()
     special["shade final 0.1"] = FloatingPointError("Step 9: the loss is nan")
-    words = words_of(weights, tmp_path, settings=SETTINGS)
+    words = build_words(weights, tmp_path, settings=SETTINGS)
 
     out = succeed(words)
 
@@ -370,9 +370,9 @@ def test_what_diverges_is_named_and_not_tried_again(pretended, weights, tmp_path
 def test_where_all_trials_diverge(pretended, weights, tmp_path):
     _, special = pretended
     for name in ALL_TRIALS:
-        special[name] = diverge()
+        special[name] = make_divergence()
 
-    err = rejected(words_of(weights, tmp_path, settings=SETTINGS))
+    err = rejected(build_words(weights, tmp_path, settings=SETTINGS))
 
     assert "No trial's loss stayed finite: try lower learning rates" in err
 
@@ -380,10 +380,10 @@ def test_where_all_trials_diverge(pretended, weights, tmp_path):
 def test_where_all_trials_of_a_task_diverge_the_others_go_on(pretended, weights, tmp_path):
     ran, special = pretended
     for name in TRIALS["shade"]:
-        special[name] = diverge()
+        special[name] = make_divergence()
 
     out = succeed(
-        words_of(
+        build_words(
             weights,
             tmp_path,
             "--sweep=per_task",
@@ -399,7 +399,7 @@ def test_missing_data(pretended, weights, tmp_path):
     ran, _ = pretended
     message = r"Data of 1 of 4 tasks cannot be opened:\n  absent: .*make images"
     outcome = run(
-        words_of(
+        build_words(
             weights,
             tmp_path,
             suite="WITH_ABSENT",
@@ -414,7 +414,7 @@ def test_missing_data(pretended, weights, tmp_path):
 
 
 def test_tasks_whose_data_is_available(pretended, weights, tmp_path):
-    words = words_of(
+    words = build_words(
         weights,
         tmp_path,
         "--available",
@@ -430,7 +430,7 @@ def test_tasks_whose_data_is_available(pretended, weights, tmp_path):
 
 
 def test_no_task_has_available_data(pretended, weights, tmp_path):
-    words = words_of(
+    words = build_words(
         weights,
         tmp_path,
         "--available",
@@ -453,7 +453,7 @@ def test_all_of_vtab_says_what_to_prepare(weights, tmp_path):
 
 def test_without_published_results_there_are_no_columns_for_them(pretended, weights, tmp_path):
     out = succeed(
-        words_of(
+        build_words(
             weights,
             tmp_path,
             suite="UNPUBLISHED",
@@ -462,7 +462,7 @@ def test_without_published_results_there_are_no_columns_for_them(pretended, weig
     )
 
     assert "ViT-L/16" not in out
-    assert results(tmp_path)["means"][0]["published"] == []
+    assert read_results(tmp_path)["means"][0]["published"] == []
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_without_published_results_there_are_no_columns_for_them(pretended, weig
     ],
 )
 def test_mistakes(weights, tmp_path, more, message):
-    err = rejected(words_of(weights, tmp_path, more))
+    err = rejected(build_words(weights, tmp_path, more))
 
     assert message in err
     assert not list(tmp_path.iterdir())

@@ -29,7 +29,7 @@ def find_task(name):
     return next(task for task in VTAB if task.name == name)
 
 
-def differing(task, part):
+def find_differences(task, part):
     """Return the fields of a run that differ from the recipe, and their values."""
     before = flatten(to_dict(CONFIG))
     after = flatten(to_dict(build_run_config(CONFIG, task, part, LONG)))
@@ -65,8 +65,8 @@ def test_a_final_run_trains_on_all_and_is_tested_once():
         "input.test_split": "val200",
     }
 
-    assert differing(find_task("pets"), "final") == expected
-    assert differing(find_task("pets"), "trials") == expected | splits
+    assert find_differences(find_task("pets"), "final") == expected
+    assert find_differences(find_task("pets"), "trials") == expected | splits
 
 
 @pytest.mark.parametrize(
@@ -137,21 +137,23 @@ def test_the_outcome_of_a_run(tmp_path, accuracy, loss, expected):
     assert read_result(folder).accuracy == expected
 
 
-def results(*accuracies, loss=1.0):
+def make_results(*accuracies, loss=1.0):
     return [RunResult(accuracy, loss, 200) for accuracy in accuracies]
 
 
 def test_the_mean_over_tasks_decides():
     slow = Setting(500, 100, 0.003)
 
-    assert choose({SHORT: results(0.9, 0.1), LONG: results(0.6, 0.5)}) == LONG
-    assert choose({LONG: results(0.9, 0.1), SHORT: results(0.6, 0.5)}) == SHORT
+    assert choose({SHORT: make_results(0.9, 0.1), LONG: make_results(0.6, 0.5)}) == LONG
+    assert choose({LONG: make_results(0.9, 0.1), SHORT: make_results(0.6, 0.5)}) == SHORT
     # Ties: the lower loss, then the shorter run, then the lower rate.
-    assert choose({SHORT: results(0.5, 0.5), LONG: results(0.5, 0.5, loss=0.9)}) == LONG
-    assert choose({LONG: results(0.5), SHORT: results(0.5), slow: results(0.5)}) == slow
+    assert choose({SHORT: make_results(0.5, 0.5), LONG: make_results(0.5, 0.5, loss=0.9)}) == LONG
+    assert (
+        choose({LONG: make_results(0.5), SHORT: make_results(0.5), slow: make_results(0.5)}) == slow
+    )
 
 
 def test_a_trial_that_diverged_counts_as_nothing_right():
-    assert choose({LONG: [*results(0.9), LOST], SHORT: results(0.5, 0.5)}) == SHORT
-    assert choose({LONG: [*results(0.9), LOST], SHORT: results(0.3, 0.3)}) == LONG
+    assert choose({LONG: [*make_results(0.9), LOST], SHORT: make_results(0.5, 0.5)}) == SHORT
+    assert choose({LONG: [*make_results(0.9), LOST], SHORT: make_results(0.3, 0.3)}) == LONG
     assert choose({LONG: [LOST], SHORT: [LOST]}) == SHORT
