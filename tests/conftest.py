@@ -1,4 +1,4 @@
-"""The harness: eight CPU devices, strict dtype promotion, no accelerator, one cache of compiled programs."""
+"""The harness: eight CPU devices, strict dtype promotion and one cache of compiled programs."""
 
 import contextlib
 import dataclasses
@@ -10,27 +10,22 @@ import time
 import types
 from importlib.metadata import version
 
-# Before jax is imported, which reads it then; subprocesses inherit it.
-os.environ["XLA_FLAGS"] = " ".join(
-    dict.fromkeys(
-        [
-            *os.environ.get("XLA_FLAGS", "").split(),
-            "--xla_force_host_platform_device_count=8",
-            # Programs run a few times: without optimisation they compile several times faster.
-            "--xla_backend_optimization_level=0",
-            # One piece of machine code for each program, instead of up to 32: a fifth less time for
-            # one core.
-            "--xla_cpu_parallel_codegen_split_count=1",
-            # This halves the time again. XLA ends a process whose flags it does not know, and later
-            # ones do not.
-            *(
-                ["--xla_cpu_use_fusion_emitters=false"]
-                if version("jax").startswith("0.10.")
-                else []
-            ),
-        ]
-    )
-)
+XLA_FLAGS = [
+    *os.environ.get("XLA_FLAGS", "").split(),
+    "--xla_force_host_platform_device_count=8",
+    # Programs run a few times: without optimisation they compile several times faster.
+    "--xla_backend_optimization_level=0",
+    # One piece of machine code for each program, instead of up to 32, takes one core a fifth less
+    # time.
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+if version("jax").startswith("0.10."):
+    # This halves the time again. XLA ends a process whose flags it does not know, and later
+    # versions do not know it.
+    XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+
+# Set before jax is imported, which reads it then; subprocesses inherit it.
+os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys(XLA_FLAGS))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiled once, read by every later process on this machine: other workers, commands that tests
 # start, later runs.
@@ -56,52 +51,67 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_worker(config):
-    """Whether this process is one of several of pytest-xdist, not the one that distributes and reports."""
+    """Return whether this process is one of several of pytest-xdist, not the one that reports."""
     return hasattr(config, "workerinput")
 
 
 def pytest_sessionstart(session):
-    """Forget old programs: most are of code that has changed since, or were cut off when a test killed a process."""
-    if not is_worker(session.config) and CACHE.is_dir():
-        for entry in CACHE.iterdir():
-            if entry.stat().st_mtime < time.time() - CACHE_DAYS * 86400:
-                entry.unlink(missing_ok=True)
+    """Remove old programs from the cache.
+
+    Most are of code that has changed since, or were cut off when a test killed a process.
+    """
+    if is_worker(session.config) or not CACHE.is_dir():
+        return
+    oldest = time.time() - CACHE_DAYS * 86400
+    for entry in CACHE.iterdir():
+        if entry.stat().st_mtime < oldest:
+            entry.unlink(missing_ok=True)
 
 
-def place_of(nodeid):
-    """Return what shares a worker: the group of `pytest.mark.xdist_group`, which xdist appends, or the file."""
+def get_worker_scope(nodeid):
+    """Return the name of the tests that share a worker with this one.
+
+    It is the group of `pytest.mark.xdist_group`, which xdist appends, or the file.
+    """
     _, separator, group = nodeid.rpartition("@")
-    return group if separator and "]" not in group else nodeid.partition("::")[0]
+    if separator and "]" not in group:
+        return group
+    return nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(items):
     """Begin with the longest files, so that no worker is left with one at the end."""
     from tests.tiers import is_fast
 
-    slow = {place_of(item.nodeid) for item in items if not is_fast(item)}
-    items.sort(
-        key=lambda item: ("/integration/" not in item.nodeid, place_of(item.nodeid) not in slow)
-    )
+    slow = {get_worker_scope(item.nodeid) for item in items if not is_fast(item)}
+
+    def rank(item):
+        is_integration = "/integration/" in item.nodeid
+        is_slow = get_worker_scope(item.nodeid) in slow
+        return not is_integration, not is_slow
+
+    items.sort(key=rank)
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: the garbage collector need not look through it again and again."""
+    """Keep imported modules out of the garbage collector, and let it run rarely.
+
+    The default threshold is (700, 10, 10); tracing allocates much and leaves little.
+    """
     gc.freeze()
-    gc.set_threshold(
-        50_000, 10, 10
-    )  # instead of (700, 10, 10): tracing allocates much and leaves little
+    gc.set_threshold(50_000, 10, 10)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByPlace(LoadScopeScheduling):
+    class ScopeScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return place_of(nodeid)
+            return get_worker_scope(nodeid)
 
     config.option.loadscopereorder = False  # the order of collection is the one above
-    return ByPlace(config, log)
+    return ScopeScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -115,92 +125,109 @@ def data_dir(tmp_path_factory):
     return str(folder)
 
 
-def program_of(config, architecture, num_examples, devices, label_shape=()):
-    """Return what the programs of a run depend on, and its lengths.
+NOT_IN_PROGRAM = (
+    "init_from",
+    "resume_from",
+    "resume_step",
+    "allow_code",
+    "data",
+    "total",
+    "evaluation",
+    "checkpoint",
+    "logging",
+    "stop_early",
+)
 
-    Where it reads and writes is no part of it.
+
+"""Fields of a config that do not change the programs of a run."""
+
+
+def describe_program(config, architecture, num_examples, devices, label_shape=()):
+    """Return a description of the programs of a run, and its lengths.
+
+    Paths and the periods of evaluation, checkpoints and logs are no part of it.
     """
     from vit_jax.config import resolve
 
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    outside = ("init_from", "resume_from", "resume_step", "allow_code", "data", "total")
-
-    for name in (*outside, "evaluation", "checkpoint", "logging", "stop_early"):
-        fields.pop(name, None)
-
-    fields |= {
-        "schedule": dataclasses.replace(config.schedule, warmup=""),
-        "input": config.input.mixup_alpha,
-    }
-    lengths = dataclasses.replace(  # without periods of what happens between steps
+    lengths = dataclasses.replace(
         steps,
         evaluate_every=0,
         checkpoint_every=0,
         log_every=0,
         evaluators_every={},
     )
+    fields = {}
+    for field in dataclasses.fields(config):
+        if field.name not in NOT_IN_PROGRAM:
+            fields[field.name] = getattr(config, field.name)
+    fields["schedule"] = dataclasses.replace(config.schedule, warmup="")
+    fields["input"] = config.input.mixup_alpha
 
-    return repr((type(config), fields, lengths, architecture, devices, label_shape)), steps
+    described = (type(config), fields, lengths, architecture, devices, label_shape)
+    return repr(described), steps
 
 
 PROGRAMS = {}  # assemblies and compiled train steps of this process, by the program
 
 
+def keep_compiled_fields(config, compiled):
+    """Return a config with the fields that were chosen when a program was compiled."""
+    optimizer = dataclasses.replace(
+        config.optimizer,
+        accumulation_steps=compiled.optimizer.accumulation_steps,
+    )
+    model = dataclasses.replace(config.model, remat=compiled.model.remat)
+    return dataclasses.replace(
+        config,
+        model=model,
+        optimizer=optimizer,
+        sharding=compiled.sharding,
+    )
+
+
 @contextlib.contextmanager
 def shared_programs():
-    """Share assemblies and train steps among runs of equal programs: a resumed or similar run compiles nothing."""
+    """Share assemblies and train steps among runs of equal programs.
+
+    A resumed or similar run compiles nothing.
+    """
     from vit_jax.tools.inspection import replay
     from vit_jax.train import assemble, finetune, pretrain
 
     build = assemble.assemble
     compile_step = assemble.Assembly.compile_train_step
 
-    def shared(config, architecture, **options):
-        key, steps = program_of(config, architecture, **options)
+    def assemble_shared(config, architecture, **options):
+        key, steps = describe_program(config, architecture, **options)
         if key not in PROGRAMS:
             PROGRAMS[key] = build(config, architecture, **options)
 
-        batch = config.evaluation.global_batch or config.global_batch
-        chosen = PROGRAMS[key].config
-        optimizer = dataclasses.replace(
-            config.optimizer,
-            accumulation_steps=chosen.optimizer.accumulation_steps,
-        )
-        model = dataclasses.replace(config.model, remat=chosen.model.remat)
-        config = dataclasses.replace(
-            config,
-            model=model,
-            optimizer=optimizer,
-            sharding=chosen.sharding,
-        )
-
+        assembly = PROGRAMS[key]
         return dataclasses.replace(
-            PROGRAMS[key],
-            config=config,
+            assembly,
+            config=keep_compiled_fields(config, assembly.config),
             steps=steps,
-            evaluation_batch=batch,
+            evaluation_batch=config.evaluation.global_batch or config.global_batch,
         )
 
     def compile_shared(run, start_step=0):
-        over = sum(phase.last_step <= start_step for phase in run.steps.phases)
-        key = (id(run.train_step_of_leaves), over)  # the first of which PROGRAMS keeps
-
+        num_past_phases = sum(phase.last_step <= start_step for phase in run.steps.phases)
+        key = (id(run.train_step_of_leaves), num_past_phases)  # PROGRAMS keeps the function
         if key not in PROGRAMS:
             PROGRAMS[key] = compile_step(run, start_step)
         return PROGRAMS[key]
 
     with pytest.MonkeyPatch.context() as patch:
         for verb in (pretrain, finetune, replay):
-            patch.setattr(verb, "assemble", shared)
-
+            patch.setattr(verb, "assemble", assemble_shared)
         patch.setattr(assemble.Assembly, "compile_train_step", compile_shared)
         yield
 
 
 @pytest.fixture(scope="module")
 def compiled_once():
-    """Training runs of a file share programs with each other and with all such files of this process."""
+    """Training runs of a file share programs with all such files of this process."""
     with shared_programs():
         yield
 
@@ -227,7 +254,10 @@ def bucket_folder(cloud, request):
 
 @pytest.fixture(scope="session")
 def tiny_run(data_dir, tmp_path_factory):
-    """The tiny run, trained by the verb: its config, its workdir, which no test may change, and its summary."""
+    """The tiny run, trained by the verb: its config, workdir and summary.
+
+    No test may change the workdir.
+    """
     from tests import tiny
     from tests.integration import commands
 
@@ -241,7 +271,10 @@ def tiny_run(data_dir, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_safe_path():
-    """Data workers set PYTHONSAFEPATH for the rest of a process; programs that later tests start find this folder."""
+    """Data workers set PYTHONSAFEPATH for the rest of a process.
+
+    It is removed, so that programs that later tests start find this folder.
+    """
     os.environ.pop("PYTHONSAFEPATH", None)
     yield
     os.environ.pop("PYTHONSAFEPATH", None)

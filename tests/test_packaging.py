@@ -1,4 +1,4 @@
-"""The package as people install it: recipes and type information come with it, and no checkout is needed."""
+"""The package as people install it: it has recipes and type information, without a checkout."""
 
 import pathlib
 import shutil
@@ -12,47 +12,60 @@ from vit_jax.config import load_recipe, to_text
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.mark.newest
-@pytest.mark.tools
-def test_an_installed_package_finds_its_recipes_anywhere(tmp_path):
-    source, target, elsewhere = (tmp_path / name for name in ("source", "target", "elsewhere"))
-    elsewhere.mkdir()
-
+@pytest.fixture
+def target(tmp_path):
+    """A folder into which the package is installed from a copy of its source."""
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("__pycache__")
     for folder in ("vit_jax", "configs"):
-        shutil.copytree(
-            ROOT / folder,
-            source / folder,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-
+        shutil.copytree(ROOT / folder, source / folder, ignore=ignored)
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
 
-    options = [
+    target = tmp_path / "target"
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
         "--quiet",
         "--disable-pip-version-check",
         "--no-deps",
         "--no-index",
         "--no-build-isolation",
+        f"--target={target}",
+        source,
     ]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, f"--target={target}", source],
-        check=True,
-    )
+    subprocess.run(install, check=True)
+    return target
 
-    for file in ("py.typed", "evals/imagenet_classes.tsv"):
-        assert (target / "vit_jax" / file).is_file()
 
-    program = "import vit_jax; print(vit_jax.__file__); from vit_jax.cli import main; main(['show', '--config=digits'])"
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(target)!r}); {program}"]
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import vit_jax
+print(vit_jax.__file__)
+from vit_jax.cli import main
+main(["show", "--config=digits"])
+"""
+
+
+@pytest.mark.newest
+@pytest.mark.tools
+def test_an_installed_package_finds_its_recipes_anywhere(target, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
     result = subprocess.run(
-        command,
+        [sys.executable, "-c", PROGRAM, str(target)],
         cwd=elsewhere,
         capture_output=True,
         text=True,
         check=True,
     )
-    file, text = result.stdout.split("\n", 1)
 
+    file, text = result.stdout.split("\n", 1)
     assert pathlib.Path(file) == target / "vit_jax" / "__init__.py"
     assert text == to_text(load_recipe("configs/digits.py"))
+    for file in ("py.typed", "evals/imagenet_classes.tsv"):
+        assert (target / "vit_jax" / file).is_file()

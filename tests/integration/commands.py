@@ -1,4 +1,7 @@
-"""Runs of the command: in this process where their outcome is the subject, else in processes of their own."""
+"""Runs of the command, in this process or in processes of their own.
+
+A process is used where signals, kills or several processes are the subject.
+"""
 
 import contextlib
 import io
@@ -25,13 +28,13 @@ class Outcome(NamedTuple):
 
 
 def pretraining(data_dir, workdir, *overrides):
-    """Words of a pre-training on the digits with the tiny network."""
+    """Return the words of a pre-training on the digits with the tiny network."""
     fields = flags(*RUN, f"input.data_dir={data_dir}", *overrides)
     return ["pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *fields]
 
 
 def run(words):
-    """Any verb in this process, with its eight devices."""
+    """Run any verb in this process, with its eight devices."""
     out = io.StringIO()
     err = io.StringIO()
     code = 0
@@ -46,26 +49,24 @@ def run(words):
 
 
 def succeed(words):
-    """What the verb prints."""
+    """Run a verb that ends without an error; return its output."""
     outcome = run(words)
 
     assert outcome.code == 0, outcome.err
-
     return outcome.out
 
 
 def rejected(words):
-    """The message of a verb whose words are wrong."""
+    """Run a verb whose words are wrong; return the message."""
     outcome = run(words)
 
     assert outcome.code == 2
     assert outcome.err.startswith("vit-jax: ")
-
     return outcome.err
 
 
 def start(words, *, devices=8, program=("-m", "vit_jax"), **environment):
-    """Any verb in a process of its own, in the background."""
+    """Start any verb in a process, in the background."""
     return subprocess.Popen(
         [sys.executable, *STRICT, *program, *words],
         cwd=ROOT,
@@ -77,13 +78,16 @@ def start(words, *, devices=8, program=("-m", "vit_jax"), **environment):
 
 
 def start_held(words, folder):
-    """As `start`, but at the first new checkpoint in the folder's workdir it waits for a signal."""
+    """Start a verb that waits for a signal at the first new checkpoint in the folder's workdir."""
     before = " ".join(map(str, checkpoint_steps(folder)))
     return start(words, PYTHONPATH=HELD, HELD_FOLDER=str(folder), HELD_BEFORE=before)
 
 
 def start_held_at(call, words, folder, **environment):
-    """As `start`, but after the first `call`, such as "os:fsync", it makes the file held and waits for a signal."""
+    """Start a verb that waits for a signal after the first `call`, such as "os:fsync".
+
+    Returns when the verb waits, which it shows by the file `held`.
+    """
     file = folder / "held"
     file.unlink(missing_ok=True)
     process = start(
@@ -100,19 +104,20 @@ def start_held_at(call, words, folder, **environment):
     return process
 
 
-# As in pyproject.toml.
+# The filters of warnings in pyproject.toml.
 STRICT = ("-W", "error", "-W", "ignore:Error reading persistent compilation cache entry")
 
 
 def environment_of(devices):
-    return os.environ | {
-        "XLA_FLAGS": re.sub(r"(?<=device_count=)\d+", str(devices), os.environ["XLA_FLAGS"])
-    }
+    """Return the environment of a process with this number of devices."""
+    pattern = r"(?<=device_count=)\d+"
+    xla_flags = re.sub(pattern, str(devices), os.environ["XLA_FLAGS"])
+    return os.environ | {"XLA_FLAGS": xla_flags}
 
 
 def start_all(words, environments, *, devices=1, **environment):
-    """The processes of one run, one for each of `launchers`' environments."""
-    return [start(words, devices=devices, **(own | environment)) for own in environments]
+    """Start the processes of one run, one for each environment of `launchers`."""
+    return [start(words, devices=devices, **(launch | environment)) for launch in environments]
 
 
 SERIES = """
@@ -126,32 +131,39 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+SEPARATOR = chr(12)
+
+
+"""Character that ends the output of each verb of a series."""
+
+
 def run_series(verbs, environments, *, devices):
-    """Verbs that the same processes run one after the other: for each of these, the outcomes in every process."""
-    words = [json.dumps([[str(word) for word in words] for words in verbs])]
-    outcomes = finish(start_all(words, environments, devices=devices, program=("-c", SERIES)))
+    """Run verbs one after the other in the same processes.
 
-    assert all(outcome.out.count(chr(12)) >= len(verbs) - 1 for outcome in outcomes), outcomes
+    Returns for each verb its outcomes in all processes.
+    """
+    words = json.dumps([[str(word) for word in words] for words in verbs])
+    outcomes = finish(start_all([words], environments, devices=devices, program=("-c", SERIES)))
 
-    apart = [
-        zip(outcome.out.split(chr(12)), outcome.err.split(chr(12)), strict=True)
-        for outcome in outcomes
-    ]
-    made = [
-        [Outcome(outcome.code, *texts) for texts in pairs]
-        for outcome, pairs in zip(outcomes, apart, strict=True)
-    ]
+    of_processes = []
+    for outcome in outcomes:
+        outs = outcome.out.split(SEPARATOR)
+        errs = outcome.err.split(SEPARATOR)
+        assert len(outs) >= len(verbs), outcomes
+        pairs = zip(outs, errs, strict=True)
+        of_processes.append([Outcome(outcome.code, out, err) for out, err in pairs])
 
-    return list(zip(*made, strict=True))[: len(verbs)]
+    of_verbs = list(zip(*of_processes, strict=True))
+    return of_verbs[: len(verbs)]
 
 
 def finish(processes):
-    """The outcome of each, once all have ended."""
-    results = [process.communicate(timeout=HANG_SECONDS) for process in processes]
-    return [
-        Outcome(process.returncode, *result)
-        for process, result in zip(processes, results, strict=True)
-    ]
+    """Wait for all processes; return the outcome of each."""
+    outcomes = []
+    for process in processes:
+        out, err = process.communicate(timeout=HANG_SECONDS)
+        outcomes.append(Outcome(process.returncode, out, err))
+    return outcomes
 
 
 def kill(process):
@@ -160,8 +172,12 @@ def kill(process):
 
 
 def spoken(out):
-    """Lines of the run itself: Gloo's threads write to the output in pieces, which may come between each other."""
-    return [line for line in out.splitlines() if not re.search(r"^\s*$|\[Gloo\]|peer ranks", line)]
+    """Return lines of the run itself.
+
+    Gloo's threads write to the output in pieces, which may come between each other.
+    """
+    other = r"^\s*$|\[Gloo\]|peer ranks"
+    return [line for line in out.splitlines() if not re.search(other, line)]
 
 
 def summary(workdir):
@@ -169,21 +185,21 @@ def summary(workdir):
 
 
 def metrics(workdir):
-    return [
-        json.loads(line)
-        for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
-    ]
+    text = (pathlib.Path(workdir) / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def losses(workdir):
-    """Training loss by step."""
+    """Return the training loss by step."""
     return {line["step"]: line["train_loss"] for line in metrics(workdir) if "train_loss" in line}
 
 
 def curve(workdir):
-    return [
-        (line["step"], line.get("train_loss"), line.get("test_loss")) for line in metrics(workdir)
-    ]
+    """Return step, training loss and test loss of each line of the metrics."""
+    rows = []
+    for line in metrics(workdir):
+        rows.append((line["step"], line.get("train_loss"), line.get("test_loss")))
+    return rows
 
 
 def checkpoint_steps(workdir):
@@ -191,7 +207,7 @@ def checkpoint_steps(workdir):
 
 
 def checkpoints(workdir):
-    """Those that are being written too, which have longer names than a number."""
+    """Return all checkpoints; unfinished ones have longer names than a number."""
     return list((pathlib.Path(workdir) / "checkpoints").glob("*"))
 
 

@@ -29,44 +29,50 @@ def trunk(data_dir, tmp_path_factory):
     return workdir
 
 
-def rates(workdir):
-    """The learning rate of each step."""
-    return {
-        line["step"]: line["learning_rate"]
-        for line in commands.metrics(workdir)
-        if "learning_rate" in line
-    }
+def read_rates(workdir):
+    """Return the learning rate of each step."""
+    rates = {}
+    for line in commands.metrics(workdir):
+        if "learning_rate" in line:
+            rates[line["step"]] = line["learning_rate"]
+    return rates
 
 
-def expected_rate(step, total):
-    """In float64: the rate of a step depends on the steps before it."""
-    done = step - 1
-    return (
-        PEAK * min(1, done / WARMUP) * (1 - max(0.0, (done - total + COOLDOWN) / COOLDOWN) ** 0.5)
-    )
+def compute_rates(total):
+    """Return the rates of a run in float64; the rate of a step depends on the steps before it."""
+    rates = {}
+    for done in range(total):
+        warmup = min(1, done / WARMUP)
+        cooled = max(0.0, (done - total + COOLDOWN) / COOLDOWN)
+        rates[done + 1] = PEAK * warmup * (1 - cooled**0.5)
+    return rates
 
 
-def test_a_branch_continues_the_trunk_as_if_it_had_run_alone(trunk, data_dir, tmp_path):
-    branch = tmp_path / "branch"
-    alone = tmp_path / "alone"
-    out = succeed(pretraining(data_dir, branch, *FIELDS, "total=8 steps", f"resume_from={trunk}"))
+@pytest.fixture(scope="module")
+def branch(trunk, data_dir, tmp_path_factory):
+    """A run of 8 steps from the newest checkpoint before both cooldowns."""
+    workdir = tmp_path_factory.mktemp("branches") / "branch"
 
-    assert f"continuing from step 4 of {trunk}" in out, "the newest before both cooldowns"
+    words = pretraining(data_dir, workdir, *FIELDS, "total=8 steps", f"resume_from={trunk}")
+    out = succeed(words)
 
-    followed = {step: rate for step, rate in rates(trunk).items() if step <= 4} | rates(branch)
+    assert f"continuing from step 4 of {trunk}" in out
+    return workdir
 
-    assert followed == pytest.approx(
-        {step: expected_rate(step, 8) for step in range(1, 9)},
-        rel=1e-5,
-    )
-    assert rates(trunk) == pytest.approx(
-        {step: expected_rate(step, 10) for step in range(1, 11)},
-        rel=1e-5,
-    )
 
-    succeed(pretraining(data_dir, alone, *FIELDS, "total=8 steps"))
+def test_learning_rates_of_trunk_and_branch(trunk, branch):
+    of_trunk = read_rates(trunk)
+    before_branch = {step: rate for step, rate in of_trunk.items() if step <= 4}
+
+    assert of_trunk == pytest.approx(compute_rates(10), rel=1e-5)
+    assert before_branch | read_rates(branch) == pytest.approx(compute_rates(8), rel=1e-5)
+
+
+def test_a_branch_continues_the_trunk(branch, data_dir, tmp_path):
+    """A run of 8 steps without a trunk has the same parameters and results."""
+    succeed(pretraining(data_dir, tmp_path, *FIELDS, "total=8 steps"))
+
     found = commands.summary(branch)
-
-    expected = commands.summary(alone)
+    expected = commands.summary(tmp_path)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert found[name] == expected[name], name
