@@ -266,7 +266,11 @@ def tiny_run(data_dir, tmp_path_factory):
         commands.succeed(commands.pretraining(data_dir, workdir, *tiny.LENGTH))
 
     config = tiny.config(*tiny.LENGTH, f"input.data_dir={data_dir}")
-    return types.SimpleNamespace(config=config, workdir=workdir, summary=commands.summary(workdir))
+    return types.SimpleNamespace(
+        config=config,
+        workdir=workdir,
+        summary=commands.summary(workdir),
+    )
 
 
 @pytest.fixture(autouse=True)

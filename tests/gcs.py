@@ -112,7 +112,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             passed = {
                 name: value for name, value in self.headers.items() if name.lower() not in _HOP
             }
-            status, headers, content = server.ask(self.command, self.path, body, passed)
+            status, headers, content = server.ask(
+                self.command,
+                self.path,
+                body,
+                passed,
+            )
 
         self.send_response(status)
         for name, value in headers:

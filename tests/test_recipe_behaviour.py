@@ -73,7 +73,12 @@ def build_tiny_architecture(family: str) -> Architecture:
         remat="none",
         compute_dtype="float32",
     )
-    return adapt_architecture(architecture, adapted, image_size=(16, 16), num_classes=5)
+    return adapt_architecture(
+        architecture,
+        adapted,
+        image_size=(16, 16),
+        num_classes=5,
+    )
 
 
 LINEAR_DROP_RATES = [0.1 * block / (DEPTH - 1) for block in range(DEPTH)]
@@ -125,7 +130,11 @@ def build_initial_parameters(family: str) -> dict[str, np.ndarray]:
 
     The network is wider, so that the deviations are exact.
     """
-    architecture = dataclasses.replace(build_tiny_architecture(family), width=64, mlp_dim=96)
+    architecture = dataclasses.replace(
+        build_tiny_architecture(family),
+        width=64,
+        mlp_dim=96,
+    )
     model = jax.jit(build_model, static_argnums=0)(architecture, jax.random.key(0))
     return {name: np.asarray(leaf) for name, leaf in pytree.name_leaves(model).items()}
 
@@ -289,7 +298,11 @@ def take_first_step(config: OptimizerConfig, peak: float, gradient: float) -> di
     optimizer = build_optimizer(config, lambda step: jnp.float32(peak), peak)
     gradients = jax.tree.map(lambda leaf: jnp.full_like(leaf, gradient), parameters)
 
-    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(parameters), parameters)
+    updates, _ = jax.jit(optimizer.update)(
+        gradients,
+        optimizer.init(parameters),
+        parameters,
+    )
     return {name: np.asarray(update) for name, update in updates.items()}
 
 
@@ -325,7 +338,11 @@ def test_learning_rate_of_each_layer(family):
     for block in range(DEPTH):
         expected = -(decay ** (DEPTH - block))
         for name in ("encoder/blocks/mlp/expand/kernel", "encoder/blocks/attention_norm/scale"):
-            np.testing.assert_allclose(updates[name][block], expected, rtol=2e-3)
+            np.testing.assert_allclose(
+                updates[name][block],
+                expected,
+                rtol=2e-3,
+            )
 
 
 KERNELS = ("embedding/kernel", "encoder/blocks/attention/query/kernel", "head/linear/kernel")
@@ -347,13 +364,22 @@ def test_weight_decay_of_each_group(family):
     config = load_family(family)
     optimizer = dataclasses.replace(config.optimizer, layer_decay=1.0)
 
-    updates = take_first_step(optimizer, config.schedule.learning_rate, gradient=0.0)
+    updates = take_first_step(
+        optimizer,
+        config.schedule.learning_rate,
+        gradient=0.0,
+    )
 
     kernel_decay, other_decay = DECAYS[family]
     for names, decay in ((KERNELS, kernel_decay), (VECTORS, other_decay)):
         for name in names:
             expected = -decay * np.asarray(make_parameters()[name])
-            np.testing.assert_allclose(updates[name], expected, rtol=1e-3, atol=1e-9)
+            np.testing.assert_allclose(
+                updates[name],
+                expected,
+                rtol=1e-3,
+                atol=1e-9,
+            )
 
 
 def compute_norm(array, axes):
@@ -377,7 +403,11 @@ def test_lamb_has_decay_and_norms_of_kernels_alone(family):
         axes = tuple(range(first_axis, parameter.ndim))
         direction = 1 + 0.02 * parameter
         ratio = compute_norm(parameter, axes) / compute_norm(direction, axes)
-        np.testing.assert_allclose(updates[name], -1e-3 * direction * ratio, rtol=1e-3)
+        np.testing.assert_allclose(
+            updates[name],
+            -1e-3 * direction * ratio,
+            rtol=1e-3,
+        )
 
 
 NUM_CLASSES = 10
@@ -478,7 +508,11 @@ def test_a_head_after_200_steps_on_separable_data(family):
     inputs = jnp.asarray(features, jnp.float32)
     targets = jnp.asarray(label)
     start = stddev * np.random.default_rng(1).normal(size=(FEATURES, NUM_CLASSES))
-    optimizer = build_optimizer(load_family(family).optimizer, lambda step: jnp.float32(rate), rate)
+    optimizer = build_optimizer(
+        load_family(family).optimizer,
+        lambda step: jnp.float32(rate),
+        rate,
+    )
 
     def compute_loss(params: dict[str, jax.Array]) -> jax.Array:
         logits = inputs @ params[name]
@@ -486,7 +520,11 @@ def test_a_head_after_200_steps_on_separable_data(family):
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         params, state = carry
-        updates, state = optimizer.update(jax.grad(compute_loss)(params), state, params)
+        updates, state = optimizer.update(
+            jax.grad(compute_loss)(params),
+            state,
+            params,
+        )
         return (optax.apply_updates(params, updates), state), None
 
     first = {name: jnp.asarray(start, jnp.float32)}

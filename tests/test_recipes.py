@@ -273,7 +273,11 @@ def test_fine_tuning_of_table_5() -> None:
 )
 def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> None:
     """Evaluated steps are also saved, so that the best is among the checkpoints."""
-    steps = resolve(load(recipe), num_examples=dataset.num_examples, num_devices=8)
+    steps = resolve(
+        load(recipe),
+        num_examples=dataset.num_examples,
+        num_devices=8,
+    )
 
     assert round(steps.total / 1000, 1) == thousands
     assert steps.warmup == 10_000
@@ -393,7 +397,11 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
         num_examples=dataset.num_examples,
         devices=jax.devices()[:1],
     )
-    batch = abstract_batch(config.global_batch, architecture.image_size, run.batch_sharding)
+    batch = abstract_batch(
+        config.global_batch,
+        architecture.image_size,
+        run.batch_sharding,
+    )
     before = run.abstract_state
 
     after, metrics = jax.eval_shape(run.train_step, before, batch)

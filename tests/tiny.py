@@ -41,5 +41,14 @@ def config(*fields):
 
 def source(count, class_names=tuple("0123456789"), seed=0, size=(8, 8)):
     """Return a source of random gray images, of every class in turn."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (count, *size, 1), np.uint8)
-    return MemorySource(pixels, np.arange(count) % len(class_names), class_names)
+    pixels = np.random.default_rng(seed).integers(
+        0,
+        256,
+        (count, *size, 1),
+        np.uint8,
+    )
+    return MemorySource(
+        pixels,
+        np.arange(count) % len(class_names),
+        class_names,
+    )

@@ -155,7 +155,12 @@ def test_a_stored_model_without_its_head(stored, seven):
 
     features = vit_jax.load_model(stored, num_classes=0).features(pixels)
 
-    np.testing.assert_allclose(features, seven(pixels).pooled_BD, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        features,
+        seven(pixels).pooled_BD,
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_options_that_do_not_exist_are_rejected(stored):
@@ -194,7 +199,11 @@ def test_weights_of_a_custom_loop_are_saved_with_their_description(
 
 @pytest.mark.slow
 def test_a_workdir_of_a_network_with_a_custom_block(tmp_path):
-    model = vit_jax.create_model("ViT-mu/4", **SMALL, block="docs.examples.block:ParallelBlock")
+    model = vit_jax.create_model(
+        "ViT-mu/4",
+        **SMALL,
+        block="docs.examples.block:ParallelBlock",
+    )
     store = CheckpointStore(tmp_path)
     metadata = describe(model.architecture, ("a", "b", "c"), DIRECT, None)
     store.save(5, {"model": model.module}, metadata=metadata, metrics={})
@@ -206,7 +215,11 @@ def test_a_workdir_of_a_network_with_a_custom_block(tmp_path):
     assert loaded.class_names == ("a", "b", "c")
     assert loaded.features(sample_pixels(3)) == pytest.approx(expected, abs=1e-6)
 
-    with_new_head = vit_jax.load_model(tmp_path, num_classes=2, allow_code="docs")
+    with_new_head = vit_jax.load_model(
+        tmp_path,
+        num_classes=2,
+        allow_code="docs",
+    )
     assert not with_new_head(sample_pixels(1)).logits_BK.any()
 
 
@@ -258,12 +271,20 @@ def test_the_earlier_name_of_intermediates(seven):
 
 @pytest.mark.parametrize(("name", "intermediate"), [("ViT-mu/16", "blocks"), ("R14x0.5", "stages")])
 def test_networks_accept_the_earlier_name_of_intermediates(name, intermediate):
-    architecture = build_architecture(ModelConfig(name=name), image_size=(32, 32), num_classes=3)
+    architecture = build_architecture(
+        ModelConfig(name=name),
+        image_size=(32, 32),
+        num_classes=3,
+    )
     model = abstract_model(architecture)
     image_BHWC = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
 
     def run(**options):
-        return jax.eval_shape(lambda model, x: model(x, **options), model, image_BHWC)
+        return jax.eval_shape(
+            lambda model, x: model(x, **options),
+            model,
+            image_BHWC,
+        )
 
     assert run(taps=(intermediate,)) == run(intermediates=(intermediate,)) != run()
 

@@ -60,7 +60,11 @@ class Broken(MemorySource):
 
 @pytest.fixture
 def broken(random_source):
-    return Broken(random_source.images, random_source.labels, random_source.class_names)
+    return Broken(
+        random_source.images,
+        random_source.labels,
+        random_source.class_names,
+    )
 
 
 @pytest.fixture

@@ -44,7 +44,11 @@ def special(name, kind, target=""):
 
 def picture(number, kind=".jpg", size=(34, 40)):
     """Return an encoded image that no other number gives."""
-    pixels = np.random.default_rng(number).integers(256, size=(*size, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(number).integers(
+        256,
+        size=(*size, 3),
+        dtype=np.uint8,
+    )
     smooth = cv2.GaussianBlur(pixels, (0, 0), 3)
     return cv2.imencode(kind, smooth)[1].tobytes()
 

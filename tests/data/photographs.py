@@ -73,7 +73,11 @@ def _make_gradient(rng: np.random.Generator, height: int, width: int) -> np.ndar
     mean = corners.mean(axis=(0, 1))
     softer_corners = mean + 0.5 * (corners - mean)
 
-    return cv2.resize(softer_corners, (width, height), interpolation=cv2.INTER_LINEAR)
+    return cv2.resize(
+        softer_corners,
+        (width, height),
+        interpolation=cv2.INTER_LINEAR,
+    )
 
 
 def _make_clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
@@ -94,7 +98,11 @@ def _make_clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarra
 
 def _make_jpeg_copy(quality: int) -> Callable[[np.ndarray], np.ndarray]:
     def copy(image: np.ndarray) -> np.ndarray:
-        _, encoded = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, quality))
+        _, encoded = cv2.imencode(
+            ".jpg",
+            image,
+            (cv2.IMWRITE_JPEG_QUALITY, quality),
+        )
         return cv2.imdecode(encoded, cv2.IMREAD_COLOR)
 
     return copy
@@ -102,7 +110,13 @@ def _make_jpeg_copy(quality: int) -> Callable[[np.ndarray], np.ndarray]:
 
 def _make_resized_copy(scale: float) -> Callable[[np.ndarray], np.ndarray]:
     def copy(image: np.ndarray) -> np.ndarray:
-        return cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
+        return cv2.resize(
+            image,
+            None,
+            fx=scale,
+            fy=scale,
+            interpolation=cv2.INTER_CUBIC,
+        )
 
     return copy
 

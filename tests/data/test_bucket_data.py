@@ -103,8 +103,18 @@ def test_the_records_of_tfds_are_those_of_the_files(
     cloud,
 ):
     """Records are read with one request each."""
-    found = open_source("tfds:vit_jax_digits", split, make_config(data_dir=tfds_folder), 0)
-    expected = open_source("tfds:vit_jax_digits", split, make_config(data_dir=data_dir), 0)
+    found = open_source(
+        "tfds:vit_jax_digits",
+        split,
+        make_config(data_dir=tfds_folder),
+        0,
+    )
+    expected = open_source(
+        "tfds:vit_jax_digits",
+        split,
+        make_config(data_dir=data_dir),
+        0,
+    )
 
     assert len(found) == len(expected)
     assert found.class_names == expected.class_names
@@ -124,7 +134,12 @@ def test_folders_that_are_empty(tfds_folder, make_config):
 
     rule = "gs://bucket/tfds/cifar10: cannot be read: there is no object below"
     with pytest.raises(ValueError, match=rule):
-        open_source("tfds:cifar10", "train", make_config(data_dir=tfds_folder), 0)
+        open_source(
+            "tfds:cifar10",
+            "train",
+            make_config(data_dir=tfds_folder),
+            0,
+        )
 
 
 def test_digits_are_not_read_from_a_bucket(tfds_folder, make_config):
@@ -147,7 +162,12 @@ def test_a_bucket_that_does_not_answer_ends_the_run_and_counts_for_no_damaged_im
     monkeypatch,
 ):
     """The limit of time is below any pause between attempts, which is random."""
-    source = open_source(f"folder:{ROOT}/data/folder", "train", make_config(), 0)
+    source = open_source(
+        f"folder:{ROOT}/data/folder",
+        "train",
+        make_config(),
+        0,
+    )
     monkeypatch.setattr(gcs_client, "RETRY_SECONDS", 1e-6)
     cloud.inject("GET ", 503)
 

@@ -31,7 +31,11 @@ def file(tmp_path):
 def test_an_excluded_record_is_never_sampled(folder, make_config, file):
     everything = open_source(folder, "train", make_config(), 0)
     write_exclusion(file, "train", everything, [2, 7])
-    config = make_config(exclude=str(file), train_examples=6, cache_records=True)
+    config = make_config(
+        exclude=str(file),
+        train_examples=6,
+        cache_records=True,
+    )
 
     train = open_source(folder, "train", config, 0)
 
@@ -39,7 +43,15 @@ def test_an_excluded_record_is_never_sampled(folder, make_config, file):
     assert num_excluded(train) == 2
     assert num_excluded(everything) == 0
 
-    stream = TrainStream(train, TrainTransform(config), 0, 4, np.arange(4), 0, 30)
+    stream = TrainStream(
+        train,
+        TrainTransform(config),
+        0,
+        4,
+        np.arange(4),
+        0,
+        30,
+    )
     keys = set()
     for step in range(30):
         keys.update(train.key_of(int(index)) for index in stream[step].record_index)
@@ -80,7 +92,12 @@ def test_other_files_are_rejected(folder, make_config, file, content, rule):
 
 
 def test_ids_of_another_split_are_rejected_where_they_are_places(data_dir, make_config, file):
-    part = open_source("digits", "train[100:]", make_config(data_dir=data_dir), 0)
+    part = open_source(
+        "digits",
+        "train[100:]",
+        make_config(data_dir=data_dir),
+        0,
+    )
     write_exclusion(file, "train[100:]", part, [0, 5])
     fields = {"data_dir": data_dir, "exclude": str(file)}
 
@@ -134,7 +151,12 @@ def test_ids_of_shards(tmp_path, make_config, file):
     }
     file.write_text(json.dumps(exclusion))
 
-    train = open_source(f"wds:{tmp_path}", "train", make_config(exclude=str(file)), 0)
+    train = open_source(
+        f"wds:{tmp_path}",
+        "train",
+        make_config(exclude=str(file)),
+        0,
+    )
 
     names = [train.key_of(index)[-5:] for index in range(5)]
     assert names == [b"0.png", b"1.png", b"2.png", b"4.png", b"5.png"]

@@ -286,14 +286,22 @@ def test_tiff_of_pillow(mode, compression):
     if compression == "jpeg" and mode in ("1", "P", "PA"):
         pytest.skip("JPEG has no such images")
 
-    file = write_by_pillow(Image.fromarray(SMOOTH).convert(mode), "TIFF", compression=compression)
+    file = write_by_pillow(
+        Image.fromarray(SMOOTH).convert(mode),
+        "TIFF",
+        compression=compression,
+    )
 
     assert_close(file, read_by_pillow(file))
 
 
 @pytest.mark.parametrize("compression", ["group3", "group4", "tiff_ccitt"])
 def test_tiff_of_scanned_pages(compression):
-    file = write_by_pillow(Image.fromarray(SMOOTH).convert("1"), "TIFF", compression=compression)
+    file = write_by_pillow(
+        Image.fromarray(SMOOTH).convert("1"),
+        "TIFF",
+        compression=compression,
+    )
     assert_close(file, read_by_pillow(file))
 
 
@@ -340,7 +348,12 @@ def test_jpeg_planes_without_jfif():
 
 def encode_jpeg_without_marks(values):
     """Return a JPEG of bands that are not converted, and no marker that says so, as in libtiff."""
-    file = imagecodecs.jpeg8_encode(values, level=95, colorspace="RGB", outcolorspace="RGB")
+    file = imagecodecs.jpeg8_encode(
+        values,
+        level=95,
+        colorspace="RGB",
+        outcolorspace="RGB",
+    )
     adobe = file.index(b"\xff\xee")
     length = int.from_bytes(file[adobe + 2 : adobe + 4], "big")
     file = bytearray(file[:adobe] + file[adobe + 2 + length :])
@@ -364,7 +377,13 @@ def test_jpeg_bands_without_marks_in_tiff(photometric, number):
     """GDAL writes bands without conversion: they are no YCbCr."""
     file = io.BytesIO()
     strips = iter([encode_jpeg_without_marks(SMOOTH)])
-    tifffile.imwrite(file, strips, shape=SMOOTH.shape, dtype=np.uint8, compression="jpeg")
+    tifffile.imwrite(
+        file,
+        strips,
+        shape=SMOOTH.shape,
+        dtype=np.uint8,
+        compression="jpeg",
+    )
 
     found = decode(change_tag(file.getvalue(), 262, number))
 
@@ -488,7 +507,12 @@ def test_damaged_tiffs_are_unreadable():
 
     for compression in ("none", "lzw", "jpeg", "lerc", "zstd", "jpegxl"):
         for layout in ({}, {"tile": (16, 16), "bigtiff": True}):
-            file = write_tiff(SMOOTH, photometric="rgb", compression=compression, **layout)
+            file = write_tiff(
+                SMOOTH,
+                photometric="rgb",
+                compression=compression,
+                **layout,
+            )
             for _ in range(60):
                 with contextlib.suppress(UnreadableImage):
                     decode(damage(file, rng), value_range=(0, 1))
@@ -517,7 +541,12 @@ def change_tags(file, tags):
     ],
 )
 def test_tiffs_cannot_ask_for_memory(tags, rule):
-    tiled = write_tiff(SMOOTH, photometric="rgb", compression="deflate", tile=(16, 16))
+    tiled = write_tiff(
+        SMOOTH,
+        photometric="rgb",
+        compression="deflate",
+        tile=(16, 16),
+    )
 
     with pytest.raises(UnreadableImage, match=rule):
         decode(change_tags(tiled, tags))
@@ -628,7 +657,12 @@ def test_avif(bits, layout, has_alpha):
 )
 def test_the_first_image_of_a_sequence_is_decoded(kind, mode):
     first = Image.fromarray(RGBA).convert(mode)
-    file = write_by_pillow(first, kind, save_all=True, append_images=[first.rotate(180)])
+    file = write_by_pillow(
+        first,
+        kind,
+        save_all=True,
+        append_images=[first.rotate(180)],
+    )
 
     by_pillow = Image.open(io.BytesIO(file)).convert(mode)
 
@@ -665,7 +699,13 @@ def test_grey_avif(value_range, mode, is_sequence):
 
     if is_sequence:
         further = [image.rotate(180), image.rotate(90)]
-        file = write_by_pillow(image, "AVIF", save_all=True, append_images=further, **options)
+        file = write_by_pillow(
+            image,
+            "AVIF",
+            save_all=True,
+            append_images=further,
+            **options,
+        )
 
         assert_close(file, read_by_pillow(file))
 
@@ -778,7 +818,11 @@ def test_jpeg_2000_of_other_bits(form, bands, bits):
     ],
 )
 def test_jpeg_2000_of_ycbcr(options):
-    file = write_by_pillow(Image.fromarray(SMOOTH).convert("YCbCr"), "JPEG2000", **options)
+    file = write_by_pillow(
+        Image.fromarray(SMOOTH).convert("YCbCr"),
+        "JPEG2000",
+        **options,
+    )
     assert_close(file, read_by_pillow(file))
 
 
@@ -825,7 +869,11 @@ def test_jpeg_2000_of_other_colours_is_named(number, name):
 
 
 def test_jpeg_2000_of_signed_values_is_named():
-    file = imagecodecs.jpeg2k_encode(SMOOTH.astype(np.int16), level=0, codecformat="jp2")
+    file = imagecodecs.jpeg2k_encode(
+        SMOOTH.astype(np.int16),
+        level=0,
+        codecformat="jp2",
+    )
     with pytest.raises(UnreadableImage, match=r"signed values.*3 bands of 16 bits"):
         decode(file)
 
@@ -896,7 +944,11 @@ def test_masks_of_a_bmp(kind):
 
 
 def test_bmp_of_10_bits():
-    red, green, blue = np.moveaxis(SMOOTH[::-1].astype(np.uint32) * 1023 // 255, -1, 0)
+    red, green, blue = np.moveaxis(
+        SMOOTH[::-1].astype(np.uint32) * 1023 // 255,
+        -1,
+        0,
+    )
     pixels = red << 20 | green << 10 | blue
     masks = struct.pack("<3I", 1023 << 20, 1023 << 10, 1023)
     file = encode_bmp(32, 3, pixels.astype("<u4").tobytes(), masks)

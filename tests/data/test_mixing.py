@@ -17,7 +17,12 @@ LABEL = np.eye(K, dtype=np.float32)[np.arange(B) % K]
 
 
 def make_config(**fields):
-    return InputConfig(train_split="train", test_split="test", image_size=(H, W), **fields)
+    return InputConfig(
+        train_split="train",
+        test_split="test",
+        image_size=(H, W),
+        **fields,
+    )
 
 
 def mix_batch(mask, **fields):
@@ -58,7 +63,12 @@ def test_mixup_by_hand(unreadable):
 
         expected_image = blend(IMAGE, row, weight)
         expected_label = blend(LABEL, row, weight)
-        np.testing.assert_allclose(image[row], expected_image, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            image[row],
+            expected_image,
+            rtol=1e-5,
+            atol=1e-6,
+        )
         np.testing.assert_allclose(label[row], expected_label, rtol=1e-6)
 
 
@@ -69,7 +79,11 @@ def test_cutmix_by_hand(unreadable):
 
     for row in range(B):
         is_kept = (image[row] == IMAGE[row]).all(axis=2)
-        expected_image = np.where(is_kept[..., None], IMAGE[row], IMAGE[row - 1])
+        expected_image = np.where(
+            is_kept[..., None],
+            IMAGE[row],
+            IMAGE[row - 1],
+        )
         assert np.array_equal(image[row], expected_image)
 
         share = is_kept.mean()
@@ -77,7 +91,11 @@ def test_cutmix_by_hand(unreadable):
             assert 0 < share < 1
         else:
             assert share == 1
-        np.testing.assert_allclose(label[row], blend(LABEL, row, share), rtol=1e-6)
+        np.testing.assert_allclose(
+            label[row],
+            blend(LABEL, row, share),
+            rtol=1e-6,
+        )
 
         is_pasted = ~is_kept
         num_rows = is_pasted.any(axis=1).sum()
@@ -90,7 +108,13 @@ def test_mixup_and_cutmix_take_turns():
     config = make_config(mixup_alpha=0.8, cutmix_alpha=1.0, cutmix_fraction=0.3)
 
     def is_cutmix(key):
-        image, _ = mix(key, jnp.asarray(IMAGE), jnp.asarray(LABEL), jnp.ones(B), config)
+        image, _ = mix(
+            key,
+            jnp.asarray(IMAGE),
+            jnp.asarray(LABEL),
+            jnp.ones(B),
+            config,
+        )
         return jnp.isin(image[1], jnp.asarray(IMAGE[:2])).all()
 
     keys = jax.random.split(jax.random.key(0), 300)

@@ -28,7 +28,11 @@ def train(random_source, make_config):
     """Return a function that makes a training stream: 9 steps of 12 random images by default."""
 
     def make(source=random_source, start_step=0, num_steps=STEPS, **fields):
-        config = make_config(randaugment_layers=1, randaugment_magnitude=5, **fields)
+        config = make_config(
+            randaugment_layers=1,
+            randaugment_magnitude=5,
+            **fields,
+        )
         return TrainStream(
             source,
             TrainTransform(config),
@@ -140,7 +144,11 @@ def test_steps_outside_the_run_are_rejected(train, start_step):
 
 
 def test_sources_without_records_are_rejected(train, evaluate):
-    empty = MemorySource(np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0, np.int32), ("a", "b"))
+    empty = MemorySource(
+        np.zeros((0, 8, 8, 3), np.uint8),
+        np.zeros(0, np.int32),
+        ("a", "b"),
+    )
 
     for stream in (train(empty), evaluate(empty)):
         with pytest.raises(ValueError, match="no records"), open_batches(stream):
@@ -187,7 +195,12 @@ def test_too_many_unreadable_images_stop_the_run(train, broken):
 
 def test_an_error_about_many_unreadable_images_names_some(broken):
     log = UnreadableLog(broken, max_unreadable=0)
-    batch = HostBatch(None, None, np.zeros(13, np.float32), np.array([*range(12), -1]))
+    batch = HostBatch(
+        None,
+        None,
+        np.zeros(13, np.float32),
+        np.array([*range(12), -1]),
+    )
 
     with rejects("max_unreadable", r"file-2.jpg \([^)]*\) and 9 more"):
         log.update(batch)

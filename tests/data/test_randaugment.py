@@ -9,7 +9,12 @@ from vit_jax.data import randaugment
 
 HEIGHT = 32
 WIDTH = 24
-IMAGE = np.random.default_rng(0).integers(20, 230, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
+IMAGE = np.random.default_rng(0).integers(
+    20,
+    230,
+    size=(HEIGHT, WIDTH, 3),
+    dtype=np.uint8,
+)
 VALUES = IMAGE.astype(float)
 ROWS, COLUMNS = np.meshgrid(np.arange(32.0), np.arange(24.0), indexing="ij")
 GREY = np.rint(VALUES @ [0.299, 0.587, 0.114])[..., None]
@@ -212,7 +217,11 @@ def test_saturating_is_the_formula_without_bytes(name, monkeypatch):
 
     The released code differs at 0 and from 10 on.
     """
-    monkeypatch.setattr(randaugment, "OPERATIONS", (getattr(randaugment, name),))
+    monkeypatch.setattr(
+        randaugment,
+        "OPERATIONS",
+        (getattr(randaugment, name),),
+    )
 
     for magnitude in range(0, 41, 5):
         if name == "solarize":

@@ -72,13 +72,23 @@ def test_evaluation_prepares_images_as_hugging_face_does(
     fraction,
 ):
     expected = GOLDEN[resizing.key("huggingface", interpolation, name)]
-    transform = EvaluationTransform(size, resize, fraction, interpolation=interpolation)
+    transform = EvaluationTransform(
+        size,
+        resize,
+        fraction,
+        interpolation=interpolation,
+    )
 
     assert measure_difference(transform(PHOTOGRAPH), expected) <= 1
 
 
 def test_dinov3_resizes_floating_point_which_is_within_a_grey_level():
-    transform = EvaluationTransform((12, 8), "direct", 1.0, interpolation="bilinear")
+    transform = EvaluationTransform(
+        (12, 8),
+        "direct",
+        1.0,
+        interpolation="bilinear",
+    )
 
     assert measure_difference(transform(PHOTOGRAPH), GOLDEN["dinov3"]) <= 1
 

@@ -69,7 +69,11 @@ def test_own_source(own, make_config):
     assert np.array_equal(pickle.loads(pickle.dumps(train))[3].image, train[3].image)
     assert train.records_sha256 != test.records_sha256
 
-    config = make_config(classes=("light", "dark"), train_examples_per_class=2, cache_records=True)
+    config = make_config(
+        classes=("light", "dark"),
+        train_examples_per_class=2,
+        cache_records=True,
+    )
     source = open_source("own_data:Levels", "train", config, 1)
 
     assert isinstance(source, CachedSource)
@@ -99,7 +103,12 @@ def test_own_source_is_validated_when_opened(own, make_config, name, rule):
 
 
 def test_an_own_source_may_have_several_labels(own, make_config):
-    source = open_source("own_data:several", "train", make_config(classes=("light", "dark")), 0)
+    source = open_source(
+        "own_data:several",
+        "train",
+        make_config(classes=("light", "dark")),
+        0,
+    )
 
     assert source.labels.tolist() == [[0, 0], [1, 1], [0, 1]]
     assert source[2].label.tolist() == [0, 1]

@@ -26,7 +26,11 @@ EVALUATION = EvaluationTransform((8, 8), "direct", 1.0)
 RECORDS = 37
 BATCH = 12
 STEPS = 37  # twelve epochs, whose ends are inside batches
-IMAGES = np.random.default_rng(0).integers(256, size=(RECORDS, 10, 12, 3), dtype=np.uint8)
+IMAGES = np.random.default_rng(0).integers(
+    256,
+    size=(RECORDS, 10, 12, 3),
+    dtype=np.uint8,
+)
 SOURCE = MemorySource(IMAGES, np.arange(RECORDS) % 5, tuple("abcde"))
 
 
@@ -190,7 +194,13 @@ def test_balanced_batches_are_augmented_anew_and_pure_in_the_position(uneven, ba
     assert len(set(rare)) > 30
 
     rows = [5, 0, 11]
-    stream = make_stream(uneven, rows=rows, start_step=9, num_steps=30, is_balanced=True)
+    stream = make_stream(
+        uneven,
+        rows=rows,
+        start_step=9,
+        num_steps=30,
+        is_balanced=True,
+    )
     assert_same(read_all(stream), select_rows(balanced[9:], rows))
 
 
@@ -219,7 +229,12 @@ def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, s
     source = make_blank_source(labels, num_classes)
     turns = min(size, 20)
 
-    stream = make_stream(source, batch=num_classes, num_steps=turns, is_balanced=True)
+    stream = make_stream(
+        source,
+        batch=num_classes,
+        num_steps=turns,
+        is_balanced=True,
+    )
     index = np.stack([batch.record_index for batch in read_all(stream)])
 
     assert len(np.unique(index)) == index.size, "each record once in one pass over its class"
@@ -361,7 +376,12 @@ def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
     assert stream[1].record_index.tolist() == [b, c, b, c]
     assert stream[2].record_index.tolist() == [c, d, d, d]
 
-    after_one_batch = make_stream(batch=4, start_step=5, repeats=3, first_image=4)
+    after_one_batch = make_stream(
+        batch=4,
+        start_step=5,
+        repeats=3,
+        first_image=4,
+    )
     assert_same([after_one_batch[0]], [stream[1]])
 
     third_row = make_stream(batch=4, rows=[2], start_step=1, repeats=3)

@@ -186,7 +186,11 @@ def open_names(folder, split, config, seed=0):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_classes_are_numbered_in_their_order(folder, make_config, split):
-    source, names = open_names(folder, split, make_config(classes=("cat", "ant")))
+    source, names = open_names(
+        folder,
+        split,
+        make_config(classes=("cat", "ant")),
+    )
 
     labels = read_labels(source)
 
@@ -222,7 +226,11 @@ def test_few_examples_of_each_class_of_training(folder, make_config, choose_per_
     assert choose_per_class(3, classes=("cat", "bee")) == expected
 
     train, _ = open_names(folder, "train", make_config())
-    test, _ = open_names(folder, "test", make_config(train_examples_per_class=2))
+    test, _ = open_names(
+        folder,
+        "test",
+        make_config(train_examples_per_class=2),
+    )
     assert len(train) == 15
     assert len(test) == 15
 
@@ -243,7 +251,12 @@ def test_few_examples_in_all_of_training(folder, make_config):
     """A smaller subset is in each larger one, and another seed has another."""
 
     def choose(count, seed=0):
-        source, names = open_names(folder, "train", make_config(train_examples=count), seed)
+        source, names = open_names(
+            folder,
+            "train",
+            make_config(train_examples=count),
+            seed,
+        )
         assert len(source) == count
         return set(names)
 
@@ -282,7 +295,12 @@ def test_split_without_the_classes(data_dir, make_config):
     """A split of one image has a single class."""
 
     def open_one_image(**fields):
-        return open_source("digits", "test[:1]", make_config(data_dir=data_dir, **fields), 0)
+        return open_source(
+            "digits",
+            "test[:1]",
+            make_config(data_dir=data_dir, **fields),
+            0,
+        )
 
     label = open_one_image()[0].label
     others = tuple(str(digit) for digit in range(10) if digit != label)

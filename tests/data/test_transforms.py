@@ -68,7 +68,11 @@ def list_colours(image):
 
 def make_photograph(seed, shape, sigma):
     """Return smooth noise, uint8 (H, W, 3)."""
-    noise = np.random.default_rng(seed).integers(256, size=(*shape, 3), dtype=np.uint8)
+    noise = np.random.default_rng(seed).integers(
+        256,
+        size=(*shape, 3),
+        dtype=np.uint8,
+    )
     return cv2.GaussianBlur(noise, (0, 0), sigma)
 
 
@@ -346,7 +350,13 @@ def test_antialiased_crops_are_pillows_within_a_grey_level(train, interpolation,
     for stored, pixels in ((image, image), (file, decoded)):
         for seed in range(4):
             rng = np.random.default_rng(seed)
-            box = crops.sample_inception_box(rng, 201, 280, (0.3, 1.0), "torchvision")
+            box = crops.sample_inception_box(
+                rng,
+                201,
+                280,
+                (0.3, 1.0),
+                "torchvision",
+            )
             cropped = PIL.Image.fromarray(np.ascontiguousarray(crops.cut(pixels, box)))
             expected = np.asarray(cropped.resize(size[::-1], resampling))
 
@@ -360,7 +370,11 @@ def test_the_simple_crop_is_cut_from_pillows_image(train):
     image = make_photograph(2, (97, 130), 1.5)
     width = int(32 * 130 / 97)
     resized = PIL.Image.fromarray(image).resize((width, 32), PIL.Image.Resampling.BICUBIC)
-    expected = crops.crop_simply(np.random.default_rng(5), np.asarray(resized), (32, 32))
+    expected = crops.crop_simply(
+        np.random.default_rng(5),
+        np.asarray(resized),
+        (32, 32),
+    )
 
     found = train(
         image,

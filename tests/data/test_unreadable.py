@@ -22,7 +22,11 @@ class Damaged(MemorySource):
     """Images of which some cannot be read; counts the images that were asked for."""
 
     def __init__(self, count, damaged):
-        super().__init__(np.zeros((count, 4, 4, 3), np.uint8), np.arange(count) % 2, ("a", "b"))
+        super().__init__(
+            np.zeros((count, 4, 4, 3), np.uint8),
+            np.arange(count) % 2,
+            ("a", "b"),
+        )
         self.damaged = set(damaged)
         self.asked = []
 

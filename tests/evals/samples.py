@@ -92,7 +92,12 @@ def extractor_of(model, cache=None, **options):
     if cache is not None:
         cache = Cache(cache, WorkdirLock, is_abandoned)
     options = {"layer": "pre_logits", "max_unreadable": 0, "transform": model.transform} | options
-    return Extractor(module=model.module, architecture=model.architecture, cache=cache, **options)
+    return Extractor(
+        module=model.module,
+        architecture=model.architecture,
+        cache=cache,
+        **options,
+    )
 
 
 def softmax(logits):

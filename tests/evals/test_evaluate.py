@@ -81,7 +81,12 @@ def assert_same_result(found, expected):
 def evaluate_source(weights, source, write_images=None, **options):
     model = from_weights(weights, sharding=replicate(build_mesh(jax.devices())))
     evaluate = evaluate_of(model, **({"global_batch": 16, "max_unreadable": 0} | options))
-    labelled = Labelled(source, "words", [], build_identity_map(source.class_names))
+    labelled = Labelled(
+        source,
+        "words",
+        [],
+        build_identity_map(source.class_names),
+    )
     return evaluate(labelled, write_images)
 
 
@@ -100,7 +105,12 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
     source = MemorySource(PIXELS, LABELS, NAMES)
     lines = []
 
-    found = evaluate_source(weights, source, lines.extend, global_batch=global_batch)
+    found = evaluate_source(
+        weights,
+        source,
+        lines.extend,
+        global_batch=global_batch,
+    )
 
     expected = compute_expected(weights, PIXELS, LABELS)
     assert_same_result(found, expected)
@@ -198,7 +208,12 @@ def evaluate_custom_network(network):
         architecture=dataclasses.replace(SEVEN, network="my:own"),
         module=jax.tree_util.Partial(network),
     )
-    labelled = Labelled(MemorySource(PIXELS, LABELS, NAMES), "", [], build_identity_map(NAMES))
+    labelled = Labelled(
+        MemorySource(PIXELS, LABELS, NAMES),
+        "",
+        [],
+        build_identity_map(NAMES),
+    )
     return evaluate_of(model, global_batch=40, max_unreadable=0)(labelled)
 
 
@@ -311,7 +326,12 @@ def make_metrics(labelled):
 def result():
     names = ("cat", "dog")
     source = MemorySource(PIXELS, LABELS % 2, names)
-    labelled = Labelled(source, "test of digits, 9 of 9 images", [], build_identity_map(names))
+    labelled = Labelled(
+        source,
+        "test of digits, 9 of 9 images",
+        [],
+        build_identity_map(names),
+    )
     return EvaluationResult(
         labelled=labelled,
         metrics=make_metrics(labelled),

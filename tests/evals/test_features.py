@@ -74,7 +74,12 @@ def average_tokens(output):
 
 def assert_feature(a, layer, pixels, expected):
     found = compute_feature(a, layer, pixels)
-    np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found,
+        np.asarray(expected),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_layers_of_a_transformer():
@@ -117,7 +122,12 @@ def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
     token = output.prefix_BPD[:, 0]
     mean = average_tokens(output)
     assert_feature(a, "token", pixels, token)
-    assert_feature(a, "token_mean", pixels, np.concatenate([token, mean], axis=1))
+    assert_feature(
+        a,
+        "token_mean",
+        pixels,
+        np.concatenate([token, mean], axis=1),
+    )
 
 
 @pytest.mark.slow
@@ -203,7 +213,12 @@ def test_padding_is_excluded_and_unreadable_images_keep_their_place():
     pixels = sample_pixels(6, (2, 2))
     batches = [make_batch(pixels[:3]), make_batch(pixels[3:], [1, 0, 0])]
 
-    found = collect(open_batches(batches), fake_step, None, np.arange(5, dtype=np.int32))
+    found = collect(
+        open_batches(batches),
+        fake_step,
+        None,
+        np.arange(5, dtype=np.int32),
+    )
 
     assert found.is_read_N.tolist() == [True, True, True, True, False]
     assert np.array_equal(found.feature_ND, pixels.reshape(6, -1)[:5, :2])
@@ -238,7 +253,11 @@ def test_images_on_both_sides():
     assert count_common_images(train, test) == 3
 
 
-AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(8, 12))
+AS_IT_IS = InputConfig(
+    train_split="train",
+    test_split="test",
+    image_size=(8, 12),
+)
 PIXELS = sample_pixels(13)
 LABELS = np.arange(13) % 6
 
@@ -287,7 +306,12 @@ def test_every_image_once_on_any_devices(num_devices, monkeypatch):
     module = from_weights(sample_weights()).module
     compute = jax.jit(lambda image: module(normalise(image, "float32")).features_BD)
     expected = np.concatenate([compute(image[None]) for image in PIXELS])
-    np.testing.assert_allclose(features.feature_ND, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        features.feature_ND,
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
+    )
     assert features.is_read_N.all()
     assert np.array_equal(features.label_N, LABELS)
     assert len(np.unique(features.hash_N)) == 13
@@ -490,7 +514,11 @@ def test_two_processes_that_extract_at_once(source, cache, monkeypatch):
     first_extractor = make_extractor(cache)
     second_extractor = make_extractor(cache)
     extractions = OverlappingExtractions()
-    monkeypatch.setattr(Runner, "compute_rows", extractions.wrap(Runner.compute_rows))
+    monkeypatch.setattr(
+        Runner,
+        "compute_rows",
+        extractions.wrap(Runner.compute_rows),
+    )
 
     def extract_first():
         return np.array(first_extractor.extract(source).feature_ND)

@@ -154,7 +154,11 @@ def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
 def test_mean_rank_of_equal_accuracies_follows_the_order_given():
     """In scenic, two argsorts make the ranks: the later of equal penalties has the higher rank."""
     penalties = (100.0, 1.0, 10.0)
-    result = FewShotResult({(1, 0, l2): 0.5 for l2 in penalties}, num_test=2, short={})
+    result = FewShotResult(
+        {(1, 0, l2): 0.5 for l2 in penalties},
+        num_test=2,
+        short={},
+    )
     protocol = FewShot(
         shots=(1,),
         seeds=(0,),

@@ -53,7 +53,13 @@ def assert_equals_float64(feature, label, test, num_classes):
 
     for l2 in PENALTIES:
         classifier = summary.solve(l2)
-        expected = compute_released_scores(feature, label, num_classes, test, l2)
+        expected = compute_released_scores(
+            feature,
+            label,
+            num_classes,
+            test,
+            l2,
+        )
 
         scores = np.concatenate(list(classifier.scores(test)))
         assert np.abs(scores - expected).max() < TOLERANCE, l2

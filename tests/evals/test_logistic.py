@@ -52,7 +52,13 @@ def test_reaches_the_minimum_of_scikit_learn(penalty):
     found = fit_logistic(features, labels, CLASSES, penalty)
 
     reference = fit_by_scikit_learn(features, labels, penalty)
-    objective = compute_objective(found.weight_DK, found.bias_K, features, labels, penalty)
+    objective = compute_objective(
+        found.weight_DK,
+        found.bias_K,
+        features,
+        labels,
+        penalty,
+    )
     expected = compute_objective(
         reference.coef_.T,
         reference.intercept_,
@@ -115,4 +121,8 @@ def test_several_labels_are_fitted_one_against_the_rest():
     for k in range(3):
         reference = fit_by_scikit_learn(features, label_NK[:, k], 10.0)
         expected = reference.decision_function(features)
-        np.testing.assert_allclose(found.logits(features)[:, k], expected, atol=2e-3)
+        np.testing.assert_allclose(
+            found.logits(features)[:, k],
+            expected,
+            atol=2e-3,
+        )

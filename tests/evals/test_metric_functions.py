@@ -110,7 +110,12 @@ def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, mo
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
     model = from_weights(sample_weights(), sharding=replicate(build_mesh(devices)))
     chosen = choose_metrics(CHOSEN, "--metrics")
-    evaluate = evaluate_of(model, global_batch=global_batch, max_unreadable=0, chosen=chosen)
+    evaluate = evaluate_of(
+        model,
+        global_batch=global_batch,
+        max_unreadable=0,
+        chosen=chosen,
+    )
     source = MemorySource(PIXELS, LABELS, NAMES)
 
     found = evaluate(Labelled(source, "words", [], build_identity_map(NAMES))).values()
@@ -138,7 +143,12 @@ def run_evaluator(kind, chosen, logits_NK, labels, mask_N, objective_sums):
                 jnp.asarray(mask_N[rows]),
             )
 
-    split = Split("test", NAMES, int(mask_N.sum()), lambda: contextlib.nullcontext(make_batches()))
+    split = Split(
+        "test",
+        NAMES,
+        int(mask_N.sum()),
+        lambda: contextlib.nullcontext(make_batches()),
+    )
     return dict(kind(split, jax.jit(step), chosen).run(jnp.float32(1)))
 
 

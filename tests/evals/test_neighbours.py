@@ -21,7 +21,12 @@ def sample_features(num, seed, num_classes=5, width=16):
     noise = rng.normal(size=(num, width))
     features = (centres[labels] + 2 * noise).astype(np.float32)
 
-    return Features(features, labels, np.ones(num, bool), np.arange(num, dtype=np.uint64))
+    return Features(
+        features,
+        labels,
+        np.ones(num, bool),
+        np.arange(num, dtype=np.uint64),
+    )
 
 
 def normalise_rows(features):
@@ -45,7 +50,13 @@ def test_equals_numpy_over_all_pairs(temperature):
     train = sample_features(130, 0)
     test = sample_features(QUERIES + 41, 1)
 
-    found = neighbour_accuracy(train, test, 5, neighbours=(1, 20, 50), temperature=temperature)
+    found = neighbour_accuracy(
+        train,
+        test,
+        5,
+        neighbours=(1, 20, 50),
+        temperature=temperature,
+    )
 
     expected = {k: measure_by_hand(train, test, k, temperature) for k in (1, 20, 50)}
     assert found == pytest.approx(expected)

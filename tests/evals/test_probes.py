@@ -74,7 +74,11 @@ def test_few_shot_table():
         make_pair("second", [0, 1, 2, 3, 3], [0, 1, 2, 3]),
     ]
 
-    table = run_few_shot(pairs, LabelFeatures(), FewShot(shots=(1, 2), seeds=(0, 1)))
+    table = run_few_shot(
+        pairs,
+        LabelFeatures(),
+        FewShot(shots=(1, 2), seeds=(0, 1)),
+    )
 
     found = table.to_dict()
     first = found["datasets"]["first"]["2"]
@@ -98,7 +102,11 @@ def test_penalties_are_chosen_for_all_datasets(choice):
         penalty_choice=choice,
     )
 
-    table = run_few_shot([make_pair("first", BALANCED, BALANCED)], LabelFeatures(), protocol)
+    table = run_few_shot(
+        [make_pair("first", BALANCED, BALANCED)],
+        LabelFeatures(),
+        protocol,
+    )
 
     found = table.to_dict()
     assert set(found["l2_used"]) == {"1", "2"}
@@ -230,7 +238,11 @@ def test_several_labels():
     classifier, found = probe(train, test, 3, "logistic", folds=3)
 
     probability_NK = 1 / (1 + np.exp(-classifier.logits(test.feature_ND)))
-    expected_precision = average_precision_score(test.label_N, probability_NK, average="macro")
+    expected_precision = average_precision_score(
+        test.label_N,
+        probability_NK,
+        average="macro",
+    )
     assert found["mean_average_precision"] == pytest.approx(expected_precision, abs=1e-3)
 
     expected_loss = sum(log_loss(test.label_N[:, k], probability_NK[:, k]) for k in range(3))
@@ -280,7 +292,11 @@ def test_each_fold_is_measured_by_a_classifier_of_the_others():
 def test_each_dataset_and_its_text():
     """The lower end of the interval is 48 / (48 + 1.96**2)."""
     pairs = [make_pair("first", BALANCED, BALANCED)]
-    measure = functools.partial(measure_neighbours, neighbours=(3, 100), temperature=0.07)
+    measure = functools.partial(
+        measure_neighbours,
+        neighbours=(3, 100),
+        temperature=0.07,
+    )
 
     results, notes = run_on_pairs(pairs, LabelFeatures(), measure)
 

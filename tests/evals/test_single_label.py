@@ -73,7 +73,12 @@ def predict_batches(batches, num_outputs, is_allowed=None, output=None):
     @jax.jit
     def step(scale, batch):
         logits = batch.image_BHWC * scale
-        return predict(logits, batch, jnp.asarray(is_allowed), jnp.asarray(output))
+        return predict(
+            logits,
+            batch,
+            jnp.asarray(is_allowed),
+            jnp.asarray(output),
+        )
 
     num_examples = sum(len(batch.mask_B) for batch in batches)
     parts = iterate_rows(
@@ -89,7 +94,11 @@ def predict_batches(batches, num_outputs, is_allowed=None, output=None):
 def make_metrics(num_classes, **changes):
     """Return metrics of as many classes as outputs, named by their numbers."""
     names = tuple(map(str, range(num_classes)))
-    source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
+    source = MemorySource(
+        np.zeros((1, 1, 1, 3), np.uint8),
+        np.zeros(1, int),
+        names,
+    )
     label_map = dataclasses.replace(build_identity_map(names), **changes)
     return ClassMetrics(Labelled(source, "", [], label_map))
 
@@ -318,7 +327,11 @@ def test_the_table_of_classes():
     A comma stays inside its name.
     """
     names = ("cat", "dog, wet", 'the "best"', "not listed")
-    source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
+    source = MemorySource(
+        np.zeros((1, 1, 1, 3), np.uint8),
+        np.zeros(1, int),
+        names,
+    )
     label_map = dataclasses.replace(build_identity_map(names), listed=np.arange(3))
     metrics = ClassMetrics(Labelled(source, "", [], label_map))
     add_predictions(

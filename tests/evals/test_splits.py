@@ -297,7 +297,11 @@ def test_split_folders(split_folders, make_any_weights):
 
 
 def test_another_split_folder(split_folders):
-    val = open_labelled(split_folders, sample_weights(), SplitChoice(split="val"))
+    val = open_labelled(
+        split_folders,
+        sample_weights(),
+        SplitChoice(split="val"),
+    )
 
     assert val.words == "val of folder:splits, 21 of 21 images"
 
@@ -514,7 +518,11 @@ def test_released_datasets_have_their_splits(monkeypatch):
 
 
 def test_digits_with_classes_and_parts(data_dir):
-    choice = SplitChoice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]")
+    choice = SplitChoice(
+        data_dir=data_dir,
+        classes=("5", "7"),
+        train_split="train[:50%]",
+    )
 
     pair = open_pair("digits", choice)
 

@@ -62,7 +62,11 @@ def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path, monkeypatc
             kwargs={"poll_interval": 0.01},
             daemon=True,
         ).start()
-        monkeypatch.setattr(notice, "METADATA", f"http://127.0.0.1:{server.server_port}/instance")
+        monkeypatch.setattr(
+            notice,
+            "METADATA",
+            f"http://127.0.0.1:{server.server_port}/instance",
+        )
         monkeypatch.setattr(notice, "PRODUCT", product)
         Notice().start()
 
@@ -109,7 +113,11 @@ def test_after_the_end_of_a_run_nothing_is_sent(killed):
 
 
 def test_elsewhere_nothing_is_polled(monkeypatch, tmp_path):
-    monkeypatch.setattr(threading, "Thread", lambda **_: pytest.fail("a thread was started"))
+    monkeypatch.setattr(
+        threading,
+        "Thread",
+        lambda **_: pytest.fail("a thread was started"),
+    )
     (tmp_path / "product_name").write_text("Standard PC\n")
 
     for name in ("product_name", "missing"):

@@ -65,7 +65,11 @@ class Service:
 def service(monkeypatch):
     """That of the first of two processes."""
     service = Service()
-    monkeypatch.setattr(hosts, "global_state", types.SimpleNamespace(client=service))
+    monkeypatch.setattr(
+        hosts,
+        "global_state",
+        types.SimpleNamespace(client=service),
+    )
     monkeypatch.setattr(jax, "process_count", lambda: 2)
 
     return service
@@ -99,7 +103,11 @@ def test_cpus_connect_when_all_processes_are_there(fresh, service):
     fresh.multihost_utils = types.SimpleNamespace(
         process_allgather=lambda _: service.barriers.append("collective")
     )
-    fresh.global_state = types.SimpleNamespace(client=service, process_id=0, num_processes=2)
+    fresh.global_state = types.SimpleNamespace(
+        client=service,
+        process_id=0,
+        num_processes=2,
+    )
     fresh.PeerMonitor = lambda *_, **__: types.SimpleNamespace(start=lambda: None)
     fresh.atexit = types.SimpleNamespace(register=lambda *_: None)
     fresh.start()

@@ -25,7 +25,11 @@ exec("def backends(error): raise error", XLA_BRIDGE)
 def fail(platforms, monkeypatch, found, error=None):
     """As JAX does, with these plugins installed."""
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    monkeypatch.setattr(backend, "_find_all_plugins", lambda: dict.fromkeys(found, "1.2"))
+    monkeypatch.setattr(
+        backend,
+        "_find_all_plugins",
+        lambda: dict.fromkeys(found, "1.2"),
+    )
 
     with explain_backend_errors():
         XLA_BRIDGE["backends"](error or RuntimeError("Unable to initialize backend"))
@@ -182,7 +186,11 @@ def machine(tmp_path, monkeypatch):
         "jax_plugins": types.SimpleNamespace(submodule_search_locations=[tmp_path / "plugins"]),
     }
     monkeypatch.setattr(importlib.util, "find_spec", specs.__getitem__)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: plugins)
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda group: plugins,
+    )
     plugins = []
 
     def add(file):

@@ -20,7 +20,11 @@ def environment(tmp_path, monkeypatch):
     programs.mkdir()
     (programs / "pip").write_text("#!/bin/sh\n")
     (programs / "pip").chmod(0o755)
-    monkeypatch.setattr(extras, "__file__", str(packages / "vit_jax/imports/extras.py"))
+    monkeypatch.setattr(
+        extras,
+        "__file__",
+        str(packages / "vit_jax/imports/extras.py"),
+    )
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(sys, "path", [str(packages)])
     monkeypatch.setenv("PATH", str(programs))

@@ -80,7 +80,12 @@ def start(words, *, devices=8, program=("-m", "vit_jax"), **environment):
 def start_held(words, folder):
     """Start a verb that waits for a signal at the first new checkpoint in the folder's workdir."""
     before = " ".join(map(str, checkpoint_steps(folder)))
-    return start(words, PYTHONPATH=HELD, HELD_FOLDER=str(folder), HELD_BEFORE=before)
+    return start(
+        words,
+        PYTHONPATH=HELD,
+        HELD_FOLDER=str(folder),
+        HELD_BEFORE=before,
+    )
 
 
 def start_held_at(call, words, folder, **environment):

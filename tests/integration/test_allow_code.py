@@ -77,7 +77,12 @@ def here(tmp_path, monkeypatch):
 
 
 def write_file(path, **named):
-    metadata = describe(dataclasses.replace(SEVEN, **named), NAMES, DIRECT, None)
+    metadata = describe(
+        dataclasses.replace(SEVEN, **named),
+        NAMES,
+        DIRECT,
+        None,
+    )
     write_safetensors(path, arrays_of(SEVEN, "timm"), metadata)
 
 
@@ -203,7 +208,11 @@ def test_allowed_code_runs(here, source):
 )
 def test_allowed_code_is_trained(here, verb, options):
     """The same command resumes; without the option it fails."""
-    small = flags("logging.tensorboard=False", "global_batch=8", "input.image_size=8,12")
+    small = flags(
+        "logging.tensorboard=False",
+        "global_batch=8",
+        "input.image_size=8,12",
+    )
     words = [*list_words(verb, "run"), *options, *small]
 
     succeed([*words, "--allow_code=evil"])

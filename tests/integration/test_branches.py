@@ -53,7 +53,13 @@ def branch(trunk, data_dir, tmp_path_factory):
     """A run of 8 steps from the newest checkpoint before both cooldowns."""
     workdir = tmp_path_factory.mktemp("branches") / "branch"
 
-    words = pretraining(data_dir, workdir, *FIELDS, "total=8 steps", f"resume_from={trunk}")
+    words = pretraining(
+        data_dir,
+        workdir,
+        *FIELDS,
+        "total=8 steps",
+        f"resume_from={trunk}",
+    )
     out = succeed(words)
 
     assert f"continuing from step 4 of {trunk}" in out

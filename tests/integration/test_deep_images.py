@@ -41,7 +41,13 @@ def make_words(data_dir, images):
 
     def make(workdir):
         data = f"data=folder:{images}"
-        return pretraining(data_dir, workdir, *SHORT, data, "evaluation.global_batch=8")
+        return pretraining(
+            data_dir,
+            workdir,
+            *SHORT,
+            data,
+            "evaluation.global_batch=8",
+        )
 
     return make
 

@@ -127,7 +127,13 @@ def test_other_files_of_a_run(finished):
 
 def test_weights_of_another_run_start_at_step_0(finished, data_dir, tmp_path):
     source, _ = finished
-    words = pretraining(data_dir, tmp_path, *SHORT, "total=6 steps", f"init_from={source}")
+    words = pretraining(
+        data_dir,
+        tmp_path,
+        *SHORT,
+        "total=6 steps",
+        f"init_from={source}",
+    )
 
     out = succeed(words)
 
@@ -142,7 +148,13 @@ def test_a_given_checkpoint_is_continued_in_a_new_workdir_on_other_devices(
     tmp_path,
 ):
     source, _ = finished
-    words = pretraining(data_dir, tmp_path, *AVERAGED, "total=16 steps", f"resume_from={source}")
+    words = pretraining(
+        data_dir,
+        tmp_path,
+        *AVERAGED,
+        "total=16 steps",
+        f"resume_from={source}",
+    )
 
     out = succeed(words)
 
@@ -153,7 +165,13 @@ def test_a_given_checkpoint_is_continued_in_a_new_workdir_on_other_devices(
 
 def test_weights_of_another_network_are_rejected(finished, data_dir, tmp_path):
     source, _ = finished
-    words = pretraining(data_dir, tmp_path, *AVERAGED, f"init_from={source}", "model.gelu=exact")
+    words = pretraining(
+        data_dir,
+        tmp_path,
+        *AVERAGED,
+        f"init_from={source}",
+        "model.gelu=exact",
+    )
 
     outcome = run(words)
 

@@ -31,7 +31,11 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     save_weights(sample_weights(), folder / "weights", OWN)
     for split, seed in (("train", 0), ("test", 1)):
-        write_classes(folder / "images" / split, np.arange(21) % 7, sample_pixels(21, seed=seed))
+        write_classes(
+            folder / "images" / split,
+            np.arange(21) % 7,
+            sample_pixels(21, seed=seed),
+        )
     return folder
 
 
@@ -162,7 +166,11 @@ def test_a_dataset_of_tfds_is_complete_or_not_there(place):
 def test_a_copy_of_a_folder_is_marked_as_unfinished(place, number):
     """The signal comes when all threads have long been started."""
     count = 60
-    write_classes(place / "images", np.arange(count) % 7, sample_pixels(count, size=(64, 64)))
+    write_classes(
+        place / "images",
+        np.arange(count) % 7,
+        sample_pixels(count, size=(64, 64)),
+    )
     copy = place / "output" / "copy"
     words = ["prepare", f"folder:{place / 'images'}", "--short_side=16", f"--output={copy}"]
 
@@ -186,7 +194,12 @@ def test_a_signal_to_one_process_of_a_verb_ends_all(inputs, place):
     for environment, file in zip(explicit(2), files, strict=True):
         environments.append(environment | {"HELD_FILE": str(file)})
     call = "vit_jax.evals.evaluate:make_evaluate"
-    processes = commands.start_all(words, environments, PYTHONPATH=commands.HELD, HELD_CALL=call)
+    processes = commands.start_all(
+        words,
+        environments,
+        PYTHONPATH=commands.HELD,
+        HELD_CALL=call,
+    )
     for process, file in zip(processes, files, strict=True):
         commands.wait_until(file.exists, process)
 
@@ -220,7 +233,11 @@ def test_data_workers_end_with_the_verb(place, data_dir, number):
         f"--output={place}/output/rates.png",
     ]
     before = list_shared_memory()
-    process = commands.start_held_at("vit_jax.tools.sweeps.range_test:RangeTest", words, place)
+    process = commands.start_held_at(
+        "vit_jax.tools.sweeps.range_test:RangeTest",
+        words,
+        place,
+    )
     workers = list_children(process.pid)
 
     assert len(workers) >= 2

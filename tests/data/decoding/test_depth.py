@@ -94,7 +94,11 @@ def test_the_range_that_a_file_states(kind):
 
     np.testing.assert_array_equal(decode(file), expected)
 
-    planned = plan_crop(file, lambda height, width: Box(1, 2, height - 1, width - 2), (1, 1))
+    planned = plan_crop(
+        file,
+        lambda height, width: Box(1, 2, height - 1, width - 2),
+        (1, 1),
+    )
     np.testing.assert_array_equal(planned(), expected[1:, 2:])
 
 
@@ -356,7 +360,11 @@ def test_losses_are_counted(tmp_path):
         },
     )
 
-    values, floats, pages = survey([*paths, str(tmp_path / "gone.tif")], None, option)
+    values, floats, pages = survey(
+        [*paths, str(tmp_path / "gone.tif")],
+        None,
+        option,
+    )
 
     assert values.startswith("4 of 13 checked files have 16 bits")
     assert "divided by 256" in values

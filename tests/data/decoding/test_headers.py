@@ -18,7 +18,11 @@ from vit_jax.data.unreadable import find_reason
 
 HEIGHT = 50
 WIDTH = 61
-PIXELS = np.random.default_rng(0).integers(256, size=(HEIGHT, WIDTH, 4), dtype=np.uint8)
+PIXELS = np.random.default_rng(0).integers(
+    256,
+    size=(HEIGHT, WIDTH, 4),
+    dtype=np.uint8,
+)
 GREY = ("avif", "bmp", "jp2", "jpg", "pam", "pbm", "pgm", "png", "ras", "tiff", "webp")
 COLOUR = ("avif", "bmp", "gif", "jp2", "jpg", "pam", "png", "ppm", "ras", "tiff")
 ALPHA = ("avif", "bmp", "gif", "jp2", "png", "tiff", "webp")
@@ -133,6 +137,10 @@ def test_the_limit_of_pixels_is_an_option(make_config):
         with pytest.raises(UnreadableImage, match=r"max_image_megapixels is 0\.003"):
             prepare(record)
 
-    source = MemorySource(np.zeros((1, 8, 8, 3), np.uint8), np.zeros(1, int), ("a", "b"))
+    source = MemorySource(
+        np.zeros((1, 8, 8, 3), np.uint8),
+        np.zeros(1, int),
+        ("a", "b"),
+    )
     source.image_of = lambda index: record.image
     assert "is 0.003" in find_reason(source, 0, config.max_image_megapixels)

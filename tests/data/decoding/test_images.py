@@ -70,7 +70,16 @@ def make_png_chunk(name, body):
 def make_png(rows, depth, color_type, *chunks):
     """Return a PNG of rows (bytes) without filters."""
     width = len(rows[0]) * 8 // (depth * COLOR_CHANNELS[color_type])
-    header = struct.pack(">IIBBBBB", width, len(rows), depth, color_type, 0, 0, 0)
+    header = struct.pack(
+        ">IIBBBBB",
+        width,
+        len(rows),
+        depth,
+        color_type,
+        0,
+        0,
+        0,
+    )
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
 
     file = b"\x89PNG\r\n\x1a\n" + make_png_chunk(b"IHDR", header)
@@ -256,7 +265,12 @@ def resize_by_weights(image, size, build_weights):
     """Return float64 (*size, C), by the weights (new, old) of each side."""
     row_weights = build_weights(image.shape[0], size[0])
     column_weights = build_weights(image.shape[1], size[1])
-    return np.einsum("ai,bj,ijc->abc", row_weights, column_weights, image.astype(float))
+    return np.einsum(
+        "ai,bj,ijc->abc",
+        row_weights,
+        column_weights,
+        image.astype(float),
+    )
 
 
 @pytest.mark.parametrize("size", [(20, 33), (50, 60), (77, 61), (1, 1), (3, 200)])
@@ -290,7 +304,11 @@ def build_area_weights(old, new):
 )
 def test_enlarging_averages_areas(old, factor, seed):
     """Borders of new pixels may fall on borders of old ones."""
-    image = np.random.default_rng(seed).integers(256, size=(*old, 3), dtype=np.uint8)
+    image = np.random.default_rng(seed).integers(
+        256,
+        size=(*old, 3),
+        dtype=np.uint8,
+    )
     size = tuple(round(side * factor) for side in old)
 
     found = images.resize_to_cover(image, size)

@@ -27,7 +27,11 @@ def encode(pixels, *options):
     return cv2.imencode(".jpg", pixels, options)[1].tobytes()
 
 
-PLAIN = encode(PHOTO, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420)
+PLAIN = encode(
+    PHOTO,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
+)
 WITH_MARKERS = encode(PHOTO, cv2.IMWRITE_JPEG_RST_INTERVAL, -(-WIDTH // 16))
 FILES = [
     PLAIN,
@@ -118,7 +122,11 @@ def test_a_large_crop_is_decoded_smaller(decoder, reduction):
 
     The border moves by up to half a pixel of this size.
     """
-    large = cv2.resize(SMOOTH, (WIDTH * 8, HEIGHT * 8), interpolation=cv2.INTER_CUBIC)
+    large = cv2.resize(
+        SMOOTH,
+        (WIDTH * 8, HEIGHT * 8),
+        interpolation=cv2.INTER_CUBIC,
+    )
     file = encode(large, cv2.IMWRITE_JPEG_QUALITY, 95)
     box = Box(100, 204, 803, 1000)
 
@@ -134,7 +142,11 @@ def test_a_large_crop_is_decoded_smaller(decoder, reduction):
 
 def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, monkeypatch):
     """One file in twenty has crops that are decoded smaller, as in ImageNet at 224 pixels."""
-    large = cv2.resize(PHOTO, (WIDTH * 4, HEIGHT * 4), interpolation=cv2.INTER_CUBIC)
+    large = cv2.resize(
+        PHOTO,
+        (WIDTH * 4, HEIGHT * 4),
+        interpolation=cv2.INTER_CUBIC,
+    )
     usual_file = encode(PHOTO, cv2.IMWRITE_JPEG_QUALITY, 90)
     files = [usual_file] * 19 + [encode(large)]
     transform = TrainTransform(make_config(image_size=(64, 64)))

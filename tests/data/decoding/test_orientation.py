@@ -63,7 +63,12 @@ def test_a_crop_of_the_upright_image(orientation):
             return box
 
         expected = cut(whole, box)
-        planned = plan_crop(file, choose, (box.height, box.width), exif_orientation=True)
+        planned = plan_crop(
+            file,
+            choose,
+            (box.height, box.width),
+            exif_orientation=True,
+        )
         np.testing.assert_array_equal(planned(), expected)
         assert sides == [(height, width)]
 
@@ -120,7 +125,12 @@ def encode_tiff(order, orientation, is_big=False, bits=8):
     samples = make_pixels(STORED).astype(f"u{bits // 8}")
     if bits == 16:
         samples = samples * np.uint16(257)
-    return deep_files.tiff(samples, order, is_big=is_big, t274=("H", orientation))
+    return deep_files.tiff(
+        samples,
+        order,
+        is_big=is_big,
+        t274=("H", orientation),
+    )
 
 
 FORMATS = {
@@ -193,7 +203,11 @@ def encode_by_pillow(pixels, kind, **options):
 
 def encode_with_metadata(kind, orientation, way):
     """Return a file of the photograph; Exif data of AVIF become the boxes irot and imir."""
-    return encode_by_pillow(SMOOTH, kind, **make_options(kind, orientation, way))
+    return encode_by_pillow(
+        SMOOTH,
+        kind,
+        **make_options(kind, orientation, way),
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -28,7 +28,13 @@ def test_compressions(compression, tile):
     if compression == "webp":
         options["compressionargs"] = {"lossless": True}
 
-    file = encode(RGB, photometric="rgb", compression=compression, tile=tile, **options)
+    file = encode(
+        RGB,
+        photometric="rgb",
+        compression=compression,
+        tile=tile,
+        **options,
+    )
 
     np.testing.assert_array_equal(decode(file), RGB)
 
@@ -82,7 +88,11 @@ def test_three_bands_of_16_bits(bigtiff, predictor):
 
 def test_a_band_after_grey_is_ignored():
     grey = RGB[..., :1]
-    file = encode(np.dstack([grey, BAND]), photometric="minisblack", planarconfig="contig")
+    file = encode(
+        np.dstack([grey, BAND]),
+        photometric="minisblack",
+        planarconfig="contig",
+    )
 
     expected = np.repeat(grey, 3, axis=-1)
     np.testing.assert_array_equal(decode(file), expected)

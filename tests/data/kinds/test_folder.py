@@ -128,7 +128,11 @@ def test_a_hold_out_is_left_to_folders_without_splits(make_folder, make_config):
 def test_a_part_of_training_has_no_image_of_the_hold_out(make_folder, make_config):
     path = make_folder(TWO_LARGE_CLASSES_AND_A_SMALL_ONE)
 
-    half = list_names(path, "train[:50%]", make_config(train_split="train[:50%]"))
+    half = list_names(
+        path,
+        "train[:50%]",
+        make_config(train_split="train[:50%]"),
+    )
     test = list_names(path, "test", make_config())
 
     assert not set(half) & set(test)
@@ -138,7 +142,11 @@ def test_part_of_a_split_folder(make_folder, make_config):
     files = TWO_LARGE_CLASSES_AND_A_SMALL_ONE
     path = make_folder(put_below("train", files) | put_below("test", files))
 
-    train = list_names(path, "train[:80%]", make_config(train_split="train[:80%]"))
+    train = list_names(
+        path,
+        "train[:80%]",
+        make_config(train_split="train[:80%]"),
+    )
 
     assert len(train) == 18
     assert all(name.startswith("train/") for name in train)

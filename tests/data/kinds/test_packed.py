@@ -62,9 +62,24 @@ def parquet_files(tmp_path):
     folder = tmp_path / "parquet"
     first = TWENTY[:10]
     second = TWENTY[10:]
-    write_parquet(folder / "train-0000-of-0002.parquet", first, 0, names=CAT_AND_DOG)
-    write_parquet(folder / "train-0001-of-0002.parquet", second, 10, names=CAT_AND_DOG)
-    write_parquet(folder / "validation-0000-of-0001.parquet", [1, 0], 20, names=CAT_AND_DOG)
+    write_parquet(
+        folder / "train-0000-of-0002.parquet",
+        first,
+        0,
+        names=CAT_AND_DOG,
+    )
+    write_parquet(
+        folder / "train-0001-of-0002.parquet",
+        second,
+        10,
+        names=CAT_AND_DOG,
+    )
+    write_parquet(
+        folder / "validation-0000-of-0001.parquet",
+        [1, 0],
+        20,
+        names=CAT_AND_DOG,
+    )
     return f"parquet:{folder}"
 
 
@@ -109,7 +124,11 @@ def test_the_location_keeps_the_column_of_labels(request, kind):
 def test_files_without_splits_hold_out_a_part(tmp_path, make_config, kind):
     for number in range(2):
         write_shard(tmp_path / "a" / f"{number}.tar", samples(TWENTY[:10], 10 * number))
-        write_parquet(tmp_path / "a" / f"{number}.parquet", TWENTY[:10], 10 * number)
+        write_parquet(
+            tmp_path / "a" / f"{number}.parquet",
+            TWENTY[:10],
+            10 * number,
+        )
     data = f"{kind}:{tmp_path}/a"
 
     train, test = open_both(data, make_config())
@@ -395,7 +414,11 @@ def test_row_groups_that_are_too_large_are_named(five_groups, make_config, monke
 def test_deep_images_are_noticed(tmp_path, make_config, caplog):
     deep = png(np.arange(63, dtype=np.uint16).reshape(7, 9))
     write_shard(tmp_path / "a.tar", [*samples([0, 1]), ("x.png", deep), ("x.cls", b"1")])
-    write_parquet(tmp_path / "a.parquet", [0, 1], images=[{"bytes": deep, "path": None}] * 2)
+    write_parquet(
+        tmp_path / "a.parquet",
+        [0, 1],
+        images=[{"bytes": deep, "path": None}] * 2,
+    )
 
     open_all(f"wds:{tmp_path}", make_config())
     open_all(f"parquet:{tmp_path}", make_config())

@@ -26,7 +26,11 @@ IMAGES = pa.array([{"bytes": image(number), "path": f"{number}.png"} for number 
 @pytest.fixture(autouse=True)
 def groups(monkeypatch):
     """No row group is in memory, and no warning was given before."""
-    monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(parquet.CACHE_BYTES))
+    monkeypatch.setattr(
+        parquet,
+        "_GROUPS",
+        parquet._Groups(parquet.CACHE_BYTES),
+    )
     warn_once.cache_clear()
 
 
@@ -50,7 +54,12 @@ def open_columns(tmp_path, make_config):
             table = add_hugging_face_metadata(table, metadata)
 
         pq.write_table(table, tmp_path / "a.parquet")
-        return open_source(f"parquet:{tmp_path}/a.parquet{column}", "all", make_config(), 0)
+        return open_source(
+            f"parquet:{tmp_path}/a.parquet{column}",
+            "all",
+            make_config(),
+            0,
+        )
 
     return write_and_open
 
@@ -245,7 +254,11 @@ def test_an_image_that_rows_repeat_is_not_read_many_times(open_columns, monkeypa
     assert sum(len(source[row].image) for row in range(8)) == 8 * 10**6
     assert parquet._GROUPS._bytes == 8 * 10**6
 
-    monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(parquet.CACHE_BYTES))
+    monkeypatch.setattr(
+        parquet,
+        "_GROUPS",
+        parquet._Groups(parquet.CACHE_BYTES),
+    )
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 2**21)
     rule = r"Row group 0 of column 'image\.bytes' of .*a\.parquet.*more than"
     with pytest.raises(UnreadableImage, match=rule):
@@ -351,7 +364,11 @@ def test_damaged_structs(content):
 
 
 def test_a_cut_file_is_not_said_to_have_damaged_metadata(tmp_path, make_config):
-    path = write_parquet(tmp_path / "a.parquet", [0, 1, 0, 1], names=["cat", "dog"])
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        [0, 1, 0, 1],
+        names=["cat", "dog"],
+    )
     whole = path.read_bytes()
 
     for size in (0, 3, 11, len(whole) // 2, len(whole) - 1):
@@ -480,7 +497,11 @@ def damage(whole, random):
 
 def test_copies_of_class_names_that_differ(tmp_path, make_config):
     """A footer has no checksum, but pyarrow stores the metadata twice."""
-    path = write_parquet(tmp_path / "a.parquet", [0, 1, 0, 1], names=["cat", "dog"])
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        [0, 1, 0, 1],
+        names=["cat", "dog"],
+    )
     content = path.read_bytes()
 
     assert content.count(b'"dog"') == 1
@@ -494,4 +515,10 @@ def test_labels_are_counted(four_rows, tmp_path):
     labels = np.zeros(3, np.int32)
 
     with pytest.raises(ValueError, match="3 labels are of 4 rows"):
-        parquet.ParquetSource([str(four_rows)], "image.bytes", ("a", "b"), labels, str(tmp_path))
+        parquet.ParquetSource(
+            [str(four_rows)],
+            "image.bytes",
+            ("a", "b"),
+            labels,
+            str(tmp_path),
+        )

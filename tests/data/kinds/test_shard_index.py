@@ -114,7 +114,11 @@ def test_a_shard_with_the_same_size_and_time_has_new_labels(shard):
 @pytest.fixture
 def without_times(monkeypatch):
     """A file system without a time of change of the inode: the state of a file is its size."""
-    monkeypatch.setattr(shard_index, "read_file_state", lambda file: (os.stat(file).st_size,))
+    monkeypatch.setattr(
+        shard_index,
+        "read_file_state",
+        lambda file: (os.stat(file).st_size,),
+    )
 
 
 @pytest.mark.usefixtures("without_times")
@@ -240,8 +244,16 @@ def test_members_of_a_sample_may_be_apart(tmp_path, make_config):
     random.Random(0).shuffle(shuffled)
 
     expected = read_shard(tmp_path / "sorted.tar", members, make_config)
-    images_first = read_shard(tmp_path / "0.tar", [*images, *labels], make_config)
-    labels_first = read_shard(tmp_path / "1.tar", [*labels, *reversed(images)], make_config)
+    images_first = read_shard(
+        tmp_path / "0.tar",
+        [*images, *labels],
+        make_config,
+    )
+    labels_first = read_shard(
+        tmp_path / "1.tar",
+        [*labels, *reversed(images)],
+        make_config,
+    )
     mixed = read_shard(tmp_path / "mixed.tar", shuffled, make_config)
 
     assert images_first == expected

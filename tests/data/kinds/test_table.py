@@ -109,7 +109,11 @@ def test_columns_in_any_order_and_separators(make_table, make_config, header, li
 
 def test_files_may_be_anywhere(make_table, open_table, tmp_path):
     images = tmp_path / "images"
-    path = make_table("image,label", f"{images}/cat/0.png,cat", "../images/cat/1.png,dog")
+    path = make_table(
+        "image,label",
+        f"{images}/cat/0.png,cat",
+        "../images/cat/1.png,dog",
+    )
 
     source = open_table(path)
 
@@ -175,7 +179,11 @@ def test_mistakes_are_named(make_table, make_config, lines, split, rule):
 
 
 def test_an_image_under_two_paths(make_table, open_table, tmp_path):
-    path = make_table("image,label", f"{tmp_path}/images/cat/0.png,cat", "cat/0.png,dog")
+    path = make_table(
+        "image,label",
+        f"{tmp_path}/images/cat/0.png,cat",
+        "cat/0.png,dog",
+    )
 
     with rejects(str(path), "2 lines name an image"):
         open_table(path)
@@ -241,7 +249,11 @@ def test_several_labels_of_an_image(several_labels, open_table):
 def test_some_classes_of_several_labels(several_labels, open_table):
     everything = open_table(several_labels)
 
-    source = open_table(several_labels, classes=("tabby", "cat"), cache_records=True)
+    source = open_table(
+        several_labels,
+        classes=("tabby", "cat"),
+        cache_records=True,
+    )
 
     expected = [[1, 1], [0, 0], [0, 0], [0, 1]]
     assert source.labels.tolist() == expected
@@ -427,7 +439,11 @@ def test_held_out_images_stay_held_out(make_table, make_config):
 def test_parts_and_few_images_of_a_table_of_several_labels(make_table, make_config):
     path = make_table(*SEVERAL)
 
-    _, half = open_names(path, "train[:50%]", make_config(train_split="train[:50%]"))
+    _, half = open_names(
+        path,
+        "train[:50%]",
+        make_config(train_split="train[:50%]"),
+    )
     _, five = open_names(path, "train", make_config(train_examples=5))
 
     assert len(half) == 9

@@ -29,7 +29,11 @@ def test_members_of_every_layout(layout):
         names.append("ü" * 110 + ".jpg")
     sizes = (0, 1, 511, 512, 513)
     entries = [(name, bytes(size)) for name, size in itertools.product(names, sizes)]
-    content = packed(special("folder", tarfile.DIRTYPE), *entries, format=layout)
+    content = packed(
+        special("folder", tarfile.DIRTYPE),
+        *entries,
+        format=layout,
+    )
 
     expected = [(name, stored, "") for name, stored in entries]
     assert read_members(content) == expected

@@ -126,7 +126,11 @@ def test_the_second_to_prepare_uses_the_files_of_the_first(tmp_path, monkeypatch
         download_and_prepare(builder)
         raise OSError("Directory not empty")
 
-    monkeypatch.setattr(digits.VitJaxDigits, "download_and_prepare", prepare_and_fail)
+    monkeypatch.setattr(
+        digits.VitJaxDigits,
+        "download_and_prepare",
+        prepare_and_fail,
+    )
 
     path = digits.prepare(str(tmp_path))
 
@@ -163,7 +167,12 @@ def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
 
 def test_labels_come_without_images(data_dir, make_config, monkeypatch):
     """The split is more than two chunks of labels."""
-    source = open_source("digits", "train[:700]", make_config(data_dir=data_dir), 0)
+    source = open_source(
+        "digits",
+        "train[:700]",
+        make_config(data_dir=data_dir),
+        0,
+    )
     expected = [source[i].label for i in range(len(source))]
 
     monkeypatch.setattr(tfds.features.Image, "decode_example_np", None)
@@ -184,7 +193,12 @@ def test_labels_come_without_images(data_dir, make_config, monkeypatch):
 )
 def test_names_that_cannot_be_opened(tmp_path, make_config, name, rule):
     with rejects(name, rule.format(tmp_path)):
-        open_source(f"tfds:{name}", "train", make_config(data_dir=str(tmp_path)), 0)
+        open_source(
+            f"tfds:{name}",
+            "train",
+            make_config(data_dir=str(tmp_path)),
+            0,
+        )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +221,12 @@ def test_datasets_that_cannot_be_used(data_dir, tmp_path, make_config, file, bef
 
     path.write_text(path.read_text().replace(before, after))
     with rejects("vit_jax_digits", rule):
-        open_source("tfds:vit_jax_digits", "train", make_config(data_dir=str(copy)), 0)
+        open_source(
+            "tfds:vit_jax_digits",
+            "train",
+            make_config(data_dir=str(copy)),
+            0,
+        )
 
 
 @pytest.fixture

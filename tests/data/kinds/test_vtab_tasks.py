@@ -132,7 +132,12 @@ def test_tfds_has_the_features_of_a_task(task):
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_records_of_splits(vtab_dir, make_config, task, split):
     """Of test splits, which have up to 73,728 records, the first and the last are read."""
-    source = open_source(f"vtab:{task.name}", split, make_config(data_dir=str(vtab_dir)), 0)
+    source = open_source(
+        f"vtab:{task.name}",
+        split,
+        make_config(data_dir=str(vtab_dir)),
+        0,
+    )
 
     records = list_records(task, split)
     assert len(source) == len(records)
@@ -157,7 +162,12 @@ def test_records_of_splits(vtab_dir, make_config, task, split):
     ],
 )
 def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_config, name, values):
-    source = open_source(f"vtab:{name}", "train800", make_config(data_dir=str(vtab_dir)), 0)
+    source = open_source(
+        f"vtab:{name}",
+        "train800",
+        make_config(data_dir=str(vtab_dir)),
+        0,
+    )
     received = pickle.loads(pickle.dumps(source))
 
     pixels = np.stack([images.decode(received[index].image) for index in range(4)])
@@ -179,7 +189,12 @@ def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_conf
 )
 def test_what_cannot_be_opened(tmp_path, make_config, name, split, rule):
     with rejects(name, rule):
-        open_source(f"vtab:{name}", split, make_config(data_dir=str(tmp_path)), 0)
+        open_source(
+            f"vtab:{name}",
+            split,
+            make_config(data_dir=str(tmp_path)),
+            0,
+        )
 
 
 def test_another_version_is_rejected_and_one_beside_it_is_found(tmp_path, make_config):
@@ -196,22 +211,40 @@ def test_another_version_is_rejected_and_one_beside_it_is_found(tmp_path, make_c
 
 
 def test_a_short_dataset_is_rejected(tmp_path, make_config):
-    vtab_datasets.write(tmp_path, "caltech101", sizes={"train": 2900, "test": 10})
+    vtab_datasets.write(
+        tmp_path,
+        "caltech101",
+        sizes={"train": 2900, "test": 10},
+    )
 
     with rejects("train[2754:2954]", "'train': 2900"):
-        open_source("vtab:caltech101", "val200", make_config(data_dir=str(tmp_path)), 0)
+        open_source(
+            "vtab:caltech101",
+            "val200",
+            make_config(data_dir=str(tmp_path)),
+            0,
+        )
 
 
 def test_a_dataset_of_other_classes_is_rejected(tmp_path, make_config):
     """A class is removed from the prepared files."""
-    vtab_datasets.write(tmp_path, "dtd", sizes={"train": 1000, "validation": 200, "test": 10})
+    vtab_datasets.write(
+        tmp_path,
+        "dtd",
+        sizes={"train": 1000, "validation": 200, "test": 10},
+    )
     (names,) = (tmp_path / "dtd").glob("*/label.labels.txt")
     names.write_text("\n".join(names.read_text().split()[:-1]))
     (features,) = (tmp_path / "dtd").glob("*/features.json")
     features.write_text(features.read_text().replace('"47"', '"46"'))
 
     with rejects("47 classes", "'dtd/.*46"):
-        open_source("vtab:dtd", "val200", make_config(data_dir=str(tmp_path)), 0)
+        open_source(
+            "vtab:dtd",
+            "val200",
+            make_config(data_dir=str(tmp_path)),
+            0,
+        )
 
 
 def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
@@ -224,7 +257,12 @@ def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
 
     sizes = {"train": 70_000, "validation": 8}
     vtab_datasets.write(tmp_path, "clevr", sizes=sizes, changed=remove_objects)
-    source = open_source("vtab:clevr_count", "test", make_config(data_dir=str(tmp_path)), 0)
+    source = open_source(
+        "vtab:clevr_count",
+        "test",
+        make_config(data_dir=str(tmp_path)),
+        0,
+    )
 
     with rejects("validation:7", "label -1.*0 to 7"):
         check_labels(source)
