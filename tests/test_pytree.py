@@ -48,7 +48,7 @@ def test_differences_lists_everything_and_the_nearest():
     assert pytree.differences(given, given) == []
 
 
-def test_of_many_lines_the_first_are_listed():
+def test_the_first_of_many_lines_are_listed():
     assert pytree.list_lines(["a", "b"]) == "\n  a\n  b"
 
     lines = pytree.list_lines([str(number) for number in range(5000)]).splitlines()

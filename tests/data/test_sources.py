@@ -1,4 +1,4 @@
-"""From the `data` of a config to a source: kinds, splits, and a user's own sources."""
+"""Sources for the `data` of a config: kinds, splits and custom sources."""
 
 import pickle
 
@@ -9,7 +9,7 @@ from tests.rejections import rejects
 from vit_jax.data.kinds.in_memory import CachedSource
 from vit_jax.data.sources import open_source
 
-OWN = """
+CUSTOM = """
 import numpy as np
 from vit_jax.data.records import Source
 
@@ -49,15 +49,14 @@ nothing = lambda split, config, seed: None
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_data.py").write_text(OWN)
+def custom_data(tmp_path, monkeypatch):
+    (tmp_path / "own_data.py").write_text(CUSTOM)
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_own_source(own, make_config):
-    train, test = (
-        open_source("own_data:Levels", split, make_config(), 1) for split in ("train", "test")
-    )
+def test_custom_source(custom_data, make_config):
+    train = open_source("own_data:Levels", "train", make_config(), 1)
+    test = open_source("own_data:Levels", "test", make_config(), 1)
 
     assert len(train) == 7
     assert len(test) == 3
@@ -66,14 +65,19 @@ def test_own_source(own, make_config):
     assert np.array_equal(train[6].image, np.full((5, 4, 3), 210))
     assert train.name_of(6) == "record 6"
     assert train.key_of(6) == b"6"
-    assert np.array_equal(pickle.loads(pickle.dumps(train))[3].image, train[3].image)
     assert train.records_sha256 != test.records_sha256
 
+    received = pickle.loads(pickle.dumps(train))
+    assert np.array_equal(received[3].image, train[3].image)
+
+
+def test_some_classes_and_records_of_a_custom_source(custom_data, make_config):
     config = make_config(
         classes=("light", "dark"),
         train_examples_per_class=2,
         cache_records=True,
     )
+
     source = open_source("own_data:Levels", "train", config, 1)
 
     assert isinstance(source, CachedSource)
@@ -97,12 +101,12 @@ def test_own_source(own, make_config):
         ("nothing", "NoneType.*class_names, num_classes, labels.*vit_jax.data.records.Source"),
     ],
 )
-def test_own_source_is_validated_when_opened(own, make_config, name, rule):
+def test_a_custom_source_is_validated_when_opened(custom_data, make_config, name, rule):
     with rejects(f"config.data='own_data:{name}', split 'train'", rule):
         open_source(f"own_data:{name}", "train", make_config(), 0)
 
 
-def test_an_own_source_may_have_several_labels(own, make_config):
+def test_a_custom_source_may_have_several_labels(custom_data, make_config):
     source = open_source(
         "own_data:several",
         "train",
@@ -129,6 +133,6 @@ def test_an_own_source_may_have_several_labels(own, make_config):
         ("own_data:np", "module.*function"),
     ],
 )
-def test_unknown_kind_of_data(own, make_config, tmp_path, data, rule):
+def test_unknown_kind_of_data(custom_data, make_config, tmp_path, data, rule):
     with rejects(repr(data.format(tmp_path)), rule.format(tmp_path)):
         open_source(data.format(tmp_path), "train", make_config(), 0)

@@ -86,7 +86,7 @@ def test_one_readable_image_is_enough_before_a_run():
 
 @pytest.mark.parametrize("chosen", [None, 3, 500])
 def test_a_split_without_a_readable_image_is_rejected(chosen):
-    """With any limit; the images are read only as far as the limit needs."""
+    """Any limit rejects it; images are read only as far as the limit needs."""
     source = Damaged(200, range(200))
     with rejects(
         "data: ",

@@ -1,4 +1,4 @@
-"""How many workers, and that none outlives a killed run."""
+"""The number of workers; none outlives a killed run."""
 
 import fcntl
 import inspect
@@ -44,15 +44,17 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(workers.__file__).parents[2]
 
 
 def is_running(pid):
-    """Whether a process still does anything: one that has ended and waits to be collected does not."""
+    """Return whether a process has not ended; one that waits to be collected has."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
 def test_workers_end_with_a_killed_run(tmp_path):
+    """Workers look for the run twice a second; the time-out is for hangs."""
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
 
@@ -68,25 +70,25 @@ def test_workers_end_with_a_killed_run(tmp_path):
             assert all(is_running(pid) for pid in pids)
 
             run.kill()
-            # Against a hang; they look for the run twice a second
             deadline = time.monotonic() + 300
-
             while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
                 time.sleep(0.1)
 
-            assert not [pid for pid in pids if is_running(pid)]
+            assert not any(is_running(pid) for pid in pids)
         finally:
             run.kill()
 
 
-def test_what_workers_read_first_hides_the_plugin_for_cuda_from_jax():
-    show = "print(sys.modules['jax_cuda12_plugin'], 'jax' in sys.modules)"
-    command = [sys.executable, "-c", f"import pickle, sys; pickle.load(sys.stdin.buffer); {show}"]
-    value = pickle.dumps(workers._NoCuda())
+def test_the_first_object_of_workers_hides_the_plugin_for_cuda_from_jax():
+    program = (
+        "import pickle, sys; pickle.load(sys.stdin.buffer); "
+        "print(sys.modules['jax_cuda12_plugin'], 'jax' in sys.modules)"
+    )
+
     done = subprocess.run(
-        command,
+        [sys.executable, "-c", program],
         env=ENVIRONMENT,
-        input=value,
+        input=pickle.dumps(workers._NoCuda()),
         capture_output=True,
         check=True,
     )
@@ -147,16 +149,21 @@ def test_private_names():
     )
 
 
-def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):
-    kept = ["vj00000_1234", "vjabcde_1234", "psm_1234", "vit_jax-?????.lock", "vit_jax-abcde.lock"]
-    kept += [
+def test_reclaim_removes_only_files_of_free_locks(tmp_path):
+    """The lock of vjabcde is held; other names are of no lock."""
+    kept = [
+        "vj00000_1234",
+        "vjabcde_1234",
+        "psm_1234",
+        "vit_jax-?????.lock",
+        "vit_jax-abcde.lock",
         "sem.mp-01234567",
         "sem.vjabcde-01234567",
         "sem.vj00000-01234567",
         "sem.vj012345-1234567",
     ]
-
-    for name in [*kept, "vj01234_1234", "sem.vj01234-abcdefgh", "vit_jax-01234.lock"]:
+    removed = ["vj01234_1234", "sem.vj01234-abcdefgh", "vit_jax-01234.lock"]
+    for name in [*kept, *removed]:
         (tmp_path / name).touch()
 
     with (tmp_path / "vit_jax-abcde.lock").open() as living:
@@ -169,19 +176,20 @@ def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):
 @pytest.mark.parametrize(
     ("cores", "given", "expected"),
     [
-        *(
-            (1, (), (0, 1)),
-            (2, (), (0, 2)),
-            (8, (), (0, 8)),
-            (12, (), (2, 6)),
-            (64, (), (10, 6)),
-            (224, (), (37, 6)),
-        ),
-        *((64, (3, 2), (3, 2)), (64, (0,), (0, 8)), (64, (32,), (32, 2))),
+        (1, (), (0, 1)),
+        (2, (), (0, 2)),
+        (8, (), (0, 8)),
+        (12, (), (2, 6)),
+        (64, (), (10, 6)),
+        (224, (), (37, 6)),
+        (64, (3, 2), (3, 2)),
+        (64, (0,), (0, 8)),
+        (64, (32,), (32, 2)),
     ],
 )
 def test_choice_by_cores(monkeypatch, cores, given, expected):
     monkeypatch.setattr(workers, "count_cores", lambda: cores)
+
     assert choose_parallelism(*given, batch_bytes=1) == expected
 
 
@@ -206,17 +214,18 @@ def test_workers_import_nothing_from_the_working_directory(tmp_path, monkeypatch
     assert os.listdir() == ["multiprocessing.py"]
 
 
-def test_workers_load_no_jax_of_ours():
-    """Grain itself imports jax where it is installed; nothing that a worker unpickles from us may."""
-    code = (
+def test_workers_load_no_jax():
+    """grain imports jax where it is installed; no object that a worker unpickles may."""
+    program = (
         "import sys; sys.modules['grain'] = sys.modules['grain.experimental'] = type(sys)('grain'); "
         "sys.modules['grain'].index_shuffle = None; "
         "import vit_jax.data.pipeline; "
         "from vit_jax.data.kinds import folder, in_memory, tfds_source; "
         "print('jax' in sys.modules)"
     )
+
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", program],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -257,8 +266,9 @@ os._exit(3)
 
 
 def test_a_process_that_leaves_at_once_is_followed_by_no_warning_of_semaphores():
+    """The tracker holds the pipe of the errors, so that `run` returns after it has ended."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
-    # The tracker holds the pipe of the errors, so that this returns after it has ended.
+
     ended = subprocess.run(
         [sys.executable, "-c", LEAVES_AT_ONCE],
         env=environment,
@@ -266,4 +276,5 @@ def test_a_process_that_leaves_at_once_is_followed_by_no_warning_of_semaphores()
         text=True,
     )
 
-    assert (ended.returncode, "leaked" in ended.stderr) == (3, False), ended.stderr
+    assert ended.returncode == 3, ended.stderr
+    assert "leaked" not in ended.stderr

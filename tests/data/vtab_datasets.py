@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tensorflow_datasets.core import example_serializer
 
-SIZES = {  # of the splits that parts are taken of; the others are shorter than TFDS's own
+SIZES = {  # splits with parts have TFDS's sizes; the others are shorter
     "caltech101": {"train": 3060, "test": 300},
     "cifar100": {"train": 50_000, "test": 300},
     "dtd": {"train": 1880, "validation": 1880, "test": 300},

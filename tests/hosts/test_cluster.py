@@ -105,7 +105,7 @@ def test_variables_that_are_missing_or_contradict_each_other_are_named(environme
     [OPEN_MPI, JOBSET, SLURM],
     ids=["Open MPI", "JobSet", "SLURM"],
 )
-def test_what_is_given_replaces_what_the_cluster_says(environment):
+def test_given_values_replace_those_of_the_cluster(environment):
     assert numbers(find(environment))[1:] == ((8, 6) if environment is JOBSET else (4, 3))
     assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).coordinator == "a:1"
     assert find(environment | {"VIT_JAX_NUM_PROCESSES": "1"}) is None  # alone on purpose
@@ -275,7 +275,7 @@ def test_a_step():
             "SLURM_STEP_ID": "4294967290",
             "SLURM_STEP_NUM_TASKS": "1",
         },  # salloc with interactive step
-        SLURM | {"SLURM_STEP_ID": "4294967291"},  # sbatch's own step
+        SLURM | {"SLURM_STEP_ID": "4294967291"},  # the step of sbatch
     ],
 )
 def test_a_shell_in_a_job_runs_alone(shell):
@@ -367,7 +367,7 @@ UNEVEN = SLURM | {
         (one_node(2, 1, SLURM_STEP_GPUS="4,5,6,7"), "0,1,2,3", (2, 3)),
         (one_node(4, 2), "0", None),  # bound, as only the visible GPU shows
         (one_node(4, 2), "NoDevFiles", None),
-        (one_node(4, 2, JAX_LOCAL_DEVICE_IDS="1,2"), "0,1,2,3", None),  # the user's own choice
+        (one_node(4, 2, JAX_LOCAL_DEVICE_IDS="1,2"), "0,1,2,3", None),  # the user's choice
     ],
 )
 def test_gpus_are_shared_by_the_tasks_of_a_node(environment, visible, share):

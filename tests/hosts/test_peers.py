@@ -1,4 +1,4 @@
-"""What processes conclude from each other's reports: the store is a dictionary, the clock is advanced by hand."""
+"""Conclusions of processes from reports, with a dictionary as store and a clock moved by hand."""
 
 import threading
 

@@ -87,8 +87,8 @@ def test_processes_wait_for_each_other_by_the_service_whose_time_limit_is_ours(
     assert min(limit for _, limit in service.barriers) >= 3600_000
 
 
-def test_what_is_gathered_does_not_fill_the_service(service):
-    """What one is slow to read is not overwritten: all have read it when they meet the next time."""
+def test_gathered_values_do_not_fill_the_service(service):
+    """A value that one process is slow to read is not overwritten: all read it before the next one."""
     for number in range(10):
         assert hosts.gather(f"{number}") == [f"{number}", f"{number} of the other"]
         assert {f'"{n}"' for n in range(max(0, number - 1), number + 1)} <= set(

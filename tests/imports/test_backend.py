@@ -23,7 +23,7 @@ exec("def backends(error): raise error", XLA_BRIDGE)
 
 
 def fail(platforms, monkeypatch, found, error=None):
-    """As JAX does, with these plugins installed."""
+    """Fail as JAX does, with these plugins installed."""
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(
         backend,
@@ -244,7 +244,7 @@ def test_with_a_variable_of_tpus_jax_decides(machine, name):
     assert machine.decide(**{name: "0"}) == ""
 
 
-def test_what_a_user_has_chosen_stays(machine):
+def test_choices_of_a_user_stay(machine):
     assert machine.decide(JAX_PLATFORMS="tpu,cpu") == ""
 
 

@@ -1,4 +1,4 @@
-"""Texts that name a user's own code: which are such, and what is said of those that name nothing."""
+"""Texts that name custom code: their form, and errors about names of nothing."""
 
 import copy
 import dataclasses
@@ -119,7 +119,7 @@ def test_names_in_modules_of_the_working_directory(modules, monkeypatch):
         ),
     ],
 )
-def test_what_names_nothing_is_refused(modules, text, message):
+def test_references_to_nothing_are_rejected(modules, text, message):
     modules(
         mine=SOURCE,
         minelib__empty="",

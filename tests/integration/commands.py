@@ -1,6 +1,6 @@
-"""Runs of the command, in this process or in processes of their own.
+"""Runs of the command, in this process or in others.
 
-A process is used where signals, kills or several processes are the subject.
+Another process is used where signals, kills or several processes are the subject.
 """
 
 import contextlib

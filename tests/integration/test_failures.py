@@ -1,6 +1,6 @@
-"""A process that is lost, fails or hangs ends the others, with its name; the same command continues the run.
+"""A process that is lost, fails or hangs ends the others, and the same command resumes the run.
 
-The processes find each other by what SLURM, JobSet and Open MPI leave in the environment.
+The processes find each other by the environment of SLURM, JobSet and Open MPI.
 """
 
 import re
@@ -11,6 +11,7 @@ import pytest
 from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, start_all
 from tests.integration.launchers import explicit, jobset, open_mpi, slurm
+from tests.tiny import flags
 
 pytestmark = pytest.mark.processes
 FOREVER = (
@@ -19,7 +20,7 @@ FOREVER = (
     "evaluation.every=5000 steps",
     "logging.every=1 steps",
 )
-#: What one process meets when it reads its twelfth batch.
+# A process that runs the statement when it reads its twelfth batch.
 TROUBLE = """
 import os, time
 if os.environ.get("TROUBLE_IN") in (os.environ.get("JOB_INDEX"), os.environ.get("OMPI_COMM_WORLD_RANK")):
@@ -39,83 +40,93 @@ if os.environ.get("TROUBLE_IN") in (os.environ.get("JOB_INDEX"), os.environ.get(
 
 @pytest.fixture
 def trouble(tmp_path):
-    """Puts a statement into process 1: a function from it to the environment of all."""
+    """Return a function that puts a statement into process 1; it returns the environment of all."""
 
     def put(statement):
-        (tmp_path / "trouble").mkdir()
-        (tmp_path / "trouble" / "sitecustomize.py").write_text(TROUBLE.format(trouble=statement))
-
-        return {"PYTHONPATH": str(tmp_path / "trouble"), "TROUBLE_IN": "1"}
+        folder = tmp_path / "trouble"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(TROUBLE.format(trouble=statement))
+        return {"PYTHONPATH": str(folder), "TROUBLE_IN": "1"}
 
     return put
 
 
-def ours(err):
+def list_messages(err):
     return [line for line in err.splitlines() if line.startswith("vit-jax:")]
 
 
-def test_three_processes_through_kill_9_of_the_first_a_restart_as_two_and_sigterm_to_one(
-    data_dir, tmp_path
-):
-    """With the first would go JAX's coordination service, and the others by an abort, if it had no process apart."""
+def test_a_killed_first_process_a_resumed_run_of_two_and_sigterm_to_one(data_dir, tmp_path):
+    """JAX's coordination service is a further process.
+
+    In the first process it would end with it, and abort the others.
+    """
     words = pretraining(data_dir, tmp_path, *FOREVER, "global_batch=12")
+
     processes = start_all(words, slurm(3), VIT_JAX_LOST_SECONDS="20")
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[0].kill()
-    outcomes = finish(processes)
+    first, *others = finish(processes)
 
-    assert [outcome.code for outcome in outcomes] == [-signal.SIGKILL, 76, 76], outcomes
-    assert spoken(outcomes[0].out)[0].startswith("3 processes by SLURM, the first at ")
+    assert first.code == -signal.SIGKILL, first
+    assert spoken(first.out)[0].startswith("3 processes by SLURM, the first at ")
 
     newest = commands.checkpoint_steps(tmp_path)[-1]
-    for outcome in outcomes[1:]:
+    end = f"The last checkpoint is of step {newest}; start the same command again."
+    for outcome in others:
+        assert outcome.code == 76, outcome
         (line,) = outcome.err.splitlines()
-
         assert line.startswith("vit-jax: process 0 of 3 (")
         assert "was lost after step " in line
         assert "no sign of life for 20 s" in line
-        assert line.endswith(
-            f"The last checkpoint is of step {newest}; start the same command again."
-        )
+        assert line.endswith(end)
 
-    saving = ("checkpoint.every=2 steps", "evaluation.every=2 steps", "evaluation.global_batch=8")
-    processes = start_all([*words, *(f"--config.{field}" for field in saving)], explicit(2))
-    commands.wait_for_new_checkpoint(tmp_path, processes[0])
-    processes[1].send_signal(signal.SIGTERM)  # while others save or evaluate
+    check_stop_of_two_processes(words, tmp_path, newest)
+
+
+def check_stop_of_two_processes(words, workdir, newest):
+    """Resume in two processes, and send SIGTERM to one while they save or evaluate."""
+    often = flags("checkpoint.every=2 steps", "evaluation.every=2 steps")
+    batch = flags("evaluation.global_batch=8")
+
+    processes = start_all([*words, *often, *batch], explicit(2))
+    commands.wait_for_new_checkpoint(workdir, processes[0])
+    processes[1].send_signal(signal.SIGTERM)
     outcomes = finish(processes)
 
-    assert [outcome.code for outcome in outcomes] == [75] * 2, outcomes
     assert f"continuing from this workdir's checkpoint of step {newest}" in outcomes[0].out
-
-    stopped_at = commands.checkpoint_steps(tmp_path)[-1]
+    last_step = commands.checkpoint_steps(workdir)[-1]
     for outcome in outcomes:
-        assert f"stopped after step {stopped_at} of 5000, which is saved" in outcome.err
+        assert outcome.code == 75, outcome
+        assert f"stopped after step {last_step} of 5000, which is saved" in outcome.err
 
 
 def test_an_error_in_one_process_ends_both_with_its_words(data_dir, tmp_path, trouble):
+    """The checkpoint of step 10 may still be written, behind the steps that follow."""
     environment = trouble("raise ValueError('101 images cannot be decoded')")
     words = pretraining(data_dir, tmp_path / "run", *FOREVER)
+
     first, second = finish(start_all(words, jobset(2), **environment))
 
-    assert (first.code, second.code) == (2, 2), (first, second)
+    assert first.code == 2, first
+    assert second.code == 2, second
     assert spoken(first.out)[0].startswith("2 processes by Kubernetes JobSet, the first at ")
     assert spoken(second.out) == [], "only the first process prints"
-    assert ours(second.err) == ["vit-jax: 101 images cannot be decoded"]
+    assert list_messages(second.err) == ["vit-jax: 101 images cannot be decoded"]
 
-    (line,) = ours(first.err)
-
+    (line,) = list_messages(first.err)
     assert line.startswith("vit-jax: process 1 of 2 (")
     assert line.endswith("failed after step 10: ValueError: 101 images cannot be decoded")
-    # That of step 10 was being written, behind the steps that followed.
-    assert re.search(
-        "The last checkpoint is of step (5|10); fix that and start the same command again.",
-        first.err,
-    )
+
+    rule = "The last checkpoint is of step (5|10); fix that and start the same command again."
+    assert re.search(rule, first.err)
 
 
 def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(
-    data_dir, tmp_path, trouble
+    data_dir,
+    tmp_path,
+    trouble,
 ):
+    environment = trouble("time.sleep(100000)")
     words = pretraining(
         data_dir,
         tmp_path / "run",
@@ -123,12 +134,13 @@ def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(
         "logging.hang_seconds=10",
         "checkpoint.every=5000 steps",
     )
-    first, second = finish(start_all(words, open_mpi(2), **trouble("time.sleep(100000)")))
 
-    assert (first.code, second.code) == (76, 76), (first, second)
+    first, second = finish(start_all(words, open_mpi(2), **environment))
 
-    warning, end = ours(first.err)
+    assert first.code == 76, first
+    assert second.code == 76, second
 
+    warning, end = list_messages(first.err)
     assert warning.startswith("vit-jax: hangs: process 1 of 2 (")
     assert "after step 10, while the others have reached step 11. At " in warning
     assert end.endswith("The run ends; start the same command again.")

@@ -62,7 +62,7 @@ def finished(data_dir, tmp_path_factory):
     return folder / "finished", result.stdout
 
 
-def test_what_a_run_prints(finished):
+def test_the_output_of_a_run(finished):
     _, out = finished
 
     for part in (

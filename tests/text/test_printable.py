@@ -13,6 +13,6 @@ def test_names_have_no_power_over_a_terminal():
     assert printable_lines("a\n\x1b[31m\nb") == "a\n\\x1b[31m\nb"
 
 
-def test_of_a_long_error_one_line_is_told():
+def test_one_line_of_a_long_error_is_shown():
     assert first_line(ValueError(" \n\nDisk full: a\n  Traceback")) == "Disk full: a"
     assert first_line(OSError(" \n")) == first_line(OSError()) == "OSError"

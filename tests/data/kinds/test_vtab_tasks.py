@@ -187,7 +187,7 @@ def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_conf
         ("resisc45", "test", r"--manual_dir=FOLDER\nFOLDER holds NWPU-RESISC45, "),
     ],
 )
-def test_what_cannot_be_opened(tmp_path, make_config, name, split, rule):
+def test_tasks_that_cannot_be_opened(tmp_path, make_config, name, split, rule):
     with rejects(name, rule):
         open_source(
             f"vtab:{name}",
