@@ -82,7 +82,7 @@ SIZE = {"image_size": (8, 12)}
 NO_TABLE = NETWORKS["sincos2d"]
 NO_POSITIONS = {"position_embedding": "none"}
 OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
-SAID = {"image_size": (8, 12), "num_heads": 2}
+GIVEN = {"image_size": (8, 12), "num_heads": 2}
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,20 @@ SAID = {"image_size": (8, 12), "num_heads": 2}
         (GAP, "released", {"options": SIZE}, {}),
         (MAP, "released", {"options": SIZE}, {}),
         (VIT, "released", {"options": {"image_size": [12, 8]}}, {"image_size": (12, 8)}),
-        (VIT, "timm", {"options": SAID | {"num_heads": 8}}, {"num_heads": 8, "gelu": "exact"}),
+        (VIT, "timm", {"options": GIVEN | {"num_heads": 8}}, {"num_heads": 8, "gelu": "exact"}),
         (NO_TABLE, "released", {"options": SIZE}, {}),
         (NO_TABLE, "released", {"options": SIZE | NO_POSITIONS}, NO_POSITIONS),
         # An option counts more than the configuration beside the file.
         (
             VIT,
             "timm",
-            {"stated": SAID | {"gelu": "tanh", "num_heads": 8}, "options": {"num_heads": 2}},
+            {"stated": GIVEN | {"gelu": "tanh", "num_heads": 8}, "options": {"num_heads": 2}},
             {},
         ),
         # Either the file or the configuration may have no head.
-        (TIMM_VIT, "timm", {"stated": OF_VIT, "options": SAID}, {}),
-        (TIMM_VIT, "timm", {"stated": OF_VIT | {"num_classes": 0}, "options": SAID}, {}),
-        (NO_CLASSES, "timm", {"stated": OF_VIT, "options": SAID}, {}),
+        (TIMM_VIT, "timm", {"stated": OF_VIT, "options": GIVEN}, {}),
+        (TIMM_VIT, "timm", {"stated": OF_VIT | {"num_classes": 0}, "options": GIVEN}, {}),
+        (NO_CLASSES, "timm", {"stated": OF_VIT, "options": GIVEN}, {}),
     ],
 )
 def test_facts_that_the_file_lacks_are_taken_from_options_and_configuration(
@@ -157,7 +157,7 @@ NOT_SQUARE = r"not a square grid of patches: give image_size.*multiples of 4 and
         (
             VIT,
             "timm",
-            SAID | {"num_heads": 3},
+            GIVEN | {"num_heads": 3},
             "num_heads=3: must divide the width. Give a divisor of 16",
         ),
         (NO_TABLE, "released", {}, "does not state the image size, .*: give image_size"),
@@ -177,13 +177,13 @@ NOT_SQUARE = r"not a square grid of patches: give image_size.*multiples of 4 and
         (
             SQUARE,
             "timm",
-            SAID | {"image_size": (14, 15)},
+            GIVEN | {"image_size": (14, 15)},
             r"\(14, 15\): must be a multiple .* such as 12,12",
         ),
         (
             SQUARE,
             "timm",
-            SAID | {"image_size": (3, 15)},
+            GIVEN | {"image_size": (3, 15)},
             r"\(3, 15\): must be a multiple .* such as 4,12",
         ),
     ],
@@ -213,7 +213,7 @@ OUT_OF_RANGE = "at most|make no hybrid|image"
 )
 def test_a_configuration_of_another_network_is_rejected(wrong, words):
     with pytest.raises(ValueError, match=f"the configuration beside it .*{words}"):
-        recognise(build_headers(VIT, "timm"), {}, stated=OF_VIT | wrong, options=SAID)
+        recognise(build_headers(VIT, "timm"), {}, stated=OF_VIT | wrong, options=GIVEN)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_large_directory_is_rejected_before_it_is_read(path, monkeypatch):
     assert re.search(words, read_rejection(path, content)), moved
 
 
-# Others' files.
+# Files of other programs.
 
 
 def test_numpy_reads_files_of_vit_jax(path):
