@@ -223,8 +223,12 @@ FIELDS = (
     "model.compute_dtype=bfloat16",
     "global_batch=16",
     "evaluation.global_batch=16",
+    "model.remat=dots",
+    "model.scan_unroll=1",
+    "sharding.parameters=replicated",
 )
-ONE_CALL = {"fmhaSoftmax": 1, "fmhaSoftmaxBackward": 1}  # in the body of the loop over blocks
+# In the body of the loop over blocks.
+ONE_CALL = {"fmhaSoftmax": 1, "fmhaSoftmaxBackward": 1}
 PROGRAMS = {
     "197 tokens, full remat": (
         ONE_CALL | {"fmhaSoftmax": 2},
