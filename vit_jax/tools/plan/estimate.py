@@ -217,6 +217,7 @@ def make_plan(
         collective_seconds = make_collective_seconds(run.batch_sharding.mesh.devices.flat, topology)
         memory = measure_memory(compiled.memory, program)
         timeline = simulate_step(program, topology, collective_seconds, compiled.bundles)
+
     return Plan(
         config=run.config,
         topology=topology,

@@ -105,8 +105,10 @@ def search(
         raise ValueError(
             f"No layout of this recipe is possible on {topology.name}: {rejections[0]}"
         )
+
     candidates.sort(key=_get_cost)
-    ordered = _order_candidates(candidates, topology.fabric.usable_bytes, DOUBT * can_compile)
+    doubt = DOUBT if can_compile else 0.0
+    ordered = _order_candidates(candidates, topology.fabric.usable_bytes, doubt)
     for number, candidate in enumerate(ordered):
         if number >= num_tries and any(tried.fits for tried in ordered):
             break
@@ -119,6 +121,7 @@ def search(
             price_per_chip_hour=price_per_chip_hour,
             can_compile=can_compile,
         )
+
     fitting = [candidate for candidate in ordered if candidate.fits]
     winner = min(fitting, key=_get_cost, default=None)
     return SearchResult(

@@ -1,10 +1,10 @@
 """Write the results of a study or a sweep: NAME.json, NAME.md, and the plot of a study."""
 
-import functools
+import itertools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.directions import WORDS, require_direction
@@ -23,8 +23,8 @@ from vit_jax.tools.sweeps.results import (
 )
 from vit_jax.train.run_files import DIVERGED
 
-Column = tuple[str, Callable[[Row], str]]
-"""The head of a column, and a function from a row to the text of its cell."""
+Column = tuple[str, list[str]]
+"""The head of a column, and its cell in each row."""
 
 
 def write_results(
@@ -88,18 +88,15 @@ def to_markdown(grid: Grid, rows: Sequence[Row]) -> str:
     """Return a table with a line for each setting, then the names of the missing runs."""
     axes = [axis.name for axis in grid.axes if axis.name != SEED.name]
     text_columns = _list_present([*axes, "machine"], rows)
-    columns: list[Column] = [(name, functools.partial(_read_text, name)) for name in text_columns]
+    columns = [_build_text_column(name, rows) for name in text_columns]
     columns += _build_result_columns(grid, rows)
+    head, cells = zip(*columns, strict=True)
+    table = align_table(head, list(zip(*cells, strict=True)), text_columns)
 
-    head = [name for name, _ in columns]
-    lines = []
-    for row in rows:
-        lines.append([format_cell(row) for _, format_cell in columns])
-    table = align_table(head, lines, text_columns)
-
-    missing = [name for row in rows for name in row["missing"]]
-    if missing:
-        table += f"\nNot ended: {', '.join(missing)}.\n"
+    missing = itertools.chain.from_iterable(row["missing"] for row in rows)
+    names = ", ".join(missing)
+    if names:
+        table += f"\nNot ended: {names}.\n"
     return table
 
 
@@ -107,33 +104,34 @@ def _build_result_columns(grid: Grid, rows: Sequence[Row]) -> list[Column]:
     """Return the columns of measures, costs and states of the runs."""
     study = grid.study
     has_seeds = any(axis.name == SEED.name for axis in grid.axes)
-    columns: list[Column] = []
+    columns = []
     for measure in study.measures:
-        columns.append((measure, functools.partial(_read_number, measure)))
+        columns.append(_build_number_column(measure, rows))
         if has_seeds and study.is_sweep:
-            columns.append(("± deviation", functools.partial(_read_deviation, measure)))
+            columns.append(("± deviation", [_read_deviation(measure, row) for row in rows]))
         elif has_seeds:
-            columns.append(("lowest to highest", functools.partial(_read_extremes, measure)))
+            columns.append(("lowest to highest", [_read_extremes(measure, row) for row in rows]))
     if study.stops_early:
-        columns.append(("best step", functools.partial(_read_number, "step")))
+        _, steps = _build_number_column("step", rows)
+        columns.append(("best step", steps))
     for cost in _list_present(COSTS, rows):
-        columns.append((cost, functools.partial(_read_number, cost)))
-    columns.append(("runs ended", functools.partial(_read_progress, study)))
+        columns.append(_build_number_column(cost, rows))
+    columns.append(("runs ended", [_read_progress(study, row) for row in rows]))
     return columns
+
+
+def _build_text_column(name: str, rows: Sequence[Row]) -> Column:
+    return name, [str(row.get(name, "–")) for row in rows]
+
+
+def _build_number_column(name: str, rows: Sequence[Row]) -> Column:
+    return name, [_format_number(name, row.get(name)) for row in rows]
 
 
 def _list_present(names: Sequence[str], rows: Sequence[Row]) -> list[str]:
     """Return the names that at least one row has."""
     present = {name for row in rows for name in row}
     return [name for name in names if name in present]
-
-
-def _read_text(name: str, row: Row) -> str:
-    return str(row.get(name, "–"))
-
-
-def _read_number(name: str, row: Row) -> str:
-    return _format_number(name, row.get(name))
 
 
 def _read_deviation(measure: str, row: Row) -> str:

@@ -28,7 +28,7 @@ Costs = Mapping[str, float]
 def plan_to_markdown(
     grid: Grid,
     workdir: pathlib.Path,
-    own: Sequence[Run],
+    local_runs: Sequence[Run],
     topology: Topology | None,
     sizes: Mapping[str, int],
     halving: Halving | None = None,
@@ -37,7 +37,7 @@ def plan_to_markdown(
 
     Training runs also have their compute and, with `topology`, their time there.
 
-    `own` are the runs of this machine. `sizes` has the numbers of images and classes from the
+    `local_runs` are the runs of this machine. `sizes` has the numbers of images and classes from the
     command.
 
     Raises:
@@ -52,28 +52,32 @@ def plan_to_markdown(
         costs = _estimate_all_costs(grid, topology or parse_topology(_ANY_MACHINE), sizes)
 
     lines = []
-    totals = dict.fromkeys(columns, 0.0)
-    num_unfinished = 0
+    unfinished = []
     for run, state, run_costs in zip(grid.runs, states, costs, strict=True):
-        line = [run.name, "yes" if run in own else "no", state]
+        line = [run.name, "yes" if run in local_runs else "no", state]
         for name in columns:
             line.append(f"{run_costs[name]:{_FORMATS[name]}}")
         lines.append(line)
         if state in _UNFINISHED:
-            num_unfinished += 1
-            for name in columns:
-                totals[name] += run_costs[name]
-
+            unfinished.append(run_costs)
     table = align_table([*_TEXT_COLUMNS, *columns], lines, _TEXT_COLUMNS)
-    summary = f"Left: {num_unfinished} of {len(grid.runs)} runs"
-    if "exaFLOPs" in totals:
-        summary += f", {totals['exaFLOPs']:.3g} exaFLOPs"
-    if topology is not None and "hours" in totals:
-        summary += (
-            f"; on {topology.name} {totals['hours']:,.3g} hours one after the other, "
-            f"{totals['chip-hours']:,.3g} chip-hours"
+    return f"{table}\n{_describe_unfinished(grid, topology, unfinished)}\n"
+
+
+def _describe_unfinished(grid: Grid, topology: Topology | None, unfinished: Sequence[Costs]) -> str:
+    """Return the number of unfinished runs, and their compute and time."""
+    text = f"Left: {len(unfinished)} of {len(grid.runs)} runs"
+    if grid.study.is_trained:
+        exaflops = sum(costs["exaFLOPs"] for costs in unfinished)
+        text += f", {exaflops:.3g} exaFLOPs"
+    if grid.study.is_trained and topology is not None:
+        hours = sum(costs["hours"] for costs in unfinished)
+        chip_hours = sum(costs["chip-hours"] for costs in unfinished)
+        text += (
+            f"; on {topology.name} {hours:,.3g} hours one after the other, "
+            f"{chip_hours:,.3g} chip-hours"
         )
-    return f"{table}\n{summary}.\n"
+    return f"{text}."
 
 
 def _read_states(grid: Grid, workdir: pathlib.Path, halving: Halving | None) -> list[str]:
