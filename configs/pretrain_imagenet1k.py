@@ -1,5 +1,8 @@
 """ViT from scratch on ImageNet (ViT, Table 3: one row, "ViT-*", for every size).
 
+Adam with beta1=0.9 and beta2=0.999, inception crops and random flips, accuracy and loss of the test
+split are defaults of the config.
+
 The paper does not name the loss. Sigmoid with a head bias of -10 is the default, because those who
 reproduced the run used it; loss=softmax has a head bias of 0.
 """
@@ -37,6 +40,7 @@ def get_config(argument: str = "") -> PretrainConfig:
         ),
         input=InputConfig(train_split="train", test_split="validation", image_size=(224, 224)),
         objective=ObjectiveConfig(loss=loss),
+        # "paper": every parameter p loses learning_rate * 0.3 * p in a step.
         optimizer=OptimizerConfig(
             weight_decay=0.3, weight_decay_meaning="paper", clip_global_norm=1.0
         ),

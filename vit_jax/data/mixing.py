@@ -70,11 +70,11 @@ def sample_cutmix_weight(
 ) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
-    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down; an
-    odd side keeps its last pixel. Its centre is uniform over the image,
-    and parts outside the image are cut off.
+    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down. Its
+    centre is uniform over the image, and parts outside the image are cut off.
 
-    Source: CutMix (1905.04899), Algorithm 1; odd sides as in timm 1.0.
+    Source: CutMix (1905.04899), Algorithm 1, which loses one pixel of an odd side. Here, as in timm
+    1.0, it does not.
     """
     area_key, row_key, column_key = jax.random.split(key, 3)
     kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
@@ -102,9 +102,10 @@ def _blend(
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)
 
-    weight = jnp.where(is_paired, weight, jnp.float32(1))
+    exact_weight = jnp.where(is_paired, weight, jnp.float32(1))
 
-    other_weight = (1 - weight).astype(value.dtype)
-    weight = weight.astype(value.dtype)
+    # Subtract in float32, so that both weights are rounded once.
+    current_weight = exact_weight.astype(value.dtype)
+    other_weight = (1 - exact_weight).astype(value.dtype)
     previous = jnp.roll(value, 1, axis=0)
-    return weight * value + other_weight * previous
+    return current_weight * value + other_weight * previous

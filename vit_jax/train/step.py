@@ -74,7 +74,9 @@ class StepParts:
         sums, gradients = divide_by_weight(sums, gradients)
 
         with jax.named_scope("optimizer"):
-            updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.model)
+            updates, optimizer_state = self.optimizer.update(
+                gradients, state.optimizer, state.model
+            )
             model = optax.apply_updates(state.model, updates)
 
         step = state.step + 1
@@ -87,10 +89,10 @@ class StepParts:
             metrics[READABLE_IMAGES] = batch.mask_B.sum()
 
         polyak = self.update_average(state.polyak, model, step)
-        return TrainState(step, model, optimizer, polyak), metrics
+        return TrainState(step, model, optimizer_state, polyak), metrics
 
     def measure_update(self, updates: optax.Updates, step: jax.Array) -> jax.Array:
-        """Return the norm of the updates, or NaN.
+        """Return the norm of the updates; NaN after steps that are not logged, to save its time.
 
         XLA for TPUs fuses the other norms with the update of the parameters. This one takes two
         more passes over them.
@@ -329,7 +331,8 @@ def make_evaluation_step(
         images = normalise(batch.image_BHWC, architecture.compute_dtype)
         label_BK = batch.label_BK(architecture.num_classes)
         targets = objective.prepare(batch, label_BK, batch.mask_B, jax.random.key(0))
-        targets = dataclasses.replace(targets, label_BK=label_BK)  # without label smoothing
+        # The loss of an evaluation is that of the labels themselves, without label smoothing.
+        targets = dataclasses.replace(targets, label_BK=label_BK)
         output = call_network(state.evaluated_model(), images, targets)
         results = objective.sums(output, targets)
         if targets.is_multilabel:
