@@ -4,7 +4,13 @@ import re
 
 import pytest
 
-from tests.docs.language import MOST_TERMS, find_phrases, find_problems, read_terms
+from tests.docs.language import (
+    MOST_TERMS,
+    find_module_problems,
+    find_phrases,
+    find_problems,
+    read_terms,
+)
 from tests.test_architecture import RANKS
 from tests.tiny import ROOT
 
@@ -86,6 +92,11 @@ def test_the_glossary_has_few_terms_each_once():
 @pytest.mark.parametrize("text", PLANTED.values(), ids=PLANTED)
 def test_a_planted_problem_is_found(text):
     assert len(list(find_problems(text))) == 1
+
+
+@pytest.mark.parametrize("folder", ["vit_jax", "configs", "launch"])
+def test_code_uses_the_terms_of_the_glossary(folder):
+    assert list(find_module_problems((folder,))) == []
 
 
 def test_plain_text_has_no_problems():
