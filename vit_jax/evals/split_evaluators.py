@@ -1,7 +1,7 @@
 """Evaluators of classification in a run: they measure training states on one split."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,23 +50,43 @@ class ClassificationEvaluator:
           ValueError: no image of the split is readable.
         """
         totals: dict[str, np.ndarray] = {}
-        counts = ClassCounts(build_identity_map(self.split.class_names))
-        custom_sums = CustomSums(self.chosen.custom)
+        further = FurtherCounts(self.chosen, self.split.class_names)
         for results in iterate_results(self.split.open_batches, self.step, state):
             add_sums(totals, results)
-            if self.chosen.built_in:
-                counts.add(keep_counted(results))
-            if self.chosen.custom:
-                custom_sums.add(keep_counted(results))
+            further.add(results)
         require_images(float(totals.get("weight", 0)), self.split.name)
 
-        values = compute_means(totals)
-        for name in self.chosen.built_in:
-            if name not in values:
-                values[name] = compute_metric(name, counts)
-        yield from values.items()
-        yield from custom_sums.values().items()
+        means = compute_means(totals)
+        yield from means.items()
+        for name, value in further.compute_metrics().items():
+            if name not in means:  # a chosen metric that the objective reports is reported once
+                yield name, value
         yield "images", float(totals.get("images", totals["weight"]))
+
+
+class FurtherCounts:
+    """Counts of predictions and sums for the chosen metrics of images with one label."""
+
+    def __init__(self, chosen: ChosenMetrics, class_names: Sequence[str]) -> None:
+        self._chosen = chosen
+        self._counts = ClassCounts(build_identity_map(class_names))
+        self._custom_sums = CustomSums(chosen.custom)
+
+    def add(self, results: Mapping[str, np.ndarray]) -> None:
+        """Add the rows of a batch. A step has rows only if metrics are chosen (`make_measure`)."""
+        if not self._chosen:
+            return
+        rows = keep_counted(results)
+        if self._chosen.built_in:
+            self._counts.add(rows)
+        self._custom_sums.add(rows)
+
+    def compute_metrics(self) -> dict[str, Any]:
+        """Return the chosen metrics by name, built-in ones first."""
+        metrics = {}
+        for name in self._chosen.built_in:
+            metrics[name] = compute_metric(name, self._counts)
+        return metrics | self._custom_sums.values()
 
 
 @dataclasses.dataclass(frozen=True)
