@@ -1,7 +1,7 @@
 """Evaluators of classification in a run: they measure training states on one split."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class ClassificationEvaluator:
 class FurtherCounts:
     """Counts of predictions and sums for the chosen metrics of images with one label."""
 
-    def __init__(self, chosen: ChosenMetrics, class_names: Sequence[str]) -> None:
+    def __init__(self, chosen: ChosenMetrics, class_names: tuple[str, ...]) -> None:
         self._chosen = chosen
         self._counts = ClassCounts(build_identity_map(class_names))
         self._custom_sums = CustomSums(chosen.custom)
