@@ -155,7 +155,11 @@ class CheckpointStore:
         self._guard(save)
 
     def complete(
-        self, step: int, *, metadata: Mapping[str, object], metrics: Mapping[str, float]
+        self,
+        step: int,
+        *,
+        metadata: Mapping[str, object],
+        metrics: Mapping[str, float],
     ) -> None:
         """Add late results to a checkpoint; every process calls this.
 
@@ -268,7 +272,10 @@ def _is_out_of_files(error: BaseException) -> bool:
 
 
 def _build_options(
-    keep_latest: int, keep_best: int, best_metric: str, best_mode: Mode
+    keep_latest: int,
+    keep_best: int,
+    best_metric: str,
+    best_mode: Mode,
 ) -> ocp.CheckpointManagerOptions:
     """Return the options by which orbax keeps checkpoints, from arguments of `CheckpointStore`."""
     policies: list[checkpoint_managers.PreservationPolicy] = [
@@ -311,7 +318,9 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def write_workdir(
-    folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, object]
+    folder: pathlib.Path,
+    parameters: Mapping[str, np.ndarray],
+    metadata: Mapping[str, object],
 ) -> None:
     """Write a checkpoint of step 0 with parameters and metadata, for `config.init_from`.
 

@@ -135,7 +135,9 @@ class _Features(Limits, Reading):
         note(*notes)
 
     def _load_prepared(
-        self, checkpoint: str, preprocessing: str
+        self,
+        checkpoint: str,
+        preprocessing: str,
     ) -> "tuple[Model, EvaluationTransform, Weights]":
         """Load the model and build the preparation of its images."""
         is_own = preprocessing == "own"
@@ -196,7 +198,10 @@ class _Pairs(_Features, Checkpoint):
 
     @contextlib.contextmanager
     def open_pairs(
-        self, preprocessing: str = "own", *, allows_several_labels: bool = False
+        self,
+        preprocessing: str = "own",
+        *,
+        allows_several_labels: bool = False,
     ) -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
         """Open the datasets of --data=.
 
@@ -205,7 +210,10 @@ class _Pairs(_Features, Checkpoint):
         """
         splits = self.collect_values("train_split", "test_split", "classes")
         opening = self.open_extractor(
-            self.checkpoint, self.data, self.preprocessing or preprocessing, **splits
+            self.checkpoint,
+            self.data,
+            self.preprocessing or preprocessing,
+            **splits,
         )
         with opening as (extractor, choice, weights):
             from vit_jax.evals.splits import open_pair
@@ -213,7 +221,10 @@ class _Pairs(_Features, Checkpoint):
             pairs = []
             for name in self._list_datasets():
                 pair = open_pair(
-                    name, choice, weights.training, allows_several_labels=allows_several_labels
+                    name,
+                    choice,
+                    weights.training,
+                    allows_several_labels=allows_several_labels,
                 )
                 pairs.append(pair)
             yield pairs, extractor, weights
@@ -302,7 +313,11 @@ class Probe(_Pairs):
 
             for pair in pairs:  # before features are computed
                 require_probe_images(
-                    pair.train.labels, pair.train.num_classes, self.method, self.penalty, self.folds
+                    pair.train.labels,
+                    pair.train.num_classes,
+                    self.method,
+                    self.penalty,
+                    self.folds,
                 )
             measure = functools.partial(self._fit, extractor=extractor, weights=weights)
             results, notes = run_on_pairs(pairs, extractor, measure)
@@ -419,7 +434,10 @@ class Features(_Features, Checkpoint):
             raise UsageError(f"--output={self.output}: must be a file that ends in .npz.")
 
         opening = self.open_extractor(
-            self.checkpoint, self.data, self.preprocessing, classes=self.classes
+            self.checkpoint,
+            self.data,
+            self.preprocessing,
+            classes=self.classes,
         )
         with opening as (extractor, choice, weights):
             from vit_jax.evals.features import write_features

@@ -31,7 +31,12 @@ class UsageError(ValueError):
 
 
 def option(
-    form: str, meaning: str, default: Any = None, *, flag: str = "", reads_bucket: bool = False
+    form: str,
+    meaning: str,
+    default: Any = None,
+    *,
+    flag: str = "",
+    reads_bucket: bool = False,
 ) -> Any:
     """Declare an option `--name=FORM`. The form of a Literal is empty.
 
@@ -56,7 +61,11 @@ def switch(meaning: str) -> Any:
 
 
 def argument(
-    form: str, meaning: str, default: Any = REQUIRED, *, reads_bucket: bool = False
+    form: str,
+    meaning: str,
+    default: Any = REQUIRED,
+    *,
+    reads_bucket: bool = False,
 ) -> Any:
     """Declare a positional word. A tuple takes one or several."""
     metadata = {"form": form, "meaning": meaning, "reads_bucket": reads_bucket}
@@ -283,7 +292,11 @@ class Options:
 
 
 def describe_condition(
-    rule: When, flag: str, *, excluded: str = "with", needed: str = "without"
+    rule: When,
+    flag: str,
+    *,
+    excluded: str = "with",
+    needed: str = "without",
 ) -> str:
     """Return the state of another option that makes an option ineffective: "without --json"."""
     if rule.values == (False,):

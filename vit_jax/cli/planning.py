@@ -102,7 +102,11 @@ class Plan(Recipe):
             print(result_to_text(layouts), end="")
 
     def _estimate(
-        self, config: Any, topology: "Topology", dataset: "Dataset", target: Path | None
+        self,
+        config: Any,
+        topology: "Topology",
+        dataset: "Dataset",
+        target: Path | None,
     ) -> None:
         """Print memory, time and cost; write the compiled program to a file."""
         from vit_jax.tools.plan.estimate import make_plan

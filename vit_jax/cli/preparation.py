@@ -181,7 +181,10 @@ class Prepare(Options):
         options = Options(skips_others=self.other_classes == "skip", **values)
 
         folder, counts = prepare_tars(
-            archives, str(self.name), data_dir=self.data_dir, options=options
+            archives,
+            str(self.name),
+            data_dir=self.data_dir,
+            options=options,
         )
         shown = []
         for name, count in counts.items():

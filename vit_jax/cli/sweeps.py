@@ -71,7 +71,11 @@ class _Runs(Share, Recipe):
     topology: str | None
 
     def perform(
-        self, grid: "Grid", halving: "Halving | None" = None, *, with_paper: bool = False
+        self,
+        grid: "Grid",
+        halving: "Halving | None" = None,
+        *,
+        with_paper: bool = False,
     ) -> None:
         """Print the plan of a grid's runs, or do this machine's share and print the results."""
         _ = self.share  # rejects a wrong one
@@ -91,7 +95,10 @@ class _Runs(Share, Recipe):
         _run_together(run, self.workdir)
 
     def _print_plan(
-        self, grid: "Grid", topology: "Topology | None", halving: "Halving | None"
+        self,
+        grid: "Grid",
+        topology: "Topology | None",
+        halving: "Halving | None",
     ) -> None:
         """Print this machine's share of the runs with states and costs."""
         from vit_jax.tools.sweeps.runs_plan import plan_to_markdown

@@ -308,7 +308,9 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
             self._print(results, missing, model.source, table)
 
     def _open(
-        self, model: "Model", weights: "Weights"
+        self,
+        model: "Model",
+        weights: "Weights",
     ) -> "tuple[dict[str, Labelled], dict[str, str]]":
         """Return the images by name, "" for a single dataset; and how missing sets are made."""
         from vit_jax.evals.splits import SplitChoice, open_labelled

@@ -29,7 +29,11 @@ _COMPARED_FIELDS = (
 
 
 def adapt_architecture(
-    a: Architecture, config: AdaptConfig, *, image_size: tuple[int, int], num_classes: int
+    a: Architecture,
+    config: AdaptConfig,
+    *,
+    image_size: tuple[int, int],
+    num_classes: int,
 ) -> Architecture:
     """Return the network that fine-tunes weights of `a` on images of this height and width.
 
@@ -50,7 +54,10 @@ def adapt_architecture(
     if config.head == "zero":
         head = "linear"
     resized = set_image_size(
-        a, image_size, rope_rescale=config.rope_rescale, drops_border=drops_border
+        a,
+        image_size,
+        rope_rescale=config.rope_rescale,
+        drops_border=drops_border,
     )
     pooled = set_pooling(resized, config.pool, config.final_norm)
     adapted = dataclasses.replace(

@@ -52,7 +52,11 @@ KINDS = (
     DataKind("folder:PATH", "folders of images", "folder:my-images", "folder:Folder", True),
     DataKind("wds:PATH", "tar shards of WebDataset", "wds:my-shards", "shards:Shards", True),
     DataKind(
-        "parquet:PATH", "Parquet files of Hugging Face", "parquet:beans", "parquet:Parquet", True
+        "parquet:PATH",
+        "Parquet files of Hugging Face",
+        "parquet:beans",
+        "parquet:Parquet",
+        True,
     ),
     DataKind("csv:FILE", "table of paths and labels", "csv:photos.csv", "table:Table", True),
 )

@@ -24,7 +24,10 @@ class FrozenEvaluatorSpec(NamedTuple):
 
 FROZEN_EVALUATORS: Mapping[FrozenKind, FrozenEvaluatorSpec] = {
     "fewshot": FrozenEvaluatorSpec(
-        "shots", (5,), "shot_accuracy", ("seeds", "l2", "sampling", "layer")
+        "shots",
+        (5,),
+        "shot_accuracy",
+        ("seeds", "l2", "sampling", "layer"),
     ),
     "knn": FrozenEvaluatorSpec("neighbours", (20,), "nn_accuracy", ("temperature", "layer")),
 }

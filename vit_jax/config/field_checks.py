@@ -11,7 +11,9 @@ T = TypeVar("T")
 
 
 def find_out_of_range(
-    section: Any, prefix: str = "", rules_by_field: Mapping[str, Iterable[object]] | None = None
+    section: Any,
+    prefix: str = "",
+    rules_by_field: Mapping[str, Iterable[object]] | None = None,
 ) -> Iterator[str]:
     """Yield every number of a section that its range does not allow, also in inner sections.
 

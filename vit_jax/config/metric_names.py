@@ -39,13 +39,19 @@ METRICS: Mapping[str, Metric] = {
     "accuracy": Metric("max", True, f"{_FUNCTIONS}:compute_accuracy", ("one",)),
     "top5_accuracy": Metric("max", True, f"{_FUNCTIONS}:compute_top5_accuracy", ("one",)),
     "mean_average_precision": Metric(
-        "max", True, f"{_FUNCTIONS}:compute_mean_average_precision", ("several",)
+        "max",
+        True,
+        f"{_FUNCTIONS}:compute_mean_average_precision",
+        ("several",),
     ),
     "f1_micro": Metric("max", True, f"{_FUNCTIONS}:compute_f1_micro", ("several",)),
     "f1_macro": Metric("max", True, f"{_FUNCTIONS}:compute_f1_macro", ("one", "several")),
     "loss": Metric("min", False, f"{_FUNCTIONS}:compute_loss", ("one", "several")),
     "calibration_error": Metric(
-        "min", True, f"{_FUNCTIONS}:compute_calibration_error", ("one", "several")
+        "min",
+        True,
+        f"{_FUNCTIONS}:compute_calibration_error",
+        ("one", "several"),
     ),
     "error": Metric("min"),
     "images_per_second": Metric("max"),

@@ -19,7 +19,11 @@ _STORED_ALWAYS = {"family", "units", "width_factor"}
 
 
 def build_architecture(
-    config: ModelConfig, *, image_size: tuple[int, int], num_classes: int, patch_outputs: int = 0
+    config: ModelConfig,
+    *,
+    image_size: tuple[int, int],
+    num_classes: int,
+    patch_outputs: int = 0,
 ) -> Architecture:
     """Return the network of a config, with every number of its name.
 

@@ -77,7 +77,9 @@ class Evaluate(Protocol):
     """Evaluates a network on labelled images."""
 
     def __call__(
-        self, labelled: Labelled, write_images: WriteRows | None = None
+        self,
+        labelled: Labelled,
+        write_images: WriteRows | None = None,
     ) -> EvaluationResult:
         """Return the results.
 
@@ -150,7 +152,9 @@ class _CompiledEvaluation:
     gflops_per_image: float | None
 
     def __call__(
-        self, labelled: Labelled, write_images: WriteRows | None = None
+        self,
+        labelled: Labelled,
+        write_images: WriteRows | None = None,
     ) -> EvaluationResult:
         images = labelled.source
         metrics = self._make_metrics(labelled)
@@ -267,7 +271,9 @@ def to_json(values: Mapping[str, object]) -> str:
 
 
 def values(
-    results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str
+    results: Mapping[str, EvaluationResult],
+    absent: Mapping[str, str],
+    weights: str,
 ) -> dict[str, object]:
     """Return everything for JSON, several datasets by name under "sets"."""
     if list(results) == [""]:

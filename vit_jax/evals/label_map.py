@@ -58,7 +58,10 @@ class LabelMap:
     right_NS: np.ndarray | None = None
 
     def is_right(
-        self, record_N: np.ndarray | None, label_N: np.ndarray, class_NT: np.ndarray
+        self,
+        record_N: np.ndarray | None,
+        label_N: np.ndarray,
+        class_NT: np.ndarray,
     ) -> np.ndarray:
         """Return which predictions are right, bool (N, T).
 

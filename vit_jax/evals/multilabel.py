@@ -33,7 +33,9 @@ class MultilabelMetrics:
     probabilities = "probability_BK"  # in the rows of `score_classes`
 
     def __init__(
-        self, class_names: Sequence[str], chosen: ChosenMetrics = NO_FURTHER_METRICS
+        self,
+        class_names: Sequence[str],
+        chosen: ChosenMetrics = NO_FURTHER_METRICS,
     ) -> None:
         self.counts = LabelCounts(len(class_names))
         self.image_columns = (

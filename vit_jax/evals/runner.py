@@ -74,7 +74,10 @@ def open_whole(
     Arguments are as for `open_placed`.
     """
     stream = EvaluationStream(
-        source, transform, global_batch, find_local_rows(sharding, global_batch)
+        source,
+        transform,
+        global_batch,
+        find_local_rows(sharding, global_batch),
     )
     return open_placed(stream, sharding, log, num_workers, num_threads)
 
@@ -154,7 +157,9 @@ class Runner:
 
 
 def iterate_results(
-    open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E
+    open_batches: OpenBatches,
+    step: Callable[[E, Batch], Results],
+    evaluated: E,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the results of a step (evaluated, batch) for every batch, on the host.
 
@@ -172,7 +177,10 @@ def iterate_results(
 
 
 def iterate_rows(
-    open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, num_examples: int
+    open_batches: OpenBatches,
+    step: Callable[[E, Batch], Results],
+    evaluated: E,
+    num_examples: int,
 ) -> Iterator[Rows]:
     """Yield for each batch its rows without padding, and "record_B", indices in the split.
 
@@ -233,7 +241,9 @@ def add_sums(totals: dict[str, np.ndarray], results: Mapping[str, np.ndarray]) -
 
 
 def sum_over(
-    open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E
+    open_batches: OpenBatches,
+    step: Callable[[E, Batch], Results],
+    evaluated: E,
 ) -> dict[str, np.ndarray]:
     """Return float64 totals over a split; arguments as for `iterate_results`; {} without batches.
 

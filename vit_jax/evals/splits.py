@@ -122,7 +122,10 @@ class Plan(NamedTuple):
 
 
 def plan_splits(
-    data: str, choice: SplitChoice, training: TrainingData | None, usual: Released | None = None
+    data: str,
+    choice: SplitChoice,
+    training: TrainingData | None,
+    usual: Released | None = None,
 ) -> Plan:
     """Return the splits of data: as chosen, as in training on the same data, or as usual."""
     usual = usual or Released(data, "train", "test")
@@ -199,7 +202,10 @@ def open_pair(
 
 
 def open_split(
-    name: str, split: str | None, choice: SplitChoice, training: TrainingData | None = None
+    name: str,
+    split: str | None,
+    choice: SplitChoice,
+    training: TrainingData | None = None,
 ) -> Source:
     """Open one split, by default the test split, without a classifier to fit.
 
@@ -297,7 +303,10 @@ def _require_same_kind(weights: WeightsInfo, source: Source, data: str) -> None:
 
 
 def _relabel_without_names(
-    weights: WeightsInfo, source: Source, data: str, notes: list[str]
+    weights: WeightsInfo,
+    source: Source,
+    data: str,
+    notes: list[str],
 ) -> Source:
     """Return the source with labels in the numbering of weights that do not name their classes.
 
@@ -334,7 +343,10 @@ def _relabel_without_names(
     for name, output in zip(names, outputs.tolist(), strict=True):
         output_names[output] = name
     return SubsetSource(
-        source, np.arange(len(source)), class_names=tuple(output_names), relabel=outputs
+        source,
+        np.arange(len(source)),
+        class_names=tuple(output_names),
+        relabel=outputs,
     )
 
 
@@ -418,7 +430,10 @@ def _choose_images(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Cho
 
 
 def _choose_without_splits(
-    words: str, choice: SplitChoice, weights: WeightsInfo, plan: Plan
+    words: str,
+    choice: SplitChoice,
+    weights: WeightsInfo,
+    plan: Plan,
 ) -> _Choice:
     """Choose images of files without splits: the hold-out of training, the others, or all."""
     reject_idle(words, choice, "train_split")
@@ -456,7 +471,10 @@ def _note_on_whole(plan: Plan, training: TrainingData | None) -> list[str]:
 
 
 def _choose_held_out(
-    split: str, choice: SplitChoice, training: TrainingData | None, plan: Plan
+    split: str,
+    choice: SplitChoice,
+    training: TrainingData | None,
+    plan: Plan,
 ) -> _Choice:
     """Choose one side of a hold-out, by default the hold-out of training.
 

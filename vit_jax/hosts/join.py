@@ -104,7 +104,10 @@ def find_this_process() -> ProcessInfo | None:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     has_tpu = running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
     process = find_process(
-        os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus, find_host=slurm.find_host
+        os.environ,
+        has_tpu=has_tpu,
+        count_gpus=slurm.count_nvidia_gpus,
+        find_host=slurm.find_host,
     )
     idle_tasks = slurm.count_idle_tasks(os.environ)
     if process is None and idle_tasks > 1:

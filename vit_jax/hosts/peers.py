@@ -150,7 +150,10 @@ class PeerMonitor:
             thread.start()
 
     def watch_steps(
-        self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int
+        self,
+        rule: Rule | None,
+        last_checkpoint: Callable[[], int | None],
+        start_step: int,
     ) -> None:
         """Wait for all processes, then watch that steps follow each other.
 

@@ -28,7 +28,9 @@ _SHELL_STEPS = ("4294967290", "4294967291")
 
 
 def read_slurm_process(
-    environment: Environment, count_gpus: GpuCount, find_host: FindHost
+    environment: Environment,
+    count_gpus: GpuCount,
+    find_host: FindHost,
 ) -> ProcessInfo | None:
     """Return the task that `srun` started; None outside of a step, where one process runs alone.
 
@@ -209,7 +211,11 @@ def count_nvidia_gpus() -> int:
     """Return the number of GPUs that the driver shows this process; 0 without a driver."""
     try:
         listing = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return 0

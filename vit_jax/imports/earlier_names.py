@@ -42,7 +42,10 @@ class EarlierNames:
     """
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a specification for earlier names only."""
         if find_present_name(fullname) is None:

@@ -80,7 +80,12 @@ def convolve(
 
 
 def choose_attention(
-    form: str, *, length: int, num_heads: int, head_dim: int, dtype: jnp.dtype
+    form: str,
+    *,
+    length: int,
+    num_heads: int,
+    head_dim: int,
+    dtype: jnp.dtype,
 ) -> str:
     """Return the form of self-attention, "xla", "pallas" or "cudnn", that a config's `form` means.
 
@@ -142,7 +147,12 @@ def compute_attention(
         head_dim = query_BSE.shape[-1] // num_heads
         is_interpreted = platform() != "tpu"
         return attention_pallas.attention(
-            query_BSE, key_BSE, value_BSE, bias_3E, head_dim, is_interpreted
+            query_BSE,
+            key_BSE,
+            value_BSE,
+            bias_3E,
+            head_dim,
+            is_interpreted,
         )
 
     from vit_jax.kernels import attention_cudnn
@@ -160,7 +170,11 @@ def compute_attention(
 
 
 def has_unit_kernel(
-    shape_HWI: tuple[int, ...], inner: int, outputs: int, stride: int, dtype: jnp.dtype
+    shape_HWI: tuple[int, ...],
+    inner: int,
+    outputs: int,
+    stride: int,
+    dtype: jnp.dtype,
 ) -> bool:
     """Return whether a kernel computes a residual unit faster than XLA on these devices.
 

@@ -25,7 +25,10 @@ FORWARDS_PER_TRAINING_STEP = 3
 
 
 def forward_macs(
-    architecture: Architecture, network: Any = None, *, count_padding: bool = True
+    architecture: Architecture,
+    network: Any = None,
+    *,
+    count_padding: bool = True,
 ) -> int:
     """Return the multiply-adds of one image's forward pass.
 

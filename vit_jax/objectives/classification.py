@@ -31,7 +31,11 @@ class Classification:
     label_smoothing_fraction: float = 0.0
 
     def prepare(
-        self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array
+        self,
+        batch: Batch,
+        label_BK: jax.Array,
+        mask_B: jax.Array,
+        key: jax.Array,
     ) -> Targets:
         """Smooth the labels."""
         del key

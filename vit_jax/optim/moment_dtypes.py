@@ -20,7 +20,9 @@ def allow_mixed_dtypes(inner: optax.GradientTransformation) -> optax.GradientTra
     """Return `inner` with implicit promotion inside and updates of the gradients' dtype."""
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.OptState]:
         with jax.numpy_dtype_promotion("standard"):
             steps, state = inner.update(updates, state, params)
@@ -37,7 +39,9 @@ def add_momentum(config: OptimizerConfig) -> optax.GradientTransformation:
     momentum = optax.trace(config.momentum, accumulator_dtype=config.first_moment_dtype)
 
     def update(
-        updates: optax.Updates, state: optax.TraceState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: optax.TraceState,
+        params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.OptState]:
         # In bfloat16 the factor 0.9 would be 0.8984.
         float32_state = optax.TraceState(optax.tree.cast(state.trace, "float32"))

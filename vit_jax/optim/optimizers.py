@@ -25,7 +25,9 @@ __all__ = ["adapt_optimizer", "build_optimizer"]
 
 
 def build_optimizer(
-    config: OptimizerConfig, schedule: Schedule, peak_learning_rate: float
+    config: OptimizerConfig,
+    schedule: Schedule,
+    peak_learning_rate: float,
 ) -> optax.GradientTransformation:
     """Build the chain of an optimiser.
 
@@ -76,7 +78,9 @@ def build_optimizer(
 
 
 def _list_steps(
-    config: OptimizerConfig, schedule: Schedule, peak_learning_rate: float
+    config: OptimizerConfig,
+    schedule: Schedule,
+    peak_learning_rate: float,
 ) -> list[optax.GradientTransformation]:
     """Return the parts that see only trained parameters, up to the learning rate."""
     steps = []

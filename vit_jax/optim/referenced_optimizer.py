@@ -77,7 +77,9 @@ def _name_errors(inner: optax.GradientTransformation, subject: str) -> optax.Gra
             return inner.init(params)
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.OptState]:
         with naming("an update"):
             return inner.update(updates, state, params)

@@ -82,7 +82,9 @@ def _make_decay(config: ScheduleConfig, steps: ScheduleSteps) -> Callable[[jax.A
 
 
 def _make_cooldown(
-    config: ScheduleConfig, stable_steps: int, cooldown_steps: int
+    config: ScheduleConfig,
+    stable_steps: int,
+    cooldown_steps: int,
 ) -> Callable[[jax.Array], jax.Array]:
     base = config.learning_rate
     end = config.end_learning_rate

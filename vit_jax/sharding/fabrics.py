@@ -49,7 +49,12 @@ class Fabric:
 
 
 def _build_gpus(
-    kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str
+    kind: str,
+    device_kind: str,
+    gib: int,
+    nvlink: float,
+    cards: float,
+    system: str,
 ) -> Fabric:
     """Return a node of up to eight GPUs.
 
@@ -204,7 +209,10 @@ def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: F
 
 
 def _compute_inside_seconds(
-    operation: str, num_bytes: float, group: Group, fabric: Fabric
+    operation: str,
+    num_bytes: float,
+    group: Group,
+    fabric: Fabric,
 ) -> float:
     """Return the time within a slice or node."""
     num_links = 0

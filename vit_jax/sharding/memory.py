@@ -205,7 +205,11 @@ def _find_peak(sizes: "_Sizes", remat: str) -> tuple[int, float]:
 
 
 def count_kept_bytes(
-    architecture: Architecture, images: int, *, model_shards: int = 1, tiled: bool = True
+    architecture: Architecture,
+    images: int,
+    *,
+    model_shards: int = 1,
+    tiled: bool = True,
 ) -> int:
     """Return the bytes that the forward pass keeps for the backward pass, in all layers."""
     return sum(_Sizes(architecture, images, model_shards, tiled).kept(architecture.remat))

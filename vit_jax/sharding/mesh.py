@@ -98,7 +98,10 @@ def build_mesh(
         between = (slices_of_replicas, num_slices // slices_of_replicas, 1)
         within = tuple(map(operator.floordiv, shape, between))
         grid = mesh_utils.create_hybrid_device_mesh(
-            within, between, devices, allow_split_physical_axes=True
+            within,
+            between,
+            devices,
+            allow_split_physical_axes=True,
         )
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -175,5 +178,9 @@ class Placement:
         in_specs = tuple(map(_SPECS.__getitem__, names))
         out_specs = tuple(map(_SPECS.__getitem__, results))
         return jax.shard_map(
-            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            function,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=False,
         )

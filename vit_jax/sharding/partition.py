@@ -122,7 +122,9 @@ def find_spec(
 
 
 def _find_split(
-    name: str, shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]] | None
+    name: str,
+    shape: tuple[int, ...],
+    parameters: Mapping[str, tuple[int, ...]] | None,
 ) -> Split:
     """Return the rule of an array of the state; see `find_spec`."""
     split = pytree.find_first_match(RULES, name)

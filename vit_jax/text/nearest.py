@@ -17,7 +17,11 @@ def closest(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6)
 
 
 def did_you_mean(
-    name: str, known: Iterable[str], form: str = "{!r}", most: int = 1, cutoff: float = 0.6
+    name: str,
+    known: Iterable[str],
+    form: str = "{!r}",
+    most: int = 1,
+    cutoff: float = 0.6,
 ) -> str:
     """Return " Did you mean A or B?" with the closest known names, or "".
 

@@ -29,7 +29,11 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 
 def columns(
-    rows: Iterable[Sequence[str]], signs: str, *, gap: str = "  ", least: Sequence[int] = ()
+    rows: Iterable[Sequence[str]],
+    signs: str,
+    *,
+    gap: str = "  ",
+    least: Sequence[int] = (),
 ) -> str:
     """Return rows of cells as lines of aligned columns, control characters escaped.
 
@@ -70,7 +74,9 @@ def _pad_cells(cells: Sequence[str], signs: Iterable[str], widths: Iterable[int]
 
 
 def align_table(
-    head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()
+    head: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    words: Collection[str] = (),
 ) -> str:
     """Return a Markdown table of cells, which may have markup.
 

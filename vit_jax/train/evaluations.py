@@ -25,7 +25,10 @@ _METRICS_FIELD = "config.evaluation.metrics"
 
 
 def build_evaluations(
-    run: Assembly, data: Datasets, split: str, after_batch: Callable[[], object]
+    run: Assembly,
+    data: Datasets,
+    split: str,
+    after_batch: Callable[[], object],
 ) -> list[ScheduledEvaluator]:
     """Build the evaluators of `data.test` and `config.evaluation.evaluators`.
 
@@ -136,12 +139,18 @@ class _EvaluatorBuilder:
         )
 
     def _open_split(
-        self, name: str, source: Source, transform: EvaluationTransform | None = None
+        self,
+        name: str,
+        source: Source,
+        transform: EvaluationTransform | None = None,
     ) -> Split:
         """Return a split, with one log of unreadable images for all its evaluations."""
         inputs = self._run.config.input
         log = UnreadableLog(
-            source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range
+            source,
+            inputs.max_unreadable,
+            inputs.max_image_megapixels,
+            inputs.value_range,
         )
         log.defer_errors()  # no process may stop alone
 
@@ -162,7 +171,9 @@ class _EvaluatorBuilder:
 
 
 def require_possible_evaluators(
-    config: RunConfig, architecture: Architecture, train_sources: Mapping[str, Source] | None
+    config: RunConfig,
+    architecture: Architecture,
+    train_sources: Mapping[str, Source] | None,
 ) -> None:
     """Check the arguments of evaluators on frozen features; no image is read.
 

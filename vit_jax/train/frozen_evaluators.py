@@ -74,7 +74,10 @@ def _log_new_notes(split: Split, train: Features, test: Features, logged: set[st
 
 
 def require_possible(
-    name: str, config: EvaluatorConfig, architecture: Architecture, num_images: int | None
+    name: str,
+    config: EvaluatorConfig,
+    architecture: Architecture,
+    num_images: int | None,
 ) -> None:
     """Check the arguments of an evaluator on frozen features; no image is read.
 

@@ -378,7 +378,10 @@ class Saving:
         }
         self.writers.flush()
         self.store.save(
-            step, items_of(state), metadata=metadata, metrics=self._select_metrics(results)
+            step,
+            items_of(state),
+            metadata=metadata,
+            metrics=self._select_metrics(results),
         )
 
     def complete(self, step: int, results: Metrics) -> None:

@@ -248,7 +248,9 @@ def _describe_layout(run: Assembly) -> str:
 
 
 def checkpoint_metadata(
-    run: Assembly, data: Datasets, fitted: "Fitted | None" = None
+    run: Assembly,
+    data: Datasets,
+    fitted: "Fitted | None" = None,
 ) -> JsonObject:
     """Return metadata of weights: model, classes, preprocessing, and the needs of exact resuming."""
     config = run.config

@@ -29,7 +29,10 @@ Trials = dict[float, JsonObject]
 
 
 def choose_learning_rate(
-    config: FinetuneConfig, data: Datasets, folder: pathlib.Path, train_with: TrainWith
+    config: FinetuneConfig,
+    data: Datasets,
+    folder: pathlib.Path,
+    train_with: TrainWith,
 ) -> tuple[FinetuneConfig, Trials]:
     """Train with each learning rate on train less a held-out part; keep trials that have ended.
 

@@ -203,7 +203,12 @@ class Session:
         cadence = Cadence(self.run.steps.log_every, self.total_steps)
         divergence = hooks.Divergence(self.between_steps, self.store.wait, self._record_divergence)
         self.log = hooks.MetricsLog(
-            cadence, self.workdir, self.store, self.unreadable, self.wall_seconds, self.writers
+            cadence,
+            self.workdir,
+            self.store,
+            self.unreadable,
+            self.wall_seconds,
+            self.writers,
         )
         progress = hooks.Progress(
             self.display,
@@ -215,7 +220,11 @@ class Session:
             platform=self.run.batch_sharding.mesh.devices.flat[0].platform,
         )
         self.reports = hooks.StepReports(
-            self.unreadable, divergence, self.clock, self.log, progress
+            self.unreadable,
+            divergence,
+            self.clock,
+            self.log,
+            progress,
         )
 
     def _build_hooks(self, interruption: Interruption) -> None:
@@ -223,7 +232,10 @@ class Session:
         self.step_hooks = (self.reports, self.profiler, self.watchdog, self.unreadable)
         self.stop = hooks.StopRequest(interruption, self.unreadable, self.total_steps)
         self.evaluation = hooks.Evaluation(
-            self.evaluators, self.writers, self.display, self.early_stopping
+            self.evaluators,
+            self.writers,
+            self.display,
+            self.early_stopping,
         )
         self.saving = hooks.Saving(
             self.store,

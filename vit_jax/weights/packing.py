@@ -48,7 +48,10 @@ class Packing:
         return False
 
     def complete_facts(
-        self, facts: "Facts", shapes: Shapes, arrays: Mapping[str, StoredArray]
+        self,
+        facts: "Facts",
+        shapes: Shapes,
+        arrays: Mapping[str, StoredArray],
     ) -> "Facts":
         """Return the facts about the network that the packed arrays show."""
         return facts

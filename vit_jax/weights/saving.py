@@ -165,7 +165,9 @@ def _adapt(weights: Weights, format_name: str) -> Weights:
 
 
 def _describe_use(
-    entries: Sequence[Entry], arrays: Mapping[str, np.ndarray], weights: Weights
+    entries: Sequence[Entry],
+    arrays: Mapping[str, np.ndarray],
+    weights: Weights,
 ) -> list[ArrayStatus]:
     """Return the use of every array of a file that is made of weights."""
     statuses = []

@@ -494,7 +494,10 @@ def _choose_image(
 
 
 def _choose_label(
-    labels: Sequence[_Member], kinds: Sequence[str], image: _Member, key: str
+    labels: Sequence[_Member],
+    kinds: Sequence[str],
+    image: _Member,
+    key: str,
 ) -> _Member:
     """Return the label of a sample: of the first kind, `.cls` rather than `.x.cls`."""
 

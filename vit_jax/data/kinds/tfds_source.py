@@ -132,7 +132,10 @@ class TfdsSource(Source):
             yield from self._read_values(range(first, end), key, features)
 
     def _read_values(
-        self, indices: range, key: str, features: tfds.features.FeaturesDict
+        self,
+        indices: range,
+        key: str,
+        features: tfds.features.FeaturesDict,
     ) -> Iterator[Any]:
         """Yield a feature of consecutive records, which are read one by one if one is damaged."""
         try:

@@ -30,7 +30,10 @@ def measure_memory(stats: Any, program: Program) -> Memory:
     new_outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
     temporary = stats.temp_size_in_bytes + new_outputs - sum(kept.values())
     return Memory(
-        **arguments, **kept, temporary=temporary, program=stats.generated_code_size_in_bytes
+        **arguments,
+        **kept,
+        temporary=temporary,
+        program=stats.generated_code_size_in_bytes,
     )
 
 
@@ -66,7 +69,9 @@ def _measure_kept(program: Program) -> dict[str, int]:
 
 
 def _list_filled(
-    loop: Instruction, makers: Mapping[str, Instruction], program: Program
+    loop: Instruction,
+    makers: Mapping[str, Instruction],
+    program: Program,
 ) -> Iterator[Array]:
     """Yield the arrays that a loop fills slice by slice."""
     start = makers[loop.operands[0]]

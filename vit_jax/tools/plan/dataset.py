@@ -19,7 +19,10 @@ class Dataset:
 
 IMAGENET = Dataset("ImageNet", 1_281_167, 1000, "ILSVRC-2012")
 IMAGENET_21K = Dataset(
-    "ImageNet-21k", 14_197_122, 21_843, "14 million images, 21k classes (ViT, sec. 4.1)"
+    "ImageNet-21k",
+    14_197_122,
+    21_843,
+    "14 million images, 21k classes (ViT, sec. 4.1)",
 )
 JFT = Dataset(
     "JFT-300M",

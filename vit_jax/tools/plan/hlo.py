@@ -205,7 +205,10 @@ def list_members(collective: Instruction) -> list[int]:
 
 
 def _list_transposed_members(
-    axes_text: str, dims_text: str | None, order_text: str | None, along_text: str
+    axes_text: str,
+    dims_text: str | None,
+    order_text: str | None,
+    along_text: str,
 ) -> list[int]:
     """Return the devices of the first group along axes of a mesh, which may be transposed."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", axes_text)}

@@ -140,7 +140,10 @@ def _assemble(
 
 
 def _build_architecture(
-    config: RunConfig, data: Datasets | None, num_classes: int, remote_paths: list[pathlib.Path]
+    config: RunConfig,
+    data: Datasets | None,
+    num_classes: int,
+    remote_paths: list[pathlib.Path],
 ) -> Architecture | None:
     """Return the network; of a fine-tuning run, from its weights if they and the data are here."""
     if isinstance(config, FinetuneConfig) and config.init_from is not None:

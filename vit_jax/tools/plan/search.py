@@ -138,7 +138,9 @@ def _get_cost(candidate: Candidate) -> float:
 
 
 def _order_candidates(
-    candidates: list[Candidate], usable_bytes: int, doubt: float
+    candidates: list[Candidate],
+    usable_bytes: int,
+    doubt: float,
 ) -> list[Candidate]:
     """Return the candidates in the order in which they are tried.
 
@@ -159,7 +161,10 @@ def _order_candidates(
 
 
 def _build_candidates(
-    config: RunConfig, topology: Topology, dataset: Dataset, factors: Sequence[float]
+    config: RunConfig,
+    topology: Topology,
+    dataset: Dataset,
+    factors: Sequence[float],
 ) -> tuple[list[Candidate], list[str]]:
     """Return the possible layouts, and the reasons against the others."""
     architecture = require_formulas(architecture_of(config, dataset.num_classes))
@@ -184,7 +189,10 @@ def _build_candidates(
 
 
 def _find_accumulation(
-    run: Assembly, topology: Topology, dataset: Dataset, remat: Policy
+    run: Assembly,
+    topology: Topology,
+    dataset: Dataset,
+    remat: Policy,
 ) -> Candidate:
     """Return the policy with the fewest micro-batches that fit; if none fit, with the most."""
     candidate = None

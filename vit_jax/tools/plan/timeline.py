@@ -268,7 +268,13 @@ class _Simulation:
         num_bytes = sum(array.num_bytes for array in received.arrays[:1])
         seconds = num_bytes / self.topology.fabric.network_bytes_per_second + NETWORK_SECONDS
         return Collective(
-            "exchange between slices", num_bytes, (), received.source, 1, seconds, 0.0
+            "exchange between slices",
+            num_bytes,
+            (),
+            received.source,
+            1,
+            seconds,
+            0.0,
         )
 
 
@@ -302,7 +308,11 @@ class _Clocks:
         self.timeline.add(nested, times)
 
     def start(
-        self, key: str, resource: str, seconds: float, collective: Collective | None = None
+        self,
+        key: str,
+        resource: str,
+        seconds: float,
+        collective: Collective | None = None,
     ) -> None:
         """Queue work for a resource other than the core."""
         self.free[resource] = max(self.now, self.free[resource]) + seconds

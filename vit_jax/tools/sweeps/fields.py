@@ -149,7 +149,9 @@ def _combine_values(choices_by_field: Mapping[str, Choices]) -> list[Setting]:
 
 
 def _sample_settings(
-    choices_by_field: Mapping[str, Choices], num_settings: int, rng: random.Random
+    choices_by_field: Mapping[str, Choices],
+    num_settings: int,
+    rng: random.Random,
 ) -> list[Setting]:
     """Return different random settings."""
     settings: list[Setting] = []

@@ -167,7 +167,10 @@ Values are arguments of the recipe, with further overrides: "ViT-B/32,epochs=7,m
 
 
 def make_grid(
-    study: Study, recipe: str, overrides: Sequence[str], chosen: Mapping[str, Sequence[str]]
+    study: Study,
+    recipe: str,
+    overrides: Sequence[str],
+    chosen: Mapping[str, Sequence[str]],
 ) -> Grid:
     """Return the product of the axes' values.
 

@@ -50,7 +50,12 @@ class Halving:
         return self.keep or math.ceil(len(group_by_setting(grid)) / 2)
 
     def train_to_comparison(
-        self, grid: Grid, run: Run, workdir: pathlib.Path, perform: Perform, title: str
+        self,
+        grid: Grid,
+        run: Run,
+        workdir: pathlib.Path,
+        perform: Perform,
+        title: str,
     ) -> None:
         """Train a run up to the comparison, unless it has reached that; raises as `run_once`."""
         if share_first(self.read_value(grid, run, workdir)) is not None:

@@ -287,7 +287,12 @@ def _write_label(axes: "Axes", text: str, point: tuple[float, float]) -> None:
     """Write a text at a point; `_place_labels` selects the side."""
     background = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     label = axes.annotate(
-        text, point, xytext=(0, 0), textcoords="offset points", fontsize=7, bbox=background
+        text,
+        point,
+        xytext=(0, 0),
+        textcoords="offset points",
+        fontsize=7,
+        bbox=background,
     )
     label.set_in_layout(False)
 

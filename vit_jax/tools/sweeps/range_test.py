@@ -173,7 +173,10 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
 
 
 def _assemble(
-    config: RunConfig, low: float, high: float, num_steps: int
+    config: RunConfig,
+    low: float,
+    high: float,
+    num_steps: int,
 ) -> tuple[Assembly, Source, TrainState]:
     """Return the run, its training images, and its first state."""
 

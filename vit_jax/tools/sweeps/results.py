@@ -156,7 +156,9 @@ def list_shown_axes(grid: Grid) -> list[str]:
 
 
 def build_rows(
-    grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] | None = None
+    grid: Grid,
+    workdir: pathlib.Path,
+    stopped: Mapping[str, float] | None = None,
 ) -> list[Row]:
     """Return one row for each shown setting.
 
@@ -189,7 +191,10 @@ def _describe_model(run: Run) -> Row:
 
 
 def _summarise_runs(
-    grid: Grid, runs: Sequence[Run], workdir: pathlib.Path, stopped: Mapping[str, float]
+    grid: Grid,
+    runs: Sequence[Run],
+    workdir: pathlib.Path,
+    stopped: Mapping[str, float],
 ) -> Row:
     """Return the numbers of runs by state, and the results over the seeds."""
     finished: list[tuple[Run, Row]] = []

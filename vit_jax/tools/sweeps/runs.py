@@ -87,7 +87,11 @@ def run_grid(
 
 
 def _train_to_comparison(
-    grid: Grid, workdir: pathlib.Path, runs: Sequence[Run], perform: Perform, halving: Halving
+    grid: Grid,
+    workdir: pathlib.Path,
+    runs: Sequence[Run],
+    perform: Perform,
+    halving: Halving,
 ) -> None:
     """Train this machine's runs up to the comparison of settings."""
     for number, run in enumerate(runs, 1):

@@ -64,7 +64,10 @@ def get_run_folder(workdir: pathlib.Path, task: Task, part: Part, setting: Setti
 
 
 def build_run_config(
-    config: FinetuneConfig, task: Task, part: Part, setting: Setting
+    config: FinetuneConfig,
+    task: Task,
+    part: Part,
+    setting: Setting,
 ) -> FinetuneConfig:
     """Return the recipe with a task's data and a setting, evaluated once, at its end.
 

@@ -47,7 +47,11 @@ def build_rows(sweep: Sweep) -> list[Row]:
 
 
 def _build_row(
-    sweep: Sweep, task: Task, setting: Setting, result: RunResult, accuracy: float
+    sweep: Sweep,
+    task: Task,
+    setting: Setting,
+    result: RunResult,
+    accuracy: float,
 ) -> Row:
     trial = sweep.read_result(task, "trials", setting)
     num_correct = accuracy * result.num_images

@@ -162,7 +162,9 @@ def _describe_difference(name: str, there: object, first: object) -> str:
 
 
 def _describe_different_images(
-    name: str, there: Mapping[str, str], first: Mapping[str, str]
+    name: str,
+    there: Mapping[str, str],
+    first: Mapping[str, str],
 ) -> str:
     """Compare the images that both processes chose.
 

@@ -244,7 +244,9 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: 
 
 
 def _take(
-    lock: WorkdirLock, config: RunConfig, stack: contextlib.ExitStack
+    lock: WorkdirLock,
+    config: RunConfig,
+    stack: contextlib.ExitStack,
 ) -> ValueError | OSError | None:
     """Claim the folder in the first process; return the error, which all processes must know."""
     path = lock.folder

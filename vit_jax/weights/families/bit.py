@@ -110,7 +110,10 @@ def find_facts(shapes: Mapping[str, Shape]) -> Facts:
         root_channels=read_shape(shapes, _ROOT, 4)[-1],
         pool="gap",
         num_classes=count_classes(
-            shapes, "resnet/head/conv2d/kernel", -1, "resnet/head/conv2d/bias"
+            shapes,
+            "resnet/head/conv2d/kernel",
+            -1,
+            "resnet/head/conv2d/bias",
         ),
         defaults={"residual_unit": "preactivation"},
     )

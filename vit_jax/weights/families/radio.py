@@ -76,7 +76,10 @@ class RadioTokens(Packing):
         return len(shapes.get("patch_embed.proj.weight", ())) == 2
 
     def complete_facts(
-        self, facts: Facts, shapes: Shapes, arrays: Mapping[str, StoredArray]
+        self,
+        facts: Facts,
+        shapes: Shapes,
+        arrays: Mapping[str, StoredArray],
     ) -> Facts:
         """Return the facts with as many class tokens as the file chooses.
 
