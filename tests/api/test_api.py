@@ -265,7 +265,7 @@ def test_the_earlier_name_of_intermediates(seven):
     expected = seven(pixels, intermediates=("blocks", "attention"))
     np.testing.assert_array_equal(output.blocks_LBSD, expected.blocks_LBSD)
     np.testing.assert_array_equal(output.attention_LBTQS, expected.attention_LBTQS)
-    with pytest.raises(TypeError, match="taps= is the earlier name of intermediates="):
+    with pytest.raises(TypeError, match=r"given twice, also by its earlier name\. Remove taps="):
         seven(pixels, taps=("blocks",), intermediates=("blocks",))
 
 
