@@ -127,4 +127,8 @@ def _store_object(path: BucketPath, status: Status, local: pathlib.Path, is_whol
 def _download(path: BucketPath, generation: int, file: pathlib.Path) -> None:
     """Write the content of one generation of an object to a file."""
     with raise_system_errors(path):
-        path.blob().download_to_filename(file, if_generation_match=generation, **request_options())
+        path.blob().download_to_filename(
+            file,
+            if_generation_match=generation,
+            **request_options(),
+        )

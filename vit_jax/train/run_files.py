@@ -97,7 +97,11 @@ def read_config(workdir: pathlib.Path) -> JsonObject:
 def read_start(file: pathlib.Path) -> JsonObject:
     """Return the recorded start of a run or a sweep; "parameters_sha256" identifies the weights."""
     with _name_damage(file):
-        return _parse_object(read_bounded(file, MAX_JSON_BYTES), START_FILE, ("parameters_sha256",))
+        return _parse_object(
+            read_bounded(file, MAX_JSON_BYTES),
+            START_FILE,
+            ("parameters_sha256",),
+        )
 
 
 def write_error(workdir: pathlib.Path, error: BaseException) -> None:
@@ -160,7 +164,13 @@ def read_pause(workdir: pathlib.Path) -> JsonObject | None:
 
 def read_divergence(workdir: pathlib.Path) -> JsonObject | None:
     """Return the content of `divergence.json`: "step", "records", "metrics", "config"."""
-    return _read_optional(workdir, DIVERGENCE_FILE, ("step",), ("metrics",), ("config",))
+    return _read_optional(
+        workdir,
+        DIVERGENCE_FILE,
+        ("step",),
+        ("metrics",),
+        ("config",),
+    )
 
 
 def remove_divergence(workdir: pathlib.Path) -> None:

@@ -160,7 +160,14 @@ class Session:
     def _say_opening(self, origin: str) -> None:
         """Say what is trained, which checkpoints are kept, and where the run begins."""
         keeping = self.config.checkpoint
-        self.display.say(overview.opening(self.run, self.data, self.folder, split=self.split))
+        self.display.say(
+            overview.opening(
+                self.run,
+                self.data,
+                self.folder,
+                split=self.split,
+            )
+        )
         if keeping.keep_best:
             direction = require_direction(self.config, keeping.best_metric)
             self.display.say(f"best     {keeping.best_metric}, {direction}")
@@ -191,7 +198,12 @@ class Session:
         """Start the clock and the watchdog; from here on a transfer to the host is an error."""
         run = self.run
         stack.enter_context(jax.transfer_guard("disallow"))
-        self.clock = TrainingClock(self.start_step, run.images, run.training_flops, peak_flops())
+        self.clock = TrainingClock(
+            self.start_step,
+            run.images,
+            run.training_flops,
+            peak_flops(),
+        )
         hang_seconds = self.config.logging.hang_seconds
         # The last context that is entered is the first to see an error.
         watchdog = Watchdog(self.folder, self.start_step, hang_seconds)
@@ -201,7 +213,11 @@ class Session:
     def _build_reports(self, later_steps: int) -> None:
         """Build the parts that take the metrics of each step, one step late."""
         cadence = Cadence(self.run.steps.log_every, self.total_steps)
-        divergence = hooks.Divergence(self.between_steps, self.store.wait, self._record_divergence)
+        divergence = hooks.Divergence(
+            self.between_steps,
+            self.store.wait,
+            self._record_divergence,
+        )
         self.log = hooks.MetricsLog(
             cadence,
             self.workdir,
@@ -299,7 +315,14 @@ def summarize(session: Session) -> JsonObject:
             training_metrics = last_training_line(session.folder)
         num_images = len(session.data.test)
         num_missing = num_images - int(results.get(f"{session.split}_images", num_images))
-        summary = overview.summary(session.run, state, step, training_metrics, results, num_missing)
+        summary = overview.summary(
+            session.run,
+            state,
+            step,
+            training_metrics,
+            results,
+            num_missing,
+        )
         if best_step is not None:
             summary["best_step"] = best_step
             summary["stopped_early"] = is_stopped_early
@@ -311,7 +334,12 @@ def _measure_result(session: Session, best_step: int | None) -> tuple[TrainState
     if best_step not in (None, session.step):
         for leaf in session.leaves.values():  # there may be no room for both states
             leaf.delete()
-        state = restore(session.run, session.own_checkpoints, best_step, session.metadata)
+        state = restore(
+            session.run,
+            session.own_checkpoints,
+            best_step,
+            session.metadata,
+        )
         return state, session.evaluation.run_all(state)
 
     state = session.build_state()

@@ -227,7 +227,12 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
     )
     with opened:
         # One by one: a page may hold one image that many rows repeat.
-        batches = opened.iter_batches(1, row_groups=[group], columns=[column], use_threads=False)
+        batches = opened.iter_batches(
+            1,
+            row_groups=[group],
+            columns=[column],
+            use_threads=False,
+        )
         for batch in batches:
             array = batch.column(0)
             if pa.types.is_struct(array.type):

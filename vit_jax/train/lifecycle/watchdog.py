@@ -47,7 +47,11 @@ class Watchdog:
         rule = None
         if self._hang_seconds is not None:
             rule = self.check_progress
-        self._process.watch_steps(rule, lambda: newest_checkpoint(self._folder), self._start_step)
+        self._process.watch_steps(
+            rule,
+            lambda: newest_checkpoint(self._folder),
+            self._start_step,
+        )
         self._last = time.monotonic()
         return self
 
