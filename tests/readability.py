@@ -55,8 +55,7 @@ def compute_density(paths: Iterable[Path]) -> Density:
         lines = text.splitlines()
         num_lines += len(lines)
         num_wide += sum(len(line) > WIDEST for line in lines)
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        num_tokens += sum(token.type not in UNCOUNTED for token in tokens)
+        num_tokens += count_tokens(text)
         for node in ast.walk(ast.parse(text)):
             num_packed += is_packed(node)
             num_conditional += isinstance(node, ast.IfExp)
@@ -70,6 +69,21 @@ def compute_density(paths: Iterable[Path]) -> Density:
         num_comprehensions / thousands,
         100 * num_wide / num_lines,
     )
+
+
+def count_tokens(text: str) -> int:
+    """Return the number of tokens that are code; an f-string is one, as in Python 3.11."""
+    num_tokens = 0
+    depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_START":
+            depth += 1
+        elif kind == "FSTRING_END":
+            depth -= 1
+        if depth == 0 and token.type not in UNCOUNTED:
+            num_tokens += 1
+    return num_tokens
 
 
 def is_packed(node: ast.AST) -> bool:

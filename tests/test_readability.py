@@ -31,7 +31,7 @@ MOST_COMPLEX = 15
 DENSE = """
 def find(a, b):
     x, y = a, b
-    return [x if x else y for x in a if x]
+    return [x if x else f"{y + 1}" for x in a if x]
 """
 BRANCHING = """
 def choose(a):
