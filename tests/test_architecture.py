@@ -94,7 +94,6 @@ PRIVATE = (
     "vit_jax/hosts/internals.py",
     "vit_jax/checkpoint/workarounds.py",
 )  # with a test of each name
-CROOKED = {"Of", "What", "Whether", "Such", "Whatever", "Where"}
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
 
 
@@ -371,18 +370,6 @@ def private_imports(sources: Sources) -> list[str]:
     return [f"{path}: imports {name}" for path, name in names if "._src" in name]
 
 
-def crooked_docstrings(sources: Sources) -> list[str]:
-    """Docstrings that begin with a word from which no sentence follows: "Of each row ...", "Whether ..."."""
-    found = []
-    for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
-                text := ast.get_docstring(node)
-            ):
-                found += [f"{path}: {text.splitlines()[0]}"] if text.split()[0] in CROOKED else []
-    return found
-
-
 def small_folders(paths: list[str]) -> list[str]:
     """Folders of the package with fewer than two modules beside `__init__.py`, where one module would do.
 
@@ -427,7 +414,7 @@ def untested_folders(sources: Sources, tests: list[str]) -> list[str]:
 
 
 def has_code(source: str) -> bool:
-    """Whether there is more than a docstring."""
+    """Return True if there is more than a docstring."""
     return any(not isinstance(node, ast.Expr) for node in ast.parse(source).body)
 
 
@@ -515,7 +502,6 @@ COMPLAINTS = {
     "shared names": lambda: shared_names(PACKAGE),
     "small folders": lambda: small_folders(PACKAGE),
     "private": lambda: private_imports(PACKAGE),
-    "docstrings": lambda: crooked_docstrings(PACKAGE),
     "names": lambda: nameless(
         [*PACKAGE, *read_sources("configs/**/*.*", "launch/**/*.*", "tests/**/*.py")]
     ),
@@ -761,11 +747,6 @@ CASES = [  # a check, sources, and how many complaints
     (
         private_imports,
         {"a.py": "from jax._src import core", PRIVATE[0]: "from jax._src import core"},
-        1,
-    ),
-    (
-        crooked_docstrings,
-        {"a.py": '"""Of each row."""\ndef f():\n    """Return whether it is."""'},
         1,
     ),
     (

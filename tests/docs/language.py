@@ -30,7 +30,10 @@ AVOIDED = (
     r"reviewers?",
 )
 # The first word of a clause without its noun.
-RELATIVE = re.compile(r"(?:[Oo]f|[Tt]hat|[Ww]hat|[Ww]hose|[Ww]hich|[Ww]hether|where|as)\b")
+RELATIVE = re.compile(
+    r"(?:[Oo]f|[Tt]hat|[Ww]hat|[Ww]hatever|[Ww]hose|[Ww]hich|[Ww]hether|[Ss]uch|where|as)\b"
+)
+DOCSTRING_START = re.compile(rf"{RELATIVE.pattern}|Where\b")
 QUOTED = re.compile(r"`[^`]*`")
 DIRECTIVE = re.compile(r"(?:noqa|type:|fmt:|ruff:|!)")
 SECTION = re.compile(r"(?:Args|Attributes|Raises|Returns|Yields):")
@@ -80,7 +83,7 @@ def find_problems(text: str) -> Iterator[Problem]:
     documentation = set()
     for line, string in _iterate_docstrings(tree):
         documentation.add(id(string))
-        yield from _check_prose(line, string.value, "docstring")
+        yield from _check_prose(line, string.value, "docstring", DOCSTRING_START)
         yield from _check_entries(line, string.value)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -106,8 +109,13 @@ def _check_comments(text: str) -> Iterator[Problem]:
             yield from _check_prose(line, comment, "comment")
 
 
-def _check_prose(line: int, text: str, kind: str) -> Iterator[Problem]:
-    start = RELATIVE.match(text)
+def _check_prose(
+    line: int,
+    text: str,
+    kind: str,
+    first_words: re.Pattern[str] = RELATIVE,
+) -> Iterator[Problem]:
+    start = first_words.match(text)
     if start:
         yield line, f"{kind} begins with {start[0]!r}: {_shorten(text)}"
     yield from _check_phrases(line, text, kind)

@@ -31,6 +31,11 @@ PLANTED = {
     "a comment over two lines": "# Counts of images that are\n# left out.\nx = 1",
     "a docstring that begins without its noun": '''def run():
     """What the network computes."""''',
+    "a docstring that begins with a clause": '''def run():
+    """Where the images lie."""''',
+    "a docstring that begins with Such": '''class Error(ValueError):
+    """Such an error ends the run."""''',
+    "the docstring of a module": '"""Of each row."""\ndef run():\n    """Return whether it is."""',
     "an entry without its noun": '''def run(path):
     """Write a file.
 

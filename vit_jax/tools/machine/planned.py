@@ -21,7 +21,7 @@ LIMIT_SECONDS = 150  # longer than any plan of the report takes on the hosts of 
 class Planned(NamedTuple):
     """Figures of a plan; None without a plan, and `basis` is then the reason."""
 
-    basis: str  # such as "compiled for h100:1"
+    basis: str  # for example "compiled for h100:1"
     seconds: float | None = None  # time of a step
     num_bytes: int | None = None  # memory of one device
 

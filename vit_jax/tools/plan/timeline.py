@@ -55,7 +55,7 @@ _FUSED_MIDDLE = "async_collective_fusion"
 class Collective:
     """One collective of a step."""
 
-    operation: str  # such as "all-reduce"
+    operation: str  # for example "all-reduce"
     num_bytes: int  # size of the complete array
     devices: tuple[int, ...]  # positions in the mesh of one group
     source: str  # the operation it comes from, by its name in jax
