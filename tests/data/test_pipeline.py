@@ -89,7 +89,7 @@ def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(
     broken,
     monkeypatch,
 ):
-    """Of three batches one is dropped, one has a view, and one an array on the device."""
+    """One of three batches is dropped, one has a view, and one an array on the device."""
     stream = train(broken, num_steps=30)
     shapes = []
     empty = np.empty

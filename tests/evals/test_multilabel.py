@@ -16,7 +16,7 @@ NAN = float("nan")
 
 
 def test_average_precision_by_hand():
-    """Of five images in the order of their scores the first, third and fourth have class 0.
+    """Five images are in the order of their scores: the first, third and fourth have class 0.
 
     Its average precision is (1/1 + 2/3 + 3/4) / 3. The second and third image have the same score
     for class 1: both are predicted at once, and 1 of 3 is right then, and 2 of 4 later. All

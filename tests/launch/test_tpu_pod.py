@@ -390,7 +390,7 @@ def test_data_that_are_missing_in_a_bucket_are_rejected(stage):
             "/mnt/vit_jax/images/run",
             "/mnt/vit_jax/images/run: the machines of the run do not",
         ),
-        ("/root/tensorflow_datasets/cifar10", "below /mnt/vit_jax_data/BUCKET"),
+        ("/home/user/tensorflow_datasets/cifar10", "below /mnt/vit_jax_data/BUCKET"),
     ],
 )
 def test_paths_that_the_workers_do_not_have_are_rejected(stage, path, message):

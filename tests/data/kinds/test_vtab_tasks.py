@@ -131,7 +131,7 @@ def test_tfds_has_the_features_of_a_task(task):
 @pytest.mark.parametrize("split", ["train800", "val200", "train800val200", "test"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_records_of_splits(vtab_dir, make_config, task, split):
-    """Of test splits, which have up to 73,728 records, the first and the last are read."""
+    """Test splits have up to 73,728 records: the first and the last are read."""
     source = open_source(
         f"vtab:{task.name}",
         split,

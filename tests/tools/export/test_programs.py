@@ -69,7 +69,7 @@ BATCHES = {
     "half": (7,),
 }
 
-# What somebody without this package would write, in a Python that has nothing but jax.
+# The program of somebody without this package, in a Python that has nothing but jax.
 FOREIGN = """
 import json, pathlib, sys
 

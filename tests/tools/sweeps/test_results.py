@@ -182,7 +182,7 @@ def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
         "depth": [[1, 20], [2, 40]],
         "width": [[1, 20], [3.5, 70]],
     }
-    # Of the two points ×2 the last one has the label.
+    # The last of the two points ×2 has the label.
     assert read_labels(figure) == {"base": (1, 20), "×2": (3.5, 70)}
 
 

@@ -41,7 +41,7 @@ print("was not ended")
 
 
 def test_before_the_first_step_sigterm_ends_it_wherever_python_is():
-    """What is raised in a callback of the garbage collector, and JAX has one, is printed and forgotten."""
+    """Python prints and forgets an exception in a callback of the garbage collector; JAX has one."""
     result = subprocess.run(
         [sys.executable, "-c", IN_A_CALLBACK],
         capture_output=True,
