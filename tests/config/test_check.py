@@ -401,6 +401,8 @@ CLOCK = Clock(global_batch=32, num_examples=1000, total_steps=200)
         ("10_000 steps", 10_000),
         ("1e3 steps", 1000),
         ("  7   steps ", 7),
+        ("20steps", 20),
+        ("1e3examples", 31),
         ("90 epochs", 2812),  # 90 * 1000 / 32 = 2812.5, to even
         ("1 epoch", 31),  # 31.25
         ("1e6 examples", 31_250),
@@ -419,7 +421,7 @@ FORMS = [
     "",
     "90",
     "epochs",
-    "90epochs",
+    "90days",
     "90 days",
     "-1 steps",
     "nan steps",

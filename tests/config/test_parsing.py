@@ -57,6 +57,8 @@ def get(config, name):
         ("optimizer.clip_global_norm=2", 2.0),
         ("model.network=mine.models:Net.build", "mine.models:Net.build"),
         ("optimizer.frozen=embedding/*,encoder/*/bias", ("embedding/*", "encoder/*/bias")),
+        ("total=90epochs", "90 epochs"),
+        ("total=20 step", "20 step"),
         ("optimizer.arguments.b1=0.95", 0.95),  # by the value: any type
         ("optimizer.arguments.dims=(1, 2)", (1, 2)),
         ("optimizer.arguments.mode=fan in", "fan in"),

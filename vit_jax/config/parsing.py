@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from vit_jax.config.durations import parse_duration
+from vit_jax.config.durations import parse_duration, split_duration
 from vit_jax.config.hints import describe_type, field_types, is_list, is_mapping, union_members
 from vit_jax.config.recipes import run_recipe
 from vit_jax.config.rules import Reference
@@ -332,7 +332,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_duration(name: str, value: str) -> str:
-    """Return the text of a duration.
+    """Return the text of a duration, with one blank before the unit.
 
     Raises:
       ValueError: it is none.
@@ -341,7 +341,8 @@ def _check_duration(name: str, value: str) -> str:
         parse_duration(value)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    return value
+    number, unit = split_duration(value)
+    return f"{number} {unit}"
 
 
 def _check_plain(name: str, value: object) -> object:
