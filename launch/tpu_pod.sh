@@ -268,7 +268,9 @@ need_shipped() {
 
 # check_type: $chips, $devices as JAX counts them, and $runtime_version from the type.
 check_type() {
-  local image number="${type##*-}"
+  local image number
+  [[ "$type" != v5e-* ]] || type="v5litepod-${type#v5e-}" # a usual name; gcloud knows the other
+  number="${type##*-}"
   is_count "$number" || number=0
   devices="$number" # a core, or a chip that has one; of v4 and v5p JAX joins the two of a chip
   case "$type" in
@@ -281,8 +283,29 @@ check_type() {
     *) chips=0 ;;
   esac
   ((chips > 0)) || refuse "--type=$type: must be v2-N, v3-N, v4-N, v5litepod-N, v5p-N, v6e-N or tpu7x-N, like v5litepod-256."
+  need_slice "$number"
   chips=$((chips * slices)) devices=$((devices * slices))
   runtime_version="${runtime_version:-$image}"
+}
+
+# need_slice NUMBER: refuses a size that Google Cloud does not have, also in a dry run.
+need_slice() {
+  local size below="" above="" most=8192 kind="${type%-*}" sizes=()
+  case "$kind" in
+    v5litepod | v6e) sizes=(1 4 8 16 32 64 128 256) ;;
+    v4 | v5p)
+      # From 64 chips on, cubes of 4 x 4 x 4
+      [[ "$kind" == v4 ]] || most=12288
+      if (($1 % 128 == 0 && $1 <= most)); then return; fi
+      sizes=(8 16 32 64 128 256 512 1024 2048 4096 "$most")
+      ;;
+    *) return 0 ;;
+  esac
+  for size in "${sizes[@]}"; do
+    ((size != $1)) || return 0
+    if ((size < $1)); then below="$size"; else above="${above:-$size}"; fi
+  done
+  refuse "--type=$type: there is no slice of this size. Use ${below:+$kind-$below}${below:+${above:+ or }}${above:+$kind-$above}."
 }
 
 # run: from creation to deletion; continues with an existing machine and a run in progress.

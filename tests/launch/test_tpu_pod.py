@@ -854,6 +854,28 @@ def test_status_has_exit_codes(stage, state, workers, code):
 
 
 @pytest.mark.parametrize(
+    ("type", "rule"),
+    [
+        ("v5litepod-17", "Use v5litepod-16 or v5litepod-32."),
+        ("v5litepod-512", "Use v5litepod-256."),
+        ("v4-33", "Use v4-32 or v4-64."),
+        ("v5p-20000", "Use v5p-12288."),
+    ],
+)
+def test_impossible_slices_are_rejected_in_dry_runs(stage, type, rule):
+    result = stage.run("tpu_pod.sh", "create", *NAME, f"--type={type}", "--dry-run")
+
+    assert result.returncode == 2
+    assert f"--type={type}: there is no slice of this size. {rule}" in result.stderr
+
+
+def test_the_usual_name_of_a_v5e_slice(stage):
+    result = stage.run("tpu_pod.sh", "create", *NAME, "--type=v5e-16", "--dry-run")
+
+    assert "--accelerator-type=v5litepod-16" in result.stdout
+
+
+@pytest.mark.parametrize(
     ("type", "version"),
     [
         ("v2-8", "tpu-ubuntu2204-base"),

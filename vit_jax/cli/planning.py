@@ -34,8 +34,8 @@ class Plan(Recipe):
 
     topology: str = option(
         "NAME",
-        "machine: v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are "
-        "nodes of GPUs",
+        "machine: v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 8xH100 is a "
+        "node of GPUs, 4*h100:8 four",
         REQUIRED,
     )
 

@@ -50,11 +50,46 @@ def test_sizes(name, chips, hosts, device_kind):
 
 
 @pytest.mark.parametrize(
+    ("name", "usual"),
+    [
+        ("v5e-16", "v5e:4x4"),
+        ("V5litepod-256", "v5e:16x16"),
+        ("2*v6e-8", "2*v6e:2x4"),
+        ("v5p-384", "v5p:4x4x12"),
+        ("v4-32", "v4:2x2x4"),
+        ("h100", "h100:1"),
+        ("8xH100", "h100:8"),
+        ("16xh100", "2*h100:8"),
+        ("2*8xH100", "2*h100:8"),
+        ("A100-80GB", "a100-80gb:1"),
+        ("8xA100-SXM4-40GB", "a100-40gb:8"),
+        ("2*NVIDIA H100 80GB HBM3:8", "2*h100:8"),
+        ("RTX 4090", "rtx4090:1"),
+    ],
+)
+def test_other_names_of_machines(name, usual):
+    machine = parse_topology(name)
+    expected = parse_topology(usual)
+
+    assert machine.fabric is expected.fabric
+    assert machine.shape == expected.shape
+    assert machine.num_slices == expected.num_slices
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("v5e", "must be KIND:SHAPE (v5e:16x16"),
         ("v5e:", "is not a machine"),
-        ("v5litepod-7", "or a type of Google Cloud (v5litepod-256)"),
+        ("v5litepod-7", "Use v5litepod-4 or v5litepod-8."),
+        ("v5litepod-17", "Use v5litepod-8 or v5litepod-16."),
+        ("v5e-512", "Use v5e-128 or v5e-256."),
+        ("v5p-33", "or a shape such as v5p:4x4x12"),
+        ("v4-16384", "there is no slice of this size"),
+        ("8xa100", "Did you mean a100-40gb:8 or a100-80gb:8?"),
+        ("h100-8", "Did you mean h100:8?"),
+        ("12xH100", "with 1 to 8 GPUs of a node"),
+        ("0xH100", "is not a machine"),
         ("v5x:4x4", "Did you mean v5"),
         ("tpu:4x4", "Kinds: v4, v5e"),
         ("v5e:3x3", "one of 1x1, 2x2"),

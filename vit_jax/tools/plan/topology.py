@@ -2,7 +2,8 @@
 
 "v5e:16x16", "2*v5p:8x8x8" (two slices), "h100:8", "4*h100:8" (four nodes of eight GPUs).
 
-TPUs also by Google Cloud's type: "v5litepod-256", "2*v5p-1024".
+Other names of the same machines: Google Cloud's types "v5litepod-256" and "2*v5p-1024", "v5e-256",
+"8xH100", and a GPU by its product's name, "A100-SXM4-80GB".
 
 A topology lists stand-ins for its devices, and the time of collectives between them. Neither the
 machine nor a compiler for it is needed.
@@ -15,15 +16,16 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.sharding.chips import Chip, find_chip
+from vit_jax.sharding.chips import GIB, Chip, find_chip
 from vit_jax.sharding.fabrics import FABRICS, Fabric, Group, collective_seconds, find_fabric
-from vit_jax.text.nearest import did_you_mean
+from vit_jax.text.nearest import closest, did_you_mean
 
 _FORM = re.compile(r"(?:(\d+)\*)?([a-z][a-z0-9-]*):(\d+(?:x\d+)*)")
 _FORMS_TEXT = (
-    "KIND:SHAPE (v5e:16x16, v5p:8x8x8, h100:8), SLICES*KIND:SHAPE (2*v5e:16x16) "
-    "or a type of Google Cloud (v5litepod-256)"
+    "KIND:SHAPE (v5e:16x16, v5p:8x8x8, h100:8), SLICES*KIND:SHAPE (2*v5e:16x16), "
+    "a type of Google Cloud (v5litepod-256) or NxGPU (8xH100)"
 )
+_NUM_SUGGESTIONS = 3
 _SHAPES = {  # by the number of axes
     2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
     3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
@@ -51,10 +53,14 @@ class _CloudType(NamedTuple):
 
 _CLOUD_TYPES = {
     "v5litepod": _CloudType("v5e", _SHAPES[2], 1),
+    "v5e": _CloudType("v5e", _SHAPES[2], 1),  # a usual name, not one of Google Cloud
     "v6e": _CloudType("v6e", _SHAPES[2], 1),
     "v4": _CloudType("v4", (*_SHAPES[3], *_CUBES), 2),
     "v5p": _CloudType("v5p", (*_SHAPES[3], *_CUBES), 2),
 }
+
+_CLOUD_TYPE = re.compile(rf"(?:tpu-)?(?P<type>{'|'.join(_CLOUD_TYPES)})-(?P<number>\d+)")
+_GPUS_FIRST = re.compile(r"(?P<number>\d+) ?x ?(?P<gpu>[a-z].*)")
 
 CollectiveSeconds = Callable[[str, int, tuple[int, ...]], float]
 """Takes an operation, bytes and positions in the mesh; returns seconds."""
@@ -156,23 +162,24 @@ class Topology:
 
 
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
-    """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS", or "[SLICES*]TYPE".
+    """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS", or another name of the machine.
 
-    TYPE is a type of Google Cloud.
-
+    Other names are a type of Google Cloud, a GPU and "NxGPU"; upper case is equal to lower case.
     `num_slices` may state the number of slices instead.
 
     Raises:
       ValueError: there is no such machine.
     """
-    match = _FORM.fullmatch(_replace_cloud_type(name))
+    match = _FORM.fullmatch(_normalize_name(name))
     if not match:
-        raise ValueError(f"--topology={name} is not a machine: must be {_FORMS_TEXT}.")
+        raise ValueError(
+            f"--topology={name} is not a machine: must be {_FORMS_TEXT}.{_suggest_machines(name)}"
+        )
     slices_text, kind, shape_text = match.groups()
     fabric = find_fabric(kind)
     if fabric is None:
         kinds = [fabric.kind for fabric in FABRICS]
-        hint = did_you_mean(kind, kinds, "{}")
+        hint = did_you_mean(kind, kinds, "{}", most=_NUM_SUGGESTIONS)
         raise ValueError(
             f"--topology={name}: there is no kind {kind!r}.{hint} Kinds: {', '.join(kinds)}."
         )
@@ -194,17 +201,121 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     return Topology(name, fabric, shape, count)
 
 
-def _replace_cloud_type(name: str) -> str:
-    """Replace a type of Google Cloud by its shape; other names are returned unchanged."""
-    match = re.fullmatch(rf"((?:\d+\*)?)({'|'.join(_CLOUD_TYPES)})-(\d+)", name)
-    if match is None:
-        return name
-    slices, type_name, number = match.groups()
-    cloud_type = _CLOUD_TYPES[type_name]
-    for shape in cloud_type.shapes:
-        if math.prod(shape) * cloud_type.cores_per_chip == int(number):
-            return f"{slices}{cloud_type.kind}:{_format_shape(shape)}"
-    return name
+def _normalize_name(name: str) -> str:
+    """Return the machine as "[SLICES*]KIND:SHAPE"; unknown names only in lower case.
+
+    Raises:
+      ValueError: Google Cloud has no slice of this size.
+    """
+    lower = name.strip().lower()
+    slices, star, machine = lower.rpartition("*")
+    cloud_type = _CLOUD_TYPE.fullmatch(machine)
+    if cloud_type is not None:
+        shape = _find_cloud_shape(name, cloud_type["type"], int(cloud_type["number"]))
+        return f"{slices}{star}{_CLOUD_TYPES[cloud_type['type']].kind}:{_format_shape(shape)}"
+
+    times = _GPUS_FIRST.fullmatch(machine)
+    if times is not None:
+        gpu = times["gpu"]
+        number = int(times["number"])
+    else:
+        gpu, _, number_text = machine.partition(":")
+        number = int(number_text or 1) if number_text.isdecimal() or not number_text else 0
+    kind = _find_gpu_kind(gpu)
+    if kind is None or not number:
+        return lower
+    return _format_gpus(slices + star, kind, number)
+
+
+def _format_gpus(slices: str, kind: str, number: int) -> str:
+    """Return GPUs as nodes: more than a node has are complete nodes, where they divide."""
+    fabric = find_fabric(kind)
+    assert fabric is not None, "the kind was found among the fabrics"
+    num_nodes, rest = divmod(number, fabric.largest_slice)
+    if num_nodes > 1 and not rest and not slices:
+        return f"{num_nodes}*{kind}:{fabric.largest_slice}"
+    return f"{slices}{kind}:{number}"
+
+
+def _find_gpu_kind(name: str) -> str | None:
+    """Return the kind of a GPU from its kind or the name of its product; None for other names."""
+    words = name.removeprefix("nvidia").strip(" -").replace(" ", "-")
+    for fabric in FABRICS:
+        if fabric.num_axes:
+            continue
+        product = fabric.device_kind.lower().replace(" ", "-")
+        if words in (fabric.kind, product, product.removeprefix("geforce-"), *_list_sizes(fabric)):
+            return fabric.kind
+    return None
+
+
+def _list_sizes(fabric: Fabric) -> list[str]:
+    """Return the names of a GPU with its memory or its form, such as "h100-80gb" and "h100-sxm"."""
+    chip = find_chip(fabric.device_kind)
+    assert chip is not None, fabric.device_kind
+    gigabytes = f"{chip.memory_bytes // GIB}gb"
+    base = fabric.kind.removesuffix(f"-{gigabytes}")
+    names = [f"{base}-{gigabytes}"]
+    for form in ("sxm", "sxm2", "sxm4", "sxm5"):
+        names.append(f"{base}-{form}-{gigabytes}")
+        if base == fabric.kind:
+            names.append(f"{base}-{form}")
+    return names
+
+
+def _find_cloud_shape(name: str, cloud_type: str, number: int) -> tuple[int, ...]:
+    """Return the shape of a slice of Google Cloud.
+
+    Raises:
+      ValueError: there is no slice of this size.
+    """
+    sizes: dict[int, tuple[int, ...]] = {}
+    for shape in _CLOUD_TYPES[cloud_type].shapes:
+        sizes.setdefault(math.prod(shape) * _CLOUD_TYPES[cloud_type].cores_per_chip, shape)
+    if number in sizes:
+        return sizes[number]
+    cubes = _find_cubes(_CLOUD_TYPES[cloud_type], number)
+    if cubes is not None:
+        return cubes
+    nearest = sorted(sizes, key=lambda size: abs(size - number))[:2]
+    suggestions = " or ".join(f"{cloud_type}-{size}" for size in sorted(nearest))
+    if len(_CLOUD_TYPES[cloud_type].shapes[0]) == 3:
+        suggestions += f", or a shape such as {cloud_type}:4x4x12"
+    raise ValueError(f"--topology={name}: there is no slice of this size. Use {suggestions}.")
+
+
+def _find_cubes(cloud_type: _CloudType, number: int) -> tuple[int, ...] | None:
+    """Return the most compact shape of complete cubes with this number of cores, or None."""
+    fabric = find_fabric(cloud_type.kind)
+    assert fabric is not None, cloud_type.kind
+    num_cubes, rest = divmod(number, cloud_type.cores_per_chip * _CUBE**3)
+    if fabric.num_axes == 2 or rest or num_cubes * _CUBE**3 > fabric.largest_slice:
+        return None
+    shapes = []
+    for low in range(1, num_cubes + 1):
+        for middle in range(low, num_cubes // low + 1):
+            high, rest = divmod(num_cubes, low * middle)
+            if not rest and high >= middle:
+                shapes.append((_CUBE * low, _CUBE * middle, _CUBE * high))
+    return min(shapes, key=sum, default=None)
+
+
+def _suggest_machines(name: str) -> str:
+    """Return machines that are spelled like a name, or those of the kind that it begins with."""
+    lower = _GPUS_FIRST.sub(r"\g<gpu>", name.strip().lower().rpartition("*")[2])
+    machines = []
+    for fabric in FABRICS:
+        if fabric.num_axes:
+            shapes = _SHAPES[fabric.num_axes]
+            machines.append(f"{fabric.kind}:{_format_shape(shapes[-1])}")
+        else:
+            machines.append(f"{fabric.kind}:{fabric.largest_slice}")
+    kind = re.split("[^a-z0-9]", lower)[0]
+    similar = [machine for machine in machines if kind and machine.startswith(kind)]
+    similar = similar or closest(lower, machines, most=_NUM_SUGGESTIONS)
+    if not similar:
+        return ""
+    return f" Did you mean {' or '.join(similar)}?"
 
 
 def _format_shape(shape: Sequence[int]) -> str:
