@@ -149,7 +149,11 @@ def describe_program(config, architecture, num_examples, devices, label_shape=()
     """
     from vit_jax.config import resolve
 
-    steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
+    steps = resolve(
+        config,
+        num_examples=num_examples,
+        num_devices=len(devices),
+    )
     lengths = dataclasses.replace(
         steps,
         evaluate_every=0,
@@ -221,7 +225,11 @@ def shared_programs():
     with pytest.MonkeyPatch.context() as patch:
         for verb in (pretrain, finetune, replay):
             patch.setattr(verb, "assemble", assemble_shared)
-        patch.setattr(assemble.Assembly, "compile_train_step", compile_shared)
+        patch.setattr(
+            assemble.Assembly,
+            "compile_train_step",
+            compile_shared,
+        )
         yield
 
 

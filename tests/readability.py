@@ -100,7 +100,12 @@ def iterate_functions(paths: Iterable[Path]) -> Iterator[Function]:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 assert node.end_lineno is not None
                 num_lines = node.end_lineno - node.lineno + 1
-                yield Function(path, node.name, num_lines, compute_complexity(node))
+                yield Function(
+                    path,
+                    node.name,
+                    num_lines,
+                    compute_complexity(node),
+                )
 
 
 def compute_complexity(function: ast.AST) -> int:

@@ -93,7 +93,11 @@ HARMS = {
     "SIGTERM to one process": Harm(signal_one(signal.SIGTERM), STOPPED),
     "SIGTERM to the group": Harm(signal_group(signal.SIGTERM), STOPPED),
     "Ctrl-C": Harm(signal_group(signal.SIGINT), STOPPED),
-    "full disk": Harm(lambda processes: None, frozenset({exits.FAILED}), limit=6),
+    "full disk": Harm(
+        lambda processes: None,
+        frozenset({exits.FAILED}),
+        limit=6,
+    ),
 }
 
 

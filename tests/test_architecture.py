@@ -541,6 +541,7 @@ def test_importing_loads_nothing_heavy(statement, forbidden):
     result = subprocess.run(
         [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, check=True
     )
+
     assert result.stdout.split() == []
 
 

@@ -41,7 +41,14 @@ def run_cell(number, tree, names):
     assert isinstance(last, ast.Expr), "every cell after the imports shows a result"
 
     exec(compile(tree, f"cell {number}", "exec"), names)
-    value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+    value = eval(
+        compile(
+            ast.Expression(last.value),
+            f"cell {number}",
+            "eval",
+        ),
+        names,
+    )
     return pprint.pformat(value, width=100)
 
 

@@ -61,8 +61,17 @@ def build_tiny_architecture(family: str) -> Architecture:
     config = load_family(family)
     is_finetuned = isinstance(config, FinetuneConfig)
     model = ModelConfig(name="ViT-Ti/8", head="linear") if is_finetuned else config.model
-    model = dataclasses.replace(model, **TINY, name="ViT-Ti/8", remat="none")
-    architecture = build_architecture(model, image_size=(16, 16), num_classes=5)
+    model = dataclasses.replace(
+        model,
+        **TINY,
+        name="ViT-Ti/8",
+        remat="none",
+    )
+    architecture = build_architecture(
+        model,
+        image_size=(16, 16),
+        num_classes=5,
+    )
     if not is_finetuned:
         return architecture
 
@@ -215,6 +224,7 @@ def test_initial_values_of_deit3_are_truncated():
     for name in DEIT3_STDDEVS:
         assert np.abs(parameters[name]).max() <= largest + 1e-6
     attention_scale = parameters["encoder/blocks/attention_scale"]
+
     assert np.unique(attention_scale).tolist() == [np.float32(1e-4)]
 
 
@@ -295,7 +305,11 @@ def make_parameters() -> dict[str, jax.Array]:
 def take_first_step(config: OptimizerConfig, peak: float, gradient: float) -> dict[str, np.ndarray]:
     """Return the first update at the peak rate, for gradients that all have this value."""
     parameters = make_parameters()
-    optimizer = build_optimizer(config, lambda step: jnp.float32(peak), peak)
+    optimizer = build_optimizer(
+        config,
+        lambda step: jnp.float32(peak),
+        peak,
+    )
     gradients = jax.tree.map(lambda leaf: jnp.full_like(leaf, gradient), parameters)
 
     updates, _ = jax.jit(optimizer.update)(
@@ -392,7 +406,11 @@ def test_lamb_has_decay_and_norms_of_kernels_alone(family):
 
     The step of a kernel is its norm times the rate.
     """
-    updates = take_first_step(load_family(family).optimizer, 1e-3, gradient=0.5)
+    updates = take_first_step(
+        load_family(family).optimizer,
+        1e-3,
+        gradient=0.5,
+    )
 
     for name in VECTORS:
         np.testing.assert_allclose(updates[name], -1e-3, rtol=1e-3)
@@ -533,6 +551,7 @@ def test_a_head_after_200_steps_on_separable_data(family):
 
     loss = float(compute_loss(params))
     expected = train_head_by_formula(kind, rate, decay, clip, start)
+
     assert loss == pytest.approx(expected, rel=0.03)
     assert loss < float(compute_loss(first)) - 0.02
 
@@ -586,6 +605,7 @@ def test_mean_area_of_crops_of_tensorflow(family):
 def test_mean_area_of_crops_of_torchvision(family):
     """Crops of 8 % or more are larger than TensorFlow's."""
     expected = compute_torchvision_area(0.08)
+
     assert measure_mean_crop_area(family) == pytest.approx(expected, abs=0.015)
 
 
@@ -666,7 +686,11 @@ def test_random_erasing_of_a_quarter_of_the_images(family, fraction):
 def test_three_augment_of_deit3():
     """A third of the images is grey, a third solarized."""
     inputs = load_family("DeiT III").input
-    inputs = dataclasses.replace(inputs, image_size=(8, 8), color_jitter=0.0)
+    inputs = dataclasses.replace(
+        inputs,
+        image_size=(8, 8),
+        color_jitter=0.0,
+    )
     transform = TrainTransform(inputs)
     record = Record(np.full((8, 8, 3), (200, 10, 60), np.uint8), 0)
     generator = np.random.default_rng(0)

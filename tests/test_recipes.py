@@ -343,7 +343,11 @@ def describe_step(recipe: str) -> str:
         config,
         total="",
         schedule={},
-        model=dataclasses.replace(config.model, name="ViT-B/16", remat="none"),
+        model=dataclasses.replace(
+            config.model,
+            name="ViT-B/16",
+            remat="none",
+        ),
         data=None,
         input={},
         sharding={},
@@ -599,6 +603,7 @@ def test_expected_accuracies_of_augreg(name):
 
     models = runpy.run_path(str(CONFIGS / "pretrain_augreg.py"))["MODELS"]
     has_large_rate = cells[0] in ("B/16", "S/16", "Ti/16", "R+Ti/16")
+
     assert cells[0] in models
     assert cells[2] == f"{accuracy:.2f}"
     assert has_large_rate == (rate == 0.03)

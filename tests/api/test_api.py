@@ -70,7 +70,12 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
         pool="gap",
         compute_dtype="float32",
     )
-    architecture = build_architecture(config, image_size=(8, 12), num_classes=3)
+    architecture = build_architecture(
+        config,
+        image_size=(8, 12),
+        num_classes=3,
+    )
+
     assert model.architecture == architecture
 
     expected = jax.jit(lambda: build_model(architecture, jax.random.key(3)))()
@@ -368,6 +373,7 @@ def test_every_image_once_on_all_devices(seven, tmp_path, used_devices, count, b
 
     tokens = np.stack(list(seven.stream(pixels, "tokens_BND", batch_size=batch_size)))
     expected_tokens = np.asarray(seven(pixels).tokens_BND)
+
     assert tokens == pytest.approx(expected_tokens, abs=1e-5)
 
 

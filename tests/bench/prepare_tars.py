@@ -34,7 +34,11 @@ def small(count=20_000):
     rng = np.random.default_rng(0)
     for _ in range(count):
         colours = rng.integers(256, size=(6, 6, 3), dtype=np.uint8)
-        pixels = cv2.resize(colours, (64, 64), interpolation=cv2.INTER_CUBIC)
+        pixels = cv2.resize(
+            colours,
+            (64, 64),
+            interpolation=cv2.INTER_CUBIC,
+        )
         yield cv2.imencode(".jpg", pixels)[1].tobytes()
 
 

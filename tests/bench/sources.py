@@ -83,7 +83,12 @@ def pack(folder: Path, count: int) -> dict[str, str]:
     if not (folder / "jpegs").exists():
         make(folder / "jpegs", count)
 
-    source = open_source(f"folder:{folder}/jpegs", "all", make_config(folder), 0)
+    source = open_source(
+        f"folder:{folder}/jpegs",
+        "all",
+        make_config(folder),
+        0,
+    )
     if not (folder / "wds").exists():
         images = [source[n].image for n in range(len(source))]
         for first in range(0, count, PER_FILE):

@@ -24,7 +24,12 @@ def items(value):
 
 
 def save(store, step, **metrics):
-    store.save(step, items(step), metadata={"class_names": ["x"]}, metrics=metrics)
+    store.save(
+        step,
+        items(step),
+        metadata={"class_names": ["x"]},
+        metrics=metrics,
+    )
     store.wait()
 
 
@@ -37,10 +42,19 @@ def kernel(workdir, step):
 
 
 def test_what_is_kept_completed_and_found_again(workdir):
-    store = CheckpointStore(workdir, keep_latest=1, keep_best=1, best_metric="test_accuracy")
+    store = CheckpointStore(
+        workdir,
+        keep_latest=1,
+        keep_best=1,
+        best_metric="test_accuracy",
+    )
     save(store, 1, test_accuracy=0.5)
     save(store, 2)
-    store.complete(2, metadata={"owes_evaluation": False}, metrics={"test_accuracy": 0.9})
+    store.complete(
+        2,
+        metadata={"owes_evaluation": False},
+        metrics={"test_accuracy": 0.9},
+    )
     save(store, 3, test_accuracy=0.1)
     store.close()
     reader = CheckpointReader(workdir)
@@ -48,7 +62,12 @@ def test_what_is_kept_completed_and_found_again(workdir):
     assert reader.all_steps() == [2, 3], "the best, as was found later, and the latest"
     assert reader.metadata(2) == {"class_names": ["x"], "owes_evaluation": False}
 
-    again = CheckpointStore(workdir, keep_latest=1, keep_best=1, best_metric="test_accuracy")
+    again = CheckpointStore(
+        workdir,
+        keep_latest=1,
+        keep_best=1,
+        best_metric="test_accuracy",
+    )
     save(again, 4, test_accuracy=0.2)
     again.close()
 

@@ -44,7 +44,12 @@ def written(tmp_path_factory):
     store = CheckpointStore(workdir, keep_latest=2)
 
     for step in (1, 2):
-        store.save(step, ITEMS, metadata={"names": ["cat", "dog"]}, metrics={})
+        store.save(
+            step,
+            ITEMS,
+            metadata={"names": ["cat", "dog"]},
+            metrics={},
+        )
 
     store.close()
     return workdir
@@ -186,6 +191,7 @@ def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog)
 
     parameters, metadata, words = read_parameters(workdir)
     (message,) = [text for text in caplog.messages if "damaged" in text]
+
     np.testing.assert_array_equal(parameters["kernel"], KERNEL)
     assert metadata == {"names": ["cat", "dog"]}
     assert words == "parameters of step 1"
@@ -246,7 +252,11 @@ def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(
     written, monkeypatch, method, name
 ):
     error = PASSING[name]
-    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, method, fail_with(error))
+    monkeypatch.setattr(
+        ocp.PyTreeCheckpointHandler,
+        method,
+        fail_with(error),
+    )
 
     with pytest.raises(type(error)) as of_restore:
         CheckpointReader(written).restore(2, ABSTRACT)
@@ -278,7 +288,11 @@ def test_any_other_exception_of_a_read_is_damage_and_the_step_before_is_tried(
             raise error
         return original(handler, path, *words, **options)
 
-    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, method, fail_at_step_2)
+    monkeypatch.setattr(
+        ocp.PyTreeCheckpointHandler,
+        method,
+        fail_at_step_2,
+    )
 
     with pytest.raises(DamagedCheckpoint, match=type(error).__name__) as raised:
         CheckpointReader(written).restore(2, ABSTRACT)
@@ -343,7 +357,11 @@ def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(
     written, monkeypatch, number, error
 ):
     """It ends a run with the exit code after which launchers start it again."""
-    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail_with(error))
+    monkeypatch.setattr(
+        ocp.PyTreeCheckpointHandler,
+        "restore",
+        fail_with(error),
+    )
 
     with pytest.raises(OSError, match=r"checkpoints/2'") as raised:
         CheckpointReader(written).restore(2, ABSTRACT)

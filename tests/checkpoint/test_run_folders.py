@@ -58,7 +58,12 @@ def test_files_of_runs_are_all_known():
     ],
 )
 def test_what_would_change_a_run(tmp_path, target):
-    run = make_run(tmp_path / "run", "config.json", "start.json", "checkpoints/7/x")
+    run = make_run(
+        tmp_path / "run",
+        "config.json",
+        "start.json",
+        "checkpoints/7/x",
+    )
     (tmp_path / "link").symlink_to(run)
 
     with rejects(f"--output={target}", f"'{run}' is the workdir of a run.*Choose another"):

@@ -30,7 +30,11 @@ def build_abstract(shapes, num_devices):
     abstract = {}
     for name, spec in specs.items():
         sharding = NamedSharding(mesh, spec)
-        abstract[name] = jax.ShapeDtypeStruct(shapes[name], np.float32, sharding=sharding)
+        abstract[name] = jax.ShapeDtypeStruct(
+            shapes[name],
+            np.float32,
+            sharding=sharding,
+        )
     return abstract
 
 
@@ -42,7 +46,12 @@ def with_axis_of_heads(open_store, tmp_path):
     model = {"query/kernel": query.reshape(1, 4, 2, 3), "out/kernel": out.reshape(1, 2, 3, 4)}
 
     store = open_store()
-    store.save(1, {"model": jax.tree.map(jnp.asarray, model)}, metadata={}, metrics={})
+    store.save(
+        1,
+        {"model": jax.tree.map(jnp.asarray, model)},
+        metadata={},
+        metrics={},
+    )
     store.wait()
 
     expected = {"query/kernel": query.reshape(1, 4, 6), "out/kernel": out.reshape(1, 6, 4)}
@@ -78,6 +87,7 @@ def open_store(tmp_path):
 def test_round_trip_with_metadata(open_store, tmp_path):
     abstract = jax.tree.map(to_shape_dtype_struct, build_items(0))
     store = open_store()
+
     assert store.latest_step() is None
     assert not has_checkpoints(tmp_path)
 
@@ -98,7 +108,11 @@ def test_round_trip_with_metadata(open_store, tmp_path):
 def test_saving_does_not_use_the_service_that_counts_requests_of_a_run(open_store, monkeypatch):
     """Told the number of a step by orbax, it would answer a notice for a request long past."""
     calls = []
-    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", calls.append)
+    monkeypatch.setattr(
+        multihost_utils,
+        "reached_preemption_sync_point",
+        calls.append,
+    )
     store = open_store(keep_latest=1)
 
     save_step(store, 1)
@@ -133,7 +147,11 @@ def test_keeps_the_latest_and_the_best(open_store, tmp_path, name, values, kept)
 
 
 def test_the_best_outlives_a_restart(open_store, tmp_path):
-    options = {"keep_latest": 1, "keep_best": 1, "best_metric": "test_accuracy"}
+    options = {
+        "keep_latest": 1,
+        "keep_best": 1,
+        "best_metric": "test_accuracy",
+    }
 
     store = open_store(**options)
     for step, accuracy in ((1, 0.9), (2, 0.1), (3, 0.2)):
@@ -249,7 +267,12 @@ def test_no_program_is_compiled_to_save_a_small_array_that_all_devices_hold(open
     kernel = jax.device_put(np.ones((24, 11), np.float32), everywhere)
 
     with jax.log_compiles():
-        open_store().save(1, {"model": {"kernel": kernel}}, metadata={}, metrics={})
+        open_store().save(
+            1,
+            {"model": {"kernel": kernel}},
+            metadata={},
+            metrics={},
+        )
 
     assert not [message for message in caplog.messages if "slice" in message]
 
@@ -275,13 +298,18 @@ def test_abandoned_writes_of_orbax_give_no_warning(monkeypatch):
 
     (warning,) = caught
     name = str(warning.message).split("'")[1]
+
     assert name.endswith(".other")
 
 
 def test_errors_in_threads_of_orbax_are_not_printed(monkeypatch):
     """The store raises them itself; Python would print a hundred lines of tracebacks."""
     printed = []
-    monkeypatch.setattr(threading, "excepthook", lambda report: printed.append(report.exc_type))
+    monkeypatch.setattr(
+        threading,
+        "excepthook",
+        lambda report: printed.append(report.exc_type),
+    )
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     # It wraps the hook above, too.
     workarounds.apply.__wrapped__()

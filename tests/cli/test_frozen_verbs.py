@@ -113,6 +113,7 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more, image_s
 
     outcome = run_words(["probe", *words, *options, "--json"])
     (result,) = json.loads(outcome.out)["datasets"].values()
+
     assert len(result["folds"]) == 3
     assert f"vit-jax predict {output} IMAGE" in outcome.err
 

@@ -119,6 +119,7 @@ def test_one_image_is_enough_for_all_but_similar(here, quick):
 
 def test_chosen_heads_of_a_pattern_of_files(here, quick):
     options = ["--images=images/00[1-3].png", "--heads=2:1,1:2", "--output=o"]
+
     assert succeed(["inspect", "vit", "heads", *options])
 
     with np.load(here / "o/heads.npz") as numbers:
@@ -190,7 +191,11 @@ def compute_first_batch():
     config = load_recipe("digits", SHEET_OVERRIDES)
     source = open_datasets(config).train
     host = train_stream(config, source, np.arange(config.global_batch), 0, 1)[0]
-    batch = Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
+    batch = Batch(
+        image_BHWC=host.image,
+        label_B=host.label,
+        mask_B=host.mask,
+    )
     mix_key, _ = step_keys(config.seed, 0)
     image, label = mix_batch(
         config.input,

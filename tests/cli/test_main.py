@@ -77,7 +77,12 @@ print(*(name for name in sys.modules if name.startswith("vit_jax.cli.")))
 
 def test_a_verb_imports_no_other_verbs():
     command = [sys.executable, "-c", PRINT_MODULES]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     loaded = {name.removeprefix("vit_jax.cli.") for name in done.stdout.split()}
 
     assert "lists" in loaded
@@ -101,7 +106,11 @@ def test_the_help_of_a_verb_has_every_argument(verb):
     usage, _, entries = drop_recipe_fields(text).partition("\n\n")
     entries = entries.partition("Examples:\n")[0]
     flags = re.findall(r"^  --([\w.]+)", entries, re.MULTILINE)
-    arguments = re.findall(r"^  (\[?[A-Z]+…?\]?)(?=  |$)", entries, re.MULTILINE)
+    arguments = re.findall(
+        r"^  (\[?[A-Z]+…?\]?)(?=  |$)",
+        entries,
+        re.MULTILINE,
+    )
 
     assert show("help", verb) == text
     assert show(verb, "word", "-h") == text
@@ -140,6 +149,7 @@ def test_the_help_of_a_verb_fits_one_screen(verb, monkeypatch):
 
     narrow = cli.VERBS[verb].help(72).count("\n")
     wide = cli.VERBS[verb].help(160).count("\n")
+
     assert wide < narrow or narrow < 15
 
 
@@ -208,6 +218,7 @@ def test_every_option_is_read():
 def test_choices_of_weights_are_those_of_the_schema(name, kind):
     """No other format has relative positions."""
     form, _ = OPTIONS[name]
+
     assert form.split("|") == [choice for choice in get_args(kind) if choice != "relative"]
 
 

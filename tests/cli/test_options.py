@@ -301,6 +301,7 @@ def test_options_without_effect_are_those_with_another_value_than_their_default(
             "--steps=1,2",
         ]
     )
+
     assert options.collect_values("top", "rate", "part") == {"top": 3, "rate": 2.0}
 
     options.reject_ineffective(("top", "part"), "here")
@@ -472,6 +473,7 @@ def test_a_group_and_an_option_may_have_the_same_name():
         "--images.resize=direct",
     ]
     options = cli.VERBS["inspect"].parse(words)
+
     assert options.files == "photos"
     assert options.images.resize == "direct"
 
@@ -482,6 +484,7 @@ def test_a_group_and_an_option_may_have_the_same_name():
         "--weights.raw",
     ]
     options = cli.VERBS["duplicates"].parse(words)
+
     assert options.checkpoint == "w.npz"
     assert options.weights.raw is True
 

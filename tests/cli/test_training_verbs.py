@@ -153,6 +153,7 @@ def test_a_traceback_on_request(monkeypatch):
 def test_a_start_that_failed_does_not_bind_the_workdir(fails, tmp_path):
     init_from = "--config.init_from=/nowhere"
     resume_from = "--config.resume_from=/nowhere"
+
     assert "/nowhere" in fails(init_from, workdir=tmp_path)
     assert "resume_from" in fails(init_from, resume_from, workdir=tmp_path)
 
@@ -174,7 +175,12 @@ assert not heavy & set(sys.modules)
 
 def test_help_and_the_list_of_recipes_load_nothing_heavy():
     command = [sys.executable, "-c", LIST_RECIPES]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        command,
+        check=True,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 @pytest.mark.parametrize("verb", ["pretrain", "finetune"])

@@ -221,6 +221,7 @@ def test_predict_does_the_rest_when_some_cannot_be_read(weights, here):
     for one in first["predictions"]:
         cells += [one["class"], f"{one['probability']:.6f}"]
     header, rows = read_table(here / "table.csv")
+
     assert header == TABLE_COLUMNS
     assert len(rows) == 3
     assert rows[0] == ["photos/000.png", "", *cells]
@@ -237,16 +238,22 @@ def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding
     save_weights(sample_weights(class_names=names), here / "w", OWN)
     write_image(here, os.fsdecode(b"\xe9.png"))
     output = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding, errors="strict"))
+    monkeypatch.setattr(
+        sys,
+        "stdout",
+        io.TextIOWrapper(output, encoding, errors="strict"),
+    )
 
     cli.main(["predict", "w", ".", "--top=7"])
     text = output.getvalue()
+
     assert text.startswith((rb"\udce9.png   ", rb"./\udce9.png   "))
     assert rb"caf\udce9 " in text
     assert "café ".encode(encoding, "backslashreplace") in text
 
     cli.main(["predict", "w", ".", "--json", "--top=7"])
     (record,) = json.loads(output.getvalue()[len(text) :])
+
     assert {one["class"] for one in record["predictions"]} == set(names)
 
 
@@ -256,7 +263,11 @@ def test_names_from_files_have_no_power_over_the_terminal(here):
     """
     hostile = "\x1b]0;owned\x07"
     folder = here / "im\x1b[2Jages"
-    save_weights(sample_weights(class_names=(hostile, *NAMES[1:])), here / "w", OWN)
+    save_weights(
+        sample_weights(class_names=(hostile, *NAMES[1:])),
+        here / "w",
+        OWN,
+    )
     folder.mkdir()
     write_pngs(folder, sample_pixels(1))
     (folder / "b\nvit-jax: all is well.png").write_bytes(b"")
@@ -267,7 +278,12 @@ def test_names_from_files_have_no_power_over_the_terminal(here):
     outcomes = [
         run("predict", "w", folder.name, "--top=7"),
         run("predict", "nowhere\x1b[2J", folder.name),
-        run("evaluate", "w", f"--data=folder:{folder.name}/classes", "--split=all"),
+        run(
+            "evaluate",
+            "w",
+            f"--data=folder:{folder.name}/classes",
+            "--split=all",
+        ),
     ]
 
     text = "".join(out + err for _, out, err in outcomes)
@@ -289,7 +305,11 @@ class Terminal(io.StringIO):
 
 def test_a_table_on_a_terminal_has_no_power_over_it(here, monkeypatch):
     """Control characters are escaped on a terminal; a pipe gets the names as they are."""
-    save_weights(sample_weights(class_names=("c\x1b[2J", *NAMES[1:])), here / "w", OWN)
+    save_weights(
+        sample_weights(class_names=("c\x1b[2J", *NAMES[1:])),
+        here / "w",
+        OWN,
+    )
     write_image(here, "a\x1b]0;owned\x07\r.png")
     words = [
         "predict",
@@ -305,6 +325,7 @@ def test_a_table_on_a_terminal_has_no_power_over_it(here, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     cli.main(words)
     shown = sys.stdout.getvalue()
+
     assert not {"\x1b", "\x07", "\r"} & {*shown}
     assert r"a\x1b]0;owned\x07\r.png" in shown
     assert r"c\x1b[2J" in shown
@@ -326,6 +347,7 @@ def test_cells_that_a_spreadsheet_would_execute(here):
     image, _, *cells = row
     classes = cells[0::2]
     shares = [float(cell) for cell in cells[1::2]]
+
     assert image == "'@SUM(A1).png"
     assert set(classes) == {"'=1+2", "-3", *NAMES[2:]}
     assert sum(shares) == pytest.approx(1, abs=1e-5)
@@ -348,6 +370,7 @@ def test_predictions_of_a_foreign_file_need_a_preparation(foreign):
         "000.png",
         "--weights.num_heads=2",
     )
+
     assert "does not state how images are prepared: add --images.resize=direct" in message
 
     words = [
@@ -362,6 +385,7 @@ def test_predictions_of_a_foreign_file_need_a_preparation(foreign):
     weights = load_weights("foreign.npz", num_heads=2)
     expected = compute_probabilities(weights, foreign, resize="direct")[0]
     out, err = succeeds(*words, "--images.resize=direct")
+
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
     assert read_probabilities(json.loads(out)[0], NAMES[:3]) == pytest.approx(expected, abs=1e-6)
 
@@ -417,6 +441,7 @@ def test_programs_of_a_foreign_file_describe_the_preparation(
 
     written = json.loads((here / "p.json").read_text())["preprocessing"]
     rounding = "covers the input's size / crop_fraction, rounded down"
+
     assert preparation.items() <= written.items()
     assert ("bicubic with antialiasing" in written["filter"]) == is_antialiased
     assert (rounding in written["meaning"]) == is_antialiased
@@ -503,7 +528,11 @@ def test_a_wrong_range_of_values(deep):
 )
 def test_numbers_that_stand_for_names_are_told(here, words):
     """Weights of folders "5" to "9" without their names would say "2" of a seven."""
-    save_weights(sample_weights(class_names=None), here / "w.npz", "released")
+    save_weights(
+        sample_weights(class_names=None),
+        here / "w.npz",
+        "released",
+    )
     write_pngs(here, sample_pixels(1))
     (here / "names.txt").write_text("\n".join(NAMES))
     _, err = succeeds(*words)
@@ -528,6 +557,7 @@ def test_a_head_of_zeros_is_told(here):
 
     probe = ["--data=folder:images", "--cache=none", "--method=least_squares"]
     _, err = succeeds("probe", "zeros.npz", *probe)
+
     assert "the head" not in err
 
 
@@ -586,6 +616,7 @@ def test_polyak_average_or_raw_parameters(here, options, kind, description):
         *options,
     )
     (record,) = json.loads(out)
+
     assert read_probabilities(record) == pytest.approx(expected_row, abs=1e-6)
 
     out, _ = succeeds(
@@ -665,7 +696,11 @@ def test_evaluate_a_part_of_a_folder_without_splits(weights, here):
 
 @pytest.fixture
 def data_with_an_empty_file(weights, here):
-    data = write_classes(here / "images", [0] * 4 + [1] * 4, sample_pixels(8))
+    data = write_classes(
+        here / "images",
+        [0] * 4 + [1] * 4,
+        sample_pixels(8),
+    )
     (here / "images/ant/002.png").write_bytes(b"")
     return data
 
@@ -714,7 +749,11 @@ HUGGING_FACE = [
     ids=["npz", "safetensors", "names of Hugging Face", "folder"],
 )
 def test_exported_weights_read_back_to_the_bit(here, a, words, written):
-    weights = sample_weights(a, class_names=NAMES[: a.num_classes], training=TRAINING)
+    weights = sample_weights(
+        a,
+        class_names=NAMES[: a.num_classes],
+        training=TRAINING,
+    )
     save_weights(weights, here / "source", OWN)
 
     out, err = succeeds("export", "source", *words)

@@ -14,7 +14,11 @@ from vit_jax.config.schema import AdaptConfig
 def build_network(name, *, image_size=(224, 224), num_classes=1000, **options):
     """Return the network of pre-training."""
     model = ModelConfig(name=name, **options)
-    return build_architecture(model, image_size=image_size, num_classes=num_classes)
+    return build_architecture(
+        model,
+        image_size=image_size,
+        num_classes=num_classes,
+    )
 
 
 def adapt(a, *, image_size=(224, 224), num_classes=10, **options):
@@ -255,4 +259,8 @@ def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_named():
 def test_borders_that_cannot_be_dropped(name, size):
     height, _ = size
     with rejects(f"model.name={name!r}", f"height.*{height}"):
-        adapt(build_network(name), image_size=size, uncovered_border="drop")
+        adapt(
+            build_network(name),
+            image_size=size,
+            uncovered_border="drop",
+        )

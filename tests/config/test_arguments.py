@@ -5,7 +5,12 @@ import pytest
 from tests.rejections import rejects
 from vit_jax.config import choose_row, parse_argument
 
-DEFAULTS = {"model": "ViT-B/16", "epochs": 300, "rate": 1e-3, "average": False}
+DEFAULTS = {
+    "model": "ViT-B/16",
+    "epochs": 300,
+    "rate": 1e-3,
+    "average": False,
+}
 ROWS = (("ViT-B/16", 7), ("ViT-L/16", 7), ("ViT-L/16", 14))
 
 

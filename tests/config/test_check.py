@@ -37,7 +37,11 @@ STAIRCASE = {"schedule.decay": "staircase"}
 NO_AREAS = ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
 NO_VALUES = ((1.0, 1.0), (4095.0, 0.0))
 NO_DROPS = ((), (0.0, 0.5), (0.5, 1.0), (0.6, 0.3), (0.3, 0.3))
-NO_RATES = (((0.01, 0.0), "positive"), ((0.01, -0.1), "positive"), ((0.01, 0.03, 0.01), "differ"))
+NO_RATES = (
+    ((0.01, 0.0), "positive"),
+    ((0.01, -0.1), "positive"),
+    ((0.01, 0.03, 0.01), "differ"),
+)
 NO_PREFIXES = ("test", "validation", "train", "a-b")
 
 FRACTIONS = (
@@ -461,7 +465,11 @@ BASE = change({"global_batch": 128, **LENGTHS})
 def resolve_steps(num_devices=8, config=BASE, **fields):
     """Return the lengths of the config with changed fields, given as `section__field=value`."""
     changed = {name.replace("__", "."): value for name, value in fields.items()}
-    return resolve(change(changed, config), num_examples=1280, num_devices=num_devices)
+    return resolve(
+        change(changed, config),
+        num_examples=1280,
+        num_devices=num_devices,
+    )
 
 
 def test_every_length_becomes_steps():

@@ -53,7 +53,11 @@ def make_config(evaluator="silent", metric="c_brier_score", mode="auto", **field
     )
     evaluators = {"c": EvaluatorConfig(kind=f"{MODULE}:{evaluator}")}
     evaluation = dataclasses.replace(config.evaluation, evaluators=evaluators)
-    return dataclasses.replace(config, checkpoint=checkpoint, evaluation=evaluation)
+    return dataclasses.replace(
+        config,
+        checkpoint=checkpoint,
+        evaluation=evaluation,
+    )
 
 
 def make_config_with_metric(metric):

@@ -231,7 +231,11 @@ def test_a_long_value_is_not_printed_whole(field):
 def test_a_command_line_builds_no_flags_for_its_overrides(monkeypatch):
     from absl import flags
 
-    monkeypatch.setattr(flags, "FlagValues", lambda: pytest.fail("flags were built"))
+    monkeypatch.setattr(
+        flags,
+        "FlagValues",
+        lambda: pytest.fail("flags were built"),
+    )
     config = load(
         "seed=0x10",
         "schedule.learning_rate=1e-3",

@@ -186,7 +186,11 @@ def test_options_of_a_part_that_is_not_there_are_rejected(name, part):
 def test_a_spread_of_positions_that_are_not_learned_is_rejected(positions):
     assert build("ViT-B/16", position_stddev=0.051).position_stddev == 0.051
     with rejects("config.model.position_stddev=0.1", f"no effect.*{positions}"):
-        build("ViT-B/16", position_embedding=positions, position_stddev=0.1)
+        build(
+            "ViT-B/16",
+            position_embedding=positions,
+            position_stddev=0.1,
+        )
 
 
 def test_a_hybrid_has_use_for_all_options():

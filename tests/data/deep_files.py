@@ -98,7 +98,12 @@ class _Layout:
                 place = start + size + len(longer_values)
                 longer_values += value + bytes(-len(value) % 8)
                 value = self.pack(self.place, place)
-            entries += self.pack("HH" + self.place, tag, _TIFF_TYPES[kind], len(numbers))
+            entries += self.pack(
+                "HH" + self.place,
+                tag,
+                _TIFF_TYPES[kind],
+                len(numbers),
+            )
             entries += value.ljust(self.place_bytes, b"\0")
 
         longer_values += bytes(-(size + len(longer_values)) % 8)

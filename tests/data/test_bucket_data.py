@@ -124,6 +124,7 @@ def test_the_records_of_tfds_are_those_of_the_files(
     num_requests = len(cloud.requests)
     for index in (0, 7, len(expected) - 1):
         assert received[index] == expected[index]
+
     assert len(cloud.requests) - num_requests == 3
 
 
@@ -144,7 +145,12 @@ def test_folders_that_are_empty(tfds_folder, make_config):
 
 def test_digits_are_not_read_from_a_bucket(tfds_folder, make_config):
     with pytest.raises(ValueError, match="has no effect on digits"):
-        open_source("digits", "train", make_config(data_dir=tfds_folder), 0)
+        open_source(
+            "digits",
+            "train",
+            make_config(data_dir=tfds_folder),
+            0,
+        )
 
 
 def test_a_folder_without_access(cloud, make_config):

@@ -150,4 +150,5 @@ def test_simple_crop_mirrors_the_border():
     for top, left in list_places(range(9), range(12)):
         crop = padded[top : top + 6, left : left + 6]
         expected.add(crop.tobytes())
+
     assert found == expected

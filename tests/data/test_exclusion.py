@@ -55,6 +55,7 @@ def test_an_excluded_record_is_never_sampled(folder, make_config, file):
     keys = set()
     for step in range(30):
         keys.update(train.key_of(int(index)) for index in stream[step].record_index)
+
     assert keys.isdisjoint({b"cat/2.png", b"dog/2.png"})
     assert len(keys) == 6
 
@@ -106,6 +107,7 @@ def test_ids_of_another_split_are_rejected_where_they_are_places(data_dir, make_
 
     config = make_config(train_split="train[100:]", **fields)
     kept = open_source("digits", "train[100:]", config, 0)
+
     assert kept.labels.tolist() == np.delete(part.labels, [0, 5]).tolist()
 
 

@@ -427,7 +427,11 @@ def test_colours_of_16_bits_are_not_multiplied_by_a_fourth_band(kind):
 
 def test_palettes():
     colours = RNG.integers(0, 65536, (3, 256)).astype(np.uint16)
-    file = write_tiff(SMOOTH[..., 0], photometric="palette", colormap=colours)
+    file = write_tiff(
+        SMOOTH[..., 0],
+        photometric="palette",
+        colormap=colours,
+    )
 
     expected = (colours >> 8).T[SMOOTH[..., 0]]
     assert_close(file, expected)
@@ -443,7 +447,11 @@ UNSUPPORTED = {
         {},
         r"signed integers of 8 bits.*compression 1 \(none\), 3 bands",
     ),
-    "complex numbers": (SMOOTH.astype(np.complex64), {}, "complex numbers of 64 bits"),
+    "complex numbers": (
+        SMOOTH.astype(np.complex64),
+        {},
+        "complex numbers of 64 bits",
+    ),
     "a volume": (
         np.zeros((16, 16, 16), np.uint8),
         {"volumetric": True, "tile": (16, 16, 16)},
@@ -800,13 +808,22 @@ def test_jpeg_2000(bands, bits):
 @pytest.mark.parametrize("form", ["jp2", "j2k"])
 def test_jpeg_2000_of_other_bits(form, bands, bits):
     values = to_depth(RGBA[..., :bands], bits)
-    file = encode_jpeg_2000(drop_single_band(values), bits, form, mct=False)
+    file = encode_jpeg_2000(
+        drop_single_band(values),
+        bits,
+        form,
+        mct=False,
+    )
     most = 2**bits - 1
 
     assert_close(file, to_rgb(values) * (255 / most))
 
     if bits > 8:
-        assert_close(file, to_rgb(RGBA[..., :bands]), value_range=(0, most))
+        assert_close(
+            file,
+            to_rgb(RGBA[..., :bands]),
+            value_range=(0, most),
+        )
 
 
 @pytest.mark.parametrize(
@@ -911,7 +928,12 @@ BMPS = {
         struct.pack("<3I", 0xF800, 0x07E0, 0x001F),
     ),
     "32 bits": encode_bmp(32, 0, BGRA),
-    "32 bits with masks": encode_bmp(32, 3, BGRA, struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)),
+    "32 bits with masks": encode_bmp(
+        32,
+        3,
+        BGRA,
+        struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF),
+    ),
     "32 bits with alpha": encode_bmp(
         32,
         3,

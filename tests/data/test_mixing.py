@@ -105,7 +105,11 @@ def test_cutmix_by_hand(unreadable):
 
 def test_mixup_and_cutmix_take_turns():
     """CutMix has 0.3 of 300 steps, within four standard deviations of a binomial; mixup the rest."""
-    config = make_config(mixup_alpha=0.8, cutmix_alpha=1.0, cutmix_fraction=0.3)
+    config = make_config(
+        mixup_alpha=0.8,
+        cutmix_alpha=1.0,
+        cutmix_fraction=0.3,
+    )
 
     def is_cutmix(key):
         image, _ = mix(
@@ -158,6 +162,7 @@ def test_boxes_of_cutmix():
     is_uncut = find_uncut_boxes(inside)
     heights = inside.any(axis=2).sum(axis=1)[is_uncut]
     widths = inside.any(axis=1).sum(axis=1)[is_uncut]
+
     assert is_uncut.sum() > 200
     assert np.abs(heights / 64 - widths / 96).max() < 1 / 64 + 1e-9, "sides are rounded down"
     assert (heights % 2 == 1).any()

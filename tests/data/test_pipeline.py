@@ -51,7 +51,12 @@ def evaluate(random_source, evaluation_transform):
     """Return a function from a source to a stream of its records, four at a time."""
 
     def make(source=random_source):
-        return EvaluationStream(source, evaluation_transform(), 4, np.arange(4))
+        return EvaluationStream(
+            source,
+            evaluation_transform(),
+            4,
+            np.arange(4),
+        )
 
     return make
 
@@ -120,7 +125,11 @@ def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(train, tmp_pa
     """The augmentation is a lambda, which cannot be pickled by itself."""
     (tmp_path / "own.py").write_text("darker = lambda image, rng: image // 2")
     monkeypatch.syspath_prepend(tmp_path)
-    stream = train(start_step=4, num_steps=10**6, augmentations=("own:darker",))
+    stream = train(
+        start_step=4,
+        num_steps=10**6,
+        augmentations=("own:darker",),
+    )
     before = set(multiprocessing.active_children())
     started = set()
 

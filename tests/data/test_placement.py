@@ -96,6 +96,10 @@ def test_prefetch_keeps_order_and_stays_ahead():
     ],
 )
 def test_prefetch_of_few_batches(count, options):
-    batches = placement.prefetch(range(count), lambda number: number, **options)
+    batches = placement.prefetch(
+        range(count),
+        lambda number: number,
+        **options,
+    )
 
     assert list(batches) == list(range(count))

@@ -23,7 +23,11 @@ GREY = np.rint(VALUES @ [0.299, 0.587, 0.114])[..., None]
 def apply(name, magnitude, rng=None):
     """Apply an operation to the image at a magnitude of 0 to 20."""
     operation = getattr(randaugment, name)
-    return operation(rng or np.random.default_rng(0), IMAGE, magnitude / 10)
+    return operation(
+        rng or np.random.default_rng(0),
+        IMAGE,
+        magnitude / 10,
+    )
 
 
 def autocontrast(magnitude):

@@ -55,7 +55,11 @@ def read_all(stream):
 def make_blank_source(labels, num_classes):
     """Return a source of black images with these labels."""
     pixels = np.zeros((len(labels), 1, 1, 3), np.uint8)
-    return MemorySource(pixels, labels, tuple(map(str, range(num_classes))))
+    return MemorySource(
+        pixels,
+        labels,
+        tuple(map(str, range(num_classes))),
+    )
 
 
 def select_rows(batches, rows):
@@ -180,6 +184,7 @@ def test_balanced_records_of_a_class_come_equally_often(uneven, balanced, label,
     expected = np.flatnonzero(uneven.labels == label)
     for records in passes:
         assert np.array_equal(np.sort(records), expected)
+
     assert count_different(passes) > min(len(passes), size) // 2
 
 
@@ -201,6 +206,7 @@ def test_balanced_batches_are_augmented_anew_and_pure_in_the_position(uneven, ba
         num_steps=30,
         is_balanced=True,
     )
+
     assert_same(read_all(stream), select_rows(balanced[9:], rows))
 
 
@@ -252,6 +258,7 @@ def test_balanced_orders_of_classes_and_of_the_first_class_differ():
 
     order_of_classes = source.labels[index[:30]]
     order_of_records = index[source.labels[index] == 0]
+
     assert not np.array_equal(order_of_classes, order_of_records)
 
 
@@ -285,6 +292,7 @@ def test_an_order_that_grain_gets_wrong():
 
     next_epoch = list_order(3, 0, 65_537, length=9)
     next_seed = list_order(4, 0, 65_537, length=9)
+
     assert count_different([records[:9], next_epoch, next_seed]) == 3
 
 
@@ -364,6 +372,7 @@ def test_repeated_augmentation(is_balanced):
 
     rows = np.arange(5, 9)
     of_host = make_stream(rows=rows, is_balanced=is_balanced, repeats=3)
+
     assert_same(read_all(of_host), select_rows(repeated, rows))
 
 

@@ -80,7 +80,12 @@ def test_a_subset_of_a_subset_under_new_numbers():
     """The subset has the classes 2 and 0 in reverse order; its subset is sent to a worker."""
     source = make_source(3, 3, 3)
     indices = np.flatnonzero(source.labels != 1)[::-1]
-    inner = SubsetSource(CachedSource(source), indices, ("c", "a"), [1, -1, 0])
+    inner = SubsetSource(
+        CachedSource(source),
+        indices,
+        ("c", "a"),
+        [1, -1, 0],
+    )
     outer = pickle.loads(pickle.dumps(SubsetSource(inner, [3, 0])))
 
     inner_numbers = read_numbers(inner)
@@ -117,6 +122,7 @@ def test_hold_out_by_class(sizes, fraction, held_sizes):
 
     rest_numbers = read_numbers(rest)
     held_numbers = read_numbers(held)
+
     assert sorted(rest_numbers + held_numbers) == list(range(sum(sizes)))
     assert rest_numbers == sorted(rest_numbers)
     assert held_numbers == sorted(held_numbers)
@@ -151,6 +157,7 @@ def test_hold_out_does_not_depend_on_fraction_or_neighbours():
     removed = min(set(range(40)) - large_numbers)
     part = SubsetSource(source, [i for i in range(40) if i != removed])
     _, held_of_part = hold_out(part, 0.5, 0)
+
     assert set(read_numbers(held_of_part)) <= large_numbers
 
 
@@ -231,6 +238,7 @@ def test_few_examples_of_each_class_of_training(folder, make_config, choose_per_
         "test",
         make_config(train_examples_per_class=2),
     )
+
     assert len(train) == 15
     assert len(test) == 15
 
@@ -244,6 +252,7 @@ def test_examples_are_chosen_by_the_names_of_files_alone(folder, choose_per_clas
 
     content = (moved / "train/bee/0.png").read_bytes()
     (moved / "train/bee/-first.png").write_bytes(content)
+
     assert len(choose_per_class(2, path=moved) - before) <= 1
 
 

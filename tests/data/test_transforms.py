@@ -99,6 +99,7 @@ def test_any_image_fills_the_size_of_the_config(height, width, fields):
     allowed = {(10, 20, 30)}
     if "shift_pixels" in fields:
         allowed.add((0, 0, 0))
+
     assert list_colours(train) <= allowed
 
 
@@ -182,7 +183,11 @@ def test_solarize_of_the_s16_recipe_inverts_and_the_config_can_change_that(train
     fields = UNCHANGED | {"randaugment_layers": 1, "randaugment_magnitude": 10}
 
     released = train(IMAGE, **fields)
-    saturating = train(IMAGE, randaugment_arithmetic="saturating", **fields)
+    saturating = train(
+        IMAGE,
+        randaugment_arithmetic="saturating",
+        **fields,
+    )
 
     assert np.array_equal(released, 255 - IMAGE)
     assert np.array_equal(saturating, IMAGE)
@@ -221,6 +226,7 @@ def test_resize_then_random_crop(train, crop, size, columns):
 
     values = [int(4 * column) for column in columns]
     expected = {tuple(values[left : left + 6]) for left in range(len(values) - 5)}
+
     assert found == expected
 
 

@@ -51,7 +51,11 @@ Problem = tuple[int, str]
 @functools.cache
 def read_terms() -> list[tuple[str, list[str]]]:
     """Return the terms of the glossary, each with the phrases that are not used for it."""
-    rows = re.findall(r"^\| (.+?) \| .+? \|(.*)\|$", GLOSSARY.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+?) \| .+? \|(.*)\|$",
+        GLOSSARY.read_text(),
+        re.MULTILINE,
+    )
     terms = []
     for term, avoided in rows[1:]:
         phrases = [phrase.strip() for phrase in avoided.split(",")]
@@ -83,13 +87,22 @@ def find_problems(text: str) -> Iterator[Problem]:
     documentation = set()
     for line, string in _iterate_docstrings(tree):
         documentation.add(id(string))
-        yield from _check_prose(line, string.value, "docstring", DOCSTRING_START)
+        yield from _check_prose(
+            line,
+            string.value,
+            "docstring",
+            DOCSTRING_START,
+        )
         yield from _check_entries(line, string.value)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             is_sentence = len(node.value.split()) >= SHORTEST_SENTENCE
             if is_sentence and id(node) not in documentation:
-                yield from _check_phrases(node.lineno, node.value, "message")
+                yield from _check_phrases(
+                    node.lineno,
+                    node.value,
+                    "message",
+                )
 
 
 def _check_comments(text: str) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ def test_copies_in_an_archive_are_found_and_not_trained_on(tmp_path, monkeypatch
     Path("classes.txt").write_text("n00000001\nn00000002\nn00000003\nn00000004\n")
     words = ["--name=animals", "--data_dir=DATA", "--classes=classes.txt", "--holdout_per_class=5"]
     out = succeed(["prepare", "tar:train.tar", *words])
+
     assert "105 train, 15 validation, 4 classes, 1 unreadable, 1 tiny" in out
     found = 0
     for split in ("validation", "train"):

@@ -49,6 +49,7 @@ def test_every_file_is_run_here():
         for option in TOGETHER + ALONE
         if "docs." in option
     }
+
     assert options | {"training_loop", "vtab_suite"} == {
         path.stem for path in EXAMPLES.glob("*.py")
     }
@@ -61,6 +62,7 @@ def test_every_file_is_run_here():
 def test_together(tmp_path):
     summary = pretrain(runs.config(*LENGTH, *UNCROPPED, *TOGETHER), str(tmp_path))
     lines = commands.metrics(tmp_path)
+
     assert [line["step"] for line in lines if "test_accuracy" in line] == [3, 6]
     assert [line["step"] for line in lines if "trust_sure_fraction" in line] == [6]
     assert 0 <= summary["trust_sure_accuracy"] <= 1
@@ -85,6 +87,7 @@ def test_a_network_and_a_loop_of_ones_own(tmp_path):
         "evaluation.every=60 steps",
     ]
     summary = pretrain(runs.config(*options), str(tmp_path))
+
     assert summary["test_accuracy"] > 0.5  # by chance it would be a third
     assert summary["exaflops"] > 0
     results = training_loop.main("digits", *flags(*RUN, *options))
@@ -103,6 +106,7 @@ def test_a_suite_of_ones_own(data_dir, tmp_path):
     out = commands.succeed(
         [*words, "--config.logging.tensorboard=False", "--config.global_batch=48"]
     )
+
     assert re.search(r"^\| ink +\| appearance .*\| +360 \|", out, re.MULTILINE)
 
 
@@ -113,17 +117,24 @@ def test_answers_of_the_suite_by_hand(name, label):
     """For an 8 with ink in its right half alone, a quarter of all."""
     pixels = np.zeros((8, 8))
     pixels[:, 4:] = 0.5
+
     assert getattr(vtab_suite, name).answer(8, pixels) == label
 
 
 def test_focal_loss_by_hand():
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.25]]))
     label = jnp.array([[0.0, 1.0, 0.0]])
+
     assert float(loss.focal_loss(logits, label)[0]) == pytest.approx(0.75**2 * np.log(4), rel=1e-5)
 
 
 def test_trapezoid_by_hand():
-    rate = schedule.trapezoid(learning_rate=1.0, warmup_steps=10, total_steps=100)
+    rate = schedule.trapezoid(
+        learning_rate=1.0,
+        warmup_steps=10,
+        total_steps=100,
+    )
+
     assert [float(rate(step)) for step in (0, 5, 10, 80, 90, 100)] == pytest.approx(
         [0, 0.5, 1, 1, 0.5, 0], abs=1e-6
     )
@@ -137,6 +148,7 @@ def test_random_erasing_repeats_and_leaves_its_input_alone():
     results = [
         augmentation.random_erasing(image, np.random.default_rng(seed)) for seed in (*range(8), 0)
     ]
+
     assert not image.any()
     np.testing.assert_array_equal(results[0], results[-1])
     erased = [float((result.any(axis=2)).mean()) for result in results]

@@ -123,6 +123,7 @@ def test_links_resolve(page):
             anchor and file.suffix == ".md" and anchor not in headings_of(file)
         ):
             broken.append(f"{target}#{anchor}")
+
     assert broken == []
 
 
@@ -134,11 +135,17 @@ def modules():
 @pytest.mark.parametrize("page", [*PAGES, *RECORDS])
 def test_paths_exist(page, modules):
     """Modules and folders of the repository that a page names; of a module the end of its path suffices."""
-    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    text = re.sub(
+        r"```.*?```",
+        "",
+        (ROOT / page).read_text(),
+        flags=re.DOTALL,
+    )
     named = re.findall(r"`((?:\w+/)*\w+\.py)`", text)
     missing = [name for name in named if not any(path.endswith(f"/{name}") for path in modules)]
     below = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)", text)
     missing += [path for path in below if not (ROOT / path).exists()]
+
     assert set(missing) <= {"my_losses.py", "setup.py"}
 
 
@@ -146,8 +153,13 @@ def test_the_architecture_page_has_the_ranks():
     text = (ROOT / "docs/architecture.md").read_text()
     ranks = {
         int(rank): set(names.split())
-        for rank, names in re.findall(r"^rank (\d+) +(.*)$", text, re.MULTILINE)
+        for rank, names in re.findall(
+            r"^rank (\d+) +(.*)$",
+            text,
+            re.MULTILINE,
+        )
     }
+
     assert ranks == {rank: set(names) for rank, names in enumerate(RANKS)}
     folders = {
         path.name for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").exists()

@@ -31,12 +31,17 @@ def site(tmp_path_factory):
 
 
 def words_of(page):
-    return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", page.read_text().replace("<br>", " ")))
+    return re.sub(
+        r"\s+",
+        " ",
+        re.sub("<[^>]*>", "", page.read_text().replace("<br>", " ")),
+    )
 
 
 @pytest.mark.tools
 def test_pages_made_of_the_code(site):
     commands = (site / "commands.html").read_text()
+
     assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
     assert "weights.num_heads" in commands
     assert "images.value_range" in commands
@@ -81,6 +86,7 @@ def test_pages_load_nothing_from_a_network(site):
 
 def test_the_readme_is_short_and_leads_on():
     text = (ROOT / "README.md").read_text()
+
     assert len(text.splitlines()) <= README_LINES
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert pages <= set(re.findall(r"\(docs/([^)#/]+)", text)), (

@@ -25,6 +25,7 @@ def test_generated_blocks(page):
     renewed = tables.renew(path.read_text(), PAGES[page])
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(renewed)
+
     assert path.read_text().split("\n") == renewed.split("\n"), "run once with UPDATE_GOLDEN=1"
 
 

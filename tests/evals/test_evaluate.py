@@ -121,6 +121,7 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
     for record in range(37):
         expected_rows.append((f"record {record}", NAMES[LABELS[record]], NAMES[predicted[record]]))
     header, *rows = lines
+
     assert header == ("image", "class", "answer", "probability", "is_right")
     assert [row[:3] for row in rows] == expected_rows
     assert [float(row[3]) for row in rows] == pytest.approx(expected.probability_NK[:, 0], abs=2e-6)
@@ -142,6 +143,7 @@ def test_calibration_of_a_split(evaluated):
     deviation = (predicted == LABELS) - confidence
     bins = np.ceil(confidence * 15)
     gaps = [abs(deviation[bins == number].sum()) for number in np.unique(bins)]
+
     assert values["calibration_error"] == pytest.approx(sum(gaps) / 37, rel=1e-5)
 
 
@@ -153,6 +155,7 @@ def test_mistakes_of_a_split(evaluated):
     first = worst[0]
     mistakes = values["most_confident_mistakes"]
     names = [f"record {record}" for record in worst[: len(mistakes)]]
+
     assert [one["image"] for one in mistakes] == names
     assert mistakes[0] == {
         "image": f"record {first}",
@@ -176,6 +179,7 @@ def test_confusions_of_a_split(evaluated):
     found = []
     for one in values["most_confused"]:
         found.append((one["class"], one["answer"], one["images"], one["of"]))
+
     assert sorted(found) == sorted(expected)
     assert [count for _, _, count, _ in found] == sorted(counts.values(), reverse=True)
 
@@ -233,7 +237,11 @@ def write_folder(folder, names, labels, pixels):
 
     The training split has one image of every class, the test split these images.
     """
-    write_classes(folder / "train", range(len(names)), [pixels[0]] * len(names))
+    write_classes(
+        folder / "train",
+        range(len(names)),
+        [pixels[0]] * len(names),
+    )
     write_classes(folder / "test", labels, pixels)
     return f"folder:{folder}"
 
@@ -270,6 +278,7 @@ def test_unreadable_images_are_skipped_as_far_as_allowed(tmp_path):
     with rejects("--max_unreadable", r"1.*0(07|30)\.png") as error:
         evaluate_folder(weights, data, max_unreadable=1)
     named = re.findall(r"\d+\.png", str(error.value))
+
     assert {"007.png", "030.png"} <= set(named)
 
     found = evaluate_folder(weights, data, max_unreadable=2)
@@ -278,6 +287,7 @@ def test_unreadable_images_are_skipped_as_far_as_allowed(tmp_path):
         np.delete(PIXELS, unreadable, 0),
         np.delete(LABELS, unreadable),
     )
+
     assert_same_result(found, expected)
 
 
@@ -296,7 +306,14 @@ def test_the_stored_preparation_is_used(tmp_path):
 
         found = evaluate_folder(weights, data)
 
-        assert_same_result(found, compute_expected(weights, prepared, source.labels))
+        assert_same_result(
+            found,
+            compute_expected(
+                weights,
+                prepared,
+                source.labels,
+            ),
+        )
         losses.add(found.values()["loss"])
 
     assert len(losses) == 3

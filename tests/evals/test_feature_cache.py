@@ -28,7 +28,11 @@ def make_entry(cache):
 
 
 def fill(entry, folder, rows=ROWS):
-    described = write_rows(folder / "a.npy", [rows[:4], rows[4:]], len(rows))
+    described = write_rows(
+        folder / "a.npy",
+        [rows[:4], rows[4:]],
+        len(rows),
+    )
     entry.write_record(folder, {"a.npy": described})
 
 
@@ -40,6 +44,7 @@ def write(entry, rows=ROWS):
 def test_one_name_once_complete(tmp_path):
     """An unfinished entry has a lock; a finished one has the permissions of a shared cache."""
     entry = make_entry(tmp_path / "new/cache")
+
     assert entry.find() is None
 
     with entry.new_folder() as folder:
@@ -59,7 +64,11 @@ def test_one_name_once_complete(tmp_path):
 def test_rows_are_an_array_file(tmp_path, dtype):
     rows = ROWS.astype(dtype)
 
-    described = write_rows(tmp_path / "a.npy", [rows[:1], rows[1:]], len(rows))
+    described = write_rows(
+        tmp_path / "a.npy",
+        [rows[:1], rows[1:]],
+        len(rows),
+    )
 
     found = np.load(tmp_path / "a.npy")
     assert np.array_equal(found, rows)

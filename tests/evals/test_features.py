@@ -121,6 +121,7 @@ def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
 
     token = output.prefix_BPD[:, 0]
     mean = average_tokens(output)
+
     assert_feature(a, "token", pixels, token)
     assert_feature(
         a,
@@ -137,7 +138,12 @@ def test_the_feature_of_a_block_without_class_token_is_the_mean():
 
     blocks = compute_layers(a, pixels, "blocks").blocks_LBSD
 
-    assert_feature(a, "block:1", pixels, np.asarray(blocks[0]).mean(axis=1))
+    assert_feature(
+        a,
+        "block:1",
+        pixels,
+        np.asarray(blocks[0]).mean(axis=1),
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,7 +290,12 @@ def source(tmp_path):
 
 
 def open_folder(tmp_path):
-    return open_source(f"folder:{tmp_path / 'images'}", "train", AS_IT_IS, 0)
+    return open_source(
+        f"folder:{tmp_path / 'images'}",
+        "train",
+        AS_IT_IS,
+        0,
+    )
 
 
 @pytest.fixture
@@ -306,6 +317,7 @@ def test_every_image_once_on_any_devices(num_devices, monkeypatch):
     module = from_weights(sample_weights()).module
     compute = jax.jit(lambda image: module(normalise(image, "float32")).features_BD)
     expected = np.concatenate([compute(image[None]) for image in PIXELS])
+
     np.testing.assert_allclose(
         features.feature_ND,
         expected,
@@ -320,10 +332,12 @@ def test_every_image_once_on_any_devices(num_devices, monkeypatch):
 def test_kept_and_found_again(source, cache, tmp_path, capsys):
     """The second extraction has no images, so that nothing can be computed again."""
     first = make_extractor(cache).extract(source)
+
     assert "computing features of 13 images\n" in capsys.readouterr().err
 
     shutil.rmtree(tmp_path / "images")
     second = make_extractor(cache).extract(source)
+
     assert capsys.readouterr().err == ""
 
     for name in ("feature_ND", "label_N", "is_read_N", "hash_N"):
@@ -333,6 +347,7 @@ def test_kept_and_found_again(source, cache, tmp_path, capsys):
 
 def test_other_layers_and_weights_are_computed_anew(source, cache):
     make_extractor(cache).extract(source)
+
     assert count_entries(cache) == 1
 
     make_extractor(cache, layer="pooled").extract(source)
@@ -391,10 +406,12 @@ def test_other_parts_and_copies_of_a_dataset_have_their_features(data_dir, cache
 
     shutil.copytree(data_dir, tmp_path / "copy")
     extract_digits("train[4:6]", tmp_path / "copy")
+
     assert count_entries(cache) == 3
 
     config = dataclasses.replace(AS_IT_IS, data_dir=data_dir)
     subset = SubsetSource(open_source("digits", "train[4:6]", config, 0), [1])
+
     assert len(make_extractor(cache).extract(subset)) == 1
     assert count_entries(cache) == 4
 
@@ -463,6 +480,7 @@ def test_digests_are_of_files(source, cache):
 
     (folder,) = cache.iterdir()
     arrays = json.loads((folder / "about.json").read_text())["arrays"]
+
     assert sorted([*arrays, "about.json"]) == sorted(path.name for path in folder.iterdir())
     for file, recorded in arrays.items():
         digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
@@ -562,6 +580,7 @@ def test_too_many_unreadable_images_are_an_error(damaged_source, cache):
     """The limit holds also where the features are kept; after an error nothing is kept."""
     with rejects("--max_unreadable", "0.*png"):
         make_extractor(cache).extract(damaged_source)
+
     assert list(cache.iterdir()) == []
 
     found = make_extractor(cache, max_unreadable=1).extract(damaged_source)

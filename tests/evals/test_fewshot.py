@@ -68,7 +68,11 @@ def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
 def test_accuracies_and_short_classes():
     """The class without an example is never predicted."""
     support = features(LABELS, noise=0.01)
-    test = features(np.repeat(np.arange(4), 5).astype(np.int32), 1, noise=0.01)
+    test = features(
+        np.repeat(np.arange(4), 5).astype(np.int32),
+        1,
+        noise=0.01,
+    )
     protocol = FewShot(shots=(1, 3), seeds=(0, 1), l2=(1e-3, 1.0))
 
     result = few_shot(protocol, support, test, 4)
@@ -148,6 +152,7 @@ def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
     accuracy_SDL = np.array([ACCURACIES[shots] for shots in (1, 5)])
     rank_SDL = (accuracy_SDL[..., None, :] < accuracy_SDL[..., :, None]).sum(-1)
     best_S = rank_SDL.mean(1).argmax(-1)
+
     assert list(found.values()) == [PENALTIES[k] for k in best_S]
 
 

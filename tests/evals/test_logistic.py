@@ -66,6 +66,7 @@ def test_reaches_the_minimum_of_scikit_learn(penalty):
         labels,
         penalty,
     )
+
     assert objective == pytest.approx(expected, rel=1e-5)
     assert (found.predict(features) == reference.predict(features)).mean() > 0.98
     assert 0 < found.iterations < logistic.MAX_ITERATIONS

@@ -89,7 +89,12 @@ def expected(model):
         "accuracy": is_right_N.mean(),
         "top5_accuracy": (rank_N < 5).mean(),
         "calibration_error": compute_calibration_error(is_right_N, probability_NK.max(axis=1)),
-        "f1_macro": f1_score(LABELS, predicted_N, average="macro", labels=range(6)),
+        "f1_macro": f1_score(
+            LABELS,
+            predicted_N,
+            average="macro",
+            labels=range(6),
+        ),
         "brier": np.square(probability_NK - label_NK).sum(axis=1).mean(),
     }
 
@@ -209,7 +214,12 @@ def test_several_labels_have_their_own_metrics():
     probability_NK = 1 / (1 + np.exp(-logits_NK.astype(np.float64)))
     expected_error = compute_calibration_error(label_NK, probability_NK)
     expected_brier = np.square(softmax(logits_NK) - label_NK).sum(axis=1).mean()
-    expected_macro = f1_score(label_NK, probability_NK >= 0.5, average="macro")
+    expected_macro = f1_score(
+        label_NK,
+        probability_NK >= 0.5,
+        average="macro",
+    )
+
     assert found["calibration_error"] == pytest.approx(expected_error, rel=1e-5)
     assert found["brier"] == pytest.approx(expected_brier, rel=1e-5)
     assert found["f1_macro"] == pytest.approx(expected_macro)

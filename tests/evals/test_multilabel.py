@@ -51,6 +51,7 @@ def test_average_precision_by_hand():
 
     constant = average_precisions(is_true_NK, np.zeros_like(score_NK))
     share_of_class = [0.6, 0.4, 1, NAN]
+
     np.testing.assert_allclose(constant, share_of_class, rtol=1e-12)
 
 
@@ -84,7 +85,11 @@ def iterate_batches():
     mask = np.array([1, 1, 1, 1, 0, 0], np.float32)
 
     for rows in (slice(0, 3), slice(3, 6)):
-        batch = Batch(None, jnp.asarray(label[rows]), jnp.asarray(mask[rows]))
+        batch = Batch(
+            None,
+            jnp.asarray(label[rows]),
+            jnp.asarray(mask[rows]),
+        )
         yield jnp.asarray(logits[rows]), batch
 
 
@@ -139,6 +144,7 @@ def test_the_loss_is_the_cross_entropy_of_all_classes():
 
     log_likelihood = LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)
     expected = -log_likelihood.sum(axis=1)
+
     np.testing.assert_allclose(losses, expected[:3], rtol=1e-5)
 
 

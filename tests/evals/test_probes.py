@@ -83,6 +83,7 @@ def test_few_shot_table():
     found = table.to_dict()
     first = found["datasets"]["first"]["2"]
     second = found["datasets"]["second"]["2"]
+
     assert len(first["seeds"]) == 2
     assert first["mean"] == pytest.approx(np.mean(first["seeds"]))
     assert found["average"]["2"] == pytest.approx(np.mean([first["mean"], second["mean"]]))
@@ -184,12 +185,14 @@ def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkey
     folds = list(linear_probe._split_folds(train, 4, 3, 3))
     tried = {float(penalty): loss for penalty, loss in found["validation_loss"].items()}
     expected = {penalty: compute_held_out_loss(folds, penalty) for penalty in tried}
+
     assert tried == pytest.approx(expected, rel=1e-3)
     assert found["penalty"] == pytest.approx(min(expected, key=expected.get), rel=1e-3)
 
     losses = []
     for penalty in (0.1, 1.0, 10.0, 100.0):
         losses.append(compute_losses_by_scikit_learn(train, test, penalty).mean())
+
     assert found["loss"] <= 1.02 * min(losses)
     assert found["calibration_error"] < 0.06
 
@@ -203,6 +206,7 @@ def test_metrics_of_out_of_fold_predictions():
 
     metrics = found["out_of_fold"]
     folds = list(linear_probe._split_folds(train, 4, 4, 0))
+
     assert metrics["loss"] == pytest.approx(compute_held_out_loss(folds, 1.0), rel=1e-3)
     assert metrics["accuracy"] == pytest.approx(np.mean(found["folds"]))
     assert metrics["images"] == [20] * 4
@@ -214,6 +218,7 @@ def test_metrics_of_out_of_fold_predictions():
 
     lines = to_text({"x": found}).splitlines()
     of_test, of_folds = (line for line in lines if "calibration error" in line)
+
     assert "test" in of_test
     assert "held-out" in of_folds
 
@@ -243,6 +248,7 @@ def test_several_labels():
         probability_NK,
         average="macro",
     )
+
     assert found["mean_average_precision"] == pytest.approx(expected_precision, abs=1e-3)
 
     expected_loss = sum(log_loss(test.label_N[:, k], probability_NK[:, k]) for k in range(3))
@@ -311,6 +317,7 @@ def test_each_dataset_and_its_text():
 
     text = to_text(results)
     expected = "test accuracy     100.00%  (95 % interval 92.59% to 100.00%) of 48 images"
+
     assert "3 neighbours" in text
     assert expected in text
 

@@ -135,6 +135,7 @@ def test_a_split_with_ties(num_classes, split_with_ties):
     expected_loss, expected_counts = count_by_hand(logits, labels, mask)
     for name, expected in expected_counts.items():
         assert np.array_equal(getattr(found.counts, name), expected), name
+
     assert found.counts.loss == pytest.approx(expected_loss, rel=1e-5)
     assert found.counts.images_L[-1] == 0
 
@@ -142,6 +143,7 @@ def test_a_split_with_ties(num_classes, split_with_ties):
     images = int(mask.sum())
     top1 = int(found.counts.top1_L.sum())
     top5 = int(found.counts.top5_L.sum())
+
     assert values["accuracy"] == top1 / images
     assert values["accuracy_interval"] == [*wilson_interval(top1, images)]
     assert values["top5_accuracy"] == top5 / images
@@ -170,16 +172,19 @@ def test_predictions_ignore_outputs_that_are_not_allowed():
 
     allowed_logits = logits[:, [1, 4, 6]].astype(np.float64)
     order = np.argsort(-allowed_logits, axis=1)
+
     assert np.array_equal(found["class_BT"][:, :3], np.array([1, 4, 6])[order])
 
     exponentials = np.exp(allowed_logits)
     probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
     expected = np.take_along_axis(probabilities, order, 1)
+
     assert found["probability_BT"][:, :3] == pytest.approx(expected, rel=1e-5)
     assert not found["probability_BT"][:, 3:].any()
 
     place_of_class = np.array([1, 0, 2])  # among the outputs 1, 4, 6
     label_probabilities = probabilities[np.arange(30), place_of_class[labels]]
+
     assert found["loss_B"] == pytest.approx(-np.log(label_probabilities), rel=1e-4)
 
 
@@ -241,6 +246,7 @@ def test_confusions_by_hand(confused_metrics):
     shown = []
     for one in confused_metrics.list_confusions(2):
         shown.append((one["class"], one["answer"], one["images"], one["of"]))
+
     assert shown == [("0", "5", 2, 3), ("2", "2", 2, 3)]
 
 
@@ -284,7 +290,12 @@ def evaluate_losses(batches):
             "weight": jnp.sum(batch.mask_B),
         }
 
-    split = Split("test", (), 3, lambda: contextlib.nullcontext(iter(batches)))
+    split = Split(
+        "test",
+        (),
+        3,
+        lambda: contextlib.nullcontext(iter(batches)),
+    )
     return dict(ClassificationEvaluator(split, step).run(jnp.float32(2)))
 
 
@@ -407,6 +418,7 @@ def test_calibration_by_hand():
 
     filled = {round(one.high * BINS): one for one in bins if one.images}
     images = {place: one.images for place, one in filled.items()}
+
     assert images == {3: 1, 4: 1, 10: 2, 15: 1}
     assert filled[10].confidence == pytest.approx(0.64)
     assert filled[10].accuracy == 0.5

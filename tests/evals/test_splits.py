@@ -76,7 +76,11 @@ def list_names(source):
 
 def judge(data, weights, **choice):
     """Return names of the images below the folder, and the notes."""
-    source, _, notes, _ = open_labelled(data, weights, SplitChoice(**choice))
+    source, _, notes, _ = open_labelled(
+        data,
+        weights,
+        SplitChoice(**choice),
+    )
     return list_names(source), notes
 
 
@@ -315,7 +319,11 @@ def test_split_folders_of_training(split_folders):
     )
 
     test = open_labelled(split_folders, weights)
-    train = open_labelled(split_folders, weights, SplitChoice(split="Train"))
+    train = open_labelled(
+        split_folders,
+        weights,
+        SplitChoice(split="Train"),
+    )
 
     assert test.words == "test of folder:splits, 20 of 20 images"
     assert len(train.source) == 20
@@ -478,6 +486,7 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
 
     write_table(table, TEN_EACH)
     after, notes = judge(f"csv:{table}", weights)
+
     assert set(before) < set(after)
     assert set(after) - set(before) <= set(TEN_EACH[14:])
     assert "No image has changed sides" in notes[0]
@@ -531,7 +540,11 @@ def test_digits_with_classes_and_parts(data_dir):
 
 
 def test_a_flat_folder_is_split_as_in_training(tmp_path):
-    write_classes(tmp_path / "images", [0] * 10 + [1] * 10, sample_pixels(20))
+    write_classes(
+        tmp_path / "images",
+        [0] * 10 + [1] * 10,
+        sample_pixels(20),
+    )
     data = f"folder:{tmp_path}/images"
     training = dataclasses.replace(TRAINING, data=f"folder:{tmp_path}/./images")
 
@@ -543,6 +556,7 @@ def test_a_flat_folder_is_split_as_in_training(tmp_path):
 
     train_keys = {as_in_training.train.key_of(i) for i in range(12)}
     test_keys = {as_in_training.test.key_of(i) for i in range(8)}
+
     assert not train_keys & test_keys
 
 
@@ -560,7 +574,11 @@ def test_mistakes(name, choice, field, rule):
 
 def test_splits_of_other_classes(tmp_path, monkeypatch):
     sources = iter([FakeSource("a", "b"), FakeSource("a", "c")])
-    monkeypatch.setattr(splits, "open_source", lambda *_, **__: next(sources))
+    monkeypatch.setattr(
+        splits,
+        "open_source",
+        lambda *_, **__: next(sources),
+    )
 
     with rejects("mine:x", "different classes"):
         open_pair("mine:x", SplitChoice())

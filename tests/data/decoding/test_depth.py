@@ -53,7 +53,14 @@ STATED = {
         tiff(RGB, t341=("H", 4095, 4095, 4095)),
         map_to_bytes(RGB),
     ),
-    "BigTIFF": (tiff(RGB, is_big=True, t281=("H", 4095, 4095, 4095)), map_to_bytes(RGB)),
+    "BigTIFF": (
+        tiff(
+            RGB,
+            is_big=True,
+            t281=("H", 4095, 4095, 4095),
+        ),
+        map_to_bytes(RGB),
+    ),
     "TIFF where white is zero": (
         tiff(GREY, t262=("H", 0), t281=("H", 4095)),
         255 - map_to_bytes(GREY),
@@ -129,6 +136,7 @@ def test_all_16_bits_are_converted_as_by_opencv(kind):
 
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     expected = cv2.imdecode(np.frombuffer(file, np.uint8), flags)
+
     np.testing.assert_array_equal(decode(file), expected)
 
 
@@ -396,7 +404,11 @@ def test_bands_that_are_ignored_are_noted(tmp_path):
     with_further_band = {
         "rgba.png": encode_by_opencv(".png", rgba),
         "infrared.tif": tiff(rgba, t262=("H", 1)),
-        "infrared16.tif": tiff(rgba.astype(np.uint16) * 257, t262=("H", 1), t281=("H", 65535)),
+        "infrared16.tif": tiff(
+            rgba.astype(np.uint16) * 257,
+            t262=("H", 1),
+            t281=("H", 65535),
+        ),
         "two.tif": tiff(rgba[..., :2], t262=("H", 1)),
         "rgba.webp": encode_by_opencv(".webp", rgba),
         "rgba.avif": encode_avif(rgba),
@@ -477,7 +489,12 @@ def test_a_folder_warns_once(deep_folder, make_config, caplog):
     caplog.set_level(logging.WARNING)
 
     for split in ("train", "test"):
-        source = open_source(f"folder:{deep_folder}", split, make_config(), 0)
+        source = open_source(
+            f"folder:{deep_folder}",
+            split,
+            make_config(),
+            0,
+        )
         pickle.dumps(source)
 
     values, pages = caplog.messages
@@ -512,6 +529,10 @@ def test_warnings_of_verbs_on_weights_name_their_option(tmp_path, caplog):
     assert "Pass --images.value_range=0,4095" in message
 
     caplog.clear()
-    open_split(f"folder:{tmp_path}/../{tmp_path.name}", "all", SplitChoice())
+    open_split(
+        f"folder:{tmp_path}/../{tmp_path.name}",
+        "all",
+        SplitChoice(),
+    )
 
     assert "Pass --images.value_range=0,4095" in caplog.messages[0]

@@ -143,4 +143,5 @@ def test_the_limit_of_pixels_is_an_option(make_config):
         ("a", "b"),
     )
     source.image_of = lambda index: record.image
+
     assert "is 0.003" in find_reason(source, 0, config.max_image_megapixels)

@@ -313,7 +313,11 @@ def test_enlarging_averages_areas(old, factor, seed):
 
     found = images.resize_to_cover(image, size)
 
-    expected = resize_by_weights(image, found.shape[:2], build_area_weights)
+    expected = resize_by_weights(
+        image,
+        found.shape[:2],
+        build_area_weights,
+    )
     assert np.abs(found - expected).max() <= 0.501
 
 

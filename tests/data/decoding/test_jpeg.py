@@ -32,13 +32,33 @@ PLAIN = encode(
     cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
     cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
 )
-WITH_MARKERS = encode(PHOTO, cv2.IMWRITE_JPEG_RST_INTERVAL, -(-WIDTH // 16))
+WITH_MARKERS = encode(
+    PHOTO,
+    cv2.IMWRITE_JPEG_RST_INTERVAL,
+    -(-WIDTH // 16),
+)
 FILES = [
     PLAIN,
-    encode(PHOTO, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422),
-    encode(PHOTO, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444),
-    encode(PHOTO, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440),
-    encode(PHOTO, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411),
+    encode(
+        PHOTO,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422,
+    ),
+    encode(
+        PHOTO,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
+    ),
+    encode(
+        PHOTO,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440,
+    ),
+    encode(
+        PHOTO,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+        cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
+    ),
     encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
     WITH_MARKERS,
     encode(PHOTO, cv2.IMWRITE_JPEG_RST_INTERVAL, 1),
@@ -59,7 +79,12 @@ def decoder(request, monkeypatch):
 
 def crop_file(file, box, size, *options):
     """Return the pixels of a box, decoded for an image of this size."""
-    read = images.plan_crop(file, lambda height, width: box, size, *options)
+    read = images.plan_crop(
+        file,
+        lambda height, width: box,
+        size,
+        *options,
+    )
     return read()
 
 
@@ -137,6 +162,7 @@ def test_a_large_crop_is_decoded_smaller(decoder, reduction):
 
     exact = images.resize_bilinear(cut(images.decode(file), box), (100, 125)).astype(int)
     difference = np.abs(images.resize_bilinear(found, (100, 125)) - exact)
+
     assert difference.mean() <= 2.5
 
 

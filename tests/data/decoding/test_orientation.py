@@ -190,7 +190,11 @@ def make_options(kind, orientation, way):
         return {"tiffinfo": {700: xmp}}
     if kind == "PNG":
         info = PngImagePlugin.PngInfo()
-        info.add_itxt("XML:com.adobe.xmp", xmp.decode(), zip=way == "element")
+        info.add_itxt(
+            "XML:com.adobe.xmp",
+            xmp.decode(),
+            zip=way == "element",
+        )
         return {"pnginfo": info}
     return {"xmp": xmp}
 
@@ -253,6 +257,7 @@ def test_irot_and_imir_come_first_in_avif():
 
     value_of_irot = file.index(b"irot") + 4
     turned = file[:value_of_irot] + b"\1" + file[value_of_irot + 1 :]
+
     assert read_orientation(turned) == 8
 
     without_irot = file.replace(b"irot", b"free")

@@ -80,6 +80,7 @@ def test_usual_names_of_splits_are_known(make_folder, make_config, caplog, train
 
     message = f"{path} has no split 'test': {test!r} is taken."
     is_noted = message in caplog.messages
+
     assert is_noted == (test != "test")
     assert list_names(path, test, make_config()) == list(test_files)
 
@@ -164,6 +165,7 @@ def test_holdout_is_a_fixed_fraction_of_every_class(make_folder, make_config):
     by_hash = sorted(files, key=lambda name: hashlib.sha256(b"7/" + name.encode()).digest())
     cats = [name for name in by_hash if name.startswith("cat")]
     dogs = [name for name in by_hash if name.startswith("dog")]
+
     assert test_names == sorted(cats[:3] + dogs[:3])
     assert sorted(train_names + test_names) == sorted(files)
     assert list_names(path, "test", config, seed=8) != test_names
@@ -187,6 +189,7 @@ def test_every_image_of_a_folder_without_splits(make_folder, make_config):
 
     received = pickle.loads(pickle.dumps(source))
     contents = [received[i].image for i in range(7)]
+
     assert received.labels.tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert contents == [(path / name).read_bytes() for name in names]
 
@@ -237,7 +240,12 @@ def test_parts_that_are_no_percentages_are_named(make_folder, make_config, split
     path = make_folder(FLAT)
 
     with rejects(split, r"percent.*'train\[:99%\]'"):
-        open_source(f"folder:{path}", split, make_config(train_split=split), 0)
+        open_source(
+            f"folder:{path}",
+            split,
+            make_config(train_split=split),
+            0,
+        )
 
 
 def place_clashing_names(names, layout):

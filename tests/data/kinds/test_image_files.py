@@ -131,7 +131,11 @@ class Endless(io.RawIOBase):
 
 def test_names_on_standard_input_are_bounded(photos, monkeypatch):
     def give(file):
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=file))
+        monkeypatch.setattr(
+            sys,
+            "stdin",
+            types.SimpleNamespace(buffer=file),
+        )
 
     give(io.BytesIO(b"photos/b.jpg\r\n\nphotos/deep/d.gif"))
 

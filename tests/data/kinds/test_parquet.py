@@ -263,6 +263,7 @@ def test_an_image_that_rows_repeat_is_not_read_many_times(open_columns, monkeypa
     rule = r"Row group 0 of column 'image\.bytes' of .*a\.parquet.*more than"
     with pytest.raises(UnreadableImage, match=rule):
         source[0]
+
     assert parquet._GROUPS._bytes == 0
 
 
@@ -333,7 +334,11 @@ def test_a_page_header_that_states_gigabytes(four_rows, tmp_path, make_config):
     longer = chunk._replace(compressed=chunk.compressed + len(huge_size) - len(stated_size))
 
     with pytest.raises(LayoutError, match="its pages hold more than 1,024 MiB"):
-        measure_pages(str(tmp_path / "bomb"), longer, parquet.MAX_GROUP_BYTES)
+        measure_pages(
+            str(tmp_path / "bomb"),
+            longer,
+            parquet.MAX_GROUP_BYTES,
+        )
     assert source[0].image == image(0)
 
 

@@ -104,10 +104,12 @@ def test_an_index_that_cannot_be_kept_beside_its_shard_is_in_the_cache(
 def test_a_shard_with_the_same_size_and_time_has_new_labels(shard):
     """The time of the inode differs, also where the members are unchanged."""
     os.utime(shard, ns=(1, 1))
+
     assert find_labels(shard) == ALTERNATING
 
     write_shard(shard, samples([1, 0] * 5))
     os.utime(shard, ns=(1, 1))
+
     assert find_labels(shard) == ["1", "0"] * 5
 
 
@@ -276,6 +278,7 @@ def test_one_of_several_images_is_read(tmp_path, make_config, caplog):
 
     (line,) = set(caplog.messages)
     message = "4 samples have several images: the first of .png is read, and .seg.png are skipped"
+
     assert message in line
 
 

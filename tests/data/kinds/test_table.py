@@ -350,6 +350,7 @@ def test_another_separator_of_labels_is_named_and_can_be_chosen(
 
     chosen = open_table(f"{path}#{name}")
     expected = open_table(usual)
+
     assert chosen.class_names == expected.class_names
     assert chosen.labels.tolist() == expected.labels.tolist()
     assert normalize_data(f"csv:{path}#{name}") == f"{normalize_data(f'csv:{path}')}#{name}"
@@ -417,6 +418,7 @@ def test_a_part_of_all_images_is_held_out(make_table, make_config):
 
     by_hash = sorted(TEN_EACH, key=lambda name: hashlib.sha256(b"3/" + name.encode()).digest())
     listed = [name for name in by_hash if name in test + train]
+
     assert set(test) == set(listed[:3])
     assert len(train) == 12
 
@@ -460,6 +462,7 @@ def test_batches_of_several_labels(make_table, make_config, open_table):
 
     labels = np.concatenate([batch.label for batch in batches])
     mask = np.concatenate([batch.mask for batch in batches])
+
     assert labels.dtype == np.int32
     assert labels.tolist() == [*source.labels.tolist(), *[[0, 0]] * 4]
     assert mask.tolist() == [1] * 20 + [0] * 4
@@ -506,6 +509,7 @@ def test_special_files_in_a_table_are_unreadable_images(make_table, make_config,
     transform = build_evaluation_transform(make_config())
     with open_batches(EvaluationStream(source, transform, 4, np.arange(4))) as opened:
         (batch,) = opened
+
     assert batch.mask.tolist() == [0, 0, 0, 1]
 
 

@@ -77,7 +77,12 @@ def read_digits(source):
 
 
 def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, make_config):
-    train = open_source("digits", "train", make_config(data_dir=data_dir), 0)
+    train = open_source(
+        "digits",
+        "train",
+        make_config(data_dir=data_dir),
+        0,
+    )
     test = open_source("digits", "test", make_config(data_dir=data_dir), 0)
 
     assert len(train) == 1437
@@ -86,6 +91,7 @@ def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, mak
     truth = load_digits()
     pixels = np.round(truth.images * 255 / 16).astype(np.uint8)
     expected = [(one.tobytes(), label) for one, label in zip(pixels, truth.target, strict=True)]
+
     assert sorted(read_digits(train) + read_digits(test)) == sorted(expected)
 
     test_shares = np.bincount(test.labels) / np.bincount(truth.target)
@@ -162,6 +168,7 @@ def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
     received = pickle.loads(pickle.dumps(rest))
     with ThreadPoolExecutor(4) as pool:
         records = list(pool.map(received.__getitem__, range(29)))
+
     assert records == [rest[i] for i in range(29)]
 
 
@@ -320,7 +327,11 @@ def test_names_for_which_tfds_runs_code_are_rejected(name, tmp_path):
     sys.modules.pop("this", None)
 
     with pytest.raises(ValueError, match=r"^data='tfds:.*': must be a name\."):
-        open_tfds(name.replace("FOLDER", str(folder)), "train", str(tmp_path))
+        open_tfds(
+            name.replace("FOLDER", str(folder)),
+            "train",
+            str(tmp_path),
+        )
 
     assert "this" not in sys.modules
 

@@ -151,6 +151,7 @@ def test_records_of_splits(vtab_dir, make_config, task, split):
         found = check_labels(source).tolist()
     label_records = LABELS.get(task.name, lambda numbers: numbers % task.num_classes)
     expected = label_records(records[places] % vtab_datasets.PERIOD)
+
     assert found == expected.tolist()
 
 
@@ -207,6 +208,7 @@ def test_another_version_is_rejected_and_one_beside_it_is_found(tmp_path, make_c
 
     vtab_datasets.write(tmp_path, "kitti", "3.1.0", sizes=sizes)
     source = open_source("vtab:kitti_distance", "val200", config, 0)
+
     assert len(source) == 200
 
 
@@ -256,7 +258,12 @@ def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
         return example
 
     sizes = {"train": 70_000, "validation": 8}
-    vtab_datasets.write(tmp_path, "clevr", sizes=sizes, changed=remove_objects)
+    vtab_datasets.write(
+        tmp_path,
+        "clevr",
+        sizes=sizes,
+        changed=remove_objects,
+    )
     source = open_source(
         "vtab:clevr_count",
         "test",
