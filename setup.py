@@ -104,6 +104,7 @@ setup(
     package_dir={"vit_jax.recipes": "configs"},  # so that an installed vit-jax finds them by name
     package_data={
         "vit_jax": ["py.typed"],
+        "vit_jax.cli": ["model_table.tsv"],
         "vit_jax.evals": ["imagenet_classes.tsv"],
         "vit_jax.tools.figures": ["page.html"],
     },

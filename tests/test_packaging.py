@@ -67,5 +67,5 @@ def test_an_installed_package_finds_its_recipes_anywhere(target, tmp_path):
     file, text = result.stdout.split("\n", 1)
     assert pathlib.Path(file) == target / "vit_jax" / "__init__.py"
     assert text == to_text(load_recipe("configs/digits.py"))
-    for file in ("py.typed", "evals/imagenet_classes.tsv"):
+    for file in ("py.typed", "cli/model_table.tsv", "evals/imagenet_classes.tsv"):
         assert (target / "vit_jax" / file).is_file()

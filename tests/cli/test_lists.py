@@ -27,7 +27,6 @@ def read_models(*words):
     return models
 
 
-@pytest.mark.slow
 def test_models_lists_every_network():
     assert set(MODEL_NAMES) <= read_models().keys()
 

@@ -12,9 +12,9 @@ from vit_jax.weights.hub import is_hub_address
 from vit_jax.weights.published import (
     SOURCES,
     find_licence,
+    find_sources,
     list_addresses,
     list_releases,
-    list_sources,
 )
 
 TABLES = (ROOT / "vit_jax/weights/README.md").read_text()
@@ -29,8 +29,8 @@ def test_addresses_are_distinct():
 
 def test_addresses_are_of_a_known_release():
     sources = set()
-    for name in PUBLISHED:
-        sources.update(list_sources(name))
+    for addresses in PUBLISHED.values():
+        sources.update(find_sources(addresses))
 
     assert all(address.startswith(tuple(SOURCES)) for address in ADDRESSES)
     assert set(PUBLISHED) <= set(MODEL_NAMES)

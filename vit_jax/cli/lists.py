@@ -12,6 +12,7 @@ from vit_jax.cli.help_text import (
     find_width,
     format_entry,
 )
+from vit_jax.cli.model_table import IMAGE_SIZE, NUM_CLASSES, ModelRow, read_models
 from vit_jax.cli.options import Options, Recipe, UsageError, argument, switch
 from vit_jax.cli.verbs import verb
 from vit_jax.text.nearest import did_you_mean
@@ -19,8 +20,6 @@ from vit_jax.text.nearest import did_you_mean
 if TYPE_CHECKING:
     from vit_jax.config.recipes import Recipe as RecipeFile
 
-_PIXELS = 224
-_NUM_CLASSES = 1000  # the defaults of `vit_jax.create_model`
 _NOTE_OF_TABLE = """\
 Accuracies of the authors: top-1 in percent on ImageNet-1k. Read the licence at the address."""
 _NOTE_OF_ADDRESSES = """\
@@ -45,9 +44,10 @@ class Models(Options):
 
         names = list_models(self.pattern)
         _require_match(self.pattern, names, MODEL_NAMES)
-        rows = list(map(_measure_model, names))
+        models = read_models()
+        rows = [models[name] for name in names]
         if self.json:
-            print(json.dumps(rows, indent=2))
+            print(json.dumps(list(map(_describe_model, rows)), indent=2))
             return
         _print_models(rows)
         if self.weights:
@@ -56,49 +56,42 @@ class Models(Options):
             print(_HINT_OF_MODELS)
 
 
-def _measure_model(name: str) -> dict[str, Any]:
-    """Return the size of a network, the work of one image, and its public weights."""
-    from vit_jax.config import ModelConfig, build_architecture
-    from vit_jax.models.flops import FLOPS_PER_MAC, count_parameters, forward_macs
-    from vit_jax.weights.published import list_addresses
-
-    config = ModelConfig(name=name, head="linear")
-    size = (_PIXELS, _PIXELS)
-    architecture = build_architecture(config, image_size=size, num_classes=_NUM_CLASSES)
+def _describe_model(row: ModelRow) -> dict[str, Any]:
+    """Return the fields of a network in JSON."""
     return {
-        "name": name,
-        "parameters": count_parameters(architecture),
-        "flops": FLOPS_PER_MAC * forward_macs(architecture),
-        "weights": list_addresses().get(name, ()),
+        "name": row.name,
+        "parameters": row.num_parameters,
+        "flops": row.num_flops,
+        "weights": row.addresses,
     }
 
 
-def _print_models(rows: Sequence[dict[str, Any]]) -> None:
+def _print_models(rows: Sequence[ModelRow]) -> None:
     """Print a table of networks."""
     from vit_jax.text.tables import align_table
-    from vit_jax.weights.published import list_sources
+    from vit_jax.weights.published import find_sources
 
     head = ("name", "million parameters", "GFLOPs", "public weights")
     lines = []
     for row in rows:
         line = [
-            row["name"],
-            _shorten_number(row["parameters"] / 1e6),
-            _shorten_number(row["flops"] / 1e9),
-            ", ".join(list_sources(row["name"])),
+            row.name,
+            _shorten_number(row.num_parameters / 1e6),
+            _shorten_number(row.num_flops / 1e9),
+            ", ".join(find_sources(row.addresses)),
         ]
         lines.append(line)
     print(align_table(head, lines, (head[0], head[3])), end="")
     print(
-        f"At {_PIXELS} x {_PIXELS} pixels, with a linear head of {_NUM_CLASSES:,} classes; "
+        f"At {IMAGE_SIZE} x {IMAGE_SIZE} pixels, with a linear head of {NUM_CLASSES:,} classes; "
         "1 multiply-add: 2 FLOPs."
     )
 
 
-def _print_addresses(rows: Sequence[dict[str, Any]]) -> None:
+def _print_addresses(rows: Sequence[ModelRow]) -> None:
     """Print the addresses of the public weights of each network."""
     for row in rows:
-        print(f"\n{row['name']}:", *(row["weights"] or ["none"]), sep="\n  ")
+        print(f"\n{row.name}:", *(row.addresses or ["none"]), sep="\n  ")
     print(
         "\nhf://owner/name is downloaded by the verbs that take weights; "
         "download gs:// files yourself."

@@ -5,6 +5,7 @@ a bucket of its authors, to be downloaded first. {A,B} stands for both names.
 """
 
 import re
+from collections.abc import Collection
 
 from vit_jax.weights.families import load_families
 from vit_jax.weights.family import Release
@@ -31,9 +32,8 @@ def list_addresses() -> dict[str, tuple[str, ...]]:
     return addresses
 
 
-def list_sources(name: str) -> list[str]:
-    """Return the names of the sources that have weights of this network."""
-    addresses = list_addresses().get(name, ())
+def find_sources(addresses: Collection[str]) -> list[str]:
+    """Return the names of the sources that publish weights at these addresses."""
     sources = []
     for start, source in SOURCES.items():
         if any(address.startswith(start) for address in addresses):
