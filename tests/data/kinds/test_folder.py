@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import os
+import pathlib
 import pickle
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.data.decoding.images import UnreadableImage
+from vit_jax.data.kinds.folder import Folder
 from vit_jax.data.kinds.image_files import list_images
 from vit_jax.data.sources import holds_out, open_source
 
@@ -325,6 +327,19 @@ def test_classes_may_hold_folders(make_folder, make_config, more):
     path = make_folder(files | more)
 
     assert list_names(path, "all", make_config()) == sorted(files | more)
+
+
+@pytest.mark.parametrize("place", [".", "photos", "./photos/", "photos/../photos", "{root}/photos"])
+def test_names_of_images_begin_below_the_folder(make_folder, monkeypatch, place):
+    photos = make_folder({"cat/a.png": 0, "cat/deep/b.png": 0, "dog/c.png": 1})
+    root = photos.rename(photos.parent / "photos").parent
+    monkeypatch.chdir(root / "photos" if place == "." else root)
+    folder = Folder(pathlib.Path(place.format(root=root)))
+
+    source = folder.read(None, ("cat", "dog"))
+
+    keys = [source.key_of(index) for index in range(3)]
+    assert keys == [b"cat/a.png", b"cat/deep/b.png", b"dog/c.png"]
 
 
 def test_skipped_files_are_reported_once(make_folder, make_config, caplog):

@@ -84,6 +84,8 @@ class Folder(Listing):
           ValueError: a class folder has no images.
         """
         path = self._get_split_folder(split)
+        # All files begin with the path of the folder; `os.path.relpath` would take most of the time.
+        prefix = os.path.join(path, "")
         files = list[str]()
         sizes = list[int]()
         present = {*_list_subfolders(path)}
@@ -93,7 +95,7 @@ class Folder(Listing):
             if name in present:
                 images = require_images(os.path.join(path, name), others)
             for file in images:
-                files.append(os.path.relpath(file, path))
+                files.append(file.removeprefix(prefix))
             sizes.append(len(images))
 
         if others:
