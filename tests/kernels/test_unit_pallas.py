@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy.testing import assert_array_less
 
 from tests.models.small_models import FakeDevices, assert_same_up_to_rounding
 from vit_jax.config import ModelConfig, build_architecture
@@ -119,7 +120,7 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
     by_kernel = compute_relative_errors(compute(Unit.compute_by_kernel, "bfloat16"), exact)
     by_xla = compute_relative_errors(compute(run_by_xla, "bfloat16"), exact)
 
-    np.testing.assert_array_less(by_kernel, 1.2 * by_xla + 0.02)
+    assert_array_less(by_kernel, 1.2 * by_xla + 0.02)
 
 
 LARGER = {"stride": 2, "inputs": 128, "inner": 128}

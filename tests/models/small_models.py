@@ -5,6 +5,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 
 from vit_jax.models import abstract_model as abstract
 
@@ -43,14 +44,14 @@ def assert_same_up_to_rounding(a, b, tolerance=1e-5):
     """Sums in another order differ by some float32 epsilons of the largest term, here the largest value."""
     scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(a))
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * scale)
+        assert_allclose(x, y, rtol=0, atol=tolerance * scale)
 
 
 def assert_each_close(actual, expected, tolerance):
     """Assert that arrays agree in pairs, relative to the largest value of each."""
     for here, there in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         largest = float(jnp.abs(there).max())
-        np.testing.assert_allclose(here, there, rtol=0, atol=tolerance * largest)
+        assert_allclose(here, there, rtol=0, atol=tolerance * largest)
 
 
 def images(architecture, batch=2, seed=1):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests.models.small_models import (
     FakeDevices,
@@ -85,9 +86,9 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
         normed = block.attention_norm(inputs[layer])
         expected = compute_weights_by_loops(block.attention, normed, key_of, sees_all)
 
-        np.testing.assert_allclose(output.attention_LBTQS[layer], expected, rtol=1e-4, atol=1e-6)
+        assert_allclose(output.attention_LBTQS[layer], expected, rtol=1e-4, atol=1e-6)
 
-    np.testing.assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
+    assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         positions = model.positions if layers == "shared" else block.positions
         tokens = run_block(block, tokens + positions())
-        np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+        assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -156,16 +157,16 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
                 return cell[query][1 - axis] == cell[key][1 - axis]
 
             weights = compute_weights_by_loops(half.attention, normed, key_of, is_in_line)
-            np.testing.assert_allclose(next(attentions), weights, rtol=1e-4, atol=1e-6)
+            assert_allclose(next(attentions), weights, rtol=1e-4, atol=1e-6)
 
             value = heads(half.attention.value, normed)
             attended = np.einsum("btqs,bsth->bqth", weights, value).reshape(tokens.shape)
             tokens = tokens + half.attention.out(jnp.float32(attended))
             tokens = tokens + half.mlp(half.mlp_norm(tokens))
 
-        np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+        assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
 
-    np.testing.assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
+    assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
 
 
 NEW = [
@@ -258,4 +259,4 @@ def test_the_kernel_computes_what_the_default_form_computes(block):
     logits = apply(model, x).logits_BK
     by_kernel = apply(model_with_kernel, x).logits_BK
 
-    np.testing.assert_allclose(by_kernel, logits, rtol=1e-4, atol=1e-5)
+    assert_allclose(by_kernel, logits, rtol=1e-4, atol=1e-5)

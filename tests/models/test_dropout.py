@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from vit_jax.models.dropout import dropout
 
@@ -89,8 +90,8 @@ def test_values_are_scaled_and_the_gradient_has_the_same_mask():
     (gradient,) = pull_back(2 * jnp.ones_like(x))
     kept = np.asarray(y) != 0
 
-    np.testing.assert_allclose(y, np.where(kept, x / 0.75, 0), rtol=1e-6)
-    np.testing.assert_allclose(gradient, np.where(kept, 2 / 0.75, 0), rtol=1e-6)
+    assert_allclose(y, np.where(kept, x / 0.75, 0), rtol=1e-6)
+    assert_allclose(gradient, np.where(kept, 2 / 0.75, 0), rtol=1e-6)
 
 
 def test_nothing_happens_without_a_key_or_a_fraction():
@@ -123,4 +124,4 @@ def test_the_mask_is_that_of_one_device_on_any_layout():
     )
     expected = np.where(sample_mask(0.3), np.float32(1 / (1 - 0.3)), 0)
 
-    np.testing.assert_array_equal(apply(jnp.ones(SHAPE)), expected)
+    assert_array_equal(apply(jnp.ones(SHAPE)), expected)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy.testing import assert_allclose
 
 from tests.models.small_models import abstract, apply, embedded, filled, images
 from vit_jax.config import ModelConfig, build_architecture, from_dict
@@ -109,7 +110,7 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
     for layer in range(3):
         hidden_BSD = np.tanh(token_BSD @ blocks.novelty[layer])
         token_BSD = token_BSD + blocks.gate[layer] * hidden_BSD
-        np.testing.assert_allclose(output.blocks_LBSD[layer], token_BSD, rtol=1e-4, atol=1e-4)
+        assert_allclose(output.blocks_LBSD[layer], token_BSD, rtol=1e-4, atol=1e-4)
 
     assert output.attention_LBTQS is None
     with pytest.raises(ValueError, match="GatedBlock has no method with_attention"):
@@ -139,9 +140,9 @@ def test_a_pooling_and_a_head():
     assert model.class_token is None
     assert architecture.sequence_length == 6
     assert architecture.is_standard is False
-    np.testing.assert_allclose(output.pooled_BD, pooled_BD, rtol=1e-6)
-    np.testing.assert_allclose(output.features_BD, features_BD, rtol=1e-6)
-    np.testing.assert_allclose(output.logits_BK, features_BD @ model.head.kernel[...], rtol=1e-4)
+    assert_allclose(output.pooled_BD, pooled_BD, rtol=1e-6)
+    assert_allclose(output.features_BD, features_BD, rtol=1e-6)
+    assert_allclose(output.logits_BK, features_BD @ model.head.kernel[...], rtol=1e-4)
 
 
 def test_a_resnet_has_a_custom_head():
@@ -149,7 +150,7 @@ def test_a_resnet_has_a_custom_head():
 
     output = apply(filled(architecture), images(architecture))
 
-    np.testing.assert_allclose(output.features_BD, np.square(output.pooled_BD), rtol=1e-6)
+    assert_allclose(output.features_BD, np.square(output.pooled_BD), rtol=1e-6)
 
 
 def test_a_resnet_has_no_custom_pooling():

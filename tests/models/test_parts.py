@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.models.small_models import (
     FakeDevices,
@@ -83,7 +84,7 @@ def test_the_kernel_for_tpus_takes_rotary_positions():
     with trace_for(devices):
         by_kernel = apply(model_with_kernel, x).logits_BK
 
-    np.testing.assert_allclose(logits, by_kernel, rtol=0, atol=1e-5 * np.abs(logits).max())
+    assert_allclose(logits, by_kernel, rtol=0, atol=1e-5 * np.abs(logits).max())
 
 
 def test_pooling_reads_class_tokens_and_patches_but_no_registers():
@@ -92,7 +93,7 @@ def test_pooling_reads_class_tokens_and_patches_but_no_registers():
 
     assert output.tokens_BND.shape == (2, 6, 32)
     assert output.pooled_BD.shape == (2, 3 * 32)
-    np.testing.assert_allclose(output.pooled_BD[:, 64:], mean_of_patches, rtol=0, atol=1e-5)
+    assert_allclose(output.pooled_BD[:, 64:], mean_of_patches, rtol=0, atol=1e-5)
 
 
 def read_pairs(heads, kind):
@@ -115,8 +116,8 @@ def test_rotary_positions_turn_pairs_of_patches_alone(kind):
     angles_Np = compute_rotary_angles(kind, architecture.grid, 16, has_class_token=True)[:, None]
     expected = read_pairs(heads[:, 2:], kind) * np.exp(1j * angles_Np)
 
-    np.testing.assert_array_equal(turned[:, :2], heads[:, :2])
-    np.testing.assert_allclose(read_pairs(turned[:, 2:], kind), expected, rtol=0, atol=1e-5)
+    assert_array_equal(turned[:, :2], heads[:, :2])
+    assert_allclose(read_pairs(turned[:, 2:], kind), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_coordinates_of_rotary_positions(kind, frequency, expected):
     angles_Np = compute_rotary_angles(kind, (2, 4), 8, has_class_token=True)
     coordinates = angles_Np[:, [0, 2]] / frequency
 
-    np.testing.assert_allclose(coordinates[[0, 7]], expected, rtol=1e-6)
+    assert_allclose(coordinates[[0, 7]], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from vit_jax.models.positions import build_fixed_positions, compute_sincos2d
 
@@ -21,8 +22,8 @@ def test_sincos2d_first_row_and_last_frequency():
 
     assert table.shape == (15, 16)
     assert table.dtype == np.float32
-    np.testing.assert_array_equal(table[0], first_row)
-    np.testing.assert_allclose(table[row * 5 + column, 3::4], last_frequency, rtol=1e-5)
+    assert_array_equal(table[0], first_row)
+    assert_allclose(table[row * 5 + column, 3::4], last_frequency, rtol=1e-5)
 
 
 @pytest.mark.parametrize("has_class_token", [False, True])
@@ -34,7 +35,7 @@ def test_a_class_token_comes_first_and_gets_nothing(has_class_token):
     assert table.shape == (1, first + 15, 16)
     assert table.dtype == np.float32
     assert not table[0, :first].any()
-    np.testing.assert_array_equal(table[0, first:], compute_sincos2d((3, 5), 16))
+    assert_array_equal(table[0, first:], compute_sincos2d((3, 5), 16))
 
 
 @pytest.mark.parametrize("has_class_token", [False, True])
@@ -52,7 +53,5 @@ def test_positions_of_a_smaller_grid_lie_between_those_of_the_large_one():
     """The middles of the patches are at 0.5 and 2.5."""
     half = compute_sincos2d((2, 2), 16, (4, 4))
 
-    np.testing.assert_allclose(half[1, [0, 4]], [np.sin(2.5), np.cos(2.5)], rtol=1e-6)
-    np.testing.assert_array_equal(
-        compute_sincos2d((3, 5), 16, (3, 5)), compute_sincos2d((3, 5), 16)
-    )
+    assert_allclose(half[1, [0, 4]], [np.sin(2.5), np.cos(2.5)], rtol=1e-6)
+    assert_array_equal(compute_sincos2d((3, 5), 16, (3, 5)), compute_sincos2d((3, 5), 16))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.models.small_models import FakeDevices, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
@@ -76,7 +77,7 @@ def test_groups_are_normed_by_definition():
 
 def assert_near(found, expected):
     largest = np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * largest)
+    assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * largest)
 
 
 def run_stages(architecture, body, x):
@@ -138,7 +139,7 @@ def test_group_norm_keeps_small_differences_on_a_large_mean():
     difference_H = jnp.tile(jnp.array([0.0, 1.0]), 32)
     x = 1e4 + difference_H[None, :, None, None] * jnp.ones((1, 64, 1, 32))
 
-    np.testing.assert_allclose(jnp.unique(norm(x)), [-1.0, 1.0], rtol=1e-3)
+    assert_allclose(jnp.unique(norm(x)), [-1.0, 1.0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0, 100.0])
@@ -152,7 +153,7 @@ def test_group_norm_of_bfloat16_does_not_centre_and_is_as_exact(mean):
     x = jnp.asarray(rng.normal(mean, 1.0, (2, 16, 16, 32)), jnp.bfloat16)
     exact = norm_groups(np.asarray(x, np.float64), 32, norm.epsilon)
 
-    np.testing.assert_allclose(np.float64(norm(x)), exact, rtol=0.01, atol=2e-3)
+    assert_allclose(np.float64(norm(x)), exact, rtol=0.01, atol=2e-3)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (1, 2)])
@@ -170,8 +171,8 @@ def test_the_root_pools_among_zeros(size):
     def compute_gradient(pool):
         return jax.grad(lambda x: (pool(x) * weights).sum())(x)
 
-    np.testing.assert_array_equal(max_pool_among_zeros(x), expected)
-    np.testing.assert_array_equal(
+    assert_array_equal(max_pool_among_zeros(x), expected)
+    assert_array_equal(
         compute_gradient(max_pool_among_zeros),
         compute_gradient(pool_after_padding),
     )
@@ -192,7 +193,7 @@ def test_bfloat16_computes_near_float32_and_keeps_parameters(name):
 
     assert rounded.tokens_BND.dtype == jnp.bfloat16
     assert rounded.logits_BK.dtype == jnp.float32
-    np.testing.assert_allclose(rounded.logits_BK, exact.logits_BK, atol=0.1 * scale)
+    assert_allclose(rounded.logits_BK, exact.logits_BK, atol=0.1 * scale)
 
 
 @pytest.mark.parametrize("form", ["preactivation", "postactivation"])

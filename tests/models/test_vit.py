@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.models.small_models import (
     FakeDevices,
@@ -68,7 +69,7 @@ def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype
     assert output.tokens_BND.dtype == jnp.dtype(dtype)
     assert output.blocks_LBSD.dtype == jnp.dtype(dtype)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(model))
-    np.testing.assert_allclose(output.attention_LBTQS.sum(-1), 1.0, rtol=1e-5)
+    assert_allclose(output.attention_LBTQS.sum(-1), 1.0, rtol=1e-5)
 
 
 def test_patch_embedding_equals_a_convolution():
@@ -85,7 +86,7 @@ def test_patch_embedding_equals_a_convolution():
     expected = map_BHWD.reshape(2, -1, 32) + embedding.bias[...]
 
     assert architecture.grid == (4, 6)
-    np.testing.assert_allclose(embedding(x), expected, atol=1e-5)
+    assert_allclose(embedding(x), expected, atol=1e-5)
 
 
 def test_a_border_that_no_patch_covers_is_ignored():
@@ -95,7 +96,7 @@ def test_a_border_that_no_patch_covers_is_ignored():
 
     larger = jnp.pad(x, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=jnp.nan)
 
-    np.testing.assert_array_equal(embedding(larger), embedding(x))
+    assert_array_equal(embedding(larger), embedding(x))
 
 
 def compute_attention_weights(attention, normed):
@@ -124,15 +125,15 @@ def test_intermediates_are_the_blocks_one_after_the_other():
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         normed = np.float64(block.attention_norm(tokens))
         weights = compute_attention_weights(block.attention, normed)
-        np.testing.assert_allclose(output.attention_LBTQS[layer], weights, rtol=1e-4, atol=1e-5)
+        assert_allclose(output.attention_LBTQS[layer], weights, rtol=1e-4, atol=1e-5)
 
         tokens = run_block(block, tokens)
-        np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+        assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
 
     pooled = model.encoder.norm(tokens)[:, 0]
     logits, _ = model.head(pooled)
-    np.testing.assert_allclose(output.pooled_BD, pooled, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(output.logits_BK, logits, rtol=1e-4, atol=1e-4)
+    assert_allclose(output.pooled_BD, pooled, rtol=1e-4, atol=1e-4)
+    assert_allclose(output.logits_BK, logits, rtol=1e-4, atol=1e-4)
 
 
 def count_outputs(intermediates=None):
@@ -235,7 +236,7 @@ def test_dropout_needs_a_key_and_is_a_function_of_it():
     again = apply(model, x, dropout_key=jax.random.key(0)).logits_BK
     other = apply(model, x, dropout_key=jax.random.key(1)).logits_BK
 
-    np.testing.assert_array_equal(first, again)
+    assert_array_equal(first, again)
     assert not np.allclose(first, other)
     assert not np.allclose(first, plain)
 
@@ -247,7 +248,7 @@ def test_stochastic_depth_drops_whole_examples():
     per_example = np.unique(np.asarray(kept).reshape(1000, -1), axis=1)
 
     assert per_example.shape == (1000, 1), "an example is kept or dropped as a whole"
-    np.testing.assert_allclose(np.unique(kept), [0.0, 1 / 0.75], rtol=1e-6)
+    assert_allclose(np.unique(kept), [0.0, 1 / 0.75], rtol=1e-6)
     assert abs(float(kept.mean()) - 1.0) < 0.1
 
 
@@ -258,7 +259,7 @@ def test_stochastic_depth_spares_the_first_block():
 
     trained = apply(model, x, dropout_key=jax.random.key(1))
 
-    np.testing.assert_allclose(trained.logits_BK, apply(model, x).logits_BK, rtol=1e-5)
+    assert_allclose(trained.logits_BK, apply(model, x).logits_BK, rtol=1e-5)
 
 
 def check_initial_value(name, leaf):
@@ -303,4 +304,4 @@ def test_initial_values():
         assert not np.array_equal(kernel[0], kernel[1]), "layers must not start alike"
 
     logits = apply(model, images(architecture)).logits_BK
-    np.testing.assert_array_equal(logits, np.full((2, 10), -10.0, np.float32))
+    assert_array_equal(logits, np.full((2, 10), -10.0, np.float32))

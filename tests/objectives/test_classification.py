@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from vit_jax.arrays import Batch, ModelOutput
 from vit_jax.config import ObjectiveConfig
@@ -96,7 +97,7 @@ def test_label_smoothing_spreads_evenly():
 
     targets = prepare_targets(objective, jnp.eye(4), jnp.ones(4))
 
-    np.testing.assert_allclose(targets.label_BK[0], expected, rtol=1e-6)
+    assert_allclose(targets.label_BK[0], expected, rtol=1e-6)
 
 
 def test_masked_examples_add_nothing():
@@ -136,7 +137,7 @@ def test_a_reference_is_the_loss_and_gives_the_gradient():
     loss, gradient = jax.value_and_grad(loss_of)(logits)
 
     assert float(loss) == pytest.approx(26.0)
-    np.testing.assert_allclose(gradient, [[-2.0, 10.0], [0.0, 0.0]])
+    assert_allclose(gradient, [[-2.0, 10.0], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests.models.small_models import filled
 from tests.weights.small_networks import HYBRID, RESNET, VIT
@@ -101,7 +102,7 @@ def test_pixels_are_those_of_the_patch():
     targets = compute_targets(build_task("pixels"), image)
 
     assert targets.shape == (2, 6, 48)
-    np.testing.assert_allclose(targets[1, 5], expected, rtol=1e-6)
+    assert_allclose(targets[1, 5], expected, rtol=1e-6)
 
 
 def test_classes_equal_numpy_at_every_edge():

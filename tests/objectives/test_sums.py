@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 
 from vit_jax.arrays import Batch
 from vit_jax.objectives.sums import compute_means, score_classes
@@ -34,7 +35,7 @@ def test_classes_are_scored_one_by_one():
 
     rows = score_classes(jnp.asarray(logits_BK), Batch(None, label_BK, mask_B))
 
-    np.testing.assert_allclose(rows["probability_BK"], probability_BK, rtol=1e-6)
-    np.testing.assert_allclose(rows["loss_B"], loss_B, rtol=1e-6)
+    assert_allclose(rows["probability_BK"], probability_BK, rtol=1e-6)
+    assert_allclose(rows["loss_B"], loss_B, rtol=1e-6)
     assert rows["label_BK"] is label_BK
     assert rows["mask_B"] is mask_B

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.optim.small_networks import abstract, fill, run
 from vit_jax import pytree
@@ -100,7 +101,7 @@ def test_layer_decay_scales_the_complete_step(name):
 
     for leaf, update in scaled.items():
         expected = unscaled[leaf] * DECAY ** layers[leaf]
-        np.testing.assert_allclose(update, expected, rtol=1e-6, atol=1e-8, err_msg=leaf)
+        assert_allclose(update, expected, rtol=1e-6, atol=1e-8, err_msg=leaf)
 
 
 def find_factor(name):
@@ -128,7 +129,7 @@ def test_the_first_pattern_that_matches_scales_the_update():
 
     for name, update in scaled.items():
         expected = unscaled[name] * np.float32(find_factor(name))
-        np.testing.assert_array_equal(update, expected, err_msg=name)
+        assert_array_equal(update, expected, err_msg=name)
 
 
 def test_frozen_parameters_change_nothing_for_the_others():
@@ -256,7 +257,7 @@ def test_the_head_is_trained_as_if_it_stood_alone(name):
     trained = select_head(run(frozen_settings, model, gradients))
 
     for leaf, array in alone.items():
-        np.testing.assert_array_equal(trained[leaf], array, err_msg=leaf)
+        assert_array_equal(trained[leaf], array, err_msg=leaf)
 
 
 @pytest.mark.parametrize(("name", "moments"), [("adam", 2), ("sgd", 1)])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy.testing import assert_allclose, assert_array_equal
 
 from vit_jax import pytree
 from vit_jax.optim import ema
@@ -69,7 +70,7 @@ def test_a_corrected_average_is_a_weighted_mean_since_the_start(num_steps, start
         bias_correction=True,
     )
 
-    np.testing.assert_allclose(average, expected, rtol=find_tolerance(num_steps))
+    assert_allclose(average, expected, rtol=find_tolerance(num_steps))
 
 
 @pytest.mark.parametrize(("num_steps", "start_step", "factor"), LENGTHS)
@@ -87,7 +88,7 @@ def test_an_uncorrected_average_begins_at_the_parameters_of_the_start(
         bias_correction=False,
     )
 
-    np.testing.assert_allclose(average, expected, rtol=find_tolerance(num_steps))
+    assert_allclose(average, expected, rtol=find_tolerance(num_steps))
 
 
 def compute_warmup_weight(warmup, n):
@@ -116,7 +117,7 @@ def test_warm_up_against_a_float64_loop(warmup):
     )
 
     assert weights[-1] > 0.85, "the warm-up has nearly ended"
-    np.testing.assert_allclose(average, expected, rtol=1e-5)
+    assert_allclose(average, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
@@ -130,7 +131,7 @@ def test_constant_parameters_are_their_own_average(bias_correction):
         bias_correction=bias_correction,
     )
 
-    np.testing.assert_array_equal(average, parameters[0])
+    assert_array_equal(average, parameters[0])
 
 
 def test_the_average_of_a_module_is_one_of_float32_that_shares_no_buffer():

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from numpy.testing import assert_allclose
 
 from tests.optim.small_networks import fill, run
 from vit_jax import pytree
@@ -122,7 +123,7 @@ def test_module_against_float64_loop(case, meaning, clip):
 
     assert isinstance(after, Network)
     for name, leaf in pytree.name_leaves(after).items():
-        np.testing.assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def read_moment(state, name):

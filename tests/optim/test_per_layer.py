@@ -11,6 +11,7 @@ import optax
 import optax.contrib
 import pytest
 from jax.sharding import Mesh
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.optim.small_networks import DEPTH, abstract, fill, run
 from vit_jax import pytree
@@ -102,7 +103,7 @@ def run_muon_apart(params, gradients, **arguments):
 
 def assert_equal(params, expected):
     for name, array in unstack(params).items():
-        np.testing.assert_allclose(
+        assert_allclose(
             array,
             expected[name].reshape(array.shape),
             rtol=1e-4,
@@ -201,7 +202,7 @@ def test_with_frozen_parameters_and_multipliers():
     for name, array in after.items():
         step = array - before[name]
         expected = find_factor(name) * (complete[name] - before[name])
-        np.testing.assert_allclose(step, expected, rtol=1e-4, atol=1e-6, err_msg=name)
+        assert_allclose(step, expected, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def run_sharded(optimizer, params, gradients):
@@ -278,5 +279,5 @@ def test_layers_of_different_state_stay_apart():
     first, second = updates["encoder/blocks/mlp/kernel"]
 
     # Masked updates are passed through.
-    np.testing.assert_array_equal(first, 1.0)
-    np.testing.assert_array_equal(second, 1.5)
+    assert_array_equal(first, 1.0)
+    assert_array_equal(second, 1.5)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from vit_jax.config.lengths import ScheduleSteps
 from vit_jax.config.schema import Duration, ScheduleConfig
@@ -37,7 +38,7 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     not_traced = schedule(345)
 
     assert traced.dtype == jnp.float32
-    np.testing.assert_allclose(traced[: WARMUP + 1], warming_up, rtol=1e-6)
+    assert_allclose(traced[: WARMUP + 1], warming_up, rtol=1e-6)
     assert (np.diff(traced[WARMUP:]) <= 0).all()
     assert not_traced.shape == ()
     assert float(not_traced) == pytest.approx(float(traced[345]), rel=1e-5)
@@ -102,7 +103,7 @@ def test_staircase_of_bit_hyperrule():
 
     rates = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(500, 10_000)))
 
-    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+    assert_allclose(rates, expected, rtol=1e-6)
 
 
 def test_drops_between_steps():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
@@ -92,7 +93,7 @@ def test_the_step_is_that_of_a_standard_deviation_of_002(name, lifted):
 
     for leaf in lifted:
         root_mean_square = jnp.sqrt(jnp.mean(updates[leaf] ** 2))
-        np.testing.assert_allclose(root_mean_square, RATE * STAND_IN_STDDEV, rtol=1e-4)
+        assert_allclose(root_mean_square, RATE * STAND_IN_STDDEV, rtol=1e-4)
 
 
 def test_larger_parameters_are_seen_as_they_are():
@@ -105,7 +106,7 @@ def test_larger_parameters_are_seen_as_they_are():
     seen, _ = lift_zeros(return_params).update(params, optax.EmptyState(), params)
 
     for name, value in params.items():
-        np.testing.assert_array_equal(seen[name], value)
+        assert_array_equal(seen[name], value)
 
 
 SMALL = {"width": 8, "depth": 1, "mlp_dim": 8, "num_heads": 2, "registers": 1}

@@ -8,8 +8,8 @@ import json
 import os
 import pathlib
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests.integration import commands
 from tests.tiny import NETWORK, ROOT, flags
@@ -90,7 +90,7 @@ def test_losses_are_the_golden_ones(name, data_dir, tmp_path):
         golden[name] = [round(loss, 7) for loss in losses]
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
 
-    np.testing.assert_allclose(losses, golden[name], rtol=0, atol=TOLERANCES.get(name, TOLERANCE))
+    assert_allclose(losses, golden[name], rtol=0, atol=TOLERANCES.get(name, TOLERANCE))
     assert len(losses) == NUM_STEPS
     assert losses[-1] < losses[0], "a run that learns nothing would hide what its updates do"
     assert golden.keys() <= RUNS.keys()

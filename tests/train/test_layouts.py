@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests.train import small_runs as runs
 from tests.train.test_golden_losses import with_network
@@ -35,7 +36,7 @@ def layout(parameters, replicas, model):
 def assert_same_parameters(a, b, atol):
     expected = pytree.name_leaves(b)
     for name, leaf in pytree.name_leaves(a).items():
-        np.testing.assert_allclose(
+        assert_allclose(
             np.asarray(leaf),
             np.asarray(expected[name]),
             rtol=0,
@@ -59,7 +60,7 @@ def test_every_layout_gives_the_run_of_one_device(
 
     state, curve = runs.train(runs.build(*options, devices=8), NUM_STEPS)
 
-    np.testing.assert_allclose(runs.losses(curve), runs.losses(expected_curve), rtol=1e-5)
+    assert_allclose(runs.losses(curve), runs.losses(expected_curve), rtol=1e-5)
     assert_same_parameters(state.model, expected.model, atol=1e-5)
 
 
@@ -72,7 +73,7 @@ def test_every_layout_of_a_hybrid_gives_the_run_of_one_device():
     _, expected = runs.train(runs.assemble_config(one, units=(1,)), 5)
     _, curve = runs.train(runs.assemble_config(eight, devices=8, units=(1,)), 5)
 
-    np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
+    assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
 
 
 @pytest.mark.newest
@@ -93,7 +94,7 @@ def test_every_layout_of_axial_blocks_and_parts_gives_the_run_of_one_device(opti
     one, expected = runs.train(runs.build(*options), 5)
     eight, curve = runs.train(runs.build(*options, *layout("fsdp", 2, 2), devices=8), 5)
 
-    np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-5)
+    assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-5)
     assert_same_parameters(eight.model, one.model, atol=1e-5)
 
 

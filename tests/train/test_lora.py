@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests.integration.commands import run, succeed, summary
 from tests.models.small_models import apply
@@ -111,13 +112,13 @@ def test_the_merged_network_computes_the_same(trained):
     untrained = apply(run.init_state().model, images).logits_BK
     largest = float(np.abs(merged).max())
 
-    np.testing.assert_allclose(adapted, merged, rtol=0, atol=1e-6 * largest)
+    assert_allclose(adapted, merged, rtol=0, atol=1e-6 * largest)
     assert np.abs(adapted - untrained).max() > 1e-3
 
 
 def assert_near(actual, expected):
     largest = np.abs(expected).max()
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * largest)
+    assert_allclose(actual, expected, rtol=0, atol=1e-5 * largest)
 
 
 def test_gradients_of_factors_are_those_of_the_merged_kernels(trained):
@@ -162,7 +163,7 @@ def test_every_layout_gives_the_same_run(options, devices):
     expected, expected_curve = runs.train(build(*fields), 6)
     state, curve = runs.train(build(*fields, *options, devices=devices), 6)
 
-    np.testing.assert_allclose(runs.losses(curve), runs.losses(expected_curve), rtol=1e-5)
+    assert_allclose(runs.losses(curve), runs.losses(expected_curve), rtol=1e-5)
     assert_same_parameters(state.polyak, expected.polyak, atol=1e-5)
 
 

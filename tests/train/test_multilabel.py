@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from jax import export
+from numpy.testing import assert_allclose
 
 import vit_jax
 from tests.integration.commands import run, succeed
@@ -249,7 +250,7 @@ def logits_of_black(trained):
     model = dataclasses.replace(vit_jax.load_model(trained), is_multilabel=False)
     logits = np.asarray(model(pixels).logits_BK, np.float64)
     softmax = np.exp(logits) / np.exp(logits).sum()
-    np.testing.assert_allclose(model.predict(pixels), softmax, atol=1e-5)
+    assert_allclose(model.predict(pixels), softmax, atol=1e-5)
     return pixels, logits
 
 
@@ -264,7 +265,7 @@ def test_converted_weights_state_several_labels(trained, logits_of_black, tmp_pa
 
     assert load_weights(file).is_multilabel
     assert not with_new_head.is_multilabel, "a new head has to be trained"
-    np.testing.assert_allclose(probability, 1 / (1 + np.exp(-logits)), atol=1e-5)
+    assert_allclose(probability, 1 / (1 + np.exp(-logits)), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -276,7 +277,7 @@ def test_an_exported_program_gives_sigmoids(trained, logits_of_black, tmp_path):
     program = export.deserialize(bytearray(output.read_bytes()))
     description = json.loads((tmp_path / "program.json").read_text())
 
-    np.testing.assert_allclose(program.call(pixels), 1 / (1 + np.exp(-logits)), atol=1e-5)
+    assert_allclose(program.call(pixels), 1 / (1 + np.exp(-logits)), atol=1e-5)
     assert description["output"]["meaning"] == "probabilities: sigmoid of each logit"
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests import tiny
 from tests.rejections import rejects
@@ -100,8 +101,8 @@ def test_positions_are_averages_over_the_cells_that_they_cover():
     actual = np.asarray(resized.positions.table[...])[0]
 
     # The row of the class token stays.
-    np.testing.assert_array_equal(actual[0], table[0])
-    np.testing.assert_allclose(actual[1:], expected, rtol=1e-5, atol=1e-7)
+    assert_array_equal(actual[0], table[0])
+    assert_allclose(actual[1:], expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -277,5 +278,5 @@ def test_one_phase_is_another_run():
 
     model = pytree.name_leaves(state.model)
     for name, expected in pytree.name_leaves(expected_state.model).items():
-        np.testing.assert_array_equal(model[name], expected, err_msg=name)
+        assert_array_equal(model[name], expected, err_msg=name)
     assert dataclasses.replace(phase.config, phases={}) == alone.config

@@ -7,6 +7,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from tests import tiny
 from tests.rejections import rejects
@@ -275,8 +276,8 @@ def test_outputs_of_the_classes_of_the_data_are_selected(save):
     bias = fitted.parameters["head/linear/bias"]
 
     assert architecture.num_classes == 3
-    np.testing.assert_array_equal(kernel[:, [0, 2]], old_kernel[:, [2, 0]])
-    np.testing.assert_array_equal(bias[[0, 2]], old_bias[[2, 0]])
+    assert_array_equal(kernel[:, [0, 2]], old_kernel[:, [2, 0]])
+    assert_array_equal(bias[[0, 2]], old_bias[[2, 0]])
     assert not kernel[:, 1].any()
     assert bias[1] == pytest.approx(old_bias[[0, 2]].mean())
 
@@ -297,7 +298,7 @@ def test_a_new_last_layer_has_the_deviation_of_the_config(save):
     _, second, _ = adapt(config(path, head_stddev=2e-5), source(*labels))
     kernel = first.parameters["head/linear/kernel"]
 
-    np.testing.assert_array_equal(kernel, second.parameters["head/linear/kernel"])
+    assert_array_equal(kernel, second.parameters["head/linear/kernel"])
     assert kernel.std() == pytest.approx(2e-5, rel=0.05)
     assert not first.parameters["head/linear/bias"].any()
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.train import small_runs as runs
 from vit_jax import pytree
@@ -19,7 +20,7 @@ def assert_trees_close(a, b, atol):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         actual = np.asarray(x, np.float64)
         expected = np.asarray(y, np.float64)
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+        assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.newest
@@ -31,7 +32,7 @@ def test_accumulation_equals_the_large_batch_of_one_device(masked):
     state, curve = runs.train(runs.build(), 4, masked=masked)
     accumulated_state, accumulated_curve = runs.train(accumulated, 4, masked=masked)
 
-    np.testing.assert_allclose(runs.losses(accumulated_curve), runs.losses(curve), rtol=1e-5)
+    assert_allclose(runs.losses(accumulated_curve), runs.losses(curve), rtol=1e-5)
     assert_trees_close(accumulated_state.model, state.model, atol=1e-5)
 
 
@@ -55,7 +56,7 @@ def test_masked_examples_do_not_change_the_step():
     changed_state, changed_metrics = take_step(run, changed)
 
     assert float(metrics["train_loss"]) == float(changed_metrics["train_loss"])
-    jax.tree.map(np.testing.assert_array_equal, state, changed_state)
+    jax.tree.map(assert_array_equal, state, changed_state)
 
 
 @pytest.mark.slow
@@ -185,7 +186,7 @@ def test_bfloat16_compute_keeps_float32_parameters():
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(state.model)}
 
     assert dtypes == {jnp.dtype("float32")}
-    np.testing.assert_allclose(runs.losses(curve), runs.losses(exact), rtol=2e-2)
+    assert_allclose(runs.losses(curve), runs.losses(exact), rtol=2e-2)
     assert runs.losses(curve) != runs.losses(exact)
 
 
@@ -251,7 +252,7 @@ def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives(
     state = run.state_from(new_leaves)
 
     assert jax.tree.structure(state) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, (state, same_metrics), (expected, metrics))
+    jax.tree.map(assert_array_equal, (state, same_metrics), (expected, metrics))
 
 
 def squared_error(model, images, targets, key):
@@ -283,9 +284,9 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
     _, means = divide_by_weight(sums, gradients)
 
     assert float(sums["weight"]) == 6
-    np.testing.assert_allclose(sums["loss"], np.square(errors).sum(), rtol=1e-5)
-    np.testing.assert_allclose(gradients["kernel"], gradient, rtol=1e-4)
-    np.testing.assert_allclose(means["kernel"], gradient / 6, rtol=1e-4)
+    assert_allclose(sums["loss"], np.square(errors).sum(), rtol=1e-5)
+    assert_allclose(gradients["kernel"], gradient, rtol=1e-4)
+    assert_allclose(means["kernel"], gradient / 6, rtol=1e-4)
 
 
 def test_a_micro_batch_has_every_nth_example():
@@ -299,7 +300,7 @@ def test_a_micro_batch_has_every_nth_example():
 
 def test_weights_of_examples_have_a_mean_of_one_over_the_classes():
     label_BK = jnp.eye(3)
-    np.testing.assert_allclose(weigh_examples(label_BK, (1.0, 2.0, 3.0)), [0.5, 1.0, 1.5])
+    assert_allclose(weigh_examples(label_BK, (1.0, 2.0, 3.0)), [0.5, 1.0, 1.5])
 
 
 def test_a_batch_without_weight_has_no_gradient():

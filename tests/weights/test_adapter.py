@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.rejections import rejects
 from tests.weights.small_networks import NETWORKS, SQUARE, arrays_of, assert_same
@@ -94,7 +95,7 @@ def assert_near(weights, expected):
     assert weights.parameters.keys() == expected.parameters.keys()
 
     for name, array in expected.parameters.items():
-        np.testing.assert_allclose(
+        assert_allclose(
             weights.parameters[name],
             array,
             rtol=1e-6,
@@ -197,8 +198,8 @@ def test_a_classifier_of_the_adapter(base, adapter, classes, network, class_name
     is_noted = any("names of the base are kept" in note for note in weights.notes)
 
     assert weights.architecture.num_classes == classes
-    np.testing.assert_array_equal(weights.parameters["head/linear/kernel"], kernel.T)
-    np.testing.assert_array_equal(weights.parameters["head/linear/bias"], np.full(classes, 2))
+    assert_array_equal(weights.parameters["head/linear/kernel"], kernel.T)
+    assert_array_equal(weights.parameters["head/linear/bias"], np.full(classes, 2))
     assert weights.class_names == class_names
     assert is_noted == has_names
 

@@ -5,8 +5,8 @@ import json
 import pathlib
 import re
 
-import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from safetensors.numpy import save_file
 
 from tests.weights.reference.families import full_names, values
@@ -54,7 +54,7 @@ def require_same(weights, others):
     assert weights.parameters.keys() == others.parameters.keys()
 
     for name, array in weights.parameters.items():
-        np.testing.assert_array_equal(array, others.parameters[name])
+        assert_array_equal(array, others.parameters[name])
 
 
 def test_the_page_counts_the_names_of_the_list():

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import load_file, save_file
 
 from tests.weights.reference.families import full_names, pixels, values
@@ -150,7 +151,7 @@ def test_original_names_of_dinov2_and_tipsv2_give_the_parameters_of_timm_s_file(
     assert read.architecture == expected.architecture
     assert read.parameters.keys() == expected.parameters.keys()
     for name, array in expected.parameters.items():
-        np.testing.assert_array_equal(read.parameters[name], array, err_msg=name)
+        assert_array_equal(read.parameters[name], array, err_msg=name)
     assert find_ignored(read) == others.keys()
 
 
@@ -204,7 +205,7 @@ def require_equal(output, golden):
     for name in names:
         expected = np.array(golden[name])
         tolerance = 1e-5 * np.abs(expected).max()
-        np.testing.assert_allclose(compared[name], expected, rtol=0, atol=tolerance)
+        assert_allclose(compared[name], expected, rtol=0, atol=tolerance)
 
 
 CLASS_POOLS = {"dinov3_vit": "token", "ijepa": "gap", "aimv2_vision_model": "gap"}
@@ -251,7 +252,7 @@ def check_read_weights(read, weights, architecture):
     for name, array in weights.parameters.items():
         # The patch embedding is folded twice: two roundings.
         tolerance = 3e-7 * np.abs(array).max(initial=0)
-        np.testing.assert_allclose(read.parameters[name], array, rtol=0, atol=tolerance)
+        assert_allclose(read.parameters[name], array, rtol=0, atol=tolerance)
 
 
 def read_arrays(path):

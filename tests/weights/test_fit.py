@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.models.small_models import abstract
 from tests.weights.reference import resizing
@@ -253,7 +254,7 @@ def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, l
     output = build_model(ended.architecture, ended.parameters)(pixels)
 
     assert read_shapes(ended) == list_shapes(ended.architecture)
-    np.testing.assert_allclose(output.features_BD, expected, rtol=0, atol=1e-6)
+    assert_allclose(output.features_BD, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("network", OURS)
@@ -284,7 +285,7 @@ def test_tables_of_blocks_are_resized_block_by_block():
 
     for old, new in zip(weights.parameters[name], fitted.parameters[name], strict=True):
         expected = resize_rows(old[0], source.grid, target.grid, "corners")
-        np.testing.assert_array_equal(new[0], expected)
+        assert_array_equal(new[0], expected)
 
 
 def test_offsets_of_axial_blocks_are_resized_along_a_line():
@@ -373,7 +374,7 @@ def test_three_by_two_becomes_five_by_four():
     expected = [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9], [18, 19, 20, 21], [30, 31, 32, 33]]
     resized = resize_grid(np.array([[0, 3], [6, 9], [30, 33]], np.float32)[..., None], (5, 4))
 
-    np.testing.assert_allclose(resized[..., 0], expected, rtol=1e-6)
+    assert_allclose(resized[..., 0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +400,7 @@ def test_corners_are_the_order_1_zoom_of_scipy(old, new):
     assert resized.shape == (*new, 3)
     assert resized.dtype == np.float32
     # The last bit of float32 below 4 is worth 2.4e-7.
-    np.testing.assert_allclose(resized, expected, rtol=0, atol=5e-7)
+    assert_allclose(resized, expected, rtol=0, atol=5e-7)
     if min(*old, *new) > 1:
         for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
             assert_same_bits(resized[corner], old_hwD[corner])
@@ -408,7 +409,7 @@ def test_corners_are_the_order_1_zoom_of_scipy(old, new):
     class_row = sample_table(1, 3)
     flat_SD = np.concatenate([class_row, old_hwD.reshape(-1, 3)])
     resized_SD = resize_rows(flat_SD, old, new, "corners")
-    np.testing.assert_array_equal(resized_SD, np.concatenate([class_row, resized.reshape(-1, 3)]))
+    assert_array_equal(resized_SD, np.concatenate([class_row, resized.reshape(-1, 3)]))
 
 
 def test_offsets_in_a_row_of_two_become_those_of_three():
@@ -451,7 +452,7 @@ def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_ha
 
     resized = resize_offsets(offsets_Rh, old, new, "corners")
 
-    np.testing.assert_allclose(resized, sums / counts[:, None], atol=1e-6)
+    assert_allclose(resized, sums / counts[:, None], atol=1e-6)
     assert resize_offsets(offsets_Rh, old, (3, 2), "corners").shape == (11, 2)
 
 
@@ -492,7 +493,7 @@ def test_other_filters(old, new, method):
 
     assert resized.dtype == np.float32
     # Weights and sums of the resize are float32.
-    np.testing.assert_allclose(resized, expected, rtol=0, atol=2e-5)
+    assert_allclose(resized, expected, rtol=0, atol=2e-5)
     assert np.abs(resized - resize_grid(old_hwD, new)).max() > 1e-2
     assert_same_bits(resize_grid(old_hwD, old, method), old_hwD)
 
@@ -513,7 +514,7 @@ def test_positions_are_those_of_the_library(library, method, grids):
         expected = golden[resizing.key(library, *grids)]
 
     old_hwD = resizing.table(grids[0])
-    np.testing.assert_allclose(resize_grid(old_hwD, grids[1], method), expected, rtol=0, atol=1e-5)
+    assert_allclose(resize_grid(old_hwD, grids[1], method), expected, rtol=0, atol=1e-5)
     assert np.abs(resize_grid(old_hwD, grids[1], "corners") - expected).max() > 1e-2
     assert resize_grid(old_hwD, grids[0], method) is old_hwD
 

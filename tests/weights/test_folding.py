@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from vit_jax.weights.folding import BIAS, KERNEL, Normalisation, fold, unfold
 
@@ -35,8 +36,8 @@ def test_the_folded_embedding_of_pixels_is_that_of_normalised_pixels(has_bias):
     folded = fold(parameters, IMAGENET)
     outputs = embed(2 * pixels - 1, folded[KERNEL], folded[BIAS])
 
-    np.testing.assert_allclose(outputs, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
-    np.testing.assert_array_equal(folded["other"], parameters["other"])
+    assert_allclose(outputs, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
+    assert_array_equal(folded["other"], parameters["other"])
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-14), (np.float32, 2**-23)])
@@ -50,8 +51,8 @@ def test_unfolding_restores_the_parameters(has_bias, dtype, tolerance):
     terms_D = np.abs(folded[KERNEL]).sum((0, 1, 2)) + np.abs(folded[BIAS])
     difference = np.abs(unfolded[BIAS] - parameters.get(BIAS, 0.0))
 
-    np.testing.assert_allclose(unfolded[KERNEL], parameters[KERNEL], rtol=tolerance, atol=0)
+    assert_allclose(unfolded[KERNEL], parameters[KERNEL], rtol=tolerance, atol=0)
     assert (difference <= tolerance * terms_D).all()
     assert unfolded[KERNEL].dtype == dtype
     assert unfolded[BIAS].dtype == dtype
-    np.testing.assert_array_equal(unfolded["other"], parameters["other"])
+    assert_array_equal(unfolded["other"], parameters["other"])

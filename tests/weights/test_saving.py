@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from tests.weights.names.test_formats import PAIRS
 from tests.weights.reference import networks
@@ -149,7 +150,7 @@ def test_other_positions_become_a_learned_table_that_computes_the_same(
     (status,) = [status for status in statuses if status.status.startswith("made of")]
 
     assert read.architecture == dataclasses.replace(a, position_embedding="learned_1d")
-    np.testing.assert_array_equal(read.parameters["positions/table"], model.positions())
+    assert_array_equal(read.parameters["positions/table"], model.positions())
     assert_same(
         select_parameters(read.parameters, "positions/table"),
         select_parameters(parameters, "positions/"),

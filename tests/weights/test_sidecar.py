@@ -6,8 +6,8 @@ import math
 import os
 import random
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from vit_jax.weights.sidecar import (
     MAX_BYTES,
@@ -506,7 +506,7 @@ def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
 )
 def test_the_normalisation_of_a_processor(processor, mean, std, tmp_path):
     normalisation = read(tmp_path, HUGGINGFACE, HALF | processor).normalisation
-    np.testing.assert_allclose(normalisation, [[mean] * 3, [std] * 3], rtol=1e-12)
+    assert_allclose(normalisation, [[mean] * 3, [std] * 3], rtol=1e-12)
 
 
 def test_gated_mlps_with_another_activation_are_rejected(tmp_path):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jax import export
 from jax.tree_util import Partial
+from numpy.testing import assert_allclose
 
 from tests.data.decoding.test_images import (
     build_area_weights,
@@ -422,7 +423,7 @@ def test_programs_of_multi_label_weights_of_hugging_face_have_sigmoids(
     program, description = export_stablehlo(model, huggingface_folder.parent / "net.stablehlo")
 
     found = export.deserialize(program.read_bytes()).call(pixels)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert_allclose(found, expected, atol=1e-6)
     assert word in json.loads(description.read_text())["output"]["meaning"]
 
 

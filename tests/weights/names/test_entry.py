@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from vit_jax.weights.names.entry import STACKED, Entry, Rule, make_entries
 from vit_jax.weights.names.ours import find_stacked_name, unstack
@@ -39,9 +40,9 @@ def test_layouts(count, layout, part, shape, status):
         assert read[name].tobytes() == array.tobytes()
     if status == "transposed":
         expected = np.einsum(layout.rstrip("1"), ours["a"])
-        np.testing.assert_array_equal(written.squeeze(), expected)
+        assert_array_equal(written.squeeze(), expected)
     else:
-        np.testing.assert_array_equal(written.reshape(count, -1), np.stack(list(ours.values())))
+        assert_array_equal(written.reshape(count, -1), np.stack(list(ours.values())))
 
 
 def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
@@ -61,7 +62,7 @@ def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
     for block, part in enumerate(parts.values()):
         for head, index in np.ndindex(2, 3):
             row = written[block * 6 + head * 3 + index]
-            np.testing.assert_array_equal(row, part[:, head, index])
+            assert_array_equal(row, part[:, head, index])
 
 
 def test_rules_name_and_join_parameters():
