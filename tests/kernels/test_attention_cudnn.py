@@ -28,7 +28,12 @@ from vit_jax.train.assemble import architecture_of, assemble
 H100 = FakeDevices(platform="gpu", compute_capability=(9, 0))
 T4 = FakeDevices(platform="gpu", compute_capability=(7, 5))
 AMD = FakeDevices(platform="gpu", compute_capability=(0, 0))
-SIZES = {"length": 197, "num_heads": 3, "head_dim": 64, "dtype": jnp.dtype("bfloat16")}
+SIZES = {
+    "length": 197,
+    "num_heads": 3,
+    "head_dim": 64,
+    "dtype": jnp.dtype("bfloat16"),
+}
 
 
 @pytest.fixture
@@ -49,7 +54,10 @@ def stand_in(monkeypatch):
         same_sums = jnp.allclose(expected_BTS, log_sums_BTS)
         same_output = jnp.allclose(expected_BTSh, swap_tokens_and_heads(output_BSTh))
 
-        _, pull_back = jax.vjp(lambda *inputs: forward(*inputs)[0], *inputs)
+        _, pull_back = jax.vjp(
+            lambda *inputs: forward(*inputs)[0],
+            *inputs,
+        )
         gradients = pull_back(swap_tokens_and_heads(gradient_BSTh))
         agree = same_sums & same_output
         return [jnp.where(agree, swap_tokens_and_heads(x), jnp.nan) for x in gradients]
@@ -142,7 +150,10 @@ def describe_call(line):
 
 
 def test_devices_compute_their_images_and_heads(stand_in):
-    mesh = build_mesh(jax.devices()[:4], ShardingConfig(num_model_shards=2))
+    mesh = build_mesh(
+        jax.devices()[:4],
+        ShardingConfig(num_model_shards=2),
+    )
     operands, gradient = projections(4, 17, 2, 8, "float32")
     expected = results("xla", operands, gradient, 2)
 
@@ -196,13 +207,21 @@ def test_the_explicit_form_is_rejected_with_the_rule(devices, sizes, rule):
     ids=["plain", "axial", "axial by cuDNN", "relative positions"],
 )
 def test_forms_of_architectures(options, form):
-    architecture = small(width=128, num_heads=2, compute_dtype="bfloat16", **options)
+    architecture = small(
+        width=128,
+        num_heads=2,
+        compute_dtype="bfloat16",
+        **options,
+    )
 
     with trace_for(H100):
         assert find_attention_form(architecture) == form
 
 
-@pytest.mark.parametrize(("remat", "forwards"), [("dots", 1), ("attention", 1), ("full", 2)])
+@pytest.mark.parametrize(
+    ("remat", "forwards"),
+    [("dots", 1), ("attention", 1), ("full", 2)],
+)
 def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
     attention = Attention(64, 2, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0), form="cudnn")
     x = jnp.zeros((2, 17, 64), jnp.bfloat16)
@@ -262,12 +281,21 @@ def compile_case(step, num_gpus, fields):
     flags = [f"--config.{field}" for field in (*FIELDS, *fields)]
     config = load_recipe("configs/pretrain_s16_baseline.py", flags)
     devices = aot.list_devices(parse_topology(f"h100:{num_gpus}"))
-    run = assemble(config, architecture_of(config, 1000), num_examples=10_000, devices=devices)
+    run = assemble(
+        config,
+        architecture_of(config, 1000),
+        num_examples=10_000,
+        devices=devices,
+    )
     if step == "train":
         return aot.compile_step(run)
 
     image_size = run.architecture.image_size
-    batch = abstract_batch(run.evaluation_batch, image_size, run.batch_sharding)
+    batch = abstract_batch(
+        run.evaluation_batch,
+        image_size,
+        run.batch_sharding,
+    )
 
     def lower():
         return run.evaluation_step.lower(run.abstract_state, batch)

@@ -21,7 +21,10 @@ def sample_array(shape, seed):
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9)], ids=str)
 @pytest.mark.parametrize("padding", ["SAME", "border"])
-@pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
+@pytest.mark.parametrize(
+    ("kernel_size", "stride"),
+    [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)],
+)
 def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(kernel_size, stride, padding, size):
     if padding == "border":
         border = kernel_size // 2
@@ -31,7 +34,12 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(kernel_size, str
 
     def compute(function):
         def run(x, kernel):
-            return function(x, kernel, stride=stride, padding=padding)
+            return function(
+                x,
+                kernel,
+                stride=stride,
+                padding=padding,
+            )
 
         y, pull_back = jax.vjp(run, x, kernel)
         gradients = pull_back(sample_array(y.shape, seed=2))

@@ -24,7 +24,11 @@ def test_a_product_for_cpus_gives_the_same_numbers_and_gradients():
         y, pull_back = jax.vjp(function, x, kernel)
         return y, *pull_back(weight)
 
-    assert_each_close(compute(multiply), compute(jnp.matmul), TOLERANCE)
+    assert_each_close(
+        compute(multiply),
+        compute(jnp.matmul),
+        TOLERANCE,
+    )
 
 
 def test_the_gradient_of_a_kernel_begins_with_the_input():

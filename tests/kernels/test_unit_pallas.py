@@ -15,14 +15,35 @@ from vit_jax.models.resnet import Unit
 from vit_jax.sharding import Placement, build_mesh
 
 
-def unit(inputs, inner, *, stride=1, form="preactivation", dtype="float32"):
+def unit(
+    inputs,
+    inner,
+    *,
+    stride=1,
+    form="preactivation",
+    dtype="float32",
+):
     """A unit with random parameters everywhere."""
-    config = ModelConfig(name="R26x1", residual_unit=form, compute_dtype=dtype)
-    architecture = build_architecture(config, image_size=(64, 64), num_classes=7)
+    config = ModelConfig(
+        name="R26x1",
+        residual_unit=form,
+        compute_dtype=dtype,
+    )
+    architecture = build_architecture(
+        config,
+        image_size=(64, 64),
+        num_classes=7,
+    )
     rng = np.random.default_rng(0)
 
     def build():
-        return Unit(inputs, 4 * inner, stride, architecture, rngs=nnx.Rngs(0))
+        return Unit(
+            inputs,
+            4 * inner,
+            stride,
+            architecture,
+            rngs=nnx.Rngs(0),
+        )
 
     def fill(leaf):
         return jnp.float32(1 + rng.normal(size=leaf.shape))
@@ -74,7 +95,14 @@ def output_and_gradients(run, unit, x, gradient):
         ),
     ],
 )
-def test_values_and_gradients_are_those_of_xla(form, size, inputs, inner, stride, monkeypatch):
+def test_values_and_gradients_are_those_of_xla(
+    form,
+    size,
+    inputs,
+    inner,
+    stride,
+    monkeypatch,
+):
     # Several products, the last one with fewer rows.
     monkeypatch.setattr(unit_sizes, "ROWS", 16)
     out_size = [side // stride for side in size]
@@ -102,7 +130,10 @@ def test_every_device_computes_its_images_and_gradients_of_kernels_are_summed():
     whole = output_and_gradients(Unit.compute_by_kernel, *operands)
     with trace_for(placement):
         # A new function: JAX caches traces by function, whatever the devices.
-        parts = output_and_gradients(lambda *x: Unit.compute_by_kernel(*x), *operands)
+        parts = output_and_gradients(
+            lambda *x: Unit.compute_by_kernel(*x),
+            *operands,
+        )
 
     assert_same_up_to_rounding(whole, parts)
 

@@ -50,7 +50,11 @@ def convolution_macs(conv: convolutions.Convolution, count_padding: bool) -> int
     return products * conv.inputs * conv.outputs
 
 
-def _count_products_inside(conv: convolutions.Convolution, length: int, num_outputs: int) -> int:
+def _count_products_inside(
+    conv: convolutions.Convolution,
+    length: int,
+    num_outputs: int,
+) -> int:
     products = 0
     for output in range(num_outputs):
         first = output * conv.stride - conv.kernel // 2

@@ -77,7 +77,13 @@ def distances(actual, expected):
 )
 def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, head_dim):
     """In bfloat16 it is as near to the exact result of the same operands as XLA's form is."""
-    operands, gradient = projections(images, tokens, heads, head_dim, "bfloat16")
+    operands, gradient = projections(
+        images,
+        tokens,
+        heads,
+        head_dim,
+        "bfloat16",
+    )
     exact_operands = [x.astype(jnp.float32) for x in operands]
     exact = results("xla", exact_operands, gradient, heads)
 

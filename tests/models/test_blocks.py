@@ -28,7 +28,11 @@ GRID = (2, 3)
 
 def small(**options):
     options = {"name": "ViT-mu/4", "depth": 2, "compute_dtype": "float32"} | options
-    return build_architecture(ModelConfig(**options), image_size=(8, 12), num_classes=5)
+    return build_architecture(
+        ModelConfig(**options),
+        image_size=(8, 12),
+        num_classes=5,
+    )
 
 
 def heads(layer, x, num_heads=2):
@@ -84,9 +88,19 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
             return table[query - key + 5]
 
         normed = block.attention_norm(inputs[layer])
-        expected = compute_weights_by_loops(block.attention, normed, key_of, sees_all)
+        expected = compute_weights_by_loops(
+            block.attention,
+            normed,
+            key_of,
+            sees_all,
+        )
 
-        assert_allclose(output.attention_LBTQS[layer], expected, rtol=1e-4, atol=1e-6)
+        assert_allclose(
+            output.attention_LBTQS[layer],
+            expected,
+            rtol=1e-4,
+            atol=1e-6,
+        )
 
     assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
 
@@ -112,7 +126,12 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         positions = model.positions if layers == "shared" else block.positions
         tokens = run_block(block, tokens + positions())
-        assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+        assert_allclose(
+            output.blocks_LBSD[layer],
+            tokens,
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
 
 @pytest.mark.parametrize(
@@ -156,15 +175,30 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
             def is_in_line(query, key, axis=axis):
                 return cell[query][1 - axis] == cell[key][1 - axis]
 
-            weights = compute_weights_by_loops(half.attention, normed, key_of, is_in_line)
-            assert_allclose(next(attentions), weights, rtol=1e-4, atol=1e-6)
+            weights = compute_weights_by_loops(
+                half.attention,
+                normed,
+                key_of,
+                is_in_line,
+            )
+            assert_allclose(
+                next(attentions),
+                weights,
+                rtol=1e-4,
+                atol=1e-6,
+            )
 
             value = heads(half.attention.value, normed)
             attended = np.einsum("btqs,bsth->bqth", weights, value).reshape(tokens.shape)
             tokens = tokens + half.attention.out(jnp.float32(attended))
             tokens = tokens + half.mlp(half.mlp_norm(tokens))
 
-        assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+        assert_allclose(
+            output.blocks_LBSD[layer],
+            tokens,
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
     assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
 
@@ -173,7 +207,11 @@ NEW = [
     {"position_embedding": "relative"},
     {"position_layers": "every"},
     {"position_layers": "shared", "position_embedding": "learned_2d"},
-    {"block": "axial", "position_embedding": "relative", "pool": "map"},
+    {
+        "block": "axial",
+        "position_embedding": "relative",
+        "pool": "map",
+    },
 ]
 
 
@@ -206,7 +244,11 @@ def test_every_parameter_learns(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [{"remat": "dots"}, {"scan_unroll": 2}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"remat": "dots"}, {"scan_unroll": 2}],
+    ids=str,
+)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     """One at a time: together they take XLA three times as long."""
     options = {
@@ -216,10 +258,16 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
         "stochastic_depth_fraction": 0.2,
     }
 
-    assert_same_up_to_rounding(gradient(**options), gradient(**options, **change))
+    assert_same_up_to_rounding(
+        gradient(**options),
+        gradient(**options, **change),
+    )
 
 
-@pytest.mark.parametrize("block", [None, pytest.param("axial", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "block",
+    [None, pytest.param("axial", marks=pytest.mark.slow)],
+)
 def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
     """It changes no value and no gradient, with the same elements and examples dropped."""
     ranks = {}

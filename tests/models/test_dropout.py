@@ -27,7 +27,11 @@ def sample_signs(seed=0):
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("axes", [(0, 1, 2), (2,), (0, 1)], ids=["all", "rows", "columns"])
+@pytest.mark.parametrize(
+    "axes",
+    [(0, 1, 2), (2,), (0, 1)],
+    ids=["all", "rows", "columns"],
+)
 def test_the_fraction_of_rows_columns_and_all(fraction, axes):
     kept = sample_mask(fraction)
     count = np.prod([SHAPE[axis] for axis in axes])
@@ -115,8 +119,15 @@ def test_no_mask_is_kept_for_the_backward_pass():
 
 
 def test_the_mask_is_that_of_one_device_on_any_layout():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    mesh = jax.make_mesh(
+        (8,),
+        ("data",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+    )
+    sharding = jax.sharding.NamedSharding(
+        mesh,
+        jax.sharding.PartitionSpec("data"),
+    )
     apply = jax.jit(
         lambda x: dropout(x, 0.3, jax.random.key(0)),
         in_shardings=sharding,

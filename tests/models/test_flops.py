@@ -23,7 +23,12 @@ from vit_jax.models.flops import count_macs, forward_macs
         {"name": "ViT-mu/16", "num_classes": 0},
         {"name": "ViT-mu/16", "position_embedding": "relative"},
         {"name": "ViT-mu/16", "block": "axial", "depth": 2},
-        {"name": "ViT-mu/16", "block": "axial", "position_embedding": "relative", "pool": "map"},
+        {
+            "name": "ViT-mu/16",
+            "block": "axial",
+            "position_embedding": "relative",
+            "pool": "map",
+        },
         {
             "name": "ViT-mu/16",
             "registers": 2,
@@ -57,7 +62,12 @@ def multiply_repeatedly(x, times):
 
 
 def multiply_under_condition(x):
-    return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
+    return jax.lax.cond(
+        x[0, 0] > 0,
+        lambda x: x @ x @ x,
+        lambda x: x @ x,
+        x,
+    )
 
 
 def multiply_by_rows(x):
@@ -66,7 +76,11 @@ def multiply_by_rows(x):
 
 
 def subtract_in_a_loop(x):
-    return jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x - 1, x)
+    return jax.lax.while_loop(
+        lambda x: x[0, 0] > 0,
+        lambda x: x - 1,
+        x,
+    )
 
 
 def sum_sines(x):

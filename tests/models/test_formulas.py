@@ -33,7 +33,11 @@ PUBLISHED = json.loads(
 
 def build_named(name: str, image_size: int) -> Architecture:
     config = ModelConfig(name=name, head="linear")
-    return build_architecture(config, image_size=(image_size, image_size), num_classes=1000)
+    return build_architecture(
+        config,
+        image_size=(image_size, image_size),
+        num_classes=1000,
+    )
 
 
 def exaflops(architecture: Architecture, images: float) -> float:
@@ -95,14 +99,23 @@ def test_exaflops_column_of_the_paper(row: dict[str, Any]) -> None:
         ("R50x1+L/16", 14, 1668),
     ],
 )
-def test_exaflops_of_hybrids(name: str, epochs: int, printed: float) -> None:
+def test_exaflops_of_hybrids(
+    name: str,
+    epochs: int,
+    printed: float,
+) -> None:
     value = exaflops(build_named(name, 224), epochs * JFT_IMAGES)
 
     assert value == pytest.approx(printed, rel=0.006)
 
 
 def count_macs_of_b32(**options: str) -> int:
-    config = ModelConfig(name="ViT-B/32", head="linear", pool="gap", **options)
+    config = ModelConfig(
+        name="ViT-B/32",
+        head="linear",
+        pool="gap",
+        **options,
+    )
     return forward_macs(build_architecture(config, image_size=(224, 224), num_classes=0))
 
 
@@ -128,12 +141,22 @@ def test_axial_blocks_and_relative_positions_by_hand() -> None:
     [(1, True), (3, True), (3, False), (7, True), (7, False)],
 )
 @pytest.mark.parametrize("stride", [1, 2])
-def test_xla_skips_the_same_multiplications(kernel: int, stride: int, evenly: bool) -> None:
+def test_xla_skips_the_same_multiplications(
+    kernel: int,
+    stride: int,
+    evenly: bool,
+) -> None:
     """BiT pads both sides alike; the hybrids' "SAME" pads the odd zero after.
 
     Maps have even and odd length.
     """
-    convolution = Convolution(kernel, stride, inputs=2, outputs=3, size=(12, 9))
+    convolution = Convolution(
+        kernel,
+        stride,
+        inputs=2,
+        outputs=3,
+        size=(12, 9),
+    )
     padding = "SAME"
     if evenly:
         padding = ((kernel // 2, kernel // 2),) * 2
@@ -158,8 +181,14 @@ def test_xla_skips_the_same_multiplications(kernel: int, stride: int, evenly: bo
     assert (kernel == 1) == (macs == with_padding)
 
 
-@pytest.mark.parametrize("part", ["network", "block", "position_embedding", "pool", "head"])
+@pytest.mark.parametrize(
+    "part",
+    ["network", "block", "position_embedding", "pool", "head"],
+)
 def test_user_defined_parts_have_no_formula(part: str) -> None:
-    custom = dataclasses.replace(build_named("Ti/16", 32), **{part: "mine.blocks:Block"})
+    custom = dataclasses.replace(
+        build_named("Ti/16", 32),
+        **{part: "mine.blocks:Block"},
+    )
     with pytest.raises(ValueError, match=r"^mine\.blocks:Block: no formula"):
         count_kept_bytes(custom, 1)

@@ -10,7 +10,13 @@ import pytest
 from flax import nnx
 from numpy.testing import assert_allclose
 
-from tests.models.small_models import abstract, apply, embedded, filled, images
+from tests.models.small_models import (
+    abstract,
+    apply,
+    embedded,
+    filled,
+    images,
+)
 from vit_jax.config import ModelConfig, build_architecture, from_dict
 
 
@@ -92,7 +98,11 @@ def small(name="ViT-mu/4", **references):
         values[field] = f"{__name__}:{part}"
 
     config = from_dict(ModelConfig, values)
-    return build_architecture(config, image_size=(8, 12), num_classes=5)
+    return build_architecture(
+        config,
+        image_size=(8, 12),
+        num_classes=5,
+    )
 
 
 def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
@@ -110,7 +120,12 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
     for layer in range(3):
         hidden_BSD = np.tanh(token_BSD @ blocks.novelty[layer])
         token_BSD = token_BSD + blocks.gate[layer] * hidden_BSD
-        assert_allclose(output.blocks_LBSD[layer], token_BSD, rtol=1e-4, atol=1e-4)
+        assert_allclose(
+            output.blocks_LBSD[layer],
+            token_BSD,
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
     assert output.attention_LBTQS is None
     with pytest.raises(ValueError, match="GatedBlock has no method with_attention"):
@@ -142,7 +157,11 @@ def test_a_pooling_and_a_head():
     assert architecture.is_standard is False
     assert_allclose(output.pooled_BD, pooled_BD, rtol=1e-6)
     assert_allclose(output.features_BD, features_BD, rtol=1e-6)
-    assert_allclose(output.logits_BK, features_BD @ model.head.kernel[...], rtol=1e-4)
+    assert_allclose(
+        output.logits_BK,
+        features_BD @ model.head.kernel[...],
+        rtol=1e-4,
+    )
 
 
 def test_a_resnet_has_a_custom_head():
@@ -150,7 +169,11 @@ def test_a_resnet_has_a_custom_head():
 
     output = apply(filled(architecture), images(architecture))
 
-    assert_allclose(output.features_BD, np.square(output.pooled_BD), rtol=1e-6)
+    assert_allclose(
+        output.features_BD,
+        np.square(output.pooled_BD),
+        rtol=1e-6,
+    )
 
 
 def test_a_resnet_has_no_custom_pooling():
@@ -185,7 +208,10 @@ def test_a_pooling_or_head_of_another_form_is_rejected(part, words):
         apply(filled(architecture), images(architecture))
 
 
-@pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
+@pytest.mark.parametrize(
+    "field",
+    ["network", "block", "position_embedding", "pool", "head"],
+)
 def test_a_reference_to_nothing_names_its_field(field):
     message = f"config.model.{field}='{__name__}:Missing'.* has no 'Missing'"
 

@@ -46,7 +46,13 @@ POSTACTIVATION = {
     "patch_size": (1, 1),
 }
 PREACTIVATION = POSTACTIVATION | {"residual_unit": "preactivation"}
-NO_TRANSFORMER = {"width": 256, "depth": 0, "mlp_dim": 0, "num_heads": 0, "pool": "gap"}
+NO_TRANSFORMER = {
+    "width": 256,
+    "depth": 0,
+    "mlp_dim": 0,
+    "num_heads": 0,
+    "pool": "gap",
+}
 CONVOLUTIONS = (
     49 * 3 * 32
     + (32 * 32 + 9 * 32 * 32 + 32 * 128 + 32 * 128)  # the last is the shortcut
@@ -68,7 +74,11 @@ def count_parameters(row):
     head = row["head"]
     if head == "none":
         head = "linear"
-    config = ModelConfig(name=row["name"], pool=row["pool"], head=head)
+    config = ModelConfig(
+        name=row["name"],
+        pool=row["pool"],
+        head=head,
+    )
 
     side = row["image_size"]
     architecture = build_architecture(
@@ -192,8 +202,14 @@ def test_no_published_row_is_dropped_or_recomputed():
             {"block": "axial", "pool": "gap", "position_embedding": "relative"},
             TINY_BLOCK - 2 * 8 + (5 + 3) * 4 - 6 * 8,
         ),
-        (PREACTIVATION | NO_TRANSFORMER, CONVOLUTIONS + NORMS_BEFORE + RESNET_HEAD - TINY_COUNT),
-        (POSTACTIVATION | NO_TRANSFORMER, CONVOLUTIONS + NORMS_AFTER + RESNET_HEAD - TINY_COUNT),
+        (
+            PREACTIVATION | NO_TRANSFORMER,
+            CONVOLUTIONS + NORMS_BEFORE + RESNET_HEAD - TINY_COUNT,
+        ),
+        (
+            POSTACTIVATION | NO_TRANSFORMER,
+            CONVOLUTIONS + NORMS_AFTER + RESNET_HEAD - TINY_COUNT,
+        ),
         # A map of 2 x 2 with 256 channels, cut into two patches of 1 x 2 cells.
         (
             POSTACTIVATION | {"family": "hybrid", "patch_size": (1, 2)},

@@ -67,7 +67,14 @@ def test_every_parameter_of_every_part_is_trained():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"remat": "dots"}, {"remat": "full"}, {"scan_unroll": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"remat": "dots"},
+        {"remat": "full"},
+        {"scan_unroll": 2},
+    ],
+)
 def test_rematerialisation_and_unrolling_change_no_gradient_of_parts(changes):
     changed = dataclasses.replace(EVERYTHING, **changes)
 
@@ -78,13 +85,21 @@ def test_the_kernel_for_tpus_takes_rotary_positions():
     x = images(EVERYTHING)
     model = filled(EVERYTHING)
     model_with_kernel = filled(dataclasses.replace(EVERYTHING, attention="pallas"))
-    devices = FakeDevices(platform="cpu", map_shards=lambda function, *_: function)
+    devices = FakeDevices(
+        platform="cpu",
+        map_shards=lambda function, *_: function,
+    )
 
     logits = apply(model, x).logits_BK
     with trace_for(devices):
         by_kernel = apply(model_with_kernel, x).logits_BK
 
-    assert_allclose(logits, by_kernel, rtol=0, atol=1e-5 * np.abs(logits).max())
+    assert_allclose(
+        logits,
+        by_kernel,
+        rtol=0,
+        atol=1e-5 * np.abs(logits).max(),
+    )
 
 
 def test_pooling_reads_class_tokens_and_patches_but_no_registers():
@@ -93,7 +108,12 @@ def test_pooling_reads_class_tokens_and_patches_but_no_registers():
 
     assert output.tokens_BND.shape == (2, 6, 32)
     assert output.pooled_BD.shape == (2, 3 * 32)
-    assert_allclose(output.pooled_BD[:, 64:], mean_of_patches, rtol=0, atol=1e-5)
+    assert_allclose(
+        output.pooled_BD[:, 64:],
+        mean_of_patches,
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 def read_pairs(heads, kind):
@@ -105,7 +125,11 @@ def read_pairs(heads, kind):
 
 @pytest.mark.parametrize("kind", ["centred", "grid", "index"])
 def test_rotary_positions_turn_pairs_of_patches_alone(kind):
-    architecture = dataclasses.replace(SMALL, rope=kind, registers=1)
+    architecture = dataclasses.replace(
+        SMALL,
+        rope=kind,
+        registers=1,
+    )
     num_heads = architecture.num_heads
     shape = (2, architecture.sequence_length, architecture.width)
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
@@ -117,7 +141,12 @@ def test_rotary_positions_turn_pairs_of_patches_alone(kind):
     expected = read_pairs(heads[:, 2:], kind) * np.exp(1j * angles_Np)
 
     assert_array_equal(turned[:, :2], heads[:, :2])
-    assert_allclose(read_pairs(turned[:, 2:], kind), expected, rtol=0, atol=1e-5)
+    assert_allclose(
+        read_pairs(turned[:, 2:], kind),
+        expected,
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +174,10 @@ def test_coordinates_of_rotary_positions(kind, frequency, expected):
     [
         ({"class_tokens": 0}, "class_tokens=0: pool='token' needs a class token"),
         ({"registers": -1}, "registers=-1: must not be negative"),
-        ({"registers": 2, "pool": "gap", "block": "axial"}, "class token or register has no place"),
+        (
+            {"registers": 2, "pool": "gap", "block": "axial"},
+            "class token or register has no place",
+        ),
         (
             {"registers": 2, "position_embedding": "learned_2d"},
             "has a place for one class token alone",
@@ -173,7 +205,11 @@ def test_parts_that_do_not_fit_are_rejected(options, words):
     config = ModelConfig(name="ViT-mu/16", **options)
 
     with pytest.raises(ValueError, match=words):
-        build_architecture(config, image_size=(32, 32), num_classes=3)
+        build_architecture(
+            config,
+            image_size=(32, 32),
+            num_classes=3,
+        )
 
 
 @pytest.mark.parametrize(
@@ -190,7 +226,11 @@ def test_a_resnet_has_no_parts_of_transformers(field, value):
     message = f"{field}=.* has no effect on R26x1, without a Transformer"
 
     with pytest.raises(ValueError, match=message):
-        build_architecture(config, image_size=(32, 32), num_classes=3)
+        build_architecture(
+            config,
+            image_size=(32, 32),
+            num_classes=3,
+        )
 
 
 def is_scale_of_no_norm(name):

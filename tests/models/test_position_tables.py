@@ -23,7 +23,11 @@ def test_sincos2d_first_row_and_last_frequency():
     assert table.shape == (15, 16)
     assert table.dtype == np.float32
     assert_array_equal(table[0], first_row)
-    assert_allclose(table[row * 5 + column, 3::4], last_frequency, rtol=1e-5)
+    assert_allclose(
+        table[row * 5 + column, 3::4],
+        last_frequency,
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("has_class_token", [False, True])
@@ -53,5 +57,9 @@ def test_positions_of_a_smaller_grid_lie_between_those_of_the_large_one():
     """The middles of the patches are at 0.5 and 2.5."""
     half = compute_sincos2d((2, 2), 16, (4, 4))
 
-    assert_allclose(half[1, [0, 4]], [np.sin(2.5), np.cos(2.5)], rtol=1e-6)
+    assert_allclose(
+        half[1, [0, 4]],
+        [np.sin(2.5), np.cos(2.5)],
+        rtol=1e-6,
+    )
     assert_array_equal(compute_sincos2d((3, 5), 16, (3, 5)), compute_sincos2d((3, 5), 16))

@@ -9,11 +9,23 @@ import pytest
 from flax import nnx
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.models.small_models import FakeDevices, apply, assert_same_up_to_rounding, filled, images
+from tests.models.small_models import (
+    FakeDevices,
+    apply,
+    assert_same_up_to_rounding,
+    filled,
+    images,
+)
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.kernels.devices import trace_for
-from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit, max_pool_among_zeros
+from vit_jax.models.resnet import (
+    GroupNorm,
+    Stage,
+    StandardizedConv,
+    Unit,
+    max_pool_among_zeros,
+)
 
 
 def compute_moments(kernel):
@@ -126,7 +138,11 @@ def test_stages_are_run_in_order(name, image_size, unit):
     if unit == "preactivation":
         last = nnx.relu(model.norm(last))
     pooled = last.mean((1, 2))
-    assert_near(output.tokens_BND, last.reshape(2, -1, architecture.width))
+
+    assert_near(
+        output.tokens_BND,
+        last.reshape(2, -1, architecture.width),
+    )
     assert_near(output.features_BD, pooled)
     assert_near(output.logits_BK, model.head.linear(pooled))
     with pytest.raises(ValueError, match="names that this network has: stages"):
@@ -163,7 +179,12 @@ def test_the_root_pools_among_zeros(size):
 
     def pool_after_padding(x):
         padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        return nnx.max_pool(padded, (3, 3), strides=(2, 2), padding="VALID")
+        return nnx.max_pool(
+            padded,
+            (3, 3),
+            strides=(2, 2),
+            padding="VALID",
+        )
 
     expected = pool_after_padding(x)
     weights = jnp.arange(expected.size, dtype=jnp.float32).reshape(expected.shape)
@@ -182,7 +203,11 @@ def test_the_root_pools_among_zeros(size):
 @pytest.mark.parametrize("name", ["R14x0.5", "R14x0.5+ViT-mu/8"])
 def test_bfloat16_computes_near_float32_and_keeps_parameters(name):
     def compute(dtype):
-        architecture = small(name, image_size=(32, 32), compute_dtype=dtype)
+        architecture = small(
+            name,
+            image_size=(32, 32),
+            compute_dtype=dtype,
+        )
         model = filled(architecture)
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(model))
         return apply(model, images(architecture).astype(dtype))
@@ -193,7 +218,11 @@ def test_bfloat16_computes_near_float32_and_keeps_parameters(name):
 
     assert rounded.tokens_BND.dtype == jnp.bfloat16
     assert rounded.logits_BK.dtype == jnp.float32
-    assert_allclose(rounded.logits_BK, exact.logits_BK, atol=0.1 * scale)
+    assert_allclose(
+        rounded.logits_BK,
+        exact.logits_BK,
+        atol=0.1 * scale,
+    )
 
 
 @pytest.mark.parametrize("form", ["preactivation", "postactivation"])
@@ -228,7 +257,11 @@ def test_units_of_a_stage_do_not_start_alike():
     ids=str,
 )
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
-    assert_same_up_to_rounding(stage_gradient(), stage_gradient(**change), tolerance=1e-4)
+    assert_same_up_to_rounding(
+        stage_gradient(),
+        stage_gradient(**change),
+        tolerance=1e-4,
+    )
 
 
 @pytest.mark.parametrize(

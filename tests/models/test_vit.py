@@ -56,7 +56,11 @@ def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype
     model = filled(architecture)
     length = 12 + (pool == "token")
 
-    output = apply(model, images(architecture), intermediates=("blocks", "attention"))
+    output = apply(
+        model,
+        images(architecture),
+        intermediates=("blocks", "attention"),
+    )
 
     assert output.logits_BK.shape == (2, 10)
     assert output.tokens_BND.shape == (2, 6 * 2, 32)
@@ -94,7 +98,11 @@ def test_a_border_that_no_patch_covers_is_ignored():
     embedding = filled(architecture).embedding
     x = images(architecture)
 
-    larger = jnp.pad(x, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=jnp.nan)
+    larger = jnp.pad(
+        x,
+        ((0, 0), (0, 3), (0, 1), (0, 0)),
+        constant_values=jnp.nan,
+    )
 
     assert_array_equal(embedding(larger), embedding(x))
 
@@ -115,7 +123,11 @@ def compute_attention_weights(attention, normed):
 
 def test_intermediates_are_the_blocks_one_after_the_other():
     """The forward passes are compared with the libraries' in tests/weights/test_reference_logits."""
-    architecture = small(head="mlp", remat="full", scan_unroll=2)
+    architecture = small(
+        head="mlp",
+        remat="full",
+        scan_unroll=2,
+    )
     model = filled(architecture)
     x = images(architecture)
     output = apply(model, x, intermediates=("blocks", "attention"))
@@ -125,13 +137,24 @@ def test_intermediates_are_the_blocks_one_after_the_other():
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         normed = np.float64(block.attention_norm(tokens))
         weights = compute_attention_weights(block.attention, normed)
-        assert_allclose(output.attention_LBTQS[layer], weights, rtol=1e-4, atol=1e-5)
+        assert_allclose(
+            output.attention_LBTQS[layer],
+            weights,
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
         tokens = run_block(block, tokens)
-        assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+        assert_allclose(
+            output.blocks_LBSD[layer],
+            tokens,
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
     pooled = model.encoder.norm(tokens)[:, 0]
     logits, _ = model.head(pooled)
+
     assert_allclose(output.pooled_BD, pooled, rtol=1e-4, atol=1e-4)
     assert_allclose(output.logits_BK, logits, rtol=1e-4, atol=1e-4)
 
@@ -245,7 +268,10 @@ def test_stochastic_depth_drops_whole_examples():
     branch = jnp.ones((1000, 3, 4))
 
     kept = drop_examples(branch, 0.25, jax.random.key(0))
-    per_example = np.unique(np.asarray(kept).reshape(1000, -1), axis=1)
+    per_example = np.unique(
+        np.asarray(kept).reshape(1000, -1),
+        axis=1,
+    )
 
     assert per_example.shape == (1000, 1), "an example is kept or dropped as a whole"
     assert_allclose(np.unique(kept), [0.0, 1 / 0.75], rtol=1e-6)
@@ -284,12 +310,17 @@ STANDARD_DEVIATIONS = {
 def test_the_spread_of_initial_positions_is_chosen():
     architecture = small(position_stddev=0.5, width=256)
     table = jax.jit(lambda: build_model(architecture, jax.random.key(0)).positions.table[...])()
+
     assert float(table.std()) == pytest.approx(0.5, rel=0.05)
 
 
 def test_initial_values():
     """Attention kernels are Xavier uniform as one matrix; the head gives its bias for any image."""
-    architecture = small(name="ViT-Ti/16", image_size=(64, 64), head_bias_init=-10.0)
+    architecture = small(
+        name="ViT-Ti/16",
+        image_size=(64, 64),
+        head_bias_init=-10.0,
+    )
     model = jax.jit(lambda: build_model(architecture, jax.random.key(0)))()
 
     assert jax.tree.structure(model) == jax.tree.structure(abstract(architecture))

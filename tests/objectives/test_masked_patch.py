@@ -17,11 +17,20 @@ from vit_jax.objectives import build_objective
 from vit_jax.objectives.masked_patch import CLASSES, MaskedPatch, count_patch_outputs
 
 KEY = jax.random.key(5)
-PREDICTING = dataclasses.replace(VIT, num_classes=0, patch_outputs=CLASSES)
+PREDICTING = dataclasses.replace(
+    VIT,
+    num_classes=0,
+    patch_outputs=CLASSES,
+)
 
 
 def build_config(target="mean_colour", **options):
-    return ObjectiveConfig(kind="masked_patch", loss="softmax", patch_target=target, **options)
+    return ObjectiveConfig(
+        kind="masked_patch",
+        loss="softmax",
+        patch_target=target,
+        **options,
+    )
 
 
 def build_task(target="mean_colour", grid=(2, 3), patch_size=(4, 4), **options):
@@ -111,7 +120,10 @@ def test_classes_equal_numpy_at_every_edge():
     level = np.floor(8 * grey.astype(np.float64) / 255)
     expected = np.minimum(7, level).astype(int) * 73
 
-    targets = compute_targets(build_task(grid=(1, 2), patch_size=(2, 2)), image)
+    targets = compute_targets(
+        build_task(grid=(1, 2), patch_size=(2, 2)),
+        image,
+    )
 
     assert np.array_equal(targets[:, 0, 0], expected)
 
@@ -142,11 +154,19 @@ def test_loss_and_metrics_by_hand():
 
 def test_the_loss_of_parts_is_their_mean():
     target = jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3)
-    targets = build_targets(target, mask=[1], is_corrupted=[[True, False]])
+    targets = build_targets(
+        target,
+        mask=[1],
+        is_corrupted=[[True, False]],
+    )
     logits = jnp.zeros((1, 2, 16, CLASSES)).at[..., 0].set(2.0)
     log_sum = np.log(np.exp(2) + 511)
 
-    sums = compute_sums(build_task("colours_4x4"), logits.reshape(1, 2, -1), targets)
+    sums = compute_sums(
+        build_task("colours_4x4"),
+        logits.reshape(1, 2, -1),
+        targets,
+    )
 
     assert sums["loss"] == pytest.approx(log_sum - 2 * 12 / 16, rel=1e-6)
     assert sums["correct"] == pytest.approx(12 / 16)

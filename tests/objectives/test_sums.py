@@ -33,7 +33,10 @@ def test_classes_are_scored_one_by_one():
     likelihood_BK = np.where(label_BK == 1, probability_BK, 1 - probability_BK)
     loss_B = -np.log(likelihood_BK).sum(axis=1)
 
-    rows = score_classes(jnp.asarray(logits_BK), Batch(None, label_BK, mask_B))
+    rows = score_classes(
+        jnp.asarray(logits_BK),
+        Batch(None, label_BK, mask_B),
+    )
 
     assert_allclose(rows["probability_BK"], probability_BK, rtol=1e-6)
     assert_allclose(rows["loss_B"], loss_B, rtol=1e-6)

@@ -15,7 +15,13 @@ DEPTH = 3
 def abstract(name="ViT-Ti/16", **options):
     """Return the shapes of a network of `DEPTH` blocks and width 8, or of a ResNet."""
     if "/" in name:
-        options = {"width": 8, "depth": DEPTH, "mlp_dim": 8, "num_heads": 2, **options}
+        options = {
+            "width": 8,
+            "depth": DEPTH,
+            "mlp_dim": 8,
+            "num_heads": 2,
+            **options,
+        }
 
     architecture = build_architecture(
         ModelConfig(name=name, **options),
@@ -35,7 +41,13 @@ def fill(tree, seed):
     return jax.tree.map(sample, tree)
 
 
-def run(config, parameters, gradients, schedule=lambda step: jnp.float32(0.1), peak=0.2):
+def run(
+    config,
+    parameters,
+    gradients,
+    schedule=lambda step: jnp.float32(0.1),
+    peak=0.2,
+):
     """Return the parameters after one update for each gradient."""
     optimizer = build_optimizer(config, schedule, peak)
     state = optimizer.init(parameters)

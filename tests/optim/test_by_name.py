@@ -33,7 +33,11 @@ def compute_updates(**config):
     """The first updates, compiled, of a gradient."""
     model = fill(abstract(), seed=0)
     gradients = fill(abstract(), seed=1)
-    optimizer = build_optimizer(OptimizerConfig(**config), lambda step: jnp.float32(RATE), RATE)
+    optimizer = build_optimizer(
+        OptimizerConfig(**config),
+        lambda step: jnp.float32(RATE),
+        RATE,
+    )
     updates, _ = jax.jit(optimizer.update)(gradients, jax.jit(optimizer.init)(model), model)
 
     assert jax.tree.structure(updates) == jax.tree.structure(model)
@@ -51,7 +55,12 @@ TRANSFORMER = {
     "positions": {4},
     "head": {0},
 }
-STAGES = {"body/stage1": {4}, "body/stage2": {3}, "body/stage3": {2}, "body/stage4": {1}}
+STAGES = {
+    "body/stage1": {4},
+    "body/stage2": {3},
+    "body/stage3": {2},
+    "body/stage4": {1},
+}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +106,11 @@ def test_layer_decay_scales_the_complete_step(name):
     layers = count_layers_to_head(abstract())
     unscaled = compute_updates(name=name, **SETTINGS)
 
-    scaled = compute_updates(name=name, layer_decay=DECAY, **SETTINGS)
+    scaled = compute_updates(
+        name=name,
+        layer_decay=DECAY,
+        **SETTINGS,
+    )
 
     for leaf, update in scaled.items():
         expected = unscaled[leaf] * DECAY ** layers[leaf]
@@ -140,7 +153,11 @@ def test_frozen_parameters_change_nothing_for_the_others():
     scales = {"layer_decay": 0.5, "learning_rate_multipliers": {"head/*": 3.0}}
     complete = compute_updates(name="sgd", **scales)
 
-    partial = compute_updates(name="sgd", frozen=("encoder/blocks/*",), **scales)
+    partial = compute_updates(
+        name="sgd",
+        frozen=("encoder/blocks/*",),
+        **scales,
+    )
 
     for name, update in partial.items():
         expected = complete[name]
@@ -251,7 +268,11 @@ def test_the_head_is_trained_as_if_it_stood_alone(name):
     gradients = [replace_frozen(fill(model, seed=seed), float("nan")) for seed in (1, 2, 3)]
     gradients_of_head = [select_head(gradient) for gradient in gradients]
     settings = OptimizerConfig(name=name, **SETTINGS)
-    frozen_settings = OptimizerConfig(name=name, trained="head", **SETTINGS)
+    frozen_settings = OptimizerConfig(
+        name=name,
+        trained="head",
+        **SETTINGS,
+    )
 
     alone = run(settings, select_head(model), gradients_of_head)
     trained = select_head(run(frozen_settings, model, gradients))
@@ -260,10 +281,17 @@ def test_the_head_is_trained_as_if_it_stood_alone(name):
         assert_array_equal(trained[leaf], array, err_msg=leaf)
 
 
-@pytest.mark.parametrize(("name", "moments"), [("adam", 2), ("sgd", 1)])
+@pytest.mark.parametrize(
+    ("name", "moments"),
+    [("adam", 2), ("sgd", 1)],
+)
 def test_frozen_parameters_have_no_moments(name, moments):
     model = abstract()
-    config = OptimizerConfig(name=name, trained="head", **SETTINGS)
+    config = OptimizerConfig(
+        name=name,
+        trained="head",
+        **SETTINGS,
+    )
     optimizer = build_optimizer(config, lambda step: jnp.float32(RATE), RATE)
 
     state = jax.eval_shape(optimizer.init, model)

@@ -79,7 +79,11 @@ def test_an_uncorrected_average_begins_at_the_parameters_of_the_start(
 ):
     parameters = sample_history(num_steps)
     seen = parameters[start_step + 1 :].astype(np.float64)
-    expected = average_by_loop(parameters[start_step], seen, [factor] * len(seen))
+    expected = average_by_loop(
+        parameters[start_step],
+        seen,
+        [factor] * len(seen),
+    )
 
     average = compute_average(
         parameters,
@@ -136,7 +140,10 @@ def test_constant_parameters_are_their_own_average(bias_correction):
 
 def test_the_average_of_a_module_is_one_of_float32_that_shares_no_buffer():
     network = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), network)
+    half = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.bfloat16),
+        network,
+    )
     settings = {"factor": 0.9, "start_step": 0, "bias_correction": True}
     update = jax.jit(ema.update, static_argnames=tuple(settings))
 

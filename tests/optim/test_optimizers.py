@@ -25,7 +25,14 @@ def clip_by_norm(gradients, largest_norm):
     return {name: g * scale for name, g in gradients.items()}
 
 
-def find_direction(config, name, gradient, m, v, t):
+def find_direction(
+    config,
+    name,
+    gradient,
+    m,
+    v,
+    t,
+):
     """Return the direction of a parameter's step and update its moments."""
     if config.name == "adam":
         m[name] = config.beta1 * m[name] + (1 - config.beta1) * gradient
@@ -65,7 +72,10 @@ class Network(nnx.Module):
 
 
 def scalars(value):
-    return {"kernel": jnp.float32(value), "bias": jnp.float32(value)}
+    return {
+        "kernel": jnp.float32(value),
+        "bias": jnp.float32(value),
+    }
 
 
 def compute_by_definition(config, parameters, gradients, rates):
@@ -123,7 +133,13 @@ def test_module_against_float64_loop(case, meaning, clip):
 
     assert isinstance(after, Network)
     for name, leaf in pytree.name_leaves(after).items():
-        assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        assert_allclose(
+            leaf,
+            expected[name],
+            rtol=1e-5,
+            atol=1e-5,
+            err_msg=name,
+        )
 
 
 def read_moment(state, name):
@@ -140,7 +156,11 @@ def test_first_moment_of_adam_in_bfloat16():
     assert read_moment(state, "nu").dtype == jnp.float32
 
     for gradient in (10.0, 0.0):
-        _, state = optimizer.update(scalars(gradient), state, scalars(1.0))
+        _, state = optimizer.update(
+            scalars(gradient),
+            state,
+            scalars(1.0),
+        )
 
     # beta1 is rounded too, as the documentation says.
     assert float(read_moment(state, "mu")) == 0.8984375

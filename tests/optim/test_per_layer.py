@@ -98,7 +98,12 @@ def run_muon_apart(params, gradients, **arguments):
     def prepare(tree):
         return reshape_kernels(unstack(tree))
 
-    return run_apart(optax.contrib.muon(RATE, **arguments), params, gradients, prepare)
+    return run_apart(
+        optax.contrib.muon(RATE, **arguments),
+        params,
+        gradients,
+        prepare,
+    )
 
 
 def assert_equal(params, expected):
@@ -122,7 +127,11 @@ def test_against_optax_on_unstacked_parameters(name):
         build = getattr(optax, name.removeprefix("optax:"))
         expected = run_apart(build(RATE, **arguments), params, gradients)
 
-    after = run(OptimizerConfig(name=name, arguments=arguments), params, gradients)
+    after = run(
+        OptimizerConfig(name=name, arguments=arguments),
+        params,
+        gradients,
+    )
 
     assert_equal(after, expected)
 
@@ -168,7 +177,10 @@ def build_unit(*kernel_shape):
 
 
 def test_units_of_a_resnet():
-    stage = {"first": build_unit(1, 1, 4, 6), "rest": build_unit(2, 1, 1, 6, 6)}
+    stage = {
+        "first": build_unit(1, 1, 4, 6),
+        "rest": build_unit(2, 1, 1, 6, 6),
+    }
     params, gradients = sample_run({"body": {"stage1": stage}})
     expected = run_muon_apart(params, gradients)
 
@@ -207,7 +219,10 @@ def test_with_frozen_parameters_and_multipliers():
 
 def run_sharded(optimizer, params, gradients):
     """Return the state after the updates, sharded over eight devices."""
-    mesh = Mesh(np.array(jax.devices()).reshape(1, 4, 2), ("replica", "data", "model"))
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(1, 4, 2),
+        ("replica", "data", "model"),
+    )
     state = init_state(params, optimizer, with_polyak=False)
     shardings = shard_tree(state, mesh, "fsdp")
     state = jax.device_put(state, shardings)
@@ -217,7 +232,11 @@ def run_sharded(optimizer, params, gradients):
         gradient = jax.device_put(gradient, shardings.model)
         updates, moments = update(gradient, state.optimizer, state.model)
         model = optax.apply_updates(state.model, updates)
-        state = dataclasses.replace(state, model=model, optimizer=moments)
+        state = dataclasses.replace(
+            state,
+            model=model,
+            optimizer=moments,
+        )
 
     return state
 

@@ -16,11 +16,20 @@ WARMUP = 100
 TOTAL = 1100
 TIMESCALE = 400
 BASE = 8e-4
-LENGTHS = ScheduleSteps(warmup=WARMUP, total=TOTAL, timescale=TIMESCALE, cooldown=400)
+LENGTHS = ScheduleSteps(
+    warmup=WARMUP,
+    total=TOTAL,
+    timescale=TIMESCALE,
+    cooldown=400,
+)
 
 
 def config(decay, **changes):
-    given = ScheduleConfig(learning_rate=BASE, warmup=Duration("unused"), decay="constant")
+    given = ScheduleConfig(
+        learning_rate=BASE,
+        warmup=Duration("unused"),
+        decay="constant",
+    )
     return dataclasses.replace(given, decay=decay, **changes)
 
 
@@ -29,7 +38,10 @@ def compute_rates(decay, *steps, lengths=LENGTHS, **changes):
     return [float(schedule(step)) for step in steps]
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"])
+@pytest.mark.parametrize(
+    "decay",
+    ["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"],
+)
 def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     schedule = build_schedule(config(decay), LENGTHS)
     warming_up = BASE * np.arange(WARMUP + 1) / WARMUP
@@ -44,7 +56,10 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     assert float(not_traced) == pytest.approx(float(traced[345]), rel=1e-5)
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"])
+@pytest.mark.parametrize(
+    "decay",
+    ["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"],
+)
 def test_a_schedule_without_warm_up_begins_at_the_base(decay):
     lengths = dataclasses.replace(LENGTHS, warmup=0)
 
@@ -72,7 +87,10 @@ def test_decay_on_its_way(decay, end, step, expected):
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
-@pytest.mark.parametrize(("end", "step"), [(0.0, TOTAL), (1e-5, TOTAL), (1e-5, TOTAL + 9)])
+@pytest.mark.parametrize(
+    ("end", "step"),
+    [(0.0, TOTAL), (1e-5, TOTAL), (1e-5, TOTAL + 9)],
+)
 def test_decay_ends_at_the_end_learning_rate(decay, end, step):
     rates = compute_rates(decay, step, end_learning_rate=end)
 
@@ -82,7 +100,12 @@ def test_decay_ends_at_the_end_learning_rate(decay, end, step):
 def test_a_linear_cooldown():
     expected = 1e-5 + 0.75 * (BASE - 1e-5)
 
-    rates = compute_rates("wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5)
+    rates = compute_rates(
+        "wsd",
+        TOTAL - 300,
+        cooldown_form="linear",
+        end_learning_rate=1e-5,
+    )
 
     assert rates == pytest.approx([expected], rel=1e-6)
 
@@ -96,8 +119,16 @@ def test_runs_of_all_lengths_share_the_stable_part():
 
 def test_staircase_of_bit_hyperrule():
     """The released fractions for datasets of medium size."""
-    lengths = ScheduleSteps(warmup=500, total=10_000, timescale=1, cooldown=0)
-    schedule = build_schedule(config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)), lengths)
+    lengths = ScheduleSteps(
+        warmup=500,
+        total=10_000,
+        timescale=1,
+        cooldown=0,
+    )
+    schedule = build_schedule(
+        config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)),
+        lengths,
+    )
     falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]
     expected = np.repeat(falling, [2500, 3000, 3000, 1000])
 
@@ -108,7 +139,12 @@ def test_staircase_of_bit_hyperrule():
 
 def test_drops_between_steps():
     """The rate drops at steps 3.5 and 5.6."""
-    lengths = ScheduleSteps(warmup=0, total=7, timescale=1, cooldown=0)
+    lengths = ScheduleSteps(
+        warmup=0,
+        total=7,
+        timescale=1,
+        cooldown=0,
+    )
     expected = [BASE] * 4 + [BASE / 10] * 2 + [BASE / 100]
 
     rates = compute_rates(
@@ -123,7 +159,12 @@ def test_drops_between_steps():
 
 def test_long_runs_keep_their_resolution():
     """14 epochs of JFT at batch 4096 are one million steps, of which each still lowers the rate."""
-    lengths = ScheduleSteps(warmup=10_000, total=1_035_645, timescale=1, cooldown=0)
+    lengths = ScheduleSteps(
+        warmup=10_000,
+        total=1_035_645,
+        timescale=1,
+        cooldown=0,
+    )
 
     rates = compute_rates("linear", 1_000_000, 1_000_001, 1_035_644, lengths=lengths)
 

@@ -43,7 +43,10 @@ CASES = {
 def test_a_head_of_zeros_learns_separable_classes(name):
     """The loss of four classes begins at ln 4."""
     features, label = sample_clusters()
-    zeros = {KERNEL: jnp.zeros((8, 4)), BIAS: jnp.zeros(4)}
+    zeros = {
+        KERNEL: jnp.zeros((8, 4)),
+        BIAS: jnp.zeros(4),
+    }
     rate = RATE
     if name == "optax:lars":
         rate *= 100  # its trust coefficient is 0.001
@@ -56,7 +59,11 @@ def test_a_head_of_zeros_learns_separable_classes(name):
 
     def step(carry, _):
         params, state = carry
-        updates, state = optimizer.update(jax.grad(compute_loss)(params), state, params)
+        updates, state = optimizer.update(
+            jax.grad(compute_loss)(params),
+            state,
+            params,
+        )
         return (optax.apply_updates(params, updates), state), None
 
     @jax.jit
@@ -81,7 +88,10 @@ def test_a_head_of_zeros_learns_separable_classes(name):
 )
 def test_the_step_is_that_of_a_standard_deviation_of_002(name, lifted):
     """The root mean square of LAMB's first step at zero is the rate times 0.02."""
-    params = {"blocks/lora_b": jnp.zeros((6, 5)), "blocks/bias": jnp.zeros(7)}
+    params = {
+        "blocks/lora_b": jnp.zeros((6, 5)),
+        "blocks/bias": jnp.zeros(7),
+    }
     gradient = {}
     for leaf, value in params.items():
         sample = np.random.default_rng(1).normal(size=value.shape)
@@ -109,10 +119,19 @@ def test_larger_parameters_are_seen_as_they_are():
         assert_array_equal(seen[name], value)
 
 
-SMALL = {"width": 8, "depth": 1, "mlp_dim": 8, "num_heads": 2, "registers": 1}
+SMALL = {
+    "width": 8,
+    "depth": 1,
+    "mlp_dim": 8,
+    "num_heads": 2,
+    "registers": 1,
+}
 
 
-@pytest.mark.parametrize(("name", "options"), [("ViT-Ti/16", SMALL), ("R14x0.5", {})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ViT-Ti/16", SMALL), ("R14x0.5", {})],
+)
 def test_every_zero_of_a_network_is_known(name, options):
     """Parameters below 1e-5 at the start are those that the rule names."""
     architecture = build_architecture(

@@ -17,7 +17,11 @@ AXIAL = {"pool": "gap", "block": "axial"}
 
 def build(name, **options):
     config = ModelConfig(name=name, **options)
-    return build_architecture(config, image_size=(224, 224), num_classes=1000)
+    return build_architecture(
+        config,
+        image_size=(224, 224),
+        num_classes=1000,
+    )
 
 
 MAPS = 56**2 * (64 + 256 * 3) + 28**2 * 512 * 4 + 14**2 * 1024 * 6 + 7**2 * 2048 * 2
@@ -50,7 +54,12 @@ def test_bytes_that_policies_keep(remat, model_shards, num_bytes):
     ],
 )
 def test_bytes_that_policies_keep_of_axial_blocks(remat, num_bytes):
-    architecture = build("ViT-B/16", remat=remat, scan_unroll=1, **AXIAL)
+    architecture = build(
+        "ViT-B/16",
+        remat=remat,
+        scan_unroll=1,
+        **AXIAL,
+    )
 
     assert count_kept_bytes(architecture, 8, model_shards=1, tiled=False) == num_bytes * 196 // 197
 

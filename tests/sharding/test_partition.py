@@ -26,7 +26,14 @@ from vit_jax.sharding.partition import RULES
 from vit_jax.train.state import init_state
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "shardings"
-MODELS = ("ViT-B/16", "ViT-L/16", "ViT-H/14", "ViT-G/14", "R152x4", "R50+ViT-L/16")
+MODELS = (
+    "ViT-B/16",
+    "ViT-L/16",
+    "ViT-H/14",
+    "ViT-G/14",
+    "R152x4",
+    "R50+ViT-L/16",
+)
 AXES = {"replica": 2, "data": 16, "model": 4}
 
 
@@ -86,12 +93,36 @@ def test_golden_tables(name):
 
 
 EVERY_KIND = [
-    {"name": "ViT-S/16", "pool": "token", "head": "mlp"},
-    {"name": "ViT-S/16", "pool": "token", "head": "linear"},
-    {"name": "ViT-S/16", "pool": "gap", "head": "mlp"},
-    {"name": "ViT-S/16", "pool": "gap", "head": "linear"},
-    {"name": "ViT-S/16", "pool": "map", "head": "mlp"},
-    {"name": "ViT-S/16", "pool": "map", "head": "linear"},
+    {
+        "name": "ViT-S/16",
+        "pool": "token",
+        "head": "mlp",
+    },
+    {
+        "name": "ViT-S/16",
+        "pool": "token",
+        "head": "linear",
+    },
+    {
+        "name": "ViT-S/16",
+        "pool": "gap",
+        "head": "mlp",
+    },
+    {
+        "name": "ViT-S/16",
+        "pool": "gap",
+        "head": "linear",
+    },
+    {
+        "name": "ViT-S/16",
+        "pool": "map",
+        "head": "mlp",
+    },
+    {
+        "name": "ViT-S/16",
+        "pool": "map",
+        "head": "linear",
+    },
     {"name": "ViT-S/16", "position_embedding": "learned_1d"},
     {"name": "ViT-S/16", "position_embedding": "learned_2d"},
     {"name": "ViT-S/16", "position_embedding": "sincos2d"},
@@ -178,7 +209,11 @@ def find_parameter(leaf, names):
 
 
 def ours(**options):
-    return build_optimizer(OptimizerConfig(**options), lambda step: jnp.float32(0.1), 0.1)
+    return build_optimizer(
+        OptimizerConfig(**options),
+        lambda step: jnp.float32(0.1),
+        0.1,
+    )
 
 
 OPTIMIZERS = {

@@ -329,7 +329,16 @@ def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypat
         (b"[" * 66 + b"]" * 66, "deeper than 64"),
         (b'"' + b"x" * 2**15 + b'"', "larger than 32,768 bytes"),
     ],
-    ids=["empty", "cut", "not_text", "nul", "long_number", "deep", "a_level_too_deep", "large"],
+    ids=[
+        "empty",
+        "cut",
+        "not_text",
+        "nul",
+        "long_number",
+        "deep",
+        "a_level_too_deep",
+        "large",
+    ],
 )
 def test_what_is_no_json_is_one_error(tmp_path, content, rule):
     (tmp_path / "a.json").write_bytes(content)

@@ -23,7 +23,12 @@ def build(*overrides, devices=1):
 def assemble_config(config, devices=1, **numbers):
     """Return an assembly of the config's network, with other numbers where given."""
     architecture = dataclasses.replace(architecture_of(config, 10), **numbers)
-    return assemble(config, architecture, num_examples=160, devices=jax.devices()[:devices])
+    return assemble(
+        config,
+        architecture,
+        num_examples=160,
+        devices=jax.devices()[:devices],
+    )
 
 
 def batches(run, num_steps, *, masked=()):
@@ -36,7 +41,11 @@ def batches(run, num_steps, *, masked=()):
         mask[list(masked)] = 0
         image = rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8)
         label = rng.integers(0, 10, size, np.int32)
-        yield Batch(image_BHWC=image, label_B=label, mask_B=mask)
+        yield Batch(
+            image_BHWC=image,
+            label_B=label,
+            mask_B=mask,
+        )
 
 
 def train(run, num_steps=20, *, masked=()):
@@ -45,7 +54,10 @@ def train(run, num_steps=20, *, masked=()):
     curve = []
 
     for batch in batches(run, num_steps, masked=masked):
-        state, metrics = run.train_step(state, jax.device_put(batch, run.batch_sharding))
+        state, metrics = run.train_step(
+            state,
+            jax.device_put(batch, run.batch_sharding),
+        )
         curve.append({name: float(value) for name, value in metrics.items()})
 
     return state, curve

@@ -67,7 +67,12 @@ def test_a_renewal_does_not_bring_back_a_lock_that_was_taken_over(workdir):
         while json.loads((workdir / FILE).read_text())["renewals"] < 2:
             pass
 
-        pretend(workdir, token="another", host="vm-7", pid=77)
+        pretend(
+            workdir,
+            token="another",
+            host="vm-7",
+            pid=77,
+        )
         while lock._renewed > 0:
             pass
 

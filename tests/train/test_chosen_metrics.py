@@ -41,8 +41,12 @@ def test_a_run_and_the_evaluation_of_its_weights(tmp_path):
 
 
 def test_without_chosen_metrics_the_results_are_the_usual_ones(tmp_path):
-    summary = pretrain(runs.config("total=1 step", "schedule.warmup=0 steps"), str(tmp_path))
+    summary = pretrain(
+        runs.config("total=1 step", "schedule.warmup=0 steps"),
+        str(tmp_path),
+    )
     results = {name for name in summary if name.startswith("test_")}
+
     assert results == {"test_accuracy", "test_loss", "test_images"}
 
 

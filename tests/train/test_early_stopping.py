@@ -17,7 +17,10 @@ from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.pretrain import pretrain
 from vit_jax.weights import load_weights
 
-pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
+pytestmark = [
+    pytest.mark.usefixtures("compiled_once"),
+    pytest.mark.xdist_group("tiny"),
+]
 
 VALUES = {1: 0.1, 2: 0.5, 3: 0.4, 4: 0.3, 5: 0.9, 6: 0.2}
 OPTIONS = [
@@ -122,7 +125,12 @@ def test_a_run_that_is_interrupted_in_evaluations_decides_the_same(
     A request to end is looked for after each step and each batch of an evaluation.
     """
     for request, step in ((4, 2), (5, 4)):
-        runs.interrupt(lambda: pretrain(config, str(tmp_path)), request, step, monkeypatch)
+        runs.interrupt(
+            lambda: pretrain(config, str(tmp_path)),
+            request,
+            step,
+            monkeypatch,
+        )
 
     summary = pretrain(config, str(tmp_path))
 
@@ -143,7 +151,11 @@ def test_a_run_that_is_killed_before_its_end_is_on_disk_decides_the_same(stopped
 def build_config(metric, mode="auto", **stop_early):
     """Return a config that judges checkpoints by a metric and stops early."""
     config = runs.config()
-    checkpoint = dataclasses.replace(config.checkpoint, best_metric=metric, best_mode=mode)
+    checkpoint = dataclasses.replace(
+        config.checkpoint,
+        best_metric=metric,
+        best_mode=mode,
+    )
     return dataclasses.replace(
         config,
         checkpoint=checkpoint,
@@ -161,7 +173,10 @@ def note_values(values, metric="test_loss", mode="auto", **stop_early):
 
     for step, value in enumerate(values, 1):
         stopping = EarlyStopping(config, metadata)
-        stopping.note(step, dict.fromkeys(("test_loss", "test_accuracy", metric), value))
+        stopping.note(
+            step,
+            dict.fromkeys(("test_loss", "test_accuracy", metric), value),
+        )
         metadata = stopping.metadata()
 
     return stopping
@@ -191,7 +206,11 @@ def test_decisions_on_a_loss(values, fields, stops, best):
 
 
 def test_of_accuracies_more_is_better():
-    stopping = note_values([0.1, 0.2, 0.15], "test_accuracy", patience=1)
+    stopping = note_values(
+        [0.1, 0.2, 0.15],
+        "test_accuracy",
+        patience=1,
+    )
 
     assert stopping.reason_to_stop()
     assert stopping.best_of([1, 3]) == 3
@@ -205,9 +224,17 @@ def test_of_another_metric_nothing_is_known():
     assert not stopping.reason_to_stop()
 
 
-@pytest.mark.parametrize(("metric", "mode"), [("c_calibration_error", "auto"), ("c_ece", "min")])
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [("c_calibration_error", "auto"), ("c_ece", "min")],
+)
 def test_of_errors_less_is_better(metric, mode):
-    stopping = note_values([0.3, 0.1, 0.2], metric, mode, patience=1)
+    stopping = note_values(
+        [0.3, 0.1, 0.2],
+        metric,
+        mode,
+        patience=1,
+    )
 
     assert stopping.best_of([1, 2, 3]) == 2
 

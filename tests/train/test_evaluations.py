@@ -96,7 +96,10 @@ DATA = Datasets(
     source(160),
     source(20, seed=1),
     OTHERS,
-    {"few": source(40, seed=5), "near": FEW},
+    {
+        "few": source(40, seed=5),
+        "near": FEW,
+    },
 )
 
 PREFIXES = ("test_", "v2_", "mine_", "few_", "near_")
@@ -199,7 +202,10 @@ def test_owed_evaluations_are_run_on_resume(uninterrupted, tmp_path, monkeypatch
 )
 def test_what_is_no_evaluator_is_rejected(options, rule):
     run = runs.build(*(f"evaluation.evaluators.mine.{option}" for option in options))
-    both = dataclasses.replace(DATA, train_sources={"mine": DATA.others["mine"]})
+    both = dataclasses.replace(
+        DATA,
+        train_sources={"mine": DATA.others["mine"]},
+    )
 
     with rejects("", rule):
         build_evaluations(run, both, "test", lambda: None)
@@ -213,7 +219,10 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     """
     workdir, summary = uninterrupted
     model = from_weights(load_weights(str(workdir)))
-    module = jax.device_put(model.module, replicate(build_mesh(jax.devices())))
+    module = jax.device_put(
+        model.module,
+        replicate(build_mesh(jax.devices())),
+    )
     extractor = extractor_of(
         dataclasses.replace(model, module=module),
         transform=build_fewshot_transform((8, 8)),
@@ -240,7 +249,11 @@ def test_kinds_on_frozen_features_are_those_of_the_schema():
 
 
 def test_frozen_features_have_training_images_of_their_split(data_dir):
-    few = EvaluatorConfig(kind="fewshot", data="digits", train_split="train[:50%]")
+    few = EvaluatorConfig(
+        kind="fewshot",
+        data="digits",
+        train_split="train[:50%]",
+    )
 
     data = open_datasets(build_config(data_dir, few=few))
 
@@ -271,7 +284,11 @@ def test_frozen_features_are_of_all_images_also_if_a_part_is_trained_on(data_dir
 
 def open_splits_that_differ(split, config, seed):
     names = ("a", "b") if split == config.train_split else ("a", "c")
-    return MemorySource(np.zeros((2, 8, 8, 1), np.uint8), np.arange(2), names)
+    return MemorySource(
+        np.zeros((2, 8, 8, 1), np.uint8),
+        np.arange(2),
+        names,
+    )
 
 
 class Regret:
@@ -295,7 +312,12 @@ def test_a_run_takes_the_direction_that_an_evaluator_of_the_caller_states():
 
 def test_too_many_unreadable_images_end_an_evaluation_in_every_process():
     log = UnreadableLog(source(20), None)
-    evaluator = ScheduledEvaluator("mine", Regret(), Cadence(1, 6), [log])
+    evaluator = ScheduledEvaluator(
+        "mine",
+        Regret(),
+        Cadence(1, 6),
+        [log],
+    )
 
     assert evaluator.run(None) == {"mine_regret": 0.5}
 

@@ -28,7 +28,20 @@ NUM_CASES = 600  # damages of each file
 SECONDS = 600  # against endless loops only
 DEEP = "[" * 10_000 + "]" * 10_000
 VALUES = (
-    *(None, True, False, 0, 1, -1, 0.5, 1e308, -1e308, float("nan"), float("inf"), -float("inf")),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        0.5,
+        1e308,
+        -1e308,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+    ),
     *(
         2**53,
         2**63,
@@ -195,7 +208,13 @@ def rejection(reader, folder):
     return None
 
 
-def fuzz(folder, name, readers, seed, num_cases=NUM_CASES):
+def fuzz(
+    folder,
+    name,
+    readers,
+    seed,
+    num_cases=NUM_CASES,
+):
     """Calls all readers of a file for each damage; returns how often each of them rejected it."""
     file = folder / name
     rng = random.Random(seed)
@@ -232,7 +251,10 @@ def draw_nothing(monkeypatch):
 
 
 def make_page(folder):
-    found = page.Report(run=read_run(folder, str(folder)), summary=run_files.read_summary(folder))
+    found = page.Report(
+        run=read_run(folder, str(folder)),
+        summary=run_files.read_summary(folder),
+    )
     assert page.build_page(found).endswith("</html>\n")
 
 
@@ -270,14 +292,26 @@ def test_summary(run, draw_nothing):
             ) from None  # it names the run by its place in the study
 
     def of_search(folder):
-        summary = run_files.read_summary(folder, ("test_loss",), ("test_accuracy",))
+        summary = run_files.read_summary(
+            folder,
+            ("test_loss",),
+            ("test_accuracy",),
+        )
         if summary is not None:
             found = {name.replace("test", "validation"): value for name, value in summary.items()}
             rate_search.choose(
-                {0.1: found, 0.2: {rate_search.ACCURACY: 0.5, rate_search.LOSS: 1.0}}
+                {
+                    0.1: found,
+                    0.2: {rate_search.ACCURACY: 0.5, rate_search.LOSS: 1.0},
+                }
             )
 
-    rejected = fuzz(run, "summary.json", (make_page, read_result, of_search, of_study), seed=2)
+    rejected = fuzz(
+        run,
+        "summary.json",
+        (make_page, read_result, of_search, of_study),
+        seed=2,
+    )
     assert all(0 < number < NUM_CASES for number in rejected.values())
 
 
@@ -348,5 +382,11 @@ def test_metadata_of_a_checkpoint(run, is_digest_right):
         del metadata[METADATA_DIGEST]
         (run / name).write_text(json.dumps(metadata))
 
-    rejected = fuzz(run, name, [load_weights], seed=7 + is_digest_right, num_cases=400)
+    rejected = fuzz(
+        run,
+        name,
+        [load_weights],
+        seed=7 + is_digest_right,
+        num_cases=400,
+    )
     assert 0 < rejected[load_weights] <= 400

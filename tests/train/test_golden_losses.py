@@ -90,7 +90,12 @@ def test_losses_are_the_golden_ones(name, data_dir, tmp_path):
         golden[name] = [round(loss, 7) for loss in losses]
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
 
-    assert_allclose(losses, golden[name], rtol=0, atol=TOLERANCES.get(name, TOLERANCE))
+    assert_allclose(
+        losses,
+        golden[name],
+        rtol=0,
+        atol=TOLERANCES.get(name, TOLERANCE),
+    )
     assert len(losses) == NUM_STEPS
     assert losses[-1] < losses[0], "a run that learns nothing would hide what its updates do"
     assert golden.keys() <= RUNS.keys()

@@ -9,7 +9,13 @@ from tests.train import small_runs as runs
 from vit_jax.data.unreadable import TooManyUnreadable
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.early_stopping import EarlyStopping
-from vit_jax.train.hooks import EndAtFraction, Evaluation, Saving, StopRequest, UnreadableImages
+from vit_jax.train.hooks import (
+    EndAtFraction,
+    Evaluation,
+    Saving,
+    StopRequest,
+    UnreadableImages,
+)
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.loop import evaluate_and_save
 
@@ -58,7 +64,14 @@ class Files:
     def wait(self):
         pass
 
-    def save(self, step, items, *, metadata, metrics):
+    def save(
+        self,
+        step,
+        items,
+        *,
+        metadata,
+        metrics,
+    ):
         self.saved.append((step, metadata["owes_evaluation"], metrics))
 
 
@@ -86,7 +99,12 @@ class State:
 class Session:
     """The parts of a session that evaluating and saving need; evaluated every 2 steps, saved every 3 of 6."""
 
-    def __init__(self, results=None, error=None, keep_best=1):
+    def __init__(
+        self,
+        results=None,
+        error=None,
+        keep_best=1,
+    ):
         config = runs.config("checkpoint.best_metric=test_accuracy")
         keeping = dataclasses.replace(config.checkpoint, keep_best=keep_best)
         stopping = EarlyStopping(config, {})
@@ -95,7 +113,12 @@ class Session:
         self.stop = StopRequest(Asked(), self.unreadable, 6)
         evaluator = Reported(results or {}, error)
         scheduled = [ScheduledEvaluator("test", evaluator, Cadence(2, 6))]
-        self.evaluation = Evaluation(scheduled, self.files, self.files, stopping)
+        self.evaluation = Evaluation(
+            scheduled,
+            self.files,
+            self.files,
+            stopping,
+        )
         self.saving = Saving(
             self.files,
             keeping,

@@ -32,7 +32,12 @@ def assemble_recipe(recipe, machine, *overrides, **changes):
     for device in parse_topology(machine).stand_ins():
         devices.append(dataclasses.replace(device, **changes))
 
-    return assemble(config, architecture, num_examples=dataset.num_examples, devices=devices)
+    return assemble(
+        config,
+        architecture,
+        num_examples=dataset.num_examples,
+        devices=devices,
+    )
 
 
 def layout(config):

@@ -58,9 +58,16 @@ def test_every_layout_gives_the_run_of_one_device(
     expected, expected_curve = one_device
     options = (*WIDE, *layout(parameters, replicas, model), f"model.attention={attention}")
 
-    state, curve = runs.train(runs.build(*options, devices=8), NUM_STEPS)
+    state, curve = runs.train(
+        runs.build(*options, devices=8),
+        NUM_STEPS,
+    )
 
-    assert_allclose(runs.losses(curve), runs.losses(expected_curve), rtol=1e-5)
+    assert_allclose(
+        runs.losses(curve),
+        runs.losses(expected_curve),
+        rtol=1e-5,
+    )
     assert_same_parameters(state.model, expected.model, atol=1e-5)
 
 
@@ -71,9 +78,16 @@ def test_every_layout_of_a_hybrid_gives_the_run_of_one_device():
     eight = dataclasses.replace(one, sharding=runs.config(*layout("fsdp", 2, 2)).sharding)
 
     _, expected = runs.train(runs.assemble_config(one, units=(1,)), 5)
-    _, curve = runs.train(runs.assemble_config(eight, devices=8, units=(1,)), 5)
+    _, curve = runs.train(
+        runs.assemble_config(eight, devices=8, units=(1,)),
+        5,
+    )
 
-    assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
+    assert_allclose(
+        runs.losses(curve),
+        runs.losses(expected),
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.newest
@@ -92,16 +106,27 @@ def test_every_layout_of_a_hybrid_gives_the_run_of_one_device():
 )
 def test_every_layout_of_axial_blocks_and_parts_gives_the_run_of_one_device(options):
     one, expected = runs.train(runs.build(*options), 5)
-    eight, curve = runs.train(runs.build(*options, *layout("fsdp", 2, 2), devices=8), 5)
+    eight, curve = runs.train(
+        runs.build(*options, *layout("fsdp", 2, 2), devices=8),
+        5,
+    )
 
-    assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-5)
+    assert_allclose(
+        runs.losses(curve),
+        runs.losses(expected),
+        rtol=1e-5,
+    )
     assert_same_parameters(eight.model, one.model, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", [1, 2])
 def test_moments_and_average_lie_with_their_parameters(model):
     """Each of the two replicas has all of a parameter; model shards share images."""
-    run = runs.build(*layout("fsdp", 2, model), "polyak.factor=0.9", devices=8)
+    run = runs.build(
+        *layout("fsdp", 2, model),
+        "polyak.factor=0.9",
+        devices=8,
+    )
     state = run.init_state()
     moments = state.optimizer[1]
 
@@ -111,6 +136,7 @@ def test_moments_and_average_lie_with_their_parameters(model):
 
     image = runs.first_batch(run).image_BHWC
     sizes = {shard.data.shape[0] for shard in image.addressable_shards}
+
     assert sizes == {16 // 8 * model}
 
 

@@ -19,7 +19,13 @@ from vit_jax.arrays import normalise
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
 from vit_jax.models import build_model
-from vit_jax.models.lora import Lora, build_lora, list_factor_shapes, merge, require_adaptable
+from vit_jax.models.lora import (
+    Lora,
+    build_lora,
+    list_factor_shapes,
+    merge,
+    require_adaptable,
+)
 from vit_jax.train.assemble import architecture_of, assemble, schedule_of
 from vit_jax.weights import load_weights
 
@@ -49,7 +55,12 @@ def build(*fields, network=("model.pool=gap", "model.head=linear"), devices=1):
     if config.model.scan_unroll:
         architecture = dataclasses.replace(architecture, scan_unroll=config.model.scan_unroll)
 
-    return assemble(config, architecture, num_examples=160, devices=jax.devices()[:devices])
+    return assemble(
+        config,
+        architecture,
+        num_examples=160,
+        devices=jax.devices()[:devices],
+    )
 
 
 def read_leaves(model):
@@ -58,7 +69,10 @@ def read_leaves(model):
 
 def build_merged(lora_run, model):
     """Return the network without factors that `merge` makes."""
-    merged = merge(read_leaves(model), build_lora(lora_run.config.optimizer))
+    merged = merge(
+        read_leaves(model),
+        build_lora(lora_run.config.optimizer),
+    )
     shapes = jax.eval_shape(lambda: build_model(lora_run.architecture, jax.random.key(0)))
     return pytree.map_with_names(lambda name, _: merged[name], shapes)
 
@@ -143,8 +157,14 @@ def test_gradients_of_factors_are_those_of_the_merged_kernels(trained):
         kernel = of_merged[f"{layer}/kernel"]
         a = parameters[f"{layer}/lora_a"]
         b = parameters[f"{layer}/lora_b"]
-        assert_near(gradients[f"{layer}/lora_a"], scale * kernel @ b.swapaxes(1, 2))
-        assert_near(gradients[f"{layer}/lora_b"], scale * a.swapaxes(1, 2) @ kernel)
+        assert_near(
+            gradients[f"{layer}/lora_a"],
+            scale * kernel @ b.swapaxes(1, 2),
+        )
+        assert_near(
+            gradients[f"{layer}/lora_b"],
+            scale * a.swapaxes(1, 2) @ kernel,
+        )
 
 
 @pytest.mark.slow
@@ -161,9 +181,16 @@ def test_every_layout_gives_the_same_run(options, devices):
     fields = (*RANK, "polyak.factor=0.9")
 
     expected, expected_curve = runs.train(build(*fields), 6)
-    state, curve = runs.train(build(*fields, *options, devices=devices), 6)
+    state, curve = runs.train(
+        build(*fields, *options, devices=devices),
+        6,
+    )
 
-    assert_allclose(runs.losses(curve), runs.losses(expected_curve), rtol=1e-5)
+    assert_allclose(
+        runs.losses(curve),
+        runs.losses(expected_curve),
+        rtol=1e-5,
+    )
     assert_same_parameters(state.polyak, expected.polyak, atol=1e-5)
 
 
@@ -195,8 +222,22 @@ SHAPES = {
 
 
 def test_shapes_of_factors():
-    of_query = list_factor_shapes(SHAPES, Lora(rank=2, scale=1.0, layers=("query",)))
-    of_all = list_factor_shapes(SHAPES, Lora(rank=8, scale=1.0, layers=()))
+    of_query = list_factor_shapes(
+        SHAPES,
+        Lora(
+            rank=2,
+            scale=1.0,
+            layers=("query",),
+        ),
+    )
+    of_all = list_factor_shapes(
+        SHAPES,
+        Lora(
+            rank=8,
+            scale=1.0,
+            layers=(),
+        ),
+    )
 
     assert of_query == {f"{QUERY}/lora_a": (3, 8, 2), f"{QUERY}/lora_b": (3, 2, 8)}
     assert len(of_all) == 4
@@ -243,7 +284,10 @@ def test_patterns_freeze_factors():
     assert count_numbers(partial) < count_numbers(complete)
 
 
-@pytest.mark.parametrize(("factor", "least"), [("lora_a", 0.0), ("lora_b", 0.02)])
+@pytest.mark.parametrize(
+    ("factor", "least"),
+    [("lora_a", 0.0), ("lora_b", 0.02)],
+)
 def test_lamb_scales_updates_of_factors_to_their_norms(factor, least):
     """B begins at zero; its norm counts as that of a standard deviation of 0.02 at least.
 
@@ -274,7 +318,10 @@ def test_networks_without_built_in_blocks_are_rejected(network):
         architecture = architecture_of(load_recipe("pretrain_jft:R50x1"), 10)
     else:
         block = "tests.models.test_own_parts:OwnBlock"
-        architecture = dataclasses.replace(architecture_of(runs.config(), 10), block=block)
+        architecture = dataclasses.replace(
+            architecture_of(runs.config(), 10),
+            block=block,
+        )
 
     with rejects("optimizer.lora_rank", "no built-in blocks"):
         require_adaptable(architecture)
@@ -327,4 +374,5 @@ def test_the_first_loss_is_that_of_full_fine_tuning_and_readers_see_a_plain_netw
     # A finished run stays one.
     succeed(with_lora)
     other_rank = run([*words, f"--workdir={adapted}", "--config.optimizer.lora_rank=2"])
+
     assert other_rank.code == 2

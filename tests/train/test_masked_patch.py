@@ -121,7 +121,10 @@ def test_learns_a_colour_from_its_surroundings():
 
     for number, batch in enumerate(runs.batches(run, 60)):
         painted = paint_black_or_white(batch, number)
-        state, metrics = run.train_step(state, jax.device_put(painted, run.batch_sharding))
+        state, metrics = run.train_step(
+            state,
+            jax.device_put(painted, run.batch_sharding),
+        )
         accuracies.append(float(metrics["train_accuracy"]))
 
     assert np.mean(accuracies[-10:]) > 0.9
@@ -130,7 +133,10 @@ def test_learns_a_colour_from_its_surroundings():
 def test_fine_tuning_drops_the_head_and_notes_it(finished):
     workdir, _ = finished
     config = load_recipe("digits_transfer:finetune", flags(f"init_from={workdir}"))
-    config = dataclasses.replace(config, input=dataclasses.replace(config.input, image_size=(8, 8)))
+    config = dataclasses.replace(
+        config,
+        input=dataclasses.replace(config.input, image_size=(8, 8)),
+    )
     note = "note     the head that predicts masked patches, and its [mask] embedding, are dropped."
 
     architecture, fitted, report = adapt(config, tiny.source(20, seed=2))
@@ -148,7 +154,11 @@ def test_other_formats_hold_the_network_without_its_head(finished, tmp_path):
     assert weights.architecture.patch_outputs == 512
 
     save_weights(weights, tmp_path / "w.npz", "released")
-    read = load_weights(str(tmp_path / "w.npz"), image_size=(8, 8), num_heads=2)
+    read = load_weights(
+        str(tmp_path / "w.npz"),
+        image_size=(8, 8),
+        num_heads=2,
+    )
 
     assert read.architecture.num_classes == 0
     assert read.architecture.patch_outputs == 0

@@ -239,6 +239,7 @@ def test_predictions_are_the_labels_that_are_probable_enough(trained, folder):
 
     none = succeed([*words, "--threshold=1"])
     top = json.loads(succeed([*words, "--json", "--threshold=0.001", "--top=1"]))
+
     assert none.splitlines()[0].endswith("   none")
     assert len(top[0]["predictions"]) == 1
 
@@ -277,7 +278,11 @@ def test_an_exported_program_gives_sigmoids(trained, logits_of_black, tmp_path):
     program = export.deserialize(bytearray(output.read_bytes()))
     description = json.loads((tmp_path / "program.json").read_text())
 
-    assert_allclose(program.call(pixels), 1 / (1 + np.exp(-logits)), atol=1e-5)
+    assert_allclose(
+        program.call(pixels),
+        1 / (1 + np.exp(-logits)),
+        atol=1e-5,
+    )
     assert description["output"]["meaning"] == "probabilities: sigmoid of each logit"
 
 
@@ -343,7 +348,10 @@ def test_verbs_reject_the_other_kind_of_data(trained, data, single_label_data, t
 @pytest.mark.slow
 def test_data_with_one_label_have_no_metric_for_several(single_label_data):
     metric = "checkpoint.best_metric=test_f1_macro"
-    config = load_recipe(str(RECIPE), flags(f"data={single_label_data}", SIGMOID, metric))
+    config = load_recipe(
+        str(RECIPE),
+        flags(f"data={single_label_data}", SIGMOID, metric),
+    )
     validate(config)
 
     with rejects("config.checkpoint.best_metric='test_f1_macro'", "single-label"):
@@ -386,8 +394,15 @@ def test_a_step_by_the_formula():
     logits = np.asarray(state.model(normalised).logits_BK, np.float64)
     loss_B = (np.logaddexp(0, logits) - logits * label).sum(axis=1)
 
-    batch = Batch(image_BHWC=image, label_B=label, mask_B=mask)
-    _, metrics = run.train_step(state, jax.device_put(batch, run.batch_sharding))
+    batch = Batch(
+        image_BHWC=image,
+        label_B=label,
+        mask_B=mask,
+    )
+    _, metrics = run.train_step(
+        state,
+        jax.device_put(batch, run.batch_sharding),
+    )
 
     assert float(metrics["train_loss"]) == pytest.approx(loss_B[mask > 0].mean(), rel=1e-4)
     assert "train_accuracy" not in metrics

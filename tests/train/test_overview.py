@@ -28,7 +28,10 @@ from vit_jax.train.progress import results_line
 from vit_jax.weights.description import FORMAT_VERSION, parse_architecture, parse_training_data
 
 MODEL = {
-    "head": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)},
+    "head": {
+        "kernel": np.zeros((3, 2)),
+        "bias": np.zeros(2),
+    },
     "norm": {"scale": np.zeros(1)},
 }
 
@@ -51,7 +54,11 @@ def folder(tmp_path):
 
 def start(folder):
     config = load_recipe("configs/finetune.py:any,own", [f"--config.data=folder:{folder}"])
-    return start_of(config, open_datasets(config), {"bias": np.zeros(2, np.float32)})
+    return start_of(
+        config,
+        open_datasets(config),
+        {"bias": np.zeros(2, np.float32)},
+    )
 
 
 def test_parameters_are_listed():

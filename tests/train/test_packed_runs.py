@@ -33,7 +33,10 @@ def list_members(images, labels):
     return members
 
 
-pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
+pytestmark = [
+    pytest.mark.usefixtures("compiled_once"),
+    pytest.mark.xdist_group("tiny"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,12 @@ def packed(tiny_run, tmp_path_factory):
         write_shard(folder / "wds" / f"{split}-1.tar", members[middle:])
 
         stored = [{"bytes": image, "path": None} for image in images]
-        write_parquet(folder / "parquet" / f"{split}-0.parquet", labels, group=100, images=stored)
+        write_parquet(
+            folder / "parquet" / f"{split}-0.parquet",
+            labels,
+            group=100,
+            images=stored,
+        )
 
     return folder
 
@@ -68,10 +76,17 @@ def test_a_resumed_run_ends_with_the_bytes_of_the_run_on_the_digits(
         test_split="test",
         data_dir=None,
     )
-    config = dataclasses.replace(tiny_run.config, data=f"{kind}:{packed}/{kind}", input=inputs)
+    config = dataclasses.replace(
+        tiny_run.config,
+        data=f"{kind}:{packed}/{kind}",
+        input=inputs,
+    )
     runs.interrupt(lambda: pretrain(config, str(tmp_path)), 2, 2, monkeypatch)
 
-    runs.assert_same_end(pretrain(config, str(tmp_path)), tiny_run.summary)
+    runs.assert_same_end(
+        pretrain(config, str(tmp_path)),
+        tiny_run.summary,
+    )
 
 
 def test_a_resumed_run_excludes_the_same_images(data_dir, tiny_run, tmp_path):

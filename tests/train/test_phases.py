@@ -39,7 +39,12 @@ TWO = (
     "phases.wide.until=10 steps",
     "phases.wide.image_size=8,6",
 )
-SIZES = {"width": 8, "depth": 2, "mlp_dim": 8, "num_heads": 2}
+SIZES = {
+    "width": 8,
+    "depth": 2,
+    "mlp_dim": 8,
+    "num_heads": 2,
+}
 
 
 def networks(small_size, **options):
@@ -264,7 +269,11 @@ def test_one_phase_is_another_run():
         "model.pool=gap",
         "logging.every=1 steps",
     )
-    run = runs.build(*fields, "phases.a.until=5 steps", "phases.a.image_size=4")
+    run = runs.build(
+        *fields,
+        "phases.a.until=5 steps",
+        "phases.a.image_size=4",
+    )
     alone = runs.build(*fields, "input.image_size=4")
     phase = run.select_phase(1)
     state = run.init_state()

@@ -29,7 +29,12 @@ def now(monkeypatch):
 
 def build_clock(first_step, peak_flops=None):
     """Return a clock of steps of 8 images and 40 FLOPs."""
-    return TrainingClock(first_step, lambda step: 8 * step, lambda step: 40.0 * step, peak_flops)
+    return TrainingClock(
+        first_step,
+        lambda step: 8 * step,
+        lambda step: 40.0 * step,
+        peak_flops,
+    )
 
 
 METRICS = {"train_loss": 1.25, "learning_rate": 1e-3, "images_per_second": 1234.0}
@@ -164,7 +169,12 @@ def test_metrics_are_reported_one_step_late_each_once_and_in_order():
 @pytest.mark.parametrize("name", ["train_loss", "gradient_norm", "parameter_norm"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_metrics_that_are_not_finite_raise(name, value):
-    metrics = {"train_loss": 1.0, "gradient_norm": 1.0, "parameter_norm": 1.0, "learning_rate": 0.1}
+    metrics = {
+        "train_loss": 1.0,
+        "gradient_norm": 1.0,
+        "parameter_norm": 1.0,
+        "learning_rate": 0.1,
+    }
     diverged = metrics | {name: value}
     at_rate_0 = diverged | {"learning_rate": 0.0}
     no_cause = "The learning rate is 0, so it is not the cause"
@@ -234,7 +244,12 @@ def test_a_missing_package_is_named_before_any_file_is_made(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", None)
 
     with pytest.raises(ValueError, match=r"pip install .*\[wandb\]"):
-        Writers(tmp_path, runs.config("logging.wandb_project=p"), 0, enabled=True)
+        Writers(
+            tmp_path,
+            runs.config("logging.wandb_project=p"),
+            0,
+            enabled=True,
+        )
 
     assert list(tmp_path.iterdir()) == []
 

@@ -63,7 +63,10 @@ def test_of_equal_accuracies_the_lower_loss_wins_then_the_lower_rate():
     assert choose(dict(reversed(trials.items()))) == 0.01
 
 
-@pytest.mark.parametrize("lost", [DIVERGED, SPOILT, {**SPOILT, "validation_loss": math.inf}])
+@pytest.mark.parametrize(
+    "lost",
+    [DIVERGED, SPOILT, {**SPOILT, "validation_loss": math.inf}],
+)
 def test_a_trial_that_did_not_stay_finite_never_wins(lost):
     """If the last update spoilt it, only its evaluation shows it."""
     finite = build_result(0.2, 3.0)
@@ -98,7 +101,14 @@ class FakeTraining:
         self.calls = []
         self.later_steps = []
 
-    def __call__(self, config, data, workdir, split, later_steps):
+    def __call__(
+        self,
+        config,
+        data,
+        workdir,
+        split,
+        later_steps,
+    ):
         rate = config.schedule.learning_rate
         self.later_steps.append(later_steps)
         workdir.check()

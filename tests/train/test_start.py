@@ -38,7 +38,11 @@ def restore(stored, facts):
     """Return the step of the state that a run with these facts resumes from."""
     run = runs.build()
     metadata = {"architecture": dataclasses.asdict(run.architecture), **stored}
-    items = {"progress": {"step": 5}, "model": None, "optimizer": None}
+    items = {
+        "progress": {"step": 5},
+        "model": None,
+        "optimizer": None,
+    }
     store = types.SimpleNamespace(
         folder="run",
         metadata=lambda step: metadata,
@@ -48,7 +52,11 @@ def restore(stored, facts):
     return start.restore(run, store, 5, facts).step
 
 
-@pytest.mark.parametrize("stored", [FACTS, FACTS | FILES], ids=["before files were noted", "now"])
+@pytest.mark.parametrize(
+    "stored",
+    [FACTS, FACTS | FILES],
+    ids=["before files were noted", "now"],
+)
 def test_the_same_data(stored):
     assert restore(stored, FACTS | FILES) == 5
 
@@ -113,7 +121,10 @@ def list_steps_to_continue(monkeypatch, *fields, trunk=()):
     monkeypatch.setattr(start, "CheckpointReader", lambda folder: reader)
 
     config = tiny.config(*WSD, *fields)
-    run = types.SimpleNamespace(config=config, steps=convert_lengths(config, 160))
+    run = types.SimpleNamespace(
+        config=config,
+        steps=convert_lengths(config, 160),
+    )
     _, steps = start.steps_to_continue(run)
     return steps
 
@@ -203,7 +214,10 @@ def test_weights_get_a_new_head(save):
     """Even the same class names are no reason to keep the head."""
     path = save(VIT, class_names=("a", "b", "c"))
 
-    architecture, fitted, words = adapt(config(path), source("a", "b", "c"))
+    architecture, fitted, words = adapt(
+        config(path),
+        source("a", "b", "c"),
+    )
     expected = fit(remove_head(weights_of(VIT)), architecture)
     first_line, second_line, *_ = words.splitlines()
 
@@ -228,7 +242,10 @@ def test_weights_get_a_new_head(save):
 def test_a_hidden_layer_stays_where_the_config_asks(save, head, has_hidden, expected):
     path = save(MLP, "workdir", "vit_jax")
 
-    architecture, fitted, _ = adapt(config(path, head=head), source("x", "y"))
+    architecture, fitted, _ = adapt(
+        config(path, head=head),
+        source("x", "y"),
+    )
 
     assert architecture.head == expected
     assert ("head/hidden/kernel" in fitted.parameters) == has_hidden
@@ -267,11 +284,19 @@ def test_a_head_of_other_classes_cannot_stay(save, names, here, rule):
 
 def test_outputs_of_the_classes_of_the_data_are_selected(save):
     """By name, in the order of the data; one class of the data has no output."""
-    path = save(VIT, "workdir", "vit_jax", class_names=("a", "b", "c"))
+    path = save(
+        VIT,
+        "workdir",
+        "vit_jax",
+        class_names=("a", "b", "c"),
+    )
     old_kernel = weights_of(VIT).parameters["head/linear/kernel"]
     old_bias = weights_of(VIT).parameters["head/linear/bias"]
 
-    architecture, fitted, _ = adapt(config(path, head="select"), source("c", "x", "a"))
+    architecture, fitted, _ = adapt(
+        config(path, head="select"),
+        source("c", "x", "a"),
+    )
     kernel = fitted.parameters["head/linear/kernel"]
     bias = fitted.parameters["head/linear/bias"]
 
@@ -315,7 +340,12 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
     sharding = dataclasses.replace(sharded.sharding, parameters="fsdp")
     sharded = dataclasses.replace(sharded, sharding=sharding)
     architecture, fitted, _ = adapt(sharded, source(*"abcdefghij"))
-    run = assemble(sharded, architecture, num_examples=160, devices=jax.devices())
+    run = assemble(
+        sharded,
+        architecture,
+        num_examples=160,
+        devices=jax.devices(),
+    )
 
     state = state_of_parameters(run, fitted.parameters, str(path))
     sums = run.evaluation_step(state, runs.first_batch(run))

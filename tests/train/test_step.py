@@ -32,13 +32,20 @@ def test_accumulation_equals_the_large_batch_of_one_device(masked):
     state, curve = runs.train(runs.build(), 4, masked=masked)
     accumulated_state, accumulated_curve = runs.train(accumulated, 4, masked=masked)
 
-    assert_allclose(runs.losses(accumulated_curve), runs.losses(curve), rtol=1e-5)
+    assert_allclose(
+        runs.losses(accumulated_curve),
+        runs.losses(curve),
+        rtol=1e-5,
+    )
     assert_trees_close(accumulated_state.model, state.model, atol=1e-5)
 
 
 def take_step(run, batch):
     """Return the state and the metrics after one step from the start."""
-    return run.train_step(run.init_state(), jax.device_put(batch, run.batch_sharding))
+    return run.train_step(
+        run.init_state(),
+        jax.device_put(batch, run.batch_sharding),
+    )
 
 
 @pytest.mark.slow
@@ -50,7 +57,11 @@ def test_masked_examples_do_not_change_the_step():
     label = batch.label_B.copy()
     image[[3, 4]] = 255 - image[[3, 4]]
     label[[3, 4]] = (label[[3, 4]] + 1) % 10
-    changed = dataclasses.replace(batch, image_BHWC=image, label_B=label)
+    changed = dataclasses.replace(
+        batch,
+        image_BHWC=image,
+        label_B=label,
+    )
 
     state, metrics = take_step(run, batch)
     changed_state, changed_metrics = take_step(run, changed)
@@ -143,8 +154,14 @@ def test_metrics_norms_and_learning_rate():
 
 def test_the_norm_of_the_update_is_computed_where_it_is_logged():
     """It is logged after every third step and the last. Logged values ignore the interval."""
-    _, every = runs.train(runs.build(*SHORT, "logging.every=1 steps"), 7)
-    _, third = runs.train(runs.build(*SHORT, "logging.every=3 steps"), 7)
+    _, every = runs.train(
+        runs.build(*SHORT, "logging.every=1 steps"),
+        7,
+    )
+    _, third = runs.train(
+        runs.build(*SHORT, "logging.every=3 steps"),
+        7,
+    )
     steps_with_norm = []
 
     for step, (expected, metrics) in enumerate(zip(every, third, strict=True), start=1):
@@ -163,7 +180,10 @@ def test_the_polyak_average_is_evaluated():
     state = run.init_state()
     models = [jax.device_get(state.model)]
     for batch in runs.batches(run, 3):
-        state, _ = run.train_step(state, jax.device_put(batch, run.batch_sharding))
+        state, _ = run.train_step(
+            state,
+            jax.device_put(batch, run.batch_sharding),
+        )
         models.append(jax.device_get(state.model))
 
     def average(first, second, third, fourth):
@@ -196,7 +216,10 @@ def fill_model(abstract_model):
     A head that starts at zero hands no gradient to the backbone.
     """
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: jnp.float32(0.2 * rng.normal(size=x.shape)), abstract_model)
+    return jax.tree.map(
+        lambda x: jnp.float32(0.2 * rng.normal(size=x.shape)),
+        abstract_model,
+    )
 
 
 FROZEN = ("optimizer.trained=head", "input.mixup_alpha=0.0", "model.head=mlp", "model.depth=1")
@@ -205,7 +228,11 @@ FROZEN = ("optimizer.trained=head", "input.mixup_alpha=0.0", "model.head=mlp", "
 @pytest.mark.slow
 def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_to_the_bit():
     """The weights bring a dropout; there is weight decay, and a Polyak average."""
-    config = runs.config(*FROZEN, "polyak.factor=0.9", "optimizer.weight_decay=0.3")
+    config = runs.config(
+        *FROZEN,
+        "polyak.factor=0.9",
+        "optimizer.weight_decay=0.3",
+    )
     run = runs.assemble_config(
         config,
         devices=2,
@@ -252,7 +279,11 @@ def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives(
     state = run.state_from(new_leaves)
 
     assert jax.tree.structure(state) == jax.tree.structure(expected)
-    jax.tree.map(assert_array_equal, (state, same_metrics), (expected, metrics))
+    jax.tree.map(
+        assert_array_equal,
+        (state, same_metrics),
+        (expected, metrics),
+    )
 
 
 def squared_error(model, images, targets, key):
@@ -291,7 +322,12 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
 
 def test_a_micro_batch_has_every_nth_example():
     targets = Targets(None, jnp.arange(6.0))
-    images, split_targets, keys = split_batch(jnp.arange(6), targets, jax.random.key(0), 2)
+    images, split_targets, keys = split_batch(
+        jnp.arange(6),
+        targets,
+        jax.random.key(0),
+        2,
+    )
 
     assert images.tolist() == [[0, 2, 4], [1, 3, 5]]
     assert split_targets.mask_B.tolist() == [[0, 2, 4], [1, 3, 5]]
@@ -304,6 +340,9 @@ def test_weights_of_examples_have_a_mean_of_one_over_the_classes():
 
 
 def test_a_batch_without_weight_has_no_gradient():
-    sums, gradients = divide_by_weight({"weight": jnp.float32(0)}, {"kernel": jnp.zeros(2)})
+    sums, gradients = divide_by_weight(
+        {"weight": jnp.float32(0)},
+        {"kernel": jnp.zeros(2)},
+    )
     assert float(sums["weight"]) == 1
     assert gradients["kernel"].tolist() == [0, 0]

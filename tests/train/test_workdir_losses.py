@@ -14,7 +14,10 @@ from vit_jax.train.lifecycle.interruption import Interruption
 from vit_jax.train.lifecycle.lock import WorkdirLost
 from vit_jax.train.pretrain import pretrain
 
-pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
+pytestmark = [
+    pytest.mark.usefixtures("compiled_once"),
+    pytest.mark.xdist_group("tiny"),
+]
 
 
 @pytest.fixture(scope="module")

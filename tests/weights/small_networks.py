@@ -11,7 +11,12 @@ from vit_jax.weights import Weights
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.names import FORMATS, unstack
 
-SIZES = {"width": 16, "depth": 2, "mlp_dim": 24, "num_heads": 2}
+SIZES = {
+    "width": 16,
+    "depth": 2,
+    "mlp_dim": 24,
+    "num_heads": 2,
+}
 VIT = Architecture(
     name="ViT-custom/4",
     image_size=(8, 12),
@@ -29,7 +34,12 @@ HYBRID = dataclasses.replace(
     units=(2, 1),
     width_factor=0.5,
 )
-ROOT_HYBRID = dataclasses.replace(HYBRID, name="Rx0.5+ViT-custom/4", patch_size=(2, 2), units=())
+ROOT_HYBRID = dataclasses.replace(
+    HYBRID,
+    name="Rx0.5+ViT-custom/4",
+    patch_size=(2, 2),
+    units=(),
+)
 RESNET = dataclasses.replace(
     networks.RESNET,
     name="R-customx0.5",
@@ -44,7 +54,11 @@ NETWORKS = {
     "mlp_head": dataclasses.replace(VIT, head="mlp"),
     "gap": dataclasses.replace(VIT, pool="gap"),
     "map": dataclasses.replace(VIT, pool="map", gelu="exact"),
-    "sincos2d": dataclasses.replace(VIT, pool="gap", position_embedding="sincos2d"),
+    "sincos2d": dataclasses.replace(
+        VIT,
+        pool="gap",
+        position_embedding="sincos2d",
+    ),
     "learned_2d": dataclasses.replace(VIT, position_embedding="learned_2d"),
     "headless": dataclasses.replace(VIT, num_classes=0),
     "pooler": dataclasses.replace(VIT, num_classes=0, head="mlp"),
@@ -58,7 +72,11 @@ NETWORKS = {
 OURS = {
     "relative": dataclasses.replace(VIT, position_embedding="relative"),
     "every": dataclasses.replace(VIT, position_layers="every"),
-    "every_2d": dataclasses.replace(VIT, position_layers="every", position_embedding="learned_2d"),
+    "every_2d": dataclasses.replace(
+        VIT,
+        position_layers="every",
+        position_embedding="learned_2d",
+    ),
     "shared": dataclasses.replace(VIT, position_layers="shared"),
     "axial": dataclasses.replace(VIT, block="axial", pool="gap"),
     "axial_relative": dataclasses.replace(
@@ -90,7 +108,9 @@ def weights_of(a: Architecture, **details) -> Weights:
 
 
 def arrays_of(
-    a: Architecture, format_name: str, parameters: Mapping[str, np.ndarray] | None = None
+    a: Architecture,
+    format_name: str,
+    parameters: Mapping[str, np.ndarray] | None = None,
 ):
     """Return the arrays of a network as a file of another format has them."""
     apart = unstack(parameters or networks.parameters(a), a.num_heads)

@@ -27,7 +27,12 @@ CONFIG = {
 }
 
 
-def write_base(folder, a=SQUARE, format_name="huggingface", class_names=("x", "y", "z")):
+def write_base(
+    folder,
+    a=SQUARE,
+    format_name="huggingface",
+    class_names=("x", "y", "z"),
+):
     arrays = arrays_of(a, format_name)
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", arrays, {})
@@ -36,16 +41,30 @@ def write_base(folder, a=SQUARE, format_name="huggingface", class_names=("x", "y
     return arrays
 
 
-def write_adapter(folder, base, factors, config=(), others=()):
+def write_adapter(
+    folder,
+    base,
+    factors,
+    config=(),
+    others=(),
+):
     """Write factors {layer: (A, B)}, and other arrays."""
     folder.mkdir(exist_ok=True)
     arrays = {}
     for layer, (first, second) in factors.items():
         arrays[f"base_model.model.{layer}.lora_A.weight"] = first
         arrays[f"base_model.model.{layer}.lora_B.weight"] = second
-    write_safetensors(folder / "adapter_model.safetensors", {**arrays, **dict(others)}, {})
+    write_safetensors(
+        folder / "adapter_model.safetensors",
+        {**arrays, **dict(others)},
+        {},
+    )
 
-    fields = {**CONFIG, "base_model_name_or_path": str(base), **dict(config)}
+    fields = {
+        **CONFIG,
+        "base_model_name_or_path": str(base),
+        **dict(config),
+    }
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     return folder
 
@@ -111,7 +130,10 @@ def assert_near(weights, expected):
 )
 def test_factors_are_merged(base, adapter, is_newer, options, scale):
     arrays = write_base(base)
-    pairs = {QUERY: sample_factors(16, 16), DENSE: sample_factors(24, 16, seed=1)}
+    pairs = {
+        QUERY: sample_factors(16, 16),
+        DENSE: sample_factors(24, 16, seed=1),
+    }
     expected = load_merged(base, arrays, pairs, scale)
     plain = load_weights(base)
     kernel = "encoder/blocks/attention/query/kernel"
@@ -131,14 +153,20 @@ def test_factors_are_merged(base, adapter, is_newer, options, scale):
 
 def test_ranks_and_scales_of_layers(base, adapter):
     arrays = write_base(base)
-    pairs = {QUERY: sample_factors(16, 16, rank=3), DENSE: sample_factors(24, 16)}
+    pairs = {
+        QUERY: sample_factors(16, 16, rank=3),
+        DENSE: sample_factors(24, 16),
+    }
     config = {
         "rank_pattern": {"query": 3},
         "alpha_pattern": {"layer.1.attention.attention.query": 9},
     }
     write_adapter(adapter, base, pairs, config)
 
-    assert_near(load_weights(adapter), load_merged(base, arrays, pairs, 3.0))
+    assert_near(
+        load_weights(adapter),
+        load_merged(base, arrays, pairs, 3.0),
+    )
 
 
 def test_ranks_that_differ_from_the_config_are_rejected(base, adapter):
@@ -161,7 +189,11 @@ def test_a_base_of_timm_and_a_convolution(base, adapter):
     single = {name: array.astype(np.float32) for name, array in halves.items()}
     wrapped = {f"module.{name}": array for name, array in halves.items()}
     expected = load_merged(base, single, pairs, 3.0)
-    write_adapter(adapter, base, {f"timm_model.{layer}": pair for layer, pair in pairs.items()})
+    write_adapter(
+        adapter,
+        base,
+        {f"timm_model.{layer}": pair for layer, pair in pairs.items()},
+    )
     write_safetensors(base / "model.safetensors", wrapped, {})
 
     weights = load_weights(adapter)
@@ -185,14 +217,24 @@ def test_a_classifier_of_the_adapter(base, adapter, classes, network, class_name
     """
     a = NETWORKS[network]
     has_names = a.num_classes > 0
-    write_base(base, a, class_names=("x", "y", "z") if has_names else None)
+    write_base(
+        base,
+        a,
+        class_names=("x", "y", "z") if has_names else None,
+    )
     kernel = np.ones((classes, 16), np.float32)
     head = {
         "base_model.model.classifier.weight": kernel,
         "base_model.model.classifier.bias": kernel[:, 0] * 2,
     }
     pairs = {QUERY: sample_factors(16, 16)}
-    write_adapter(adapter, base, pairs, {"modules_to_save": ["classifier"]}, head)
+    write_adapter(
+        adapter,
+        base,
+        pairs,
+        {"modules_to_save": ["classifier"]},
+        head,
+    )
 
     weights = load_weights(adapter)
     is_noted = any("names of the base are kept" in note for note in weights.notes)

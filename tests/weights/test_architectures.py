@@ -286,7 +286,10 @@ def test_arguments_that_change_no_rotary_positions():
     assert find_timm_fields("vit_base_patch16_224", arguments)["rope"] is None
 
 
-@pytest.mark.parametrize("argument", ["block_fn", "norm_layer", "rope_theta", "a" * 1000])
+@pytest.mark.parametrize(
+    "argument",
+    ["block_fn", "norm_layer", "rope_theta", "a" * 1000],
+)
 def test_arguments_that_change_a_network_in_an_unknown_way(argument):
     with pytest.raises(ValueError, match=rf"model_args\.{argument}='x': is not supported"):
         find_timm_fields("vit_base_patch16_224", {argument: "x"})
@@ -320,7 +323,10 @@ def test_grids_of_rotary_positions_that_do_not_fit_the_network():
 def test_attention_pooling_of_patches_alone_beside_registers(tmp_path):
     """The name decides which tokens are pooled: no array shows it."""
     case = "timm/registers_map"
-    arguments = {**GOLDEN[case]["config"]["model_args"], "pool_include_prefix": False}
+    arguments = {
+        **GOLDEN[case]["config"]["model_args"],
+        "pool_include_prefix": False,
+    }
     folder = write_case(case, tmp_path / "patches", model_args=arguments)
     message = "it pools patches without prefix tokens by map, which is not supported"
 

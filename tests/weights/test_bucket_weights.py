@@ -5,7 +5,13 @@ import pytest
 from tests import gcs
 from tests.weights.formats.test_sharded import split
 from tests.weights.reference import networks
-from tests.weights.small_networks import SQUARE, VIT, arrays_of, assert_same, weights_of
+from tests.weights.small_networks import (
+    SQUARE,
+    VIT,
+    arrays_of,
+    assert_same,
+    weights_of,
+)
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
 from vit_jax.weights.locate import find_class_names_file
@@ -78,7 +84,10 @@ def test_copies_of_files_that_the_bucket_has_no_more_are_not_read(weights_folder
     (index,) = tmp_path.rglob("*.index.json")
     index.with_name("model.safetensors").write_bytes(b"of an earlier upload")
 
-    assert_same(load_weights(f"{ROOT}/shards").parameters, networks.parameters(VIT))
+    assert_same(
+        load_weights(f"{ROOT}/shards").parameters,
+        networks.parameters(VIT),
+    )
 
 
 def test_pickles_are_named(weights_folder):

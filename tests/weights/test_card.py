@@ -12,7 +12,13 @@ import pytest
 import yaml
 
 from tests.integration.commands import run, succeed
-from tests.weights.small_networks import HYBRID, PREPROCESSING, TRAINING, VIT, weights_of
+from tests.weights.small_networks import (
+    HYBRID,
+    PREPROCESSING,
+    TRAINING,
+    VIT,
+    weights_of,
+)
 from vit_jax.imports.extras import install_command
 from vit_jax.text.printable import printable
 from vit_jax.weights.card import build_card
@@ -42,7 +48,12 @@ def read_card(weights, folder, format_name):
     ],
 )
 def test_the_content_of_a_card(tmp_path, format_name, library, use):
-    weights = weights_of(VIT, class_names=NAMES, preprocessing=PREPROCESSING, training=TRAINING)
+    weights = weights_of(
+        VIT,
+        class_names=NAMES,
+        preprocessing=PREPROCESSING,
+        training=TRAINING,
+    )
     count = sum(array.size for array in weights.parameters.values())
 
     metadata, text = read_card(weights, tmp_path / "my-vit", format_name)
@@ -90,7 +101,11 @@ def test_names_stay_names(tmp_path, format_name):
     In code they are one Python literal.
     """
     training = dataclasses.replace(TRAINING, data=f"tfds:{HOSTILE}")
-    weights = weights_of(VIT, class_names=(HOSTILE, *NAMES[1:]), training=training)
+    weights = weights_of(
+        VIT,
+        class_names=(HOSTILE, *NAMES[1:]),
+        training=training,
+    )
     shown = printable(HOSTILE)
     argument = f"local-dir:{HOSTILE}" if format_name == "timm" else HOSTILE
 
@@ -184,7 +199,11 @@ def test_unknown_facts_are_stated(tmp_path):
 
 
 def test_classes_without_names_are_stated(tmp_path):
-    _, text = read_card(weights_of(VIT, class_names=None), tmp_path / "nameless", OWN)
+    _, text = read_card(
+        weights_of(VIT, class_names=None),
+        tmp_path / "nameless",
+        OWN,
+    )
 
     assert "Their names are not known." in text
 
@@ -218,7 +237,11 @@ def hub(monkeypatch):
         def upload_folder(self, *, repo_id, folder_path):
             calls.append((repo_id, folder_path))
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=HfApi))
+    monkeypatch.setitem(
+        sys.modules,
+        "huggingface_hub",
+        types.SimpleNamespace(HfApi=HfApi),
+    )
     return calls
 
 
@@ -226,7 +249,11 @@ def hub(monkeypatch):
 def saved(tmp_path, monkeypatch):
     """Weights in the folder `w` of the current folder."""
     monkeypatch.chdir(tmp_path)
-    save_weights(weights_of(VIT, class_names=NAMES), tmp_path / "w", OWN)
+    save_weights(
+        weights_of(VIT, class_names=NAMES),
+        tmp_path / "w",
+        OWN,
+    )
 
 
 def test_an_upload(saved, hub):

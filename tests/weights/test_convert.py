@@ -44,10 +44,18 @@ def source(tmp_path):
     ],
 )
 def test_the_destination_decides(a, destination, to, expected, tmp_path):
-    save_weights(weights_of(a, training=TRAINING), tmp_path / "source", OWN)
+    save_weights(
+        weights_of(a, training=TRAINING),
+        tmp_path / "source",
+        OWN,
+    )
     written = tmp_path / destination
 
-    report = convert(str(tmp_path / "source"), f"{tmp_path}/{destination}", to=to)
+    report = convert(
+        str(tmp_path / "source"),
+        f"{tmp_path}/{destination}",
+        to=to,
+    )
     read = load_weights(written)
 
     assert report.destination == f"{written} ({expected})"
@@ -106,7 +114,10 @@ def test_a_file_is_not_overwritten_without_the_option(source, taken, tmp_path):
 def test_a_file_is_converted_onto_itself(source):
     convert(source, source, overwrite=True)
 
-    assert_same(load_weights(source).parameters, networks.parameters(SQUARE))
+    assert_same(
+        load_weights(source).parameters,
+        networks.parameters(SQUARE),
+    )
 
 
 def test_an_empty_folder_is_used_and_a_full_one_is_not(source, tmp_path):
@@ -124,9 +135,19 @@ def test_into_the_current_folder(destination, source, tmp_path, monkeypatch):
     inside.mkdir(parents=True)
     monkeypatch.chdir(inside)
     folder = inside.parent if destination == ".." else inside
-    expected = dataclasses.replace(SQUARE, num_classes=0, gelu="exact")
+    expected = dataclasses.replace(
+        SQUARE,
+        num_classes=0,
+        gelu="exact",
+    )
 
-    convert(source, destination, overwrite=True, without_head=True, gelu="exact")
+    convert(
+        source,
+        destination,
+        overwrite=True,
+        without_head=True,
+        gelu="exact",
+    )
     names = {path.name for path in folder.iterdir()}
 
     assert load_weights(destination).architecture == expected
@@ -137,7 +158,12 @@ def test_into_the_current_folder(destination, source, tmp_path, monkeypatch):
 def report(source, tmp_path):
     """The report of a conversion to timm."""
     destination = str(tmp_path / "out.safetensors")
-    return convert(source, destination, to="timm", class_names=["a", "b", "c"])
+    return convert(
+        source,
+        destination,
+        to="timm",
+        class_names=["a", "b", "c"],
+    )
 
 
 def test_the_report_names_every_array_on_both_sides(report):
@@ -186,7 +212,13 @@ def test_the_short_report_counts_arrays_and_keeps_the_notes(report, tmp_path):
 def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_place():
     layers = tuple(f"b/{layer}/x" for layer in range(12))
     statuses = [
-        ArrayStatus("a.weight", ("a/query/x", "a/key/x"), (2, 3), "float32", "joined"),
+        ArrayStatus(
+            "a.weight",
+            ("a/query/x", "a/key/x"),
+            (2, 3),
+            "float32",
+            "joined",
+        ),
         ArrayStatus("b", layers, (12, 1), "float32", "stacked"),
         ArrayStatus("opt/x", (), (), "float32", "ignored"),
     ]

@@ -36,7 +36,11 @@ def test_metadata_that_contradicts_itself_is_rejected(a, wrong, words):
         parse_architecture(metadata)
 
 
-DATA = dataclasses.replace(TRAINING, test_split="val", classes=("cat",))
+DATA = dataclasses.replace(
+    TRAINING,
+    test_split="val",
+    classes=("cat",),
+)
 STORED = json.loads(json.dumps(dataclasses.asdict(DATA)))
 
 
@@ -73,7 +77,11 @@ def test_stored_training_data_is_read(is_multilabel):
 REQUIRED = STORED.keys() - {"held_up_to", "is_multilabel", "lora_rank"}
 
 
-@pytest.mark.parametrize("value", [None, {}, True], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [None, {}, True],
+    ids=str,
+)
 @pytest.mark.parametrize("field", sorted(REQUIRED))
 def test_required_fields_of_another_type_are_ignored(field, value):
     assert parse_training_data({"training": STORED | {field: value}}) is None

@@ -121,7 +121,10 @@ def use_original_names(arrays, case):
         # timm adds the position to the class token.
         first = arrays["cls_token"]
         arrays["cls_token"] = 0 * first
-        arrays["pos_embed"] = np.concatenate([first, arrays["pos_embed"]], axis=1)
+        arrays["pos_embed"] = np.concatenate(
+            [first, arrays["pos_embed"]],
+            axis=1,
+        )
 
     names = {"reg_token": "register_tokens", "blocks.": "blocks.7."}
     if case.endswith("giant"):
@@ -205,10 +208,19 @@ def require_equal(output, golden):
     for name in names:
         expected = np.array(golden[name])
         tolerance = 1e-5 * np.abs(expected).max()
-        assert_allclose(compared[name], expected, rtol=0, atol=tolerance)
+        assert_allclose(
+            compared[name],
+            expected,
+            rtol=0,
+            atol=tolerance,
+        )
 
 
-CLASS_POOLS = {"dinov3_vit": "token", "ijepa": "gap", "aimv2_vision_model": "gap"}
+CLASS_POOLS = {
+    "dinov3_vit": "token",
+    "ijepa": "gap",
+    "aimv2_vision_model": "gap",
+}
 TRANSFORMERS_FIELDS = (
     "image_size",
     "patch_size",
@@ -252,7 +264,12 @@ def check_read_weights(read, weights, architecture):
     for name, array in weights.parameters.items():
         # The patch embedding is folded twice: two roundings.
         tolerance = 3e-7 * np.abs(array).max(initial=0)
-        assert_allclose(read.parameters[name], array, rtol=0, atol=tolerance)
+        assert_allclose(
+            read.parameters[name],
+            array,
+            rtol=0,
+            atol=tolerance,
+        )
 
 
 def read_arrays(path):
@@ -307,7 +324,11 @@ def same_but_for_names(a, other):
 
     One class token may be stated or follow from the pooling.
     """
-    anonymous = dataclasses.replace(a, name="", class_tokens=a.num_class_tokens)
+    anonymous = dataclasses.replace(
+        a,
+        name="",
+        class_tokens=a.num_class_tokens,
+    )
     return anonymous == dataclasses.replace(
         other,
         name="",
@@ -398,7 +419,11 @@ def test_the_features_are_those_of_the_library(case, tmp_path):
     """The input is pixels in [0, 1], so that their normalisation is compared too."""
     golden = GOLDEN[case]
     weights = load_weights(write(case, tmp_path))
-    require_equal(apply(weights, 2 * pixels(golden["size"]) - 1), golden)
+
+    require_equal(
+        apply(weights, 2 * pixels(golden["size"]) - 1),
+        golden,
+    )
 
 
 @pytest.mark.parametrize("case", mark_slow(RESIZED, FAST[2:]))
@@ -432,19 +457,39 @@ def test_rotary_positions_that_count_patches_go_on_beyond_the_grid_of_the_weight
         )
         target = dataclasses.replace(target, compute_dtype="float32")
         parameters = fit(weights, target, position_resize="bicubic").parameters
-        adapted = dataclasses.replace(weights, architecture=target, parameters=parameters)
+        adapted = dataclasses.replace(
+            weights,
+            architecture=target,
+            parameters=parameters,
+        )
         require_equal(apply(adapted, 2 * pixels(*size) - 1), golden)
 
 
 def test_mae_with_the_mean_of_patches_and_the_norm_behind_it_is_timm_s(tmp_path):
     """In timm's network of global_pool="avg" fc_norm has the parameters of the file's norm."""
     weights = load_weights(write("timm/mae", tmp_path))
-    config = AdaptConfig(pool="gap", final_norm="pooled", compute_dtype="float32")
-    target = adapt_architecture(weights.architecture, config, image_size=(48, 48), num_classes=0)
+    config = AdaptConfig(
+        pool="gap",
+        final_norm="pooled",
+        compute_dtype="float32",
+    )
+    target = adapt_architecture(
+        weights.architecture,
+        config,
+        image_size=(48, 48),
+        num_classes=0,
+    )
     parameters = fit(weights, target).parameters
-    adapted = dataclasses.replace(weights, architecture=target, parameters=parameters)
+    adapted = dataclasses.replace(
+        weights,
+        architecture=target,
+        parameters=parameters,
+    )
 
-    require_equal(apply(adapted, 2 * pixels(48) - 1), ADAPTED["gap"]["timm/mae"])
+    require_equal(
+        apply(adapted, 2 * pixels(48) - 1),
+        ADAPTED["gap"]["timm/mae"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -474,7 +519,10 @@ def test_the_border_that_no_patch_covers_is_left_out_of_so400m(tmp_path):
     assert any(message in note for note in weights.notes)
 
 
-@pytest.mark.parametrize(("activation", "gelu"), [("quick_gelu", "quick"), ("gelu", "exact")])
+@pytest.mark.parametrize(
+    ("activation", "gelu"),
+    [("quick_gelu", "quick"), ("gelu", "exact")],
+)
 def test_the_gelu_of_clip_is_that_of_its_config(activation, gelu, tmp_path):
     weights = load_weights(write("huggingface/clip", tmp_path, hidden_act=activation))
     assert weights.architecture.gelu == gelu
@@ -509,7 +557,10 @@ def clip(tmp_path):
 CLIP_MEAN = GOLDEN["timm/clip"]["config"]["pretrained_cfg"]["mean"]
 
 
-@pytest.mark.parametrize(("folder", "to"), [("workdir", None), ("timm/", "timm")])
+@pytest.mark.parametrize(
+    ("folder", "to"),
+    [("workdir", None), ("timm/", "timm")],
+)
 def test_saved_networks_keep_the_pixels_of_their_library(folder, to, clip, tmp_path):
     options = {} if to is None else {"to": to}
 
@@ -524,7 +575,10 @@ def test_saved_networks_keep_the_pixels_of_their_library(folder, to, clip, tmp_p
 def test_fine_tuned_networks_keep_the_pixels_of_their_library(clip):
     transform = from_weights(clip).transform
 
-    fitted = fit(clip, dataclasses.replace(clip.architecture, num_classes=2))
+    fitted = fit(
+        clip,
+        dataclasses.replace(clip.architecture, num_classes=2),
+    )
     described = describe_preparation(transform, fitted.normalisation)
 
     assert fitted.licence == "mit"

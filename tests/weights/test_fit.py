@@ -14,7 +14,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.models.small_models import abstract
 from tests.weights.reference import resizing
-from tests.weights.small_networks import NETWORKS, OURS, VIT, assert_same, weights_of
+from tests.weights.small_networks import (
+    NETWORKS,
+    OURS,
+    VIT,
+    assert_same,
+    weights_of,
+)
 from vit_jax import pytree
 from vit_jax.config import AdaptConfig, adapt_architecture
 from vit_jax.weights.fit import cut_after_layer, fit, remove_head
@@ -73,20 +79,39 @@ def check_head(name, array):
     assert array.dtype == np.float32
 
 
-def check_resized(name, status, old, new, source, target):
+def check_resized(
+    name,
+    status,
+    old,
+    new,
+    source,
+    target,
+):
     """A resized table of positions has the values of `resize_rows`."""
     height, width = source.grid
     new_height, new_width = target.grid
     if name == "positions/table":
         grids = f"{height}x{width} to {new_height}x{new_width}"
         assert status == f"resized from {grids} (corners, as the released code)"
-        assert_same_bits(new[0], resize_rows(old[0], source.grid, target.grid, "corners"))
+        assert_same_bits(
+            new[0],
+            resize_rows(old[0], source.grid, target.grid, "corners"),
+        )
     elif name == "positions/row_table":
-        assert_same_bits(new, resize_rows(old, (height, 1), (new_height, 1), "corners"))
+        assert_same_bits(
+            new,
+            resize_rows(old, (height, 1), (new_height, 1), "corners"),
+        )
     elif name == "positions/column_table":
-        assert_same_bits(new, resize_rows(old, (width, 1), (new_width, 1), "corners"))
+        assert_same_bits(
+            new,
+            resize_rows(old, (width, 1), (new_width, 1), "corners"),
+        )
     else:
-        assert_same_bits(new, resize_rows(old, source.grid, target.grid, "corners"))
+        assert_same_bits(
+            new,
+            resize_rows(old, source.grid, target.grid, "corners"),
+        )
 
 
 CASES = [(name, True) for name in NETWORKS]
@@ -150,7 +175,11 @@ def test_a_head_that_is_taken_away_is_fresh_also_for_the_same_number_of_classes(
 
 def test_the_summary_counts_copies_and_lists_other_parameters():
     weights = weights_of(MLP)
-    target = change(double_image(MLP), num_classes=5, head="linear")
+    target = change(
+        double_image(MLP),
+        num_classes=5,
+        head="linear",
+    )
     expected = (
         f"{len(weights.parameters) - 5} parameters copied, "
         "head/hidden/bias dropped, head/hidden/kernel dropped, "
@@ -170,21 +199,36 @@ POOLED_NORM = ("pooled_norm/scale", "pooled_norm/bias")
 def with_pooled_norm():
     """The architecture with the norm behind the pooling."""
     changes = AdaptConfig(pool="gap", final_norm="pooled")
-    return adapt_architecture(VIT, changes, image_size=(8, 12), num_classes=2)
+    return adapt_architecture(
+        VIT,
+        changes,
+        image_size=(8, 12),
+        num_classes=2,
+    )
 
 
 def test_the_norm_moves_with_the_pooling_and_back(with_pooled_norm):
     weights = weights_of(VIT)
 
     fitted = fit(weights, with_pooled_norm)
-    moved = change(weights, architecture=with_pooled_norm, parameters=fitted.parameters)
+    moved = change(
+        weights,
+        architecture=with_pooled_norm,
+        parameters=fitted.parameters,
+    )
     back = fit(moved, VIT)
 
     assert read_shapes(fitted) == list_shapes(with_pooled_norm)
     for old_name, new_name in zip(NORM, POOLED_NORM, strict=True):
         assert find_statuses(fitted)[old_name] == f"moved to {new_name}"
-        assert_same_bits(fitted.parameters[new_name], weights.parameters[old_name])
-        assert_same_bits(back.parameters[old_name], weights.parameters[old_name])
+        assert_same_bits(
+            fitted.parameters[new_name],
+            weights.parameters[old_name],
+        )
+        assert_same_bits(
+            back.parameters[old_name],
+            weights.parameters[old_name],
+        )
 
 
 def test_a_norm_that_the_source_lacks_is_new(with_pooled_norm):
@@ -206,7 +250,12 @@ def test_a_norm_that_the_target_lacks_is_left_out():
 
 def test_attention_pooling_is_left_out():
     pooling = change(VIT, pool="map")
-    gap = adapt_architecture(pooling, AdaptConfig(pool="gap"), image_size=(8, 12), num_classes=3)
+    gap = adapt_architecture(
+        pooling,
+        AdaptConfig(pool="gap"),
+        image_size=(8, 12),
+        num_classes=3,
+    )
 
     fitted = fit(weights_of(pooling), gap)
     statuses = set()
@@ -300,7 +349,11 @@ def test_offsets_of_axial_blocks_are_resized_along_a_line():
 @pytest.mark.parametrize("method", EQUALS)
 def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_says(method):
     weights = weights_of(VIT)
-    target = change(double_image(VIT), num_classes=4, head_bias_init=-10.0)
+    target = change(
+        double_image(VIT),
+        num_classes=4,
+        head_bias_init=-10.0,
+    )
     old = weights.parameters["positions/table"][0]
     expected = resize_rows(old, VIT.grid, target.grid, method)
 
@@ -337,7 +390,11 @@ def test_every_mismatch_is_listed_at_once():
     parameters = dict(weights_of(VIT).parameters)
     del parameters["class_token"]
     parameters["encoder/extra/bias"] = np.zeros(3, np.float32)
-    weights = change(weights_of(VIT), parameters=parameters, source="w.npz (released)")
+    weights = change(
+        weights_of(VIT),
+        parameters=parameters,
+        source="w.npz (released)",
+    )
     target = change(
         double_image(VIT),
         width=24,
@@ -355,6 +412,7 @@ def test_every_mismatch_is_listed_at_once():
     message = str(error.value)
     listed = {line.split()[1] for line in message.splitlines() if "shape:" in line}
     kernel = "encoder/blocks/mlp/expand/kernel"
+
     assert "missing: head/hidden/kernel (24, 24)" in message
     assert "missing: class_token (1, 1, 24)" in message
     assert "left over: encoder/extra/bias (3,)" in message
@@ -372,7 +430,10 @@ def sample_table(*shape):
 def test_three_by_two_becomes_five_by_four():
     """New rows lie at 0, 1/2, 1, 3/2, 2 of the old ones, new columns at 0, 1/3, 2/3, 1."""
     expected = [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9], [18, 19, 20, 21], [30, 31, 32, 33]]
-    resized = resize_grid(np.array([[0, 3], [6, 9], [30, 33]], np.float32)[..., None], (5, 4))
+    resized = resize_grid(
+        np.array([[0, 3], [6, 9], [30, 33]], np.float32)[..., None],
+        (5, 4),
+    )
 
     assert_allclose(resized[..., 0], expected, rtol=1e-6)
 
@@ -409,6 +470,7 @@ def test_corners_are_the_order_1_zoom_of_scipy(old, new):
     class_row = sample_table(1, 3)
     flat_SD = np.concatenate([class_row, old_hwD.reshape(-1, 3)])
     resized_SD = resize_rows(flat_SD, old, new, "corners")
+
     assert_array_equal(resized_SD, np.concatenate([class_row, resized.reshape(-1, 3)]))
 
 
@@ -487,7 +549,12 @@ def test_other_filters(old, new, method):
     old_hwD = sample_table(*old, 3)
     row_filter = build_filter(old[0], new[0], method)
     column_filter = build_filter(old[1], new[1], method)
-    expected = np.einsum("Hh,Ww,hwD->HWD", row_filter, column_filter, np.float64(old_hwD))
+    expected = np.einsum(
+        "Hh,Ww,hwD->HWD",
+        row_filter,
+        column_filter,
+        np.float64(old_hwD),
+    )
 
     resized = resize_grid(old_hwD, new, method)
 
@@ -514,7 +581,12 @@ def test_positions_are_those_of_the_library(library, method, grids):
         expected = golden[resizing.key(library, *grids)]
 
     old_hwD = resizing.table(grids[0])
-    assert_allclose(resize_grid(old_hwD, grids[1], method), expected, rtol=0, atol=1e-5)
+    assert_allclose(
+        resize_grid(old_hwD, grids[1], method),
+        expected,
+        rtol=0,
+        atol=1e-5,
+    )
     assert np.abs(resize_grid(old_hwD, grids[1], "corners") - expected).max() > 1e-2
     assert resize_grid(old_hwD, grids[0], method) is old_hwD
 

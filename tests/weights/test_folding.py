@@ -31,16 +31,28 @@ def test_the_folded_embedding_of_pixels_is_that_of_normalised_pixels(has_bias):
     parameters = sample_parameters(has_bias)
     pixels = np.random.default_rng(1).uniform(size=(5, 4, 4, 3))
     normalised = (pixels - IMAGENET.mean) / IMAGENET.std
-    expected = embed(normalised, parameters[KERNEL], parameters.get(BIAS, 0.0))
+    expected = embed(
+        normalised,
+        parameters[KERNEL],
+        parameters.get(BIAS, 0.0),
+    )
 
     folded = fold(parameters, IMAGENET)
     outputs = embed(2 * pixels - 1, folded[KERNEL], folded[BIAS])
 
-    assert_allclose(outputs, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
+    assert_allclose(
+        outputs,
+        expected,
+        rtol=0,
+        atol=1e-14 * np.abs(expected).max(),
+    )
     assert_array_equal(folded["other"], parameters["other"])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-14), (np.float32, 2**-23)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(np.float64, 1e-14), (np.float32, 2**-23)],
+)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_unfolding_restores_the_parameters(has_bias, dtype, tolerance):
     parameters = sample_parameters(has_bias, dtype)
@@ -51,7 +63,12 @@ def test_unfolding_restores_the_parameters(has_bias, dtype, tolerance):
     terms_D = np.abs(folded[KERNEL]).sum((0, 1, 2)) + np.abs(folded[BIAS])
     difference = np.abs(unfolded[BIAS] - parameters.get(BIAS, 0.0))
 
-    assert_allclose(unfolded[KERNEL], parameters[KERNEL], rtol=tolerance, atol=0)
+    assert_allclose(
+        unfolded[KERNEL],
+        parameters[KERNEL],
+        rtol=tolerance,
+        atol=0,
+    )
     assert (difference <= tolerance * terms_D).all()
     assert unfolded[KERNEL].dtype == dtype
     assert unfolded[BIAS].dtype == dtype

@@ -119,7 +119,11 @@ def folder(tmp_path):
     return tmp_path / "out"
 
 
-CROP_OF_8 = {"size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": 8}
+CROP_OF_8 = {
+    "size": {"shortest_edge": 16},
+    "do_center_crop": True,
+    "crop_size": 8,
+}
 
 CROP_OF_24 = {
     "size": {"shortest_edge": 32},
@@ -193,7 +197,11 @@ def test_networks_without_classes_have_no_problem_type(tmp_path):
     ],
 )
 def test_published_networks_have_a_name_in_timm(name, expected):
-    a = build_architecture(ModelConfig(name=name), image_size=(224, 224), num_classes=3)
+    a = build_architecture(
+        ModelConfig(name=name),
+        image_size=(224, 224),
+        num_classes=3,
+    )
 
     config = build_timm_config(a, NAMES, PREPROCESSING)
 
@@ -230,7 +238,10 @@ def test_the_folder_alone_states_the_interpolation(format_name, interpolation, t
     assert load_weights(tmp_path).preprocessing == expected
 
 
-@pytest.mark.parametrize("preprocessing", [None, {"image_size": [8, 12]}])
+@pytest.mark.parametrize(
+    "preprocessing",
+    [None, {"image_size": [8, 12]}],
+)
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
 def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessing, tmp_path):
     # The processor of other weights.

@@ -20,7 +20,13 @@ from vit_jax.weights.published import (
 TABLES = (ROOT / "vit_jax/weights/README.md").read_text()
 PUBLISHED = list_addresses()
 ADDRESSES = list(itertools.chain.from_iterable(PUBLISHED.values()))
-SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+SIZES = {
+    "tiny": "Ti",
+    "small": "S",
+    "base": "B",
+    "large": "L",
+    "huge": "H",
+}
 
 
 def test_addresses_are_distinct():

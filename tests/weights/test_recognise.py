@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from tests.weights.reference import networks
-from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, SQUARE, VIT, weights_of
+from tests.weights.small_networks import (
+    HYBRID,
+    NETWORKS,
+    RESNET,
+    SQUARE,
+    VIT,
+    weights_of,
+)
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import OPTIONS
 from vit_jax.weights.formats import StoredArray
@@ -28,7 +35,14 @@ PAPER = {
         "R26+ViT-S/32",
     ],
     "bit": ["R50x1", "R101x3", "R152x4"],
-    "timm": ["ViT-B/16", "ViT-S/16", "R50+ViT-B/16", "R26+ViT-S/32", "R+ViT-Ti/16", "R50x3"],
+    "timm": [
+        "ViT-B/16",
+        "ViT-S/16",
+        "R50+ViT-B/16",
+        "R26+ViT-S/32",
+        "R+ViT-Ti/16",
+        "R50x3",
+    ],
     "huggingface": ["ViT-B/16", "ViT-L/32", "ViT-H/14"],
 }
 DEFAULTS = {
@@ -60,8 +74,16 @@ PUBLISHED = [(format_name, name) for format_name, names in PAPER.items() for nam
 @pytest.mark.parametrize(("format_name", "name"), PUBLISHED)
 def test_published_networks_are_recognised_whole(format_name, name):
     options = {"head": "linear"} if "ViT" in name else {}
-    config = ModelConfig(name=name, compute_dtype="float32", **options)
-    a = build_architecture(config, image_size=(224, 224), num_classes=1000)
+    config = ModelConfig(
+        name=name,
+        compute_dtype="float32",
+        **options,
+    )
+    a = build_architecture(
+        config,
+        image_size=(224, 224),
+        num_classes=1000,
+    )
     a = as_read(a, format_name)
     given = {"image_size": (224, 224)} if a.family == "resnet" else {}
 
@@ -81,7 +103,13 @@ NO_CLASSES = dataclasses.replace(TIMM_VIT, num_classes=0)
 SIZE = {"image_size": (8, 12)}
 NO_TABLE = NETWORKS["sincos2d"]
 NO_POSITIONS = {"position_embedding": "none"}
-OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
+OF_VIT = {
+    "patch_size": (4, 4),
+    "width": 16,
+    "depth": 2,
+    "mlp_dim": 24,
+    "num_classes": 3,
+}
 GIVEN = {"image_size": (8, 12), "num_heads": 2}
 
 
@@ -92,7 +120,12 @@ GIVEN = {"image_size": (8, 12), "num_heads": 2}
         (GAP, "released", {"options": SIZE}, {}),
         (MAP, "released", {"options": SIZE}, {}),
         (VIT, "released", {"options": {"image_size": [12, 8]}}, {"image_size": (12, 8)}),
-        (VIT, "timm", {"options": GIVEN | {"num_heads": 8}}, {"num_heads": 8, "gelu": "exact"}),
+        (
+            VIT,
+            "timm",
+            {"options": GIVEN | {"num_heads": 8}},
+            {"num_heads": 8, "gelu": "exact"},
+        ),
         (NO_TABLE, "released", {"options": SIZE}, {}),
         (NO_TABLE, "released", {"options": SIZE | NO_POSITIONS}, NO_POSITIONS),
         # An option counts more than the configuration beside the file.
@@ -213,7 +246,12 @@ OUT_OF_RANGE = "at most|make no hybrid|image"
 )
 def test_a_configuration_of_another_network_is_rejected(wrong, words):
     with pytest.raises(ValueError, match=f"the configuration beside it .*{words}"):
-        recognise(build_headers(VIT, "timm"), {}, stated=OF_VIT | wrong, options=GIVEN)
+        recognise(
+            build_headers(VIT, "timm"),
+            {},
+            stated=OF_VIT | wrong,
+            options=GIVEN,
+        )
 
 
 @pytest.mark.parametrize(
@@ -237,7 +275,11 @@ def test_a_configuration_of_another_network_is_rejected(wrong, words):
 )
 def test_metadata_that_describes_nothing_or_something_else_is_rejected(metadata, words):
     with pytest.raises(ValueError, match=words):
-        recognise(build_headers(HYBRID, "released"), metadata, options={"gelu": "exact"})
+        recognise(
+            build_headers(HYBRID, "released"),
+            metadata,
+            options={"gelu": "exact"},
+        )
 
 
 def test_names_of_no_format_are_rejected_with_the_formats_that_are_known():

@@ -35,7 +35,12 @@ EXACT = [(name, network) for name, network in PAIRS if network != "sincos2d"]
 def build_weights(a):
     names = NAMES if a.num_classes else None
     training = dataclasses.replace(TRAINING, classes=NAMES)
-    return weights_of(a, class_names=names, preprocessing=PREPROCESSING, training=training)
+    return weights_of(
+        a,
+        class_names=names,
+        preprocessing=PREPROCESSING,
+        training=training,
+    )
 
 
 def build_path(folder, format_name):
@@ -54,13 +59,21 @@ CUSTOM_POOL = "docs.examples.pooling:WeightedMean"
 
 CUSTOM_HEAD = "docs.examples.head:CosineHead"
 
-CUSTOM = dataclasses.replace(VIT, pool=CUSTOM_POOL, head=CUSTOM_HEAD)
+CUSTOM = dataclasses.replace(
+    VIT,
+    pool=CUSTOM_POOL,
+    head=CUSTOM_HEAD,
+)
 
 
 @pytest.fixture
 def custom_folder(tmp_path):
     """A folder of weights with a custom pooling and head."""
-    save_weights(weights_of(CUSTOM, class_names=NAMES), tmp_path / "w", OWN)
+    save_weights(
+        weights_of(CUSTOM, class_names=NAMES),
+        tmp_path / "w",
+        OWN,
+    )
     return tmp_path / "w"
 
 
@@ -79,7 +92,12 @@ def test_a_custom_pooling_and_head_are_saved_and_loaded(custom_folder):
 
 def test_a_custom_head_is_replaced_for_other_classes_and_the_pooling_stays(custom_folder):
     weights = load_weights(custom_folder, allow_code=("docs",))
-    target = adapt_architecture(CUSTOM, AdaptConfig(), image_size=CUSTOM.image_size, num_classes=7)
+    target = adapt_architecture(
+        CUSTOM,
+        AdaptConfig(),
+        image_size=CUSTOM.image_size,
+        num_classes=7,
+    )
 
     fitted = fit(remove_head(weights), target).parameters
 
@@ -96,7 +114,12 @@ def test_a_custom_head_has_no_hidden_layer_to_keep():
     changes = AdaptConfig(head="zero_keep_hidden")
 
     with pytest.raises(ValueError, match=r"head='zero_keep_hidden'.*no hidden layer"):
-        adapt_architecture(CUSTOM, changes, image_size=CUSTOM.image_size, num_classes=7)
+        adapt_architecture(
+            CUSTOM,
+            changes,
+            image_size=CUSTOM.image_size,
+            num_classes=7,
+        )
 
 
 IN_OUR_FORMAT = ["sincos2d", "learned_2d", "postactivation", *OURS]
@@ -106,7 +129,11 @@ ROUND_TRIPS = [*EXACT, *((OWN, network) for network in IN_OUR_FORMAT)]
 
 @pytest.mark.parametrize(("format_name", "network"), ROUND_TRIPS)
 def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tmp_path):
-    a = dataclasses.replace((NETWORKS | OURS)[network], layer_norm_epsilon=3e-6, gelu="exact")
+    a = dataclasses.replace(
+        (NETWORKS | OURS)[network],
+        layer_norm_epsilon=3e-6,
+        gelu="exact",
+    )
     written = build_weights(a)
     path = build_path(tmp_path, format_name)
     again = path.with_name(f"again{path.suffix}")
@@ -139,7 +166,11 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
 def test_other_positions_become_a_learned_table_that_computes_the_same(
     format_name, pool, form, tmp_path
 ):
-    a = dataclasses.replace(VIT, position_embedding=form, pool=pool)
+    a = dataclasses.replace(
+        VIT,
+        position_embedding=form,
+        pool=pool,
+    )
     parameters = networks.parameters(a)
     model = build_model(a, parameters)
     position_names = tuple(name for name in parameters if name.startswith("positions/"))
@@ -168,7 +199,11 @@ def test_blocks_and_positions_that_no_other_format_has_are_rejected_by_name(
     message = rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax"
 
     with pytest.raises(ValueError, match=message):
-        save_weights(weights_of(OURS[network]), tmp_path / "w", format_name)
+        save_weights(
+            weights_of(OURS[network]),
+            tmp_path / "w",
+            format_name,
+        )
 
     assert not list(tmp_path.iterdir())
 
@@ -212,7 +247,12 @@ def test_a_checkpoint_of_weights_alone_has_one_step(tmp_path):
 def test_a_checkpoint_of_weights_replaces_no_run(tmp_path):
     save_weights(build_weights(VIT), tmp_path, OWN)
     store = CheckpointStore(tmp_path)
-    store.save(4, {"model": {"a": np.zeros(1, np.float32)}}, metadata={}, metrics={})
+    store.save(
+        4,
+        {"model": {"a": np.zeros(1, np.float32)}},
+        metadata={},
+        metrics={},
+    )
     store.close()
     message = r"holds checkpoints of a run \(4\): choose another folder"
 
@@ -244,7 +284,10 @@ def many_classes():
     """Weights with more class names than an .npz has room for."""
     rng = np.random.default_rng(0)
     names = tuple(rng.bytes(12).hex() for _ in range(9000))
-    return weights_of(dataclasses.replace(VIT, num_classes=9000), class_names=names)
+    return weights_of(
+        dataclasses.replace(VIT, num_classes=9000),
+        class_names=names,
+    )
 
 
 def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path, many_classes):
@@ -268,7 +311,11 @@ def test_training_data_without_room_for_their_classes_are_not_stored(
     training = dataclasses.replace(TRAINING, classes=classes)
     path = tmp_path / "w.npz"
 
-    save_weights(dataclasses.replace(many_classes, training=training), path, "released")
+    save_weights(
+        dataclasses.replace(many_classes, training=training),
+        path,
+        "released",
+    )
 
     assert load_weights(path).training == (TRAINING if has_room else None)
 

@@ -134,6 +134,7 @@ def test_files_beside_weights_are_regular_files_of_a_bounded_size(name, tmp_path
     path.unlink()
     path.write_text(f"{' ' * MAX_BYTES}{{}}")
     message = f"{path} is not readable JSON: it is larger than 4,194,304 bytes"
+
     with pytest.raises(ValueError, match=message):
         read_sidecar(tmp_path)
 
@@ -260,7 +261,10 @@ WRONG = [
     ({"attention_bias": 1}, "attention_bias=1: must be true or false"),
     ({"use_gated_mlp": 0}, "use_gated_mlp=0: must be true or false"),
     ({"id2label": "cat"}, "id2label='cat': must be a list"),
-    ({"id2label": {"0": 5, "1": "dog"}}, r"id2label\[0\]=5: must be text"),
+    (
+        {"id2label": {"0": 5, "1": "dog"}},
+        r"id2label\[0\]=5: must be text",
+    ),
     ({"vision_config": [1]}, r"vision_config=\[1\]: must be an object"),
     ({"vision_config": {"hidden_size": "16"}}, "hidden_size='16': must be a whole number"),
     ({"problem_type": 1}, "problem_type=1: must be text"),
@@ -295,7 +299,10 @@ def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, rule, 
             {"size": {"shortest_edge": "256"}},
             "size.shortest_edge='256': must be a whole number of pixels",
         ),
-        ({"size": {"height": 0, "width": 32}}, "size.height=0: must be a whole number of pixels"),
+        (
+            {"size": {"height": 0, "width": 32}},
+            "size.height=0: must be a whole number of pixels",
+        ),
         ({"size": 224.0}, "size=224.0: must be one or two whole numbers"),
         ({"crop_size": "224"}, "crop_size='224': must be one or two whole numbers"),
         ({"resample": "bicubic"}, "resample='bicubic': must be a whole number"),
@@ -417,7 +424,11 @@ LARGE = {"height": 40, "width": 60}
 
 
 def describe_preparation(
-    size, resize="direct", crop_fraction=1.0, interpolation="bilinear", library=None
+    size,
+    resize="direct",
+    crop_fraction=1.0,
+    interpolation="bilinear",
+    library=None,
 ):
     preparation = {
         "image_size": list(size),
@@ -436,13 +447,19 @@ def describe_preparation(
     [
         ({}, ((32, 48),)),
         ({"size": SMALL, "do_center_crop": True, "crop_size": SMALL}, ((32, 48),)),
-        ({"size": SMALL, "resample": 2, "do_center_crop": False, "crop_size": LARGE}, ((32, 48),)),
+        (
+            {"size": SMALL, "resample": 2, "do_center_crop": False, "crop_size": LARGE},
+            ((32, 48),),
+        ),
         ({"size": SMALL, "resample": 3}, ((32, 48), "direct", 1.0, "bicubic")),
         (
             {"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32},
             ((32, 32), "short_side", 0.8),
         ),
-        (CLIP | {"feature_extractor_type": "CLIPFeatureExtractor"}, ((32, 32), "short_side", 1.0)),
+        (
+            CLIP | {"feature_extractor_type": "CLIPFeatureExtractor"},
+            ((32, 32), "short_side", 1.0),
+        ),
         (CLIP | {"image_processor_type": "ViTImageProcessor"}, ((32, 32),)),
     ],
 )
@@ -451,7 +468,10 @@ def test_preparations_of_a_processor_that_are_known(processor, expected):
     preparation = describe_preparation(*expected)
     with_size = {"size": {"height": height, "width": width}} | processor
 
-    from_config = read_huggingface_preparation({"image_size": [height, width]}, HALF | processor)
+    from_config = read_huggingface_preparation(
+        {"image_size": [height, width]},
+        HALF | processor,
+    )
     from_processor = read_huggingface_preparation({"image_size": 99}, HALF | with_size)
 
     assert from_config == (preparation, ())
@@ -517,7 +537,10 @@ def test_gated_mlps_with_another_activation_are_rejected(tmp_path):
         read(tmp_path, config)
 
 
-@pytest.mark.parametrize("mean", [[0.5, 0.5], [0.5, 0.5, "x"], 0.5, None, [0.5, 0.5, float("nan")]])
+@pytest.mark.parametrize(
+    "mean",
+    [[0.5, 0.5], [0.5, 0.5, "x"], 0.5, None, [0.5, 0.5, float("nan")]],
+)
 def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
     with pytest.raises(ValueError, match="must be three finite numbers each"):
         read(tmp_path, HUGGINGFACE, HALF | {"image_mean": mean})
@@ -552,7 +575,11 @@ def test_another_interpolation_of_timm_is_noted():
 def test_the_short_side_of_a_processor_is_kept_exactly():
     for edge, kept in itertools.product(range(1, 600), (0.0, 0.5, 7 / 8, 0.99, 1.0)):
         crop = max(1, int(edge * kept))
-        processor = {"size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": crop}
+        processor = {
+            "size": {"shortest_edge": edge},
+            "do_center_crop": True,
+            "crop_size": crop,
+        }
 
         preprocessing, _ = read_huggingface_preparation({}, HALF | processor)
         fraction = preprocessing["crop_fraction"]
@@ -585,7 +612,10 @@ def test_what_timm_says_and_ours_does(config, expected):
 
 @pytest.mark.parametrize(
     "config",
-    [{"crop_pct": 0.9, "crop_mode": "squash"}, {"crop_pct": 1.0, "crop_mode": "border"}],
+    [
+        {"crop_pct": 0.9, "crop_mode": "squash"},
+        {"crop_pct": 1.0, "crop_mode": "border"},
+    ],
 )
 def test_preparations_of_timm_that_are_unknown(config):
     said = f"prepared by crop_pct={config['crop_pct']}, crop_mode={config['crop_mode']}"

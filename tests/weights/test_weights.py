@@ -38,7 +38,11 @@ STACKED = dataclasses.replace(BIG_VISION, is_stacked=True)
 
 def write(tmp_path, arrays, name="w.npz"):
     path = tmp_path / name
-    (write_npz if path.suffix == ".npz" else write_safetensors)(path, arrays, {})
+    (write_npz if path.suffix == ".npz" else write_safetensors)(
+        path,
+        arrays,
+        {},
+    )
     return path
 
 
@@ -72,7 +76,10 @@ BOOKKEEPING = {
     "extra/accum_train_time": np.ones(1),
 }
 
-TEXT_TOWER = {"params/txt/head/bias": np.ones(3), "params/t": np.ones(1)}
+TEXT_TOWER = {
+    "params/txt/head/bias": np.ones(3),
+    "params/t": np.ones(1),
+}
 
 
 def list_extra_arrays(prefix):
@@ -119,11 +126,18 @@ def add_prefix(prefix, arrays):
 def test_released_and_big_vision_files(network, style, prefix, tmp_path):
     a = NETWORKS[network]
     extra, reasons = list_extra_arrays(prefix)
-    path = write(tmp_path, add_prefix(prefix, list_released_arrays(a, style)) | extra)
+    path = write(
+        tmp_path,
+        add_prefix(prefix, list_released_arrays(a, style)) | extra,
+    )
     gelu = "exact" if a.gelu == "exact" else None
     format_name = "released" if style in (RELEASED, LINEN) else "big_vision"
 
-    weights = load_weights(path, image_size=a.image_size, gelu=gelu)
+    weights = load_weights(
+        path,
+        image_size=a.image_size,
+        gelu=gelu,
+    )
 
     assert weights.architecture == a
     assert_same(weights.parameters, networks.parameters(a))
@@ -148,7 +162,10 @@ def write_without_class_position(folder, is_timm):
     return write(folder, arrays, name)
 
 
-@pytest.mark.parametrize(("is_timm", "gelu"), [(False, "tanh"), (True, "exact")])
+@pytest.mark.parametrize(
+    ("is_timm", "gelu"),
+    [(False, "tanh"), (True, "exact")],
+)
 def test_positions_of_patches_alone_stay_so(is_timm, gelu, tmp_path):
     path = write_without_class_position(tmp_path, is_timm)
     written = tmp_path / "written.npz"
@@ -247,8 +264,15 @@ NEWER = {
 @pytest.mark.parametrize("prefix", ["vit.", ""])
 def test_hugging_face_files(prefix, is_newer, tmp_path):
     """A ViTModel has a pooler instead of a classifier; a classifier ignores a pooler."""
-    a = dataclasses.replace(VIT, gelu="exact", layer_norm_epsilon=1e-12)
-    pooler = {"vit.pooler.dense.weight": np.ones((16, 16)), "vit.pooler.dense.bias": np.ones(16)}
+    a = dataclasses.replace(
+        VIT,
+        gelu="exact",
+        layer_norm_epsilon=1e-12,
+    )
+    pooler = {
+        "vit.pooler.dense.weight": np.ones((16, 16)),
+        "vit.pooler.dense.bias": np.ones(16),
+    }
     if not prefix:
         a = dataclasses.replace(a, num_classes=0, head="mlp")
         pooler = {}
@@ -257,7 +281,11 @@ def test_hugging_face_files(prefix, is_newer, tmp_path):
         arrays[rename_array(name, prefix, is_newer)] = array
     path = write(tmp_path, arrays | pooler, "w.safetensors")
 
-    weights = load_weights(path, num_heads=2, image_size=VIT.image_size)
+    weights = load_weights(
+        path,
+        num_heads=2,
+        image_size=VIT.image_size,
+    )
 
     assert any("q_proj" in name for name in arrays) == is_newer
     assert weights.architecture == a
@@ -332,7 +360,11 @@ def test_class_names_are_taken_from_the_caller(tmp_path):
 
 def test_class_names_of_a_file_are_not_replaced(tmp_path):
     path = tmp_path / "w.npz"
-    save_weights(weights_of(SQUARE, class_names=("x", "y", "z")), path, "released")
+    save_weights(
+        weights_of(SQUARE, class_names=("x", "y", "z")),
+        path,
+        "released",
+    )
 
     assert load_weights(path).class_names == ("x", "y", "z")
     with pytest.raises(ValueError, match="class_names: must not be set"):
@@ -344,7 +376,11 @@ CONFIG = {
     "num_attention_heads": 2,
     "hidden_act": "gelu_new",
     "layer_norm_eps": 1e-6,
-    "id2label": {"2": "c", "1": "b", "0": "a"},
+    "id2label": {
+        "2": "c",
+        "1": "b",
+        "0": "a",
+    },
 }
 
 PROCESSOR = {"size": 15, "image_mean": [0.4, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
@@ -410,8 +446,14 @@ def test_a_folder_of_several_files_needs_the_usual_name(file_with_config):
 def spread(parameters):
     """Return the parameters on eight devices, split where their first dimension allows."""
     mesh = jax.make_mesh((8,), ("data",))
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    split = jax.sharding.NamedSharding(
+        mesh,
+        jax.sharding.PartitionSpec("data"),
+    )
+    whole = jax.sharding.NamedSharding(
+        mesh,
+        jax.sharding.PartitionSpec(),
+    )
     arrays = {}
     for name, array in parameters.items():
         is_split = array.ndim and array.shape[0] % 8 == 0
@@ -431,7 +473,12 @@ def sharded_run(tmp_path_factory):
 
     store = CheckpointStore(folder, keep_latest=2)
     store.save(3, {"model": older}, metadata=metadata, metrics={})
-    store.save(5, {"model": model, "polyak": average}, metadata=metadata, metrics={})
+    store.save(
+        5,
+        {"model": model, "polyak": average},
+        metadata=metadata,
+        metrics={},
+    )
     store.close()
     return folder, a
 
@@ -479,7 +526,11 @@ def library(tmp_path, monkeypatch):
         if name == "nobody/nothing":
             raise OSError("404")
 
-        write_safetensors(tmp_path / "model.safetensors", arrays_of(SQUARE, "timm"), {})
+        write_safetensors(
+            tmp_path / "model.safetensors",
+            arrays_of(SQUARE, "timm"),
+            {},
+        )
         return str(tmp_path)
 
     module = types.SimpleNamespace(snapshot_download=snapshot_download)
@@ -507,7 +558,10 @@ def test_weights_of_a_repository(library):
     ]
 
 
-@pytest.mark.parametrize("address", ["hf://name", "hf://a/b/c", "hf://", "hf://a/b@", "hf://a/b c"])
+@pytest.mark.parametrize(
+    "address",
+    ["hf://name", "hf://a/b/c", "hf://", "hf://a/b@", "hf://a/b c"],
+)
 def test_malformed_addresses(address, library):
     with pytest.raises(ValueError, match="not an address of the form hf://owner/name"):
         load_weights(address)

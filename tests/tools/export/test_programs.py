@@ -48,7 +48,12 @@ from vit_jax.weights.saving import save_weights
 
 NETWORKS = {
     "vit": SEVEN,
-    "map": dataclasses.replace(SEVEN, pool="map", head="mlp", gelu="exact"),
+    "map": dataclasses.replace(
+        SEVEN,
+        pool="map",
+        head="mlp",
+        gelu="exact",
+    ),
     "hybrid": dataclasses.replace(HYBRID, num_classes=len(NAMES)),
     "resnet": dataclasses.replace(RESNET, num_classes=len(NAMES)),
     "axial": dataclasses.replace(SEVEN, block="axial", pool="gap"),
@@ -58,7 +63,11 @@ IN_ONNX = NETWORKS | {
     "positions": dataclasses.replace(
         SEVEN, position_embedding="learned_2d", position_layers="every", head="mlp"
     ),
-    "relative": dataclasses.replace(SEVEN, position_embedding="relative", pool="gap"),
+    "relative": dataclasses.replace(
+        SEVEN,
+        position_embedding="relative",
+        pool="gap",
+    ),
     "postactivation": dataclasses.replace(NETWORKS["resnet"], residual_unit="postactivation"),
 }
 BATCHES = {
@@ -112,7 +121,10 @@ def predict_probabilities(model, paths):
 
 def write_exported(folder, name, model):
     """Write the program and prepared images for it; return the result of `predict` for these."""
-    pixels = sample_pixels(max(BATCHES[name]), model.architecture.image_size)
+    pixels = sample_pixels(
+        max(BATCHES[name]),
+        model.architecture.image_size,
+    )
     export_stablehlo(model, folder / f"{name}.stablehlo")
     np.save(folder / f"{name}.npy", pixels)
     return predict_probabilities(model, write_pngs(folder / name, pixels))
@@ -258,7 +270,11 @@ def test_the_words_on_direct_preparation(elsewhere):
 
 DESCRIPTION = {
     "network": "ViT-custom/4",
-    "input": {"dtype": "uint8", "shape": ["batch", 8, 12, 3], "colours": "RGB"},
+    "input": {
+        "dtype": "uint8",
+        "shape": ["batch", 8, 12, 3],
+        "colours": "RGB",
+    },
     "output": {
         "dtype": "float32",
         "shape": ["batch", 7],
@@ -382,6 +398,7 @@ def test_an_onnx_file_describes_itself(tmp_path):
 
     stored = {entry.key: json.loads(entry.value) for entry in onnx.load(path).metadata_props}
     stored["platforms"] = ["cpu", "cuda", "tpu"]
+
     assert stored == json.loads(description.read_text())
 
 
@@ -451,7 +468,11 @@ def test_half_precision_is_rejected_as_onnx(onnx_graph, tmp_path):
 
 def test_an_unknown_operation_is_rejected_as_onnx(onnx_graph, tmp_path):
     model = from_weights(sample_weights())
-    custom = dataclasses.replace(model, module=Partial(sort_logits, model.module))
+    custom = dataclasses.replace(
+        model,
+        module=Partial(sort_logits, model.module),
+    )
+
     check_onnx_is_rejected(tmp_path, custom, "operation.*sort.*--to=stablehlo")
 
 
@@ -464,10 +485,12 @@ def test_a_wrong_conversion_is_rejected(onnx_graph, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graph, "to_onnx", convert_wrongly)
     model = from_weights(sample_weights())
     rule = "ViT-custom/4.*differ by .*more than .*--to=stablehlo"
+
     check_onnx_is_rejected(tmp_path, model, rule)
 
 
 def test_onnx_that_is_not_installed_is_named(onnx_graph, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     model = from_weights(sample_weights())
+
     check_onnx_is_rejected(tmp_path, model, r"pip install .*\[onnx\]")

@@ -11,10 +11,26 @@ from tests.integration.commands import run, succeed
 from vit_jax.tools.figures.curves import RunLog, draw_curves, read_runs
 
 LINES = [
-    {"step": 10, "train_loss": 2.0, "learning_rate": 0.1, "exaflops": 1.0, "wall_seconds": 120.0},
+    {
+        "step": 10,
+        "train_loss": 2.0,
+        "learning_rate": 0.1,
+        "exaflops": 1.0,
+        "wall_seconds": 120.0,
+    },
     {"step": 15, "test_loss": 1.5, "test_accuracy": 0.25},
-    {"step": 20, "train_loss": 1.0, "learning_rate": 0.05, "exaflops": 2.0, "wall_seconds": 360.0},
-    {"step": 20, "test_loss": float("nan"), "test_accuracy": 0.5},
+    {
+        "step": 20,
+        "train_loss": 1.0,
+        "learning_rate": 0.05,
+        "exaflops": 2.0,
+        "wall_seconds": 360.0,
+    },
+    {
+        "step": 20,
+        "test_loss": float("nan"),
+        "test_accuracy": 0.5,
+    },
 ]
 
 
@@ -61,7 +77,14 @@ def test_curves_hold_what_was_written(here):
 
 
 def test_values_that_axes_cannot_hold_are_not_drawn():
-    values = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 3e38)
+    values = (
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        1e308,
+        -1e308,
+        3e38,
+    )
     lines = [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)]
     log = RunLog("x", {}, lines)
 

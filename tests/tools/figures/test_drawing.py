@@ -91,6 +91,7 @@ def test_letters_are_taken_of_another_font(installed, caplog):
 
     axes = figure.axes[0]
     texts = (axes.title, *axes.get_xticklabels())
+
     assert {text.get_fontfamily()[-1] for text in texts} == {"Squares"}
 
 

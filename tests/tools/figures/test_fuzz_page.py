@@ -56,7 +56,14 @@ PIECES = (
     MARK,
 )
 VALUES = (1.5, 0.25, float("nan"), 2**53, 1e308)
-ENDS = ("", "_loss", "_accuracy", "_norm", "_per_second", "_f1")
+ENDS = (
+    "",
+    "_loss",
+    "_accuracy",
+    "_norm",
+    "_per_second",
+    "_f1",
+)
 UNPRINTABLE = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -195,7 +202,11 @@ def rename_classes(evaluation, names, words):
     label_map = dataclasses.replace(old.label_map, output_names=names)
     metrics = copy.copy(evaluation.metrics)
     metrics.labelled = Labelled(source, words, [words], label_map)
-    return dataclasses.replace(evaluation, labelled=metrics.labelled, metrics=metrics)
+    return dataclasses.replace(
+        evaluation,
+        labelled=metrics.labelled,
+        metrics=metrics,
+    )
 
 
 def draw_name(rng):
@@ -210,14 +221,21 @@ def make_log(rng):
         metrics[draw_name(rng) + rng.choice(ENDS)] = rng.choice(VALUES)
     lines = []
     for step in (1, 2):
-        times = {"step": step, "train_loss": 1 / step, "wall_seconds": 3.0 * step}
+        times = {
+            "step": step,
+            "train_loss": 1 / step,
+            "wall_seconds": 3.0 * step,
+        }
         lines.append(times | metrics)
 
     nested = [draw_name(rng), {draw_name(rng): draw_name(rng)}]
     config = {
         "global_batch": 8,
         "data": draw_name(rng),
-        "model": {"name": draw_name(rng), draw_name(rng): nested},
+        "model": {
+            "name": draw_name(rng),
+            draw_name(rng): nested,
+        },
         draw_name(rng): draw_name(rng),
     }
     return RunLog(draw_name(rng), config, lines)
@@ -256,7 +274,10 @@ def evaluated():
 
 def make_report(rng, model, evaluation):
     """Return a report of a run, and in every second case of its evaluation, with hostile names."""
-    fields = {"run": make_log(rng), "notes": [draw_name(rng), draw_name(rng)]}
+    fields = {
+        "run": make_log(rng),
+        "notes": [draw_name(rng), draw_name(rng)],
+    }
     if rng.random() < 0.8:
         fields["summary"] = make_summary(rng)
     if rng.random() < 0.5:

@@ -10,7 +10,14 @@ import pytest
 
 import vit_jax
 from tests.evals.samples import sample_pixels
-from tests.weights.small_networks import HYBRID, NETWORKS, RESNET, ROOT_HYBRID, VIT, weights_of
+from tests.weights.small_networks import (
+    HYBRID,
+    NETWORKS,
+    RESNET,
+    ROOT_HYBRID,
+    VIT,
+    weights_of,
+)
 from vit_jax.api import from_weights
 from vit_jax.tools.figures import sheets
 from vit_jax.tools.figures.network import (
@@ -115,6 +122,7 @@ def test_components_of_known_kernels():
 
     found = data["filters"].reshape(-1, 48)[:2]
     cosine = np.sum(found * expected, axis=1)
+
     assert data["explained"][:2].sum() == pytest.approx(1)
     assert np.allclose(np.abs(cosine), 1, atol=1e-5)
 
@@ -132,7 +140,10 @@ def compute_cosine(one, other):
     return one @ other / np.linalg.norm(one) / np.linalg.norm(other)
 
 
-@pytest.mark.parametrize(("pool", "num_class_tokens"), [("token", 1), ("gap", 0)])
+@pytest.mark.parametrize(
+    ("pool", "num_class_tokens"),
+    [("token", 1), ("gap", 0)],
+)
 def test_positions_are_compared_without_the_class_token(pool, num_class_tokens):
     model = from_weights(weights_of(dataclasses.replace(VIT, pool=pool)))
     table = np.asarray(model.module.positions())[0, num_class_tokens:]
@@ -269,12 +280,16 @@ def test_directions_of_colours_are_those_of_all_images(monkeypatch):
 
     monkeypatch.setattr("vit_jax.tools.figures.network.MOST_ROWS", 12)
     of_fewer_rows = draw_pca(model, View(images_NHWC=pixels)).data
+
     assert not np.allclose(of_fewer_rows["explained"], data["explained"])
 
 
 def check_figure(figure, name):
     """The figure has a usual size, shows something, and its numbers are finite."""
-    pixels = cv2.imdecode(np.frombuffer(figure.png, np.uint8), cv2.IMREAD_COLOR)
+    pixels = cv2.imdecode(
+        np.frombuffer(figure.png, np.uint8),
+        cv2.IMREAD_COLOR,
+    )
 
     assert min(pixels.shape[:2]) > 150, name
     assert pixels.shape[1] <= 900, name
@@ -301,7 +316,11 @@ def test_every_figure_is_drawn():
     ):
         model = from_weights(weights_of(architecture))
         images = sample_pixels(3, architecture.image_size)
-        view = View(images_NHWC=images, names=["a", "b", "c"], shown=2)
+        view = View(
+            images_NHWC=images,
+            names=["a", "b", "c"],
+            shown=2,
+        )
         for name in names:
             check_figure(KINDS[name].draw(model, view), name)
             drawn.add(name)

@@ -19,7 +19,11 @@ KINDS = {"mean_colour": 512, "colours_4x4": 16 * 512, "pixels": 48}
 
 
 def compute_targets(kind, pixels):
-    config = ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax")
+    config = ObjectiveConfig(
+        kind="masked_patch",
+        patch_target=kind,
+        loss="softmax",
+    )
     return np.asarray(MaskedPatch(config, GRID, PATCH).compute_targets(jnp.asarray(pixels)))
 
 
@@ -71,4 +75,5 @@ def test_hidden_patches_alone_are_predicted(kind):
     changed = pixels.copy()
     changed[is_hidden] = 255 - changed[is_hidden]
     predicted = reconstruct(model, changed)["predicted"]
+
     assert np.array_equal(predicted[is_hidden], found["predicted"][is_hidden])

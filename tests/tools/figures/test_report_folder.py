@@ -156,6 +156,7 @@ def test_what_cannot_be_read_is_in_no_table(here):
 
     _, *rows = read_rows(here / "report/images.csv")
     names = [row[0] for row in rows]
+
     assert len(names) == 19
     assert str(odd.relative_to(here)) in names
     assert f"images/{NAMES[1]}/001.png" not in names
@@ -265,6 +266,7 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_coun
 
     cells = axes.images[0].get_array()
     row = 3 * shape[0] // size
+
     assert cells.shape == shape
     assert bar.get_ylabel() == f"share of the class's images{words}"
     assert cells[-1, -1] == 1

@@ -37,7 +37,10 @@ FIELDS = (
 )
 OURS = "tests"  # the package that the workdirs name
 
-pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
+pytestmark = [
+    pytest.mark.usefixtures("compiled_once"),
+    pytest.mark.xdist_group("tiny"),
+]
 
 
 def list_records(num_steps):
@@ -205,9 +208,15 @@ def test_norms_by_layer():
     }
     tree = {
         "head": {"linear": {"bias": np.array([1.0])}},
-        "encoder": {"blocks": blocks, "norm": {"scale": np.array([2.0])}},
+        "encoder": {
+            "blocks": blocks,
+            "norm": {"scale": np.array([2.0])},
+        },
         "stem": {
-            "stage1": {"rest": rest, "first": {"conv1": np.array([7.0])}},
+            "stage1": {
+                "rest": rest,
+                "first": {"conv1": np.array([7.0])},
+            },
             "root": {"conv": np.array([6.0])},
         },
     }

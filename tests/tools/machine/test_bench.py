@@ -21,7 +21,11 @@ ALWAYS = [
 
 
 def test_figures_of_a_part():
-    part = Part("step", [0.01, 0.02, 0.03, 0.04, 0.1], batch=60)
+    part = Part(
+        "step",
+        [0.01, 0.02, 0.03, 0.04, 0.1],
+        batch=60,
+    )
 
     assert part.figures() == pytest.approx(
         {

@@ -78,6 +78,7 @@ def test_a_machine_where_all_is_well(tmp_path, data_dir):
     report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
     found = {name: finding["found"] for name, finding in report.items()}
     wrong = [name for name, finding in report.items() if finding["remedy"]]
+
     assert list(report) == [*ALWAYS, "checkpoint", "speed"]
     assert wrong in ([], ["speed"]), "the speed of this machine decides"
     assert outcome.code == len(wrong)
@@ -207,9 +208,23 @@ CUDA_12 = "jax_cuda12_plugin-1"
             "another program may hold it",
         ),
     ],
-    ids=["good", "old for CUDA 13", "old for CUDA 12", "no plugin", "not used"],
+    ids=[
+        "good",
+        "old for CUDA 13",
+        "old for CUDA 12",
+        "no plugin",
+        "not used",
+    ],
 )
-def test_drivers(system, monkeypatch, version, plugins, backend, text, remedy):
+def test_drivers(
+    system,
+    monkeypatch,
+    version,
+    plugins,
+    backend,
+    text,
+    remedy,
+):
     write_nvidia_smi(system, f"echo {version}, NVIDIA H100 80GB HBM3")
     install(monkeypatch, system, *plugins)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
@@ -221,7 +236,10 @@ def test_drivers(system, monkeypatch, version, plugins, backend, text, remedy):
     assert finding.is_good == (not remedy)
 
 
-@pytest.mark.parametrize("file", ["dev/accel0", "sys/bus/pci/drivers/vfio-pci/0000:00:04.0/vendor"])
+@pytest.mark.parametrize(
+    "file",
+    ["dev/accel0", "sys/bus/pci/drivers/vfio-pci/0000:00:04.0/vendor"],
+)
 def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
     found = "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
 
@@ -282,7 +300,11 @@ def test_devices_that_sum_wrongly(monkeypatch):
     make = jax.make_array_from_callback
 
     def make_wrongly(shape, sharding, row):
-        return make(shape, sharding, lambda index: row(index) + (index[0].start == 3))
+        return make(
+            shape,
+            sharding,
+            lambda index: row(index) + (index[0].start == 3),
+        )
 
     monkeypatch.setattr(jax, "make_array_from_callback", make_wrongly)
 
@@ -301,7 +323,11 @@ def test_an_input_that_is_slower_than_the_step(monkeypatch):
 
 
 def test_findings_of_several_processes(monkeypatch):
-    others = [Finding("jax 1"), Finding("jax 2"), Finding("jax 1", "do this")]
+    others = [
+        Finding("jax 1"),
+        Finding("jax 2"),
+        Finding("jax 1", "do this"),
+    ]
     monkeypatch.setattr(hosts, "gather", lambda own: list(map(vars, others)))
     name, findings = next(doctor.examine(None, None))
 
@@ -405,7 +431,10 @@ def test_a_signal_ends_the_examination_too(monkeypatch, tmp_path):
     def wait():
         raise KeyboardInterrupt
 
-    process = types.SimpleNamespace(wait=wait, kill=lambda: killed.append(True))
+    process = types.SimpleNamespace(
+        wait=wait,
+        kill=lambda: killed.append(True),
+    )
     monkeypatch.setattr(subprocess, "Popen", lambda command: process)
     monkeypatch.setattr(os, "_exit", sys.exit)
 

@@ -72,6 +72,7 @@ def test_the_whole_in_small(monkeypatch, tmp_path):
 
     report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
     wrong = [name for name, finding in report.items() if finding["remedy"]]
+
     assert [name for name in report if name in CHECKS] == CHECKS
     assert wrong in ([], ["input"]), "the speed of this machine decides"
     assert outcome.code == bool(wrong)
@@ -144,8 +145,14 @@ NEXT_AFTER_ONE = np.nextafter(np.float32(1), np.float32(2))
     ids=["equal", "another bit", "not finite"],
 )
 def test_parameters_are_compared_by_their_bits(second, loss, remedy):
-    first_state = {"a": jnp.ones(3), "b": jnp.full(2, 1.0, jnp.float32)}
-    second_state = {"a": jnp.ones(3), "b": jnp.full(2, second, jnp.float32)}
+    first_state = {
+        "a": jnp.ones(3),
+        "b": jnp.full(2, 1.0, jnp.float32),
+    }
+    second_state = {
+        "a": jnp.ones(3),
+        "b": jnp.full(2, second, jnp.float32),
+    }
     trial = types.SimpleNamespace(
         name="tiny",
         trained=(first_state, loss),

@@ -130,7 +130,10 @@ def test_programs_compile_for_tpus(dtype):
     tokens = describe((4, 197, 128), dtype)
     bias = describe((3, 128), dtype)
     gradient = describe((4, 197, 128), "float32")
-    program = numerics.jit_with_gradients(functools.partial(numerics._attend, "pallas", 2), mesh)
+    program = numerics.jit_with_gradients(
+        functools.partial(numerics._attend, "pallas", 2),
+        mesh,
+    )
     traced = program.trace(tokens, tokens, tokens, bias, gradient)
 
     compiled = aot.compile_program(traced.lower, mesh.devices.flat[0])

@@ -51,7 +51,15 @@ def test_reading_is_timed_with_all_threads(monkeypatch):
         (2.0, 0.5, 1, "wrong", "decoding is too slow"),
     ],
 )
-def test_the_planned_step_decides(data_dir, monkeypatch, read, decoded, code, verdict, remedy):
+def test_the_planned_step_decides(
+    data_dir,
+    monkeypatch,
+    read,
+    decoded,
+    code,
+    verdict,
+    remedy,
+):
     """Speeds are multiples of the speed that each of the eight hosts of two slices needs."""
     batches = ("global_batch=64", "evaluation.global_batch=128")
     overrides = flags(*RUN, *batches, f"input.data_dir={data_dir}")
@@ -90,6 +98,7 @@ def test_speeds_of_real_data(data_dir):
     prepared = finding["figures"]["images_per_second"]
     needed = finding["figures"]["needed_images_per_second"]
     is_too_slow = min(read, prepared) < needed
+
     assert read > 0
     assert prepared > 0
     assert bool(finding["remedy"]) == is_too_slow

@@ -44,7 +44,13 @@ NETWORKS = {
     "H/14": "configs/pretrain_jft.py:ViT-H/14",
 }
 FULL_DEPTH = {"B/16": 12, "L/16": 24, "H/14": 32}
-MACHINES = ("v5e:4x4", "v5e:16x16", "v5p:2x2x4", "v6e:4x4", "h100:8")
+MACHINES = (
+    "v5e:4x4",
+    "v5e:16x16",
+    "v5p:2x2x4",
+    "v6e:4x4",
+    "h100:8",
+)
 PAIRS = tuple((network, machine) for machine in MACHINES for network in NETWORKS)
 
 
@@ -167,7 +173,11 @@ def store_defaults() -> None:
     DEFAULTS.write_text(json.dumps(defaults, indent=1) + "\n")
 
 
-def store(name: str, depth: int, figures: dict[str, Any]) -> None:
+def store(
+    name: str,
+    depth: int,
+    figures: dict[str, Any],
+) -> None:
     """Add the figures to the file; several processes may do so."""
     with open(GOLDEN, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -208,7 +218,10 @@ def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
     for depth, one in by_depth.items():
         if "parts_ms" in one:
             scaled[depth] = _scale_parts(layout, depth, one)
-    update = max((update_ms for _, update_ms in scaled.values()), default=None)
+    update = max(
+        (update_ms for _, update_ms in scaled.values()),
+        default=None,
+    )
 
     if full in by_depth:
         one = by_depth[full]
@@ -237,7 +250,11 @@ def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
     return Estimate(core_ms, update, complete["ms"], complete["gib"])
 
 
-def _scale_parts(layout: Layout, depth: int, figures: dict[str, Any]) -> tuple[float, float]:
+def _scale_parts(
+    layout: Layout,
+    depth: int,
+    figures: dict[str, Any],
+) -> tuple[float, float]:
     """Return milliseconds of the core with all layers, and milliseconds of its update."""
     full = FULL_DEPTH[layout.network]
     deeper = full / depth
@@ -286,7 +303,10 @@ def choose(network: str, machine: str) -> dict[str, Any]:
         unrolled=policy in UNROLLED,
     )
     least_ms = 1e3 * estimate_limit(run, topology)
-    return {"layout": layout.name, "least_ms": round(least_ms, 1)}
+    return {
+        "layout": layout.name,
+        "least_ms": round(least_ms, 1),
+    }
 
 
 COLUMNS = (
@@ -396,7 +416,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("layouts", nargs="+")
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--depths", type=int, nargs="+", default=[])
+    parser.add_argument(
+        "--depths",
+        type=int,
+        nargs="+",
+        default=[],
+    )
     arguments = parser.parse_args()
 
     for text in arguments.layouts:

@@ -56,11 +56,21 @@ def _list_products(a: Architecture, images: int) -> Iterator[Product]:
 
 def _list_resnet_products(a: Architecture, images: int) -> Iterator[Product]:
     root = convolutions.root(a)
-    yield Product(1, images * _area(root), root.kernel**2 * root.inputs, root.outputs)
+    yield Product(
+        1,
+        images * _area(root),
+        root.kernel**2 * root.inputs,
+        root.outputs,
+    )
 
     for unit in convolutions.residual_units(a):
         for conv in unit.convolutions:
-            yield Product(conv.kernel**2, images * _area(conv), conv.inputs, conv.outputs)
+            yield Product(
+                conv.kernel**2,
+                images * _area(conv),
+                conv.inputs,
+                conv.outputs,
+            )
 
 
 def _list_transformer_products(a: Architecture, images: int) -> Iterator[Product]:

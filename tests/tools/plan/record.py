@@ -236,7 +236,10 @@ def scaling_table() -> str:
                 _describe_collective(row["dearest_collectives"][0]),
             ]
         )
-    return table(("", "chips", "step, ms", "of that of 16 chips", "dearest collective"), lines)
+    return table(
+        ("", "chips", "step, ms", "of that of 16 chips", "dearest collective"),
+        lines,
+    )
 
 
 def _describe_collective(fact: dict[str, Any]) -> str:

@@ -128,7 +128,10 @@ def record(case: Case, machine: str) -> Row:
     """Compile a case and return the figures to store."""
     words = case.command(machine)
     topology = parse_topology(machine)
-    config = load_recipe(case.recipe, [word for word in words if word.startswith("--config.")])
+    config = load_recipe(
+        case.recipe,
+        [word for word in words if word.startswith("--config.")],
+    )
     plan = make_plan(
         config,
         topology,
@@ -252,7 +255,17 @@ def recipe_table() -> str:
                 row["attention"] or "–",
             ]
         )
-    return table(("recipe", "images a GPU", "GiB", "ms", "MFU", "attention"), lines)
+    return table(
+        (
+            "recipe",
+            "images a GPU",
+            "GiB",
+            "ms",
+            "MFU",
+            "attention",
+        ),
+        lines,
+    )
 
 
 def main(names: Sequence[str]) -> None:

@@ -63,7 +63,10 @@ def describe_devices(devices):
 @pytest.mark.newest
 @needs_libtpu
 @pytest.mark.tools
-@pytest.mark.parametrize("name", ["v5e:4x4", "2*v5e:2x4", "v4:4x4x4", "v5p:2x2x1", "v6e:1x1"])
+@pytest.mark.parametrize(
+    "name",
+    ["v5e:4x4", "2*v5e:2x4", "v4:4x4x4", "v5p:2x2x1", "v6e:1x1"],
+)
 def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     topology = parse_topology(name)
     before = dict(os.environ)
@@ -86,7 +89,10 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
     place = SingleDeviceSharding(aot.list_devices(topology)[0])
     matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=place)
     stack = jax.ShapeDtypeStruct((8, size, size), jnp.float32, sharding=place)
-    step = jax.jit(lambda x, y, z: (x @ y, z * 2.5), out_shardings=place)
+    step = jax.jit(
+        lambda x, y, z: (x @ y, z * 2.5),
+        out_shardings=place,
+    )
     program = hlo.parse(step.lower(matrix, matrix, stack).compile().as_text())
 
     copy_cycles = 0
@@ -101,6 +107,7 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
     flops_per_second = 2 * size**3 / (product_cycles / clock_hertz)
     bytes_per_second = 2 * 4 * 8 * size**2 / (copy_cycles / clock_hertz)
     chip = topology.chip
+
     assert 0.6 < flops_per_second / chip.peak_bf16_flops < 1
     assert 0.6 < bytes_per_second / chip.memory_bandwidth_bytes_per_second < 1
 
@@ -131,7 +138,10 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     bias = jax.ShapeDtypeStruct((3, 128), jnp.bfloat16, sharding=place)
     step = jax.jit(lambda *operands: attention(*operands, 64, False))
 
-    compiled = aot.compile_program(lambda: step.lower(operand, operand, operand, bias), device)
+    compiled = aot.compile_program(
+        lambda: step.lower(operand, operand, operand, bias),
+        device,
+    )
     timeline = simulate_step(
         hlo.parse(compiled.text),
         topology,
@@ -142,6 +152,7 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     (bundles,) = (size for name, size in compiled.bundles.items() if "attention" in name)
     passes = read_last_pass("attention") - 2
     seconds = bundles * passes / topology.fabric.clock_hertz
+
     assert passes == num_images / topology.fabric.cores_per_chip
     assert timeline.kernel_seconds == pytest.approx(seconds)
 
@@ -150,7 +161,10 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
 @needs_libtpu
 @pytest.mark.tools
 @pytest.mark.parametrize("form", ["preactivation", "postactivation"])
-@pytest.mark.parametrize(("channels", "size", "stride"), [(64, (7, 6), 1), (128, (12, 10), 2)])
+@pytest.mark.parametrize(
+    ("channels", "size", "stride"),
+    [(64, (7, 6), 1), (128, (12, 10), 2)],
+)
 def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride):
     """Both directions have a shortcut, and rows that are no complete tiles."""
     topology = parse_topology("v5e:1x1")
@@ -164,11 +178,20 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
     )
     x = jnp.zeros((2, *size, channels), jnp.bfloat16)
     place = functools.partial(jax.ShapeDtypeStruct, sharding=replicate(mesh))
-    arguments = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), (unit, x))
-    differentiate = jax.grad(lambda unit, x: unit(x).astype(jnp.float32).sum(), argnums=(0, 1))
+    arguments = jax.tree.map(
+        lambda leaf: place(leaf.shape, leaf.dtype),
+        (unit, x),
+    )
+    differentiate = jax.grad(
+        lambda unit, x: unit(x).astype(jnp.float32).sum(),
+        argnums=(0, 1),
+    )
     step = jax.jit(trace_for(Placement(mesh))(differentiate))
 
-    compiled = aot.compile_program(lambda: step.lower(*arguments), mesh.devices.flat[0])
+    compiled = aot.compile_program(
+        lambda: step.lower(*arguments),
+        mesh.devices.flat[0],
+    )
     timeline = simulate_step(
         hlo.parse(compiled.text),
         topology,
@@ -178,6 +201,7 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
 
     bundles = [size for name, size in compiled.bundles.items() if name.startswith("unit_")]
     seconds = 2 * sum(bundles) / topology.fabric.clock_hertz
+
     assert len(bundles) == 2
     assert timeline.num_unknown_kernels == 0
     assert timeline.kernel_seconds == pytest.approx(seconds)
@@ -187,7 +211,11 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
 def plan():
     """A plan in which attention is a kernel."""
     config = small.recipe("sharding.parameters=fsdp", "model.compute_dtype=bfloat16")
-    return make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
+    return make_plan(
+        config,
+        parse_topology("v5e:2x2"),
+        small.dataset(config),
+    )
 
 
 @pytest.mark.newest
@@ -267,7 +295,12 @@ def test_custom_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch
     assert "DOES NOT FIT" in to_text(result)
 
     with pytest.raises(ValueError, match="mine:Block: no formula"):
-        make_plan(plan.config, plan.topology, plan.dataset, can_compile=False)
+        make_plan(
+            plan.config,
+            plan.topology,
+            plan.dataset,
+            can_compile=False,
+        )
 
 
 @needs_libtpu
@@ -279,7 +312,11 @@ def test_what_does_not_fit_is_a_result():
         "model.depth=24",
         "global_batch=4",
     )
-    plan = make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
+    plan = make_plan(
+        config,
+        parse_topology("v5e:2x2"),
+        small.dataset(config),
+    )
 
     assert not plan.fits
     assert plan.memory is None

@@ -87,7 +87,12 @@ def test_the_data_of_a_recipe():
     assert choose_dataset(f"/elsewhere/{recipe}", config) == JFT
     assert choose_dataset(recipe, imagenet) == IMAGENET
 
-    both = choose_dataset("own.py", config, num_examples=5, num_classes=7)
+    both = choose_dataset(
+        "own.py",
+        config,
+        num_examples=5,
+        num_classes=7,
+    )
     assert both.num_examples == 5
     assert both.num_classes == 7
     assert both.source == "the command line"
@@ -118,7 +123,13 @@ H14 = build_architecture(
 
 
 def compute_totals(
-    topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, architecture=H14
+    topology,
+    *,
+    steps=864_000,
+    seconds=0.1,
+    price=1.5,
+    in_phases=False,
+    architecture=H14,
 ):
     """Return the totals of H/14 with 4096 images a step.
 
@@ -202,7 +213,10 @@ def test_totals_of_the_paper():
     assert total.tpu_v3_core_days == pytest.approx(2500, rel=0.03)
 
 
-@pytest.mark.parametrize(("machine", "bandwidth_bound"), [("v5e:4x4", False), ("v6e:4x4", True)])
+@pytest.mark.parametrize(
+    ("machine", "bandwidth_bound"),
+    [("v5e:4x4", False), ("v6e:4x4", True)],
+)
 def test_the_least_time_of_a_step(machine, bandwidth_bound):
     """Products of 768 x 768 read and write more than they compute on v6e.
 

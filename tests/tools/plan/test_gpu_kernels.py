@@ -153,12 +153,19 @@ def test_a_kernel_takes_the_longer_of_both(monkeypatch):
     assert KERNELS.estimate_seconds(product) == pytest.approx(product_seconds + LAUNCH_SECONDS)
 
     # TF32 has half the peak.
-    wide = Kernels(hlo.parse(TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]")), H100)
+    wide = Kernels(
+        hlo.parse(TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]")),
+        H100,
+    )
     expected = 2 * (KERNELS.estimate_seconds(product) - LAUNCH_SECONDS)
+
     assert wide.estimate_seconds(wide.makers["product"]) - LAUNCH_SECONDS == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ["state", "kept", "all-gather-start", "all-gather-done", "zero"])
+@pytest.mark.parametrize(
+    "name",
+    ["state", "kept", "all-gather-start", "all-gather-done", "zero"],
+)
 def test_instructions_that_run_no_kernel_take_no_time(name):
     assert KERNELS.estimate_seconds(KERNELS.makers[name]) == 0
 
@@ -169,7 +176,11 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
     is hidden.
     """
     fabric = types.SimpleNamespace(network_bytes_per_second=1e9, clock_hertz=0)
-    machine = types.SimpleNamespace(is_tpu=False, chip=H100, fabric=fabric)
+    machine = types.SimpleNamespace(
+        is_tpu=False,
+        chip=H100,
+        fabric=fabric,
+    )
     sizes = []
 
     def collective_seconds(_, num_bytes, devices):

@@ -36,7 +36,11 @@ LOOP = ("model.remat=dots", "model.scan_unroll=1", "optimizer.accumulation_steps
 def plan_recipe(recipe, topology, *overrides):
     path = f"configs/{recipe.replace(':', '.py:')}"
     config = load_recipe(path, [f"--config.{override}" for override in overrides])
-    return make_plan(config, parse_topology(topology), choose_dataset(recipe, config))
+    return make_plan(
+        config,
+        parse_topology(topology),
+        choose_dataset(recipe, config),
+    )
 
 
 def describe_devices(devices):
@@ -47,7 +51,10 @@ def describe_devices(devices):
     return described
 
 
-@pytest.mark.parametrize("name", [*(f"{kind}:2" for kind in gpu_targets.TARGETS), "2*h100:4"])
+@pytest.mark.parametrize(
+    "name",
+    [*(f"{kind}:2" for kind in gpu_targets.TARGETS), "2*h100:4"],
+)
 def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     topology = parse_topology(name)
     before = dict(os.environ)
@@ -64,7 +71,11 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
 def test_a_step_is_compiled_for_each_kind(kind):
     """Kinds of memory sum up, the state agrees with arithmetic, and products and fusions take time."""
     config = small.recipe("model.compute_dtype=bfloat16")
-    plan = make_plan(config, parse_topology(f"{kind}:2"), small.dataset(config))
+    plan = make_plan(
+        config,
+        parse_topology(f"{kind}:2"),
+        small.dataset(config),
+    )
     timeline = plan.timeline
 
     assert plan.fits, plan.reason
@@ -83,7 +94,11 @@ def test_a_step_is_compiled_for_each_kind(kind):
 
 def test_nodes_hold_replicas():
     config = small.recipe("sharding.parameters=fsdp", "model.compute_dtype=bfloat16")
-    plan = make_plan(config, parse_topology("2*h100:4"), small.dataset(config))
+    plan = make_plan(
+        config,
+        parse_topology("2*h100:4"),
+        small.dataset(config),
+    )
     collectives = plan.timeline.collectives
     over_the_network = [c for c in collectives if c.devices == (0, 4)]
     gathers = [c for c in collectives if c.operation == "all-gather"]

@@ -51,7 +51,12 @@ def test_extrapolation_from_two_depths():
     assert layouts.at_full_depth(layout, {"2": two, "4": four}) == expected
 
     twelve = {"ms": 24.0, "waits_ms": 4.0, "gib": 3.0}
-    expected = layouts.Estimate(core_ms=20.0, update_ms=None, ms=24.0, gib=3.0)
+    expected = layouts.Estimate(
+        core_ms=20.0,
+        update_ms=None,
+        ms=24.0,
+        gib=3.0,
+    )
     assert layouts.at_full_depth(layout, {"2": two, "4": four, "12": twelve}) == expected
 
     failed = {"error": "too large"}
@@ -83,6 +88,7 @@ def test_extrapolation_from_the_parts_of_one_depth():
 
     update_ms = 0.25 * (12 * layer + rest) / (layer + rest)
     layers_ms = 12 * (2 + 3 + 1 + 0.25)
+
     assert actual.update_ms == pytest.approx(update_ms, rel=1e-6)
     assert actual.core_ms == pytest.approx(layers_ms + 0.5 + 4 + actual.update_ms)
     assert actual.ms is None
@@ -105,4 +111,5 @@ def test_one_layer_agrees_with_more(name):
 
     from_one = layouts.at_full_depth(layout, {"1": figures["1"]})
     from_more = layouts.at_full_depth(layout, figures)
+
     assert from_one.core_ms == pytest.approx(from_more.core_ms, rel=0.03)

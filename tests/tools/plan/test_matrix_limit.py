@@ -13,7 +13,11 @@ from vit_jax.models.flops import forward_macs
 @pytest.mark.parametrize("name", ["R50x1", "R50+ViT-B/16", "ViT-B/16"])
 def test_padding_only_adds_to_the_arithmetic(name):
     model = ModelConfig(name=name, head="linear")
-    architecture = build_architecture(model, image_size=(224, 224), num_classes=1000)
+    architecture = build_architecture(
+        model,
+        image_size=(224, 224),
+        num_classes=1000,
+    )
     # 2.9 instead of 3, because images have no gradient.
     least = 2.9 * 64 * forward_macs(architecture) / (UNITS * TILE**2)
 
@@ -31,7 +35,11 @@ def test_a_case_worked_by_hand():
         pool="gap",
         head="linear",
     )
-    architecture = build_architecture(model, image_size=(16, 16), num_classes=10)
+    architecture = build_architecture(
+        model,
+        image_size=(16, 16),
+        num_classes=10,
+    )
 
     rows = 8 * 16
     # Forward, weights: one tile of rows, and 48 rows of weights; no gradient of images

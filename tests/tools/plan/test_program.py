@@ -170,11 +170,23 @@ def test_kinds_of_a_program():
     assert measure_memory(make_stats(), hlo.parse(TEXT)) == expected
 
     backward = hlo.parse(TEXT.replace("jvp()/while", "transpose(jvp())/while"))
-    expected = dataclasses.replace(expected, activations=0, gradients=kept)
+    expected = dataclasses.replace(
+        expected,
+        activations=0,
+        gradients=kept,
+    )
+
     assert measure_memory(make_stats(), backward) == expected
 
 
-def simulate(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
+def simulate(
+    text=TEXT,
+    *,
+    memory=1e12,
+    collective=0.0,
+    bundles=None,
+    cores=1,
+):
     """Return the timeline on a machine with this bandwidth of memory and these seconds of a
     collective.
     """
@@ -184,7 +196,11 @@ def simulate(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
         cores_per_chip=cores,
     )
     chip = types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory)
-    machine = types.SimpleNamespace(is_tpu=True, fabric=fabric, chip=chip)
+    machine = types.SimpleNamespace(
+        is_tpu=True,
+        fabric=fabric,
+        chip=chip,
+    )
 
     return simulate_step(
         hlo.parse(text),
@@ -287,7 +303,10 @@ def test_equal_kernels_are_compiled_once():
     bundles = {"attention.1": 70}
 
     once = simulate(KERNEL, bundles=bundles)
-    twice = simulate(KERNEL.replace(first, first + second), bundles=bundles)
+    twice = simulate(
+        KERNEL.replace(first, first + second),
+        bundles=bundles,
+    )
 
     assert twice.kernel_seconds == pytest.approx(2 * once.kernel_seconds)
 

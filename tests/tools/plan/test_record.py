@@ -58,4 +58,5 @@ def test_recorded_plans_for_gpus():
 
     table_names = {case.name for case in record_gpus.TABLE}
     table_rows = [row for row in rows.values() if row["name"] in table_names]
+
     assert {row["attention"] for row in table_rows} == {"cudnn"}

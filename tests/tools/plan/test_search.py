@@ -118,7 +118,11 @@ def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
     def compile_plan(config, *_, **__):
         tried.append(config)
         memory = small_memory if len(tried) in fitting else large_memory
-        return dataclasses.replace(plan, config=config, memory=memory)
+        return dataclasses.replace(
+            plan,
+            config=config,
+            memory=memory,
+        )
 
     monkeypatch.setattr(module, "make_plan", compile_plan)
     result = search(

@@ -80,6 +80,7 @@ def test_planted_copies_are_written_and_excluded(folder, tmp_path):
     input_config = config(f"input.exclude={ids}").input
     train = open_source(f"folder:{folder}/images", "train", input_config, 0)
     kept = {int(train.key_of(index)[2:4]) for index in range(len(train))}
+
     assert kept == set(range(5, 12))
     assert num_excluded(train) == 5
 
@@ -114,6 +115,7 @@ def test_all_images_are_compared_where_there_are_no_splits(folder):
         )
     )
     num_held_out = 12 - same["images"]
+
     assert same["images"] < 12
     assert same[f"{train}: copied test images"] == f"0 of {num_held_out}"
 
@@ -123,7 +125,10 @@ def compute_cosines(folder):
 
     The keys of the result are (id, test id, whether the test image is mirrored).
     """
-    model = from_weights(sample_weights(), sharding=replicate(build_mesh(jax.devices())))
+    model = from_weights(
+        sample_weights(),
+        sharding=replicate(build_mesh(jax.devices())),
+    )
     extractor = extractor_of(model, global_batch=8)
     train = open_source(f"folder:{folder}/images", "train", config().input, 0)
     test = open_source(f"folder:{folder}/images", "test", config().input, 0)
@@ -139,7 +144,11 @@ def compute_cosines(folder):
     for is_mirrored, side in ((False, images), (True, mirrored)):
         cosine_NM = train_ND @ extract_directions(Images(side)).T
         for (n, m), cosine in np.ndenumerate(cosine_NM):
-            pair = (train.key_of(n).decode(), test.key_of(m).decode(), is_mirrored)
+            pair = (
+                train.key_of(n).decode(),
+                test.key_of(m).decode(),
+                is_mirrored,
+            )
             cosines[pair] = float(cosine)
     return cosines
 
@@ -175,6 +184,7 @@ def test_pairs_have_the_cosine_of_their_features(folder):
 
     similar = drop_sides(pair for pair, cosine in expected.items() if cosine >= least)
     equal = drop_sides(pair for pair, one in both.items() if one["distance"] == 0)
+
     assert drop_sides(by_features) == similar | equal
     assert len(confirmed) > 20
     assert drop_sides(confirmed) <= similar | equal

@@ -64,7 +64,11 @@ def make_examples(labels, key="label", **fields):
     """Return examples of TFDS; `fields` are lists of further values."""
     rows = []
     for n, label in enumerate(labels):
-        row = {"image": to_png(PIXELS[n]), key: int(label), "file_name": FILES[n]}
+        row = {
+            "image": to_png(PIXELS[n]),
+            key: int(label),
+            "file_name": FILES[n],
+        }
         for name, values in fields.items():
             row[name] = values[n]
         rows.append(row)
@@ -275,6 +279,7 @@ def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
     values = found["sets"]["validation"]
     predicted = kept[logits[:, kept].argmax(axis=1)]
     lacking_name = classes.class_names()[lacking]
+
     assert values["accuracy"] == pytest.approx((predicted == chosen).mean())
     assert values["loss"] is None
     assert f"has no output for {lacking_name}, which are never its answer" in notes
@@ -346,7 +351,11 @@ def test_files_that_are_not_reals(here, unnamed, content, rule):
         )
 
 
-FOLDERS = {"alarm_clock": "Alarm clock", "banana": "Banana", "briefcase": "Briefcase"}
+FOLDERS = {
+    "alarm_clock": "Alarm clock",
+    "banana": "Banana",
+    "briefcase": "Briefcase",
+}
 OBJECTS = {"Alarm clock": "analog clock; digital clock", "Banana": "banana"}
 RIGHT = {"alarm_clock": (409, 530), "banana": (954,)}
 
@@ -396,7 +405,10 @@ def test_accuracy_of_objectnet(here, logits, objectnet):
 
     values = evaluate_set(here, "objectnet")
 
-    check_accuracy(values, (is_right[:, 0].mean(), is_right.any(axis=1).mean()))
+    check_accuracy(
+        values,
+        (is_right[:, 0].mean(), is_right.any(axis=1).mean()),
+    )
 
 
 def test_right_predictions_of_objectnet(here, unnamed, objectnet):
@@ -408,7 +420,11 @@ def test_right_predictions_of_objectnet(here, unnamed, objectnet):
     banana = [False, False, True, False]
     expected = [alarm_clock if label == 0 else banana for label in labels]
 
-    is_right = labelled.label_map.is_right(np.arange(count), labels, predictions)
+    is_right = labelled.label_map.is_right(
+        np.arange(count),
+        labels,
+        predictions,
+    )
 
     assert is_right.tolist() == expected
 

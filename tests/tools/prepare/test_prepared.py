@@ -40,12 +40,21 @@ def folder(make_folder):
 
 
 def count(reduced=0, copied=0, unreadable=0):
-    return {"reduced": reduced, "copied": copied, "unreadable": unreadable}
+    return {
+        "reduced": reduced,
+        "copied": copied,
+        "unreadable": unreadable,
+    }
 
 
 def test_a_copy_has_the_same_files_and_classes(folder, tmp_path, make_config):
     copy = tmp_path / "copy"
-    counts = prepared.prepare_folder(folder, copy, short_side=60, quality=95)
+    counts = prepared.prepare_folder(
+        folder,
+        copy,
+        short_side=60,
+        quality=95,
+    )
 
     assert counts == count(reduced=2, copied=2)
     assert describe_copy(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 95"
@@ -71,7 +80,12 @@ def test_a_copy_has_the_same_files_and_classes(folder, tmp_path, make_config):
 )
 def test_a_copy_has_shorter_sides(folder, tmp_path, name, shape):
     copy = tmp_path / "copy"
-    prepared.prepare_folder(folder, copy, short_side=60, quality=95)
+    prepared.prepare_folder(
+        folder,
+        copy,
+        short_side=60,
+        quality=95,
+    )
     stored = (copy / name).read_bytes()
     original = images.decode((folder / name).read_bytes())
     expected = images.resize_to_cover(original, (60, 60)).astype(int)
@@ -85,6 +99,7 @@ def test_a_copy_has_shorter_sides(folder, tmp_path, name, shape):
 
     layout = jpeg.find_layout(stored)
     unit_width = layout.unit[1]
+
     assert layout.interval * unit_width >= layout.width
     assert (layout.interval - 1) * unit_width < layout.width
 
@@ -171,6 +186,7 @@ def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
 
     missing.write_bytes(wide)
     counts = prepared.prepare_folder(folder, copy, short_side=60)
+
     assert counts == count(copied=1, unreadable=2)
 
 

@@ -154,7 +154,13 @@ def replace_stdin(monkeypatch, archive):
 @pytest.mark.parametrize(
     "archive",
     [WHOLE, gzip.compress(WHOLE), FOLDERS, OF_NAMES, OF_JSON],
-    ids=["tar of tars", "compressed", "folders", "WebDataset names", "WebDataset JSON"],
+    ids=[
+        "tar of tars",
+        "compressed",
+        "folders",
+        "WebDataset names",
+        "WebDataset JSON",
+    ],
 )
 def test_every_image_is_read_with_its_class(prepare, archive):
     folder, counts = prepare(archive, shards=3)
@@ -191,6 +197,7 @@ def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatc
     folder, _ = tar_dataset.prepare_tars(
         archives, "mine", data_dir=data_dir, options=Options(shards=4)
     )
+
     assert read_content(folder) == expected
 
 
@@ -255,7 +262,11 @@ def pack_odd_files(tmp_path, good):
         (str(tmp_path / "absolute.JPEG"), picture(5)),
         special("link.JPEG", tarfile.SYMTYPE, "/etc/passwd"),
     )
-    b = packed(("0.JPEG", picture(6)), ("0.JPEG", picture(7)), ("1.JPEG", picture(8)))
+    b = packed(
+        ("0.JPEG", picture(6)),
+        ("0.JPEG", picture(7)),
+        ("1.JPEG", picture(8)),
+    )
     c = packed(*good.items())[:2000]
     return packed(
         ("a.tar", a),
@@ -304,6 +315,7 @@ def test_files_that_are_excluded_or_odd_are_listed(prepare, tmp_path):
     found = read_records(folder)
     kept_a = {compute_sha(image) for image in (*good.values(), picture(1, ".png"))}
     kept_b = {compute_sha(picture(6)), compute_sha(picture(8))}
+
     assert {image for name, image in found if name == "a"} == kept_a
     assert {image for name, image in found if name == "b"} == kept_b
 
@@ -317,10 +329,14 @@ def test_nothing_is_written_by_the_name_of_a_member(prepare, tmp_path):
     data = tmp_path / "data"
     new = set(tmp_path.parent.rglob("*")) - before
     elsewhere = {path for path in new if data not in (path, *path.parents)}
+
     assert elsewhere == {tmp_path / "whole.tar"}
 
 
-TWO_SPLITS = packed(("train/a/0.jpg", picture(0)), ("val/a/0.jpg", picture(1)))
+TWO_SPLITS = packed(
+    ("train/a/0.jpg", picture(0)),
+    ("val/a/0.jpg", picture(1)),
+)
 
 NAME_AND_NUMBER = packed(
     ("0.jpg", picture(0)),
@@ -629,7 +645,10 @@ def count_rest(prepare, archive, monkeypatch):
         added.append(words)
         add(*words)
 
-    shutil.copytree(get_unfinished(prepare), get_unfinished(prepare, "copy"))
+    shutil.copytree(
+        get_unfinished(prepare),
+        get_unfinished(prepare, "copy"),
+    )
     with monkeypatch.context() as patch:
         patch.setattr(scatter.Scatter, "add", count_and_add)
         prepare(archive, "copy", shards=3)

@@ -16,7 +16,12 @@ FINETUNING = [
     *flags("global_batch=16", "model.compute_dtype=float32", "logging.tensorboard=False"),
 ]
 GRID = ["--learning_rates=0.0001,0.2", "--lengths=12:2"]
-SIZES = {"train800": 32, "val200": 16, "train800val200": 48, "test": 24}
+SIZES = {
+    "train800": 32,
+    "val200": 16,
+    "train800val200": 48,
+    "test": 24,
+}
 
 
 def bright(split, config, seed):
@@ -63,8 +68,18 @@ def _task(name, group, **fields):
 
 SUITE = [
     _task("bright", "light", published=(90.0, 80.0, 70.0)),
-    _task("shade", "light", flip=False, published=(70.0, 60.0, 50.0)),
-    _task("dull", "nothing", crop=False, published=(50.0, 40.0, 33.0)),
+    _task(
+        "shade",
+        "light",
+        flip=False,
+        published=(70.0, 60.0, 50.0),
+    ),
+    _task(
+        "dull",
+        "nothing",
+        crop=False,
+        published=(50.0, 40.0, 33.0),
+    ),
 ]
 UNPUBLISHED = [_task("bright", "light"), _task("shade", "light")]
 WITH_ABSENT = [*SUITE, _task("absent", "nothing")]

@@ -60,7 +60,11 @@ def test_every_run_can_be_trained(name, recipe):
 def test_parts_of_the_data_are_trained_on_for_equally_many_steps():
     few, many = make_study_grid("data_size", models=["ViT-48"], examples=["70", "1140"]).runs
     few_steps = resolve(few.config, num_examples=70, num_devices=1)
-    many_steps = resolve(many.config, num_examples=1140, num_devices=1)
+    many_steps = resolve(
+        many.config,
+        num_examples=1140,
+        num_devices=1,
+    )
 
     assert few.config.input.train_examples == 70
     assert few_steps == many_steps
@@ -167,7 +171,11 @@ def test_sgd_has_the_hyper_parameters_of_big_transfer():
 
 
 def test_learning_rates_are_multiples_of_the_recipes():
-    values = {"models": ["R50x1"], "optimizers": ["adam"], "rate_factors": ["0.5"]}
+    values = {
+        "models": ["R50x1"],
+        "optimizers": ["adam"],
+        "rate_factors": ["0.5"],
+    }
     (run,) = make_study_grid("optimizer", PAPER, **values).runs
 
     assert run.config.schedule.learning_rate == 5e-4
@@ -207,7 +215,11 @@ NOT_LION = "--optimizers=lion: must be one of adam, sgd"
         ("speed", {"image_sizes": ["1"]}, NOT_ONE),
         ("optimizer", {"rate_factors": ["a"]}, NOT_A_NUMBER),
         ("optimizer", {"optimizers": ["lion"]}, NOT_LION),
-        ("positions", {"positions": ["none"], "layers": ["every"]}, "no run with these values"),
+        (
+            "positions",
+            {"positions": ["none"], "layers": ["every"]},
+            "no run with these values",
+        ),
     ],
 )
 def test_mistakes(name, values, message):

@@ -88,6 +88,7 @@ def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
 
     found = json.loads((tmp_path / "a.json").read_text())
     suggested = min(found["suggestions"].values())
+
     assert found["learning_rates"][:2] == pytest.approx([1e-4, 1e-4 * 1e5 ** (1 / 29)])
     assert len(found["learning_rates"]) < 30, "it diverges before the last"
     assert f"try --config.schedule.learning_rate={suggested:.2g}" in first

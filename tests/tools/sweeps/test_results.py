@@ -51,7 +51,11 @@ def read_labels(figure):
 
 
 def test_seeds_make_a_mean_and_missing_runs_are_named(tmp_path):
-    grid = make_study_grid("pooling", learning_rates=["0.001"], seeds=["0", "1"])
+    grid = make_study_grid(
+        "pooling",
+        learning_rates=["0.001"],
+        seeds=["0", "1"],
+    )
     write_run(tmp_path, grid.runs[0], test_accuracy=0.5)
     write_run(tmp_path, grid.runs[1], test_accuracy=0.7)
     write_run(tmp_path, grid.runs[2], test_accuracy=0.4)
@@ -68,7 +72,11 @@ def test_seeds_make_a_mean_and_missing_runs_are_named(tmp_path):
 
 
 def test_results_are_a_table_json_and_figures(tmp_path):
-    grid = make_study_grid("pooling", learning_rates=["0.001"], seeds=["0", "1"])
+    grid = make_study_grid(
+        "pooling",
+        learning_rates=["0.001"],
+        seeds=["0", "1"],
+    )
     write_run(tmp_path, grid.runs[0], test_accuracy=0.5)
     write_run(tmp_path, grid.runs[1], test_accuracy=0.7)
     write_run(tmp_path, grid.runs[2], test_accuracy=0.4)
@@ -120,7 +128,11 @@ def test_early_stopping_and_the_search_go_by_validation_alone(tmp_path):
 
 
 def test_a_run_that_diverged_is_counted_and_not_drawn(tmp_path):
-    grid = make_study_grid("optimizer", optimizers=["adam"], rate_factors=["1", "3"])
+    grid = make_study_grid(
+        "optimizer",
+        optimizers=["adam"],
+        rate_factors=["1", "3"],
+    )
     write_run(tmp_path, grid.runs[0], test_accuracy=0.5)
     write_run(
         tmp_path,
@@ -148,7 +160,11 @@ def test_a_measure_that_runs_do_not_have_is_rejected(tmp_path):
 
 
 def test_early_stopping_needs_an_evaluation(tmp_path):
-    grid = make_study_grid("data_size", models=["ViT-48"], examples=["70"])
+    grid = make_study_grid(
+        "data_size",
+        models=["ViT-48"],
+        examples=["70"],
+    )
     evaluations = [{"step": 1, "train_loss": 2.0}]
     write_run(tmp_path, grid.runs[0], evaluations, test_accuracy=0.5)
     message = r"no test_accuracy \(config.checkpoint.best_metric\); it has no evaluation"
@@ -159,7 +175,12 @@ def test_early_stopping_needs_an_evaluation(tmp_path):
 
 def test_a_search_needs_the_metric_that_chooses(tmp_path):
     grid = make_study_grid("optimizer", measures=["test_loss"])
-    write_run(tmp_path, grid.runs[0], test_accuracy=None, test_loss=1.0)
+    write_run(
+        tmp_path,
+        grid.runs[0],
+        test_accuracy=None,
+        test_loss=1.0,
+    )
     message = r"no test_accuracy \(config.checkpoint.best_metric\); it has test_accuracy, test_loss"
 
     with pytest.raises(ValueError, match=message):
@@ -189,7 +210,12 @@ def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
 def test_a_shape_that_has_not_learnt_is_marked(tmp_path):
     grid = make_study_grid("shape", shapes=["base", "depth:2", "depth:0.5"])
     for run, accuracy in zip(grid.runs, (0.9, 0.44, 0.46), strict=True):
-        write_run(tmp_path, run, test_accuracy=accuracy, exaflops=1 + accuracy)
+        write_run(
+            tmp_path,
+            run,
+            test_accuracy=accuracy,
+            exaflops=1 + accuracy,
+        )
 
     labels = read_labels(draw(grid.study, build_rows(grid, tmp_path), title="t"))
 
@@ -198,7 +224,12 @@ def test_a_shape_that_has_not_learnt_is_marked(tmp_path):
 
 def test_labels_cover_neither_each_other_nor_points():
     """At least seven of the paper's 18 points have labels, some of them close to each other."""
-    figure = draw(STUDIES["scaling"], [], title="t", with_paper=True)
+    figure = draw(
+        STUDIES["scaling"],
+        [],
+        title="t",
+        with_paper=True,
+    )
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     axes = figure.axes[-1]
@@ -240,7 +271,11 @@ def test_a_plot_has_a_title_and_the_name_of_the_data(tmp_path, monkeypatch, data
 
 
 def test_places_of_positions_are_beside_each_other(tmp_path):
-    grid = make_study_grid("positions", positions=["none", "learned_1d"], seeds=["0"])
+    grid = make_study_grid(
+        "positions",
+        positions=["none", "learned_1d"],
+        seeds=["0"],
+    )
     for run in grid.runs:
         write_run(tmp_path, run, test_accuracy=0.5)
 
@@ -266,9 +301,18 @@ def test_the_front_is_what_nothing_cheaper_beats():
 )
 def test_the_papers_points_are_under_ours_where_the_axes_meet(tmp_path, exaflops, panels):
     vit_h14_exaflops = 4262
-    grid = make_study_grid("scaling", models=["ViT-48", "Hybrid"], epochs=["3"])
+    grid = make_study_grid(
+        "scaling",
+        models=["ViT-48", "Hybrid"],
+        epochs=["3"],
+    )
     for run in grid.runs:
-        write_run(tmp_path, run, test_accuracy=0.8, exaflops=exaflops)
+        write_run(
+            tmp_path,
+            run,
+            test_accuracy=0.8,
+            exaflops=exaflops,
+        )
 
     figure = draw(
         grid.study,

@@ -137,6 +137,7 @@ def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_
 
     plan = succeed([*words, "--dry-run"])
     states = re.findall(r"(diverged|interrupted|new|ended) *\|", plan)
+
     assert states == ["diverged", "interrupted"]
     assert "Left: 1 of 2 runs" in plan
 

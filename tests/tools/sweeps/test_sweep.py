@@ -16,7 +16,10 @@ from tests.tiny import LENGTH, RECIPE, RUN, flags
 from vit_jax.config import load_recipe
 from vit_jax.train.lifecycle.interruption import Interrupted
 
-pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
+pytestmark = [
+    pytest.mark.usefixtures("compiled_once"),
+    pytest.mark.xdist_group("tiny"),
+]
 
 RATE = "schedule.learning_rate"
 
@@ -65,7 +68,10 @@ def swept(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("sweep") / "examples"
     out = succeed(build_words(folder, *HALVING))
-    kept, dropped = sorted(NAMES, key=lambda name: read_loss_at_half(folder / "runs" / name))
+    kept, dropped = sorted(
+        NAMES,
+        key=lambda name: read_loss_at_half(folder / "runs" / name),
+    )
     return folder, out, kept, dropped
 
 
@@ -169,6 +175,7 @@ def test_the_best_setting_is_a_command(pretended, tmp_path):
     (command,) = re.findall(r"^    (vit-jax pretrain .*)$", out, re.MULTILINE)
     _, _, recipe, *overrides, folder = shlex.split(command)
     config = load_recipe(recipe.removeprefix("--config="), overrides)
+
     assert config.schedule.learning_rate == 0.3
     assert config.seed == load_recipe(str(RECIPE)).seed
     assert config.model.pool == "token"
@@ -302,7 +309,10 @@ def test_machines_wait_for_each_other_where_settings_are_compared(pretended, tmp
 
 def list_states(words):
     """Return, for each run of a dry run, whether this machine runs it, and its state."""
-    return re.findall(r"\| (yes|no) +\| (\w+) +\|", succeed([*words, "--dry-run"]))
+    return re.findall(
+        r"\| (yes|no) +\| (\w+) +\|",
+        succeed([*words, "--dry-run"]),
+    )
 
 
 def test_a_dry_run_lists_the_runs_and_their_states(pretended, tmp_path):

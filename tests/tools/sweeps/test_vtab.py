@@ -144,7 +144,11 @@ def pretended(monkeypatch):
         part = pathlib.Path(folder).parent
         name = f"{part.parent.name} {part.name} {rate:g}"
         accuracy = 1 - rate if "dull" in name else rate
-        summary = {"test_accuracy": accuracy, "test_loss": 1.0, "test_images": 24}
+        summary = {
+            "test_accuracy": accuracy,
+            "test_loss": 1.0,
+            "test_images": 24,
+        }
 
         with workdir.claim(folder, config) as claimed:
             if error := special.pop(name, None):
@@ -333,6 +337,7 @@ def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, wei
 
     ran.clear()
     plan = succeed([*first, "--dry-run"])
+
     assert re.search(r"^\| shade .* no +\| +2 of 2 \| done", plan, re.MULTILINE)
     assert "Left for this machine: at most 24 steps of 16 images, 384 images of 4x4 pixels." in plan
     assert ran == []

@@ -19,7 +19,12 @@ from vit_jax.train.lifecycle.agreement import (
     require_agreement,
 )
 
-FACTS = {"config.seed": 0, "classes": ["cat", "dog"], "train_files_sha256": "1", "weights": None}
+FACTS = {
+    "config.seed": 0,
+    "classes": ["cat", "dog"],
+    "train_files_sha256": "1",
+    "weights": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,11 @@ def test_other_bytes_under_the_same_names_are_noticed(kind, tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first = digest_host(tmp_path / "a", kind, [*range(12)])
     second = digest_host(tmp_path / "b", kind, [*range(12)])
-    third = digest_host(tmp_path / "c", kind, [*range(7), 99, *range(8, 12)])
+    third = digest_host(
+        tmp_path / "c",
+        kind,
+        [*range(7), 99, *range(8, 12)],
+    )
     same = [{"training images": first}, {"training images": second}]
 
     message = describe_differences([*same, {"training images": third}])
@@ -146,10 +155,18 @@ def test_the_seed_chooses_the_images(data_dir):
     """Pixels, labels and stored records of TFDS count, and an image that only one host can read."""
     pixels = np.random.default_rng(0).integers(256, size=(200, 2, 3, 1), dtype=np.uint8)
     labels = np.arange(200) % 2
-    digits = open_source("digits", "train", runs.config(f"input.data_dir={data_dir}").input, 0)
+    digits = open_source(
+        "digits",
+        "train",
+        runs.config(f"input.data_dir={data_dir}").input,
+        0,
+    )
 
     def digest(pixels, labels, seed=0):
-        return digest_images(MemorySource(pixels, labels, ("a", "b")), seed)
+        return digest_images(
+            MemorySource(pixels, labels, ("a", "b")),
+            seed,
+        )
 
     first = digest(pixels, labels)
 
@@ -165,7 +182,12 @@ def test_the_seed_chooses_the_images(data_dir):
 
 def test_an_unreadable_image_is_compared(tmp_path):
     data = write_host(tmp_path, "folder", range(12))
-    source = open_source(data, "all", runs.config("input.cache_records=False").input, 0)
+    source = open_source(
+        data,
+        "all",
+        runs.config("input.cache_records=False").input,
+        0,
+    )
 
     complete = digest_images(source, 0)
     (tmp_path / "images" / "1" / "3.png").unlink()

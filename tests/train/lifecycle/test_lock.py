@@ -27,7 +27,12 @@ def holder(tmp_path):
     """Another process of this machine that holds the lock."""
     words = [sys.executable, "-c", HOLD, str(tmp_path)]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
+    process = subprocess.Popen(
+        words,
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
+    )
 
     assert process.stdout.readline() == "locked\n"
 
@@ -135,7 +140,12 @@ NO_LOCKS = {
     "device": lambda file: file.symlink_to("/dev/zero"),
     "link to itself": lambda file: file.symlink_to(FILE),
 }
-ODD = {"token": "../../elsewhere", "since": "", "pid": "x", "started": "1"}
+ODD = {
+    "token": "../../elsewhere",
+    "since": "",
+    "pid": "x",
+    "started": "1",
+}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +167,11 @@ def race(folder, count):
     errors = []
 
     def enter():
-        lock = WorkdirLock(folder, say=lambda line: None, expiry_seconds=0.2)
+        lock = WorkdirLock(
+            folder,
+            say=lambda line: None,
+            expiry_seconds=0.2,
+        )
         start.wait()
 
         try:
@@ -202,7 +216,11 @@ def short_turns():
 
 
 @pytest.mark.usefixtures("short_turns")
-@pytest.mark.parametrize("links", [True, False], ids=["hard links", "without hard links"])
+@pytest.mark.parametrize(
+    "links",
+    [True, False],
+    ids=["hard links", "without hard links"],
+)
 @pytest.mark.parametrize("state", ["free", "void", "not a lock"])
 @pytest.mark.parametrize("count", [2, 5])
 def test_of_several_at_one_moment_one_wins(tmp_path, monkeypatch, count, state, links):

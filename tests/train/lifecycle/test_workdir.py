@@ -361,7 +361,10 @@ def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there)
     assert not is_there or target.read_text() == "precious"
 
 
-@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OSError), (errno.EACCES, ValueError)])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, OSError), (errno.EACCES, ValueError)],
+)
 def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypatch, number, kind):
     """The former ends with 1, after which launchers try again, the latter with 2; neither leaves anything."""
 

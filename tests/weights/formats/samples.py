@@ -33,7 +33,11 @@ def random_bits(shape, dtype):
     if dtype == np.bool_:
         return rng.integers(2, size=shape).astype(bool)
 
-    data = rng.integers(256, size=(*shape, dtype.itemsize), dtype=np.uint8)
+    data = rng.integers(
+        256,
+        size=(*shape, dtype.itemsize),
+        dtype=np.uint8,
+    )
     return np.frombuffer(data.tobytes(), dtype).reshape(shape).copy()
 
 
@@ -79,7 +83,12 @@ def assert_read(path, arrays, metadata):
     assert read_metadata == metadata
 
 
-def build_npy(header, data=b"", version=1, length=None):
+def build_npy(
+    header,
+    data=b"",
+    version=1,
+    length=None,
+):
     """Return a `.npy` file with any header."""
     if isinstance(header, str):
         header = header.encode()

@@ -27,10 +27,17 @@ from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
 
 ENDLESS: dict = {}
 ENDLESS["x"] = ENDLESS
-ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+ENTRY = {
+    "dtype": "F32",
+    "shape": [2],
+    "data_offsets": [0, 8],
+}
 
 
-@pytest.fixture(params=[write_npz, write_safetensors], ids=["npz", "safetensors"])
+@pytest.fixture(
+    params=[write_npz, write_safetensors],
+    ids=["npz", "safetensors"],
+)
 def write(request):
     return request.param
 
@@ -70,7 +77,14 @@ def test_arrays_outlive_the_file_and_may_be_changed(write, path):
 
 def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkeypatch):
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
-    write(path, {"b": table, "a": np.float32(1).reshape(())}, {"x": 1, "y": 2})
+    write(
+        path,
+        {
+            "b": table,
+            "a": np.float32(1).reshape(()),
+        },
+        {"x": 1, "y": 2},
+    )
     first = path.read_bytes()
     monkeypatch.setattr("time.time", lambda: 2e9)
 
@@ -79,7 +93,14 @@ def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkey
         table.astype(">f4"),
         np.repeat(table, 2, axis=1)[:, ::2],
     ):
-        write(path, {"a": np.array(1, ">f4"), "b": layout}, {"y": 2, "x": 1})
+        write(
+            path,
+            {
+                "a": np.array(1, ">f4"),
+                "b": layout,
+            },
+            {"y": 2, "x": 1},
+        )
         assert path.read_bytes() == first
 
 
@@ -98,7 +119,14 @@ NAMES = (
     "\ud800",
     "a" * 1025,
 )
-DTYPES = (object, "U4", [("x", "f4")], "V2", "complex64", np.longdouble)
+DTYPES = (
+    object,
+    "U4",
+    [("x", "f4")],
+    "V2",
+    "complex64",
+    np.longdouble,
+)
 NOT_JSON = (
     {"x": object()},
     {"x": float("nan")},
@@ -155,7 +183,14 @@ def test_a_write_that_fails_leaves_everything_as_it_was(write, path):
 
 
 def test_more_than_the_memory_is_rejected(write, path, monkeypatch):
-    write(path, {"x": np.zeros((1000, 1000)), "y": np.zeros((500, 1000))}, {})
+    write(
+        path,
+        {
+            "x": np.zeros((1000, 1000)),
+            "y": np.zeros((500, 1000)),
+        },
+        {},
+    )
     message = r"weights: its arrays take 0\.0 GB and there are 0\.0 GB of memory"
 
     set_memory(monkeypatch, 4000)
@@ -185,6 +220,7 @@ def test_the_library_reads_files_of_vit_jax(path):
         for name, array in arrays.items():
             assert is_same(file.get_tensor(name), array), name
     digests = json.loads(texts["vit_jax_sha256"])
+
     assert texts.keys() == {"format", "vit_jax", "vit_jax_sha256"}
     assert digests.keys() == {*arrays, "__metadata__"}
     assert texts["format"] == "pt"
@@ -211,7 +247,10 @@ def test_files_of_the_library_are_read(path):
         ({"x": {**ENTRY, "data_offsets": [8, 16]}}, "damaged"),
         ({"x": ENTRY, "y": ENTRY}, "damaged"),
         (
-            {"none": {**ENTRY, "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}, "x": ENTRY},
+            {
+                "none": {**ENTRY, "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]},
+                "x": ENTRY,
+            },
             "array is too big",
         ),
         ({}, "damaged"),
@@ -252,7 +291,10 @@ def test_a_file_that_shrinks_under_the_reader(path):
 
 def test_a_changed_bit_is_noticed_or_changes_nothing(path):
     """Unnoticed bits are in the padding of the header, and the names of "format" and of digests."""
-    arrays = {"head/kernel": np.arange(4, dtype=np.float32), "mask": np.ones((2, 3), bool)}
+    arrays = {
+        "head/kernel": np.arange(4, dtype=np.float32),
+        "mask": np.ones((2, 3), bool),
+    }
     write_safetensors(path, arrays, METADATA)
     content = path.read_bytes()
     unnoticed = 0
@@ -270,9 +312,19 @@ def test_a_changed_bit_is_noticed_or_changes_nothing(path):
 
 
 def test_other_bytes_than_were_written_are_rejected_with_the_name_of_the_array(write, path):
-    write(path, {"head/kernel": np.arange(4, dtype=np.float32), "x": np.ones(3)}, METADATA)
+    write(
+        path,
+        {
+            "head/kernel": np.arange(4, dtype=np.float32),
+            "x": np.ones(3),
+        },
+        METADATA,
+    )
     content = path.read_bytes()
-    changed = content.replace(np.float32(3).tobytes(), np.float32(2).tobytes())
+    changed = content.replace(
+        np.float32(3).tobytes(),
+        np.float32(2).tobytes(),
+    )
     one_line = rf"{path}: (array|member) 'head/kernel(\.npy)?': .* fetch it again\."
 
     message = read_rejection(path, changed)

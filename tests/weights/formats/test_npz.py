@@ -90,7 +90,10 @@ def test_files_of_numpy_are_read(path, save):
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", ">i8", ">u2", ">f2", "|i1", "|b1"])
 def test_versions_byte_orders_and_layouts(path, dtype, order, version):
     values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
-    member = write_npy(np.asarray(values, order=order), version=version)
+    member = write_npy(
+        np.asarray(values, order=order),
+        version=version,
+    )
     path.write_bytes(build_archive([("x.npy", member)]))
 
     arrays, _ = read_all(path)
@@ -158,7 +161,15 @@ SHAPES = (
     f"({2**63}, {2**63})",
     f"(0, {2**62}, {2**62})",
 )
-TYPES = ("'|O'", "'<U3'", "'|V4'", "'<c8'", "'<M8[s]'", "'f4,f4'", "[('x', '<f4')]")
+TYPES = (
+    "'|O'",
+    "'<U3'",
+    "'|V4'",
+    "'<c8'",
+    "'<M8[s]'",
+    "'f4,f4'",
+    "[('x', '<f4')]",
+)
 
 
 def list_damaged_members():
@@ -245,7 +256,10 @@ def test_lying_archives_are_rejected(path, content, reason):
     assert len(message) < 1000
 
 
-ZEROS = build_archive([("x.npy", write_npy(np.zeros(2**20)))], zipfile.ZIP_DEFLATED)
+ZEROS = build_archive(
+    [("x.npy", write_npy(np.zeros(2**20)))],
+    zipfile.ZIP_DEFLATED,
+)
 
 
 def test_the_compression_of_zeros_is_allowed(path):
@@ -363,7 +377,10 @@ def test_damaged_metadata_are_rejected(path, damaged, reason):
 
 
 def test_a_bomb_in_the_comment_is_not_unpacked():
-    bomb = comment(b"zlib", base64.b85encode(zlib.compress(b" " * 40_000_000, 9)))
+    bomb = comment(
+        b"zlib",
+        base64.b85encode(zlib.compress(b" " * 40_000_000, 9)),
+    )
     tracemalloc.start()
 
     try:

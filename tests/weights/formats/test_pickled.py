@@ -57,7 +57,11 @@ def run(monkeypatch):
         allowed = []
         torch, torch_files = build_libraries(contents, allowed, saved)
         monkeypatch.setitem(sys.modules, "torch", torch)
-        monkeypatch.setitem(sys.modules, "safetensors", types.SimpleNamespace(torch=torch_files))
+        monkeypatch.setitem(
+            sys.modules,
+            "safetensors",
+            types.SimpleNamespace(torch=torch_files),
+        )
         monkeypatch.setitem(sys.modules, "safetensors.torch", torch_files)
         python, option, program, *arguments = shlex.split(command)
         assert [python, option] == ["python", "-c"]

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from tests.weights.formats.samples import assert_read, read_all
-from tests.weights.small_networks import SQUARE, VIT, arrays_of, assert_same, weights_of
+from tests.weights.small_networks import (
+    SQUARE,
+    VIT,
+    arrays_of,
+    assert_same,
+    weights_of,
+)
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import open_arrays, sharded, write_npz, write_safetensors
 from vit_jax.weights.library_config import write_library_config
@@ -57,7 +63,11 @@ def test_a_folder_with_its_configuration(tmp_path, a, format_name):
     """The index decides although another file is there; either of folder and index is a source."""
     index = split(tmp_path, arrays_of(a, format_name), 4)
     write_library_config(tmp_path, format_name, a, ("x", "y", "z"), None)
-    write_safetensors(tmp_path / "consolidated.safetensors", {"x": np.zeros(1)}, {})
+    write_safetensors(
+        tmp_path / "consolidated.safetensors",
+        {"x": np.zeros(1)},
+        {},
+    )
 
     for source in (tmp_path, index):
         weights = load_weights(source)
@@ -102,7 +112,11 @@ def test_a_shard_that_the_index_does_not_name(tmp_path):
 
 
 def test_a_shard_of_another_save_does_no_harm(index):
-    write_safetensors(index.with_name("model-00003-of-00003.safetensors"), {"x": np.zeros(1)}, {})
+    write_safetensors(
+        index.with_name("model-00003-of-00003.safetensors"),
+        {"x": np.zeros(1)},
+        {},
+    )
     assert_read(index, ARRAYS, {})
 
 
@@ -147,7 +161,14 @@ def test_an_index_names_no_file_outside_its_folder(tmp_path, shard):
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', "{", '{"weight_map": 3}'],
+    [
+        "[]",
+        "{}",
+        '{"weight_map": {}}',
+        '{"weight_map": ["a"]}',
+        "{",
+        '{"weight_map": 3}',
+    ],
 )
 def test_an_index_without_a_map(tmp_path, text):
     path = tmp_path / "model.safetensors.index.json"
@@ -167,7 +188,11 @@ def test_a_shard_of_another_kind_is_named(index):
 
 
 def test_a_shard_of_another_format(index):
-    write_npz(index.with_name("model-00001-of-00002.safetensors"), {"x": np.zeros(1)}, {})
+    write_npz(
+        index.with_name("model-00001-of-00002.safetensors"),
+        {"x": np.zeros(1)},
+        {},
+    )
 
     with pytest.raises(ValueError, match="the index and its shards differ"):
         read_all(index)

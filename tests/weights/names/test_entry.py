@@ -71,7 +71,12 @@ def test_rules_name_and_join_parameters():
         Rule(r"b/(\d)", lambda match: f"b.{int(match[1]) + 1}"),
         Rule(r"b/.*", "never"),
     ]
-    shapes = {"a/0/q": (2, 3), "a/0/k": (2, 3), "b/4": (5,), "empty": (3, 0)}
+    shapes = {
+        "a/0/q": (2, 3),
+        "a/0/k": (2, 3),
+        "b/4": (5,),
+        "empty": (3, 0),
+    }
 
     assert make_entries(rules, shapes) == [
         Entry("a.0.qk", ("a/0/q", "a/0/k"), "io->oi", (2, 3)),

@@ -22,8 +22,23 @@ WRITABLE = {
         "root_hybrid",
     ),
     "bit": ("resnet",),
-    "timm": ("token", "gap", "map", "headless", "deep", "hybrid", "root_hybrid", "resnet"),
-    "huggingface": ("token", "gap", "headless", "pooler", "deep"),
+    "timm": (
+        "token",
+        "gap",
+        "map",
+        "headless",
+        "deep",
+        "hybrid",
+        "root_hybrid",
+        "resnet",
+    ),
+    "huggingface": (
+        "token",
+        "gap",
+        "headless",
+        "pooler",
+        "deep",
+    ),
 }
 # Networks that are written after their positions became a learned table.
 TABLED = {
@@ -38,7 +53,11 @@ def build_published(name, **options):
     if "ViT" in name:
         options = {"head": "linear", **options}
     config = ModelConfig(name=name, **options)
-    return build_architecture(config, image_size=(224, 224), num_classes=1000)
+    return build_architecture(
+        config,
+        image_size=(224, 224),
+        num_classes=1000,
+    )
 
 
 BLOCK = {
@@ -92,7 +111,11 @@ def list_shapes_of_unit(inputs, width, has_shortcut):
         "conv2/kernel": (3, 3, width, width),
         "conv3/kernel": (1, 1, width, 4 * width),
     }
-    channels = {"gn1": width, "gn2": width, "gn3": 4 * width}
+    channels = {
+        "gn1": width,
+        "gn2": width,
+        "gn3": 4 * width,
+    }
     if has_shortcut:
         shapes["conv_proj/kernel"] = (1, 1, inputs, 4 * width)
         channels["gn_proj"] = 4 * width
@@ -219,13 +242,20 @@ def test_networks_that_a_format_cannot_hold_are_rejected(name):
 
 
 def test_all_reasons_of_a_rejection_are_listed():
-    a = dataclasses.replace(NETWORKS["token"], head="mlp", norm="rms")
+    a = dataclasses.replace(
+        NETWORKS["token"],
+        head="mlp",
+        norm="rms",
+    )
 
     with pytest.raises(ValueError, match=r"hidden layer.*norm='rms'"):
         require_writable("huggingface", a)
 
 
-@pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
+@pytest.mark.parametrize(
+    "field",
+    ["network", "block", "position_embedding", "pool", "head"],
+)
 def test_custom_parts_are_rejected_in_other_formats(field):
     custom = dataclasses.replace(NETWORKS["token"], **{field: "mine:Part"})
     message = f"timm cannot hold ViT-custom/4, which has {field}='mine:Part': write vit_jax"

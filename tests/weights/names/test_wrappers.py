@@ -6,7 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from tests.weights.small_networks import NETWORKS, SQUARE, arrays_of, assert_same, weights_of
+from tests.weights.small_networks import (
+    NETWORKS,
+    SQUARE,
+    arrays_of,
+    assert_same,
+    weights_of,
+)
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_safetensors
 from vit_jax.weights.names import find_wrapping, is_network
@@ -105,7 +111,14 @@ def test_the_average_is_taken_before_the_trained_network(taken, left, tmp_path):
     }
     word = left.partition(".")[0]
 
-    weights = load(tmp_path, {**trained, **add_prefix(taken, arrays), **state})
+    weights = load(
+        tmp_path,
+        {
+            **trained,
+            **add_prefix(taken, arrays),
+            **state,
+        },
+    )
     (note,) = find_notes(weights, "not read")
     ignored = {status.name: status.status for status in weights.statuses if not status.ours}
 
@@ -138,7 +151,10 @@ def test_heads_of_pre_training_are_named(tmp_path):
 
 def test_without_a_head_of_classification_the_network_lacks_its_outputs(tmp_path):
     arrays = add_prefix("model.backbone.", arrays_of(HEADLESS, "timm"))
-    heads = {"model.head.weight": np.ones((5, 16)), "model.fc_norm.bias": np.ones(16)}
+    heads = {
+        "model.head.weight": np.ones((5, 16)),
+        "model.fc_norm.bias": np.ones(16),
+    }
 
     weights = load(tmp_path, arrays | heads, image_size=HEADLESS.image_size)
     (note,) = find_notes(weights, "not read")
@@ -192,7 +208,10 @@ def test_several_networks_of_equal_standing_are_an_error(first, second, tmp_path
     message = re.escape(f"several networks ({first}, {second})")
 
     with pytest.raises(ValueError, match=message):
-        load(tmp_path, add_prefix(first, arrays) | add_prefix(second, arrays))
+        load(
+            tmp_path,
+            add_prefix(first, arrays) | add_prefix(second, arrays),
+        )
 
 
 def test_a_prefix_is_removed_before_a_network_is_rejected(tmp_path):

@@ -86,7 +86,11 @@ def check_full_size(folder: pathlib.Path) -> str:
     stated = read_sidecar(folder / "published").fields
     a = recognise(arrays, {}, stated=stated).architecture
     sizes = full["sizes"]
-    ours = {"width": a.width, "depth": a.depth, "num_heads": a.num_heads}
+    ours = {
+        "width": a.width,
+        "depth": a.depth,
+        "num_heads": a.num_heads,
+    }
 
     if full["class"] == "ResNetV2" or ours == sizes:
         return ""
@@ -165,7 +169,12 @@ def models_blocks(sizes: Mapping[str, Sizes | None]) -> dict[str, list[str]]:
         for size, names in sorted(by_size.items()):
             lines.append("/".join(map(str, size)) if any(size) else "resnet")
             text = " ".join(sorted(names))
-            lines += textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="  ")
+            lines += textwrap.wrap(
+                text,
+                100,
+                initial_indent="  ",
+                subsequent_indent="  ",
+            )
 
         blocks[module] = lines
 
@@ -182,10 +191,19 @@ def deprecated_blocks(names: Mapping[str, str]) -> dict[str, list[str]]:
     return blocks
 
 
-def replace_block(text: str, constant: str, lines: list[str]) -> str:
+def replace_block(
+    text: str,
+    constant: str,
+    lines: list[str],
+) -> str:
     """Return the text of a module with other lines of a constant, which must be there."""
     pattern = rf'(?<=\n{constant} = """\n).*?(?=""")'
-    replaced, count = re.subn(pattern, "\n".join(lines) + "\n", text, flags=re.DOTALL)
+    replaced, count = re.subn(
+        pattern,
+        "\n".join(lines) + "\n",
+        text,
+        flags=re.DOTALL,
+    )
 
     if not count:
         raise ValueError(f'{constant} = """: is not in the module. Add it, with {lines[0]}, ...')

@@ -12,7 +12,12 @@ import numpy as np
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import list_shapes
 
-SIZES = {"width": 48, "depth": 3, "mlp_dim": 96, "num_heads": 4}
+SIZES = {
+    "width": 48,
+    "depth": 3,
+    "mlp_dim": 96,
+    "num_heads": 4,
+}
 VIT = Architecture(
     name="ViT-custom/8",
     image_size=(32, 48),
@@ -67,13 +72,23 @@ TIMM = {
 }
 HUGGINGFACE = {
     "token": dataclasses.replace(VIT, layer_norm_epsilon=1e-12),
-    "tanh": dataclasses.replace(VIT, gelu="tanh", layer_norm_epsilon=1e-6, image_size=(32, 32)),
+    "tanh": dataclasses.replace(
+        VIT,
+        gelu="tanh",
+        layer_norm_epsilon=1e-6,
+        image_size=(32, 32),
+    ),
     "learned_2d": dataclasses.replace(
         VIT,
         position_embedding="learned_2d",
         layer_norm_epsilon=1e-12,
     ),
-    "pooler": dataclasses.replace(VIT, num_classes=0, head="mlp", layer_norm_epsilon=1e-12),
+    "pooler": dataclasses.replace(
+        VIT,
+        num_classes=0,
+        head="mlp",
+        layer_norm_epsilon=1e-12,
+    ),
 }
 CASES = {f"timm_{name}": a for name, a in TIMM.items()} | {
     f"huggingface_{name}": a for name, a in HUGGINGFACE.items()

@@ -33,10 +33,21 @@ PROCESSORS = {
     ),
     "dinov3": ("DINOv3ViTImageProcessor", {"size": SQUARE, "resample": 2, **IMAGENET}),
     "siglip": ("SiglipImageProcessor", {"size": SQUARE, "resample": 3}),
-    "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 48}, "crop_size": SQUARE, **OPENAI}),
+    "clip": (
+        "CLIPImageProcessor",
+        {
+            "size": {"shortest_edge": 48},
+            "crop_size": SQUARE,
+            **OPENAI,
+        },
+    ),
     "radio": (
         "CLIPImageProcessor",
-        {"size": {"shortest_edge": 48}, "crop_size": SQUARE, "do_normalize": False},
+        {
+            "size": {"shortest_edge": 48},
+            "crop_size": SQUARE,
+            "do_normalize": False,
+        },
     ),
 }
 # Cases whose preprocessing is that of timm's own configuration.
@@ -95,13 +106,25 @@ def main(path: pathlib.Path) -> None:
             config = timm.data.resolve_data_config({"input_size": sizes}, model=model)
             x = timm.data.create_transform(**config)(image)[None]
             features = model.forward_head(model.forward_features(x), pre_logits=True)
-            add(recorded, f"timm/{case}", x, config["mean"], config["std"], features)
+            add(
+                recorded,
+                f"timm/{case}",
+                x,
+                config["mean"],
+                config["std"],
+                features,
+            )
 
     np.savez_compressed(path, **recorded)
 
 
 def add(
-    recorded: dict, case: str, x: object, mean: list[float], std: list[float], features: object
+    recorded: dict,
+    case: str,
+    x: object,
+    mean: list[float],
+    std: list[float],
+    features: object,
 ) -> None:
     grey = (x[0].numpy().transpose(1, 2, 0) * std + mean) * 255
     recorded[f"{case} pixels"] = np.round(grey).astype(np.uint8)

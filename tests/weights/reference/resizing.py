@@ -47,18 +47,30 @@ def images_of_libraries() -> dict[str, np.ndarray]:
         photograph = Image.fromarray(image(PHOTOGRAPH))
         for size in NETWORKS:
             for fraction in CROP_FRACTIONS:
-                timm = transforms_imagenet_eval(size, fraction, interpolation=name, normalize=False)
+                timm = transforms_imagenet_eval(
+                    size,
+                    fraction,
+                    interpolation=name,
+                    normalize=False,
+                )
                 recorded[key("timm", name, size, fraction)] = np.asarray(
                     timm(photograph)
                 ).transpose(1, 2, 0)
 
-        asis = {"do_rescale": False, "do_normalize": False, "resample": number}
+        asis = {
+            "do_rescale": False,
+            "do_normalize": False,
+            "resample": number,
+        }
         crop = CLIPImageProcessor(
             size={"shortest_edge": 11},
             crop_size={"height": 10, "width": 10},
             **asis,
         )
-        squash = ViTImageProcessor(size={"height": 12, "width": 8}, **asis)
+        squash = ViTImageProcessor(
+            size={"height": 12, "width": 8},
+            **asis,
+        )
 
         for word, processor in (("crop", crop), ("squash", squash)):
             pixels = processor(photograph, return_tensors="np")["pixel_values"][0]
@@ -80,18 +92,30 @@ def positions_of_libraries() -> dict[str, np.ndarray]:
     from timm.layers import resample_abs_pos_embed
     from torch.nn.functional import interpolate
 
-    def resized(name: str, old_hwD: np.ndarray, new: tuple[int, int]) -> np.ndarray:
+    def resized(
+        name: str,
+        old_hwD: np.ndarray,
+        new: tuple[int, int],
+    ) -> np.ndarray:
         old_1Dhw = torch.tensor(old_hwD).permute(2, 0, 1)[None]
         match name:
             case "timm":
                 flat_1SD = torch.tensor(old_hwD).reshape(1, -1, old_hwD.shape[2])
-                options = {"old_size": list(old_hwD.shape[:2]), "num_prefix_tokens": 0}
+                options = {
+                    "old_size": list(old_hwD.shape[:2]),
+                    "num_prefix_tokens": 0,
+                }
 
                 return (
                     resample_abs_pos_embed(flat_1SD, list(new), **options).reshape(*new, -1).numpy()
                 )
             case "huggingface":
-                new_1Dhw = interpolate(old_1Dhw, size=new, mode="bicubic", align_corners=False)
+                new_1Dhw = interpolate(
+                    old_1Dhw,
+                    size=new,
+                    mode="bicubic",
+                    align_corners=False,
+                )
             case "dinov2":  # interpolate_pos_encoding with its interpolate_offset
                 scale = tuple((n + 0.1) / o for n, o in zip(new, old_hwD.shape[:2], strict=True))
                 new_1Dhw = interpolate(
@@ -119,7 +143,11 @@ def positions_of_libraries() -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    np.savez_compressed(sys.argv[1], **images_of_libraries(), **positions_of_libraries())
+    np.savez_compressed(
+        sys.argv[1],
+        **images_of_libraries(),
+        **positions_of_libraries(),
+    )
 
 
 if __name__ == "__main__":

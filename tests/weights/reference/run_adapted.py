@@ -40,7 +40,11 @@ def record(path: pathlib.Path) -> None:
             model.set_input_size(new)
             rescaled[f"timm/{case}"] = {"size": new, **run(model, case, new, *normalisation)}
 
-    outputs = {"versions": {"timm": timm.__version__}, "rescaled": rescaled, "gap": gap}
+    outputs = {
+        "versions": {"timm": timm.__version__},
+        "rescaled": rescaled,
+        "gap": gap,
+    }
     path.write_text(json.dumps(outputs, separators=(",", ":")) + "\n")
 
 

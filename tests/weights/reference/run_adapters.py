@@ -12,7 +12,11 @@ import sys
 import numpy as np
 
 TOLERANCE = 1e-6  # of logits, relative to the largest: float32 in another order
-LABELS = {0: "cat", 1: "dog", 2: "red"}
+LABELS = {
+    0: "cat",
+    1: "dog",
+    2: "red",
+}
 SIZES = {
     "hidden_size": 64,
     "num_hidden_layers": 3,
@@ -70,7 +74,14 @@ def write(folder: pathlib.Path) -> None:
 
     for name, (base, classes, options) in CASES.items():
         network = AutoModelForImageClassification.from_pretrained(folder / base, num_labels=classes)
-        adapter = get_peft_model(network, LoraConfig(r=4, lora_alpha=8, **options))
+        adapter = get_peft_model(
+            network,
+            LoraConfig(
+                r=4,
+                lora_alpha=8,
+                **options,
+            ),
+        )
 
         for parameter in adapter.parameters():
             if parameter.requires_grad:

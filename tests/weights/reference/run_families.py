@@ -56,7 +56,11 @@ TIMM = {  # case: name of the model, image size, other arguments
     "pe_core": (
         "vit_pe_core_base_patch16_224",
         48,
-        {"num_classes": 5, "attn_pool_num_heads": 4, **REFERENCE},
+        {
+            "num_classes": 5,
+            "attn_pool_num_heads": 4,
+            **REFERENCE,
+        },
     ),
     "pe_lang": ("vit_pe_lang_large_patch14_448", 42, REFERENCE),
     "pe_spatial": ("vit_pe_spatial_base_patch16_512", 48, REFERENCE),
@@ -99,7 +103,11 @@ ORIGINAL = {
             "ln_final.weight": [8],
         },
     ),
-    "pe_core": (*TIMM["pe_core"], PE_NAMES | {"^": "visual."}, {"logit_scale": []}),
+    "pe_core": (
+        *TIMM["pe_core"],
+        PE_NAMES | {"^": "visual."},
+        {"logit_scale": []},
+    ),
     "pe_lang": (*TIMM["pe_lang"], PE_NAMES, {}),
     "aimv2": (
         "aimv2_large_patch14_224",
@@ -264,7 +272,10 @@ def run_timm(model: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]
 
 
 def run_two_towers(
-    model: torch.nn.Module, case: str, x: torch.Tensor, options: dict[str, bool]
+    model: torch.nn.Module,
+    case: str,
+    x: torch.Tensor,
+    options: dict[str, bool],
 ) -> dict[str, torch.Tensor]:
     output = model.get_image_features(x, **options)
     output = getattr(output, "pooler_output", output)
@@ -272,7 +283,9 @@ def run_two_towers(
 
 
 def run_mae(
-    model: torch.nn.Module, x: torch.Tensor, options: dict[str, bool]
+    model: torch.nn.Module,
+    x: torch.Tensor,
+    options: dict[str, bool],
 ) -> dict[str, torch.Tensor]:
     """Return the class token of an encoder that moves no patch."""
     height, width = x.shape[2:]
@@ -282,7 +295,10 @@ def run_mae(
 
 
 def run_transformers(
-    model: torch.nn.Module, case: str, x: torch.Tensor, options: dict[str, bool]
+    model: torch.nn.Module,
+    case: str,
+    x: torch.Tensor,
+    options: dict[str, bool],
 ) -> dict[str, torch.Tensor]:
     output = model(x, **options)
     if case == "aimv2":
@@ -303,7 +319,11 @@ def round_number(number: float) -> float:
 
 
 def run(
-    model: torch.nn.Module, case: str, size: tuple[int, ...], mean: list[float], std: list[float]
+    model: torch.nn.Module,
+    case: str,
+    size: tuple[int, ...],
+    mean: list[float],
+    std: list[float],
 ) -> dict[str, list]:
     """Return the outputs for the images of a size, which is height and width or a side."""
     images = ((pixels(*size) - mean) / std).astype(np.float32)
@@ -335,14 +355,24 @@ def record_timm(case: str, folder: pathlib.Path) -> tuple[dict, dict]:
     size = TIMM[case][1]
     model, arguments = build_timm(case)
     save_config_for_hf(model, folder / "config.json", model_args=arguments)
-    timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+    timm.models.save_for_hf(
+        model,
+        folder,
+        model_args=arguments,
+        safe_serialization=True,
+    )
     config = json.loads((folder / "config.json").read_text())
     mean = config["pretrained_cfg"]["mean"]
     std = config["pretrained_cfg"]["std"]
 
     output = run(model, case, (size,), mean, std)
     shapes = read_short_names(folder / "model.safetensors")
-    record_of_case = {"config": config, "size": size, "shapes": shapes, **output}
+    record_of_case = {
+        "config": config,
+        "size": size,
+        "shapes": shapes,
+        **output,
+    }
 
     # The original code counts patches; timm does so at its reference grid.
     if "ref_feat_shape" in arguments:
@@ -362,8 +392,19 @@ def record_original(case: str, folder: pathlib.Path) -> dict:
     config = json.loads((folder / "config.json").read_text())
     pretrained = config["pretrained_cfg"]
 
-    output = run(model, case, (size,), pretrained["mean"], pretrained["std"])
-    return {"config": config, "size": size, "shapes": shapes, **output}
+    output = run(
+        model,
+        case,
+        (size,),
+        pretrained["mean"],
+        pretrained["std"],
+    )
+    return {
+        "config": config,
+        "size": size,
+        "shapes": shapes,
+        **output,
+    }
 
 
 def record_big_vision(folder: pathlib.Path) -> dict:
@@ -391,7 +432,13 @@ def record_huggingface(case: str, folder: pathlib.Path) -> tuple[dict, dict | No
     std = [1.0] * 3 if case == "radio" else [0.5] * 3
 
     output = run(model, case, (48,), mean, std)
-    record_of_case = {"config": config, "size": 48, "shapes": shapes, **stored, **output}
+    record_of_case = {
+        "config": config,
+        "size": 48,
+        "shapes": shapes,
+        **stored,
+        **output,
+    }
     if case == "aimv2":
         return record_of_case, None
     return record_of_case, {"size": (64, 32), **run(model, case, (64, 32), mean, std)}
@@ -432,7 +479,11 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
                 resized[full_name] = at_other_size
 
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
-    content = {"versions": versions, "cases": cases, "resized": resized}
+    content = {
+        "versions": versions,
+        "cases": cases,
+        "resized": resized,
+    }
     path.write_text(json.dumps(content, separators=(",", ":")) + "\n")
 
 
@@ -473,7 +524,9 @@ def find_original_shape(name: str, shape: list[int]) -> list[int]:
 
 
 def set_original_state(
-    model: torch.nn.Module, names: dict[str, str], others: dict[str, list[int]]
+    model: torch.nn.Module,
+    names: dict[str, str],
+    others: dict[str, list[int]],
 ) -> dict[str, list[int]]:
     """Give a model of timm the values of a file of the authors; return the file's shapes.
 

@@ -21,7 +21,11 @@ from timm.models.resnetv2 import ResNetV2
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import _resnetv2
 
-POOLS = {"token": "token", "gap": "avg", "map": "map"}
+POOLS = {
+    "token": "token",
+    "gap": "avg",
+    "map": "map",
+}
 GELU = {"exact": "gelu", "tanh": "gelu_tanh"}
 
 
@@ -71,11 +75,17 @@ def logits_of(model: torch.nn.Module, images: np.ndarray) -> np.ndarray:
 
 
 def run_timm(
-    folder: pathlib.Path, case: str, a: dict, images: np.ndarray
+    folder: pathlib.Path,
+    case: str,
+    a: dict,
+    images: np.ndarray,
 ) -> tuple[dict, np.ndarray]:
     """Loads strictly; the library's own reader of .npz must find the same network, and timm's factory too."""
     model = build_timm(a)
-    model.load_state_dict(load_file(folder / case / "model.safetensors"), strict=True)
+    model.load_state_dict(
+        load_file(folder / case / "model.safetensors"),
+        strict=True,
+    )
     logits = logits_of(model, images)
     from_npz = build_timm(a)
     from_npz.load_pretrained(str(folder / f"{case}.npz"))
@@ -98,7 +108,10 @@ def run_timm(
 
 
 def run_huggingface(
-    folder: pathlib.Path, case: str, a: dict, images: np.ndarray
+    folder: pathlib.Path,
+    case: str,
+    a: dict,
+    images: np.ndarray,
 ) -> tuple[dict, np.ndarray]:
     """Loads by config.json alone, with no key missing or unexpected, and writes the library's own file names down."""
     kind = transformers.ViTForImageClassification if a["num_classes"] else transformers.ViTModel
@@ -120,12 +133,22 @@ def main(folder: pathlib.Path, golden: pathlib.Path) -> None:
 
     for case, a in json.loads((folder / "cases.json").read_text()).items():
         run = run_timm if case.startswith("timm") else run_huggingface
-        arrays, logits = run(folder, case, a, np.load(folder / f"{case}.images.npy"))
+        arrays, logits = run(
+            folder,
+            case,
+            a,
+            np.load(folder / f"{case}.images.npy"),
+        )
         cases[case] = {
             "logits": logits.astype(np.float64).tolist(),
             "arrays": dict(sorted(arrays.items())),
         }
-        print(case, len(arrays), "arrays, logits up to", float(np.abs(logits).max()))
+        print(
+            case,
+            len(arrays),
+            "arrays, logits up to",
+            float(np.abs(logits).max()),
+        )
 
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
     golden.write_text(json.dumps({"versions": versions, "cases": cases}, indent=1) + "\n")

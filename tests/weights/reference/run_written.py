@@ -18,7 +18,11 @@ from families import pixels
 from run_families import run
 
 
-def load_model(folder: pathlib.Path, architecture: str, golden: dict) -> torch.nn.Module:
+def load_model(
+    folder: pathlib.Path,
+    architecture: str,
+    golden: dict,
+) -> torch.nn.Module:
     """Load strictly by config.json alone."""
     options = {}
     # A ViTModel has a layer behind the features unless it is told otherwise.
@@ -44,7 +48,11 @@ def read_normalisation(folder: pathlib.Path, model_type: str) -> tuple[list[floa
     return [0.5] * 3, [0.5] * 3
 
 
-def select_output(output: dict, config: dict, golden: dict) -> dict[str, torch.Tensor]:
+def select_output(
+    output: dict,
+    config: dict,
+    golden: dict,
+) -> dict[str, torch.Tensor]:
     """Return the output that the golden file has."""
     model_type = config["model_type"]
     pools_patches = golden["config"].get("global_pool") == "avg"
@@ -69,7 +77,13 @@ def select_output(output: dict, config: dict, golden: dict) -> dict[str, torch.T
 def run_by_timm(folder: pathlib.Path, golden: dict) -> dict[str, list]:
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     stated = model.pretrained_cfg
-    return run(model, folder.name, (golden["size"],), stated["mean"], stated["std"])
+    return run(
+        model,
+        folder.name,
+        (golden["size"],),
+        stated["mean"],
+        stated["std"],
+    )
 
 
 def run_by_transformers(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:

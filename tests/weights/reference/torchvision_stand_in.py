@@ -25,7 +25,12 @@ class StandIn(types.ModuleType):
 class StandInFinder:
     """A finder and loader of torchvision's modules."""
 
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        self,
+        name: str,
+        path: object,
+        target: object = None,
+    ) -> ModuleSpec | None:
         """Return the spec of a stand-in for torchvision and its modules."""
         if name.partition(".")[0] != "torchvision":
             return None

@@ -48,7 +48,11 @@ def write_families(folder: pathlib.Path) -> None:
         for case in cases:
             with tempfile.TemporaryDirectory() as source:
                 weights = load_weights(write(case, pathlib.Path(source)))
-                save_weights(weights, folder / library / case.replace("/", "_"), library)
+                save_weights(
+                    weights,
+                    folder / library / case.replace("/", "_"),
+                    library,
+                )
 
 
 if __name__ == "__main__":

@@ -79,7 +79,12 @@ def arguments_for(model: torch.nn.Module) -> list[dict[str, Any]]:
 
     layers = {"layers": [1, 1], "channels": [32, 64], "stem_chs": 16}
     return [
-        {**sizes, "img_size": image, **classes, **reference},
+        {
+            **sizes,
+            "img_size": image,
+            **classes,
+            **reference,
+        },
         {**sizes, "img_size": image, **classes},
         {**sizes, **classes},
         {**layers, **classes},
@@ -90,7 +95,11 @@ def arguments_for(model: torch.nn.Module) -> list[dict[str, Any]]:
 def small_resnet(name: str) -> torch.nn.Module:
     """Return Big Transfer's ResNet with one unit in each stage; its functions take no other arguments."""
     factor = int(name.removesuffix("_bit").rpartition("x")[2])
-    layers = {"layers": [1, 1, 1, 1], "width_factor": factor, "num_classes": 5}
+    layers = {
+        "layers": [1, 1, 1, 1],
+        "width_factor": factor,
+        "num_classes": 5,
+    }
 
     return timm.models.resnetv2._create_resnetv2_bit(name, **layers).eval()
 
@@ -187,7 +196,12 @@ def write_model(name: str, folder: pathlib.Path) -> None:
     (folder / "full.json").write_text(json.dumps(published_text))
     model, arguments = small_model(name, full)
     fill(model)
-    timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+    timm.models.save_for_hf(
+        model,
+        folder,
+        model_args=arguments,
+        safe_serialization=True,
+    )
     side = arguments.get("img_size") or published["pretrained_cfg"]["input_size"][-1]
     np.savez(folder / "expected.npz", **find_outputs(model, (side, side)))
 
@@ -206,7 +220,11 @@ def write_registry(folder: pathlib.Path, names: list[str]) -> None:
             print(f"{name}: {error_file.read_text()[:200]}", flush=True)
 
     deprecated = {old: (new or "").partition(".")[0] for old, new in _deprecated_models.items()}
-    known = {"names": vit_names(), "deprecated": deprecated, "version": timm.__version__}
+    known = {
+        "names": vit_names(),
+        "deprecated": deprecated,
+        "version": timm.__version__,
+    }
     known["all"] = sorted(_model_entrypoints)
     (folder / "registry.json").write_text(json.dumps(known))
 
@@ -214,4 +232,7 @@ def write_registry(folder: pathlib.Path, names: list[str]) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    write_registry(pathlib.Path(sys.argv[1]), sys.argv[2:] or vit_names())
+    write_registry(
+        pathlib.Path(sys.argv[1]),
+        sys.argv[2:] or vit_names(),
+    )
