@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +52,7 @@ def test_every_file_is_run_here():
         if "docs." in option
     }
 
-    assert options | {"training_loop", "vtab_suite"} == {
+    assert options | {"tracker", "training_loop", "vtab_suite"} == {
         path.stem for path in EXAMPLES.glob("*.py")
     }
     for option in TOGETHER + ALONE:
@@ -92,6 +94,43 @@ def test_a_network_and_a_loop_of_ones_own(tmp_path):
     assert summary["exaflops"] > 0
     results = training_loop.main("digits", *flags(*RUN, *options))
     assert {f"test_{name}": value for name, value in results.items()}.items() <= summary.items()
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    """Replace mlflow; return its calls."""
+    calls = []
+
+    def record(name):
+        def call(*arguments, **options):
+            calls.append((name, *arguments, *options.items()))
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
+
+        return call
+
+    names = ("start_run", "log_params", "log_metrics", "end_run")
+    module = types.SimpleNamespace(**{name: record(name) for name in names})
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    yield calls
+    sys.modules.pop("docs.examples.tracker", None)
+
+
+def test_the_tracker_receives_config_and_metrics_and_resumes(mlflow, tmp_path):
+    fields = ("total=2 steps", "schedule.warmup=0 steps", "logging.every=1 steps")
+    config = runs.config(*fields, "logging.writers=docs.examples.tracker:MLflow")
+
+    pretrain(config, str(tmp_path))
+    pretrain(config, str(tmp_path))
+
+    lines = commands.metrics(tmp_path)
+    (_, parameters) = mlflow[1]
+    assert mlflow[0] == ("start_run", ("run_name", tmp_path.name))
+    assert parameters["logging.every"] == "1 steps"
+    written = []
+    for call in mlflow[2:-3]:
+        written.append({"step": call[2][1], **call[1]})
+    assert written == lines
+    assert mlflow[-3:] == [("end_run",), ("start_run", ("run_id", "r1")), ("end_run",)]
 
 
 @pytest.mark.slow

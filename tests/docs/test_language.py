@@ -146,7 +146,7 @@ def test_paths_exist(page, modules):
     below = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)", text)
     missing += [path for path in below if not (ROOT / path).exists()]
 
-    assert set(missing) <= {"my_losses.py", "setup.py"}
+    assert set(missing) <= {"setup.py"}
 
 
 def test_the_architecture_page_has_the_ranks():

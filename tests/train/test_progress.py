@@ -1,17 +1,21 @@
 """Metrics on their way from a step to the console and to files."""
 
+import contextlib
 import io
 import logging
 import math
 import re
 import sys
 import types
+from typing import ClassVar
 
 import jax.numpy as jnp
 import pytest
 
 from tests.integration import commands
+from tests.rejections import rejects
 from tests.train import small_runs as runs
+from vit_jax.config.check import validate
 from vit_jax.train import progress
 from vit_jax.train.cadence import Cadence
 from vit_jax.train.metrics import LateMetrics, require_finite
@@ -209,7 +213,7 @@ def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
 
 
 def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
-    calls = []
+    calls: ClassVar = []
 
     class Run:
         def log(self, metrics, step):
@@ -252,6 +256,82 @@ def test_a_missing_package_is_named_before_any_file_is_made(tmp_path, monkeypatc
         )
 
     assert list(tmp_path.iterdir()) == []
+
+
+class ListTracker:
+    """A custom tracker that keeps its calls, and fails at a step."""
+
+    calls: ClassVar = []
+
+    def start(self, workdir, config, start_step):
+        self.calls.append(("start", workdir, config["seed"], start_step))
+
+    def write(self, step, metrics):
+        self.calls.append((step, metrics))
+        if step == 9:
+            raise OSError("the server does not answer")
+
+    def flush(self):
+        self.calls.append("flush")
+
+    def close(self):
+        self.calls.append("close")
+
+
+class NoTracker:
+    """A class without the method `write`."""
+
+    def start(self, workdir, config, start_step):
+        raise AssertionError
+
+    def close(self):
+        raise AssertionError
+
+
+TRACKED = f"logging.writers={__name__}:ListTracker"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of `ListTracker`."""
+    monkeypatch.setattr(ListTracker, "calls", [])
+    return ListTracker.calls
+
+
+def test_a_custom_tracker_receives_config_and_metrics(tmp_path, calls):
+    config = runs.config("seed=5", "logging.tensorboard=False", TRACKED)
+
+    writers = Writers(tmp_path, config, 2, enabled=True)
+    writers.write(3, {"x": 1.0})
+    writers.flush()
+    writers.close()
+
+    assert calls == [("start", tmp_path, 5, 2), (3, {"x": 1.0}), "flush", "close"]
+    assert [line["step"] for line in commands.metrics(tmp_path)] == [3]
+
+
+def test_trackers_are_closed_if_another_writer_cannot_start(tmp_path, calls):
+    (tmp_path / "metrics.jsonl").mkdir()
+
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged"):
+        Writers(tmp_path, runs.config(TRACKED), 0, enabled=True)
+
+    assert calls[1:] == ["close"]
+
+
+def test_an_error_of_a_tracker_ends_the_run_and_closes_all(tmp_path, calls):
+    writers = Writers(tmp_path, runs.config(TRACKED), 0, enabled=True)
+
+    with pytest.raises(OSError, match="does not answer"), contextlib.closing(writers):
+        writers.write(9, {"x": 1.0})
+
+    assert calls[-1] == "close"
+
+
+@pytest.mark.parametrize("name", ["NoTracker", "build_clock"])
+def test_another_object_is_no_tracker(name):
+    with rejects(f"config.logging.writers='{__name__}:{name}'", "class with .*write.*extend"):
+        validate(runs.config(f"logging.writers={__name__}:{name}"))
 
 
 def test_a_process_that_does_not_write_makes_no_file(tmp_path):

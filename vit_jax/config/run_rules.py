@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator
 from vit_jax.config.field_checks import apply_rules, is_value_range
 from vit_jax.config.lengths import get_phases
 from vit_jax.config.schema import FinetuneConfig, RunConfig
-from vit_jax.imports.references import parse_allowed_code
+from vit_jax.imports.references import parse_allowed_code, resolve
 
+TRACKER_METHODS = ("start", "write", "close")
 Rule = Callable[[RunConfig], str | None]
 
 
 def find_problems(config: RunConfig) -> Iterator[str]:
-    """Yield problems of the input, the objective, the optimiser and the schedule."""
+    """Yield problems of the input, the objective, the optimiser, the schedule and the logging."""
     yield from apply_rules(INPUT_RULES, config)
     yield from apply_rules(OBJECTIVE_RULES, config)
     if config.objective.kind == "masked_patch":
         yield from apply_rules(MASKED_PATCH_RULES, config)
     yield from apply_rules(OPTIMIZER_RULES, config)
     yield from apply_rules(SCHEDULE_RULES, config)
+    yield from apply_rules(LOGGING_RULES, config)
 
 
 def find_start_problems(config: RunConfig) -> Iterator[str]:
@@ -240,6 +242,26 @@ def check_drops(config: RunConfig) -> str | None:
 
 
 SCHEDULE_RULES: tuple[Rule, ...] = (check_end_rate, check_drops)
+
+
+# The trackers.
+
+
+def check_writers(config: RunConfig) -> str | None:
+    """A custom writer must be a class with the methods of a tracker."""
+    for reference in config.logging.writers:
+        found = resolve(reference, "config.logging.writers")
+        missing = [name for name in TRACKER_METHODS if not callable(getattr(found, name, None))]
+        if missing or not isinstance(found, type):
+            methods = ", ".join(TRACKER_METHODS)
+            return (
+                f"logging.writers={reference!r}: must be a class with the methods {methods}. "
+                "See docs/extend.md."
+            )
+    return None
+
+
+LOGGING_RULES: tuple[Rule, ...] = (check_writers,)
 
 
 # The start of a run.

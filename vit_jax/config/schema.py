@@ -523,6 +523,8 @@ class LoggingConfig:
     """Write TensorBoard event files to tensorboard/ in the workdir."""
     wandb_project: str | None = None
     """Weights & Biases project to log to. None: off."""
+    writers: tuple[Reference, ...] = ()
+    """Classes that send the config and the metrics to other trackers, such as MLflow."""
     profile_start_step: int | None = None
     """First step of a profiler trace, written to profile/ in the workdir. None: no trace."""
     profile_num_steps: Annotated[Count, When("profile_start_step")] = 5

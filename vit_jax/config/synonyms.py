@@ -91,6 +91,7 @@ _WORDS = {
     "sharding.num_model_shards": "tensor_parallel tensor_parallel_size tp model_parallel",
     "logging.profile_start_step": "profile profiler",
     "logging.wandb_project": "wandb project wandb_name",
+    "logging.writers": "mlflow tracker trackers report_to",
 }
 """Words of other systems by field."""
 

@@ -1,16 +1,20 @@
-"""Write metrics: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
+"""Write metrics: metrics.jsonl always, and trackers of experiments if configured.
 
-import abc
+TensorBoard, Weights & Biases and the custom classes of `logging.writers` are trackers.
+"""
+
+import contextlib
 import json
 import os
 import pathlib
 import time
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.storage.files import is_in_bucket, read_bounded, write_atomically
+from vit_jax.imports.references import explain_call, resolve
+from vit_jax.storage.files import JsonObject, is_in_bucket, read_bounded, write_atomically
 from vit_jax.train.profiling import Upload
 from vit_jax.train.run_files import METRICS_FILE, metrics_up_to
 
@@ -21,22 +25,30 @@ FLUSH_SECONDS = 10.0
 MAX_ID_BYTES = 256  # the limit of Weights & Biases for the id of a run
 
 
-class Writer(abc.ABC):
-    """Writes the metrics of steps."""
+class Tracker(Protocol):
+    """Receives the config and the metrics of a run, in its first process.
 
-    @abc.abstractmethod
+    A class of `logging.writers` has these methods and takes no arguments. A further method
+    `flush()`, if it has one, is called before each checkpoint.
+    """
+
+    def start(self, workdir: pathlib.Path, config: JsonObject, start_step: int) -> None:
+        """Open a run, or continue the run of an earlier process.
+
+        Args:
+          workdir: the folder of the run.
+          config: all values of the config, as JSON values in sections.
+          start_step: steps done; later metrics of an earlier process are written again.
+        """
+
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
 
-    def flush(self) -> None:  # noqa: B027
-        """Store the metrics so that they outlive the process; called before each checkpoint."""
-
-    @abc.abstractmethod
     def close(self) -> None:
-        """Write pending metrics and close the files."""
+        """Write pending metrics and end the run."""
 
 
-class JsonLines(Writer):
+class JsonLines:
     """One JSON object a line. Removes lines of a killed process, of steps after `start_step`."""
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
@@ -53,7 +65,7 @@ class JsonLines(Writer):
         self._file.close()
 
 
-class ObjectLines(Writer):
+class ObjectLines:
     """JSON lines in a bucket: an object that is written as a whole.
 
     It is written at most every `FLUSH_SECONDS`, and before checkpoints. Raises OSError if somebody
@@ -83,10 +95,10 @@ class ObjectLines(Writer):
         self.flush()
 
 
-class TensorBoard(Writer):
+class TensorBoard:
     """Event files in `tensorboard/`, written without TensorFlow."""
 
-    def __init__(self, workdir: pathlib.Path, start_step: int):
+    def start(self, workdir: pathlib.Path, config: JsonObject, start_step: int) -> None:
         from tensorboardX import SummaryWriter
 
         self._folder = Upload(workdir / "tensorboard")
@@ -106,28 +118,29 @@ class TensorBoard(Writer):
         self._folder.send()
 
 
-class WeightsAndBiases(Writer):
+class WeightsAndBiases:
     """A run of a Weights & Biases project; continued when the workdir is."""
 
-    def __init__(self, workdir: pathlib.Path, config: RunConfig):
+    def start(self, workdir: pathlib.Path, config: JsonObject, start_step: int) -> None:
+        project = config["logging"]["wandb_project"]
         try:
             import wandb
         except ImportError:
             from vit_jax.imports.extras import install_command
 
             raise ValueError(
-                f"config.logging.wandb_project={config.logging.wandb_project!r} "
+                f"config.logging.wandb_project={project!r} "
                 f"needs the package wandb: {install_command('wandb')}, or set the field to None."
             ) from None
         id_file = workdir / "wandb-run-id"  # a resumed run resumes there, too
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex)
         self._run = wandb.init(
-            project=config.logging.wandb_project,
+            project=project,
             id=read_bounded(id_file, MAX_ID_BYTES).decode(),
             name=workdir.name,
             dir=str(Upload(workdir).local),
-            config=to_dict(config),
+            config=config,
             resume="allow",
         )
 
@@ -138,7 +151,7 @@ class WeightsAndBiases(Writer):
         self._run.finish()
 
 
-class Writers(Writer):
+class Writers:
     """All writers of a run, as one.
 
     Args:
@@ -149,19 +162,28 @@ class Writers(Writer):
     """
 
     def __init__(self, workdir: pathlib.Path, config: RunConfig, start_step: int, *, enabled: bool):
-        self._writers: list[Writer] = []
+        self._writers: list[Any] = []
+        self._stack = contextlib.ExitStack()
         if not enabled:
             return
-        if config.logging.wandb_project is not None:  # first, because its package may be missing
-            self._writers.append(WeightsAndBiases(workdir, config))
+        values = to_dict(config)
+        with contextlib.ExitStack() as stack:
+            # Trackers come first, because a package may be missing, before a file is made.
+            for tracker in _build_trackers(config):
+                tracker.start(workdir, values, start_step)
+                self._add(tracker, stack)
+            lines = ObjectLines if is_in_bucket(workdir) else JsonLines
+            self._add(lines(workdir, start_step), stack)
+            if config.logging.tensorboard:
+                events = TensorBoard()
+                events.start(workdir, values, start_step)
+                self._add(events, stack)
+            self._stack = stack.pop_all()
 
-        if is_in_bucket(workdir):
-            self._writers.append(ObjectLines(workdir, start_step))
-        else:
-            self._writers.append(JsonLines(workdir, start_step))
-
-        if config.logging.tensorboard:
-            self._writers.append(TensorBoard(workdir, start_step))
+    def _add(self, writer: Any, stack: contextlib.ExitStack) -> None:
+        """Add an open writer, which the stack closes."""
+        self._writers.append(writer)
+        stack.callback(writer.close)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for writer in self._writers:
@@ -169,8 +191,25 @@ class Writers(Writer):
 
     def flush(self) -> None:
         for writer in self._writers:
-            writer.flush()
+            if hasattr(writer, "flush"):
+                writer.flush()
 
     def close(self) -> None:
-        for writer in self._writers:
-            writer.close()
+        """Close all writers, also if one of them fails."""
+        self._stack.close()
+
+
+def _build_trackers(config: RunConfig) -> list[Tracker]:
+    """Return the trackers of other packages, not started.
+
+    Raises:
+      ValueError: a reference names no class of trackers.
+    """
+    trackers = list[Tracker]()
+    if config.logging.wandb_project is not None:
+        trackers.append(WeightsAndBiases())
+    for reference in config.logging.writers:
+        build = resolve(reference, "config.logging.writers")
+        with explain_call(f"config.logging.writers={reference!r}", "no arguments"):
+            trackers.append(build())
+    return trackers

@@ -294,6 +294,18 @@ def test_runs_and_steps_that_cannot_be_replayed(copy, tmp_path):
     assert outcome.err == "vit-jax: --step=0: must be at least 1.\n"
 
 
+def test_a_stored_tracker_is_not_imported_without_permission(copy):
+    """`divergence.json` or `config.json` of somebody else may name any class."""
+    for name in ("divergence.json", "config.json"):
+        stored = json.loads((copy / name).read_text())
+        config = stored.get("config", stored)
+        config["logging"]["writers"] = ["evil:Tracker"]
+        (copy / name).write_text(json.dumps(stored))
+
+    with rejects("logging.writers", "names code of evil, .* --weights.allow_code=tests,evil"):
+        replay(str(copy), allow_code=OURS)
+
+
 def test_damaged_and_missing_files_of_a_run(copy, tmp_path):
     (copy / "divergence.json").write_text('{"step": 3, "metrics": {}}')
     with rejects("divergence.json", "must have config"):
