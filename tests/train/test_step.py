@@ -13,7 +13,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tests.train import small_runs as runs
 from vit_jax import pytree
 from vit_jax.arrays import Targets, normalise
-from vit_jax.train.step import accumulate_gradients, divide_by_weight, split_batch, weigh_examples
+from vit_jax.train.step import (
+    Gradients,
+    accumulate_gradients,
+    divide_by_weight,
+    split_batch,
+    weigh_examples,
+)
 
 
 def assert_trees_close(a, b, atol):
@@ -304,7 +310,7 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
     errors = (images @ kernel - label) * mask
     gradient = 2 * errors @ images
 
-    sums, gradients = accumulate_gradients(
+    summed = accumulate_gradients(
         squared_error,
         {"kernel": jnp.asarray(kernel)},
         jnp.asarray(images),
@@ -312,7 +318,8 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
         jax.random.key(0),
         num_micro_batches,
     )
-    _, means = divide_by_weight(sums, gradients)
+    means, _ = divide_by_weight(summed)
+    gradients, sums = summed
 
     assert float(sums["weight"]) == 6
     assert_allclose(sums["loss"], np.square(errors).sum(), rtol=1e-5)
@@ -340,9 +347,8 @@ def test_weights_of_examples_have_a_mean_of_one_over_the_classes():
 
 
 def test_a_batch_without_weight_has_no_gradient():
-    sums, gradients = divide_by_weight(
-        {"weight": jnp.float32(0)},
-        {"kernel": jnp.zeros(2)},
-    )
+    summed = Gradients({"kernel": jnp.zeros(2)}, {"weight": jnp.float32(0)})
+    gradients, sums = divide_by_weight(summed)
+
     assert float(sums["weight"]) == 1
     assert gradients["kernel"].tolist() == [0, 0]

@@ -8,7 +8,7 @@ Legend: B global batch, A micro-batches, H W C image, K classes.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,13 @@ Metrics = dict[str, jax.Array]
 PrepareBatch = Callable[[Batch, jax.Array], tuple[jax.Array, Targets]]
 LossFunction = Callable[[M, jax.Array, Targets, jax.Array], tuple[jax.Array, Sums]]
 """(model, images, targets, dropout key) -> (sum of the loss, all sums of the objective)."""
+
+
+class Gradients(NamedTuple, Generic[M]):
+    """Gradients of the parameters, and the sums of the objective over the same examples."""
+
+    gradients: M
+    sums: Sums
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +70,7 @@ class StepParts:
         mix_key, dropout_key = step_keys(self.seed, state.step)
         images, targets = self.prepare_batch(batch, mix_key)
 
-        sums, gradients = accumulate_gradients(
+        summed = accumulate_gradients(
             self.loss,
             state.model,
             images,
@@ -71,7 +78,7 @@ class StepParts:
             dropout_key,
             self.num_micro_batches,
         )
-        sums, gradients = divide_by_weight(sums, gradients)
+        gradients, sums = divide_by_weight(summed)
 
         with jax.named_scope("optimizer"):
             updates, optimizer_state = self.optimizer.update(
@@ -255,8 +262,8 @@ def accumulate_gradients(
     targets: Targets,
     key: jax.Array,
     num_micro_batches: int,
-) -> tuple[Sums, M]:
-    """Return the sums of the objective and the gradients of a batch, added over its micro-batches.
+) -> Gradients[M]:
+    """Return the gradients of a batch, added over its micro-batches.
 
     They are sums over examples, so that one division by the weight of the whole batch gives the
     gradients of the large batch, also if examples are masked.
@@ -269,20 +276,22 @@ def accumulate_gradients(
       key: random key of dropout in this step.
       num_micro_batches: number of equal parts, A.
     """
-    differentiate = jax.grad(loss, has_aux=True)
+
+    def differentiate(images: jax.Array, targets: Targets, key: jax.Array) -> Gradients[M]:
+        return Gradients(*jax.grad(loss, has_aux=True)(model, images, targets, key))
+
     if num_micro_batches == 1:
-        gradients, sums = differentiate(model, images, targets, key)
-        return sums, gradients
+        return differentiate(images, targets, key)
 
     micro_batches = split_batch(images, targets, key, num_micro_batches)
 
-    def add_micro_batch(total: Any, micro_batch: tuple) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, differentiate(model, *micro_batch)), None
+    def add_micro_batch(total: Gradients[M], micro_batch: tuple) -> tuple[Gradients[M], None]:
+        return jax.tree.map(jnp.add, total, differentiate(*micro_batch)), None
 
-    shapes = jax.eval_shape(differentiate, model, images, targets, key)
+    shapes = jax.eval_shape(differentiate, images, targets, key)
     zeros = jax.tree.map(jnp.zeros_like, shapes)
-    (gradients, sums), _ = jax.lax.scan(add_micro_batch, zeros, micro_batches)
-    return sums, gradients
+    total, _ = jax.lax.scan(add_micro_batch, zeros, micro_batches)
+    return total
 
 
 def split_batch(
@@ -304,14 +313,15 @@ def split_batch(
     return images, targets, jax.random.split(key, num_micro_batches)
 
 
-def divide_by_weight(sums: Sums, gradients: M) -> tuple[Sums, M]:
-    """Return the sums with a weight of at least 1, and the gradients divided by it.
+def divide_by_weight(summed: Gradients[M]) -> Gradients[M]:
+    """Return mean gradients, and the sums with a weight of at least 1.
 
     A batch without a readable image has a weight of 0: its gradients are 0, not NaN.
     """
+    gradients, sums = summed
     weight = jnp.maximum(sums["weight"], 1.0)
     mean_gradients = jax.tree.map(lambda gradient: gradient / weight, gradients)
-    return {**sums, "weight": weight}, mean_gradients
+    return Gradients(mean_gradients, {**sums, "weight": weight})
 
 
 def make_evaluation_step(

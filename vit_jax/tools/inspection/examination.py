@@ -70,7 +70,7 @@ class Examination:
         mix_key, dropout_key = step_keys(self.parts.seed, state.step)
         images, targets = self.parts.prepare_batch(batch, mix_key)
 
-        sums, gradients = accumulate_gradients(
+        summed = accumulate_gradients(
             self.parts.loss,
             state.model,
             images,
@@ -78,7 +78,7 @@ class Examination:
             dropout_key,
             self.parts.num_micro_batches,
         )
-        _, gradients = divide_by_weight(sums, gradients)
+        gradients, _ = divide_by_weight(summed)
         updates, _ = self.parts.optimizer.update(gradients, state.optimizer, state.model)
 
         figures = self.observe_outputs(state.model, images, targets, dropout_key)
