@@ -6,9 +6,13 @@ import pathlib
 
 import pytest
 import tensorflow_datasets as tfds
+from PIL import Image
 
 from tests import tiny
 from vit_jax.config import load_recipe
+from vit_jax.config.lengths import convert_lengths
+from vit_jax.data.sources import open_source
+from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.preflight import check_start
 
 REMOTE = pathlib.Path("/mnt/remote")
@@ -143,6 +147,51 @@ def test_data_of_an_evaluator_that_only_the_machines_have():
 
     assert "not visible" in first
     assert unseen == ["not visible from here: /mnt/remote/table.csv"]
+
+
+@pytest.mark.parametrize("split", ["train", "train[:99%]", "train[99%:]", "train[:1000]"])
+def test_a_plan_counts_the_steps_of_the_run(split):
+    """Opened data and the table of a plan give one number of steps."""
+    overrides = ("total=90 epochs", f"input.train_split={split}", "global_batch=8")
+    config = tiny.config(*overrides)
+    opened = open_source("digits", split, config.input, config.seed)
+    steps = convert_lengths(config, len(opened)).total
+    dataset = choose_dataset("tiny", config)
+
+    (line,) = check(*overrides)
+    assert f"{steps:,} steps of" in line
+    assert convert_lengths(config, dataset.num_examples).total == steps
+
+
+def test_the_steps_of_s16_on_imagenet():
+    """The recipe trains on 99 % of ImageNet, of which TFDS makes 1,268,355 images."""
+    recipe = "configs/pretrain_s16_baseline.py"
+    config = load_recipe(f"{tiny.ROOT}/{recipe}")
+    line, _ = check_start(recipe, config, remote=pathlib.Path("/"))
+
+    assert "111,477 steps of 1,024 images" in line
+    assert choose_dataset(recipe, config).num_examples == 1_268_355
+
+
+def test_a_length_in_epochs_of_unknown_data():
+    photos = "data=folder:/mnt/remote/photos"
+    line, _ = check(photos, "total=3 epochs", "schedule.warmup=0 steps", remote=REMOTE)
+    assert "3 epochs of unknown size in steps of 16 images" in line
+
+    line, _ = check(photos, "total=7 steps", "schedule.warmup=0 steps", remote=REMOTE)
+    assert "7 steps of 16 images" in line
+
+
+def test_a_plan_opens_data_of_this_machine(tmp_path):
+    for name in ("train/a/1", "train/a/2", "train/b/1", "test/a/1", "test/b/1"):
+        path = tmp_path / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    config = tiny.config(f"data=folder:{tmp_path}")
+    dataset = choose_dataset("tiny", config)
+
+    assert (dataset.num_examples, dataset.num_classes) == (3, 2)
+    assert dataset.source == "on this machine"
 
 
 def test_relative_paths_are_looked_for_here(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import pathlib
 
 from vit_jax.config import RunConfig
 from vit_jax.data.kinds.vtab_tasks import find_task
+from vit_jax.data.sources import find_data_path, open_source, require_known_data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,8 @@ JFT = Dataset(
     "303 million images (ViT, sec. 4.1), 18,291 classes (BiT, sec. 3.1)",
 )
 
+_COMPLETE = ("train", "train800val200")
+"""Splits whose images the tables count."""
 _BY_DATA = {
     "digits": Dataset("digits", 1437, 10, "scikit-learn"),
     "tfds:imagenet2012": IMAGENET,
@@ -51,9 +54,9 @@ _BY_RECIPE = {
 
 
 def find_dataset(recipe: str, config: RunConfig) -> Dataset | None:
-    """Return the numbers of `config.data`, or of the recipe's paper without data.
+    """Return the complete training split of `config.data`, or of the recipe's paper without data.
 
-    None: they are unknown.
+    None: its size is not in a table.
 
     The recipe is named as on the command line, "configs/pretrain_jft.py:ViT-H/14".
     """
@@ -73,45 +76,86 @@ def choose_dataset(
     num_examples: int | None = None,
     num_classes: int | None = None,
 ) -> Dataset:
-    """Return the numbers to plan with; numbers of the command line replace those of `find_dataset`.
+    """Return the training images and classes of a run, to plan with.
+
+    Numbers of the command line come first, then the tables above for the part of the split that
+    the run trains on, then the data on this machine.
 
     Raises:
-      ValueError: one of them is unknown.
+      ValueError: one of the numbers is unknown.
     """
-    known = find_dataset(recipe, config)
-    if known is None:
-        known = Dataset(config.data or recipe, 0, 0, "")
-    elif num_examples is None and num_classes is None:
-        return known
+    if num_examples and num_classes:
+        name = config.data or recipe
+        return Dataset(name, num_examples, num_classes, "the command line")
 
-    source = "the command line"
-    if known.source and not (num_examples and num_classes):
-        source = f"{known.source}; some by the command line"
-    dataset = Dataset(
-        known.name,
-        num_examples or known.num_examples,
-        num_classes or known.num_classes,
-        source,
-    )
-    if not dataset.num_examples or not dataset.num_classes:
+    known = _find_sizes(recipe, config)
+    if known is None:
         raise ValueError(
             f"{config.data or recipe}: numbers of images and classes are not known here. "
             "Add --num_examples=N and --num_classes=N. "
             f"Known: {', '.join(_BY_DATA)}, and the recipes {', '.join(_BY_RECIPE)}."
         )
-    return dataset
+    if num_examples is None and num_classes is None:
+        return known
+    return Dataset(
+        known.name,
+        num_examples or known.num_examples,
+        num_classes or known.num_classes,
+        f"{known.source}; some by the command line",
+    )
+
+
+def _find_sizes(recipe: str, config: RunConfig) -> Dataset | None:
+    """Return the sizes by table, or of data on this machine; None without both."""
+    known = find_dataset(recipe, config)
+    num_examples = count_examples(recipe, config)
+    if known is not None and num_examples is not None:
+        return dataclasses.replace(known, num_examples=num_examples)
+    if config.data is None or not _is_here(config):
+        return None
+    train = open_source(config.data, config.input.train_split, config.input, config.seed)
+    return Dataset(config.data, len(train), train.num_classes, "on this machine")
+
+
+def _is_here(config: RunConfig) -> bool:
+    """Return whether the data is on this machine, or comes from the user's own code."""
+    assert config.data is not None, "the caller checks it"
+    require_known_data(config.data, "config.data")
+    path = find_data_path(config.data, config.input.data_dir)
+    return path is None or path.exists()
 
 
 def count_examples(recipe: str, config: RunConfig) -> int | None:
-    """Return the number of training images of a recipe without opening them; None if unknown."""
+    """Return the number of training images of a run by the tables; None if they do not say it.
+
+    A run on opened data counts these images itself, and finds the same number.
+    """
     inputs = config.input
     if inputs.train_examples is not None:
         return inputs.train_examples
-    if inputs.classes or inputs.train_examples_per_class is not None:
-        return None
-    if inputs.train_split not in ("train", "train800val200"):
+    if inputs.classes or inputs.exclude or inputs.train_examples_per_class is not None:
         return None
     known = find_dataset(recipe, config)
     if known is None:
         return None
-    return known.num_examples
+    return _count_part(inputs.train_split, known.num_examples)
+
+
+def _count_part(split: str, num_examples: int) -> int | None:
+    """Return the number of images in "train" or a part of it, as TFDS rounds; None for others."""
+    if split in _COMPLETE:
+        return num_examples
+    name, bracket, _ = split.partition("[")
+    if not bracket or name not in _COMPLETE:
+        return None
+    # Imported here, because tensorflow_datasets takes seconds to load.
+    import tensorflow_datasets as tfds
+
+    files = tfds.core.ShardedFileTemplate(dataset_name="data", data_dir="", filetype_suffix="x")
+    info = tfds.core.SplitInfo(
+        name=name, shard_lengths=[num_examples], num_bytes=0, filename_template=files
+    )
+    try:
+        return int(tfds.core.SplitDict([info])[split].num_examples)
+    except ValueError:  # the run rejects this split
+        return None

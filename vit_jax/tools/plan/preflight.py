@@ -11,6 +11,7 @@ import jax
 
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.config.check import validate
+from vit_jax.config.durations import parse_duration
 from vit_jax.data.sources import find_data_path
 from vit_jax.storage.files import expand_path
 from vit_jax.text.printable import first_line
@@ -24,7 +25,10 @@ from vit_jax.train.start import fitting_weights, steps_to_continue
 from vit_jax.train.starting_weights import adapt
 from vit_jax.weights.hub import is_hub_address
 
-_UNKNOWN_EXAMPLES = 10**9  # so large that no length of a run is too long for it
+_ENOUGH_EXAMPLES = 10**9
+"""Images to assemble a run with whose number is unknown: no length is too long for them.
+
+Steps that depend on this number are not printed."""
 _UNKNOWN_CLASSES = 1000
 
 
@@ -70,7 +74,8 @@ def check_start(
         network = f"the network is that of {config.init_from}, and is not checked"
     else:
         _check_run(run, data, remote_paths)
-        network = _describe_run(run)
+        is_length_known = data is not None or count_examples(recipe, config) is not None
+        network = _describe_run(run, is_length_known=is_length_known)
 
     lines = [f"checked: {network}; {description}"]
     for path in paths:
@@ -123,7 +128,7 @@ def _assemble(
         num_classes = data.train.num_classes
         label_shape = data.train.label_shape
     else:
-        num_examples = count_examples(recipe, config) or _UNKNOWN_EXAMPLES
+        num_examples = count_examples(recipe, config) or _ENOUGH_EXAMPLES
         known = find_dataset(recipe, config)
         num_classes = _UNKNOWN_CLASSES if known is None else known.num_classes
 
@@ -201,13 +206,17 @@ def _make_stand_ins(config: RunConfig, num_devices: int | None, num_slices: int)
     return devices
 
 
-def _describe_run(run: Assembly) -> str:
+def _describe_run(run: Assembly, *, is_length_known: bool) -> str:
     shape = run.batch_sharding.mesh.shape
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(run.abstract_state.model))
     mesh = " x ".join(f"{size} {axis}" for axis, size in shape.items())
     num_devices = math.prod(shape.values())
     devices = "1 device" if num_devices == 1 else f"{num_devices} devices"
+    global_batch = run.config.global_batch
+    length = f"{run.steps.total:,} steps of {global_batch:,} images"
+    if not is_length_known and parse_duration(run.config.total)[1] == "epochs":
+        length = f"{run.config.total} of unknown size in steps of {global_batch:,} images"
     return (
         f"{run.architecture.name} with {parameters:,} parameters, {run.config.optimizer.name}, "
-        f"{run.steps.total:,} steps of {run.config.global_batch:,} images on {devices} ({mesh})"
+        f"{length} on {devices} ({mesh})"
     )
