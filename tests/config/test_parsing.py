@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import pytest
 
@@ -100,46 +99,6 @@ def test_override(override, value):
 def test_bad_override(override, rule):
     with rejects(override.partition("=")[0], rule):
         load(override)
-
-
-# Recipe files.
-
-
-@pytest.mark.parametrize("name", [DIGITS, "digits"])
-def test_recipe_is_found_from_any_folder(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("digits").write_text("of another program")
-
-    assert load_recipe(name).data == "digits"
-    assert load_recipe(f"{name}:epochs=3").total == "3 epochs"
-
-
-WRONG = f"load_recipe({DIGITS!r}), global_batch='many'"
-
-
-@pytest.mark.parametrize(
-    ("path", "source", "rule"),
-    [
-        ("configs/digit.py", None, "'configs/digit.py'.*Did you mean digits"),
-        ("nowhere/at_all.txt", None, "'nowhere/at_all.txt'.*one of digits, "),
-        ("", None, "no recipe ''"),
-        ("mine.py", "x = 1", "mine.py.*get_config"),
-        ("mine.py", "def get_config(_): return {}", "mine.py.*PretrainConfig.*dict"),
-        (
-            "mine.py",
-            f"def get_config(_): return dataclasses.replace({WRONG})",
-            "config.global_batch='many'.*int",
-        ),
-    ],
-)
-def test_invalid_recipes(tmp_path, monkeypatch, path, source, rule):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("mine.py").write_text(
-        f"import dataclasses\nfrom vit_jax.config import load_recipe\n{source}\n"
-    )
-
-    with rejects("", rule):
-        load_recipe(path)
 
 
 # Dictionaries and text.

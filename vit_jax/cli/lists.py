@@ -200,7 +200,13 @@ def _describe_all_fields(width: int) -> str:
 class Show(Recipe):
     """Print every value of a recipe; with --help, describe all fields."""
 
-    def run(self) -> None:
-        from vit_jax.config import to_text
+    json: bool = switch("print a config as JSON, which --config=FILE.json reads")
 
-        print(to_text(self.load()), end="")
+    def run(self) -> None:
+        from vit_jax.config import to_dict, to_text
+
+        config = self.load()
+        if self.json:
+            print(json.dumps(to_dict(config), indent=2))
+        else:
+            print(to_text(config), end="")

@@ -333,8 +333,9 @@ class Recipe(Overrides):
 
     config: str = option(
         "RECIPE[:ARGUMENT]",
-        "recipe: a file (configs/digits.py), or an installed one (digits)",
+        "recipe: a file (configs/digits.py), an installed one (digits), or a config as JSON",
         REQUIRED,
+        reads_bucket=True,
     )
 
     def load(self) -> Any:

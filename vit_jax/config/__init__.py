@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vit_jax.config.lengths import RunSteps as RunSteps
     from vit_jax.config.networks import build_architecture as build_architecture
     from vit_jax.config.parsing import from_dict as from_dict
-    from vit_jax.config.parsing import load_recipe as load_recipe
     from vit_jax.config.parsing import to_dict as to_dict
     from vit_jax.config.parsing import to_text as to_text
     from vit_jax.config.schema import AdaptConfig as AdaptConfig
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from vit_jax.config.schema import ShardingConfig as ShardingConfig
     from vit_jax.config.schema import StopEarlyConfig as StopEarlyConfig
     from vit_jax.config.sizes import VIT_SIZES as VIT_SIZES
+    from vit_jax.config.specification import derive as derive
+    from vit_jax.config.specification import load_recipe as load_recipe
 
 PUBLIC_NAMES = {
     "adaptation": ("adapt_architecture",),
@@ -49,8 +50,9 @@ PUBLIC_NAMES = {
     "arguments": ("choose_row", "parse_argument"),
     "check": ("resolve", "validate"),
     "lengths": ("RunSteps",),
+    "specification": ("derive", "load_recipe"),
     "networks": ("build_architecture",),
-    "parsing": ("from_dict", "load_recipe", "to_dict", "to_text"),
+    "parsing": ("from_dict", "to_dict", "to_text"),
     "schema": (
         "AdaptConfig",
         "CheckpointConfig",

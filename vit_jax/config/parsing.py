@@ -1,7 +1,7 @@
-"""Parsing of recipe files and command-line overrides into a frozen config, and its text form.
+"""Parsing of dictionaries and command-line overrides into a frozen config, and its text form.
 
-A recipe returns one of the dataclasses of the schema. The type of a field checks values of the
-command line, of Python and of JSON; `value_text` reads those of the command line.
+The type of a field checks values of the command line, of Python and of JSON; `value_text` reads
+those of the command line. `specification` reads recipes.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from vit_jax.config.durations import parse_duration, split_duration
 from vit_jax.config.hints import describe_type, field_types, is_list, is_mapping, union_members
-from vit_jax.config.recipes import run_recipe
 from vit_jax.config.rules import Reference
 from vit_jax.config.schema import Duration
 from vit_jax.config.synonyms import find_advice, find_meant_fields, suggest_value
@@ -26,44 +25,6 @@ T = TypeVar("T")
 _MOST_SHOWN = 200  # characters of a value in a message
 _NOT_CONVERTED = object()
 """Result of a conversion for a value of another type."""
-
-
-def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
-    """Load "configs/x.py:ARGUMENT" and apply overrides; later ones win.
-
-    Args:
-      specification: path of a Python file that defines `get_config(argument: str)`, relative to the
-        working directory or the project, or the name of an installed recipe ("digits"); after a
-        colon, the recipe's argument.
-      overrides: `--config.section.field=value`, such as "--config.model.width=64".
-
-    Returns:
-      A frozen dataclass of `schema`, every field checked for name and type.
-
-    Raises:
-      ValueError: missing file, unknown field, or a value of the wrong type.
-    """
-    path, _, argument = specification.partition(":")
-    config = run_recipe(path)["get_config"](argument)
-    if not dataclasses.is_dataclass(config):
-        kind = type(config).__name__
-        raise ValueError(
-            f"{path}: get_config must return a config such as PretrainConfig, not {kind}."
-        )
-    values = to_dict(config)
-    for override in overrides:
-        _apply_override(override, values, type(config))
-    return from_dict(type(config), values)
-
-
-def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]]:
-    """Return `STUDIES` of a recipe's file: the values that suit its data, by study and option.
-
-    Return {} for a recipe without studies.
-    """
-    path = specification.partition(":")[0]
-    studies: Mapping[str, Mapping[str, Sequence[Any]]] = run_recipe(path).get("STUDIES", {})
-    return studies
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -156,26 +117,49 @@ def _list_required(kind: Any) -> list[str]:
     return names
 
 
-def _apply_override(override: str, values: dict[str, Any], kind: type) -> None:
+def apply_override(override: str, values: dict[str, Any], kind: type) -> None:
     """Set the value of an override in the nested dictionaries of a config of this kind."""
     name, equals, text = override.removeprefix("--").removeprefix("config.").partition("=")
-    *sections, field = name.split(".")
+    section, field, hint = _locate_field(name, values, kind)
+    if is_section(hint):
+        raise ValueError(_describe_section(name, hint, text))
+    if not equals:
+        raise ValueError(f"--config.{name}: must have a value. Use --config.{name}=VALUE.")
+    section[field] = parse_override(text, hint)
 
+
+def apply_change(name: str, value: Any, values: dict[str, Any], kind: type) -> None:
+    """Set the value of a field of Python in the nested dictionaries of a config of this kind."""
+    section, field, hint = _locate_field(name.removeprefix("config."), values, kind)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        raise ValueError(_describe_section(name, hint, "VALUE"))
+    section[field] = value
+
+
+def is_section(hint: object) -> bool:
+    """Return True for a field that holds other fields."""
+    return dataclasses.is_dataclass(hint) or is_mapping(hint)
+
+
+def _locate_field(
+    name: str, values: dict[str, Any], kind: type
+) -> tuple[dict[str, Any], str, object]:
+    """Return the section of a field in the nested dictionaries, its name there and its type."""
+    *sections, field = name.split(".")
     hint: object = kind
     for section in sections:
         hint = _find_hint(hint, section, name, kind)
         values = values.setdefault(section, {})
-    hint = _find_hint(hint, field, name, kind)
+    return values, field, _find_hint(hint, field, name, kind)
 
-    if dataclasses.is_dataclass(hint) or is_mapping(hint):
-        first = "NAME"
-        if dataclasses.is_dataclass(hint):
-            first = next(iter(hint.__annotations__))
-        fix = f"Set a field, as config.{name}.{first}={text}"
-        raise ValueError(f"config.{name}: must not be set, as a section. {fix}.")
-    if not equals:
-        raise ValueError(f"--config.{name}: must have a value. Use --config.{name}=VALUE.")
-    values[field] = parse_override(text, hint)
+
+def _describe_section(name: str, hint: Any, text: str) -> str:
+    """Return the error for a value in the place of a section."""
+    first = "NAME"
+    if dataclasses.is_dataclass(hint):
+        first = next(iter(hint.__annotations__))
+    fix = f"Set a field, as config.{name}.{first}={text}"
+    return f"config.{name}: must not be set, as a section. {fix}."
 
 
 def _find_hint(hint: object, field: str, name: str, kind: type) -> object:

@@ -1,19 +1,22 @@
-"""Files of recipes: found by path or name, executed, and listed with their descriptions."""
+"""Files of recipes: found by path or name, and listed with their descriptions."""
 
 import dataclasses
 import inspect
 import pathlib
 import re
-import runpy
 from typing import Any
 
 from vit_jax.config import schema
+from vit_jax.config.execution import import_beside, run_file
+from vit_jax.storage.files import expand_path
 from vit_jax.text.nearest import did_you_mean
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _PROJECT = _PACKAGE.parent
-_FOLDERS = (_PROJECT / "configs", _PACKAGE / "recipes")
+FOLDERS = (_PROJECT / "configs", _PACKAGE / "recipes")
 """Folders of recipes: in a checkout, and in the installed package."""
+CONFIG_FILE = "config.json"
+"""The config of a run, in its workdir."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +48,7 @@ def list_recipes() -> list[Recipe]:
 
 
 def _describe(name: str, file: pathlib.Path) -> Recipe:
-    names = run_recipe(str(file))
+    names = run_recipe(file)
     form = _read_first_paragraph(names["get_config"].__doc__).removeprefix("Argument: ")
     config = names["get_config"]("")
     verb = "pretrain"
@@ -76,40 +79,55 @@ def _read_first_paragraph(text: str | None) -> str:
 def find_recipe_files() -> dict[str, pathlib.Path]:
     """Return the files of all recipes that are installed, by name; the checkout's come first."""
     files: dict[str, pathlib.Path] = {}
-    for folder in reversed(_FOLDERS):
+    for folder in reversed(FOLDERS):
         for file in folder.glob("*.py"):
             files[file.stem] = file
     return files
 
 
-def run_recipe(path: str) -> dict[str, Any]:
+def run_recipe(file: pathlib.Path) -> dict[str, Any]:
     """Return the names that the file of a recipe defines, with their values.
 
     Raises:
-      ValueError: there is no such file, or it is not a recipe.
+      ValueError: it cannot be executed, or is not a recipe.
     """
-    file = _find_file(path)
-    names = runpy.run_path(str(file), run_name=f"recipe_{file.stem}")
-    if "get_config" not in names:
+    with import_beside(file, FOLDERS):
+        names = run_file(file)
+    if not callable(names.get("get_config")):
         raise ValueError(f"{file} is not a recipe: it defines no get_config(argument).")
     return names
 
 
-def _find_file(path: str) -> pathlib.Path:
+def is_shipped(file: pathlib.Path) -> bool:
+    """Return True for a recipe of the checkout or of the installed package."""
+    return file.absolute().parent in FOLDERS
+
+
+def find_file(path: str) -> pathlib.Path:
     """Return the file of a recipe: a path, or a name in the checkout or in the installed package.
 
     Raises:
       ValueError: there is no such recipe.
     """
-    candidates = [pathlib.Path(path), _PROJECT / path]
-    for folder in _FOLDERS:
+    given = expand_path(path)
+    candidates = [given, _PROJECT / path]
+    for folder in FOLDERS:
         candidates.append(folder / f"{path}.py")
     for candidate in candidates:
         if candidate.suffix == ".py" and candidate.is_file():
             return candidate
+    raise ValueError(_describe_missing(path, given))
+
+
+def _describe_missing(path: str, given: pathlib.Path) -> str:
+    """Return the error for a path that is no recipe, with what may be meant."""
+    if path and (given / CONFIG_FILE).is_file():
+        return f"There is no recipe {path!r}. For the config of this run use {given / CONFIG_FILE}."
+    if path and given.is_dir():
+        return f"There is no recipe {path!r}: it is a folder. Use the path of a file in it."
     known = sorted(find_recipe_files())
-    hint = did_you_mean(pathlib.Path(path).stem, known, "{}")
-    raise ValueError(
+    hint = did_you_mean(given.stem, known, "{}")
+    return (
         f"There is no recipe {path!r}.{hint} Use the path of a file, or one of {', '.join(known)}."
     )
 

@@ -114,7 +114,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     assert isinstance(run.config, FinetuneConfig)
     laid_out = run.config  # one layout for all runs
 
-    with workdirs.claim(workdir, laid_out) as claimed:
+    with workdirs.claim(workdir, laid_out, config) as claimed:
         start = overview.start_of(laid_out, data, fitted.parameters)
         require_agreement(laid_out, data, start["parameters_sha256"])
         workdirs.require_same_start(claimed.folder, start, laid_out.init_from)
@@ -137,6 +137,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
                     data,
                     claimed.folder,
                     trainer.train,
+                    requested=config,
                 )
             summary = trainer.train(chosen, data, claimed, "test", 0, pause_fraction)
 

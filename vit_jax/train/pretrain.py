@@ -50,7 +50,10 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
         devices=jax.devices(),
     )
     first_state = functools.partial(start_state, run, None)
-    with workdirs.claim(workdir, run.config) as claimed, Interruption() as interruption:
+    with (
+        workdirs.claim(workdir, run.config, config) as claimed,
+        Interruption() as interruption,
+    ):
         return train(
             run,
             data,

@@ -33,6 +33,8 @@ def choose_learning_rate(
     data: Datasets,
     folder: pathlib.Path,
     train_with: TrainWith,
+    *,
+    requested: FinetuneConfig | None = None,
 ) -> tuple[FinetuneConfig, Trials]:
     """Train with each learning rate on train less a held-out part; keep trials that have ended.
 
@@ -41,6 +43,7 @@ def choose_learning_rate(
       data: data of the final run.
       folder: its workdir, claimed; each trial has a workdir in the sub-folder `search/`.
       train_with: performs a trial.
+      requested: config of the final run before it chose its layout; None: the same.
 
     Returns:
       The config with the best rate and no search, and each trial's summary.
@@ -67,7 +70,8 @@ def choose_learning_rate(
         later_steps = (len(rates) - number) * trial_steps + final_steps
 
         def perform(trial: FinetuneConfig, workdir: str, later_steps: int = later_steps) -> None:
-            with claim(workdir, trial) as claimed:
+            requested_trial = trial_config(requested or config, trial.schedule.learning_rate)
+            with claim(workdir, trial, requested_trial) as claimed:
                 train_with(trial, parts, claimed, "validation", later_steps)
 
         trial = trial_config(config, rate)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
+from vit_jax.config.recipes import CONFIG_FILE
+from vit_jax.config.specification import REQUESTED
 from vit_jax.storage.files import (
     MAX_JSON_BYTES,
     JsonObject,
@@ -22,7 +24,6 @@ from vit_jax.storage.files import (
 )
 from vit_jax.text.printable import printable, shorten
 
-CONFIG_FILE = "config.json"
 START_FILE = "start.json"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -54,7 +55,12 @@ _AMOUNTS = (
 _COUNT = "a whole number from 1"
 _KIND_OF_AMOUNTS = dict.fromkeys(_AMOUNTS, "a number from 0")
 _KINDS_BY_FILE: Mapping[str, Mapping[str, str]] = {
-    CONFIG_FILE: {"global_batch": _COUNT, "data": "text or null", "model": "an object"},
+    CONFIG_FILE: {
+        "global_batch": _COUNT,
+        "data": "text or null",
+        "model": "an object",
+        REQUESTED: "an object",
+    },
     START_FILE: {"parameters_sha256": "text"},
     METRICS_FILE: {"step": _COUNT, **_KIND_OF_AMOUNTS},
     SUMMARY_FILE: {DIVERGED: "text", **_KIND_OF_AMOUNTS},
@@ -90,8 +96,10 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def read_config(workdir: pathlib.Path) -> JsonObject:
-    """Return the content of `config.json`, which may be of an older version of the schema."""
-    return _read_object(workdir, CONFIG_FILE)
+    """Return the config in `config.json` with which a run computes, maybe of an older version."""
+    values = _read_object(workdir, CONFIG_FILE)
+    values.pop(REQUESTED, None)
+    return values
 
 
 def read_start(file: pathlib.Path) -> JsonObject:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, load_recipe
-from vit_jax.config.parsing import load_studies
+from vit_jax.config.specification import load_studies
 
 Overrides = Callable[[PretrainConfig, str, Sequence[str]], Sequence[str]]
 """Takes the config so far, a value of an axis and all its values; returns overrides."""

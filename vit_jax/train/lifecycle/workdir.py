@@ -13,6 +13,7 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict, is_within
 from vit_jax.config.schema import RUNTIME_FIELDS
+from vit_jax.config.specification import store_config
 from vit_jax.storage.files import (
     OUT_OF_FILES,
     JsonObject,
@@ -54,8 +55,15 @@ FILES = (
 
 
 @contextlib.contextmanager
-def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
+def claim(
+    workdir: str, config: RunConfig, requested: RunConfig | None = None
+) -> Iterator[WorkdirLock]:
     """Create and lock the folder, require the same config, write `config.json`; yield the lock.
+
+    Args:
+      workdir: the folder.
+      config: the config with which the run computes.
+      requested: the config before the run chose its layout; None: the same.
 
     Raises:
       ValueError: the folder cannot be written or cannot hold checkpoints, is used by another run,
@@ -70,7 +78,7 @@ def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
         prepare_shared(path)
         error = None
         if hosts.is_first():
-            error = _take(lock, config, stack)
+            error = _take(lock, config, requested or config, stack)
         _raise_together(path, error)
         with _record_error(path):
             yield lock
@@ -246,6 +254,7 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: 
 def _take(
     lock: WorkdirLock,
     config: RunConfig,
+    requested: RunConfig,
     stack: contextlib.ExitStack,
 ) -> ValueError | OSError | None:
     """Claim the folder in the first process; return the error, which all processes must know."""
@@ -256,7 +265,9 @@ def _take(
         if _is_begun(path):
             require_same_config(path, config)
             read_metrics(path)  # damage is found before anything is compiled
-        write_atomically(path / CONFIG_FILE, json.dumps(to_dict(config), indent=2) + "\n")
+        write_atomically(
+            path / CONFIG_FILE, json.dumps(store_config(config, requested), indent=2) + "\n"
+        )
     except (ValueError, OSError) as error:
         return error
     return None
