@@ -122,6 +122,8 @@ def read_table(path):
         ("export w.npz --to=npz --output=o.npz --names=timm", "--names=timm: "),
         ("export w.npz --to=npz --output=o.npz --images.resize=direct", "--images.resize=direct: "),
         ("export w.npz --to=npz --output=o.npz --resize=direct", "--resize=direct: "),
+        ("export w.npz --to=npz --output=o.npz --outputs=features", "--outputs=features: "),
+        ("export w.npz --to=stablehlo --output=o --outputs=feature", "--outputs=feature: must be"),
     ],
 )
 def test_wrong_words(weights, here, words, message):
@@ -637,6 +639,26 @@ def test_folders_inside_a_run_are_no_checkpoints(here):
         message = fails("evaluate", inside, "--data=digits")
         assert f"{inside} holds no vit_jax checkpoints" in message
         assert message.endswith(f": give the workdir, {here}/run.")
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "words", "names"),
+    [
+        (0, [], ["features", "tokens"]),
+        (7, ["--outputs=features,logits"], ["features", "logits"]),
+    ],
+)
+def test_export_features(here, num_classes, words, names):
+    a = dataclasses.replace(SEVEN, num_classes=num_classes)
+    class_names = NAMES if num_classes else None
+    save_weights(sample_weights(a, class_names=class_names), here / "w.npz", "released")
+
+    out, err = succeeds("export", "w.npz", "--to=stablehlo", "--output=w.stablehlo", *words)
+
+    assert err == ""
+    assert out.splitlines() == ["w.stablehlo", "w.stablehlo.json"]
+    description = json.loads((here / "w.stablehlo.json").read_text())
+    assert list(description["outputs"]) == names
 
 
 def read_figures(text):

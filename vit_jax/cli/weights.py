@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 Library = Literal["timm", "huggingface"]
 Programs = Literal["npz", "safetensors", "stablehlo", "onnx"]
+Output = Literal["probabilities", "logits", "features", "tokens"]
 _CHOICE = ("split", "train_split", "classes", "seed", "holdout_fraction")  # evaluated images
 _NUM_TOP = 3  # classes that predict prints for each image
 
@@ -154,6 +155,12 @@ class Export(_Conversion, Reading, Checkpoint):
     names: Annotated[Library | None, When("to", "safetensors")] = option(
         "", "names of parameters; default: timm"
     )
+    outputs: Annotated[tuple[Output, ...], When("to", "stablehlo", "onnx")] = option(
+        "NAME,…",
+        "outputs of a program: probabilities, logits, features, tokens; default: probabilities, or "
+        "features,tokens without classes",
+        (),
+    )
 
     def run(self) -> None:
         output = self._choose_output()
@@ -185,10 +192,15 @@ class Export(_Conversion, Reading, Checkpoint):
         resolve_output_file(output)
         for path in require_free(output, self.to, overwrite=self.overwrite):
             reject_runs(path, f"--output={output}")
-        model, weights = self.load(self.checkpoint, class_names=self.read_class_names())
-        model = _name_classes(model, weights)
+        model, weights = self.load(
+            self.checkpoint,
+            class_names=self.read_class_names(),
+            needs_classes=False,
+        )
+        if model.architecture.num_classes:
+            model = _name_classes(model, weights)
         export = export_onnx if self.to == "onnx" else export_stablehlo
-        for path in export(model, output, overwrite=self.overwrite):
+        for path in export(model, output, outputs=self.outputs, overwrite=self.overwrite):
             print(printable(str(path)))
 
 

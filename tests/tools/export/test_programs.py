@@ -38,6 +38,7 @@ from tests.evals.samples import (
 )
 from tests.rejections import rejects
 from tests.weights.small_networks import HYBRID, RESNET
+from tests.weights.test_families import write as write_family
 from vit_jax.api import from_weights, load_model
 from vit_jax.api.predictions import predict
 from vit_jax.arrays import ModelOutput
@@ -402,6 +403,122 @@ def test_an_onnx_file_describes_itself(tmp_path):
     assert stored == json.loads(description.read_text())
 
 
+HEADLESS = {
+    "vit": dataclasses.replace(SEVEN, num_classes=0),
+    "registers": dataclasses.replace(SEVEN, num_classes=0, registers=2),
+    "resnet": dataclasses.replace(RESNET, num_classes=0),
+    "timm/dinov3": None,
+    "timm/dinov2_reg": None,
+    "timm/siglip": None,
+}
+"""Networks without classes: small ones, and weights of families as their libraries write them."""
+
+
+def load_headless(name, folder):
+    """Return a network without classes."""
+    a = HEADLESS[name]
+    if a is not None:
+        return from_weights(sample_weights(a, class_names=None))
+    return load_model(write_family(name, folder / "weights"))
+
+
+def check_features(model, found, pixels):
+    """Features and tokens by name equal those of the network, to 1e-5 of the largest value."""
+    expected = model(pixels)
+    for name, array in (("features", expected.features_BD), ("tokens", expected.tokens_BND)):
+        largest = float(np.abs(array).max())
+        np.testing.assert_allclose(found[name], array, atol=1e-5 * max(1, largest))
+        assert np.std(found[name], axis=0).max() > 0.01 * largest, "images must differ"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit",
+        "registers",
+        "timm/dinov3",
+        "timm/dinov2_reg",
+        "timm/siglip",
+        pytest.param("resnet", marks=pytest.mark.slow),
+    ],
+)
+def test_onnx_features_of_weights_without_classes(name, tmp_path):
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = load_headless(name, tmp_path)
+    assert model.architecture.num_classes == 0
+
+    (path,) = export_onnx(model, tmp_path / "net.onnx")
+
+    session = onnxruntime.InferenceSession(path)
+    assert [output.name for output in session.get_outputs()] == ["features", "tokens"]
+    assert {output.shape[0] for output in session.get_outputs()} == {"batch"}
+    for batch in (1, 4):
+        pixels = sample_pixels(4, model.architecture.image_size)[:batch]
+        found = dict(
+            zip(["features", "tokens"], session.run(None, {"images": pixels}), strict=True)
+        )
+        if batch > 1:
+            check_features(model, found, pixels)
+        else:
+            assert found["features"].shape[0] == 1
+
+
+@pytest.mark.parametrize("name", ["vit", "timm/dinov3"])
+def test_stablehlo_features_of_weights_without_classes(name, tmp_path):
+    model = load_headless(name, tmp_path)
+    pixels = sample_pixels(4, model.architecture.image_size)
+
+    path, description = export_stablehlo(model, tmp_path / "net.stablehlo")
+
+    found = export.deserialize(path.read_bytes()).call(pixels)
+    check_features(model, found, pixels)
+    described = json.loads(description.read_text())
+    assert described["class_names"] == []
+    width = model.architecture.width
+    assert described["outputs"]["features"]["shape"] == ["batch", width]
+    assert described["outputs"]["tokens"]["shape"] == ["batch", *found["tokens"].shape[1:]]
+
+
+def test_chosen_outputs_of_a_classifier(tmp_path):
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = from_weights(sample_weights(NETWORKS["map"]))
+    pixels = sample_pixels(3)
+    outputs = ("features", "logits", "probabilities")
+
+    (path,) = export_onnx(model, tmp_path / "net.onnx", outputs=outputs)
+    program, _ = export_stablehlo(model, tmp_path / "net", outputs=outputs)
+
+    expected = model(pixels)
+    by_name = export.deserialize(program.read_bytes()).call(pixels)
+    for found in (
+        onnxruntime.InferenceSession(path).run(list(outputs), {"images": pixels}),
+        [by_name[name] for name in outputs],
+    ):
+        features, logits, probabilities = found
+        np.testing.assert_allclose(features, expected.features_BD, atol=1e-5)
+        np.testing.assert_allclose(logits, expected.logits_BK, atol=1e-5)
+        np.testing.assert_allclose(probabilities, softmax(logits), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rule"),
+    [
+        (("feature",), "--outputs=feature: must be.*probabilities, logits, features, tokens"),
+        (("tokens", "tokens"), "--outputs=tokens,tokens: must be different"),
+        (("features", "logits"), "has no classes"),
+    ],
+)
+def test_outputs_that_the_network_does_not_have(outputs, rule, tmp_path):
+    model = from_weights(sample_weights(HEADLESS["vit"], class_names=None))
+
+    with rejects("", rule):
+        export_stablehlo(model, tmp_path / "net", outputs=outputs)
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def compute_sigmoid(logits):
     return 1 / (1 + np.exp(-logits))
 
@@ -479,8 +596,8 @@ def test_an_unknown_operation_is_rejected_as_onnx(onnx_graph, tmp_path):
 def test_a_wrong_conversion_is_rejected(onnx_graph, tmp_path, monkeypatch):
     convert = onnx_graph.to_onnx
 
-    def convert_wrongly(program, size):
-        return convert(lambda images: program(images) / 2, size)
+    def convert_wrongly(program, names, size):
+        return convert(lambda images: (program(images)[0] / 2,), names, size)
 
     monkeypatch.setattr(onnx_graph, "to_onnx", convert_wrongly)
     model = from_weights(sample_weights())

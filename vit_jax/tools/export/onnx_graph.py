@@ -59,11 +59,16 @@ Value = np.ndarray | Tensor
 
 
 def to_onnx(
-    program: Callable[[jax.Array], jax.Array], image_size: tuple[int, int]
+    program: Callable[[jax.Array], tuple[jax.Array, ...]],
+    names: Sequence[str],
+    image_size: tuple[int, int],
 ) -> onnx.ModelProto:
     """Return the graph of a function.
 
-    The function maps "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K).
+    Args:
+      program: maps "images", uint8 (B, H, W, 3), any B, to arrays whose first dimension is B.
+      names: names of the outputs, in their order.
+      image_size: height and width in pixels.
 
     Raises:
       ValueError: the function has an unsupported operation.
@@ -71,17 +76,19 @@ def to_onnx(
     (batch,) = jax.export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *image_size, 3), np.uint8)
     closed = jax.make_jaxpr(program)(images)
-    (output,) = closed.out_avals
 
     graph = _Graph(Tensor("images", images.shape))
-    (result,) = graph.run(closed.jaxpr, closed.consts, [graph.images])
-    graph.add("Identity", graph.broadcast(result, output.shape), name="probabilities")
+    results = graph.run(closed.jaxpr, closed.consts, [graph.images])
+    outputs = []
+    for name, result, output in zip(names, results, closed.out_avals, strict=True):
+        graph.add("Identity", graph.broadcast(result, output.shape), name=name)
+        outputs.append(_describe_tensor(name, output))
 
     proto = helper.make_graph(
         graph.nodes,
         "vit_jax",
         [_describe_tensor("images", images)],
-        [_describe_tensor("probabilities", output)],
+        outputs,
         graph.initializers,
     )
     opset = [helper.make_opsetid("", OPSET)]
@@ -266,6 +273,8 @@ class _Graph:
                 return self.add(kind, x, np.array(params["axes"]), shape=shape, keepdims=0)
             case "concatenate":
                 return self.add("Concat", *inputs, shape=shape, axis=params["dimension"])
+            case "stack":
+                return self._stack(inputs, shape, params["axis"])
             case "slice":
                 return self._slice(x, shape, params)
             case "gather":
@@ -323,6 +332,13 @@ class _Graph:
         if isinstance(x, np.ndarray):
             return x.transpose(order)
         return self.add("Transpose", x, shape=_select(x.shape, order), perm=list(order))
+
+    def _stack(self, inputs: Sequence[Value], shape: Shape, axis: int) -> Value:
+        """Concatenate along a new axis."""
+        part_shape = list(shape)
+        part_shape[axis] = 1
+        parts = [self._reshape(x, part_shape) for x in inputs]
+        return self.add("Concat", *parts, shape=shape, axis=axis)
 
     def _slice(self, x: Value, shape: Shape, params: Params) -> Value:
         """Slice x along the axes of a fixed size."""

@@ -1,13 +1,13 @@
 """A network as a program that runs without this package: StableHLO for CPU, CUDA and TPU, or ONNX.
 
-The program takes uint8 images of the network's size and returns probabilities; it includes the
-scaling of pixels. A description of decoding and resizing is beside a StableHLO program and inside
-an ONNX file.
+The program takes uint8 images of the network's size and returns probabilities, or features of
+weights without classes; it includes the scaling of pixels. A description of decoding and resizing
+is beside a StableHLO program and inside an ONNX file.
 """
 
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,16 @@ from vit_jax.kernels.devices import F, trace_for
 from vit_jax.storage.files import expand_path, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+OUTPUTS = {
+    "probabilities": "probabilities: {activation}",
+    "logits": "float32 logits of the classes",
+    "features": "input of the last linear layer: one vector for each image",
+    "tokens": "patch tokens after the final norm, row by row; of a ResNet the places of its map",
+}
+"""Meaning of each output that a program may have."""
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of jax.export
-# Largest difference of log-probabilities, relative to their range: rounding gives 1e-5, mistakes 0.1
+# Largest difference of an output, of probabilities of their logarithm, relative to its range:
+# rounding gives 1e-5, mistakes 0.1
 LARGEST_DIFFERENCE = 1e-3
 _PREPARATION = {
     "direct": {
@@ -54,31 +62,40 @@ def export_stablehlo(
     model: Model,
     path: str | pathlib.Path,
     *,
+    outputs: Sequence[str] = (),
     overwrite: bool = False,
 ) -> list[pathlib.Path]:
     """Write the serialised program, and beside it PATH.json: classes, input, preparation of images.
 
     Read it with `jax.export.deserialize(open(path, "rb").read()).call(image)`: uint8 (B, H, W, 3),
-    any B, to float32 (B, K).
+    any B, to float32 (B, K), or with other outputs than probabilities to a dictionary of them.
 
     Args:
       model: on one device; its parameters become constants of the program.
       path: the file to write.
+      outputs: names in `OUTPUTS`; (): probabilities, or features and tokens without classes.
       overwrite: replace existing files.
 
     Returns:
       the two files.
 
     Raises:
-      ValueError: a file exists or cannot be written; the model has no classes, no preparation of
-        images, or too many parameters.
+      ValueError: a file exists or cannot be written; the model has no such output, no preparation
+        of images, or too many parameters.
     """
+    outputs = choose_outputs(model, outputs)
     path, description_path = _check_and_find_files(model, path, "stablehlo", overwrite=overwrite)
-    description = _describe(model) | {"platforms": PLATFORMS}
-    (batch,) = jax_export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, *model.architecture.image_size, 3), jnp.uint8)
-    export = jax_export.export(jax.jit(_build_program(model)), platforms=PLATFORMS)
-    write_atomically(path, export(images).serialize())
+    description = _describe(model, outputs) | {"platforms": PLATFORMS}
+    compute = _build_program(model, outputs)
+
+    def run(image_BHWC: jax.Array) -> jax.Array | dict[str, jax.Array]:
+        results = compute(image_BHWC)
+        if outputs == ("probabilities",):
+            return results[0]
+        return dict(zip(outputs, results, strict=True))
+
+    export = jax_export.export(jax.jit(run), platforms=PLATFORMS)
+    write_atomically(path, export(_describe_images(model)).serialize())
     write_atomically(description_path, f"{json.dumps(description, indent=2)}\n")
     return [path, description_path]
 
@@ -87,17 +104,19 @@ def export_onnx(
     model: Model,
     path: str | pathlib.Path,
     *,
+    outputs: Sequence[str] = (),
     overwrite: bool = False,
 ) -> list[pathlib.Path]:
     """Write an ONNX file, which computes in float32.
 
-    It maps "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K). Before it is
-    written, its results on random images must be equal to those of the model. Its metadata are the
-    description of a StableHLO program, each value as JSON.
+    It maps "images", uint8 (B, H, W, 3), any B, to float32 outputs with the names in `OUTPUTS`.
+    Before it is written, its results on random images must be equal to those of the model. Its
+    metadata are the description of a StableHLO program, each value as JSON.
 
     Args:
       model: computes in float32.
       path: the file to write.
+      outputs: names, the same as for `export_stablehlo`.
       overwrite: replace existing files.
 
     Returns:
@@ -107,6 +126,7 @@ def export_onnx(
       ValueError: see `export_stablehlo`; onnx or onnxruntime is not installed; the model computes in
         bfloat16 or has an unsupported operation; the file gives other results.
     """
+    outputs = choose_outputs(model, outputs)
     (path,) = _check_and_find_files(model, path, "onnx", overwrite=overwrite)
     if model.architecture.compute_dtype != "float32":
         raise ValueError(
@@ -117,14 +137,37 @@ def export_onnx(
 
     from vit_jax.tools.export.onnx_graph import to_onnx
 
-    program = trace_for(_AnyRuntime())(_build_program(model))
-    proto = to_onnx(program, model.architecture.image_size)
-    properties = {field: json.dumps(value) for field, value in _describe(model).items()}
+    program = trace_for(_AnyRuntime())(_build_program(model, outputs))
+    proto = to_onnx(program, outputs, model.architecture.image_size)
+    description = _describe(model, outputs)
+    properties = {field: json.dumps(value) for field, value in description.items()}
     onnx.helper.set_model_props(proto, properties)
     content = proto.SerializeToString()
-    _require_equal_results(model, content)
+    _require_equal_results(model, outputs, content)
     write_atomically(path, content)
     return [path]
+
+
+def choose_outputs(model: Model, outputs: Sequence[str]) -> tuple[str, ...]:
+    """Return the outputs of a program.
+
+    Raises:
+      ValueError: one is unknown or given twice, or needs classes that the model does not have.
+    """
+    if not outputs:
+        if model.architecture.num_classes:
+            return ("probabilities",)
+        return ("features", "tokens")
+
+    names = ", ".join(OUTPUTS)
+    for name in outputs:
+        if name not in OUTPUTS or outputs.count(name) > 1:
+            raise ValueError(
+                f"--outputs={','.join(outputs)}: must be different names. Use some of {names}."
+            )
+        if name in ("probabilities", "logits"):
+            model.require_classes()
+    return tuple(outputs)
 
 
 def require_onnx() -> None:
@@ -153,35 +196,71 @@ class _AnyRuntime:
         return function
 
 
-def _require_equal_results(model: Model, content: bytes) -> None:
+def _require_equal_results(model: Model, outputs: tuple[str, ...], content: bytes) -> None:
     """Raise ValueError unless file and model agree on one random image and on three."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    program = _build_program(model)
+    program = _build_program(model, outputs)
     for batch_size in (1, 3):
         shape = (batch_size, *model.architecture.image_size, 3)
         images = np.random.default_rng(batch_size).integers(0, 256, shape, np.uint8)
         with jax.default_matmul_precision("float32"):
-            of_model = _take_log(np.asarray(program(images)))
-        (probabilities,) = session.run(None, {"images": images})
-        difference = np.abs(of_model - _take_log(probabilities)).max()
-        allowed = LARGEST_DIFFERENCE * np.ptp(of_model) + 1e-6
-        if not difference <= allowed:  # also if it is NaN
-            raise ValueError(
-                f"{model.architecture.name} is not written as ONNX: "
-                "on random images the log-probabilities of the file would differ "
-                f"by {difference:.2g}, more than {allowed:.2g}. Use --to=stablehlo."
-            )
+            expected = program(images)
+        found = session.run(list(outputs), {"images": images})
+        for name, of_model, of_file in zip(outputs, expected, found, strict=True):
+            _require_equal_output(model, name, np.asarray(of_model), of_file)
+
+
+def _require_equal_output(
+    model: Model, name: str, of_model: np.ndarray, of_file: np.ndarray
+) -> None:
+    """Raise ValueError unless an output of the file is that of the model."""
+    word = name
+    if name == "probabilities":
+        word = "log-probabilities"
+        of_model = _take_log(of_model)
+        of_file = _take_log(of_file)
+    difference = np.abs(of_model - of_file).max()
+    allowed = LARGEST_DIFFERENCE * np.ptp(of_model) + 1e-6
+    if not difference <= allowed:  # also if it is NaN
+        raise ValueError(
+            f"{model.architecture.name} is not written as ONNX: "
+            f"on random images the {word} of the file would differ "
+            f"by {difference:.2g}, more than {allowed:.2g}. Use --to=stablehlo."
+        )
 
 
 def _take_log(probabilities: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(probabilities, 1e-30))
 
 
-def _build_program(model: Model) -> Callable[[Any], jax.Array]:
-    """Return the function from images to probabilities."""
-    return lambda image_BHWC: to_probabilities(model(image_BHWC).logits_BK, model.is_multilabel)
+def _build_program(
+    model: Model, outputs: tuple[str, ...]
+) -> Callable[[Any], tuple[jax.Array, ...]]:
+    """Return the function from images to the outputs, float32, in their order."""
+
+    def run(image_BHWC: Any) -> tuple[jax.Array, ...]:
+        result = model(image_BHWC)
+        results = []
+        for name in outputs:
+            if name == "probabilities":
+                results.append(to_probabilities(result.logits_BK, model.is_multilabel))
+            elif name == "logits":
+                results.append(result.logits_BK)
+            elif name == "features":
+                results.append(result.features_BD)
+            else:
+                results.append(result.tokens_BND.astype(jnp.float32))
+        return tuple(results)
+
+    return run
+
+
+def _describe_images(model: Model) -> jax.ShapeDtypeStruct:
+    """Return the shape of images of a batch of any size."""
+    (batch,) = jax_export.symbolic_shape("batch")
+    return jax.ShapeDtypeStruct((batch, *model.architecture.image_size, 3), jnp.uint8)
 
 
 def _check_and_find_files(
@@ -192,7 +271,6 @@ def _check_and_find_files(
     overwrite: bool,
 ) -> list[pathlib.Path]:
     """Return the files of `require_free`; raise ValueError if the model cannot be a program."""
-    model.require_classes()
     paths = require_free(path, kind, overwrite=overwrite)
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(model.module))
     if num_bytes >= LARGEST_PROGRAM_BYTES:
@@ -238,22 +316,40 @@ def _describe_resize(transform: EvaluationTransform) -> dict[str, str]:
     return {"interpolation": interpolation, **description}
 
 
-def _describe(model: Model) -> dict[str, Any]:
-    """Return input, output, classes and preparation of images as JSON values."""
+def _describe(model: Model, outputs: tuple[str, ...]) -> dict[str, Any]:
+    """Return input, outputs, classes and preparation of images as JSON values.
+
+    Probabilities alone are "output"; other outputs are "outputs", by their names.
+    """
     a = model.architecture
-    activation = "sigmoid of each logit" if model.is_multilabel else "softmax of the logits"
+    described = _describe_outputs(model, outputs)
+    key = "outputs"
+    value: dict[str, Any] = described
+    if outputs == ("probabilities",):
+        key = "output"
+        value = described["probabilities"]
     return {
         "network": a.name,
         "input": {"dtype": "uint8", "shape": ["batch", *a.image_size, 3], "colours": "RGB"},
-        "output": {
-            "dtype": "float32",
-            "shape": ["batch", a.num_classes],
-            "meaning": f"probabilities: {activation}",
-        },
+        key: value,
         "class_names": list(model.class_names),
         "preprocessing": _describe_preparation(model.require_transform()),
         "weights": model.source,
     }
+
+
+def _describe_outputs(model: Model, outputs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Return dtype, shape and meaning of each output."""
+    activation = "sigmoid of each logit" if model.is_multilabel else "softmax of the logits"
+    results = jax.eval_shape(_build_program(model, outputs), _describe_images(model))
+    described = {}
+    for name, result in zip(outputs, results, strict=True):
+        described[name] = {
+            "dtype": "float32",
+            "shape": ["batch", *result.shape[1:]],
+            "meaning": OUTPUTS[name].format(activation=activation),
+        }
+    return described
 
 
 def _describe_preparation(transform: EvaluationTransform) -> dict[str, Any]:
