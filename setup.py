@@ -12,9 +12,10 @@ VERSION = re.search(
 assert VERSION, "vit_jax/__init__.py must hold a line __version__ = ..."
 README = ROOT / "README.md"
 
-# The lower bounds are what the tests run with on Python 3.11, the oldest supported; newer Pythons
-# get newer JAX.
+# CI runs all tests with these lower bounds on Python 3.11, the oldest supported, and the fast ones
+# with the newest versions on the newest Python.
 REQUIREMENTS = [
+    "absl-py>=2.3",  # flags, which grain's worker processes parse
     "array_record>=0.8.6",
     "flatbuffers>=25.12.19",  # the form in which jax.export writes programs
     "flax>=0.12.8",
@@ -22,22 +23,26 @@ REQUIREMENTS = [
     "imagecodecs>=2026.3.6",  # compressions of TIFF files: 26 MB
     "importlib_resources>=7.1.0",  # TFDS 4.9 imports it and does not declare it
     "jax>=0.10.2",
-    "ml_dtypes>=0.6.0",
+    "jaxlib>=0.10.2",
+    "ml_dtypes>=0.5.4",
     "ml-collections>=1.1.0",
-    "numpy>=2.4",
-    "opencv-python-headless>=5.0.0.93",
+    "numpy>=2.2",
+    "opencv-python-headless>=4.14.0.94",
     "optax>=0.2.8",
-    "orbax-checkpoint>=0.12.8",
-    "pyarrow>=26.0.1",  # parquet files; TFDS requires it too
+    "orbax-checkpoint>=0.12.8,<1",  # version 1 moves its API
+    "packaging>=24.0",
+    "protobuf>=6.33.5",
+    "pyarrow>=25.0.1",  # parquet files; TFDS requires it too
     "safetensors>=0.8.0",
-    "scikit-learn>=1.9.1",  # the digits of the embedded default; average precision
-    "scipy>=1.17",  # Cholesky in float64; JAX requires it too
+    "scikit-learn>=1.7",  # the digits of the embedded default; average precision
+    "scipy>=1.16",  # Cholesky in float64; JAX requires it too
     # Libjpeg-turbo, which decodes a part of a JPEG; without it OpenCV decodes all of it
     "simplejpeg>=1.9.0",
     "tensorboardX>=2.6.5",
+    "tensorstore>=0.1.86",
     "tensorflow-datasets>=4.9.10",
     "tifffile>=2026.3.3",
-    "tqdm>=4.70",
+    "tqdm>=4.66",
 ]
 
 PLAN_GPU = [  # the compiler that vit-jax plan asks, without CUDA's libraries: 0.6 GB
@@ -52,16 +57,25 @@ EXTRAS = {
     ],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
     "tpu": ["jax[tpu]"],
     "plan-gpu": PLAN_GPU,
-    "gcs": ["gcsfs>=2026.10.1", "google-cloud-storage>=3.17.1"],  # gs:// paths, of orbax and ours
+    "gcs": [  # gs:// paths, of orbax and ours
+        "aiohttp>=3.12",
+        "fsspec>=2026.9.0",
+        "gcsfs>=2026.10.1",
+        "google-api-core>=2.44",
+        "google-auth>=2.63",
+        "google-cloud-storage>=3.17.1",
+        "requests>=2.33",
+    ],
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
-    "figures": ["jinja2>=3.1", "matplotlib>=3.8"],  # the page of a report, and all figures
+    # the page of a report, and all figures
+    "figures": ["jinja2>=3.1", "markupsafe>=2.1", "matplotlib>=3.8"],
     "onnx": [
         "onnx>=1.19.1",
         "onnxruntime>=1.23.2",
     ],  # one writes programs for other runtimes, the other checks them
     "prepare": [
-        "scipy>=1.17",
+        "scipy>=1.16",
         "tensorflow-cpu>=2.20",
     ],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],

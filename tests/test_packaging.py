@@ -1,11 +1,14 @@
 """The package as people install it: it has recipes and type information, without a checkout."""
 
+import ast
+import importlib.metadata
 import pathlib
 import shutil
 import subprocess
 import sys
 
 import pytest
+from packaging.requirements import Requirement
 
 from vit_jax.config import load_recipe, to_text
 
@@ -69,3 +72,54 @@ def test_an_installed_package_finds_its_recipes_anywhere(target, tmp_path):
     assert text == to_text(load_recipe("configs/digits.py"))
     for file in ("py.typed", "cli/model_table.tsv", "evals/imagenet_classes.tsv"):
         assert (target / "vit_jax" / file).is_file()
+
+
+DISTRIBUTIONS = {
+    "absl": "absl-py",
+    "cv2": "opencv-python-headless",
+    "google.api_core": "google-api-core",
+    "google.auth": "google-auth",
+    "google.cloud": "google-cloud-storage",
+    "google.protobuf": "protobuf",
+    "ml_collections": "ml-collections",
+    "orbax": "orbax-checkpoint",
+    "sklearn": "scikit-learn",
+    "tensorflow_datasets": "tensorflow-datasets",
+}
+"""Names of imports and of their distributions, where they differ."""
+
+
+def list_imports(path):
+    """Return the complete names of the modules that a file imports."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module)
+    return names
+
+
+def find_distribution(name):
+    """Return the distribution of an imported module, or None for one of Python and for ours."""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top in {"vit_jax", "configs"}:
+        return None
+    for module, distribution in DISTRIBUTIONS.items():
+        if name == module or name.startswith(f"{module}."):
+            return distribution
+    return top
+
+
+def list_declared():
+    texts = importlib.metadata.requires("vit_jax")
+    return {Requirement(text).name for text in texts}
+
+
+@pytest.mark.parametrize("folder", ["vit_jax", "configs", "launch"])
+def test_direct_imports_are_declared(folder):
+    imported = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        imported.update(map(find_distribution, list_imports(path)))
+
+    assert imported - {None} <= list_declared()

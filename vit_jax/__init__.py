@@ -25,4 +25,4 @@ __getattr__ = import_on_use(
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -555,7 +555,7 @@ def test_the_package_names_its_parts():
     public = {"create_model", "list_models", "load_model", "Model"}
 
     assert vit_jax.list_models("ViT-B/8") == ["ViT-B/8"]
-    assert public <= set(dir(vit_jax))
+    assert dir(vit_jax) == sorted([*public, "__version__"])
     assert public <= set(vit_jax.__all__)
     assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()
     with pytest.raises(AttributeError, match="no attribute 'make_model'"):

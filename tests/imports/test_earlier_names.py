@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from vit_jax.imports.earlier_names import MOVED, find_present_name
+from tests.tiny import ROOT
+from vit_jax.imports.earlier_names import GOOGLE_MODULES, MOVED, find_present_name
 
 
 @pytest.mark.parametrize(("earlier", "present"), MOVED.items())
@@ -32,3 +33,16 @@ def test_other_names_are_left_to_python():
 
     with pytest.raises(ModuleNotFoundError, match=r"vit_jax\.tools\.figures\.missing"):
         importlib.import_module("vit_jax.figures.missing")
+
+
+@pytest.mark.parametrize("statement", ["import vit_jax.models_vit", "from vit_jax import utils"])
+def test_modules_of_the_other_package_of_this_name_are_named_as_such(statement):
+    with pytest.raises(ModuleNotFoundError, match="google-research/vision_transformer"):
+        exec(statement)
+
+
+def test_names_of_google_are_none_of_ours():
+    for name in GOOGLE_MODULES:
+        path = ROOT / name.replace(".", "/")
+        assert not path.exists()
+        assert not path.with_suffix(".py").exists()

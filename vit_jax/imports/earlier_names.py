@@ -1,4 +1,7 @@
-"""Modules by the names that earlier versions documented, for imports and references of users."""
+"""Modules by the names that earlier versions documented, for imports and references of users.
+
+Modules of google-research/vision_transformer, whose package has the same name, are named as such.
+"""
 
 import importlib
 import importlib.machinery
@@ -24,6 +27,22 @@ MOVED = {
 }
 """Earlier name of a module or folder: its present name."""
 
+GOOGLE_MODULES = frozenset(
+    {
+        "vit_jax.configs",
+        "vit_jax.inference_time",
+        "vit_jax.input_pipeline",
+        "vit_jax.main",
+        "vit_jax.models_lit",
+        "vit_jax.models_mixer",
+        "vit_jax.models_resnet",
+        "vit_jax.models_vit",
+        "vit_jax.preprocess",
+        "vit_jax.utils",
+    }
+)
+"""Modules of google-research/vision_transformer that are none of this package."""
+
 
 def find_present_name(name: str) -> str | None:
     """Return the present name of a module that was moved, or None for another module."""
@@ -47,7 +66,18 @@ class EarlierNames:
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a specification for earlier names only."""
+        """Return a specification for earlier names only.
+
+        Raises:
+          ModuleNotFoundError: the module is one of google-research/vision_transformer.
+        """
+        if fullname in GOOGLE_MODULES:
+            # With the argument `name`, `from vit_jax import utils` would hide the message.
+            raise ModuleNotFoundError(
+                f"{fullname} is a module of google-research/vision_transformer, which installs "
+                "another package named vit_jax: use an environment of its own for each. "
+                "This package: vit_jax.create_model, vit_jax.load_model."
+            )
         if find_present_name(fullname) is None:
             return None
         return importlib.machinery.ModuleSpec(fullname, self)  # type: ignore[arg-type] # no base

@@ -1,6 +1,7 @@
 """Arrays are read back bit for bit in both formats; impossible ones are rejected before writing."""
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import re
@@ -384,6 +385,23 @@ def test_other_files_are_named(tmp_path, content, kind):
         read_all(path)
 
     assert kind in str(caught.value)
+
+
+def test_a_library_that_is_too_old_is_no_damaged_file(tmp_path, monkeypatch):
+    path = tmp_path / "weights.safetensors"
+    write_safetensors(path, {"kernel": np.zeros(3, np.float32)})
+
+    def open_as_version_0_7(path, framework, device="cpu"):
+        raise AssertionError("this version has no argument backend")
+
+    monkeypatch.setattr(formats.safetensors, "safe_open", open_as_version_0_7)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["safetensors>=0.8.0"])
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.7.0")
+
+    message = r"weights\.safetensors: it cannot be read: safetensors 0\.7\.0 is installed: pip "
+    with pytest.raises(ValueError, match=message) as caught:
+        read_all(path)
+    assert "damaged" not in str(caught.value)
 
 
 def test_paths_of_no_regular_files(tmp_path):

@@ -19,6 +19,7 @@ import vit_jax
 from vit_jax.data.workers import SHARED_MEMORY, count_cores
 from vit_jax.imports.backend import has_tpu, plugins
 from vit_jax.imports.extras import install_command
+from vit_jax.imports.requirements import find_other_distribution, list_unmet_requirements
 from vit_jax.train.overview import PACKAGES
 
 GIB = 2**30
@@ -50,23 +51,33 @@ Check = Callable[[], Finding]
 
 
 def check_versions() -> Finding:
-    """Python and packages; plugins of JAX must have the version of jaxlib."""
+    """Python and packages, which must meet the requirements and fit together."""
     versions = [f"vit_jax {vit_jax.__version__}", f"Python {platform.python_version()}"]
     for name in PACKAGES:
         versions.append(f"{name} {importlib.metadata.version(name)}")
     found = ", ".join(versions)
 
+    remedies = list_unmet_requirements()
+    other_distribution = find_other_distribution(vit_jax.__version__)
+    if other_distribution:
+        remedies.append(other_distribution)
+    plugins_remedy = _compare_plugins()
+    if plugins_remedy:
+        remedies.append(plugins_remedy)
+    return Finding(found, "; ".join(remedies))
+
+
+def _compare_plugins() -> str:
+    """Return a remedy for plugins of JAX that are of another version than jaxlib, or ""."""
     jaxlib_version = jax.lib.__version__
     wrong = []
     for name, version in plugins().items():
         if name != "libtpu" and version != jaxlib_version:
             wrong.append(f"{name} {version}")
     if not wrong:
-        return Finding(found)
-    return Finding(
-        found,
-        f"{', '.join(wrong)} is not of jaxlib {jaxlib_version}: pip install --upgrade 'jax[cuda]'",
-    )
+        return ""
+    names = ", ".join(wrong)
+    return f"{names} is not of jaxlib {jaxlib_version}: pip install --upgrade 'jax[cuda]'"
 
 
 def check_driver(root: pathlib.Path = _ROOT) -> Finding:

@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from vit_jax.imports.requirements import explain_version
 from vit_jax.storage.files import open_atomically
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import stored
@@ -53,8 +54,7 @@ _DTYPES = {_name_dtype(dtype): dtype for dtype in DTYPES}
 
 def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
     """Open a file and check its header; `resources` close it."""
-    # Not mapped into memory: a mapped file that another process shortens ends this one.
-    file = resources.enter_context(safe_open(path, framework="np", backend="pread"))
+    file = resources.enter_context(_open(path))
     names = file.keys()
     stored.check_number(len(names))
 
@@ -87,6 +87,18 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
         return array
 
     return ArrayFile(path, arrays, metadata, read)
+
+
+def _open(path: pathlib.Path) -> safe_open:
+    """Return the file, not mapped into memory: one that another process shortens would end this one.
+
+    Raises:
+      ValueError: the installed library is too old to read without mapping.
+    """
+    try:
+        return safe_open(path, framework="np", backend="pread")
+    except TypeError:
+        raise ValueError(f"it cannot be read: {explain_version('safetensors')}") from None
 
 
 def write_safetensors(
