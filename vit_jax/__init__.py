@@ -13,7 +13,7 @@ from vit_jax.imports.public_names import import_on_use
 if TYPE_CHECKING:
     from vit_jax.api import Model, create_model, list_models, load_model
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 __all__ = ["Model", "__version__", "create_model", "list_models", "load_model"]
 
 install_earlier_names()

@@ -1,11 +1,11 @@
 """Versions of installed packages are compared with the requirements of the distribution."""
 
+import email.message
 import importlib.metadata
 import re
 
 import pytest
 
-import vit_jax
 from vit_jax.imports import requirements
 from vit_jax.tools.machine import checks
 
@@ -16,7 +16,7 @@ REQUIRED = [
     'unneeded>=1; python_version < "3"',
     'extra-package>=1; extra == "gcs"',
 ]
-INSTALLED = {"numpy": "2.4.6", "safetensors": "0.7.0", "vit_jax": vit_jax.__version__}
+INSTALLED = {"numpy": "2.4.6", "safetensors": "0.7.0"}
 
 
 @pytest.fixture
@@ -49,16 +49,23 @@ def test_newer_packages_and_previews_are_accepted(environment):
     assert requirements.explain_version("safetensors") == ""
 
 
-def test_a_distribution_of_the_same_name_is_named(environment):
-    assert requirements.find_other_distribution(vit_jax.__version__) == ""
+@pytest.mark.parametrize(
+    ("field", "address", "is_google"),
+    [
+        ("Home-page", "https://github.com/google-research/vision_transformer", True),
+        ("Project-URL", "home, https://github.com/google-research/vision_transformer", True),
+        ("Project-URL", "home, https://example.org/vit_jax", False),
+    ],
+)
+def test_the_other_distribution_of_this_name(monkeypatch, field, address, is_google):
+    metadata = email.message.Message()
+    metadata[field] = address
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)
 
-    environment["vit_jax"] = "0.0.1"
-    sentence = requirements.find_other_distribution(vit_jax.__version__)
-    assert sentence.startswith("the environment has the distribution vit_jax 0.0.1")
-    assert "google-research/vision_transformer" in sentence
+    sentence = requirements.find_other_distribution()
 
-    del environment["vit_jax"]  # a checkout on PYTHONPATH
-    assert requirements.find_other_distribution(vit_jax.__version__) == ""
+    assert sentence.startswith("google-research/vision_transformer is installed") == is_google
+    assert bool(sentence) == is_google
 
 
 def test_this_environment_meets_the_requirements():

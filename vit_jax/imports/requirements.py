@@ -28,23 +28,18 @@ def explain_version(package: str) -> str:
     return ""
 
 
-def find_other_distribution(version: str) -> str:
-    """Return a sentence if the installed distribution is not the code that runs, or "".
-
-    google-research/vision_transformer installs a distribution and a package of the same name.
-
-    Args:
-      version: `vit_jax.__version__`.
-    """
+def find_other_distribution() -> str:
+    """Return a sentence if the installed distribution is Google's package of this name, or ""."""
     try:
-        installed = importlib.metadata.version(DISTRIBUTION)
+        metadata = importlib.metadata.metadata(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    if installed == version:
+    addresses = [metadata["Home-page"] or "", *(metadata.get_all("Project-URL") or [])]
+    if not any("google-research/vision_transformer" in address for address in addresses):
         return ""
     return (
-        f"the environment has the distribution vit_jax {installed}, of another checkout or of "
-        "google-research/vision_transformer: install this code into its own environment"
+        "google-research/vision_transformer is installed, whose package is named vit_jax too: "
+        "install this code into an environment of its own"
     )
 
 

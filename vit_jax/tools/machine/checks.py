@@ -58,7 +58,7 @@ def check_versions() -> Finding:
     found = ", ".join(versions)
 
     remedies = list_unmet_requirements()
-    other_distribution = find_other_distribution(vit_jax.__version__)
+    other_distribution = find_other_distribution()
     if other_distribution:
         remedies.append(other_distribution)
     plugins_remedy = _compare_plugins()
