@@ -212,7 +212,6 @@ def shared_programs():
             assembly,
             config=keep_compiled_fields(config, assembly.config),
             steps=steps,
-            evaluation_batch=config.evaluation.global_batch or config.global_batch,
         )
 
     def compile_shared(run, start_step=0):

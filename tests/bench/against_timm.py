@@ -109,7 +109,7 @@ def build_step(config, architecture, device):
     return StepParts(
         seed=config.seed,
         num_micro_batches=1,
-        prepare_batch=make_prepare_batch(config.input, config.objective, architecture, objective),
+        prepare_batch=make_prepare_batch(config, architecture, objective),
         loss=TrainingLoss(objective=objective, prepare_network=make_freeze(None), has_dropout=True),
         optimizer=build_optimizer(config.optimizer, schedule, config.schedule.learning_rate),
         schedule=schedule,

@@ -64,9 +64,18 @@ def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSte
       ValueError: a value that does not suit the dataset or the devices, with what would. `validate`
         checks the others.
     """
+    require_divisible(config, num_devices)
+    return convert_lengths(config, num_examples)
+
+
+def require_divisible(config: RunConfig, num_devices: int) -> None:
+    """Check that the devices can share parameters and batches equally.
+
+    Raises:
+      ValueError: they cannot.
+    """
     reject(_find_mesh_problems(config, num_devices))
     reject(_find_batch_problems(config, num_devices))
-    return convert_lengths(config, num_examples)
 
 
 def require_fit(config: RunConfig, a: Architecture, platform: str) -> None:

@@ -9,6 +9,7 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config import Architecture, RunConfig, RunSteps
+from vit_jax.sharding import batch_sharding
 from vit_jax.train.phases import apply_phase
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Metrics, StepParts
@@ -29,42 +30,51 @@ class Assembly:
       config: config of the run, with values in the place of `auto`.
       steps: lengths of the run.
       architecture: the network.
-      batch_sharding: sharding of every array of a batch.
+      compiler: jits steps for the devices of the run, and knows the layout of its state.
       label_shape: shape of the label of an image: (), or (num_classes,) for several labels.
-      evaluation_batch: examples of one evaluation step.
       forward_macs: multiply-adds of one image's forward pass, padding included.
       training_flops_per_image: FLOPs of the forward and the backward pass, without padding.
-      abstract_state: shapes, dtypes and shardings.
       init_state: returns the state before the first step, with parameters drawn by the seed.
       state_of: returns the state before the first step, with the parameters of a model.
       step_parts: the parts of the training step.
-      compiler: jits further steps for the devices of the run.
       train_step: (state, batch) -> (state, metrics); it reuses the memory of the old state.
       train_step_of_leaves: the same for the leaves of a state by name.
       evaluation_step: (state, batch) -> sums over the batch.
       attention_form: returns the form of attention of the standard blocks on the devices; None
         without such blocks.
-      earlier: the parts for each phase in `steps.phases`, with the sizes of its images.
+      earlier: the parts for each phase in `steps.phases`; state and evaluation are the run's.
     """
 
     config: RunConfig
     steps: RunSteps
     architecture: Architecture
-    batch_sharding: jax.sharding.NamedSharding
+    compiler: StepCompiler
     label_shape: tuple[int, ...]
-    evaluation_batch: int
     forward_macs: int
     training_flops_per_image: int
-    abstract_state: TrainState
     init_state: Callable[[], TrainState]
     state_of: Callable[[nnx.Module], TrainState]
     step_parts: StepParts
-    compiler: StepCompiler
     train_step: JittedTrainStep
     train_step_of_leaves: JittedLeavesStep
     evaluation_step: JittedEvaluationStep
     attention_form: Callable[[], str] | None
     earlier: tuple["Assembly", ...] = ()
+
+    @property
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state."""
+        return self.compiler.abstract_state
+
+    @property
+    def batch_sharding(self) -> jax.sharding.NamedSharding:
+        """Sharding of every array of a batch."""
+        return batch_sharding(self.compiler.mesh)
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Examples of one evaluation step."""
+        return self.config.evaluation.global_batch or self.config.global_batch
 
     def select_phase(self, step: int) -> "Assembly":
         """Return the parts for a step, counted from 1, with the image size and batch of its phase."""

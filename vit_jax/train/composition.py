@@ -1,6 +1,6 @@
-"""The composition of a run: its parts, each built from the sections of the config that it uses.
+"""The composition of a run: its parts, built from the config and joined by `Composition`.
 
-`assemble` calls the methods of `Composition` in their order.
+`assemble` builds what trains, lays it out on the devices, and joins the parts of each phase.
 """
 
 import dataclasses
@@ -13,35 +13,25 @@ from flax import nnx
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.lengths import RunSteps
-from vit_jax.config.schema import (
-    EvaluationConfig,
-    InputConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PolyakConfig,
-    ScheduleConfig,
-)
+from vit_jax.config.schema import EvaluationConfig, RunConfig
 from vit_jax.evals.metric_functions import choose_metrics, make_measure
 from vit_jax.models import build_model, lora
+from vit_jax.models.block import find_attention_form
+from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.objectives import Objective, build_objective
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
-from vit_jax.sharding import batch_sharding
+from vit_jax.train.assembly import Assembly
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import (
+    PrepareNetwork,
     StepParts,
     TrainingLoss,
     make_evaluation_step,
-    make_freeze,
     make_prepare_batch,
 )
-from vit_jax.train.step_compiler import (
-    JittedEvaluationStep,
-    JittedLeavesStep,
-    JittedTrainStep,
-    StepCompiler,
-)
+from vit_jax.train.step_compiler import JittedEvaluationStep, StepCompiler
 
 BuildNetwork = Callable[[Architecture, jax.Array], nnx.Module]
 
@@ -52,24 +42,31 @@ class Trainable:
 
     Attributes:
       seed: seed of the random parameters.
+      architecture: the network.
       build_network: (architecture, key) -> module.
+      factors: factors of LoRA; None without it.
       optimizer: updates of the parameters.
       schedule: learning rate by steps done.
-      factors: factors of LoRA; None without it.
       has_average: True if the state has a Polyak average.
     """
 
     seed: int
+    architecture: Architecture
     build_network: BuildNetwork
+    factors: lora.Lora | None
     optimizer: optax.GradientTransformation
     schedule: Schedule
-    factors: lora.Lora | None
     has_average: bool
 
-    def init(self, architecture: Architecture) -> TrainState:
+    @property
+    def is_standard(self) -> bool:
+        """True if the architecture describes the network, False for a network of the caller."""
+        return self.build_network is build_model
+
+    def init(self) -> TrainState:
         """Return the state before the first step, with random parameters."""
         key = jax.random.key(self.seed)
-        model = self.build_network(architecture, key)
+        model = self.build_network(self.architecture, key)
         if self.factors is not None:
             model = lora.add_factors(model, self.factors, key)
         return self.start_from(model)
@@ -78,158 +75,149 @@ class Trainable:
         """Return the state before the first step, with the parameters of a model."""
         return init_state(model, self.optimizer, with_polyak=self.has_average)
 
-    def shape_state(self, architecture: Architecture) -> TrainState:
-        """Return the shapes and dtypes of the state."""
-        return jax.eval_shape(functools.partial(self.init, architecture))
+    @functools.cached_property
+    def abstract_state(self) -> TrainState:
+        """The shapes and dtypes of the state."""
+        return jax.eval_shape(self.init)
+
+
+def build_trainable(
+    config: RunConfig,
+    architecture: Architecture,
+    steps: RunSteps,
+    network: BuildNetwork | None,
+    schedule: Schedule | None,
+    optimizer: optax.GradientTransformation | None,
+) -> Trainable:
+    """Build the network and the optimizer; the last arguments are parts of the caller, or None.
+
+    Raises:
+      ValueError: the network cannot have the factors of LoRA that the config wants.
+    """
+    learning_rate = schedule or build_schedule(config.schedule, steps)
+    if optimizer is None:
+        peak = config.schedule.learning_rate
+        optimizer = build_optimizer(config.optimizer, learning_rate, peak)
+    else:
+        is_trained = make_is_trained(config.optimizer) or (lambda name: True)
+        optimizer = adapt_optimizer(optimizer, is_trained)
+
+    factors = lora.build_lora(config.optimizer)
+    if factors is not None:
+        lora.require_adaptable(architecture, is_standard=network is None)
+
+    return Trainable(
+        seed=config.seed,
+        architecture=architecture,
+        build_network=network or build_model,
+        factors=factors,
+        optimizer=optimizer,
+        schedule=learning_rate,
+        has_average=config.polyak.factor is not None,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Programs:
-    """The steps of a run, jitted for its devices; attributes as in `Assembly`."""
-
-    step_parts: StepParts
-    train_step: JittedTrainStep
-    train_step_of_leaves: JittedLeavesStep
-    evaluation_step: JittedEvaluationStep
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchLayout:
-    """The layout of batches on the devices of a run.
+class Composition:
+    """The parts that all phases of a run share.
 
     Attributes:
-      sharding: sharding of every array of a batch.
+      steps: lengths of the run.
+      trainable: its network and its optimizer.
+      compiler: its devices, and the layout of its state.
+      objective: an objective of the caller; None: the config's.
       label_shape: shape of the label of an image.
-      evaluation_batch: examples of one evaluation step.
     """
 
-    sharding: jax.sharding.NamedSharding
+    steps: RunSteps
+    trainable: Trainable
+    compiler: StepCompiler
+    objective: Objective | None
     label_shape: tuple[int, ...]
-    evaluation_batch: int
 
-
-class Composition:
-    """Builds the parts of a run: model and optimizer, jitted steps, layout of batches.
-
-    Each method gets the sections of the config that it uses. Parts of the caller stand in the place
-    of the config's.
-    """
-
-    def __init__(
+    def join(
         self,
-        steps: RunSteps,
-        *,
-        network: BuildNetwork | None,
-        objective: Objective | None,
-        schedule: Schedule | None,
-        optimizer: optax.GradientTransformation | None,
-    ) -> None:
-        self.steps = steps
-        self._network = network
-        self._objective = objective
-        self._schedule = schedule
-        self._optimizer = optimizer
-
-    @property
-    def is_standard(self) -> bool:
-        """True if the architecture describes the network, False for a network of the caller."""
-        return self._network is None
-
-    def build_trainable(
-        self,
-        seed: int,
+        config: RunConfig,
         architecture: Architecture,
-        optimizer: OptimizerConfig,
-        schedule: ScheduleConfig,
-        polyak: PolyakConfig,
-    ) -> Trainable:
-        """Build the model and the optimizer.
+        prepare_network: PrepareNetwork,
+    ) -> Assembly:
+        """Join the parts of the run, or of an earlier phase with its config and network.
 
-        Raises:
-          ValueError: the network cannot have the factors of LoRA that the config wants.
+        `prepare_network` is described in `TrainingLoss`.
         """
-        learning_rate = self._schedule or build_schedule(schedule, self.steps)
-        if self._optimizer is None:
-            transformation = build_optimizer(optimizer, learning_rate, schedule.learning_rate)
-        else:
-            is_trained = make_is_trained(optimizer) or (lambda name: True)
-            transformation = adapt_optimizer(self._optimizer, is_trained)
-
-        factors = lora.build_lora(optimizer)
-        if factors is not None:
-            lora.require_adaptable(architecture, is_standard=self.is_standard)
-
-        return Trainable(
-            seed=seed,
-            build_network=self._network or build_model,
-            optimizer=transformation,
-            schedule=learning_rate,
-            factors=factors,
-            has_average=polyak.factor is not None,
-        )
-
-    def build_programs(
-        self,
-        architecture: Architecture,
-        trainable: Trainable,
-        compiler: StepCompiler,
-        inputs: InputConfig,
-        task: ObjectiveConfig,
-        optimizer: OptimizerConfig,
-        polyak: PolyakConfig,
-        evaluation: EvaluationConfig,
-    ) -> Programs:
-        """Build the training step and the evaluation step, and jit both."""
-        objective = self.build_objective(task, architecture)
-        loss = TrainingLoss(
-            objective=objective,
-            prepare_network=make_freeze(make_is_trained(optimizer)),
-            has_dropout=optimizer.trained == "all",  # features that are frozen have none
-        )
-        # On GPUs the host would wait for the condition that skips the norm of the update.
-        measures_all_updates = self.steps.log_every == 1 or compiler.platform == "gpu"
-        parts = StepParts(
-            seed=trainable.seed,
-            num_micro_batches=optimizer.accumulation_steps or 1,
-            prepare_batch=make_prepare_batch(inputs, task, architecture, objective),
-            loss=loss,
-            optimizer=trainable.optimizer,
-            schedule=trainable.schedule,
-            polyak=polyak,
+        trainable = self.trainable
+        compiler = self.compiler
+        objective = self.objective or build_objective(config.objective, architecture)
+        parts = self._build_step(config, architecture, objective, prepare_network)
+        padded_macs = self._count_macs(architecture, count_padding=True)
+        macs = self._count_macs(architecture, count_padding=False)
+        return Assembly(
+            config=config,
             steps=self.steps,
-            measures_all_updates=measures_all_updates,
-        )
-        measure = None
-        if evaluation.metrics:  # only a classifier has them: a network may predict patches alone
-            metrics = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
-            measure = make_measure(metrics)
-        evaluation_step = make_evaluation_step(architecture, objective, measure)
-        return Programs(
+            architecture=architecture,
+            compiler=compiler,
+            label_shape=self.label_shape,
+            forward_macs=padded_macs,
+            training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs,
+            init_state=compiler.jit_build(trainable.init),
+            state_of=compiler.jit_build(trainable.start_from),
             step_parts=parts,
             train_step=compiler.jit_train_step(parts.train_step),
             train_step_of_leaves=compiler.jit_train_step_of_leaves(parts.train_step),
-            evaluation_step=compiler.jit_observation(evaluation_step),
+            evaluation_step=self._jit_evaluation(config.evaluation, architecture, objective),
+            attention_form=self._make_attention_form(architecture),
         )
 
-    def place_batches(
+    def _build_step(
         self,
-        compiler: StepCompiler,
-        global_batch: int,
-        evaluation: EvaluationConfig,
-        label_shape: tuple[int, ...],
-    ) -> BatchLayout:
-        """Lay batches out on the devices.
-
-        The batch of evaluation defaults to the one of training.
-        """
-        return BatchLayout(
-            sharding=batch_sharding(compiler.mesh),
-            label_shape=label_shape,
-            evaluation_batch=evaluation.global_batch or global_batch,
+        config: RunConfig,
+        architecture: Architecture,
+        objective: Objective,
+        prepare_network: PrepareNetwork,
+    ) -> StepParts:
+        """Build the parts of the training step."""
+        loss = TrainingLoss(
+            objective=objective,
+            prepare_network=prepare_network,
+            has_dropout=config.optimizer.trained == "all",  # features that are frozen have none
+        )
+        # On GPUs the host would wait for the condition that skips the norm of the update.
+        measures_all_updates = self.steps.log_every == 1 or self.compiler.platform == "gpu"
+        return StepParts(
+            seed=config.seed,
+            num_micro_batches=config.optimizer.accumulation_steps or 1,
+            prepare_batch=make_prepare_batch(config, architecture, objective),
+            loss=loss,
+            optimizer=self.trainable.optimizer,
+            schedule=self.trainable.schedule,
+            polyak=config.polyak,
+            steps=self.steps,
+            measures_all_updates=measures_all_updates,
         )
 
-    def build_objective(self, task: ObjectiveConfig, architecture: Architecture) -> Objective:
-        """Return the caller's objective, or the one that the config names."""
-        if self._objective is not None:
-            return self._objective
-        return build_objective(task, architecture)
+    def _jit_evaluation(
+        self,
+        config: EvaluationConfig,
+        architecture: Architecture,
+        objective: Objective,
+    ) -> JittedEvaluationStep:
+        """Build the evaluation step, and jit it."""
+        measure = None
+        if config.metrics:  # only a classifier has them: a network may predict patches alone
+            measure = make_measure(choose_metrics(config.metrics, "config.evaluation.metrics"))
+        return self.compiler.jit_observation(make_evaluation_step(architecture, objective, measure))
+
+    def _count_macs(self, architecture: Architecture, *, count_padding: bool) -> int:
+        """Return the multiply-adds of one image's forward pass; a network of the caller is traced."""
+        network = None
+        if not self.trainable.is_standard:
+            trainable = dataclasses.replace(self.trainable, architecture=architecture)
+            network = trainable.abstract_state.model
+        return forward_macs(architecture, network, count_padding=count_padding)
+
+    def _make_attention_form(self, architecture: Architecture) -> Callable[[], str] | None:
+        """Return the function that names the form of attention; None without standard blocks."""
+        has_blocks = architecture.is_standard and architecture.has_transformer
+        if not (self.trainable.is_standard and has_blocks):
+            return None
+        return self.compiler.place(functools.partial(find_attention_form, architecture))

@@ -17,6 +17,8 @@ from jax.sharding import AbstractMesh
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, ShardingConfig
+from vit_jax.config.check import require_divisible
+from vit_jax.config.lengths import Phase
 from vit_jax.config.network_options import Policy
 from vit_jax.config.parsing import flatten
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
@@ -25,6 +27,8 @@ from vit_jax.sharding import AXES, count_slices, shard_tree
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import GIB, find_fabric_of_device
 from vit_jax.storage.files import expand_path
+from vit_jax.train.composition import Trainable
+from vit_jax.train.phases import apply_phase, resize_architecture
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
 from vit_jax.train.step_compiler import set_shardings
@@ -64,31 +68,68 @@ GROUPS = (16, 32, 64)
 """Numbers of TPUs that share parameters, besides all TPUs of a slice."""
 
 
-def resolve_layout(
+def choose_layout(
     config: RunConfig,
-    architecture: Architecture,
-    state: TrainState,
+    trainable: Trainable,
     devices: Sequence[jax.Device],
-    *,
-    is_standard: bool,
+    phases: Sequence[Phase],
 ) -> RunConfig:
-    """Return the config with values in the place of `auto`; values that are set stay.
+    """Return the config with values in the place of `auto`: a layout for the largest phase.
 
-    On CPUs, and for a user-defined network, of which no formula knows the memory, that is no
-    recomputation and no sharding. If nothing fits, it is the layout that needs the least memory.
+    Values that are set stay. On CPUs, and for a user-defined network, of which no formula knows the
+    memory, that is no recomputation and no sharding. If nothing fits, it is the layout that needs
+    the least memory.
 
     Args:
       config: a valid config.
-      architecture: its network.
-      state: shapes and dtypes of the training state.
+      trainable: its network and optimizer.
       devices: devices of all processes.
-      is_standard: False for a network that `architecture` does not describe.
+      phases: earlier phases of the run.
+
+    Raises:
+      ValueError: the devices cannot share the batch of a phase equally.
     """
+    largest_config, largest = _find_largest_phase(config, trainable.architecture, phases)
+    layout = _find_fitting_layout(largest_config, largest, trainable, devices)
+    sections = {
+        "model": layout.model,
+        "optimizer": layout.optimizer,
+        "sharding": layout.sharding,
+    }
+    config = dataclasses.replace(config, **sections)  # type: ignore[arg-type]
+    require_divisible(config, len(devices))  # micro-batches must divide every batch
+    return config
+
+
+def _find_largest_phase(
+    config: RunConfig,
+    architecture: Architecture,
+    phases: Sequence[Phase],
+) -> tuple[RunConfig, Architecture]:
+    """Return the config and the network of the phase with the most patches in a batch."""
+    sizes = [(config, architecture)]
+    for phase in phases:
+        sizes.append((apply_phase(config, phase), resize_architecture(architecture, phase)))
+
+    def count_patches(size: tuple[RunConfig, Architecture]) -> int:
+        return size[0].global_batch * math.prod(size[1].grid)
+
+    return max(sizes, key=count_patches)
+
+
+def _find_fitting_layout(
+    config: RunConfig,
+    architecture: Architecture,
+    trainable: Trainable,
+    devices: Sequence[jax.Device],
+) -> RunConfig:
+    """Return the config of a phase with the fastest layout that fits; see `choose_layout`."""
     default = next(_list_layouts(config, architecture, devices, 0.0))
-    has_formula = is_standard and architecture.is_standard
+    has_formula = trainable.is_standard and architecture.is_standard
     if devices[0].platform == "cpu" or not has_formula:
         return default
 
+    state = trainable.abstract_state
     update_share = _measure_update(config, architecture, state, devices)
     available_bytes = (1 - RESERVE) * usable_bytes(devices[0])
     smallest = default  # without a possible layout it is rejected later, with a reason

@@ -3,7 +3,6 @@
 Learned positions are resized in the forward pass, and gradients go through that linear map.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,24 +13,9 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.models.positions import FixedPositions
-from vit_jax.objectives import Objective
-from vit_jax.train.step import TrainingLoss
 from vit_jax.weights.position_resize import resize_positions
 
 T = TypeVar("T")
-
-
-def resize_loss(
-    loss: TrainingLoss,
-    objective: Objective,
-    resize: Callable[[nnx.Module], nnx.Module],
-) -> TrainingLoss:
-    """Return the loss of a phase as a function of the run's model; `objective` is for its images."""
-    return dataclasses.replace(
-        loss,
-        objective=objective,
-        prepare_network=lambda model: resize(loss.prepare_network(model)),
-    )
 
 
 def make_resize(

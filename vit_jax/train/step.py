@@ -17,7 +17,7 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.arrays import Batch, ModelOutput, Targets, normalise
-from vit_jax.config import Architecture, InputConfig, ObjectiveConfig, PolyakConfig, RunSteps
+from vit_jax.config import Architecture, InputConfig, PolyakConfig, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
 from vit_jax.objectives import Objective
 from vit_jax.objectives.sums import Sums, compute_means, score_classes
@@ -28,6 +28,7 @@ from vit_jax.train.state import TrainState
 M = TypeVar("M", bound=nnx.Module)
 Metrics = dict[str, jax.Array]
 PrepareBatch = Callable[[Batch, jax.Array], tuple[jax.Array, Targets]]
+PrepareNetwork = Callable[[nnx.Module], nnx.Module]
 LossFunction = Callable[[M, jax.Array, Targets, jax.Array], tuple[jax.Array, Sums]]
 """(model, images, targets, dropout key) -> (sum of the loss, all sums of the objective)."""
 
@@ -161,28 +162,21 @@ def mix_batch(
 
 
 def make_prepare_batch(
-    inputs: InputConfig,
-    task: ObjectiveConfig,
+    config: RunConfig,
     architecture: Architecture,
     objective: Objective,
 ) -> PrepareBatch:
-    """Return the function from a batch and the key of mixing to images and targets.
-
-    Args:
-      inputs: the section with mixup and CutMix.
-      task: the section with weights of classes.
-      architecture: the network, for its classes and dtype.
-      objective: the loss.
-    """
+    """Return the function from a batch and the key of mixing to images and targets."""
     num_classes = architecture.num_classes
     compute_dtype = architecture.compute_dtype
+    class_weights = config.objective.class_weights
 
     def prepare_batch(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
-        images, label_BK = mix_batch(inputs, num_classes, compute_dtype, batch, key)
+        images, label_BK = mix_batch(config.input, num_classes, compute_dtype, batch, key)
 
         weight_B = batch.mask_B
-        if task.class_weights:
-            weight_B = weight_B * weigh_examples(label_BK, task.class_weights)
+        if class_weights:
+            weight_B = weight_B * weigh_examples(label_BK, class_weights)
         targets = objective.prepare(batch, label_BK, weight_B, jax.random.fold_in(key, 1))
         return images, targets
 
@@ -207,7 +201,7 @@ class TrainingLoss:
     """
 
     objective: Objective
-    prepare_network: Callable[[nnx.Module], nnx.Module]
+    prepare_network: PrepareNetwork
     has_dropout: bool
 
     def __call__(
@@ -244,7 +238,7 @@ def call_network(network: Any, images: jax.Array, targets: Targets, **options: A
     return output
 
 
-def make_freeze(is_trained: Callable[[str], bool] | None) -> Callable[[nnx.Module], nnx.Module]:
+def make_freeze(is_trained: Callable[[str], bool] | None) -> PrepareNetwork:
     """Return the function that stops gradients at frozen parameters. None: all are trained."""
     if is_trained is None:
         return lambda model: model
