@@ -95,6 +95,9 @@ class State:
     optimizer: None = None
     polyak: None = None
 
+    def read(self):
+        return self
+
 
 class Session:
     """The parts of a session that evaluating and saving need; evaluated every 2 steps, saved every 3 of 6."""
@@ -130,14 +133,11 @@ class Session:
             self.files,
             lambda: 1.0,
         )
-        self.step = 0
-
-    def build_state(self):
-        return State(self.step)
+        self.state = State(0)
 
     def save_after(self, step, reason=None):
         """Return the checkpoints that a step leaves: step, whether it owes an evaluation, metrics."""
-        self.step = step
+        self.state.step = step
         self.files.saved.clear()
         evaluate_and_save(self, reason)
 

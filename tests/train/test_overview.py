@@ -77,11 +77,15 @@ def test_the_opening_of_a_run():
     """Class names may be bytes that are no text."""
     no_text = b"caf\xe9".decode("utf-8", "surrogateescape")
     names = (no_text, *(f"class {number}" for number in range(11)))
-    data = Datasets(tiny.source(160, names), tiny.source(1200, names))
+    data = Datasets(
+        tiny.source(160, names),
+        tiny.source(1200, names),
+        test_name="validation",
+    )
     shown = b", ".join(b"'class %d'" % number for number in range(9))
     threads = re.compile(rb"^input    \d+ thread\(s\) on \d+ core\(s\), JPEG by \w+$", re.MULTILINE)
 
-    text = opening(runs.build(), data, pathlib.Path("/runs/x"), split="validation").encode()
+    text = opening(runs.build(), data, pathlib.Path("/runs/x")).encode()
     lines = text.splitlines()
 
     assert b"data     digits: 160 training and 1,200 validation images, 12 classes" in lines

@@ -72,14 +72,12 @@ def test_waiting_for_input_counts_where_the_devices_have_no_work(now):
             yield seconds
 
     clock = build_clock(0)
-    source = batches()
+    is_busy = iter((True, False, True))
 
-    first = clock.next_batch(source, lambda: True)
-    second = clock.next_batch(source, lambda: False)
-    third = clock.next_batch(source, lambda: True)
+    timed = list(clock.time_input(batches(), lambda: next(is_busy)))
     now[0] += 1
 
-    assert [first, second, third] == [1, 5, 3]
+    assert timed == [1, 5, 3]
     assert clock.rates(3)["input_wait_fraction"] == 5 / 10
 
 

@@ -106,13 +106,12 @@ class FakeTraining:
         config,
         data,
         workdir,
-        split,
         later_steps,
     ):
         rate = config.schedule.learning_rate
         self.later_steps.append(later_steps)
         workdir.check()
-        self.calls.append((rate, split))
+        self.calls.append((rate, data.test_name))
         (workdir.folder / "checkpoints" / "20" / "model").mkdir(parents=True)
 
         if rate == 0.3:

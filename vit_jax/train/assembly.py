@@ -149,3 +149,35 @@ class Assembly:
     def state_from(self, leaves: Leaves) -> TrainState:
         """The state with these leaves."""
         return pytree.from_named_leaves(self.abstract_state, leaves)
+
+
+class LiveState:
+    """The state of a run in training, of which there is only one copy: a step takes its memory.
+
+    Attributes:
+      step: steps done.
+    """
+
+    def __init__(self, run: Assembly, state: TrainState) -> None:
+        self.step = int(jax.device_get(state.step))
+        self._run = run
+        self._leaves = pytree.name_leaves(state)
+
+    def compile_step(self) -> None:
+        """Compile the training step."""
+        self._compiled = self._run.compile_train_step(self.step)
+
+    def train_step(self, batch: Batch) -> Metrics:
+        """Take a step; return its metrics, which the devices may still compute."""
+        self._leaves, metrics = self._compiled(self._leaves, batch)
+        self.step += 1
+        return metrics
+
+    def read(self) -> TrainState:
+        """Return the state; the next step takes its memory."""
+        return self._run.state_from(self._leaves)
+
+    def delete(self) -> None:
+        """Free the memory of the state."""
+        for leaf in self._leaves.values():
+            leaf.delete()

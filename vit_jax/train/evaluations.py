@@ -27,7 +27,6 @@ _METRICS_FIELD = "config.evaluation.metrics"
 def build_evaluations(
     run: Assembly,
     data: Datasets,
-    split: str,
     after_batch: Callable[[], object],
 ) -> list[ScheduledEvaluator]:
     """Build the evaluators of `data.test` and `config.evaluation.evaluators`.
@@ -35,7 +34,6 @@ def build_evaluations(
     Args:
       run: the parts of the run.
       data: its splits, open.
-      split: prefix of results on `data.test`: "test", or "validation" in a search.
       after_batch: called after each batch of any evaluator; it may raise, which ends the
         evaluation.
 
@@ -46,11 +44,11 @@ def build_evaluations(
     require_possible_evaluators(run.config, run.architecture, data.train_sources)
 
     builder = _EvaluatorBuilder(run, data, after_batch)
-    evaluators = {split: builder.build_classification(split, data.test)}
+    evaluators = {data.test_name: builder.build_classification(data.test_name, data.test)}
     for name, config in run.config.evaluation.evaluators.items():
         evaluators[name] = builder.build(name, config)
 
-    every = {split: run.steps.evaluate_every, **run.steps.evaluators_every}
+    every = {data.test_name: run.steps.evaluate_every, **run.steps.evaluators_every}
     scheduled = []
     for name, evaluator in evaluators.items():
         cadence = Cadence(every[name], run.steps.total)

@@ -7,7 +7,6 @@ With a grid of learning rates it first chooses one on a held-out part of train, 
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -26,7 +25,7 @@ from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.loop import train
 from vit_jax.train.profiling import use_compilation_cache
-from vit_jax.train.start import start_state
+from vit_jax.train.session import Session
 from vit_jax.train.starting_weights import adapt
 from vit_jax.weights.fit import Fitted
 
@@ -64,11 +63,10 @@ class Trainer:
         config: FinetuneConfig,
         data: Datasets,
         workdir: WorkdirLock,
-        split: str,
-        later_steps: int,
+        later_steps: int = 0,
         pause_fraction: float | None = None,
     ) -> JsonObject:
-        """Train the final run, or a trial of the search; arguments as for `loop.train`."""
+        """Train the final run, or a trial of the search; arguments as for `Session`."""
         run = assemble(
             config,
             self.architecture,
@@ -76,17 +74,16 @@ class Trainer:
             label_shape=data.train.label_shape,
             devices=self.devices,
         )
-        return train(
-            run,
-            data,
-            workdir,
-            functools.partial(start_state, run, self.fitted),
-            self.interruption,
-            split=split,
-            later_steps=later_steps,
-            pause_fraction=pause_fraction,
+        session = Session(
+            run=run,
+            data=data,
+            workdir=workdir,
+            interruption=self.interruption,
             fitted=self.fitted,
+            pause_fraction=pause_fraction,
+            later_steps=later_steps,
         )
+        return train(session)
 
 
 def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = None) -> JsonObject:
@@ -139,7 +136,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
                     trainer.train,
                     requested=config,
                 )
-            summary = trainer.train(chosen, data, claimed, "test", 0, pause_fraction)
+            summary = trainer.train(chosen, data, claimed, pause_fraction=pause_fraction)
 
         if trials and hosts.is_first():
             print(rate_search.table(trials, chosen.schedule.learning_rate), flush=True)

@@ -28,13 +28,20 @@ from vit_jax.train.assembly import Assembly
 
 @dataclasses.dataclass(frozen=True)
 class Datasets:
-    """The splits of a run, open: for training, for testing, and for further evaluators by name.
+    """The splits of a run, open.
 
-    `train_sources` are what evaluators on frozen features learn from.
+    Attributes:
+      train: training images.
+      test: images on which the run is evaluated.
+      test_name: name of `test`, the prefix of its results: "validation" in a search.
+      others: images of further evaluators, by name.
+      train_sources: images that evaluators on frozen features learn from, by name.
     """
 
     train: Source
     test: Source
+    _: dataclasses.KW_ONLY
+    test_name: str = "test"
     others: Mapping[str, Source] = dataclasses.field(default_factory=dict)
     train_sources: Mapping[str, Source] = dataclasses.field(default_factory=dict)
 

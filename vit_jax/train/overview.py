@@ -125,18 +125,11 @@ def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, np.ndar
     }
 
 
-def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) -> str:
-    """Return the opening lines: network, data and workdir.
-
-    Args:
-      run: the parts of the run.
-      data: its splits.
-      folder: the workdir.
-      split: name of `data.test`, "test" or "validation".
-    """
+def opening(run: Assembly, data: Datasets, folder: pathlib.Path) -> str:
+    """Return the opening lines: network, data and workdir."""
     lines = [
         *_describe_network(run),
-        *_describe_data(run.config, data, split),
+        *_describe_data(run.config, data),
         *_describe_length(run, len(data.train)),
         *_describe_devices(run),
         f"input    {_describe_input(run)}",
@@ -168,7 +161,7 @@ def _describe_network(run: Assembly) -> list[str]:
     ]
 
 
-def _describe_data(config: RunConfig, data: Datasets, split: str) -> list[str]:
+def _describe_data(config: RunConfig, data: Datasets) -> list[str]:
     """Return lines on the images and their classes."""
     labels = ", any number of them an image" if data.train.is_multilabel else ""
     copy = ""
@@ -177,8 +170,8 @@ def _describe_data(config: RunConfig, data: Datasets, split: str) -> list[str]:
 
         copy = describe_copy(config.data)
     lines = [
-        f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} "
-        f"images, {data.train.num_classes:,} classes{labels}{copy}"
+        f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} "
+        f"{data.test_name} images, {data.train.num_classes:,} classes{labels}{copy}"
     ]
     excluded = num_excluded(data.train)
     if excluded:

@@ -1,7 +1,5 @@
 """Pre-training: from a config to a trained model in a workdir."""
 
-import functools
-
 import jax
 
 from vit_jax import hosts
@@ -16,7 +14,7 @@ from vit_jax.train.lifecycle.agreement import require_agreement
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.profiling import use_compilation_cache
-from vit_jax.train.start import start_state
+from vit_jax.train.session import Session
 
 
 @hosts.ends_together(Interrupted)
@@ -49,16 +47,15 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
         label_shape=data.train.label_shape,
         devices=jax.devices(),
     )
-    first_state = functools.partial(start_state, run, None)
     with (
         workdirs.claim(workdir, run.config, config) as claimed,
         Interruption() as interruption,
     ):
-        return train(
-            run,
-            data,
-            claimed,
-            first_state,
-            interruption,
+        session = Session(
+            run=run,
+            data=data,
+            workdir=claimed,
+            interruption=interruption,
             pause_fraction=pause_fraction,
         )
+        return train(session)

@@ -45,17 +45,18 @@ class TrainingClock:
         self._seconds = 0.0
         self._waited_seconds = 0.0
 
-    def next_batch(self, batches: Iterator[T], is_busy: Callable[[], bool]) -> T:
-        """Return the next batch; if the devices have no work, the time counts as waiting for input.
+    def time_input(self, batches: Iterator[T], is_busy: Callable[[], bool]) -> Iterator[T]:
+        """Yield batches; if the devices have no work, the time counts as waiting for input.
 
         The devices may have ended their last step meanwhile, so that the time is up to a step too
         long.
         """
         began = time.perf_counter()
-        batch = next(batches)
-        if not is_busy():
-            self._waited_seconds += time.perf_counter() - began
-        return batch
+        for batch in batches:
+            if not is_busy():
+                self._waited_seconds += time.perf_counter() - began
+            yield batch
+            began = time.perf_counter()
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

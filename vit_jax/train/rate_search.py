@@ -23,8 +23,8 @@ LOSS = "validation_loss"
 PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # for images with any number of labels
 MARK = "  <- chosen"
 
-TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], JsonObject]
-"""(config, data, workdir, name of `data.test`, steps of the runs that follow) -> `summary.json`."""
+TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, int], JsonObject]
+"""(config, data, workdir, steps of the runs that follow) -> `summary.json`."""
 Trials = dict[float, JsonObject]
 
 
@@ -52,7 +52,7 @@ def choose_learning_rate(
       ValueError: the loss diverged in all trials.
     """
     held_out = hold_out(data.train, config.search.validation_fraction, config.seed)
-    parts = Datasets(*held_out)
+    parts = Datasets(*held_out, test_name="validation")
     unseen = find_classes_without_examples(parts.test)
     if unseen:
         say(f"note     these classes have no validation image in the search: {few(unseen)}")
@@ -72,7 +72,7 @@ def choose_learning_rate(
         def perform(trial: FinetuneConfig, workdir: str, later_steps: int = later_steps) -> None:
             requested_trial = trial_config(requested or config, trial.schedule.learning_rate)
             with claim(workdir, trial, requested_trial) as claimed:
-                train_with(trial, parts, claimed, "validation", later_steps)
+                train_with(trial, parts, claimed, later_steps)
 
         trial = trial_config(config, rate)
         workdir = folder / TRIALS / f"learning_rate={rate!r}"

@@ -1,21 +1,22 @@
 """A run around its loop: what is opened before the first step, and the summary after the last."""
 
 import contextlib
+import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
 
-from vit_jax import hosts, pytree
+from vit_jax import hosts
 from vit_jax.arrays import Batch
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config.directions import require_direction
 from vit_jax.config.metric_names import Mode
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import hooks, overview
-from vit_jax.train.assembly import Assembly
+from vit_jax.train.assembly import Assembly, LiveState
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.evaluations import build_evaluations, with_best_metric, with_stated_mode
@@ -26,40 +27,34 @@ from vit_jax.train.lifecycle.watchdog import Watchdog
 from vit_jax.train.profiling import Profiler, peak_flops
 from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.run_files import last_training_line, remove_divergence, write_summary
-from vit_jax.train.start import restore
+from vit_jax.train.start import restore, start_state
 from vit_jax.train.state import TrainState
-from vit_jax.train.step_compiler import Leaves
 from vit_jax.train.writers import Writers
 
 if TYPE_CHECKING:
     from vit_jax.weights.fit import Fitted
 
-FirstState = Callable[[CheckpointReader, JsonObject], tuple[TrainState, str]]
-"""(checkpoints of the workdir, metadata of the run) -> first state, sentence on its origin."""
 
-
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Session:
-    """A run between its first and its last step; `stack` closes what it opens.
-
-    The arguments and errors are those of `loop.train`. Nothing is written into the workdir before
-    the code and the config of the user have been checked.
+    """A run that `loop.train` trains: what its caller gives, and the parts that `open` adds.
 
     Attributes:
       run: the parts of the run, from `assemble`.
-      data: the open splits.
-      split: name of `data.test`, the prefix of its results.
-      workdir: the lock of the run's folder.
-      folder: the run's folder.
-      config: with the best metric and its direction resolved.
-      evaluators: evaluators of the config and of the caller.
+      data: the open splits; the run is evaluated on `data.test`.
+      workdir: the claimed folder.
+      interruption: interruption of the command; may end the run after any step.
+      fitted: the weights that a fine-tuning run starts with.
+      further: evaluations besides those of the config, for custom evaluators of the caller.
+      pause_fraction: fraction of the steps; the run ends, saved, after the last evaluation up to
+        there.
+      later_steps: steps of the runs that follow in the same command, for the time that is shown.
+      config: config of the run, with the best metric and its direction resolved.
       own_checkpoints: reader of the checkpoints in the workdir.
       metadata: metadata of every checkpoint of the run.
       resumed_metadata: metadata of the checkpoint that the run continues.
+      state: the state after the steps done.
       start_step: steps done before this start of the command.
-      total_steps: steps of the complete run.
-      step: steps done.
-      leaves: the only copy of the state after `step`, by name; a step takes its memory.
-      train_step: the compiled step.
       batches: placed batches of the next steps.
       writers: writers of metrics.
       store: store of checkpoints.
@@ -74,57 +69,52 @@ class Session:
       evaluation, saving: know when they are due, and need the state.
     """
 
-    step: int
-    leaves: Leaves
-    train_step: Callable[[Leaves, Batch], tuple[Leaves, hooks.DeviceMetrics]]
-    step_hooks: Sequence[hooks.Hook]
-    resumed_metadata: JsonObject
+    run: Assembly
+    data: Datasets
+    workdir: WorkdirLock
+    interruption: Interruption
+    fitted: "Fitted | None" = None
+    further: Sequence[ScheduledEvaluator] = ()
+    pause_fraction: float | None = None
+    later_steps: int = 0
 
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        run: Assembly,
-        data: Datasets,
-        workdir: WorkdirLock,
-        first_state: FirstState,
-        interruption: Interruption,
-        *,
-        split: str,
-        later_steps: int,
-        pause_fraction: float | None,
-        further: Sequence[ScheduledEvaluator],
-        fitted: "Fitted | None",
-    ):
+    def __post_init__(self) -> None:
         self._began = time.perf_counter()
-        self.run = run
-        self.data = data
-        self.split = split
-        self.workdir = workdir
-        self.folder = workdir.folder
-        self.total_steps = run.steps.total
-        self.config = with_stated_mode(with_best_metric(run.config, data), further)
-        self.pause = hooks.EndAtFraction(run.steps, pause_fraction)
-        self.evaluators = [*build_evaluations(run, data, split, interruption.check), *further]
-        self.own_checkpoints = CheckpointReader(self.folder)
-        self.metadata = overview.checkpoint_metadata(run, data, fitted)
-        origin = self._find_start(first_state)
-        run.trace_train_step()  # the last check of the user's code
+        self.folder = self.workdir.folder
+        self.total_steps = self.run.steps.total
 
-        self._open_files(stack)
-        self._say_opening(origin)
-        self._compile_step()
-        self._open_input(stack, interruption)
-        self._start_clocks(stack)
-        self._build_reports(later_steps)
-        self._build_hooks(interruption)
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Open what the loop needs.
 
-    def _find_start(self, first_state: FirstState) -> str:
+        Nothing is written into the workdir before the code and the config of the user have been
+        checked.
+        """
+        self.config = with_stated_mode(with_best_metric(self.run.config, self.data), self.further)
+        self.pause = hooks.EndAtFraction(self.run.steps, self.pause_fraction)
+        evaluators = build_evaluations(self.run, self.data, self.interruption.check)
+        origin = self._find_start()
+        self.run.trace_train_step()  # the last check of the user's code
+
+        with contextlib.ExitStack() as stack:
+            self._open_files(stack)
+            self._say_opening(origin)
+            self._compile_step()
+            batches = self._open_input(stack)
+            self._start_clocks(stack)
+            self._build_reports()
+            self._build_hooks([*evaluators, *self.further])
+            self.batches: Iterator[Batch] = self.clock.time_input(batches, self.reports.is_busy)
+            yield
+
+    def _find_start(self) -> str:
         """Set the first state and its metadata; return a sentence on its origin."""
-        state, origin = first_state(self.own_checkpoints, self.metadata)
-        self.leaves = pytree.name_leaves(state)
-        self.start_step = int(jax.device_get(state.step))
-        self.step = self.start_step
-        self.resumed_metadata = {"wall_seconds": 0.0}
+        self.own_checkpoints = CheckpointReader(self.folder)
+        self.metadata = overview.checkpoint_metadata(self.run, self.data, self.fitted)
+        state, origin = start_state(self.run, self.fitted, self.own_checkpoints, self.metadata)
+        self.state = LiveState(self.run, state)
+        self.start_step = self.state.step
+        self.resumed_metadata: JsonObject = {"wall_seconds": 0.0}
         if self.own_checkpoints.all_steps():
             self.resumed_metadata = self.own_checkpoints.metadata(self.start_step)
         return origin
@@ -160,14 +150,7 @@ class Session:
     def _say_opening(self, origin: str) -> None:
         """Say what is trained, which checkpoints are kept, and where the run begins."""
         keeping = self.config.checkpoint
-        self.display.say(
-            overview.opening(
-                self.run,
-                self.data,
-                self.folder,
-                split=self.split,
-            )
-        )
+        self.display.say(overview.opening(self.run, self.data, self.folder))
         if keeping.keep_best:
             direction = require_direction(self.config, keeping.best_metric)
             self.display.say(f"best     {keeping.best_metric}, {direction}")
@@ -176,23 +159,24 @@ class Session:
     def _compile_step(self) -> None:
         """Compile the training step."""
         began = time.perf_counter()
-        self.train_step = self.run.compile_train_step(self.start_step)
+        self.state.compile_step()
         seconds = time.perf_counter() - began
         self.display.say(f"compiled the training step in {seconds:.1f} s")
 
-    def _open_input(self, stack: contextlib.ExitStack, interruption: Interruption) -> None:
+    def _open_input(self, stack: contextlib.ExitStack) -> Iterator[Batch]:
         """Open the profiler and the training batches, whose unreadable images so far are known."""
         logging = self.config.logging
         self.profiler = Profiler(self.folder, logging, enabled=hosts.is_first())
         stack.enter_context(contextlib.closing(self.profiler))
 
-        self.batches, log = stack.enter_context(
+        batches, log = stack.enter_context(
             open_train_batches(self.run, self.data.train, self.start_step)
         )
         records = self.resumed_metadata.get("unreadable_records", [])
         log.resume(self.start_step, _select_own_part(records))
         log.defer_errors()  # the state is saved first
-        self.unreadable = hooks.UnreadableImages(log, interruption)
+        self.unreadable = hooks.UnreadableImages(log, self.interruption)
+        return batches
 
     def _start_clocks(self, stack: contextlib.ExitStack) -> None:
         """Start the clock and the watchdog; from here on a transfer to the host is an error."""
@@ -210,7 +194,7 @@ class Session:
         self.watchdog = stack.enter_context(watchdog)
         self.between_steps = hooks.BetweenSteps(self.clock, self.watchdog, self.workdir)
 
-    def _build_reports(self, later_steps: int) -> None:
+    def _build_reports(self) -> None:
         """Build the parts that take the metrics of each step, one step late."""
         cadence = Cadence(self.run.steps.log_every, self.total_steps)
         divergence = hooks.Divergence(
@@ -232,7 +216,7 @@ class Session:
             cadence,
             start_step=self.start_step,
             total_steps=self.total_steps,
-            later_steps=later_steps,
+            later_steps=self.later_steps,
             platform=self.run.batch_sharding.mesh.devices.flat[0].platform,
         )
         self.reports = hooks.StepReports(
@@ -243,12 +227,12 @@ class Session:
             progress,
         )
 
-    def _build_hooks(self, interruption: Interruption) -> None:
+    def _build_hooks(self, evaluators: Sequence[ScheduledEvaluator]) -> None:
         """Build the other parts that the loop asks."""
         self.step_hooks = (self.reports, self.profiler, self.watchdog, self.unreadable)
-        self.stop = hooks.StopRequest(interruption, self.unreadable, self.total_steps)
+        self.stop = hooks.StopRequest(self.interruption, self.unreadable, self.total_steps)
         self.evaluation = hooks.Evaluation(
-            self.evaluators,
+            evaluators,
             self.writers,
             self.display,
             self.early_stopping,
@@ -279,10 +263,6 @@ class Session:
             raise Paused(step - 1, self.total_steps)
         self.profiler.before_step(step)
 
-    def build_state(self) -> TrainState:
-        """Return the state after the steps done; the next step takes its memory."""
-        return self.run.state_from(self.leaves)
-
     def wall_seconds(self) -> float:
         """Return the seconds that the run has taken, those before it was resumed included."""
         seconds: float = self.resumed_metadata["wall_seconds"]
@@ -293,71 +273,69 @@ class Session:
         if not self.resumed_metadata.get("owes_evaluation"):
             return
         with self.between_steps():
-            results = self.evaluation.run_due(self.step, self.build_state())
-            self.saving.complete(self.step, results)
+            results = self.evaluation.run_due(self.start_step, self.state.read())
+            self.saving.complete(self.start_step, results)
 
+    def summarize(self) -> JsonObject:
+        """Return the content of `summary.json`; with early stopping, of the best checkpoint kept."""
+        step = self.state.step
+        is_stopped_early = step < self.total_steps
+        with self.between_steps():
+            self.unreadable.require_readable(step)
+            if is_stopped_early:
+                reason = self.early_stopping.reason_to_stop()
+                self.display.say(f"step {step:>6}/{self.total_steps}  {reason}")
+            self.store.wait()
+            best_step = self.early_stopping.best_of(self.own_checkpoints.all_steps())
+            state, results = self._measure_result(best_step)
 
-def summarize(session: Session) -> JsonObject:
-    """Return the content of `summary.json`; with early stopping, of the best checkpoint kept."""
-    step = session.step
-    is_stopped_early = step < session.total_steps
-    with session.between_steps():
-        session.unreadable.require_readable(step)
-        if is_stopped_early:
-            reason = session.early_stopping.reason_to_stop()
-            session.display.say(f"step {step:>6}/{session.total_steps}  {reason}")
-        session.store.wait()
-        best_step = session.early_stopping.best_of(session.own_checkpoints.all_steps())
-        state, results = _measure_result(session, best_step)
+            training_metrics = self.log.latest
+            if step == self.start_step:
+                training_metrics = last_training_line(self.folder)
+            num_images = len(self.data.test)
+            num_missing = num_images - int(results.get(f"{self.data.test_name}_images", num_images))
+            summary = overview.summary(
+                self.run,
+                state,
+                step,
+                training_metrics,
+                results,
+                num_missing,
+            )
+            if best_step is not None:
+                summary["best_step"] = best_step
+                summary["stopped_early"] = is_stopped_early
+        return summary
 
-        training_metrics = session.log.latest
-        if step == session.start_step:
-            training_metrics = last_training_line(session.folder)
-        num_images = len(session.data.test)
-        num_missing = num_images - int(results.get(f"{session.split}_images", num_images))
-        summary = overview.summary(
-            session.run,
-            state,
-            step,
-            training_metrics,
-            results,
-            num_missing,
-        )
-        if best_step is not None:
-            summary["best_step"] = best_step
-            summary["stopped_early"] = is_stopped_early
-    return summary
+    def _measure_result(self, best_step: int | None) -> tuple[TrainState, dict[str, float]]:
+        """Return the state that is the result of the run, and the results of all evaluators on it."""
+        step = self.state.step
+        if best_step not in (None, step):
+            self.state.delete()  # there may be no room for both states
+            state = restore(
+                self.run,
+                self.own_checkpoints,
+                best_step,
+                self.metadata,
+            )
+            return state, self.evaluation.run_all(state)
 
+        state = self.state.read()
+        results = None
+        if step == self.total_steps:  # all evaluators are due after the last step
+            results = self.evaluation.results_after(step)
+        if results is None:
+            results = self.evaluation.run_all(state)
+        return state, results
 
-def _measure_result(session: Session, best_step: int | None) -> tuple[TrainState, dict[str, float]]:
-    """Return the state that is the result of the run, and the results of all evaluators on it."""
-    if best_step not in (None, session.step):
-        for leaf in session.leaves.values():  # there may be no room for both states
-            leaf.delete()
-        state = restore(
-            session.run,
-            session.own_checkpoints,
-            best_step,
-            session.metadata,
-        )
-        return state, session.evaluation.run_all(state)
-
-    state = session.build_state()
-    results = None
-    if session.step == session.total_steps:  # all evaluators are due after the last step
-        results = session.evaluation.results_after(session.step)
-    if results is None:
-        results = session.evaluation.run_all(state)
-    return state, results
-
-
-def publish(session: Session, summary: JsonObject) -> JsonObject:
-    """Write and show the summary, when everything else of the run is closed; return it."""
-    summary["wall_seconds"] = session.wall_seconds()
-    if hosts.is_first():
-        write_summary(session.folder, summary)
-        print(overview.closing(summary, session.folder, split=session.split), flush=True)
-    return summary
+    def publish(self, summary: JsonObject) -> JsonObject:
+        """Write and show the summary, when everything else of the run is closed; return it."""
+        summary["wall_seconds"] = self.wall_seconds()
+        if hosts.is_first():
+            write_summary(self.folder, summary)
+            text = overview.closing(summary, self.folder, split=self.data.test_name)
+            print(text, flush=True)
+        return summary
 
 
 def _select_own_part(parts: Sequence[Sequence[int]]) -> Sequence[int]:

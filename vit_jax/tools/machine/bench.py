@@ -26,6 +26,7 @@ from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.overview import machine
+from vit_jax.train.session import Session
 from vit_jax.train.state import TrainState, items_of
 from vit_jax.train.step import Metrics
 from vit_jax.train.step_compiler import Leaves
@@ -79,8 +80,9 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
       figures of each part.
     """
     validate(config)
+    config = dataclasses.replace(config, init_from=None)
     if isinstance(config, PretrainConfig):
-        config = dataclasses.replace(config, phases={})  # the last phase is timed
+        config = dataclasses.replace(config, phases={}, resume_from=None)  # the last phase is timed
     data = open_datasets(config) if with_data else None
     run = _assemble(config, data)
 
@@ -244,7 +246,7 @@ def _time_data(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) -
         contextlib.redirect_stderr(io.StringIO()),
         workdirs.claim(folder, run.config) as workdir,
     ):
-        train(timed_run, data, workdir, lambda *_: (run.init_state(), ""), stop)
+        train(Session(run=timed_run, data=data, workdir=workdir, interruption=stop))
     seconds = np.diff(timed_run.start_times[WARM_UP_STEPS:]).tolist()
     yield Part("loop", seconds, batch_size)
 
