@@ -65,7 +65,8 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     if model.name is None:
         raise ValueError(
             "config.model.name=None: must name the network, which is not known without weights. "
-            "Use --config.model.name=ViT-B/16, or --config=configs/finetune.py:ViT-B/16,..."
+            "Use --config.init_from=WEIGHTS, --config.model.name=ViT-B/16, or "
+            "--config=configs/finetune.py:ViT-B/16,..."
         )
     named = build_named_architecture(model.name)
     return adapt_architecture(named, model, image_size=image_size, num_classes=num_classes)

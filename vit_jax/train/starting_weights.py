@@ -63,6 +63,26 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
     return architecture, fitted, "\n".join(map(printable, lines))
 
 
+def read_network(config: FinetuneConfig, num_classes: int) -> tuple[Architecture, str]:
+    """Return the network that `adapt` makes of the weights, and their source, without data.
+
+    The outputs that `config.model.head` keeps are not compared with the classes of the data.
+
+    Raises:
+      ValueError: as for `adapt`.
+    """
+    weights = initial_weights(config)
+    if config.model.head == "zero":
+        weights = remove_head(weights)
+    architecture = adapt_architecture(
+        weights.architecture,
+        config.model,
+        image_size=config.input.image_size,
+        num_classes=num_classes,
+    )
+    return architecture, printable(weights.source)
+
+
 def keep_outputs(weights: Weights, head: str, train: Source) -> Weights:
     """Return the weights with the outputs that `config.model.head` keeps.
 

@@ -6,7 +6,10 @@ import types
 
 import pytest
 
+from tests import tiny
+from tests.tiny import flags
 from tests.tools.plan import small_plans as small
+from vit_jax.api import create_model
 from vit_jax.config import ModelConfig, build_architecture, load_recipe
 from vit_jax.imports import backend
 from vit_jax.imports.extras import install_command
@@ -16,7 +19,9 @@ from vit_jax.tools.plan.arithmetic import Roofline
 from vit_jax.tools.plan.dataset import IMAGENET, JFT, choose_dataset
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.report import to_json, to_text
+from vit_jax.tools.plan.search import search
 from vit_jax.tools.plan.topology import parse_topology
+from vit_jax.train.starting_weights import adapt
 
 
 def make_small_plan(topology, *overrides, **options):
@@ -155,6 +160,7 @@ def compute_totals(
         config,
         parse_topology(topology),
         JFT,
+        estimate.Network(architecture),
         run,
         None,
         "",
@@ -254,3 +260,62 @@ def test_the_least_time_of_a_resnet_is_not_known():
 
     assert plan.limit_seconds is None
     assert "of this limit" not in to_text(plan)
+
+
+@pytest.fixture(scope="module")
+def weights_path(tmp_path_factory):
+    """Return weights that differ from their namesake: width, registers and layer scale."""
+    path = tmp_path_factory.mktemp("weights") / "network"
+    options = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 2, "registers": 3}
+    model = create_model("ViT-Ti/16", image_size=32, num_classes=5, layer_scale=0.1, **options)
+    model.save(path, to="vit_jax")
+    return path
+
+
+def load_finetuning(*overrides):
+    """Return a config that fine-tunes images of 48 pixels on the digits."""
+    words = ("data=digits", "input.image_size=48", "global_batch=8", *overrides)
+    return load_recipe("configs/finetune.py:any,own,rule=quick", flags(*words))
+
+
+def test_fine_tuning_is_planned_for_the_network_of_its_weights(weights_path):
+    config = load_finetuning(f"init_from={weights_path}")
+    plan = make_plan(config, parse_topology("h100"), small.dataset(config), can_compile=False)
+    trained, *_ = adapt(config, tiny.source(20))
+
+    assert plan.network.architecture == trained
+    assert plan.run.architecture.width == 24
+    assert plan.run.architecture.image_size == (48, 48)
+    assert f"weights  {weights_path} (vit_jax" in to_text(plan)
+    assert to_json(plan)["weights"] == plan.network.origin
+
+
+def test_a_plan_of_lora_keeps_moments_of_the_factors_alone(weights_path):
+    config = load_finetuning(f"init_from={weights_path}")
+    adapted = load_finetuning(f"init_from={weights_path}", "optimizer.lora_rank=2")
+    machine = parse_topology("h100")
+    dataset = small.dataset(config)
+    plan = make_plan(config, machine, dataset, can_compile=False)
+    lora_plan = make_plan(adapted, machine, dataset, can_compile=False)
+
+    assert lora_plan.memory.optimizer < plan.memory.optimizer
+    assert lora_plan.memory.parameters > plan.memory.parameters
+    assert lora_plan.step_seconds < plan.step_seconds
+
+
+def test_a_search_keeps_the_network_of_the_weights(weights_path):
+    config = load_finetuning(f"init_from={weights_path}")
+    result = search(config, parse_topology("h100:2"), small.dataset(config), can_compile=False)
+
+    assert result.winner.run.architecture.registers == 3
+
+
+def test_weights_on_another_machine_are_planned_by_the_name():
+    overrides = ("model.name=ViT-Ti/16", "init_from=/nowhere/weights")
+    config = load_finetuning(*overrides)
+    plan = make_plan(config, parse_topology("h100"), small.dataset(config), can_compile=False)
+
+    assert plan.run.architecture.name == "ViT-Ti/16"
+    assert "/nowhere/weights is not on this machine" in to_text(plan)
+    with pytest.raises(ValueError, match="/nowhere/weights: there is no such file"):
+        estimate.find_network(load_finetuning("init_from=/nowhere/weights"), 10)

@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import FinetuneConfig, RunConfig, validate
+from vit_jax.config import Architecture, FinetuneConfig, RunConfig, validate
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.memory import Memory, require_formulas
+from vit_jax.storage import is_address
+from vit_jax.storage.files import expand_path
 from vit_jax.tools.plan import aot, hlo
 from vit_jax.tools.plan.arithmetic import (
     Roofline,
@@ -20,6 +22,8 @@ from vit_jax.tools.plan.timeline import Timeline, simulate_step
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.assembly import Assembly
+from vit_jax.train.starting_weights import read_network
+from vit_jax.weights.hub import is_hub_address
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,31 @@ class Totals:
 
 
 @dataclasses.dataclass(frozen=True)
+class Network:
+    """The network of a run, and the weights or the name that decide it; "" for pre-training."""
+
+    architecture: Architecture
+    origin: str = ""
+
+
+def find_network(config: RunConfig, num_classes: int) -> Network:
+    """Return the network of a run, of a fine-tuning run by its weights, as the run recognises them.
+
+    Raises:
+      ValueError: the weights cannot be read or do not fit the config; without weights on this
+        machine, the config names no network.
+    """
+    start = config.init_from
+    if not isinstance(config, FinetuneConfig) or start is None:
+        return Network(architecture_of(config, num_classes))
+    is_elsewhere = is_address(start) or is_hub_address(start)
+    if config.model.name is None or is_elsewhere or expand_path(start).exists():
+        return Network(*read_network(config, num_classes))
+    origin = f"{start} is not on this machine; the network is {config.model.name} by its name"
+    return Network(architecture_of(config, num_classes), origin)
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """The memory, time and cost of a run.
 
@@ -60,6 +89,7 @@ class Plan:
       config: config of the run on the machine.
       topology: the machine.
       dataset: numbers of images and classes.
+      network: the network, and the weights that decide it.
       run: assembled for the machine.
       compiled: the compiler's result; None if nothing was compiled.
       reason: why nothing was compiled, or why the step does not fit; "".
@@ -72,6 +102,7 @@ class Plan:
     config: RunConfig
     topology: Topology
     dataset: Dataset
+    network: Network
     run: Assembly
     compiled: aot.Executable | aot.TooLarge | None
     reason: str
@@ -182,17 +213,22 @@ def make_plan(
     topology: Topology,
     dataset: Dataset,
     *,
+    network: Network | None = None,
     price_per_chip_hour: float | None = None,
     can_compile: bool = True,
 ) -> Plan:
     """Plan a run; without `can_compile` by arithmetic even where a compiler is installed.
+
+    `network` is the result of `find_network`, which is called without it.
 
     Raises:
       ValueError: a config that does not fit the machine or the dataset, or a custom network where
         nothing can be compiled.
     """
     validate(config)
-    architecture = architecture_of(config, dataset.num_classes)
+    if network is None:
+        network = find_network(config, dataset.num_classes)
+    architecture = network.architecture
     reason = aot.explain_missing_compiler(topology) if can_compile else "as requested"
     devices: Sequence[Any]
     if reason:
@@ -222,6 +258,7 @@ def make_plan(
         config=run.config,
         topology=topology,
         dataset=dataset,
+        network=network,
         run=run,
         compiled=compiled,
         reason=reason,

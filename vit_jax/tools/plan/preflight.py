@@ -16,6 +16,7 @@ from vit_jax.data.sources import find_data_path
 from vit_jax.storage.files import expand_path
 from vit_jax.text.printable import first_line
 from vit_jax.tools.plan.dataset import count_examples, find_dataset
+from vit_jax.tools.plan.estimate import find_network
 from vit_jax.tools.plan.topology import StandIn
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.assembly import Assembly
@@ -150,14 +151,18 @@ def _build_architecture(
     num_classes: int,
     remote_paths: list[pathlib.Path],
 ) -> Architecture | None:
-    """Return the network; of a fine-tuning run, from its weights if they and the data are here."""
-    if isinstance(config, FinetuneConfig) and config.init_from is not None:
-        if data is not None and expand_path(config.init_from) not in remote_paths:
-            architecture, *_ = adapt(config, data.train)
-            return architecture
-        if config.model.name is None:
-            return None
-    return architecture_of(config, num_classes)
+    """Return the network; of a fine-tuning run, from its weights if they are here.
+
+    None: only the weights on the machines of the run know it.
+    """
+    if not isinstance(config, FinetuneConfig) or config.init_from is None:
+        return architecture_of(config, num_classes)
+    if expand_path(config.init_from) in remote_paths:
+        return None if config.model.name is None else architecture_of(config, num_classes)
+    if data is None:
+        return find_network(config, num_classes).architecture
+    architecture, *_ = adapt(config, data.train)
+    return architecture
 
 
 def _check_run(run: Assembly, data: Datasets | None, remote_paths: list[pathlib.Path]) -> None:

@@ -50,6 +50,8 @@ def _describe_machine(plan: Plan) -> Iterator[str]:
     architecture = plan.run.architecture
     height, width = architecture.image_size
     yield f"{architecture.name} on {height}x{width} images, {plan.config.global_batch:,} a step"
+    if plan.network.origin:
+        yield f"weights  {plan.network.origin}"
     yield (
         f"machine  {topology.name}: {topology.num_chips:,} x {topology.chip.name}, "
         f"{_format_gib(plan.usable_bytes)} usable of each"
@@ -225,6 +227,7 @@ def to_json(plan: Plan) -> dict[str, object]:
     """Return the same as plain values, sizes in bytes and times in seconds."""
     return {
         "model": plan.run.architecture.name,
+        "weights": plan.network.origin,
         "global_batch": plan.config.global_batch,
         "topology": plan.topology.name,
         "chip": plan.topology.chip.name,

@@ -14,9 +14,9 @@ from vit_jax.config.network_options import Policy
 from vit_jax.sharding.memory import require_formulas
 from vit_jax.tools.plan.arithmetic import estimate_memory, estimate_roofline
 from vit_jax.tools.plan.dataset import Dataset
-from vit_jax.tools.plan.estimate import Plan, make_plan
+from vit_jax.tools.plan.estimate import Network, Plan, find_network, make_plan
 from vit_jax.tools.plan.topology import Topology
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.layout import GROUPS, POLICIES, RESERVE, micro_batches
 
@@ -99,8 +99,9 @@ def search(
         which there is no formula.
     """
     validate(config)
+    network = find_network(config, dataset.num_classes)
     factors = (1, *BATCH_FACTORS) if other_batches else (1,)
-    candidates, rejections = _build_candidates(config, topology, dataset, factors)
+    candidates, rejections = _build_candidates(config, topology, dataset, network, factors)
     if not candidates:
         raise ValueError(
             f"No layout of this recipe is possible on {topology.name}: {rejections[0]}"
@@ -118,6 +119,7 @@ def search(
             candidate.config,
             topology,
             dataset,
+            network=network,
             price_per_chip_hour=price_per_chip_hour,
             can_compile=can_compile,
         )
@@ -164,10 +166,11 @@ def _build_candidates(
     config: RunConfig,
     topology: Topology,
     dataset: Dataset,
+    network: Network,
     factors: Sequence[float],
 ) -> tuple[list[Candidate], list[str]]:
     """Return the possible layouts, and the reasons against the others."""
-    architecture = require_formulas(architecture_of(config, dataset.num_classes))
+    architecture = require_formulas(network.architecture)
     candidates = []
     rejections = []
     for sharding, factor in itertools.product(_list_shardings(topology), factors):
