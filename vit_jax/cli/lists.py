@@ -14,6 +14,7 @@ from vit_jax.cli.help_text import (
 )
 from vit_jax.cli.model_table import IMAGE_SIZE, NUM_CLASSES, ModelRow, read_models
 from vit_jax.cli.options import Options, Recipe, UsageError, argument, switch
+from vit_jax.cli.outputs import note_conversion
 from vit_jax.cli.verbs import verb
 from vit_jax.text.nearest import did_you_mean
 
@@ -206,6 +207,7 @@ class Show(Recipe):
         from vit_jax.config import to_dict, to_text
 
         config = self.load()
+        note_conversion(self.config)
         if self.json:
             print(json.dumps(to_dict(config), indent=2))
         else:

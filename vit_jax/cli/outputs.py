@@ -17,6 +17,15 @@ def note(*texts: str) -> None:
         print(f"note: {printable(text)}", file=sys.stderr, flush=True)
 
 
+def note_conversion(specification: str) -> None:
+    """Print a note on fields of another system that a recipe sets without effect."""
+    from vit_jax.config.specification import describe_conversion
+
+    description = describe_conversion(specification)
+    if description:
+        note(description)
+
+
 def fail(message: str, code: int) -> NoReturn:
     """End the program with a message."""
     print(f"vit-jax: {printable_lines(message)}", file=sys.stderr, flush=True)

@@ -23,7 +23,13 @@ from vit_jax.cli.options import (
     option,
     switch,
 )
-from vit_jax.cli.outputs import describe_system_error, fail, reject_runs, resolve_output_file
+from vit_jax.cli.outputs import (
+    describe_system_error,
+    fail,
+    note_conversion,
+    reject_runs,
+    resolve_output_file,
+)
 from vit_jax.cli.stop import Terminated, join_processes, leave
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Positive, When
@@ -103,6 +109,7 @@ class _Run(Recipe):
                 f"Use vit-jax {other} --config={self.config} …"
             )
         _require_effective_holdout(config, self.overrides)
+        note_conversion(self.config)
         return config
 
     def _check(self, config: "RunConfig", required: Sequence[str]) -> None:

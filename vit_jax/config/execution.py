@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from vit_jax.text.printable import shorten
+
+_MOST_SHOWN = 300  # characters of the message of an error
 _FOREIGN_PACKAGE = "big_vision"
 _FOLDER_NAME = "configs"
 """Name of the folder of recipes, here and in big_vision and vision_transformer."""
@@ -42,6 +45,8 @@ class _RecipePackages(importlib.abc.MetaPathFinder):
         """Return the package of one of the names, without code; None for other names."""
         if fullname not in self.folders:
             return None
+        if importlib.machinery.PathFinder.find_spec(fullname, path) is not None:
+            return None  # it is installed
         spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
         spec.submodule_search_locations = [*map(str, self.folders[fullname])]
         self.found.add(fullname)
@@ -70,7 +75,8 @@ def _find_configs_folder(file: pathlib.Path) -> pathlib.Path:
 def import_beside(file: pathlib.Path, shipped: Iterable[pathlib.Path]) -> Iterator[None]:
     """Open a context in which a recipe can import modules beside it, and the shipped recipes."""
     packages = _RecipePackages(file, shipped)
-    sys.meta_path.append(packages)
+    # Before the finder that explains names of vision_transformer's package.
+    sys.meta_path.insert(0, packages)
     importlib.invalidate_caches()
     try:
         yield
@@ -127,7 +133,7 @@ def _describe_errors(
     except Exception as error:
         if is_shipped and isinstance(error, ValueError):
             raise
-        message = " ".join(str(error).split())
+        message = shorten(" ".join(str(error).split()), _MOST_SHOWN)
         if not isinstance(error, ValueError):
             message = f"{type(error).__name__}: {message}"
         if isinstance(error, SyntaxError):

@@ -1,6 +1,7 @@
 """The config that `--config=` names: a recipe in Python, or a config as JSON.
 
-`recipes` finds the file of a recipe, `execution` executes it.
+`recipes` finds the file of a recipe, `execution` executes it, `migration` converts a config of
+another system.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.config.execution import call_get_config, import_beside
+from vit_jax.config.migration.convert import Conversion, convert, is_config_dict
 from vit_jax.config.parsing import apply_change, apply_override, flatten, from_dict, to_dict
 from vit_jax.config.recipes import FOLDERS, find_file, is_shipped, run_recipe
 from vit_jax.config.schema import FinetuneConfig, PretrainConfig, RunConfig
@@ -27,8 +29,8 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
     Args:
       specification: path of a Python file that defines `get_config(argument: str)`, relative to the
         working directory or the project, or the name of an installed recipe ("digits"); after a
-        colon, the recipe's argument. Or path of a config as JSON, from `vit-jax show --json` or
-        from a workdir.
+        colon, the recipe's argument. The config may be of big_vision or vision_transformer. Or path
+        of a config as JSON, from `vit-jax show --json` or from a workdir.
       overrides: `--config.section.field=value`, such as "--config.model.width=64"; later ones win.
 
     Returns:
@@ -38,6 +40,8 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
       ValueError: missing file, unknown field, or a value of the wrong type.
     """
     config = _read_config(specification)
+    if isinstance(config, Conversion):
+        config = config.config
     values = to_dict(config)
     for override in overrides:
         apply_override(override, values, type(config))
@@ -72,6 +76,15 @@ def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]
     return studies
 
 
+def describe_conversion(specification: str) -> str:
+    """Return a line on the fields of another system that a recipe sets without effect; "" without."""
+    conversion = _read_config(specification)
+    if not isinstance(conversion, Conversion) or not conversion.ignored:
+        return ""
+    fields = ", ".join(conversion.ignored)
+    return f"{specification} is of {conversion.system}; fields without effect here: {fields}"
+
+
 def store_config(config: RunConfig, requested: RunConfig) -> JsonObject:
     """Return the content of `config.json`: the config of a run, and what it resolved.
 
@@ -91,7 +104,7 @@ def store_config(config: RunConfig, requested: RunConfig) -> JsonObject:
 
 
 def _read_config(specification: str) -> Any:
-    """Return the config of a recipe or of a JSON file, without overrides."""
+    """Return the config of a recipe or of a JSON file, or the conversion of a foreign one."""
     path, argument = _split_specification(specification)
     if _is_json(path):
         if argument:
@@ -102,6 +115,11 @@ def _read_config(specification: str) -> Any:
     names = run_recipe(file)
     with import_beside(file, FOLDERS):
         config = call_get_config(names["get_config"], file, argument, is_shipped=is_shipped(file))
+    if is_config_dict(config):
+        try:
+            return convert(config)
+        except Exception as error:
+            raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(config, RunConfig):
         kind = type(config).__name__
         raise ValueError(
