@@ -208,7 +208,7 @@ def test_what_is_no_evaluator_is_rejected(options, rule):
     )
 
     with rejects("", rule):
-        build_evaluations(run, both, "test", lambda: None)
+        build_evaluations(run, both, lambda: None)
 
 
 @pytest.mark.slow

@@ -83,6 +83,11 @@ def compute_metric(name: str, counts: Counts) -> float | None:
     return value
 
 
+def compute_metrics(names: Iterable[str], counts: Counts) -> dict[str, float | None]:
+    """Return the values of metrics of `METRICS` by name."""
+    return {name: compute_metric(name, counts) for name in names}
+
+
 # Metrics of the user.
 
 

@@ -16,7 +16,7 @@ from vit_jax.evals.metric_functions import (
     NO_FURTHER_METRICS,
     ChosenMetrics,
     CustomSums,
-    compute_metric,
+    compute_metrics,
 )
 from vit_jax.evals.runner import Rows
 
@@ -65,9 +65,7 @@ class MultilabelMetrics:
           ValueError: no image has a label.
         """
         self.counts.require_labels()
-        values: dict[str, Any] = {}
-        for name in self._names:
-            values[name] = compute_metric(name, self.counts)
+        values: dict[str, Any] = {**compute_metrics(self._names, self.counts)}
         for name, value in self._custom_sums.values().items():
             is_known = math.isfinite(value)
             values[name] = value if is_known else None

@@ -2,7 +2,8 @@
 
 The results of a step have two forms. A name that ends in dimensions from B on ("loss_B",
 "class_BT") has one row for each image; "mask_B" is 0 for padding and unreadable images. Any other
-name is a sum over the images of the batch that count (`objectives.sums`).
+name is a sum over the images that count, which the step has masked (`objectives.sums`).
+`iterate_batches` and `keep_counted` mask the rows: on the host every row counts.
 
 The caller decides when an evaluator runs and which prefix its results get.
 """
@@ -11,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -30,6 +31,7 @@ Module = Callable[..., ModelOutput]
 OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
 Results = dict[str, jax.Array]
 Rows = dict[str, np.ndarray]
+Totals = dict[str, np.ndarray]
 E = TypeVar("E")  # a training state or a module
 _ROWS = re.compile(r"_B[A-Z0-9]*$")
 
@@ -199,15 +201,36 @@ def iterate_rows(
         raise RuntimeError(f"The batches of a split held {first:,} of its {num_examples:,} images.")
 
 
-def has_rows(name: str) -> bool:
-    """Return True if the result of this name has one row for each image."""
-    return _ROWS.search(name) is not None
+class BatchResults(NamedTuple):
+    """Results of a step on the host: sums over a batch, and the rows of its images that count."""
+
+    sums: Totals
+    rows: Rows
 
 
-def keep_counted(results: Mapping[str, np.ndarray]) -> Rows:
-    """Return the rows of the images that count, without sums over batches."""
-    counts_B = results["mask_B"] > 0
-    return {name: value[counts_B] for name, value in results.items() if has_rows(name)}
+def iterate_batches(
+    open_batches: OpenBatches,
+    step: Callable[[E, Batch], Results],
+    evaluated: E,
+) -> Iterator[BatchResults]:
+    """Yield sums and rows of every batch; arguments as for `iterate_results`."""
+    for results in iterate_results(open_batches, step, evaluated):
+        sums = {}
+        rows = {}
+        for name, value in results.items():
+            if _ROWS.search(name):
+                rows[name] = value
+            else:
+                sums[name] = value
+        yield BatchResults(sums, keep_counted(rows))
+
+
+def keep_counted(rows: Rows) -> Rows:
+    """Return the rows of the images that count; none without "mask_B"."""
+    if "mask_B" not in rows:
+        return {}
+    counts_B = rows["mask_B"] > 0
+    return {name: value[counts_B] for name, value in rows.items()}
 
 
 def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], str]) -> np.ndarray:
@@ -232,24 +255,23 @@ def require_images(num_readable: float, name: str) -> None:
         raise TooManyUnreadable(f"{name}: no image could be read. There is nothing to evaluate.")
 
 
-def add_sums(totals: dict[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
+def add_sums(totals: Totals, sums: Mapping[str, np.ndarray]) -> None:
     """Add the sums over a batch to float64 totals, in place."""
-    for name, value in results.items():
-        if not has_rows(name):
-            total = totals.get(name, np.zeros(np.shape(value)))
-            totals[name] = total + np.asarray(value, np.float64)
+    for name, value in sums.items():
+        total = totals.get(name, np.zeros(np.shape(value)))
+        totals[name] = total + np.asarray(value, np.float64)
 
 
 def sum_over(
     open_batches: OpenBatches,
     step: Callable[[E, Batch], Results],
     evaluated: E,
-) -> dict[str, np.ndarray]:
+) -> Totals:
     """Return float64 totals over a split; arguments as for `iterate_results`; {} without batches.
 
     Results with a row for each image are ignored.
     """
-    totals: dict[str, np.ndarray] = {}
-    for results in iterate_results(open_batches, step, evaluated):
-        add_sums(totals, results)
+    totals: Totals = {}
+    for batch in iterate_batches(open_batches, step, evaluated):
+        add_sums(totals, batch.sums)
     return totals

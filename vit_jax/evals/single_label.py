@@ -18,7 +18,7 @@ from vit_jax.evals.metric_functions import (
     NO_FURTHER_METRICS,
     ChosenMetrics,
     CustomSums,
-    compute_metric,
+    compute_metrics,
 )
 from vit_jax.evals.runner import Rows
 
@@ -153,8 +153,7 @@ class ClassMetrics:
         Return None if an image has several right outputs.
         """
         values: dict[str, Any] = {}
-        for name in self._names:
-            value = compute_metric(name, self.counts)
+        for name, value in compute_metrics(self._names, self.counts).items():
             values[name] = value
             if name in INTERVAL_OF and value is not None:
                 num_correct = value * self.images

@@ -1,10 +1,12 @@
-"""Evaluators of classification in a run: they measure training states on one split."""
+"""Evaluators of classification in a run: they measure training states on one split.
+
+Sums of the objective are divided by their sum "weight" (`compute_means`), counts of predictions by
+the number of images (`metric_functions`).
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import numpy as np
 
 from vit_jax.arrays import Batch
 from vit_jax.evals.class_counts import ClassCounts
@@ -14,14 +16,14 @@ from vit_jax.evals.metric_functions import (
     NO_FURTHER_METRICS,
     ChosenMetrics,
     CustomSums,
-    compute_metric,
+    compute_metrics,
 )
 from vit_jax.evals.runner import (
     Results,
     Split,
+    Totals,
     add_sums,
-    iterate_results,
-    keep_counted,
+    iterate_batches,
     require_images,
 )
 from vit_jax.objectives.sums import compute_means
@@ -49,44 +51,23 @@ class ClassificationEvaluator:
         Raises:
           ValueError: no image of the split is readable.
         """
-        totals: dict[str, np.ndarray] = {}
-        further = FurtherCounts(self.chosen, self.split.class_names)
-        for results in iterate_results(self.split.open_batches, self.step, state):
-            add_sums(totals, results)
-            further.add(results)
-        require_images(float(totals.get("weight", 0)), self.split.name)
+        sums: Totals = {}
+        counts = ClassCounts(build_identity_map(self.split.class_names))
+        custom_sums = CustomSums(self.chosen.custom)
+        for batch in iterate_batches(self.split.open_batches, self.step, state):
+            add_sums(sums, batch.sums)
+            custom_sums.add(batch.rows)
+            if self.chosen.built_in:  # only then the step returns predictions
+                counts.add(batch.rows)
+        require_images(float(sums.get("weight", 0)), self.split.name)
 
-        means = compute_means(totals)
+        means = compute_means(sums)
         yield from means.items()
-        for name, value in further.compute_metrics().items():
-            if name not in means:  # a chosen metric that the objective reports is reported once
+        metrics = compute_metrics(self.chosen.built_in, counts) | custom_sums.values()
+        for name, value in metrics.items():
+            if value is not None and name not in means:  # the objective has its accuracy
                 yield name, value
-        yield "images", float(totals.get("images", totals["weight"]))
-
-
-class FurtherCounts:
-    """Counts of predictions and sums for the chosen metrics of images with one label."""
-
-    def __init__(self, chosen: ChosenMetrics, class_names: tuple[str, ...]) -> None:
-        self._chosen = chosen
-        self._counts = ClassCounts(build_identity_map(class_names))
-        self._custom_sums = CustomSums(chosen.custom)
-
-    def add(self, results: Mapping[str, np.ndarray]) -> None:
-        """Add the rows of a batch. A step has rows only if metrics are chosen (`make_measure`)."""
-        if not self._chosen:
-            return
-        rows = keep_counted(results)
-        if self._chosen.built_in:
-            self._counts.add(rows)
-        self._custom_sums.add(rows)
-
-    def compute_metrics(self) -> dict[str, Any]:
-        """Return the chosen metrics by name, built-in ones first."""
-        metrics = {}
-        for name in self._chosen.built_in:
-            metrics[name] = compute_metric(name, self._counts)
-        return metrics | self._custom_sums.values()
+        yield "images", float(sums.get("images", sums["weight"]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +76,7 @@ class MultilabelEvaluator:
 
     Attributes:
       split: the examples.
-      step: (state, batch) -> the objective's sums "loss" and "weight", and the results of
+      step: (state, batch) -> the objective's sums "loss" and "weight", and the rows of
         `score_classes`.
       chosen: further metrics.
     """
@@ -110,21 +91,20 @@ class MultilabelEvaluator:
         Raises:
           ValueError: no image of the split is readable, or none has a label.
         """
+        sums: Totals = {}
         counts = LabelCounts(len(self.split.class_names))
         custom_sums = CustomSums(self.chosen.custom)
-        loss = 0.0
-        for results in iterate_results(self.split.open_batches, self.step, state):
-            loss += float(results["loss"])
-            rows = keep_counted(results)
-            counts.add(rows)
-            custom_sums.add(rows)
+        for batch in iterate_batches(self.split.open_batches, self.step, state):
+            add_sums(sums, batch.sums)
+            custom_sums.add(batch.rows)
+            counts.add(batch.rows)
         require_images(counts.images, self.split.name)
         counts.require_labels()
 
-        yield "loss", loss / counts.images
-        for name in self.chosen.list_names("several"):
-            value = compute_metric(name, counts)
+        yield "loss", compute_means(sums)["loss"]
+        names = self.chosen.list_names("several")
+        metrics = compute_metrics(names, counts) | custom_sums.values()
+        for name, value in metrics.items():
             if name != "loss" and value is not None:  # the objective has its loss
                 yield name, value
-        yield from custom_sums.values().items()
         yield "images", float(counts.images)

@@ -33,17 +33,16 @@ class Datasets:
     Attributes:
       train: training images.
       test: images on which the run is evaluated.
-      test_name: name of `test`, the prefix of its results: "validation" in a search.
       others: images of further evaluators, by name.
       train_sources: images that evaluators on frozen features learn from, by name.
+      test_name: name of `test`, the prefix of its results: "validation" in a search.
     """
 
     train: Source
     test: Source
-    _: dataclasses.KW_ONLY
-    test_name: str = "test"
     others: Mapping[str, Source] = dataclasses.field(default_factory=dict)
     train_sources: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+    test_name: str = "test"
 
 
 def open_datasets(config: RunConfig) -> Datasets:
