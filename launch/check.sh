@@ -1,10 +1,12 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by tpu_pod.sh and gke.sh: checks a run here, before anything costs money.
+# Sourced by tpu_pod.sh, gke.sh and slurm.sbatch: checks and prices a run, before anything costs money.
 
 data_roots=()  # folders of the machines below which buckets are mounted
 data_advice="" # how a path gets there
 mounts=()      # "FOLDER gs://BUCKET" or "FOLDER claim:NAME", what the machines mount
 read_here=()   # paths that vit-jax has looked for on this computer
+chip_unit=chip # or GPU, in messages
+plan_hours=""  # of the run, by `vit-jax plan`; "" where they are not known
 
 # check_start DEVICES SLICES WORKDIR VERB ARGUMENT...: refuses a run that these machines could not start. Each absolute
 # path is one of the machines, never of this computer.
@@ -68,30 +70,50 @@ find_in_bucket() {
   fi
 }
 
-# price_run TOPOLOGY CHIPS ARGUMENT...: prints hours and price by `vit-jax plan`, before anything is rented. A plan that
-# cannot be made stops no run.
+# price_run TOPOLOGY CHIPS ARGUMENT...: prints hours and price by `vit-jax plan`, before anything is rented, and sets
+# $plan_hours. A plan that cannot be made stops no run.
 price_run() {
-  local plan word chips="$2" request=("$venv/bin/vit-jax" plan --topology="$1" --arithmetic --json)
+  local plan word days request=("$venv/bin/vit-jax" plan --topology="$1" --arithmetic --json)
   for word in "${@:3}"; do
     [[ ! "$word" =~ ^--(config|allow_code)[.=] ]] || request+=("$word")
   done
   if [[ -n "$dry_run" ]]; then
     quoted "${request[@]}"
-  elif ! plan="$(cd -- "$repository" && "${request[@]}" 2>&1)"; then
-    say "hours and price are not known: $(tail -n 1 <<<"$plan")"
-  else
-    awk -v hours="$(figure days "$plan")" -v chip_hours="$(figure chip_hours "$plan")" -v chips="$chips" \
-      -v price="$price" -v limit="$max_hours" 'BEGIN {
-        if (hours == "") { print "plan has no time for this run"; exit }
-        hours *= 24
-        printf "plan, by arithmetic: %.1f hours on %d chips, %.0f chip-hours", hours, chips, chip_hours
-        if (price != "") printf ", %.2f at %s a chip-hour", chip_hours * price, price
-        print "; evaluation, checkpoints, input and interruptions are not included"
-        if (limit != "" && hours > limit)
-          print "--max_hours=" limit " is less: the run is stopped before its end, and the same command goes on"
-      }' | while IFS= read -r word; do say "$word"; done
-    [[ "$plan" != *'"fits": false'* ]] || say "by this plan the run does not fit into the memory of the chips"
+    return
   fi
+  if ! plan="$(cd -- "$repository" && "${request[@]}" 2>&1)"; then
+    say "hours and price are not known: $(tail -n 1 <<<"$plan")"
+    return
+  fi
+  days="$(figure days "$plan")"
+  if [[ -z "$days" ]]; then
+    say "plan has no time for this run"
+    return
+  fi
+  plan_hours="$(awk -v days="$days" 'BEGIN { printf "%.4f", 24 * days }')"
+  say "$(awk -v hours="$plan_hours" -v chip_hours="$(figure chip_hours "$plan")" -v chips="$2" -v price="$price" \
+    -v unit="$chip_unit" 'BEGIN {
+      printf "plan, by arithmetic: %.1f hours on %d %ss, %.0f %s-hours", hours, chips, unit, chip_hours, unit
+      if (price != "") printf ", %.2f at %s a %s-hour", chip_hours * price, price, unit
+      print "; evaluation, checkpoints, input and interruptions are not included"
+    }')"
+  [[ "$plan" != *'"fits": false'* ]] || say "by this plan the run does not fit into the memory of the ${chip_unit}s"
+}
+
+# compare_limit HOURS MESSAGE: says so where these hours are less than those of the plan.
+compare_limit() {
+  [[ -n "$plan_hours" && -n "$1" && "$1" != none ]] || return 0
+  if awk -v hours="$plan_hours" -v limit="$1" 'BEGIN { exit !(hours > limit) }'; then say "$2"; fi
+}
+
+# choose_max_hours: twice the hours of the plan, at least 2, unless --max_hours is given.
+choose_max_hours() {
+  [[ -z "$max_hours" ]] || return 0
+  if [[ -n "$dry_run" ]]; then say "--max_hours: twice the hours of this plan, at least 2"; fi
+  [[ -n "$plan_hours" ]] || return 0
+  max_hours="$(awk -v hours="$plan_hours" 'BEGIN { printf "%.1f", hours < 1 ? 2 : 2 * hours }')"
+  need_max_hours
+  say "--max_hours=$max_hours is the default, twice the plan; --max_hours=none sets no limit"
 }
 
 # figure NAME JSON: a number of a plan, "" where it is null.
@@ -99,7 +121,7 @@ figure() { sed -n "s/^ *\"$1\": \([-+0-9.e]*\),\{0,1\}$/\1/p" <<<"$2"; }
 
 # price_limit CHIPS: the most that --max_hours lets the machines cost.
 price_limit() {
-  [[ -n "$max_hours" ]] || return 0
+  [[ -n "$max_hours" && "$max_hours" != none ]] || return 0
   say "--max_hours=$max_hours: at most $(awk -v hours="$max_hours" -v chips="$1" -v price="$price" 'BEGIN {
     printf "%.1f chip-hours", hours * chips
     if (price != "") printf ", %.2f at %s a chip-hour", hours * chips * price, price

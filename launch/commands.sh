@@ -77,17 +77,18 @@ chip_hours() {
   }'
 }
 
+# need_price [NAME]: refuses a $price that is no number; NAME is what sets it.
 need_price() {
   [[ -z "$price" || "$price" =~ ^[0-9]+([.][0-9]+)?$ ]] ||
-    refuse "--price=$price: must be the price of one chip for an hour, like 1.2, in any currency."
+    refuse "${1:---price}=$price: must be the price of one chip for an hour, like 1.2, in any currency."
 }
 
 # need_max_hours: sets $max_seconds, "" without a limit.
 need_max_hours() {
   max_seconds=""
-  [[ -n "$max_hours" ]] || return 0
+  [[ -n "$max_hours" && "$max_hours" != none ]] || return 0
   if [[ "$max_hours" =~ ^[0-9]{1,5}([.][0-9]{1,6})?$ ]]; then
     max_seconds="$(awk -v hours="$max_hours" 'BEGIN { printf "%d", hours * 3600 }')"
   fi
-  ((max_seconds > 0)) || refuse "--max_hours=$max_hours: must be a number of hours more than 0, like 10 or 0.5."
+  ((max_seconds > 0)) || refuse "--max_hours=$max_hours: must be a number of hours more than 0, like 10 or 0.5, or none."
 }

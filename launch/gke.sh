@@ -132,6 +132,8 @@ check_run() {
     check_start "$devices" "$slices" "$workdir" "${words[@]:1}"
     if [[ -n "$topology" ]]; then
       price_run "$topology" "$chips" "${words[@]:1}"
+      compare_limit "$max_hours" \
+        "--max_hours=$max_hours is less: the run is stopped before its end, and the same command goes on"
     else
       say "plan does not know these machines: hours and price are not known"
     fi

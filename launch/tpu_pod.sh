@@ -54,7 +54,8 @@ Run:
   --no_check                do not check the recipe here; data of --data_bucket that arguments name are looked for
 Behaviour:
   --max_hours=H             of run: hours of the machine, from ACTIVE on, preempted ones included; then the run saves and
-                            stops, also where this computer is switched off, and the machine is deleted
+                            stops, also where this computer is switched off, and the machine is deleted (default: twice
+                            the plan's, at least 2; none: no limit)
   --max_failures=N          how often a run that failed is started again from its checkpoint (default 3)
   --retry_seconds=N         request again after N seconds without quota or capacity (default: stop)
   --poll_seconds=N          between two queries of the state (default 30)
@@ -252,7 +253,12 @@ check_run() {
   for word in ${read_here[@]+"${read_here[@]}"}; do need_shipped "$word"; done
   case "$type" in
     v2-* | v3-* | tpu7x-*) say "plan does not know $type: hours and price are not known" ;;
-    *) price_run "$slices*$type" "$chips" "${words[@]}" ;;
+    *)
+      price_run "$slices*$type" "$chips" "${words[@]}"
+      compare_limit "$max_hours" \
+        "--max_hours=$max_hours is less: the run is stopped before its end, and the same command goes on"
+      choose_max_hours
+      ;;
   esac
   price_limit "$chips"
 }

@@ -91,6 +91,35 @@ def test_hours_and_price_are_printed_before_anything_is_rented(stage, words):
     assert "vit-jax: by this plan the run does not fit into the memory of the chips" in said
 
 
+@pytest.mark.parametrize(
+    ("days", "options", "line"),
+    [
+        ("0.5", [], "--max_hours=24.0 is the default, twice the plan; --max_hours=none sets no"),
+        ("0.01", [], "--max_hours=2.0 is the default"),
+        ("0.5", ["--max_hours=3"], "--max_hours=3: at most 48.0 chip-hours"),
+    ],
+)
+def test_the_default_limit_is_twice_the_plan(stage, days, options, line):
+    stage.answers("plan", PLAN.replace("0.5", days))
+    stage.answers("summary", "echo down >&2; exit 1")
+    stage.answers("describe", "echo down >&2; exit 1")
+    result = stage.run("tpu_pod.sh", *RUN, "--poll_seconds=0", *options, *WORDS)
+
+    assert line in result.stderr
+    assert ("is the default" in result.stderr) == (not options)
+
+
+def test_a_run_without_a_limit(stage):
+    stage.answers("plan", PLAN)
+    stage.answers("summary", "echo down >&2; exit 1")
+    stage.answers("describe", "echo down >&2; exit 1")
+    words = ["--poll_seconds=0", "--max_hours=none"]
+    result = stage.run("tpu_pod.sh", *RUN, *words, *WORDS)
+
+    assert "12.0 hours on 16 chips" in result.stderr
+    assert "--max_hours=" not in result.stderr
+
+
 def test_a_plan_that_fails_stops_no_run(stage):
     reason = "vit-jax: How many images folder:x has"
     stage.answers("plan", f"echo '{reason} is not known here' >&2; exit 2")

@@ -15,7 +15,7 @@ WORDS = ["pretrain", "--config=configs/x.py:ViT-B/16", "--workdir=/shared/a run"
 REQUEUE = ["requeue", "7"]
 
 FAKE_RUN = f"""#!/bin/bash
-[[ "$1" != status && " $* " != *" --check "* ]] || exec "{STAND_INS}/vit-jax" "$@"
+[[ "$1" != status && "$1" != plan && " $* " != *" --check "* ]] || exec "{STAND_INS}/vit-jax" "$@"
 """
 FAKE_RUN += """
 echo "vit-jax $*" >>"$LINES"
@@ -130,6 +130,46 @@ def test_a_job_is_checked_once_for_its_gpus(job, variables, words, checked):
     assert job.calls("vit-jax") == ([checked] if checked else [])
     assert ("platforms=cpu" in result.stdout) == bool(checked)
     assert len(job.calls("srun")) == 1
+
+
+PRICED = GPUS | {"VIT_JAX_GPU": "NVIDIA H100 80GB HBM3", "VIT_JAX_PRICE": "2"}
+PLAN_OF_GPUS = """cat <<END
+{
+    "days": 0.5,
+    "chip_hours": 384.0
+}
+END
+"""
+
+
+def test_a_job_prints_gpu_hours_and_price(job):
+    job.answers("plan", PLAN_OF_GPUS)
+    job.answers("srun", "exit 0")
+    install_cuda(job)
+    times = {"SLURM_JOB_START_TIME": "0", "SLURM_JOB_END_TIME": "36000"}
+    result = job.run("slurm.sbatch", *WORDS, **PRICED, **times)
+
+    assert result.returncode == 0, result.stderr
+    planned = ["plan", "--topology=4*NVIDIA H100 80GB HBM3:8", "--arithmetic", "--json", WORDS[1]]
+    assert job.calls("vit-jax")[1] == planned
+    assert "12.0 hours on 32 GPUs, 384 GPU-hours, 768.00 at 2 a GPU-hour" in result.stderr
+    assert "the time limit of 10.0 hours is less" in result.stderr
+
+
+def test_the_check_on_a_login_node_prints_gpu_hours(job):
+    job.answers("plan", PLAN_OF_GPUS)
+    words = ["--check", *WORDS, "--devices=32", "--slices=4"]
+    result = job.run("slurm.sbatch", *words, VIT_JAX_GPU="h100")
+
+    assert "--topology=4*h100:8" in job.calls("vit-jax")[1]
+    assert "384 GPU-hours" in result.stderr
+
+
+def test_a_price_that_is_no_number(job):
+    result = job.run("slurm.sbatch", "--check", *WORDS, VIT_JAX_GPU="h100", VIT_JAX_PRICE="two")
+
+    assert result.returncode == 2
+    assert "VIT_JAX_PRICE=two: must be the price" in result.stderr
 
 
 LOGIN_NODE = {"SLURM_JOB_ID": "", "VIT_JAX_ACCELERATOR": ""}
