@@ -118,7 +118,7 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
     _, model, x = block_and_inputs(position_layers=layers, position_embedding=kind)
     output = apply(model, x, intermediates=("blocks",))
 
-    assert hasattr(model, "positions") == (layers == "shared")
+    assert (model.positions is not None) == (layers == "shared")
 
     tokens = embedded(model, x)
     run_block = jax.jit(lambda block, x: block(x, 0.0, None))

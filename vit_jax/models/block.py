@@ -3,8 +3,9 @@
 Legend: B batch, S sequence length, R = B S, D width, T heads, M MLP dimension.
 """
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -65,9 +66,8 @@ class Block(nnx.Module):
           drop_fraction: scalar, probability of dropping a branch of an example (stochastic depth).
           key: random key of dropout and stochastic depth; None outside training.
         """
-        normed_BSD = self._normalise(x_BSD)
-        attended_BSD = self.attention(normed_BSD, normed_BSD)
-        return self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
+        output_BSD, _ = self._run(x_BSD, drop_fraction, key, keeps_weights=False)
+        return output_BSD
 
     def with_attention(
         self,
@@ -76,61 +76,49 @@ class Block(nnx.Module):
         key: Array | None,
     ) -> tuple[Array, Array]:
         """Return the output and the attention weights (B, T, S, S)."""
-        normed_BSD = self._normalise(x_BSD)
-        attended_BSD, weights_BTSS = self.attention.with_weights(normed_BSD, normed_BSD)
-        output_BSD = self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
+        output_BSD, weights_BTSS = self._run(x_BSD, drop_fraction, key, keeps_weights=True)
+        assert weights_BTSS is not None
         return output_BSD, weights_BTSS
 
-    def _normalise(self, x_BSD: Array) -> Array:
-        """Return the input of the attention, (B, S, D)."""
-        x = dispatch.flatten_tokens(x_BSD)
-        normed = self.attention_norm(x)
-        return normed.reshape(x_BSD.shape)
-
-    def _add_branches(
+    def _run(
         self,
         x_BSD: Array,
-        attended_BSD: Array,
         drop_fraction: Array,
         key: Array | None,
-    ) -> Array:
-        """Return x + attended, then x + mlp(norm(x)).
+        *,
+        keeps_weights: bool,
+    ) -> tuple[Array, Array | None]:
+        """Return the output, and the attention weights (B, T, S, S) if `keeps_weights`.
 
-        Both sums have the shape of `dispatch.flatten_tokens`: (R, D) on GPUs, (B, S, D) elsewhere.
+        Sums and branches have the shape of `dispatch.flatten_tokens`: (R, D) on GPUs, (B, S, D)
+        elsewhere.
         """
         batch = x_BSD.shape[0]
         drop_key = key if self.drops_examples else None
 
+        def finish_branch(branch: Array, scale_D: nnx.Param | None, site: Site) -> Array:
+            branch = scale_branch(branch, scale_D)
+            return drop_examples(branch, drop_fraction, drop_key, site, batch)
+
+        # Equation 2: x + attention(norm(x)).
+        normed = self.attention_norm(dispatch.flatten_tokens(x_BSD))
+        normed_BSD = normed.reshape(x_BSD.shape)
+        weights_BTSS = None
+        if keeps_weights:
+            attended_BSD, weights_BTSS = self.attention.with_weights(normed_BSD, normed_BSD)
+        else:
+            attended_BSD = self.attention(normed_BSD, normed_BSD)
+
         x = dispatch.flatten_tokens(x_BSD)
         attended = dispatch.flatten_tokens(attended_BSD)
         attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
-        attended = scale_branch(attended, self.attention_scale)
-        attended = drop_examples(
-            attended,
-            drop_fraction,
-            drop_key,
-            Site.ATTENTION_BRANCH,
-            batch,
-        )
-        x = x + attended
+        x = x + finish_branch(attended, self.attention_scale, Site.ATTENTION_BRANCH)
         x = checkpoint_name(x, MIDDLE)
 
-        normed = self.mlp_norm(x)
-        expanded = self.mlp(
-            normed,
-            fraction=self.dropout_fraction,
-            key=key,
-        )
-        expanded = scale_branch(expanded, self.mlp_scale)
-        expanded = drop_examples(
-            expanded,
-            drop_fraction,
-            drop_key,
-            Site.MLP_BRANCH,
-            batch,
-        )
-        x = x + expanded
-        return x.reshape(x_BSD.shape)
+        # Equation 3: x + mlp(norm(x)).
+        expanded = self.mlp(self.mlp_norm(x), fraction=self.dropout_fraction, key=key)
+        x = x + finish_branch(expanded, self.mlp_scale, Site.MLP_BRANCH)
+        return x.reshape(x_BSD.shape), weights_BTSS
 
 
 class AxialBlock(nnx.Module):
@@ -180,13 +168,9 @@ class AxialBlock(nnx.Module):
             drop_fraction,
             column_key,
         )
-        index_S = _index_by_column(self.grid)
-        query_index_S1 = index_S[:, None]
-        column_weights_BTSS = column_weights_BTSS[:, :, query_index_S1, index_S]
-
+        column_weights_BTSS = _reorder_weights(column_weights_BTSS, self.grid)
         both_2BTSS = jnp.stack([row_weights_BTSS, column_weights_BTSS])
-        output_BSD = _transpose_grid(by_column_BSD, self.grid[::-1])
-        return output_BSD, both_2BTSS
+        return _transpose_grid(by_column_BSD, self.grid[::-1]), both_2BTSS
 
 
 def _transpose_grid(x_BSD: Array, grid: tuple[int, int]) -> Array:
@@ -197,13 +181,13 @@ def _transpose_grid(x_BSD: Array, grid: tuple[int, int]) -> Array:
     return by_column.reshape(batch, length, width)
 
 
-def _index_by_column(grid: tuple[int, int]) -> np.ndarray:
-    """Return for each token in raster order its index in the order by columns, int (S,)."""
+def _reorder_weights(weights_BTSS: Array, grid: tuple[int, int]) -> Array:
+    """Return attention weights of tokens in raster order from those of the order by columns."""
     num_rows, num_columns = grid
     token_S = np.arange(num_rows * num_columns)
     row_S, column_S = np.divmod(token_S, num_columns)
-    index_S: np.ndarray = column_S * num_rows + row_S
-    return index_S
+    index_S = column_S * num_rows + row_S  # in the order by columns
+    return weights_BTSS[:, :, index_S[:, None], index_S]
 
 
 def build_attention(
@@ -216,23 +200,40 @@ def build_attention(
     if a.linear_bias:
         biases = (*biases, "out")
 
-    options: dict[str, Any] = {
-        "dtype": jnp.dtype(a.compute_dtype),
-        "rngs": rngs,
-        "form": a.block_attention,
-        "biases": biases,
-    }
-    if a.attention_norm:
-        options["norm"] = build_norm(a)
+    positions = None
     if a.position_embedding == "relative":
         num_patches = length or math.prod(a.grid)
-        options["positions"] = RelativePositions(a, num_patches, rngs=rngs)
-    if a.rope is not None:
-        options["rotary"] = RotaryPositions(a)
+        positions = RelativePositions(a, num_patches, rngs=rngs)
 
-    if length is None:
-        return Attention(a.width, a.num_heads, **options)
-    return LineAttention(a.width, a.num_heads, length=length, **options)
+    build: Callable[..., Attention] = Attention
+    if length is not None:
+        build = functools.partial(LineAttention, length=length)
+    return build(
+        a.width,
+        a.num_heads,
+        dtype=jnp.dtype(a.compute_dtype),
+        rngs=rngs,
+        form=a.block_attention,
+        positions=positions,
+        rotary=RotaryPositions(a) if a.rope is not None else None,
+        norm=build_norm(a) if a.attention_norm else None,
+        biases=biases,
+    )
+
+
+def find_attention_form(a: Architecture) -> str:
+    """Return the form that attention has in standard blocks on the devices of `trace_for`.
+
+    Raises:
+      ValueError: cuDNN does not compute this attention.
+    """
+    return dispatch.choose_attention(
+        a.block_attention,
+        length=a.attention_lengths[0],  # the second length of an axial block has the same form
+        num_heads=a.num_heads,
+        head_dim=a.width // a.num_heads,
+        dtype=jnp.dtype(a.compute_dtype),
+    )
 
 
 def build_layer_scale(a: Architecture) -> nnx.Param | None:
@@ -248,23 +249,3 @@ def scale_branch(branch: Array, scale_D: nnx.Param | None) -> Array:
     if scale_D is None:
         return branch
     return branch * scale_D[...].astype(branch.dtype)
-
-
-def find_attention_form(a: Architecture) -> str:
-    """Return the form of self-attention in standard blocks, on the devices of `trace_for`.
-
-    Raises:
-      ValueError: cuDNN does not compute this attention.
-    """
-    forms = set[str]()
-    for length in a.attention_lengths:
-        form = dispatch.choose_attention(
-            a.block_attention,
-            length=length,
-            num_heads=a.num_heads,
-            head_dim=a.width // a.num_heads,
-            dtype=jnp.dtype(a.compute_dtype),
-        )
-        forms.add(form)
-    (form,) = forms
-    return form

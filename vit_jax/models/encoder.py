@@ -17,7 +17,7 @@ from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, STATISTICS, disp
 from vit_jax.kernels.devices import constrain
 from vit_jax.models.block import AxialBlock, Block
 from vit_jax.models.norm import build_norm
-from vit_jax.models.positions import add_positions, build_positions
+from vit_jax.models.positions import Positions, add_positions, build_positions
 
 _save_only = jax.checkpoint_policies.save_only_these_names
 _SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, MIDDLE)
@@ -65,9 +65,11 @@ class Encoder(nnx.Module):
         self,
         a: Architecture,
         key: Array,
+        *,
+        has_block_positions: bool,
     ):
         block_keys = jax.random.split(key, a.depth)
-        build_one = functools.partial(build_block, a)
+        build_one = functools.partial(build_block, a, has_positions=has_block_positions)
         self.blocks: Any = jax.vmap(build_one)(block_keys)
         self.norm = build_norm(a) if a.final_norm == "tokens" else None
         self.depth = a.depth
@@ -75,7 +77,7 @@ class Encoder(nnx.Module):
         self.lora_scale: float | None = None
         self.scan_unroll = a.scan_unroll or 1
         self.scan_unroll_on_accelerators = a.scan_unroll_on_accelerators
-        self.position_layers = a.position_layers
+        self.has_block_positions = has_block_positions
         self.dropout_fraction = a.dropout_fraction
         self.stochastic_depth_fraction = a.stochastic_depth_fraction
         self.has_constant_depth_form = a.stochastic_depth_form == "constant"
@@ -85,7 +87,7 @@ class Encoder(nnx.Module):
         x_BSD: Array,
         key: Array | None,
         intermediates: Collection[str] = (),
-        shared_positions: nnx.Module | None = None,
+        shared_positions: Positions | None = None,
     ) -> EncoderOutput:
         """Run the blocks and the final norm.
 
@@ -93,7 +95,7 @@ class Encoder(nnx.Module):
           x_BSD: embedded tokens.
           key: random key of dropout and stochastic depth; None outside training.
           intermediates: activations to return, "blocks" and "attention"; others are not kept.
-          shared_positions: added to the input of every block, where all add the same.
+          shared_positions: added to the input of every block, where blocks have no positions.
 
         Raises:
           ValueError: the blocks cannot return the attention weights that are asked for.
@@ -106,7 +108,8 @@ class Encoder(nnx.Module):
         def run_block(x_BSD: Array, layer: tuple[Any, LayerInputs]) -> tuple[Array, tuple]:
             block, inputs = layer
             block = self._adapt(block)
-            x_BSD = self._add_positions(x_BSD, block, shared_positions)
+            positions = block.positions if self.has_block_positions else shared_positions
+            x_BSD = add_positions(x_BSD, positions)
             x_BSD, weights_BTSS = apply_block(block, x_BSD, inputs, keeps_attention)
             output_BSD = x_BSD if keeps_outputs else None
             return x_BSD, (output_BSD, weights_BTSS)
@@ -156,25 +159,12 @@ class Encoder(nnx.Module):
 
         return adapt_block(block, self.lora_scale)
 
-    def _add_positions(
-        self,
-        x_BSD: Array,
-        block: Any,
-        shared_positions: nnx.Module | None,
-    ) -> Array:
-        """Return the input of a block, with the positions that are added before each block."""
-        if self.position_layers == "every":
-            return add_positions(x_BSD, block.positions)
-        if self.position_layers == "shared":
-            return add_positions(x_BSD, shared_positions)
-        return x_BSD
 
-
-def build_block(a: Architecture, key: Array) -> nnx.Module:
-    """Return one block, with its positions if every block has some."""
+def build_block(a: Architecture, key: Array, *, has_positions: bool) -> nnx.Module:
+    """Return one block, with positions that are added to its input if `has_positions`."""
     block_class = find_block_class(a)
     block = block_class(a, rngs=nnx.Rngs(key))
-    if a.position_layers == "every":
+    if has_positions:
         position_key = jax.random.fold_in(key, 0)
         block.positions = build_positions(a, rngs=nnx.Rngs(position_key))
     return block

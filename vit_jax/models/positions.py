@@ -6,7 +6,6 @@ head.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from jax import Array
 from vit_jax.config.architecture import Architecture
 
 Grid = tuple[int, int]  # rows and columns
+Positions = Callable[[], Array]  # a module that returns positions_1SD
 BASE = 10_000.0  # ratio of the largest and the smallest frequency
 CENTRED_BASE = 100.0  # the same in DINOv3
 ROPE_GRID_SIDE = 16  # patches along a side of the grid on which EVA-02 counts
@@ -302,7 +302,7 @@ def compute_rotary_angles(
 
 # Building and adding.
 
-POSITIONS: dict[str, Callable[..., nnx.Module]] = {
+POSITIONS: dict[str, Callable[..., Positions]] = {
     "learned_1d": LearnedPositions1D,
     "learned_2d": LearnedPositions2D,
     "sincos2d": FixedPositions,
@@ -317,7 +317,7 @@ def build_table(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
     return nnx.Param(table)
 
 
-def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
+def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> Positions:
     """Return the position embedding, which is built in or a user's.
 
     A user's class has the constructor and call of `LearnedPositions1D`.
@@ -328,16 +328,19 @@ def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
 
     from vit_jax.imports.references import resolve
 
-    positions: nnx.Module = resolve(kind, "config.model.position_embedding")(a, rngs=rngs)
+    positions: Positions = resolve(kind, "config.model.position_embedding")(a, rngs=rngs)
     return positions
 
 
-def add_positions(tokens_BSD: Array, positions: Any) -> Array:
-    """Add positions (1, S, D) to tokens.
+def add_positions(tokens_BSD: Array, positions: Positions | None) -> Array:
+    """Add positions to tokens; without a module return the tokens.
 
     Raises:
       ValueError: the position embedding returns another shape.
     """
+    if positions is None:
+        return tokens_BSD
+
     positions_1SD = positions()
     expected = (1, *tokens_BSD.shape[1:])
     if positions_1SD.shape != expected:

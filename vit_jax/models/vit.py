@@ -5,7 +5,6 @@ width, L blocks, T heads, O outputs of a patch, K classes.
 """
 
 from collections.abc import Collection
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,16 +52,19 @@ class VisionTransformer(nnx.Module):
 
         self.embedding = PatchEmbedding(a, rngs=embedding_rngs)
         self.normed_embedding = a.embedding_norm  # "patches", "tokens" or None
-        self.embedding_norm: Any = build_norm(a) if a.embedding_norm is not None else None
+        if a.embedding_norm is not None:
+            self.embedding_norm = build_norm(a)
         self.class_token = build_prefix(a.num_class_tokens, a.width)
         self.register_tokens = build_prefix(a.registers, a.width)
         self.prefix_length = a.prefix_length
-        self.position_layers = a.position_layers
-        if a.position_layers != "every":  # otherwise every block has its positions
-            self.positions = build_positions(a, rngs=embedding_rngs)
-        self.dropout_fraction = a.dropout_fraction
 
-        self.encoder = Encoder(a, encoder_key)
+        # Positions are added once, before the encoder ("stem"), or to the input of every block:
+        # those of this module ("shared"), or those that each block has ("every").
+        self.position_layers = a.position_layers
+        is_every = a.position_layers == "every"
+        self.positions = None if is_every else build_positions(a, rngs=embedding_rngs)
+        self.encoder = Encoder(a, encoder_key, has_block_positions=is_every)
+        self.dropout_fraction = a.dropout_fraction
 
         self.pool = a.pool
         self.pooling = build_pooling(a, rngs=head_rngs)
@@ -101,14 +103,13 @@ class VisionTransformer(nnx.Module):
             map_BHWC, stages_BHWC = self.stem(image_BHWC, intermediates)
 
         # Equation 1: class token and patches, with positions.
-        patches_BND = self._embed_patches(map_BHWC, corruption)
-        tokens_BSD = self._prepend_prefix(patches_BND)
-        tokens_BSD = self._add_positions(tokens_BSD)
+        tokens_BSD = self._embed(map_BHWC, corruption)
         tokens_BSD = constrain(tokens_BSD, "tokens_BSD")
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
         # Equations 2 and 3: attention and MLP, L times; then the final norm.
-        encoded = self.encoder(tokens_BSD, encoder_key, intermediates, self.shared_positions)
+        shared_positions = self.positions if self.position_layers == "shared" else None
+        encoded = self.encoder(tokens_BSD, encoder_key, intermediates, shared_positions)
         tokens_BSD = encoded.tokens_BSD
         tokens_BND = tokens_BSD[:, self.prefix_length :]
 
@@ -141,26 +142,21 @@ class VisionTransformer(nnx.Module):
             return ("blocks", "attention")
         return ("blocks", "attention", "stages")
 
-    @property
-    def shared_positions(self) -> nnx.Module | None:
-        """The positions that all blocks add to their input."""
-        if self.position_layers == "shared":
-            return self.positions
-        return None
-
-    def _embed_patches(
-        self,
-        map_BHWC: Array,
-        corruption: Corruption | None,
-    ) -> Array:
-        """Return the embeddings of the patches, (B, N, D), some of them replaced."""
+    def _embed(self, map_BHWC: Array, corruption: Corruption | None) -> Array:
+        """Return the tokens that enter the encoder, (B, S, D); `corruption` replaces patches."""
         patches_BND = self.embedding(map_BHWC)
         if corruption is not None:
             assert isinstance(self.head, PatchHead), "other networks learn no [mask] embedding"
             patches_BND = self.head.corrupt(patches_BND, corruption)
         if self.normed_embedding == "patches":
             patches_BND = self.embedding_norm(patches_BND)
-        return patches_BND
+
+        tokens_BSD = self._prepend_prefix(patches_BND)
+        if self.position_layers == "stem":
+            tokens_BSD = add_positions(tokens_BSD, self.positions)
+        if self.normed_embedding == "tokens":
+            tokens_BSD = self.embedding_norm(tokens_BSD)
+        return tokens_BSD
 
     def _prepend_prefix(self, patches_BND: Array) -> Array:
         """Return class tokens, registers and patches, (B, S, D)."""
@@ -177,14 +173,6 @@ class VisionTransformer(nnx.Module):
         shape_BPD = (batch, self.prefix_length, width)
         prefix_BPD = jnp.broadcast_to(prefix_1PD, shape_BPD)
         return jnp.concatenate([prefix_BPD, patches_BND], axis=1)
-
-    def _add_positions(self, tokens_BSD: Array) -> Array:
-        """Return the tokens that enter the encoder, (B, S, D)."""
-        if self.position_layers == "stem":
-            tokens_BSD = add_positions(tokens_BSD, self.positions)
-        if self.normed_embedding == "tokens":
-            tokens_BSD = self.embedding_norm(tokens_BSD)
-        return tokens_BSD
 
     def _pool(self, tokens_BSD: Array) -> Array:
         """Return the representation of an image: class tokens, the mean of the patches, or both."""
