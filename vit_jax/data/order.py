@@ -1,18 +1,19 @@
-"""Permutations of records and classes: the element at a position, as a function of the seed.
+"""Permutations of records and classes: the element at an offset, as a function of the seed.
 
-A permutation depends on the seed, the epoch and the number of elements only, so that a resumed run
-continues in the same order. Two algorithms permute:
+A permutation of n elements maps offsets, 0 to n - 1, to elements, 0 to n - 1. An epoch is one use of
+all elements. Each epoch has a permutation that depends on the seed, the epoch and n only, so that a
+resumed run continues in the same order. Two algorithms permute:
 
-* `_shuffle_index` computes one element without the others, by `index_shuffle` of grain. A
+* `_find_element` computes one element without the others, by `index_shuffle` of grain. A
   permutation of any length needs no memory.
 * `_sort_words` permutes all elements at once, by sorting random words.
 
-An epoch is permuted by `_shuffle_index`. All elements of a short epoch are stored, because a
-look-up is faster; the order is the same.
+The records of a source are permuted by `_find_element`. All elements of a short permutation are
+stored, because a look-up is faster; the order is the same.
 
-Balanced sampling has a permutation for each class and each pass over it, too many to store where
-classes are large. Small classes are permuted by `_sort_words`: `index_shuffle` takes 16 ms divided
-by the number of elements for each call.
+Balanced sampling has a permutation of the classes and one of the records of each class, in every
+epoch of each: too many to store where classes are large. Short ones are permuted by `_sort_words`:
+`index_shuffle` takes 16 ms divided by the number of elements for each call.
 """
 
 import functools
@@ -21,7 +22,7 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 _MOST_STORED = 2**16
-"""Largest number of records of an epoch whose order is stored."""
+"""Largest number of records whose order is stored."""
 _FEWEST_SHUFFLED = 512
 """Smallest number of elements that balanced sampling permutes by `index_shuffle`."""
 
@@ -40,39 +41,39 @@ def pick_record(seed: int, epoch: int, offset: int, num_records: int) -> int:
     """Return the record at an offset of an epoch."""
     shuffle_seed = _derive_seed(seed, epoch)
     if num_records <= _MOST_STORED:
-        return int(_shuffle_all(shuffle_seed, num_records)[offset])
-    return _shuffle_index(offset, shuffle_seed, num_records)
+        return int(_list_elements(shuffle_seed, num_records)[offset])
+    return _find_element(offset, shuffle_seed, num_records)
 
 
 def pick_balanced(seed: int, epoch: int, offset: int, size: int, *class_key: int) -> int:
-    """Return the element at an offset of a permutation of the classes, or of one class's records.
+    """Return the element at an offset of an epoch of the classes, or of one class's records.
 
     `class_key` is the number of the class, for its records.
     """
     if size < _FEWEST_SHUFFLED:
         return int(_sort_words(size, seed, epoch, *class_key)[offset])
-    return _shuffle_index(offset, _derive_seed(seed, epoch, *class_key), size)
+    return _find_element(offset, _derive_seed(seed, epoch, *class_key), size)
 
 
-def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+def augmentation_rng(seed: int, epoch: int, record: int) -> np.random.Generator:
     """Return the random generator of one record in one epoch."""
-    entropy = np.array((seed, epoch, index, _AUGMENTATION), np.uint32)  # faster than the same tuple
+    entropy = np.array((seed, epoch, record, _AUGMENTATION), np.uint32)  # faster than a tuple
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
 @functools.lru_cache(maxsize=_NUM_STORED_EPOCHS)
-def _shuffle_all(shuffle_seed: int, size: int) -> np.ndarray:
-    """Return every element of a permutation by `_shuffle_index`, int32 (size,)."""
-    elements = [_shuffle_index(offset, shuffle_seed, size) for offset in range(size)]
+def _list_elements(shuffle_seed: int, size: int) -> np.ndarray:
+    """Return the elements of a permutation by `_find_element` at all offsets, int32 (size,)."""
+    elements = [_find_element(offset, shuffle_seed, size) for offset in range(size)]
     return np.array(elements, np.int32)
 
 
-def _shuffle_index(offset: int, shuffle_seed: int, size: int) -> int:
+def _find_element(offset: int, shuffle_seed: int, size: int) -> int:
     """Return the element at an offset of a permutation of 0 to size - 1.
 
     If size - 1 is a power of two, `index_shuffle` of grain 0.2.18 may repeat one element and drop
-    another. A permutation with one element more is right. At the offset of the additional element,
-    the one at its own position takes its place.
+    another. A permutation with one element more is right. The element at the additional offset
+    takes the place of the additional element.
     """
     shuffle = functools.partial(index_shuffle, seed=shuffle_seed, rounds=_SHUFFLE_ROUNDS)
     last = size - 1
@@ -97,6 +98,6 @@ def _sort_words(size: int, seed: int, epoch: int, *class_key: int) -> np.ndarray
 
 @functools.lru_cache(maxsize=_NUM_CACHED)
 def _derive_seed(seed: int, epoch: int, *class_key: int) -> int:
-    """Return the random seed of the order of all records, of the classes, or of one class."""
+    """Return the random seed of an epoch of all records, of the classes, or of one class."""
     # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     return int(np.random.SeedSequence((seed, epoch, _ORDER, *class_key)).generate_state(1)[0])

@@ -1,10 +1,20 @@
 """The order of examples: the record and its random numbers in each row of each step.
 
 A stream is a random-access sequence of host batches, whose rows are filled in any order and by any
-number of threads. Row r of step t is position t x global_batch + r of one endless sequence, a fresh
-permutation of the records for each epoch; or, balanced, of the classes, each with the next record
-of its permutation (`order`). So the content depends on (seed, step, global_batch) alone: not on
-workers, threads, hosts, or the step at which a run was resumed.
+number of threads. The content depends on (seed, step, global_batch) alone: not on workers, threads,
+hosts, or the step at which a run was resumed.
+
+All numbers count from 0. From a row to its record they are
+
+* row: of the arrays of this process; `rows[row]` is the row of the global batch;
+* image: of one endless sequence of images, step x global_batch + row of the global batch;
+* position: of the sequence without copies, one for each `repeats` images;
+* epoch and offset: position = epoch x number of records + offset;
+* record: of the source. A permutation for each epoch maps offsets to records (`order`).
+
+A balanced stream has epochs of classes: position = epoch x number of classes + offset, and a
+permutation maps offsets to classes. A class appears once in each, every time with its next record:
+it has epochs, offsets and permutations of its records.
 """
 
 import contextlib
@@ -38,19 +48,21 @@ class HostBatch(NamedTuple):
     record_index: np.ndarray
 
 
-Plan = Callable[[Record, np.ndarray], Callable[[], np.ndarray]]
-"""Takes a record and memory for its image; returns a function that decodes it to uint8 (H, W,
-3)."""
+class Example(NamedTuple):
+    """The content of a row."""
+
+    record: int
+    variant: int  # number of the augmentation of this record
 
 
 class Stream:
-    """Base of both streams; a subclass has the fields below and chooses the record of a row.
+    """Base of both streams; a subclass has the fields below and chooses the example of a row.
 
     Attributes:
       source: the records, at least one.
       transform: returns uint8 (H, W, 3) for a record.
       global_batch: number of examples of a step, over all processes.
-      rows: positions in the global batch that this process supplies, (R,).
+      rows: rows of the global batch that this process supplies, (R,).
     """
 
     source: Source
@@ -61,17 +73,26 @@ class Stream:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def _example(self, i: int, row: int) -> tuple[int, Plan] | None:
-        """Return the number and the plan of the record in a row of batch `i`; None for padding."""
+    def _find_example(self, i: int, row: int) -> Example | None:
+        """Return the example in a row of batch `i`; None for padding."""
+        raise NotImplementedError
+
+    def _plan(
+        self,
+        example: Example,
+        record: Record,
+        memory: np.ndarray,
+    ) -> Callable[[], np.ndarray]:
+        """Return a function that decodes a record to uint8 (H, W, 3), perhaps in this memory."""
         raise NotImplementedError
 
     def records(self, i: int) -> np.ndarray:
-        """Return the number of the record in each row of batch `i`, int64 (R,); -1 for padding."""
+        """Return the record in each row of batch `i`, int64 (R,); -1 for padding."""
         records = np.full(len(self.rows), -1, np.int64)
         for row in range(len(self.rows)):
-            example = self._example(i, row)
+            example = self._find_example(i, row)
             if example is not None:
-                records[row], _ = example
+                records[row] = example.record
         return records
 
     def fill(self, batch: HostBatch, i: int, part: range) -> None:
@@ -81,16 +102,15 @@ class Stream:
         # takes four times as long.
         planned = []
         for row in part:
-            example = self._example(i, row)
+            example = self._find_example(i, row)
             if example is None:
                 continue
-            index, plan = example
-            batch.record_index[row] = index
+            batch.record_index[row] = example.record
             # The mask of an unreadable image stays 0, and `UnreadableLog` counts it.
             with contextlib.suppress(UnreadableImage):
-                record = self.source[index]
+                record = self.source[example.record]
                 batch.label[row] = record.label
-                planned.append((row, plan(record, batch.image[row])))
+                planned.append((row, self._plan(example, record, batch.image[row])))
         for row, decode in planned:
             with contextlib.suppress(UnreadableImage):
                 batch.image[row] = decode()
@@ -155,48 +175,52 @@ class TrainStream(Stream):
     def __len__(self) -> int:
         return self.num_steps - self.start_step
 
-    def _example(self, i: int, row: int) -> tuple[int, Plan]:
-        first = self.first_image
-        if first is None:
-            first = self.start_step * self.global_batch
-        image = first + i * self.global_batch + int(self._places[row])
+    def _find_example(self, i: int, row: int) -> Example:
+        first_image = self.first_image
+        if first_image is None:
+            first_image = self.start_step * self.global_batch
+        image = first_image + i * self.global_batch + int(self._image_in_batch[row])
         position, copy = divmod(image, self.repeats)
-        epoch, index = self._pick_record(position)
-        rng = augmentation_rng(self.seed, epoch * self.repeats + copy, index)
-        return index, lambda record, out: self.transform.plan(record, rng, out)
-
-    def _pick_record(self, position: int) -> tuple[int, int]:
-        """Return the number of earlier epochs of a record, and its number."""
         if self.is_balanced:
-            return self._pick_from_classes(position)
-        epoch, offset = divmod(position, len(self.source))
-        return epoch, pick_record(self.seed, epoch, offset, len(self.source))
+            epoch, record = self._pick_balanced(position)
+        else:
+            epoch, offset = divmod(position, len(self.source))
+            record = pick_record(self.seed, epoch, offset, len(self.source))
+        return Example(record, epoch * self.repeats + copy)
 
-    def _pick_from_classes(self, position: int) -> tuple[int, int]:
-        """Return the number of earlier passes over a class, and the number of its record.
+    def _plan(
+        self,
+        example: Example,
+        record: Record,
+        memory: np.ndarray,
+    ) -> Callable[[], np.ndarray]:
+        rng = augmentation_rng(self.seed, example.variant, example.record)
+        return self.transform.plan(record, rng, memory)
 
-        Each turn visits every class once, in a new order. In turn t a class gives the next record
-        of its permutation.
-        """
-        num_classes = len(self._members)
-        turn, place = divmod(position, num_classes)
-        members = self._members[pick_balanced(self.seed, turn, place, num_classes)]
-        epoch, offset = divmod(turn, len(members))
+    def _pick_balanced(self, position: int) -> tuple[int, int]:
+        """Return the epoch of the records of a class, and the record."""
+        num_classes = len(self._records_by_class)
+        class_epoch, class_offset = divmod(position, num_classes)
+        class_number = pick_balanced(self.seed, class_epoch, class_offset, num_classes)
+        records = self._records_by_class[class_number]
+
+        # Each epoch of classes takes one record of every class.
+        epoch, offset = divmod(class_epoch, len(records))
         # The key of a class is one more than its first record: SeedSequence does not tell a
         # trailing 0 from none.
-        class_key = int(members[0]) + 1
-        member = pick_balanced(self.seed, epoch, offset, len(members), class_key)
-        return epoch, int(members[member])
+        class_key = int(records[0]) + 1
+        element = pick_balanced(self.seed, epoch, offset, len(records), class_key)
+        return epoch, int(records[element])
 
     @functools.cached_property
-    def _places(self) -> np.ndarray:
-        """The place of each row in a batch where copies of one record are neighbours."""
-        places = np.arange(self.global_batch)
-        copies = [places[copy :: self.repeats] for copy in range(self.repeats)]
+    def _image_in_batch(self) -> np.ndarray:
+        """The image of each row, from the first image of its batch; copies are far apart."""
+        images = np.arange(self.global_batch)
+        copies = [images[copy :: self.repeats] for copy in range(self.repeats)]
         return np.concatenate(copies)[self.rows]
 
     @functools.cached_property
-    def _members(self) -> list[np.ndarray]:
+    def _records_by_class(self) -> list[np.ndarray]:
         """The records of each class with records."""
         labels = self.source.labels
         by_class = np.argsort(labels, kind="stable")
@@ -219,11 +243,16 @@ class EvaluationStream(Stream):
     def __len__(self) -> int:
         return -(-len(self.source) // self.global_batch)
 
-    def _example(self, i: int, row: int) -> tuple[int, Plan] | None:
-        index = i * self.global_batch + int(self.rows[row])
-        if index >= len(self.source):
+    def _find_example(self, i: int, row: int) -> Example | None:
+        record = i * self.global_batch + int(self.rows[row])
+        if record >= len(self.source):
             return None
-        return index, self._plan
+        return Example(record, variant=0)
 
-    def _plan(self, record: Record, out: np.ndarray) -> Callable[[], np.ndarray]:
+    def _plan(
+        self,
+        example: Example,
+        record: Record,
+        memory: np.ndarray,
+    ) -> Callable[[], np.ndarray]:
         return functools.partial(self.transform, record)
