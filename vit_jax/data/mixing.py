@@ -1,7 +1,7 @@
 """Mixup and CutMix on the device, inside the jitted train step.
 
-Every example is mixed with the one before it, all with one weight per pixel. The label has the mean
-of that weight.
+Every example is mixed with the one before it in the batch. An image has one weight for each pixel,
+the same in all examples; a label has the mean of these weights.
 
 Legend: B batch, H W height and width, C channels, K classes.
 """
@@ -34,22 +34,34 @@ def mix(
     Returns:
       Image and label of the same shapes and dtypes.
     """
-    if config.cutmix_alpha == 0:
-        weight = sample_mixup_weight(key, config.mixup_alpha)
-    else:
-        box_key, mixup_key, choice_key = jax.random.split(key, 3)
-        height, width = image_BHWC.shape[1:3]
-        weight = sample_cutmix_weight(box_key, config.cutmix_alpha, height, width)
-        if config.mixup_alpha > 0:
-            is_cutmix = jax.random.bernoulli(choice_key, config.cutmix_fraction)
-            scalar_weight = sample_mixup_weight(mixup_key, config.mixup_alpha)
-            weight = jnp.where(is_cutmix, weight, scalar_weight)
+    _, height, width, _ = image_BHWC.shape
+    weight = _sample_weight(key, config, height, width)
 
     previous_mask_B = jnp.roll(mask_B, 1)
     is_paired_B = (mask_B > 0) & (previous_mask_B > 0)
     mixed_image_BHWC = _blend(image_BHWC, weight, is_paired_B)
     mixed_label_BK = _blend(label_BK, weight.mean(), is_paired_B)
     return mixed_image_BHWC, mixed_label_BK
+
+
+def _sample_weight(
+    key: jax.Array,
+    config: InputConfig,
+    height: int,
+    width: int,
+) -> jax.Array:
+    """Return the weight of each example beside the previous one, float32 () or (H, W, 1)."""
+    if config.cutmix_alpha == 0:
+        return sample_mixup_weight(key, config.mixup_alpha)
+
+    box_key, mixup_key, choice_key = jax.random.split(key, 3)
+    cutmix_weight = sample_cutmix_weight(box_key, config.cutmix_alpha, height, width)
+    if config.mixup_alpha == 0:
+        return cutmix_weight
+
+    is_cutmix = jax.random.bernoulli(choice_key, config.cutmix_fraction)
+    mixup_weight = sample_mixup_weight(mixup_key, config.mixup_alpha)
+    return jnp.where(is_cutmix, cutmix_weight, mixup_weight)
 
 
 def sample_mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
@@ -80,12 +92,12 @@ def sample_cutmix_weight(
     kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
     side = jnp.sqrt(1 - kept_area)
 
-    def is_inside(key: jax.Array, pixels: int) -> jax.Array:
-        length = (side * pixels).astype(jnp.int32)
-        centre = jax.random.randint(key, (), 0, pixels)
+    def is_inside(key: jax.Array, num_pixels: int) -> jax.Array:
+        length = (side * num_pixels).astype(jnp.int32)
+        centre = jax.random.randint(key, (), 0, num_pixels)
         start = centre - length // 2
-        place = jnp.arange(pixels)
-        return (start <= place) & (place < start + length)
+        pixel = jnp.arange(num_pixels)
+        return (start <= pixel) & (pixel < start + length)
 
     is_inside_H = is_inside(row_key, height)
     is_inside_W = is_inside(column_key, width)
@@ -98,14 +110,13 @@ def _blend(
     weight: jax.Array,
     is_paired_B: jax.Array,
 ) -> jax.Array:
-    """Return weight * value + (1 - weight) * previous value, where both examples count."""
+    """Return weight * value + (1 - weight) * previous value, or the value of unpaired examples."""
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)
-
-    exact_weight = jnp.where(is_paired, weight, jnp.float32(1))
+    weight = jnp.where(is_paired, weight, jnp.float32(1))
 
     # Subtract in float32, so that both weights are rounded once.
-    current_weight = exact_weight.astype(value.dtype)
-    other_weight = (1 - exact_weight).astype(value.dtype)
+    previous_weight = (1 - weight).astype(value.dtype)
+    weight = weight.astype(value.dtype)
     previous = jnp.roll(value, 1, axis=0)
-    return current_weight * value + other_weight * previous
+    return weight * value + previous_weight * previous
