@@ -116,9 +116,9 @@ def fit(
 
 
 class _Adaptation:
-    """Parameters on their way to another network, and the use of each.
+    """Parameters that are changed, step by step, into those of another network.
 
-    A parameter without a status is copied.
+    `statuses` has the use of the changed ones, by name; the others are copied.
     """
 
     def __init__(
@@ -185,34 +185,33 @@ class _Adaptation:
 
     def list_statuses(self) -> tuple[ArrayStatus, ...]:
         """Return the use of every parameter of either network."""
+        copied = []
         for name in self.expected:
-            self._report(name, self.parameters[name], "copied")
-        return tuple(self.statuses.values())
+            if name not in self.statuses:
+                copied.append(ArrayStatus.describe(name, self.parameters[name], "copied"))
+        return (*self.statuses.values(), *copied)
 
     def _drop(self, name: str) -> None:
-        array = self.parameters.pop(name)
-        is_replaced = name in self.expected
-        self._report(name, array, "replaced" if is_replaced else "dropped")
+        status = "replaced" if name in self.expected else "dropped"
+        self._remove(name, status)
 
     def _move(self, name: str, new_name: str) -> None:
         if new_name not in self.expected:
             self._drop(name)
             return
+        self.parameters[new_name] = self._remove(name, f"moved to {new_name}")
+
+    def _remove(self, name: str, status: str) -> np.ndarray:
         array = self.parameters.pop(name)
-        self.parameters[new_name] = array
-        self._report(name, array, f"moved to {new_name}")
+        self.statuses[name] = ArrayStatus.describe(name, array, status)
+        return array
 
     def _add(self, name: str, value: float) -> None:
         """Add a parameter of the target with one value in all elements."""
-        shape = self.expected[name]
-        array = np.full(shape, value, np.float32)
+        array = np.full(self.expected[name], value, np.float32)
         self.parameters[name] = array
-        self._report(name, array, "new")
-
-    def _report(self, name: str, array: np.ndarray, status: str) -> None:
-        """Set the status of a parameter that has none."""
-        if name not in self.statuses:
-            self.statuses[name] = ArrayStatus.describe(name, array, status)
+        if name not in self.statuses:  # otherwise it replaces one of the source
+            self.statuses[name] = ArrayStatus.describe(name, array, "new")
 
 
 def _select_head(parameters: Mapping[str, T]) -> dict[str, T]:
@@ -343,17 +342,19 @@ def set_classifier(
     return base.replace_network(architecture, parameters, class_names=class_names)
 
 
-def tabulate_positions(weights: Weights, *, of_patches: bool = False) -> Weights:
-    """Return the same network with a learned table of positions, one row for each token.
+def tabulate_positions(weights: Weights, *, allows_patch_table: bool = False) -> Weights:
+    """Return the same network with a learned table of positions that has a row for each token.
 
-    Its positions can have any form. With `of_patches` a table of patches alone stays as it is.
+    Other formats know no other form. With `allows_patch_table` they also know a table with rows for
+    patches alone, which is then kept. A network whose only positions are rotary is unchanged.
     """
     a = weights.architecture
     if not a.has_transformer:
         return weights
-    if a.position_embedding == "learned_1d" and (of_patches or a.position_tokens == "all"):
-        return weights
     if a.position_embedding == "none" and a.rope is not None:
+        return weights
+    has_table = a.position_embedding == "learned_1d"
+    if has_table and (a.position_tokens == "all" or allows_patch_table):
         return weights
 
     parameters = dict(weights.parameters)
@@ -366,28 +367,28 @@ def _build_position_table(
     a: Architecture,
     parameters: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """Return the positions of a network as a table (1, S, D) with a row for each token."""
+    """Return the positions of every token, (1, S, D)."""
     if a.position_embedding == "learned_1d":
-        patches_1SD = parameters["positions/table"]
-        added_rows = (a.prefix_length, 0)
-        return np.pad(patches_1SD, ((0, 0), added_rows, (0, 0)))
+        patches_1ND = parameters["positions/table"]
+        return np.pad(patches_1ND, ((0, 0), (a.prefix_length, 0), (0, 0)))
+    if a.position_embedding == "learned_2d":
+        return _join_halves(a, parameters)
+    return build_fixed_positions(
+        a.position_embedding,
+        a.grid,
+        a.width,
+        prefix_length=a.prefix_length,
+    )
 
-    if a.position_embedding != "learned_2d":
-        return build_fixed_positions(
-            a.position_embedding,
-            a.grid,
-            a.width,
-            prefix_length=a.prefix_length,
-        )
 
-    column_table_wD = parameters["positions/column_table"]
-    row_table_hD = parameters["positions/row_table"]
-    half_shape = (*a.grid, a.width // 2)
-    columns_hwD = np.broadcast_to(column_table_wD, half_shape)
-    rows_hwD = np.broadcast_to(row_table_hD[:, None], half_shape)
-    table_hwD = np.concatenate([columns_hwD, rows_hwD], axis=-1)
-    table_SD = table_hwD.reshape(-1, a.width)
+def _join_halves(a: Architecture, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the positions (1, S, D) of `LearnedPositions2D`, whose halves are of width D / 2."""
+    shape_hwD = (*a.grid, a.width // 2)
+    column_half_hwD = np.broadcast_to(parameters["positions/column_table"], shape_hwD)
+    rows_h1D = parameters["positions/row_table"][:, None]
+    row_half_hwD = np.broadcast_to(rows_h1D, shape_hwD)
+    grid_hwD = np.concatenate([column_half_hwD, row_half_hwD], axis=-1)
+    table_SD = grid_hwD.reshape(-1, a.width)
     if a.num_class_tokens:
-        class_row = parameters["positions/class_row"]
-        table_SD = np.concatenate([class_row, table_SD])
+        table_SD = np.concatenate([parameters["positions/class_row"], table_SD])
     return table_SD[None]

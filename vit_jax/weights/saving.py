@@ -156,8 +156,8 @@ def _adapt(weights: Weights, format_name: str) -> Weights:
     """
     require_standard(weights.architecture, format_name)
     has_registers = weights.architecture.registers > 0
-    of_patches = format_name == "timm" or (format_name == "huggingface" and has_registers)
-    adapted = fit.tabulate_positions(weights, of_patches=of_patches)
+    has_patch_table = format_name == "timm" or (format_name == "huggingface" and has_registers)
+    adapted = fit.tabulate_positions(weights, allows_patch_table=has_patch_table)
     require_writable(format_name, adapted.architecture)
     if format_name in LIBRARIES and adapted.architecture.family == "vit":
         return _normalise_for_library(adapted, format_name)
