@@ -38,7 +38,7 @@ def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
     return is_trained
 
 
-def select_trained(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[str, Any]:
+def select_trained(tree: object, is_trained: Callable[[str], bool] | None) -> dict[str, Any]:
     """Return the leaves of a network's tree that change in training, by name.
 
     All if `is_trained` is None.
@@ -100,13 +100,10 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
                 return factor
         return 1.0
 
-    def find_factors(updates: optax.Updates) -> dict[str, float]:
-        factors = {}
-        for name in pytree.name_leaves(updates):
-            factors[name] = find_factor(name)
-        return factors
+    def scale(name: str, update: jax.Array) -> jax.Array:
+        return update * jnp.asarray(find_factor(name), update.dtype)
 
-    return _scale(find_factors)
+    return optax.stateless(lambda updates, params: pytree.map_with_names(scale, updates))
 
 
 def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
@@ -115,33 +112,19 @@ def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
     Last in a chain it scales the complete step, weight decay included.
     """
 
-    def compute_factors(updates: optax.Updates) -> dict[str, Any]:
-        factors = {}
-        for name, layers in count_layers_to_head(updates).items():
-            factors[name] = layer_decay**layers
-        return factors
+    def scale_all(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        layers_to_head = count_layers_to_head(updates)
 
-    return _scale(compute_factors)
+        def scale(name: str, update: jax.Array) -> jax.Array:
+            factor = layer_decay ** layers_to_head[name]
+            return update * jnp.asarray(factor, update.dtype)
 
+        return pytree.map_with_names(scale, updates)
 
-def _scale(
-    find_factors: Callable[[optax.Updates], Mapping[str, Any]],
-) -> optax.GradientTransformation:
-    """Multiply every update by a factor, which `find_factors` returns by name."""
-
-    def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
-        del params
-        factors = find_factors(updates)
-
-        def multiply(name: str, update: jax.Array) -> jax.Array:
-            return update * jnp.asarray(factors[name], update.dtype)
-
-        return pytree.map_with_names(multiply, updates)
-
-    return optax.stateless(scale)
+    return optax.stateless(scale_all)
 
 
-def count_layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
+def count_layers_to_head(parameters: object) -> dict[str, np.ndarray]:
     """Return the number of layers between each parameter and the head, by name.
 
     * 0 for the head, the pooling and their norms;
@@ -166,7 +149,7 @@ def count_layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
     return distances
 
 
-def _list_distances(leaves: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
+def _list_distances(leaves: Mapping[str, jax.Array]) -> list[tuple[str, np.ndarray]]:
     """Return regular expressions of names, and layers to the head."""
     num_blocks = 0
     num_stages = 0
@@ -188,7 +171,7 @@ def _list_distances(leaves: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
     return rules
 
 
-def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
+def check_patterns(config: OptimizerConfig, parameters: object) -> None:
     """Check that every pattern matches a parameter, and that some parameters are trained.
 
     With LoRA, patterns must match trained parameters.

@@ -29,21 +29,80 @@ def build_optimizer(
     schedule: Schedule,
     peak_learning_rate: float,
 ) -> optax.GradientTransformation:
-    """Build the chain of an optimiser.
+    """Build an optimiser as a chain of parts.
 
-    Its parts are clipping, direction, weight decay, learning rate, layer decay and multipliers, in
-    this order.
+    In this order they are
 
-    Directions, of a clipped gradient:
+    1. clipping of the gradients by their common norm;
+    2. the direction (`_build_direction`);
+    3. weight decay (`_build_weight_decay`);
+    4. for lamb, the scale of each layer's kernels (`_scale_to_kernels`);
+    5. the learning rate;
+    6. factors by layer (`scale_by_layer`) and by name (`scale_by_pattern`).
 
-    * adam: bias-corrected moments. With bfloat16 optax rounds a `beta1` of 0.9 to 0.8984, as
-      big_vision does;
-    * lamb: Adam's (You et al., 2019), then each layer's kernel update is scaled to the norm of the
-      kernel, weight decay included, unless one norm is 0. Other parameters are not scaled (timm,
-      deit3-jax). The norm of a kernel that may begin at zero counts at least as a standard
-      deviation of 0.02 (`optim.zero_start`);
+    A reference such as "optax:lion" replaces parts 2 to 5 (`build_referenced_optimizer`). Parts 1
+    to 5 see the trained parameters alone, and the others keep their values (`train_only`). Part 6
+    sees the complete network, to count its layers.
+
+    Args:
+      config: the parts and their values, and the trained parameters.
+      schedule: from updates made so far to the learning rate.
+      peak_learning_rate: the divisor of big_vision's weight decay.
+
+    Raises:
+      ValueError: a reference that cannot be called so, or whose result is no optimiser.
+    """
+    steps = []
+    if config.clip_global_norm is not None:
+        steps.append(optax.clip_by_global_norm(config.clip_global_norm))
+    if is_reference(config.name):
+        steps.append(build_referenced_optimizer(config, schedule))
+    else:
+        steps.append(_build_direction(config))
+        if config.weight_decay:
+            steps.append(_build_weight_decay(config, peak_learning_rate))
+        if config.name == "lamb":
+            steps.append(_scale_to_kernels())
+        steps.append(optax.scale_by_learning_rate(schedule))
+
+    factors = []
+    if config.layer_decay != 1:
+        factors.append(scale_by_layer(config.layer_decay))
+    if config.learning_rate_multipliers:
+        factors.append(scale_by_pattern(config.learning_rate_multipliers))
+
+    is_trained = make_is_trained(config)
+    if is_trained is None:
+        return optax.chain(*steps, *factors)
+    trained = train_only(optax.chain(*steps), is_trained)
+    if not factors:
+        return trained
+    return optax.chain(trained, *factors)
+
+
+def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Return the direction of the steps.
+
     * sgd: `m = momentum * m + g` without Nesterov, from 0 (ViT, App. B.1.1). With bfloat16 only `m`
       is rounded.
+    * adam and lamb: bias-corrected moments. With bfloat16 optax rounds a `beta1` of 0.9 to 0.8984,
+      as big_vision does.
+    """
+    if config.name == "sgd":
+        return add_momentum(config)
+    adam = optax.scale_by_adam(
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=config.epsilon,
+        mu_dtype=config.first_moment_dtype,
+    )
+    return allow_mixed_dtypes(adam)
+
+
+def _build_weight_decay(
+    config: OptimizerConfig, peak_learning_rate: float
+) -> optax.GradientTransformation:
+    """Add a multiple of the parameters to the direction `d`, before the learning rate scales both.
 
     Meanings of a weight decay `wd`, with the scheduled rate `lr`:
 
@@ -51,77 +110,7 @@ def build_optimizer(
     * paper_kernels: the same for kernels and factors of LoRA alone;
     * big_vision: `p - lr * d - (lr / peak) * wd * p` on these, so that its 1e-4 is the paper's 0.1
       at a peak of 1e-3.
-
-    A reference such as "optax:lion" is called with `learning_rate=schedule` and `config.arguments`,
-    and does all of these itself. It sees parameters by name, those of each layer apart
-    (`per_layer`). If its steps are proportional to the norm of the parameter, it sees stand-ins of
-    parameters close to zero (`optim.zero_start`).
-
-    Args:
-      config: the optimiser, its decay and the trained parameters; others keep their values
-        (`train_only`).
-      schedule: from updates made so far to the learning rate.
-      peak_learning_rate: the divisor of big_vision's decay.
-
-    Raises:
-      ValueError: a reference that cannot be called so, or whose result is no optimiser.
     """
-    steps = _list_steps(config, schedule, peak_learning_rate)
-    scales = _list_scales(config)
-    is_trained = make_is_trained(config)
-    if is_trained is None:
-        return optax.chain(*steps, *scales)
-    trained = train_only(optax.chain(*steps), is_trained)
-    if not scales:
-        return trained
-    return optax.chain(trained, *scales)
-
-
-def _list_steps(
-    config: OptimizerConfig,
-    schedule: Schedule,
-    peak_learning_rate: float,
-) -> list[optax.GradientTransformation]:
-    """Return the parts that see only trained parameters, up to the learning rate."""
-    steps = []
-    if config.clip_global_norm is not None:
-        steps.append(optax.clip_by_global_norm(config.clip_global_norm))
-    if is_reference(config.name):
-        steps.append(build_referenced_optimizer(config, schedule))
-        return steps
-
-    if config.name == "sgd":
-        steps.append(add_momentum(config))
-    else:
-        adam = optax.scale_by_adam(
-            b1=config.beta1,
-            b2=config.beta2,
-            eps=config.epsilon,
-            mu_dtype=config.first_moment_dtype,
-        )
-        steps.append(allow_mixed_dtypes(adam))
-    if config.weight_decay:
-        steps.append(_build_weight_decay(config, peak_learning_rate))
-    if config.name == "lamb":
-        steps.append(_scale_to_kernels())
-    steps.append(optax.scale_by_learning_rate(schedule))
-    return steps
-
-
-def _list_scales(config: OptimizerConfig) -> list[optax.GradientTransformation]:
-    """Return the factors of steps. They see the complete network, to count its layers."""
-    scales = []
-    if config.layer_decay != 1:
-        scales.append(scale_by_layer(config.layer_decay))
-    if config.learning_rate_multipliers:
-        scales.append(scale_by_pattern(config.learning_rate_multipliers))
-    return scales
-
-
-def _build_weight_decay(
-    config: OptimizerConfig, peak_learning_rate: float
-) -> optax.GradientTransformation:
-    """Add a multiple of the parameters to the updates, before the learning rate scales both."""
     coefficient = config.weight_decay
     if config.weight_decay_meaning == "big_vision":
         coefficient = config.weight_decay / peak_learning_rate
@@ -136,7 +125,10 @@ def _build_weight_decay(
 
 
 def _scale_to_kernels() -> optax.GradientTransformation:
-    """Scale the updates of each layer's kernels to the norms of the kernels (LAMB)."""
+    """Scale the update of each layer's kernel to the norm of the kernel (You et al., 2019).
+
+    The update includes weight decay. Other parameters are not scaled (timm, deit3-jax).
+    """
 
     def scale(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
         if not _is_kernel(name):
@@ -147,17 +139,23 @@ def _scale_to_kernels() -> optax.GradientTransformation:
 
 
 def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Return the norms of kernels divided by those of updates, 1 if one of them is 0."""
+    """Return norm(kernel) / norm(update) of each layer, 1 where one norm is 0.
+
+    The norm of a kernel that may begin at zero counts at least as that of a kernel with
+    `STAND_IN_STDDEV`, so that the kernel leaves zero (`optim.zero_start`).
+    """
     first_axis = 1 if is_stacked(name) else 0  # a stacked kernel has the layers on axis 0
-    axes = tuple(range(first_axis, update.ndim))
+    axes = tuple(range(first_axis, kernel.ndim))
     kernel_norm = jnp.linalg.vector_norm(kernel, axis=axes, keepdims=True)
     update_norm = jnp.linalg.vector_norm(update, axis=axes, keepdims=True)
     if may_start_at_zero(name):
-        size = math.prod(update.shape[axis] for axis in axes)
-        kernel_norm = jnp.maximum(kernel_norm, STAND_IN_STDDEV * math.sqrt(size))
-    has_norms = (kernel_norm > 0) & (update_norm > 0)
-    divisor = jnp.where(has_norms, update_norm, 1.0)
-    return jnp.where(has_norms, kernel_norm / divisor, 1.0)
+        layer_size = math.prod(kernel.shape[first_axis:])
+        least_norm = STAND_IN_STDDEV * math.sqrt(layer_size)
+        kernel_norm = jnp.maximum(kernel_norm, least_norm)
+
+    is_positive = (kernel_norm > 0) & (update_norm > 0)
+    divisor = jnp.where(is_positive, update_norm, 1.0)
+    return jnp.where(is_positive, kernel_norm / divisor, 1.0)
 
 
 def _is_kernel(name: str) -> bool:
