@@ -1,10 +1,14 @@
 """Few-shot evaluation: a linear classifier on features of a few images of each class.
 
+For each seed the training images of each class are put in random order. For each number of shots,
+a classifier is fitted to the first ones of each class by least squares (`least_squares`), and its
+accuracy is measured on the test images.
+
 Sources: ViT, section 4.1, for the idea; the released evaluator (big_vision, `fewshot_lsr`) for
 everything that the paper does not state. The first examples of each class and a list of penalties
 are the older variant (scenic).
 
-Legend: N images, D numbers of a feature.
+Legend: N images, D numbers of a feature, S numbers of shots, T datasets, L penalties.
 """
 
 import dataclasses
@@ -103,11 +107,9 @@ class FewShotResult:
     def list_accuracies(self, shots: int, l2: float) -> np.ndarray:
         """Return the accuracies of the seeds."""
         accuracies = []
-        for key, accuracy in self.accuracy.items():
-            result_shots, _, result_l2 = key
-            if result_shots == shots and result_l2 == l2:
+        for (result_shots, _, result_l2), accuracy in self.accuracy.items():
+            if (result_shots, result_l2) == (shots, l2):
                 accuracies.append(accuracy)
-
         return np.array(accuracies)
 
 
@@ -145,16 +147,16 @@ def few_shot(
     accuracy = {}
     for seed in protocol.seeds:
         order_seed = None if protocol.sampling == "first" else seed
-        members = choose_examples(train.label_N, num_classes, order_seed)
+        examples_by_class = choose_examples(train.label_N, num_classes, order_seed)
         for shots in protocol.shots:
-            chosen = np.concatenate([indices[:shots] for indices in members])
-            examples = LeastSquares(
+            chosen = np.concatenate([examples[:shots] for examples in examples_by_class])
+            least_squares = LeastSquares(
                 train.feature_ND[chosen],
                 train.label_N[chosen],
                 num_classes,
             )
             for l2 in protocol.l2:
-                classifier = examples.solve(l2)
+                classifier = least_squares.solve(l2)
                 is_correct_N = classifier.predict(test.feature_ND) == test.label_N
                 accuracy[shots, seed, l2] = float(is_correct_N.mean())
 
@@ -210,38 +212,37 @@ def spread(values: Sequence[float] | np.ndarray) -> float:
 def choose_l2(results: Sequence[FewShotResult], protocol: FewShot) -> dict[int, float]:
     """Return for each number of shots the penalty that is used for all datasets.
 
-    * "mean_accuracy", the rule of this project: the highest mean accuracy over datasets at the most
-      shots, used for all numbers of shots. Of equal penalties it is the largest.
-    * "mean_rank", scenic's rule: for each number of shots, the highest mean over datasets of the
+    `protocol.penalty_choice` selects the rule:
+
+    * "mean_accuracy", of this project: the highest mean accuracy over datasets at the most shots,
+      used for all numbers of shots. Of equal penalties it is the largest.
+    * "mean_rank", of scenic: for each number of shots, the highest mean over datasets of the
       penalty's rank. Ranks start at 0 for the lowest accuracy, and equal accuracies have ranks in
       the order of `protocol.l2`. Of equal mean ranks it is the first.
 
     The accuracy of several seeds is their mean.
     """
-    mean_SDL = _tabulate_means(results, protocol)
+    accuracy_STL = _tabulate_accuracies(results, protocol)
     if protocol.penalty_choice == "mean_rank":
-        rank_SDL = mean_SDL.argsort(axis=-1, kind="stable").argsort(axis=-1)
-        mean_rank_SL = rank_SDL.mean(axis=1)
-        best_S = mean_rank_SL.argmax(axis=-1)
-        best_penalties = {}
-        for shots, best in zip(protocol.shots, best_S, strict=True):
-            best_penalties[shots] = protocol.l2[best]
-        return best_penalties
+        rank_STL = accuracy_STL.argsort(axis=-1, kind="stable").argsort(axis=-1)
+        best_S = rank_STL.mean(axis=1).argmax(axis=-1)
+        best_penalties = [protocol.l2[best] for best in best_S]
+        return dict(zip(protocol.shots, best_penalties, strict=True))
 
-    most_shots = protocol.shots.index(max(protocol.shots))
-    mean_L = mean_SDL[most_shots].mean(axis=0)
-    _, best_penalty = max(zip(mean_L, protocol.l2, strict=True))
+    most_shots = np.argmax(protocol.shots)
+    mean_accuracy_L = accuracy_STL[most_shots].mean(axis=0)
+    _, best_penalty = max(zip(mean_accuracy_L, protocol.l2, strict=True))
     return dict.fromkeys(protocol.shots, best_penalty)
 
 
-def _tabulate_means(results: Sequence[FewShotResult], protocol: FewShot) -> np.ndarray:
-    """Return the mean accuracy over the seeds by shots S, dataset D and penalty L, (S, D, L)."""
-    shape = (len(protocol.shots), len(results), len(protocol.l2))
-    mean_SDL = np.zeros(shape)
+def _tabulate_accuracies(results: Sequence[FewShotResult], protocol: FewShot) -> np.ndarray:
+    """Return the mean accuracy over the seeds, (S, T, L)."""
+    shape_STL = (len(protocol.shots), len(results), len(protocol.l2))
+    accuracy_STL = np.zeros(shape_STL)
     for s, shots in enumerate(protocol.shots):
-        for d, result in enumerate(results):
+        for t, result in enumerate(results):
             for k, l2 in enumerate(protocol.l2):
                 accuracies = result.list_accuracies(shots, l2)
-                mean_SDL[s, d, k] = accuracies.mean()
+                accuracy_STL[s, t, k] = accuracies.mean()
 
-    return mean_SDL
+    return accuracy_STL

@@ -1,23 +1,23 @@
 """Regularised least squares from features to classes, in closed form.
 
-Few-shot evaluation and linear probes use it. Targets are +1 for the class and -1 for the others.
-Each feature is standardised over the examples that are fitted, and a constant feature of 100 is
-added as bias, which is nearly free of the penalty. The problem is
+Few-shot evaluation and linear probes use it. The problem is
 
-    minimise |X W + c b - Y|^2 + l2 (|W|^2 + |b|^2),    with c = 100 and b the bias weight.
+    minimise |X W + c b - Y|^2 + l2 (|W|^2 + |b|^2)
 
-The columns of X sum to zero, so the derivative by b has no term of W:
+for the weights W and b, with
 
-    c sum(X W + c b - Y) + l2 b = 0    gives    b = c sum(Y) / (N c^2 + l2).
+* X (N, D): features, each standardised over the examples that are fitted, so that X^T 1 = 0;
+* c = 100: the constant feature of the bias, large so that b is nearly free of the penalty;
+* Y (N, K): targets, +1 for the class of an example and -1 for the others.
 
-The bias that is added to the scores is c b = c^2 sum(Y) / (N c^2 + l2). A class with n examples has
-sum(Y) = n - (N - n) = 2 n - N. For the same reason W does not depend on b: it solves
+Because of X^T 1 = 0, the two unknowns have separate equations.
 
-    (X^T X + l2 I) W = X^T Y,
-
-with N > D in this primal form, else in the dual form W = X^T A with (X X^T + l2 I) A = Y - mean(Y).
-Subtracting the mean changes nothing but rounding: X^T 1 = 0. X^T Y is twice the sum of the features
-of each class, again because X^T 1 = 0.
+* b: c sum(X W + c b - Y) + l2 b = 0 has no term of W, so the bias of the scores is
+  c b = c^2 sum(Y) / (N c^2 + l2). A class with n examples has sum(Y) = n - (N - n) = 2 n - N.
+* W with N > D (primal): (X^T X + l2 I) W = X^T Y. X^T Y is twice the sum of the features of each
+  class, because Y is twice the one-hot labels, less 1.
+* W with N <= D (dual): W = X^T A with (X X^T + l2 I) A = Y - mean(Y). Subtracting the mean changes
+  nothing but rounding.
 
 The equations are ill conditioned with small penalties, or if there are about as many examples as
 numbers of a feature: NumPy and SciPy solve them in float64 on the host. The device computes scores
@@ -43,7 +43,7 @@ BIAS_FEATURE = 100.0
 STD_EPSILON = 1e-5
 L2 = 1024.0
 CHUNK = 4096  # examples at a time
-SCORE_ERROR = 2e-5  # bound on the rounding of float32 scores
+SCORE_ERROR = 2e-5  # largest rounding of a score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +73,15 @@ class LinearClassifier:
                 yield standardised @ self.weight_DK + self.bias_K
 
     def _is_precise_in_float32(self) -> bool:
-        """Return True if a bound on the rounding of float32 scores is below `SCORE_ERROR`."""
-        square_K = np.square(self.weight_DK).sum(axis=0)
-        largest_weight = float(np.sqrt(square_K.max()))
-        feature_length = len(self.mean_D) ** 0.5  # the length of a standardised feature
-        epsilon = np.finfo(np.float32).eps
-        return bool(largest_weight * feature_length * epsilon < SCORE_ERROR)
+        """Return True if the rounding of float32 scores is below `SCORE_ERROR`.
+
+        A score is the product of a standardised feature, whose root mean square is about 1, and the
+        weights of a class. Its rounding is in proportion to the lengths of both vectors.
+        """
+        feature_length = len(self.mean_D) ** 0.5
+        weight_length_K = np.linalg.norm(self.weight_DK, axis=0)
+        rounding_K = feature_length * weight_length_K * np.finfo(np.float32).eps
+        return bool(rounding_K.max() < SCORE_ERROR)
 
     def to_linear(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the kernel (D, K) and bias (K,) of a linear layer with these scores, float64."""
