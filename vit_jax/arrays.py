@@ -57,8 +57,8 @@ class Corruption:
         there; mostly itself.
     """
 
-    is_masked_BN: Any
-    source_BN: Any
+    is_masked_BN: jax.Array
+    source_BN: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +77,7 @@ class Targets:
     """
 
     label_BK: Any
-    mask_B: Any
+    mask_B: jax.Array
     corruption: Corruption | None = None
     patch_BNT: Any = None
     is_corrupted_BN: Any = None

@@ -9,7 +9,6 @@ each with its number: splitting keys takes long to compile.
 import enum
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -141,7 +140,7 @@ def _differentiate(
     fraction: float,
     words: Words,
     gradient: Array,
-) -> tuple[Any, None, None]:
+) -> tuple[Array, None, None]:
     """Return the gradient of `x`; words have none."""
     dx = _drop_elements(gradient, *words, fraction)
     return dx, None, None

@@ -16,9 +16,11 @@ import numpy as np
 from jax import Array
 from jax.extend.core import Jaxpr
 
+from vit_jax.arrays import ModelOutput
 from vit_jax.config.architecture import Architecture
 from vit_jax.models import abstract_model
 
+Network = Callable[..., ModelOutput]
 FLOPS_PER_MAC = 2
 # The backward pass computes two gradients, each as expensive as the forward pass.
 FORWARDS_PER_TRAINING_STEP = 3
@@ -26,7 +28,7 @@ FORWARDS_PER_TRAINING_STEP = 3
 
 def forward_macs(
     architecture: Architecture,
-    network: Any = None,
+    network: Network | None = None,
     *,
     count_padding: bool = True,
 ) -> int:
@@ -56,12 +58,12 @@ def _count_standard_macs(architecture: Architecture, count_padding: bool) -> int
     return _count_network_macs(architecture, abstract_model(architecture), count_padding)
 
 
-def _count_network_macs(architecture: Architecture, network: Any, count_padding: bool) -> int:
+def _count_network_macs(architecture: Architecture, network: Network, count_padding: bool) -> int:
     """Return the multiply-adds of a network for one image."""
     shape_1HWC = (1, *architecture.image_size, 3)
     image = jax.ShapeDtypeStruct(shape_1HWC, jnp.dtype(architecture.compute_dtype))
 
-    def apply(network: Any, image: Array) -> Any:
+    def apply(network: Network, image: Array) -> ModelOutput:
         return network(image)
 
     return count_macs(apply, network, image, count_padding=count_padding)

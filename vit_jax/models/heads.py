@@ -217,7 +217,7 @@ def apply_pooling(pooling: Pooling, tokens_BSD: Array) -> Array:
 
 
 def apply_head(
-    head: Callable[[Array], Any],
+    head: Classifier,
     pooled_BD: Array,
     num_classes: int,
 ) -> tuple[Array | None, Array]:
@@ -242,7 +242,7 @@ def apply_head(
     return logits_BK, features_BD
 
 
-def _is_head_output(output: Any, logits_shape: tuple[int, int]) -> bool:
+def _is_head_output(output: object, logits_shape: tuple[int, int]) -> bool:
     """Return whether a head gave logits of this shape, or any without classes, and features."""
     if not isinstance(output, tuple) or len(output) != 2:
         return False

@@ -3,7 +3,7 @@
 An objective knows neither its model nor its loop.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
@@ -18,7 +18,9 @@ __all__ = ["Classification", "Objective", "build_objective"]
 class Objective(Protocol):
     """The loss of a step: the sum "loss" divided by the sum "weight"."""
 
-    def prepare(self, batch: Batch, label_BK: Any, mask_B: jax.Array, key: jax.Array) -> Targets:
+    def prepare(
+        self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array
+    ) -> Targets:
         """Return the targets of a batch.
 
         Labels and mask are the batch's, mixed if the run mixes images.

@@ -6,7 +6,6 @@ patch, O outputs of the network for a patch, H W image.
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +58,7 @@ class MaskedPatch:
     def prepare(
         self,
         batch: Batch,
-        label_BK: Any,
+        label_BK: jax.Array | None,
         mask_B: jax.Array,
         key: jax.Array,
     ) -> Targets:
