@@ -27,7 +27,7 @@ from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models import abstract_model, build_model
 from vit_jax.optim.optimizers import build_optimizer
-from vit_jax.train.assemble import schedule_of
+from vit_jax.optim.schedules import build_schedule
 
 DEPTH = 4
 TINY = {
@@ -281,7 +281,7 @@ def test_learning_rate_of_each_step(family):
     config = load_family(family)
     steps = convert_lengths(config, num_examples)
 
-    schedule = schedule_of(config, steps)
+    schedule = build_schedule(config.schedule, steps)
 
     for fraction in (0.001, 0.01, 0.04, 0.2, 0.5, 0.75, 0.95, 1.0):
         step = round(fraction * steps.total)

@@ -100,11 +100,11 @@ def build_step(config, architecture, device):
     from vit_jax.config import resolve
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
-    from vit_jax.train.assemble import schedule_of
+    from vit_jax.optim.schedules import build_schedule
     from vit_jax.train.step import StepParts, TrainingLoss, make_freeze, make_prepare_batch
 
     lengths = resolve(config, num_examples=1_281_167, num_devices=1)
-    schedule = schedule_of(config, lengths)
+    schedule = build_schedule(config.schedule, lengths)
     objective = build_objective(config.objective, architecture)
     return StepParts(
         seed=config.seed,

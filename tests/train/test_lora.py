@@ -26,7 +26,8 @@ from vit_jax.models.lora import (
     merge,
     require_adaptable,
 )
-from vit_jax.train.assemble import architecture_of, assemble, schedule_of
+from vit_jax.optim.schedules import build_schedule
+from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.weights import load_weights
 
 FACTORS = ("lora_a", "lora_b")
@@ -294,7 +295,7 @@ def test_lamb_scales_updates_of_factors_to_their_norms(factor, least):
     Each layer has one trust ratio.
     """
     run = build(*RANK, "optimizer.name=lamb", "schedule.warmup=0 steps")
-    rate = float(schedule_of(run.config, run.steps)(2))
+    rate = float(build_schedule(run.config.schedule, run.steps)(2))
     name = f"encoder/blocks/mlp/expand/{factor}"
 
     state, _ = runs.train(run, 2)

@@ -13,7 +13,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Generic
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ MeasureFeatures = Callable[[Features, Features], Iterator[tuple[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenEvaluator:
+class FrozenEvaluator(Generic[E]):
     """Measures frozen features of a training state.
 
     Attributes:
@@ -112,10 +112,10 @@ class FrozenEvaluator:
       measure: yields the metrics of these features.
     """
 
-    extract: Callable[[Any], tuple[Features, Features]]
+    extract: Callable[[E], tuple[Features, Features]]
     measure: MeasureFeatures
 
-    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+    def run(self, state: E) -> Iterator[tuple[str, float]]:
         """Yield names and values of the metrics."""
         return self.measure(*self.extract(state))
 

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ Results = dict[str, jax.Array]
 Rows = dict[str, np.ndarray]
 Totals = dict[str, np.ndarray]
 E = TypeVar("E")  # a training state or a module
+S = TypeVar("S", contravariant=True)  # a training state
 _ROWS = re.compile(r"_B[A-Z0-9]*$")
 
 
@@ -55,10 +56,10 @@ class Split:
     open_batches: OpenBatches
 
 
-class Evaluator(Protocol):
+class Evaluator(Protocol[S]):
     """Measures training states on a split."""
 
-    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+    def run(self, state: S) -> Iterator[tuple[str, float]]:
         """Yield names and values of the metrics of a training state."""
 
 
@@ -109,7 +110,7 @@ class Runner:
         self.mesh = build_mesh(jax.devices())
         self.global_batch = self._round_up(global_batch)
 
-    def jit(self, step: Callable[..., Results]) -> Any:
+    def jit(self, step: Callable[..., Results]) -> jax.stages.Wrapped:
         """Return the jitted step (module, batch, ...) -> results, which are replicated."""
         return jax.jit(trace_for(Placement(self.mesh))(step), out_shardings=replicate(self.mesh))
 

@@ -6,7 +6,7 @@ the number of images (`metric_functions`).
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Generic
 
 from vit_jax.arrays import Batch
 from vit_jax.evals.class_counts import ClassCounts
@@ -19,6 +19,7 @@ from vit_jax.evals.metric_functions import (
     compute_metrics,
 )
 from vit_jax.evals.runner import (
+    E,
     Results,
     Split,
     Totals,
@@ -30,7 +31,7 @@ from vit_jax.objectives.sums import compute_means
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationEvaluator:
+class ClassificationEvaluator(Generic[E]):
     """Accuracy and mean loss over a split, and chosen metrics.
 
     Attributes:
@@ -42,10 +43,10 @@ class ClassificationEvaluator:
     """
 
     split: Split
-    step: Callable[[Any, Batch], Results]
+    step: Callable[[E, Batch], Results]
     chosen: ChosenMetrics = NO_FURTHER_METRICS
 
-    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+    def run(self, state: E) -> Iterator[tuple[str, float]]:
         """Yield "loss" and "accuracy", the chosen metrics, and "images", their number.
 
         Raises:
@@ -62,7 +63,8 @@ class ClassificationEvaluator:
         require_images(float(sums.get("weight", 0)), self.split.name)
 
         means = compute_means(sums)
-        yield from means.items()
+        for name, mean in means.items():
+            yield name, float(mean)
         metrics = compute_metrics(self.chosen.built_in, counts) | custom_sums.values()
         for name, value in metrics.items():
             if value is not None and name not in means:  # the objective has its accuracy
@@ -71,7 +73,7 @@ class ClassificationEvaluator:
 
 
 @dataclasses.dataclass(frozen=True)
-class MultilabelEvaluator:
+class MultilabelEvaluator(Generic[E]):
     """Mean average precision, F1 and mean loss over a split, and chosen metrics.
 
     Attributes:
@@ -82,10 +84,10 @@ class MultilabelEvaluator:
     """
 
     split: Split
-    step: Callable[[Any, Batch], Results]
+    step: Callable[[E, Batch], Results]
     chosen: ChosenMetrics = NO_FURTHER_METRICS
 
-    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+    def run(self, state: E) -> Iterator[tuple[str, float]]:
         """Yield the objective's loss, usual and chosen metrics, and "images", their number.
 
         Raises:
@@ -101,7 +103,7 @@ class MultilabelEvaluator:
         require_images(counts.images, self.split.name)
         counts.require_labels()
 
-        yield "loss", compute_means(sums)["loss"]
+        yield "loss", float(compute_means(sums)["loss"])
         names = self.chosen.list_names("several")
         metrics = compute_metrics(names, counts) | custom_sums.values()
         for name, value in metrics.items():

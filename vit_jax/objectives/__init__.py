@@ -19,7 +19,11 @@ class Objective(Protocol):
     """The loss of a step: the sum "loss" divided by the sum "weight"."""
 
     def prepare(
-        self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array
+        self,
+        batch: Batch,
+        label_BK: jax.Array,
+        mask_B: jax.Array,
+        key: jax.Array,
     ) -> Targets:
         """Return the targets of a batch.
 

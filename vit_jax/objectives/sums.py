@@ -7,12 +7,15 @@ Legend: B global batch, K classes.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
 import jax
+import numpy as np
 import optax
 
 from vit_jax.arrays import Batch
+
+A = TypeVar("A", jax.Array, np.ndarray)
 
 Sums = dict[str, jax.Array]
 """Float32 totals over a batch by name.
@@ -34,7 +37,7 @@ COUNTS = ("weight", "images")
 """Sums that are no metrics."""
 
 
-def compute_means(sums: Mapping[str, Any]) -> dict[str, Any]:
+def compute_means(sums: Mapping[str, A]) -> dict[str, A]:
     """Return metrics by name: each sum divided by the sum "weight"."""
     metrics = {}
     for name, total in sums.items():

@@ -13,7 +13,7 @@ import optax
 from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import require_fit, resolve
-from vit_jax.config.lengths import Phase, RunSteps
+from vit_jax.config.lengths import Phase
 from vit_jax.config.networks import build_architecture, build_named_architecture
 from vit_jax.config.schema import (
     AdaptConfig,
@@ -26,7 +26,7 @@ from vit_jax.config.variants import parse_name
 from vit_jax.imports.references import is_reference
 from vit_jax.objectives import Objective
 from vit_jax.optim.by_name import check_patterns, make_is_trained
-from vit_jax.optim.schedules import Schedule, build_schedule
+from vit_jax.optim.schedules import Schedule
 from vit_jax.sharding import build_mesh, shard_tree
 from vit_jax.train.assembly import Assembly as Assembly
 from vit_jax.train.composition import BuildNetwork, Composition, Trainable, build_trainable
@@ -72,11 +72,6 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     return adapt_architecture(named, model, image_size=image_size, num_classes=num_classes)
 
 
-def schedule_of(config: RunConfig, steps: RunSteps) -> Schedule:
-    """Return the learning rate of a run by the number of steps done."""
-    return build_schedule(config.schedule, steps)
-
-
 def assemble(
     config: RunConfig,
     architecture: Architecture,
@@ -109,16 +104,16 @@ def assemble(
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     require_fit(config, architecture, devices[0].platform)
-    trainable = build_trainable(config, architecture, steps, network, schedule, optimizer)
 
+    trainable = build_trainable(config, architecture, steps, network, schedule, optimizer)
     config = choose_layout(config, trainable, devices, steps.phases)
     trainable = set_remat(trainable, config.model)
-    state = trainable.abstract_state
-    check_optimizer(config.optimizer, trainable.optimizer, state)
+    check_optimizer(config.optimizer, trainable)
+
     composition = Composition(
         steps=steps,
         trainable=trainable,
-        compiler=place_state(state, config.sharding, devices),
+        compiler=place_state(trainable.abstract_state, config.sharding, devices),
         objective=objective,
         label_shape=label_shape,
     )
@@ -138,18 +133,16 @@ def set_remat(trainable: Trainable, model: ModelConfig | AdaptConfig) -> Trainab
     return dataclasses.replace(trainable, architecture=architecture)
 
 
-def check_optimizer(
-    config: OptimizerConfig,
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-) -> None:
+def check_optimizer(config: OptimizerConfig, trainable: Trainable) -> None:
     """Raise ValueError for patterns that match no parameter, and arguments that suit no update.
 
     An optimizer by reference may take its arguments and reject them at its first update.
     """
+    state = trainable.abstract_state
     check_patterns(config, state.model)
     if is_reference(config.name):
-        jax.eval_shape(optimizer.update, state.model, state.optimizer, state.model)
+        update = trainable.optimizer.update
+        jax.eval_shape(update, state.model, state.optimizer, state.model)
 
 
 def place_state(

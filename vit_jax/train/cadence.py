@@ -38,7 +38,7 @@ class ScheduledEvaluator:
     """
 
     prefix: str
-    evaluator: "Evaluator"
+    evaluator: "Evaluator[TrainState]"
     cadence: Cadence
     logs: Sequence[UnreadableLog] = ()
 

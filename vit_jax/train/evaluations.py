@@ -20,6 +20,7 @@ from vit_jax.imports.references import explain_call, is_reference, resolve
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.inputs import Datasets, open_evaluation_batches
+from vit_jax.train.state import TrainState
 
 _METRICS_FIELD = "config.evaluation.metrics"
 
@@ -76,7 +77,7 @@ class _EvaluatorBuilder:
         self._chosen = choose_metrics(run.config.evaluation.metrics, _METRICS_FIELD)
         self.logs: dict[str, list[UnreadableLog]] = {}
 
-    def build(self, name: str, config: EvaluatorConfig) -> Evaluator:
+    def build(self, name: str, config: EvaluatorConfig) -> Evaluator[TrainState]:
         """Build an evaluator of the config by its kind."""
         if config.kind == "classification":
             return self.build_classification(name, self._data.others[name])
@@ -84,7 +85,7 @@ class _EvaluatorBuilder:
             return self._build_custom(name, config)
         return self._build_frozen(name, config)
 
-    def build_classification(self, name: str, source: Source) -> Evaluator:
+    def build_classification(self, name: str, source: Source) -> Evaluator[TrainState]:
         """Build the evaluator of loss and accuracy, or of metrics of several labels."""
         step = self._run.evaluation_step
         if _is_multilabel(source, self._run.config):
@@ -94,7 +95,7 @@ class _EvaluatorBuilder:
         self._chosen.require_labels("one", _METRICS_FIELD)
         return ClassificationEvaluator(self._open_split(name, source), step, self._chosen)
 
-    def _build_custom(self, name: str, config: EvaluatorConfig) -> Evaluator:
+    def _build_custom(self, name: str, config: EvaluatorConfig) -> Evaluator[TrainState]:
         """Build an evaluator of the user's code."""
         field = f"config.evaluation.evaluators.{name}"
         arguments = f"arguments={dict(config.arguments)}"
@@ -108,9 +109,9 @@ class _EvaluatorBuilder:
             raise ValueError(
                 f"{field}.kind={config.kind!r}: must give an object with a method run, not {kind}."
             )
-        return cast(Evaluator, evaluator)
+        return cast(Evaluator[TrainState], evaluator)
 
-    def _build_frozen(self, name: str, config: EvaluatorConfig) -> Evaluator:
+    def _build_frozen(self, name: str, config: EvaluatorConfig) -> Evaluator[TrainState]:
         """Build an evaluator on frozen features."""
         from vit_jax.train.frozen_evaluators import build_frozen_evaluator
 

@@ -42,7 +42,7 @@ def build_frozen_evaluator(
     mesh: jax.sharding.Mesh,
     train: LabelledSplit,
     test: LabelledSplit,
-) -> FrozenEvaluator:
+) -> FrozenEvaluator[TrainState]:
     """Build an evaluator that learns from features of one split and is measured on another."""
     layer = get_layer(config)
     step = trace_for(Placement(mesh))(make_feature_step(layer, architecture))

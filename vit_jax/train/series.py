@@ -15,7 +15,7 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import RunConfig
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
-from vit_jax.storage.files import remove_tree
+from vit_jax.storage.files import JsonObject, remove_tree
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_pause, read_summary, write_summary
@@ -50,7 +50,7 @@ class RunResult(NamedTuple):
         return (self.accuracy, self.loss)
 
 
-def parse_result(summary: Mapping[str, Any], split: str = "test") -> RunResult:
+def parse_result(summary: JsonObject, split: str = "test") -> RunResult:
     """Return the results on a split; the last update diverged if the loss is not finite."""
     loss = summary[f"{split}_loss"]
     accuracy = summary.get(f"{split}_accuracy")
@@ -99,7 +99,7 @@ def run_once(
     *,
     split: str = "test",
     is_trial: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Perform a run in its workdir, or resume it, unless it has ended there.
 
     A run that diverged is not repeated. Every process of the machine's run calls this, after

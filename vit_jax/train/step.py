@@ -8,7 +8,7 @@ Legend: B global batch, A micro-batches, H W C image, K classes.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +222,7 @@ class TrainingLoss:
         images: jax.Array,
         targets: Targets,
         key: jax.Array,
-        **options: Any,
+        **options: object,
     ) -> ModelOutput:
         """Return the output of the network; `options` are further arguments of its call."""
         network = self.prepare_network(model)
@@ -230,12 +230,17 @@ class TrainingLoss:
         return call_network(network, images, targets, dropout_key=dropout_key, **options)
 
 
-def call_network(network: Any, images: jax.Array, targets: Targets, **options: Any) -> ModelOutput:
+def call_network(
+    network: nnx.Module,
+    images: jax.Array,
+    targets: Targets,
+    **options: object,
+) -> ModelOutput:
     """Call a network. It gets the argument `corruption` only if the objective hides patches."""
     if targets.corruption is not None:
         options["corruption"] = targets.corruption
-    output: ModelOutput = network(images, **options)
-    return output
+    forward = cast(Callable[..., ModelOutput], network)
+    return forward(images, **options)
 
 
 def make_freeze(is_trained: Callable[[str], bool] | None) -> PrepareNetwork:

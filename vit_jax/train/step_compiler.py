@@ -116,7 +116,7 @@ class StepCompiler:
         )
 
 
-def set_shardings(tree: Any, shardings: Any) -> Any:
+def set_shardings(tree: R, shardings: object) -> R:
     """Return abstract arrays with these shardings.
 
     Args:
@@ -127,4 +127,5 @@ def set_shardings(tree: Any, shardings: Any) -> Any:
     def set_sharding(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree.map(set_sharding, tree, shardings)
+    abstract: R = jax.tree.map(set_sharding, tree, shardings)
+    return abstract
