@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.columns import list_column
 from vit_jax.sharding.chips import CHIPS, find_chip
 from vit_jax.sharding.fabrics import (
     FABRICS,
@@ -41,8 +42,8 @@ def test_other_devices_are_no_known_chips(device_kind):
 
 
 def test_names_and_kinds_are_unique():
-    chips = [chip.name for chip in CHIPS]
-    fabrics = [fabric.kind for fabric in FABRICS]
+    chips = list_column(CHIPS, "name")
+    fabrics = list_column(FABRICS, "kind")
     device_kinds = []
     for chip in CHIPS:
         device_kinds.extend(chip.device_kinds)

@@ -29,7 +29,10 @@ def test_a_run_and_the_evaluation_of_its_weights(tmp_path):
         "checkpoint.best_metric=test_brier",
     )
     summary = pretrain(config, str(tmp_path))
-    lines = [line for line in commands.metrics(tmp_path) if "test_brier" in line]
+    lines = []
+    for line in commands.metrics(tmp_path):
+        if "test_brier" in line:
+            lines.append(line)
 
     assert [line["step"] for line in lines] == [2, 4]
 

@@ -136,7 +136,9 @@ def test_each_has_its_split_prefix_and_cadence(uninterrupted):
     results = read_results(workdir)
     mean_pixel = OTHERS["mine"].images.mean()
 
-    steps = {name: [step for step, _ in values] for name, values in results.items()}
+    steps = {}
+    for name, values in results.items():
+        steps[name] = [step for step, _ in values]
 
     assert steps == {
         "test_loss": [3, 6],

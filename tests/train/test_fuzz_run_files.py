@@ -298,7 +298,10 @@ def test_summary(run, draw_nothing):
             ("test_accuracy",),
         )
         if summary is not None:
-            found = {name.replace("test", "validation"): value for name, value in summary.items()}
+            found = {}
+            for name, value in summary.items():
+                found[name.replace("test", "validation")] = value
+
             rate_search.choose(
                 {
                     0.1: found,

@@ -119,7 +119,10 @@ def test_the_recipes_fit(recipe, machine):
 
 def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
     """Parameters of one device cannot be split, and odd batches not divided into parts."""
-    layouts = [decide_layout(batch) for batch in (16, 64, 128, 129, 512 + 1, 2048 + 1)]
+    layouts = []
+    for batch in (16, 64, 128, 129, 512 + 1, 2048 + 1):
+        layouts.append(decide_layout(batch))
+
     policy_of_128, parts_of_128 = layouts[2]
     policy_of_the_largest, _ = layouts[-1]
 

@@ -150,7 +150,10 @@ def test_gradients_of_factors_are_those_of_the_merged_kernels(trained):
     compute_gradient = jax.jit(jax.grad(loss))
     gradients = read_leaves(compute_gradient(state.model))
     of_merged = read_leaves(compute_gradient(build_merged(run, state.model)))
-    layers = [name.removesuffix("/lora_a") for name in gradients if name.endswith("/lora_a")]
+    layers = []
+    for name in gradients:
+        if name.endswith("/lora_a"):
+            layers.append(name.removesuffix("/lora_a"))
 
     assert scale == 3.0
     assert len(layers) == 6

@@ -199,7 +199,10 @@ def test_checkpoints_are_judged_by_precision(trained, data):
     config = load_recipe(str(RECIPE), flags(f"data={data}", SIGMOID))
     with_metric = with_best_metric(config, open_datasets(config))
 
-    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    lines = []
+    for line in (trained / "metrics.jsonl").read_text().splitlines():
+        lines.append(json.loads(line))
+
     steps = [line["step"] for line in lines if "test_mean_average_precision" in line]
     names = set().union(*lines)
 

@@ -62,7 +62,10 @@ def start(folder):
 
 
 def test_parameters_are_listed():
-    lines = [line.split() for line in parameter_table(MODEL, is_folded=False).splitlines()]
+    lines = []
+    for line in parameter_table(MODEL, is_folded=False).splitlines():
+        lines.append(line.split())
+
     *leaves, total = lines
 
     assert sorted(leaves) == [

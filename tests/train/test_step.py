@@ -138,7 +138,10 @@ def test_a_step_is_a_function_of_seed_and_step():
 
 
 def compute_norm(tree):
-    squares = [float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(tree)]
+    squares = []
+    for leaf in jax.tree.leaves(tree):
+        squares.append(float(np.square(np.float64(leaf)).sum()))
+
     return math.sqrt(sum(squares))
 
 
@@ -171,7 +174,11 @@ def test_the_norm_of_the_update_is_computed_where_it_is_logged():
     steps_with_norm = []
 
     for step, (expected, metrics) in enumerate(zip(every, third, strict=True), start=1):
-        logged = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        logged = {}
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                logged[name] = value
+
         if "update_norm" in logged:
             steps_with_norm.append(step)
         assert set(expected) - set(logged) <= {"update_norm"}

@@ -185,8 +185,14 @@ def test_a_base_of_timm_and_a_convolution(base, adapter):
         "patch_embed.proj": sample_factors(16, (3, 4, 4)),
         "blocks.0.attn.qkv": sample_factors(48, 16),
     }
-    halves = {name: array.astype(np.float16) for name, array in arrays.items()}
-    single = {name: array.astype(np.float32) for name, array in halves.items()}
+    halves = {}
+    for name, array in arrays.items():
+        halves[name] = array.astype(np.float16)
+
+    single = {}
+    for name, array in halves.items():
+        single[name] = array.astype(np.float32)
+
     wrapped = {f"module.{name}": array for name, array in halves.items()}
     expected = load_merged(base, single, pairs, 3.0)
     write_adapter(

@@ -40,7 +40,10 @@ def write_case(case, folder, **changes):
     golden = GOLDEN[case]
     folder.mkdir(exist_ok=True)
     shapes = full_names(golden["shapes"], depth=2)
-    arrays = {name: values(name, shape) for name, shape in shapes.items()}
+    arrays = {}
+    for name, shape in shapes.items():
+        arrays[name] = values(name, shape)
+
     save_file(arrays, folder / "model.safetensors")
 
     config = {**golden["config"], **changes}

@@ -112,7 +112,10 @@ def test_names_stay_names(tmp_path, format_name):
     card = build_card(weights, format_name, HOSTILE)
     page = parse_page(card)
     counts = collections.Counter(element.tag for element in page.iter())
-    cells = [join_text(cell).replace(r"\|", "|") for cell in page.iter("td")]
+    cells = []
+    for cell in page.iter("td"):
+        cells.append(join_text(cell).replace(r"\|", "|"))
+
     classes = page.findall("p")[-1 if format_name == OWN else -2]
     class_names = [code.text.strip() for code in classes.iter("code")]
     (code,) = page.iter("pre")

@@ -343,7 +343,10 @@ def test_a_kernel_of_the_head_under_another_name_is_missed(
     with pytest.raises(ValueError, match="not those of") as error:
         load_weights(path, **options)
 
-    lines = [line.strip() for line in str(error.value).splitlines()[1:]]
+    lines = []
+    for line in str(error.value).splitlines()[1:]:
+        lines.append(line.strip())
+
     assert sorted(lines) == [
         f"left over: {renamed} {shape} (nearest: {kernel})",
         f"missing: {kernel} {shape} (nearest: {renamed})",

@@ -397,7 +397,10 @@ def test_an_onnx_file_describes_itself(tmp_path):
     (path,) = export_onnx(model, tmp_path / "net.onnx")
     _, description = export_stablehlo(model, tmp_path / "net")
 
-    stored = {entry.key: json.loads(entry.value) for entry in onnx.load(path).metadata_props}
+    stored = {}
+    for entry in onnx.load(path).metadata_props:
+        stored[entry.key] = json.loads(entry.value)
+
     stored["platforms"] = ["cpu", "cuda", "tpu"]
 
     assert stored == json.loads(description.read_text())

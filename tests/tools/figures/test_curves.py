@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.columns import list_column
 from tests.integration.commands import run, succeed
 from vit_jax.tools.figures.curves import RunLog, draw_curves, read_runs
 
@@ -85,7 +86,10 @@ def test_values_that_axes_cannot_hold_are_not_drawn():
         -1e308,
         3e38,
     )
-    lines = [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)]
+    lines = []
+    for step, value in enumerate(values, 1):
+        lines.append({"step": step, "test_loss": value})
+
     log = RunLog("x", {}, lines)
 
     assert read_curve(log, "test_loss") == ([6], [3e38])
@@ -121,8 +125,8 @@ def test_runs_of_a_folder_have_their_own_names(here):
     with_trial = read_runs(["study/a", "study/a/search/trial"])
 
     # A folder does not include the trials of its runs.
-    assert [one.name for one in study] == ["a", "b"]
-    assert [one.name for one in with_trial] == ["a", "a/search/trial"]
+    assert list_column(study, "name") == ["a", "b"]
+    assert list_column(with_trial, "name") == ["a", "a/search/trial"]
 
 
 def test_runs_of_a_folder_have_their_own_colours(here):
@@ -164,7 +168,7 @@ def test_a_run_of_a_folder_that_has_just_begun_is_excluded(here):
     (here / "study/c").mkdir()
     (here / "study/c/metrics.jsonl").touch()
 
-    assert [one.name for one in read_runs(["study"])] == ["a", "b"]
+    assert list_column(read_runs(["study"]), "name") == ["a", "b"]
     assert "study/c has no metrics" in run(["plot", "study/c"]).err
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from tests.columns import list_column
 from tests.evals.samples import sample_pixels
 from tests.weights.small_networks import (
     HYBRID,
@@ -242,7 +243,7 @@ def check_captions(captions, expected_images):
     """The first column has the images, and the others the heads of the last layer."""
     heads = [f"layer {VIT.depth}, head {head + 1}" for head in range(VIT.num_heads)]
 
-    assert [row[0] for row in captions] == expected_images
+    assert list_column(captions, 0) == expected_images
     assert captions[1][1:] == heads
 
 

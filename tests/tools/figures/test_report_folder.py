@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from tests.columns import list_column
 from tests.evals.samples import (
     NAMES,
     logits_of,
@@ -83,7 +84,7 @@ def test_every_file_is_written(reported):
     report = folder / "report"
     result = json.loads((report / "result.json").read_text())
 
-    assert {path.name for path in report.iterdir()} == FILES
+    assert set(list_column(report.iterdir(), "name")) == FILES
     assert (report / "classes.csv").read_text() == (folder / "classes.csv").read_text()
     assert f"{result['accuracy']:.2%}" in out
 
@@ -99,7 +100,7 @@ def test_the_table_of_images(reported, shares):
 
     assert header == ["image", "class", "answer", "probability", "is_right"]
     assert len(rows) == 20
-    assert len({row[0] for row in rows}) == 20
+    assert len(set(list_column(rows, 0))) == 20
 
     for name, label, predicted, probability, is_right in rows:
         number = int(name[-7:-4])
@@ -119,7 +120,7 @@ def test_the_confusion_matrix(reported, shares):
     result = json.loads((folder / "report/result.json").read_text())
 
     assert header == ["class", *NAMES]
-    assert [row[0] for row in rows] == list(NAMES)
+    assert list_column(rows, 0) == list(NAMES)
     assert [[int(cell) for cell in row[1:]] for row in rows] == counts.tolist()
     assert result["accuracy"] == np.trace(counts) / 20
 
@@ -155,7 +156,7 @@ def test_what_cannot_be_read_is_in_no_table(here):
     assert result["unreadable_images"] == 1
 
     _, *rows = read_rows(here / "report/images.csv")
-    names = [row[0] for row in rows]
+    names = list_column(rows, 0)
 
     assert len(names) == 19
     assert str(odd.relative_to(here)) in names
@@ -300,5 +301,5 @@ def test_too_many_classes_for_a_matrix_are_told(here, monkeypatch):
     assert code == 0
     assert f"note: confusions are not counted: {reason}" in err
 
-    names = {path.name for path in (here / "report").iterdir()}
+    names = set(list_column((here / "report").iterdir(), "name"))
     assert names == FILES - {"confusion.csv", "confusion.png"}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
+from tests.columns import list_column
 from tests.integration import commands
 from tests.rejections import rejects
 from tests.train.poison import COUNT, POISONED
@@ -147,7 +148,7 @@ def test_the_step_is_repeated_to_the_bit(diverged):
     assert compute_digests(workdir) == before
 
     written = json.loads((found.folder / REPORT_FILE).read_text())
-    records = [example["record"] for example in written["examples"]]
+    records = list_column(written["examples"], "record")
     assert written["first_not_finite"] == found.first_cause
     assert records == found.record_B.tolist()
     assert f"| {POISONED} |" in " ".join(found.to_text().split())
@@ -221,7 +222,9 @@ def test_norms_by_layer():
         },
     }
 
-    found = {name: float(norm) for name, norm in compute_norms(tree).items()}
+    found = {}
+    for name, norm in compute_norms(tree).items():
+        found[name] = float(norm)
 
     assert found["stem/stage1/rest/0"] == 5.0
     assert found["encoder/blocks/10"] == 2.0

@@ -70,7 +70,10 @@ def test_an_ended_run_with_phases_has_a_known_length(workdir):
 
 
 def test_time_left_is_that_of_recent_lines():
-    lines = [{"step": step, "wall_seconds": 100.0 + 2 * step} for step in range(5, 101, 5)]
+    lines = []
+    for step in range(5, 101, 5):
+        lines.append({"step": step, "wall_seconds": 100.0 + 2 * step})
+
     lines[0]["wall_seconds"] = 0.0  # compiling
 
     assert seconds_left(lines, 300) == pytest.approx(2 * 200)

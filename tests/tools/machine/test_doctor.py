@@ -11,6 +11,7 @@ import types
 import jax
 import pytest
 
+from tests.columns import list_column
 from tests.integration.commands import run
 from tests.tiny import RECIPE, RUN, flags
 from vit_jax import cli, hosts
@@ -75,9 +76,15 @@ def test_a_machine_where_all_is_well(tmp_path, data_dir):
         ]
     )
 
-    report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+    report = {}
+    for findings in json.loads(outcome.out):
+        report[findings[0]["name"]] = findings[0]
+
     found = {name: finding["found"] for name, finding in report.items()}
-    wrong = [name for name, finding in report.items() if finding["remedy"]]
+    wrong = []
+    for name, finding in report.items():
+        if finding["remedy"]:
+            wrong.append(name)
 
     assert list(report) == [*ALWAYS, "checkpoint", "speed"]
     assert wrong in ([], ["speed"]), "the speed of this machine decides"
@@ -100,7 +107,11 @@ def test_text_and_exit_code(tmp_path, monkeypatch):
 
     outcome = run(["doctor", f"--workdir={tmp_path / 'file' / 'run'}"])
 
-    lines = [line for line in outcome.out.splitlines() if not line.startswith(" ")]
+    lines = []
+    for line in outcome.out.splitlines():
+        if not line.startswith(" "):
+            lines.append(line)
+
     assert outcome.code == 1
     assert [line[:25].rstrip() for line in lines] == expected
     assert "\n                         → make room, or choose another workdir" in outcome.out
@@ -331,7 +342,7 @@ def test_findings_of_several_processes(monkeypatch):
     monkeypatch.setattr(hosts, "gather", lambda own: list(map(vars, others)))
     name, findings = next(doctor.examine(None, None))
 
-    assert [finding.is_good for finding in findings] == [True, False, False]
+    assert list_column(findings, "is_good") == [True, False, False]
 
     first, _ = doctor.format_findings(name, findings)
     assert first.startswith("wrong  versions          process 1: jax 2\n")
@@ -382,7 +393,10 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     assert outcome.code == 1
     assert outcome.err.startswith("vit-jax: all-reduce: StopIteration")
 
-    names = [line.removeprefix("good   ")[:18].rstrip() for line in outcome.out.splitlines()]
+    names = []
+    for line in outcome.out.splitlines():
+        names.append(line.removeprefix("good   ")[:18].rstrip())
+
     assert names == [*ALWAYS[:5], "compilation"], "without a workdir nothing is said of disks"
 
 

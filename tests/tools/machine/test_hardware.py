@@ -70,8 +70,14 @@ def test_the_whole_in_small(monkeypatch, tmp_path):
 
     outcome = run(["doctor", "--hardware", f"--workdir={tmp_path / 'run'}", "--json"])
 
-    report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
-    wrong = [name for name, finding in report.items() if finding["remedy"]]
+    report = {}
+    for findings in json.loads(outcome.out):
+        report[findings[0]["name"]] = findings[0]
+
+    wrong = []
+    for name, finding in report.items():
+        if finding["remedy"]:
+            wrong.append(name)
 
     assert [name for name in report if name in CHECKS] == CHECKS
     assert wrong in ([], ["input"]), "the speed of this machine decides"
@@ -241,7 +247,11 @@ def test_the_images_are_like_those_of_imagenet(tmp_path):
 
 def test_accelerators_train_complete_networks(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    steps = [name for name in hardware.list_checks(None) if name.startswith("step")]
+    steps = []
+    for name in hardware.list_checks(None):
+        if name.startswith("step"):
+            steps.append(name)
+
     config = Trial("B/16", hardware.COMPLETE).config
 
     assert steps == ["step S/16", "step B/16"]

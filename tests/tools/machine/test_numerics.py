@@ -33,7 +33,10 @@ def scale(projections, num_heads):
 
 def pad(projections, num_heads):
     """Compute attention with a token of padding that takes part."""
-    tokens = [jnp.pad(x, ((0, 0), (0, 1), (0, 0))) for x in projections.add_biases()]
+    tokens = []
+    for x in projections.add_biases():
+        tokens.append(jnp.pad(x, ((0, 0), (0, 1), (0, 0))))
+
     no_bias = jnp.zeros_like(projections.bias_3E)
     output_BSE = XLA(attention.Projections(*tokens, no_bias), num_heads)
     return output_BSE[:, :-1]

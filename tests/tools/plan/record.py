@@ -149,7 +149,11 @@ def record(case: Case) -> Row:
     for name in ("dataset", "reason", "roofline", "limit_seconds", "compile_seconds"):
         plan.pop(name)
 
-    seconds = {name: value for name, value in timeline.items() if name.endswith("_seconds")}
+    seconds = {}
+    for name, value in timeline.items():
+        if name.endswith("_seconds"):
+            seconds[name] = value
+
     versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
     return {
         "name": case.name,

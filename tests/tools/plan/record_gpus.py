@@ -195,7 +195,10 @@ def write(row: Row) -> None:
     from tests.tools.plan.record import TABLES
 
     rows = load() | {f"{row['name']} on {row['machine']}": row}
-    keys = [key for _, key in _list_keys((*TABLE, *RECIPES, *PUBLIC))]
+    keys = []
+    for _, key in _list_keys((*TABLE, *RECIPES, *PUBLIC)):
+        keys.append(key)
+
     ordered = {key: rows[key] for key in keys if key in rows}
     GOLDEN.write_text(json.dumps(ordered, indent=1) + "\n")
     README.write_text(renew(README.read_text(), TABLES))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from tests.columns import list_column
 from tests.kernels.test_unit_pallas import unit as make_unit
 from tests.tools.plan import small_plans as small
 from vit_jax.kernels.attention_pallas import attention
@@ -244,7 +245,7 @@ def test_a_step_is_compiled_for_four_chips(plan):
 @pytest.mark.tools
 def test_the_schedule_of_a_step_has_loops_and_collectives(plan):
     timeline = plan.timeline
-    counts = [collective.count for collective in timeline.collectives]
+    counts = list_column(timeline.collectives, "count")
     sums = [c for c in timeline.collectives if c.operation == "all-reduce"]
 
     assert timeline.num_unknown_loops == 0

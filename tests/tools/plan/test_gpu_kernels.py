@@ -189,9 +189,10 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
 
     line = simulate_step(PROGRAM, machine, collective_seconds, {})
 
-    price = {
-        name: KERNELS.estimate_seconds(instruction) for name, instruction in KERNELS.makers.items()
-    }
+    price = {}
+    for name, instruction in KERNELS.makers.items():
+        price[name] = KERNELS.estimate_seconds(instruction)
+
     products = 2 * price["product"]
     slices = 2 * price["loop_slice_fusion"]
     updates = 2 * price["fusion-start"]

@@ -60,7 +60,9 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     before = dict(os.environ)
 
     real = describe_devices(aot.list_devices(topology))
-    stand_ins = [(d.id, d.device_kind, d.process_index) for d in topology.stand_ins()]
+    stand_ins = []
+    for d in topology.stand_ins():
+        stand_ins.append((d.id, d.device_kind, d.process_index))
 
     assert real == stand_ins
     assert dict(os.environ) == before
@@ -100,7 +102,11 @@ def test_nodes_hold_replicas():
         small.dataset(config),
     )
     collectives = plan.timeline.collectives
-    over_the_network = [c for c in collectives if c.devices == (0, 4)]
+    over_the_network = []
+    for c in collectives:
+        if c.devices == (0, 4):
+            over_the_network.append(c)
+
     gathers = [c for c in collectives if c.operation == "all-gather"]
 
     assert dict(plan.run.batch_sharding.mesh.shape) == {"replica": 2, "data": 4, "model": 1}
@@ -200,7 +206,11 @@ def build_command(verb, data_dir, workdir):
 )
 def test_a_command_says_nothing_about_absent_gpus(verb, data_dir, tmp_path):
     """Data workers print nothing about them either. A plan finds cuDNN."""
-    variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    variables = {}
+    for name, value in os.environ.items():
+        if name != "JAX_PLATFORMS":
+            variables[name] = value
+
     words = build_command(verb, data_dir, tmp_path / "run")
     command = [sys.executable, "-m", "vit_jax", *words]
 

@@ -339,7 +339,10 @@ def test_a_kernel_without_a_count_is_reported(text, bundles):
 
 def test_a_collective_costs_what_no_work_hides():
     line = simulate(collective=5e-6)
-    found = [(c.operation, c.count, c.num_bytes, len(c.devices)) for c in line.collectives]
+    found = []
+    for c in line.collectives:
+        found.append((c.operation, c.count, c.num_bytes, len(c.devices)))
+
     expected = [
         ("all-reduce", 3, 8 * 128 * 4, 4),
         ("all-gather", 1, 256 * 128 * 2, 4),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.columns import list_column
 from tests.tools.plan import record, record_gpus
 from vit_jax.sharding.memory import Memory
 
@@ -30,10 +31,10 @@ def test_recorded_commands_are_those_of_the_cases():
 
 def test_recorded_plans_cover_policies_and_shardings():
     recorded = [ROWS[case.name] for case in COMPILED]
-    compiled_names = {case.name for case in COMPILED}
+    compiled_names = set(list_column(COMPILED, "name"))
 
-    assert {row["remat"] for row in recorded} == {"none", "dots", "attention", "full"}
-    assert {row["sharding"] for row in recorded} == {"replicated", "fsdp"}
+    assert set(list_column(recorded, "remat")) == {"none", "dots", "attention", "full"}
+    assert set(list_column(recorded, "sharding")) == {"replicated", "fsdp"}
     assert compiled_names.issuperset(case.name for case in record.HEADLINES)
 
 
@@ -56,7 +57,7 @@ def test_recorded_plans_for_gpus():
         assert row["command"] == commands[name]
         assert row["roofline_ms"] <= row["ms"]
 
-    table_names = {case.name for case in record_gpus.TABLE}
+    table_names = set(list_column(record_gpus.TABLE, "name"))
     table_rows = [row for row in rows.values() if row["name"] in table_names]
 
-    assert {row["attention"] for row in table_rows} == {"cudnn"}
+    assert set(list_column(table_rows, "attention")) == {"cudnn"}

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from tests.columns import list_column
 from tests.tools.plan import small_plans as small
 from vit_jax.config import ShardingConfig, load_recipe
 from vit_jax.tools.plan import search as module
@@ -30,12 +31,12 @@ def result():
 
 
 def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(result):
-    configs = [c.config for c in result.candidates]
+    configs = list_column(result.candidates, "config")
 
-    assert {config.model.remat for config in configs} == set(POLICIES)
-    assert {config.sharding.parameters for config in configs} == {"replicated", "fsdp"}
-    assert {config.sharding.num_model_shards for config in configs} == {1, 2, 4}
-    assert {config.global_batch for config in configs} == {4096}
+    assert set(list_column(configs, "model.remat")) == set(POLICIES)
+    assert set(list_column(configs, "sharding.parameters")) == {"replicated", "fsdp"}
+    assert set(list_column(configs, "sharding.num_model_shards")) == {1, 2, 4}
+    assert set(list_column(configs, "global_batch")) == {4096}
 
     steps = {}
     for config in configs:
@@ -47,7 +48,10 @@ def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(result):
 
 
 def test_the_winner_is_the_fastest_that_fits_and_its_overrides_make_it(result):
-    fitting = [c for c in result.candidates if c.needed_bytes <= result.usable_bytes]
+    fitting = []
+    for c in result.candidates:
+        if c.needed_bytes <= result.usable_bytes:
+            fitting.append(c)
 
     assert result.winner.fits
     assert result.winner.step_seconds == min(c.step_seconds for c in fitting)
@@ -100,9 +104,9 @@ def test_other_batches_are_compared_by_image(monkeypatch):
         other_batches=True,
     )
 
-    assert {c.config.global_batch for c in result.candidates} == {8, 16, 32, 64, 128}
+    assert set(list_column(result.candidates, "config.global_batch")) == {8, 16, 32, 64, 128}
 
-    rates = [c.seconds_per_image for c in result.candidates]
+    rates = list_column(result.candidates, "seconds_per_image")
     assert rates == sorted(rates)
 
 
@@ -174,10 +178,10 @@ def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, resul
         4,
         {3},
     )
-    step_seconds = [c.step_seconds for c in order]
-    shardings = [c.config.sharding for c in order]
+    step_seconds = list_column(order, "step_seconds")
+    shardings = list_column(order, "config.sharding")
 
-    assert [c.config.model.remat for c in order] == ["none"] * 4
+    assert list_column(order, "config.model.remat") == ["none"] * 4
     assert step_seconds == sorted(step_seconds)
     assert ("fsdp", 16) in [(s.parameters, s.num_replicas) for s in shardings]
     assert result.winner.config == order[2].config
@@ -191,7 +195,7 @@ def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, resul
     )
     usable_bytes = parse_topology("v5e:2x2").fabric.usable_bytes
     fitting = [c for c in order if c.needed_bytes <= usable_bytes]
-    policies = [c.config.model.remat for c in fitting]
+    policies = list_column(fitting, "config.model.remat")
     num_none = policies.count("none")
 
     assert policies[:num_none] == ["none"] * num_none

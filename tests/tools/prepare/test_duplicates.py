@@ -48,7 +48,9 @@ def folder(tmp_path_factory):
     """Twelve training images, and eight test images: five copies of the first, and three others."""
     root = tmp_path_factory.mktemp("duplicates")
     images = photographs(15, sides=(100, 160))
-    copies = [COPIES[kind](images[number]) for number, kind in PLANTED.items()]
+    copies = []
+    for number, kind in PLANTED.items():
+        copies.append(COPIES[kind](images[number]))
 
     write_images(root / "images" / "train", images[:12])
     write_images(root / "images" / "test", copies + images[12:])
@@ -69,7 +71,11 @@ def test_planted_copies_are_written_and_excluded(folder, tmp_path):
 
     rows = list(csv.DictReader(pairs.read_text().splitlines()))
     numbers = sorted((row["id"][2:4], row["test_id"][2:4]) for row in rows)
-    mirrored = [row["id"] for row in rows if row["is_mirrored"] == "True"]
+    mirrored = []
+    for row in rows:
+        if row["is_mirrored"] == "True":
+            mirrored.append(row["id"])
+
     assert "5 of 8" in out
     assert numbers == [("00", "00"), ("01", "01"), ("02", "02"), ("03", "03"), ("04", "04")]
     assert mirrored == ["b/01.png"]
@@ -79,7 +85,9 @@ def test_planted_copies_are_written_and_excluded(folder, tmp_path):
 
     input_config = config(f"input.exclude={ids}").input
     train = open_source(f"folder:{folder}/images", "train", input_config, 0)
-    kept = {int(train.key_of(index)[2:4]) for index in range(len(train))}
+    kept = set()
+    for index in range(len(train)):
+        kept.add(int(train.key_of(index)[2:4]))
 
     assert kept == set(range(5, 12))
     assert num_excluded(train) == 5
@@ -132,7 +140,10 @@ def compute_cosines(folder):
     extractor = extractor_of(model, global_batch=8)
     train = open_source(f"folder:{folder}/images", "train", config().input, 0)
     test = open_source(f"folder:{folder}/images", "test", config().input, 0)
-    images = [decode(test[index].image) for index in range(len(test))]
+    images = []
+    for index in range(len(test)):
+        images.append(decode(test[index].image))
+
     mirrored = [image[:, ::-1] for image in images]
 
     def extract_directions(source):

@@ -178,7 +178,10 @@ def test_some_sets_of_the_family(here, labels):
         ]
     )
 
-    names = [line.split()[0] for line in out.splitlines()[4:]]
+    names = []
+    for line in out.splitlines()[4:]:
+        names.append(line.split()[0])
+
     assert names == ["a", "v2/matched-frequency", "v2/threshold-0.7", "v2/topimages"]
 
 
@@ -206,7 +209,10 @@ def test_classes_outside_a_subset_are_not_predicted(here, unnamed, labels):
     label_map = open_set(here, "a", unnamed).label_map
     evaluate(here, "--data=imagenet:a", f"--report={report}")
 
-    predictions = {line.split(",")[2] for line in read_lines(report / "images.csv")}
+    predictions = set()
+    for line in read_lines(report / "images.csv"):
+        predictions.add(line.split(",")[2])
+
     assert np.array_equal(np.flatnonzero(label_map.is_allowed_K), members)
     assert np.array_equal(label_map.listed, members)
     assert predictions <= member_names
@@ -317,14 +323,21 @@ def test_real_by_hand(here, logits, labels, form):
     found, _ = evaluate(here, *words)
 
     values = found["sets"]["real"]
-    is_right = [n % 4 == 0 for n in range(COUNT) if n % 5 != 0]
+    is_right = []
+    for n in range(COUNT):
+        if n % 5 != 0:
+            is_right.append(n % 4 == 0)
+
     assert len(is_right) == 18
     assert values["images"] == 18
     assert values["accuracy"] == pytest.approx(np.mean(is_right))
     assert values["top5_accuracy"] == 1
     assert values["loss"] is None
 
-    columns = [line.rsplit(",", 1)[1] for line in read_lines(here / "report" / "images.csv")]
+    columns = []
+    for line in read_lines(here / "report" / "images.csv"):
+        columns.append(line.rsplit(",", 1)[1])
+
     assert sorted(columns) == sorted("1" if right else "0" for right in is_right)
 
 
@@ -382,7 +395,10 @@ def objectnet(here):
 
     Return (folder, number) of the images whose objects ImageNet has, in their order.
     """
-    folders = [("alarm_clock", "banana", "briefcase")[n % 3] for n in range(COUNT)]
+    folders = []
+    for n in range(COUNT):
+        folders.append(("alarm_clock", "banana", "briefcase")[n % 3])
+
     write_objectnet(here, PIXELS, folders)
     return sorted((folder, n) for n, folder in enumerate(folders) if folder != "briefcase")
 

@@ -23,7 +23,10 @@ def images():
 
 def hash_images(images):
     reduce = Reduction(180.0)
-    reduced = [reduce(Record(np.ascontiguousarray(image), 0)) for image in images]
+    reduced = []
+    for image in images:
+        reduced.append(reduce(Record(np.ascontiguousarray(image), 0)))
+
     return compute_hashes(np.stack(reduced))
 
 

@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.columns import list_column
 from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax.data import workers
@@ -238,7 +239,7 @@ def test_an_unfinished_copy_is_rejected(folder, tmp_path, make_config, monkeypat
             prepared.prepare_folder(folder, copy, short_side=60)
 
     assert len(image_files(str(copy))) < 4
-    assert [path.name for path in copy.rglob(".*")] == []
+    assert list_column(copy.rglob(".*"), "name") == []
 
     command = f"vit-jax prepare folder:{folder} --short_side=60 --quality=90 --output={copy}"
     for part in (copy, copy / "a"):

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from array_record.python import array_record_module
 
+from tests.columns import list_column
 from tests.data.packed_files import by_class, packed, picture, special
 from tests.integration.commands import run
 from tests.rejections import rejects
@@ -172,8 +173,8 @@ def test_every_image_is_read_with_its_class(prepare, archive):
     assert len(found) == len(IMAGES)
     assert counts["train"] == len(IMAGES)
     assert [(row["class"], row["sha256"]) for row in rows] == found
-    assert [row["id"] for row in rows] == [f"train:{k}" for k in range(len(rows))]
-    assert [row["label"] for row in rows] == labels
+    assert list_column(rows, "id") == [f"train:{k}" for k in range(len(rows))]
+    assert list_column(rows, "label") == labels
     assert read_listed(folder) == []
     assert check_dataset(folder) == []
     assert not list(folder.parent.glob(".*"))
@@ -242,7 +243,10 @@ def test_several_archives_may_have_members_of_one_name(prepare):
 
     folder, counts = prepare({"a.tar": by_class(first), "b.tar": by_class(second)})
 
-    archives = {row["source"].partition("/")[0] for row in read_manifest(folder)}
+    archives = set()
+    for row in read_manifest(folder):
+        archives.add(row["source"].partition("/")[0])
+
     assert counts["train"] == 12
     assert archives == {"a.tar", "b.tar"}
 
@@ -328,7 +332,10 @@ def test_nothing_is_written_by_the_name_of_a_member(prepare, tmp_path):
 
     data = tmp_path / "data"
     new = set(tmp_path.parent.rglob("*")) - before
-    elsewhere = {path for path in new if data not in (path, *path.parents)}
+    elsewhere = set()
+    for path in new:
+        if data not in (path, *path.parents):
+            elsewhere.add(path)
 
     assert elsewhere == {tmp_path / "whole.tar"}
 
@@ -383,7 +390,7 @@ def test_archives_that_are_rejected(prepare, tmp_path, archive, rule):
         prepare(archive)
 
     folder = tmp_path / "data/mine/1.0.0"
-    assert [path.name for path in folder.parent.iterdir()] == [".unfinished"]
+    assert list_column(folder.parent.iterdir(), "name") == [".unfinished"]
 
     with rejects("mine", "unfinished"):
         open_split(folder)
@@ -504,7 +511,9 @@ def test_the_manifest_has_the_records_of_all_splits(prepare):
         min_class_images=5,
         holdout_per_class=4,
     )
-    rows = {row["id"]: (row["class"], row["sha256"]) for row in read_manifest(folder)}
+    rows = {}
+    for row in read_manifest(folder):
+        rows[row["id"]] = (row["class"], row["sha256"])
 
     for split in ("train", "validation"):
         for k, record in enumerate(read_records(folder, split)):
@@ -782,7 +791,7 @@ def test_a_check_finds_what_changed(prepare):
     other_shard = folder / "mine-train.array_record-00000-of-00002"
     part = folder / "manifest/00001-of-00002.parquet"
     whole = {path: path.read_bytes() for path in (shard, *folder.rglob("manifest/*"))}
-    ids = {row["id"] for row in read_manifest(folder)}
+    ids = set(list_column(read_manifest(folder), "id"))
 
     def find_and_repair():
         problems = check_dataset(folder)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.columns import list_column
 from tests.rejections import rejects
 from tests.tiny import RECIPE, flags
 from vit_jax.config import load_recipe
@@ -24,15 +25,15 @@ def test_all_combinations_each_with_every_seed():
         ["seed=0,1", f"{RATE}=1e-3,0.01", "config.model.pool=gap"],
     )
 
-    assert [run.name for run in grid.runs] == [
+    assert list_column(grid.runs, "name") == [
         f"{RATE}=1e-3,model.pool=gap,seed=0",
         f"{RATE}=1e-3,model.pool=gap,seed=1",
         f"{RATE}=0.01,model.pool=gap,seed=0",
         f"{RATE}=0.01,model.pool=gap,seed=1",
     ]
-    assert [run.config.schedule.learning_rate for run in grid.runs] == [0.001, 0.001, 0.01, 0.01]
-    assert [run.config.seed for run in grid.runs] == [0, 1, 0, 1]
-    assert {run.config.model.width for run in grid.runs} == {16}
+    assert list_column(grid.runs, "config.schedule.learning_rate") == [0.001, 0.001, 0.01, 0.01]
+    assert list_column(grid.runs, "config.seed") == [0, 1, 0, 1]
+    assert set(list_column(grid.runs, "config.model.width")) == {16}
     assert grid.study.measures == ("test_accuracy",)
 
     # Each is a run of `vit-jax pretrain`.
@@ -46,10 +47,10 @@ def test_values_may_have_commas_and_spaces():
         [],
         ["input.image_size=8,8;16,16", "total=7 epochs,9 epochs"],
     )
-    configs = [run.config for run in grid.runs]
+    configs = list_column(grid.runs, "config")
 
-    assert [c.input.image_size for c in configs] == [(8, 8), (8, 8), (16, 16), (16, 16)]
-    assert [c.total for c in configs] == ["7 epochs", "9 epochs", "7 epochs", "9 epochs"]
+    assert list_column(configs, "input.image_size") == [(8, 8), (8, 8), (16, 16), (16, 16)]
+    assert list_column(configs, "total") == ["7 epochs", "9 epochs", "7 epochs", "9 epochs"]
 
 
 def test_random_settings_are_those_of_the_seed_and_the_first_of_more():
@@ -67,7 +68,7 @@ def test_random_settings_have_every_seed_and_three_digits():
     points = list_points(*words, num_settings=9)
     rates = [point[RATE] for point in points]
 
-    assert [point["seed"] for point in points] == ["0", "1"] * 9
+    assert list_column(points, "seed") == ["0", "1"] * 9
     assert rates[0::2] == rates[1::2]
     for rate in map(float, rates):
         assert rate == float(f"{rate:.2e}")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.columns import list_column
 from vit_jax.config import build_architecture, load_recipe, resolve
 from vit_jax.config.parsing import flatten, to_dict
 from vit_jax.tools.sweeps.catalogue import STUDIES
@@ -39,7 +40,7 @@ def test_every_run_can_be_trained(name, recipe):
     runs = make_study_grid(name, recipe).runs
 
     assert len(runs) > 1
-    assert len({run.name for run in runs}) == len(runs)
+    assert len(set(list_column(runs, "name"))) == len(runs)
 
     for run in runs:
         config = run.config
@@ -81,21 +82,21 @@ def test_regularisers_are_searched_for_each_part():
         weight_decays=["0.1", "0.3"],
         dropouts=["0", "0.1"],
     )
-    configs = [run.config for run in found.runs]
+    configs = list_column(found.runs, "config")
     searched = [axis.name for axis in found.axes if axis.is_searched]
 
     assert searched == ["weight_decay", "dropout"]
-    assert [c.optimizer.weight_decay for c in configs] == [0.1, 0.1, 0.3, 0.3]
-    assert [c.model.dropout_fraction for c in configs] == [0, 0.1, 0, 0.1]
+    assert list_column(configs, "optimizer.weight_decay") == [0.1, 0.1, 0.3, 0.3]
+    assert list_column(configs, "model.dropout_fraction") == [0, 0.1, 0, 0.1]
 
 
 def test_models_are_arguments_of_the_recipe_with_further_fields():
     words = ["ViT-L/16,epochs=14", "ViT-B/32,model.name=ViT-b/32", "R50x1"]
-    configs = [run.config for run in make_study_grid("scaling", PAPER, models=words).runs]
+    configs = list_column(make_study_grid("scaling", PAPER, models=words).runs, "config")
 
-    assert [c.model.name for c in configs] == ["ViT-L/16", "ViT-b/32", "R50x1"]
-    assert [c.total for c in configs] == ["14 epochs", "7 epochs", "7 epochs"]
-    assert [c.schedule.learning_rate for c in configs] == [4e-4, 8e-4, 1e-3]
+    assert list_column(configs, "model.name") == ["ViT-L/16", "ViT-b/32", "R50x1"]
+    assert list_column(configs, "total") == ["14 epochs", "7 epochs", "7 epochs"]
+    assert list_column(configs, "schedule.learning_rate") == [4e-4, 8e-4, 1e-3]
 
     (short,) = make_study_grid(
         "scaling", "digits_studies:epochs=2", models=["ResNet"], epochs=[]

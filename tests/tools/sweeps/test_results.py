@@ -6,6 +6,7 @@ import json
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from tests.columns import list_column
 from vit_jax.tools.figures.drawing import new_figure
 from vit_jax.tools.sweeps import results_table
 from vit_jax.tools.sweeps.catalogue import STUDIES
@@ -234,7 +235,7 @@ def test_labels_cover_neither_each_other_nor_points():
     canvas.draw()
     axes = figure.axes[-1]
     boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts]
-    points = axes.transData.transform([text.xy for text in axes.texts])
+    points = axes.transData.transform(list_column(axes.texts, "xy"))
 
     assert len(boxes) > 7
     for one, other in itertools.combinations(boxes, 2):
@@ -324,7 +325,11 @@ def test_the_papers_points_are_under_ours_where_the_axes_meet(tmp_path, exaflops
     assert len(figure.axes) == panels
 
     lines = figure.axes[-1].get_lines()
-    published = [line.get_xdata() for line in lines if line.get_linestyle() == "None"]
+    published = []
+    for line in lines:
+        if line.get_linestyle() == "None":
+            published.append(line.get_xdata())
+
     assert sum(vit_h14_exaflops in line for line in published) == 1
 
     _, labels = figure.axes[0].get_legend_handles_labels()

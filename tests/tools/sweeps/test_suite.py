@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.columns import list_column
 from tests.rejections import rejects
 from vit_jax.data.kinds.vtab_tasks import TASKS
 from vit_jax.tools.sweeps.suite import PUBLISHED, VTAB, load_suite, select_tasks
@@ -11,13 +12,13 @@ ALL_TASKS_MEANS = (77.63, 76.29, 72.71)  # of Table 2, which the paper prints wi
 
 
 def list_names(tasks):
-    return [task.name for task in tasks]
+    return list_column(tasks, "name")
 
 
 def test_the_papers_figures_give_the_papers_means():
     assert list_names(VTAB) == list_names(TASKS)
 
-    means = np.mean([task.published for task in VTAB], axis=0)
+    means = np.mean(list_column(VTAB, "published"), axis=0)
     assert len(PUBLISHED) == len(means) == 3
     assert np.round(means, 2).tolist() == list(ALL_TASKS_MEANS)
 

@@ -10,6 +10,7 @@ import statistics
 
 import pytest
 
+from tests.columns import list_column
 from tests.integration import commands
 from tests.integration.commands import rejected, run, succeed
 from tests.tiny import LENGTH, RECIPE, RUN, flags
@@ -154,7 +155,7 @@ def test_the_table_has_means_deviations_and_the_best_setting(pretended, tmp_path
     ran, _ = pretended
     out = succeed(build_words(tmp_path, *GRID))
     content = read_results(tmp_path)
-    deviations = [row["test_accuracy_deviation"] for row in content["rows"]]
+    deviations = list_column(content["rows"], "test_accuracy_deviation")
     row = r"^\| (0.\d) +\| +([\d.]+%) \| +([\d.]+%) .* (\d of \d) \|$"
 
     assert [name for name, _ in ran] == list_names(0.1, 0.2, 0.3)

@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 
+from tests.columns import list_column
 from tests.integration import commands
 from tests.integration.commands import rejected, run, succeed
 from tests.tools.sweeps import small_suite
@@ -265,9 +266,9 @@ def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path)
 def test_results_as_json_and_csv(pretended, weights, tmp_path):
     succeed(build_words(weights, tmp_path, settings=SETTINGS))
     content = read_results(tmp_path)
-    validation_accuracies = [trial["validation_accuracy"] for trial in content["trials"]]
+    validation_accuracies = list_column(content["trials"], "validation_accuracy")
 
-    assert [mean["name"] for mean in content["means"]] == ["light", "nothing", "all tasks"]
+    assert list_column(content["means"], "name") == ["light", "nothing", "all tasks"]
     assert content["means"][-1]["accuracy"] == pytest.approx(1.3 / 3)
     assert validation_accuracies == pytest.approx([0.1, 0.3, 0.1, 0.3, 0.9, 0.7])
 

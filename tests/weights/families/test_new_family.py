@@ -86,9 +86,10 @@ def test_its_names_and_releases_are_known(acme):
 
 def test_a_file_of_its_authors_is_read_with_timm_s_configuration(acme, tmp_path):
     arrays = arrays_of(A, "timm")
-    renamed = {
-        name.replace("patch_embed.proj", "acme_patches"): array for name, array in arrays.items()
-    }
+    renamed = {}
+    for name, array in arrays.items():
+        renamed[name.replace("patch_embed.proj", "acme_patches")] = array
+
     write_safetensors(tmp_path / "model.safetensors", renamed, {})
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_acme_patch4"}))
     weights = load_weights(tmp_path)

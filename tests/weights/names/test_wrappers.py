@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.columns import list_column
 from tests.weights.small_networks import (
     NETWORKS,
     SQUARE,
@@ -41,7 +42,7 @@ def find_notes(weights, words):
 
 
 def find_names(weights):
-    return {status.name for status in weights.statuses}
+    return set(list_column(weights.statuses, "name"))
 
 
 PREFIXES = [
@@ -120,7 +121,10 @@ def test_the_average_is_taken_before_the_trained_network(taken, left, tmp_path):
         },
     )
     (note,) = find_notes(weights, "not read")
-    ignored = {status.name: status.status for status in weights.statuses if not status.ours}
+    ignored = {}
+    for status in weights.statuses:
+        if not status.ours:
+            ignored[status.name] = status.status
 
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
     assert f"{word} ({len(arrays)}, another network of the file)" in note

@@ -68,19 +68,20 @@ def largest_difference(folder: pathlib.Path, **options: object) -> float:
     assert expected.keys() <= ours.keys(), f"{folder.name}: only {', '.join(ours)}"
     assert expected, f"{folder.name} is read, and timm has no outputs to compare"
 
-    differences = [
-        np.abs(ours[name] - array).max() / np.abs(array).max() for name, array in expected.items()
-    ]
+    differences = []
+    for name, array in expected.items():
+        differences.append(np.abs(ours[name] - array).max() / np.abs(array).max())
+
     return float(np.max(differences))
 
 
 def check_full_size(folder: pathlib.Path) -> str:
     """Return how the network read from a published file, whose config has no arguments, differs from timm's; or ""."""
     full = json.loads((folder / "full.json").read_text())
-    arrays = {
-        name: StoredArray(tuple(shape), np.dtype(np.float32))
-        for name, shape in full["shapes"].items()
-    }
+    arrays = {}
+    for name, shape in full["shapes"].items():
+        arrays[name] = StoredArray(tuple(shape), np.dtype(np.float32))
+
     (folder / "published").mkdir(exist_ok=True)
     (folder / "published/config.json").write_text(json.dumps(full["config"]))
     stated = read_sidecar(folder / "published").fields
@@ -214,8 +215,16 @@ def replace_block(
 def renew_families(results: Mapping[str, Mapping[str, object]], folder: pathlib.Path) -> None:
     """Write the names and sizes of the models that are equal into the modules of their families."""
     registry = json.loads((folder / "registry.json").read_text())
-    equal = [name for name, result in results.items() if result["status"] == "equal"]
-    deprecated = {old: name for old, name in registry["deprecated"].items() if name in equal}
+    equal = []
+    for name, result in results.items():
+        if result["status"] == "equal":
+            equal.append(name)
+
+    deprecated = {}
+    for old, name in registry["deprecated"].items():
+        if name in equal:
+            deprecated[old] = name
+
     blocks = {
         "_MODELS": models_blocks({name: sizes_of(folder / name) for name in equal}),
         "_DEPRECATED": deprecated_blocks(deprecated),

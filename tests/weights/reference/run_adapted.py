@@ -29,10 +29,10 @@ def record(path: pathlib.Path) -> None:
 
         if case == "mae":
             pooled = timm.create_model(name, **arguments, global_pool="avg").eval()
-            state = {
-                re.sub(r"^norm\.", "fc_norm.", key): array
-                for key, array in model.state_dict().items()
-            }
+            state = {}
+            for key, array in model.state_dict().items():
+                state[re.sub(r"^norm\.", "fc_norm.", key)] = array
+
             pooled.load_state_dict(state)
             gap[f"timm/{case}"] = run(pooled, case, (size,), *normalisation)
         else:

@@ -412,7 +412,10 @@ def record_big_vision(folder: pathlib.Path) -> dict:
     model = timm.create_model("vit_base_patch32_siglip_256", img_size=64, **SIZES).eval()
     shapes = flatten(BIG_VISION, "params")
     full_shapes = full_names(shapes, depth=2)
-    arrays = {name: values(name, shape) for name, shape in full_shapes.items()}
+    arrays = {}
+    for name, shape in full_shapes.items():
+        arrays[name] = values(name, shape)
+
     np.savez(folder / "siglip.npz", **arrays)
     model.load_pretrained(str(folder / "siglip.npz"))
 

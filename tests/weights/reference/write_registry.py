@@ -177,7 +177,10 @@ def write_model(name: str, folder: pathlib.Path) -> None:
     save_config_for_hf(full, folder / "config.json")
     published = json.loads((folder / "config.json").read_text())
     published.pop("model_args", None)
-    shapes = {key: list(array.shape) for key, array in full.state_dict().items()}
+    shapes = {}
+    for key, array in full.state_dict().items():
+        shapes[key] = list(array.shape)
+
     first_attention = next(
         (module for module in full.modules() if hasattr(module, "num_heads")),
         None,
@@ -219,7 +222,10 @@ def write_registry(folder: pathlib.Path, names: list[str]) -> None:
             error_file.write_text(f"{type(error).__name__}: {error}"[:2000])
             print(f"{name}: {error_file.read_text()[:200]}", flush=True)
 
-    deprecated = {old: (new or "").partition(".")[0] for old, new in _deprecated_models.items()}
+    deprecated = {}
+    for old, new in _deprecated_models.items():
+        deprecated[old] = (new or "").partition(".")[0]
+
     known = {
         "names": vit_names(),
         "deprecated": deprecated,
