@@ -42,7 +42,10 @@ def test_the_gradient_of_a_kernel_begins_with_the_input():
     products = [each for each in program.eqns if each.primitive.name == "dot_general"]
     shapes = [operand.aval.shape for operand in products[-1].invars]
 
-    assert shapes == [(3, 5, 4), (3, 5, 6)]
+    assert shapes == [
+        (3, 5, 4),
+        (3, 5, 6),
+    ]
 
 
 def find_operands_of_sums(program, shape):

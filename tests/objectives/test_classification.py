@@ -80,8 +80,17 @@ def test_the_sigmoid_loss_equals_numpy(soft_example):
 
 def test_bce_takes_all_mixed_classes_for_present():
     logits = np.random.default_rng(0).normal(size=(2, 4))
-    labels = [[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
-    is_present = np.array([[1, 1, 0, 0], [0, 0, 1, 0]], bool)
+    labels = [
+        [0.7, 0.3, 0.0, 0.0],
+        [0.0, 0.0, 1.0, 0.0],
+    ]
+    is_present = np.array(
+        [
+            [1, 1, 0, 0],
+            [0, 0, 1, 0],
+        ],
+        bool,
+    )
     probability = sigmoid(logits)
     likelihood = np.where(is_present, probability, 1 - probability)
     expected = -np.log(likelihood).sum() / 4

@@ -133,9 +133,15 @@ def test_loss_and_metrics_by_hand():
     logits = np.zeros((2, 2, CLASSES), np.float32)
     logits[0, 0, 9] = 3.0
     targets = build_targets(
-        target=[[[9], [9]], [[1], [2]]],
+        target=[
+            [[9], [9]],
+            [[1], [2]],
+        ],
         mask=[1, 0],
-        is_corrupted=[[True, True], [True, False]],
+        is_corrupted=[
+            [True, True],
+            [True, False],
+        ],
     )
     first_loss = np.log(np.exp(3) + 511) - 3
     second_loss = np.log(512)
@@ -183,7 +189,11 @@ def test_the_loss_of_pixels_is_the_squared_error():
 
     sums = compute_sums(build_task("pixels"), predicted, targets)
 
-    assert sums == {"loss": 0.25, "weight": 1.0, "images": 1.0}
+    assert sums == {
+        "loss": 0.25,
+        "weight": 1.0,
+        "images": 1.0,
+    }
 
 
 @pytest.mark.parametrize(

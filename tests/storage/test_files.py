@@ -54,7 +54,10 @@ def test_content_is_on_disk_before_the_name(tmp_path, monkeypatch):
 
     write_atomically(path, "größer\n")
     assert path.read_text("utf-8") == "größer\n"
-    assert synced == [(2, False), (9, True)]
+    assert synced == [
+        (2, False),
+        (9, True),
+    ]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -164,8 +164,12 @@ def test_evaluators_without_results_owe_nothing():
 
 
 def test_metrics_without_a_finite_best_one_are_left_out():
-    assert Session({"accuracy": math.nan}).save_after(2) == [(2, False, {})]
-    assert Session({"loss": 1.0}).save_after(6) == [(6, False, {})]
+    assert Session({"accuracy": math.nan}).save_after(2) == [
+        (2, False, {}),
+    ]
+    assert Session({"loss": 1.0}).save_after(6) == [
+        (6, False, {}),
+    ]
     assert Session({"accuracy": 0.5}, keep_best=0).save_after(2) == []
 
 

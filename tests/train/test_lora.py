@@ -243,7 +243,10 @@ def test_shapes_of_factors():
         ),
     )
 
-    assert of_query == {f"{QUERY}/lora_a": (3, 8, 2), f"{QUERY}/lora_b": (3, 2, 8)}
+    assert of_query == {
+        f"{QUERY}/lora_a": (3, 8, 2),
+        f"{QUERY}/lora_b": (3, 2, 8),
+    }
     assert len(of_all) == 4
 
 

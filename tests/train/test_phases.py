@@ -99,7 +99,15 @@ def test_positions_are_averages_over_the_cells_that_they_cover():
     model, small = networks((4, 4))
     table = np.asarray(model.positions.table[...])[0]
     patches = table[1:].reshape(4, 4, -1)
-    weights = np.array([[3, 3, 1, 0], [0, 1, 3, 3]]) / 7
+    weights = (
+        np.array(
+            [
+                [3, 3, 1, 0],
+                [0, 1, 3, 3],
+            ]
+        )
+        / 7
+    )
     expected = np.einsum("Hh,Ww,hwD->HWD", weights, weights, patches).reshape(4, -1)
 
     resized = make_resize(model, small, (4, 4), (2, 2))(model)
@@ -166,7 +174,13 @@ def test_images_of_each_phase(two_phases):
     for step in (1, 4, 5, 10, 11):
         sizes[step] = two_phases.select_phase(step).architecture.image_size
 
-    assert sizes == {1: (4, 4), 4: (4, 4), 5: (8, 6), 10: (8, 6), 11: (8, 8)}
+    assert sizes == {
+        1: (4, 4),
+        4: (4, 4),
+        5: (8, 6),
+        10: (8, 6),
+        11: (8, 8),
+    }
     assert two_phases.images(0) == 0
     assert two_phases.images(3) == 24
     assert two_phases.images(4) == 32
@@ -199,7 +213,13 @@ def test_images_and_flops_of_each_phase():
     run = runs.build(*TWO)
     whole = runs.build()
     small, wide = (run.select_phase(step) for step in (4, 5))
-    expected = [(4, 4), (4, 4), (8, 6), (8, 6), (8, 8)]
+    expected = [
+        (4, 4),
+        (4, 4),
+        (8, 6),
+        (8, 6),
+        (8, 8),
+    ]
 
     assert [
         run.select_phase(step).architecture.image_size for step in (1, 4, 5, 10, 11)

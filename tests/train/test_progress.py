@@ -165,7 +165,10 @@ def test_metrics_are_reported_one_step_late_each_once_and_in_order():
     late.flush()
     late.flush()
 
-    assert seen == [(1, 1.0), (2, 2.0)]
+    assert seen == [
+        (1, 1.0),
+        (2, 2.0),
+    ]
 
 
 @pytest.mark.parametrize("name", ["train_loss", "gradient_norm", "parameter_norm"])

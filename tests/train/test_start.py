@@ -86,9 +86,27 @@ def test_other_data(name):
 
 def test_the_data_of_a_run_in_phases():
     """At step 5, 16 images a step have seen as many as two steps of 8, two of 24 and one of 16."""
-    in_phases = {"phases": [(2, 8), (4, 24)], "global_batch": 16}
+    in_phases = {
+        "phases": [
+            (2, 8),
+            (4, 24),
+        ],
+        "global_batch": 16,
+    }
 
-    assert restore(FACTS | {"phases": [[2, 8], [4, 24]]}, FACTS) == 5
+    assert (
+        restore(
+            FACTS
+            | {
+                "phases": [
+                    [2, 8],
+                    [4, 24],
+                ]
+            },
+            FACTS,
+        )
+        == 5
+    )
     assert restore(FACTS, FACTS | in_phases) == 5
     with rejects("phases=", "config.init_from"):
         restore(FACTS | {"phases": [[2, 8]]}, FACTS)

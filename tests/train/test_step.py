@@ -343,8 +343,14 @@ def test_a_micro_batch_has_every_nth_example():
         2,
     )
 
-    assert images.tolist() == [[0, 2, 4], [1, 3, 5]]
-    assert split_targets.mask_B.tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert images.tolist() == [
+        [0, 2, 4],
+        [1, 3, 5],
+    ]
+    assert split_targets.mask_B.tolist() == [
+        [0, 2, 4],
+        [1, 3, 5],
+    ]
     assert keys.shape == (2,)
 
 

@@ -436,9 +436,22 @@ def sample_table(*shape):
 
 def test_three_by_two_becomes_five_by_four():
     """New rows lie at 0, 1/2, 1, 3/2, 2 of the old ones, new columns at 0, 1/3, 2/3, 1."""
-    expected = [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9], [18, 19, 20, 21], [30, 31, 32, 33]]
+    expected = [
+        [0, 1, 2, 3],
+        [3, 4, 5, 6],
+        [6, 7, 8, 9],
+        [18, 19, 20, 21],
+        [30, 31, 32, 33],
+    ]
     resized = resize_grid(
-        np.array([[0, 3], [6, 9], [30, 33]], np.float32)[..., None],
+        np.array(
+            [
+                [0, 3],
+                [6, 9],
+                [30, 33],
+            ],
+            np.float32,
+        )[..., None],
         (5, 4),
     )
 

@@ -25,7 +25,16 @@ def test_components_of_rows_that_are_known():
     assert np.allclose(found.mean_V, mean)
     assert np.allclose(found.component_KV, [along, -across], atol=1e-6)
     assert np.allclose(found.explained_K, [0.9, 0.1])
-    assert np.allclose(found.project(rows), [[3, -1], [-3, -1], [3, 1], [-3, 1]], atol=1e-5)
+    assert np.allclose(
+        found.project(rows),
+        [
+            [3, -1],
+            [-3, -1],
+            [3, 1],
+            [-3, 1],
+        ],
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("shape", [(40, 6), (5, 12)])
@@ -53,7 +62,14 @@ def test_rows_that_are_all_alike():
 
 
 def test_cosine_similarities():
-    vectors = np.array([[1, 0], [2, 2], [0, -3], [0, 0]])
+    vectors = np.array(
+        [
+            [1, 0],
+            [2, 2],
+            [0, -3],
+            [0, 0],
+        ]
+    )
     half = np.sqrt(0.5)
     expected = [
         [1, half, 0, 0],

@@ -70,7 +70,10 @@ def test_curves_hold_what_was_written(here):
     # Values that are not finite are excluded.
     assert read_curve(only, "test_loss") == ([15], [1.5])
 
-    assert read_lines(loss) == [([10, 20], [2, 1]), ([15], [1.5])]
+    assert read_lines(loss) == [
+        ([10, 20], [2, 1]),
+        ([15], [1.5]),
+    ]
     assert read_lines(accuracy) == [([15, 20], [25, 50])]
     assert loss.get_ylabel() == "loss"
     assert accuracy.get_ylabel() == "accuracy (%)"

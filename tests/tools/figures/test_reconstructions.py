@@ -39,7 +39,12 @@ def build_masked(kind):
 def test_bins_are_shown_by_their_middle():
     """Eight levels of 255 / 8 = 31.875 each; red first."""
     found = to_colours(np.array([0, 511, 7, 64]))
-    assert found.tolist() == [[16, 16, 16], [239, 239, 239], [16, 16, 239], [48, 16, 16]]
+    assert found.tolist() == [
+        [16, 16, 16],
+        [239, 239, 239],
+        [16, 16, 239],
+        [48, 16, 16],
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

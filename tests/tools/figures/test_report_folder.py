@@ -260,7 +260,10 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_coun
             label_map,
         )
     )
-    metrics.confusion_2LA[:, [3, -1], [5, -1]] = [[1, 0], [3, 2]]
+    metrics.confusion_2LA[:, [3, -1], [5, -1]] = [
+        [1, 0],
+        [3, 2],
+    ]
     metrics.confusion_2LA[0, 3, 4] = 12
 
     axes, bar = figures.draw_confusion(metrics).axes

@@ -109,7 +109,11 @@ def test_nodes_hold_replicas():
 
     gathers = [c for c in collectives if c.operation == "all-gather"]
 
-    assert dict(plan.run.batch_sharding.mesh.shape) == {"replica": 2, "data": 4, "model": 1}
+    assert dict(plan.run.batch_sharding.mesh.shape) == {
+        "replica": 2,
+        "data": 4,
+        "model": 1,
+    }
     assert over_the_network
     assert min(c.seconds for c in over_the_network) > 20e-6
     assert {len(c.devices) for c in gathers} == {4}

@@ -33,7 +33,12 @@ def test_recorded_plans_cover_policies_and_shardings():
     recorded = [ROWS[case.name] for case in COMPILED]
     compiled_names = set(list_column(COMPILED, "name"))
 
-    assert set(list_column(recorded, "remat")) == {"none", "dots", "attention", "full"}
+    assert set(list_column(recorded, "remat")) == {
+        "none",
+        "dots",
+        "attention",
+        "full",
+    }
     assert set(list_column(recorded, "sharding")) == {"replicated", "fsdp"}
     assert compiled_names.issuperset(case.name for case in record.HEADLINES)
 

@@ -6,7 +6,12 @@ from tests.columns import list_column
 from vit_jax.sharding.fabrics import Group
 from vit_jax.tools.plan.topology import build_group, parse_topology
 
-SQUARE = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
+SQUARE = [
+    (0, 0, 0),
+    (1, 0, 0),
+    (0, 1, 0),
+    (1, 1, 0),
+]
 
 
 def check_squares_and_slices(devices):

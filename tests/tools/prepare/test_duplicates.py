@@ -77,7 +77,13 @@ def test_planted_copies_are_written_and_excluded(folder, tmp_path):
             mirrored.append(row["id"])
 
     assert "5 of 8" in out
-    assert numbers == [("00", "00"), ("01", "01"), ("02", "02"), ("03", "03"), ("04", "04")]
+    assert numbers == [
+        ("00", "00"),
+        ("01", "01"),
+        ("02", "02"),
+        ("03", "03"),
+        ("04", "04"),
+    ]
     assert mirrored == ["b/01.png"]
     for row in rows:
         assert int(row["distance"]) <= 6

@@ -493,7 +493,12 @@ def test_small_classes_and_hold_out(prepare):
     held_out = collections.Counter(name for name, _ in validation)
     large_classes = {pair for pair in IMAGES if pair[0] != "n01"}
 
-    assert counts == {"train": 9, "validation": 7, "classes": 2, "small class": 1}
+    assert counts == {
+        "train": 9,
+        "validation": 7,
+        "classes": 2,
+        "small class": 1,
+    }
     assert read_listed(folder) == [("small class", "n01")]
     assert held_out == {"n02": 3, "n10": 4}
     assert {*train, *validation} == large_classes

@@ -49,8 +49,18 @@ def test_values_may_have_commas_and_spaces():
     )
     configs = list_column(grid.runs, "config")
 
-    assert list_column(configs, "input.image_size") == [(8, 8), (8, 8), (16, 16), (16, 16)]
-    assert list_column(configs, "total") == ["7 epochs", "9 epochs", "7 epochs", "9 epochs"]
+    assert list_column(configs, "input.image_size") == [
+        (8, 8),
+        (8, 8),
+        (16, 16),
+        (16, 16),
+    ]
+    assert list_column(configs, "total") == [
+        "7 epochs",
+        "9 epochs",
+        "7 epochs",
+        "9 epochs",
+    ]
 
 
 def test_random_settings_are_those_of_the_seed_and_the_first_of_more():

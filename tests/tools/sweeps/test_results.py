@@ -201,11 +201,20 @@ def test_shapes_are_drawn_over_compute_relative_to_the_base(tmp_path):
     figure = draw(grid.study, build_rows(grid, tmp_path), title="t")
 
     assert read_series(figure) == {
-        "depth": [[1, 20], [2, 40]],
-        "width": [[1, 20], [3.5, 70]],
+        "depth": [
+            [1, 20],
+            [2, 40],
+        ],
+        "width": [
+            [1, 20],
+            [3.5, 70],
+        ],
     }
     # The last of the two points ×2 has the label.
-    assert read_labels(figure) == {"base": (1, 20), "×2": (3.5, 70)}
+    assert read_labels(figure) == {
+        "base": (1, 20),
+        "×2": (3.5, 70),
+    }
 
 
 def test_a_shape_that_has_not_learnt_is_marked(tmp_path):
@@ -285,12 +294,26 @@ def test_places_of_positions_are_beside_each_other(tmp_path):
     places = {}
     for name, points in read_series(figure).items():
         places[name] = [round(x) for x, _ in points]
-    assert places == {"stem": [0, 1], "every": [1], "shared": [1]}
+    assert places == {
+        "stem": [0, 1],
+        "every": [1],
+        "shared": [1],
+    }
 
 
 def test_the_front_is_what_nothing_cheaper_beats():
-    points = [(1, 50), (2, 40), (2, 60), (3, 60), (4, 70)]
-    assert find_pareto_front(points) == [(1, 50), (2, 60), (4, 70)]
+    points = [
+        (1, 50),
+        (2, 40),
+        (2, 60),
+        (3, 60),
+        (4, 70),
+    ]
+    assert find_pareto_front(points) == [
+        (1, 50),
+        (2, 60),
+        (4, 70),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,15 @@ def test_dry_run_plans_by_arithmetic(tmp_path):
     header, _, *lines = read_table(plan)
     total = r"Left: 4 of 4 runs, 225 exaFLOPs; on v5e:16x16 .* hours one after the other"
 
-    assert header == ["run", "this machine", "state", "steps", "exaFLOPs", "hours", "chip-hours"]
+    assert header == [
+        "run",
+        "this machine",
+        "state",
+        "steps",
+        "exaFLOPs",
+        "hours",
+        "chip-hours",
+    ]
     assert list_column(lines, 1) == ["no", "yes", "no", "yes"]
     assert set(list_column(lines, 3)) == {"517,822"}
     # 3 x 8.8 GFLOPs x 7 x 303 million

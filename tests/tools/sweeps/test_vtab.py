@@ -268,7 +268,11 @@ def test_results_as_json_and_csv(pretended, weights, tmp_path):
     content = read_results(tmp_path)
     validation_accuracies = list_column(content["trials"], "validation_accuracy")
 
-    assert list_column(content["means"], "name") == ["light", "nothing", "all tasks"]
+    assert list_column(content["means"], "name") == [
+        "light",
+        "nothing",
+        "all tasks",
+    ]
     assert content["means"][-1]["accuracy"] == pytest.approx(1.3 / 3)
     assert validation_accuracies == pytest.approx([0.1, 0.3, 0.1, 0.3, 0.9, 0.7])
 

@@ -133,7 +133,14 @@ def test_the_stem_of_the_released_hybrid():
         "gn_root/bias": (1, 1, 1, 64),
     }
     inputs = 64
-    for block, (units, width) in enumerate([(3, 64), (4, 128), (9, 256)], start=1):
+    for block, (units, width) in enumerate(
+        [
+            (3, 64),
+            (4, 128),
+            (9, 256),
+        ],
+        start=1,
+    ):
         for unit in range(1, units + 1):
             shapes = list_shapes_of_unit(inputs, width, has_shortcut=unit == 1)
             for name, shape in shapes.items():
