@@ -105,7 +105,9 @@ def test_by_hand(function, macs):
 
 
 def test_a_product_in_a_loop_of_unknown_length_is_rejected():
-    with pytest.raises(ValueError, match="while loop of unknown length cannot be counted"):
+    message = "while loop of unknown length cannot be counted"
+
+    with pytest.raises(ValueError, match=message):
         count_macs(multiply_repeatedly, SQUARE, 5)
 
 

@@ -190,5 +190,7 @@ def test_user_defined_parts_have_no_formula(part: str) -> None:
         build_named("Ti/16", 32),
         **{part: "mine.blocks:Block"},
     )
-    with pytest.raises(ValueError, match=r"^mine\.blocks:Block: no formula"):
+    message = r"^mine\.blocks:Block: no formula"
+
+    with pytest.raises(ValueError, match=message):
         count_kept_bytes(custom, 1)

@@ -128,7 +128,9 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
         )
 
     assert output.attention_LBTQS is None
-    with pytest.raises(ValueError, match="GatedBlock has no method with_attention"):
+
+    message = "GatedBlock has no method with_attention"
+    with pytest.raises(ValueError, match=message):
         apply(model, x, intermediates=("attention",))
 
 
@@ -177,7 +179,9 @@ def test_a_resnet_has_a_custom_head():
 
 
 def test_a_resnet_has_no_custom_pooling():
-    with pytest.raises(ValueError, match=r"config\.model\.pool='\S+:MaxPooling'.*Use gap or None"):
+    message = r"config\.model\.pool='\S+:MaxPooling'.*Use gap or None"
+
+    with pytest.raises(ValueError, match=message):
         small("R14x0.5", pool="MaxPooling")
 
 

@@ -145,7 +145,9 @@ def test_stages_are_run_in_order(name, image_size, unit):
     )
     assert_near(output.features_BD, pooled)
     assert_near(output.logits_BK, model.head.linear(pooled))
-    with pytest.raises(ValueError, match="names that this network has: stages"):
+
+    message = "names that this network has: stages"
+    with pytest.raises(ValueError, match=message):
         apply(model, x, intermediates=("blocks",))
 
 

@@ -296,8 +296,9 @@ def test_the_number_of_outputs_of_a_patch():
 )
 def test_networks_that_cannot_predict_patches_are_rejected(architecture):
     values = dataclasses.asdict(dataclasses.replace(architecture, patch_outputs=512))
+    message = r"must be a ViT without ResNet .* for masked patches"
 
-    with pytest.raises(ValueError, match=r"must be a ViT without ResNet .* for masked patches"):
+    with pytest.raises(ValueError, match=message):
         read_architecture(values)
 
 

@@ -207,8 +207,9 @@ def test_patterns_are_checked(fields, message):
 
 def test_a_model_without_a_head_has_nothing_to_train():
     without_head = {"norm": {"scale": jnp.ones(2)}}
+    message = r"trained='head', frozen=\(\) leaves no parameter"
 
-    with pytest.raises(ValueError, match=r"trained='head', frozen=\(\) leaves no parameter"):
+    with pytest.raises(ValueError, match=message):
         check_patterns(OptimizerConfig(trained="head"), without_head)
 
 

@@ -90,5 +90,7 @@ def test_the_shards_of_a_model_divide_a_slice(gpus):
 
 
 def test_replicas_divide_the_slices():
-    with pytest.raises(ValueError, match="num_replicas=4: must divide the 6 slices"):
+    message = "num_replicas=4: must divide the 6 slices"
+
+    with pytest.raises(ValueError, match=message):
         build_mesh(slices(6), ShardingConfig(num_replicas=4))

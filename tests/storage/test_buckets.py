@@ -149,7 +149,9 @@ def test_a_slow_reply_is_requested_again(folder, cloud, fast):
 
 def test_retries_end(folder, cloud, fast):
     cloud.inject("GET ", 503, times=1000)
-    with pytest.raises(OSError, match=r"does not answer \(status 503\)") as raised:
+
+    message = r"does not answer \(status 503\)"
+    with pytest.raises(OSError, match=message) as raised:
         (folder / "object").read_bytes()
 
     assert cloud.forgive() > 900

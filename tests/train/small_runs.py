@@ -77,7 +77,9 @@ def ask_to_end_at(request, monkeypatch):
 def interrupt(train, request, step, monkeypatch):
     """Interrupt a run at its n-th check, which follows this step; later runs are not interrupted."""
     ask_to_end_at(request, monkeypatch)
-    with pytest.raises(Interrupted, match=f"stopped after step {step} of 6, which is saved"):
+
+    message = f"stopped after step {step} of 6, which is saved"
+    with pytest.raises(Interrupted, match=message):
         train()
 
     ask_to_end_at(None, monkeypatch)

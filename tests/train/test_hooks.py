@@ -200,8 +200,9 @@ def test_an_evaluation_that_does_not_end_is_owed(error, message):
 def test_unreadable_images_of_training_are_the_reason_that_is_told():
     session = Session({"accuracy": 0.5})
     session.unreadable.note(2, 0.0)
+    message = r"Step 2: no image.*after step 3 is saved"
 
-    with pytest.raises(TooManyUnreadable, match=r"Step 2: no image.*after step 3 is saved"):
+    with pytest.raises(TooManyUnreadable, match=message):
         session.save_after(3, session.stop.find_reason(3))
 
     assert session.files.saved == [(3, False, {})]

@@ -185,7 +185,9 @@ def test_metrics_that_are_not_finite_raise(name, value):
     no_cause = "The learning rate is 0, so it is not the cause"
 
     require_finite(5, metrics)
-    with pytest.raises(FloatingPointError, match=r"Step 5: .*learning_rate \(now 0\.1\)"):
+
+    message = r"Step 5: .*learning_rate \(now 0\.1\)"
+    with pytest.raises(FloatingPointError, match=message):
         require_finite(5, diverged)
     with pytest.raises(FloatingPointError, match=no_cause) as raised:
         require_finite(5, at_rate_0)

@@ -122,8 +122,9 @@ def test_a_workdir_that_goes_ends_the_run_at_the_next_write(
         return False
 
     monkeypatch.setattr(Interruption, "is_requested", is_requested)
+    message = "was removed or replaced while the run used it"
 
-    with pytest.raises(WorkdirLost, match="was removed or replaced while the run used it"):
+    with pytest.raises(WorkdirLost, match=message):
         pretrain(config, str(run))
 
     assert next(count) <= 6
@@ -150,7 +151,9 @@ def test_a_save_does_not_make_a_removed_workdir_again(config, tmp_path, monkeypa
             remove()
 
     monkeypatch.setattr(CheckpointStore, "save", save_and_remove)
-    with pytest.raises(WorkdirLost, match="was removed or replaced while the run used it"):
+
+    message = "was removed or replaced while the run used it"
+    with pytest.raises(WorkdirLost, match=message):
         pretrain(config, str(tmp_path / "run"))
 
     assert list(tmp_path.rglob("*")) == []

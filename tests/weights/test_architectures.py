@@ -231,8 +231,9 @@ def test_an_unnamed_file_is_noted(tmp_path):
 
 def test_the_option_is_rejected_where_the_file_states_its_network(tmp_path):
     folder = write_case("huggingface/mae", tmp_path / "folder")
+    message = "model_type='vit_base_patch16_224': must be one of vit"
 
-    with pytest.raises(ValueError, match="model_type='vit_base_patch16_224': must be one of vit"):
+    with pytest.raises(ValueError, match=message):
         load_weights(folder, architecture="vit_base_patch16_224")
 
 
@@ -294,7 +295,9 @@ def test_arguments_that_change_no_rotary_positions():
     ["block_fn", "norm_layer", "rope_theta", "a" * 1000],
 )
 def test_arguments_that_change_a_network_in_an_unknown_way(argument):
-    with pytest.raises(ValueError, match=rf"model_args\.{argument}='x': is not supported"):
+    message = rf"model_args\.{argument}='x': is not supported"
+
+    with pytest.raises(ValueError, match=message):
         find_timm_fields("vit_base_patch16_224", {argument: "x"})
 
 
@@ -314,12 +317,16 @@ def test_the_grid_of_rotary_positions(arguments, grid):
 
 @pytest.mark.parametrize("shape", [[3], [3, 0], ["3", 3], 3], ids=str)
 def test_grids_of_rotary_positions_that_are_no_grid(shape):
-    with pytest.raises(ValueError, match=r"ref_feat_shape.*must be rows and columns"):
+    message = r"ref_feat_shape.*must be rows and columns"
+
+    with pytest.raises(ValueError, match=message):
         find_timm_fields(PE_CORE, {"ref_feat_shape": shape})
 
 
 def test_grids_of_rotary_positions_that_do_not_fit_the_network():
-    with pytest.raises(ValueError, match=r"ref_feat_shape=\[8, 8\]: must be \[16, 16\]"):
+    message = r"ref_feat_shape=\[8, 8\]: must be \[16, 16\]"
+
+    with pytest.raises(ValueError, match=message):
         find_timm_fields("eva02_base_patch14_224", {"ref_feat_shape": [8, 8]})
 
 

@@ -31,8 +31,9 @@ def test_metadata_without_the_grid_and_class_tokens_is_read():
 )
 def test_metadata_that_contradicts_itself_is_rejected(a, wrong, words):
     metadata = describe(a, None, None, None) | wrong
+    message = f"its metadata contradicts itself: {words}"
 
-    with pytest.raises(ValueError, match=f"its metadata contradicts itself: {words}"):
+    with pytest.raises(ValueError, match=message):
         parse_architecture(metadata)
 
 

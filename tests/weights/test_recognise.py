@@ -245,7 +245,9 @@ OUT_OF_RANGE = "at most|make no hybrid|image"
     ],
 )
 def test_a_configuration_of_another_network_is_rejected(wrong, words):
-    with pytest.raises(ValueError, match=f"the configuration beside it .*{words}"):
+    message = f"the configuration beside it .*{words}"
+
+    with pytest.raises(ValueError, match=message):
         recognise(
             build_headers(VIT, "timm"),
             {},
@@ -471,5 +473,7 @@ def test_every_option_has_a_possible_value_and_none(option):
     ],
 )
 def test_every_option_has_an_impossible_value(option, wrong, words):
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{option}={wrong!r}')}: {words}"):
+    message = f"^{re.escape(f'{option}={wrong!r}')}: {words}"
+
+    with pytest.raises(ValueError, match=message):
         validate_options({option: wrong})

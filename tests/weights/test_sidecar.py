@@ -92,7 +92,9 @@ def test_made_up_labels_are_no_class_names(tmp_path):
 
 
 def test_activations_other_than_gelu_are_rejected(tmp_path):
-    with pytest.raises(ValueError, match="activation 'relu'; our networks have GELU only"):
+    message = "activation 'relu'; our networks have GELU only"
+
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, HUGGINGFACE | {"hidden_act": "relu"})
 
 
@@ -235,7 +237,9 @@ def test_the_gelu_that_timm_does_not_write_down_is_pointed_out(tmp_path):
 )
 def test_a_file_that_is_no_json_object_is_rejected(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config.json is (not readable JSON|no JSON object)"):
+
+    message = r"config.json is (not readable JSON|no JSON object)"
+    with pytest.raises(ValueError, match=message):
         read_sidecar(tmp_path)
 
 
@@ -281,7 +285,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("odd", "rule"), WRONG)
 def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, rule, tmp_path):
-    with pytest.raises(ValueError, match=f"{tmp_path}/config.json: {rule}"):
+    message = f"{tmp_path}/config.json: {rule}"
+
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, HUGGINGFACE | odd)
 
 
@@ -311,7 +317,9 @@ def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, rule, 
     ],
 )
 def test_values_of_another_type_in_the_configuration_of_the_processor(odd, rule, tmp_path):
-    with pytest.raises(ValueError, match=f"{tmp_path}/preprocessor_config.json: {rule}"):
+    message = f"{tmp_path}/preprocessor_config.json: {rule}"
+
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, HUGGINGFACE, HALF | odd)
 
 
@@ -340,8 +348,9 @@ def test_values_of_another_type_in_the_configuration_of_the_processor(odd, rule,
 )
 def test_values_of_another_type_in_the_configuration_of_timm(part, odd, rule, tmp_path):
     changes = {part: TIMM[part] | odd} if part else odd
+    message = f"{tmp_path}/config.json: {rule}"
 
-    with pytest.raises(ValueError, match=f"{tmp_path}/config.json: {rule}"):
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, TIMM | changes)
 
 
@@ -542,7 +551,9 @@ def test_gated_mlps_with_another_activation_are_rejected(tmp_path):
     [[0.5, 0.5], [0.5, 0.5, "x"], 0.5, None, [0.5, 0.5, float("nan")]],
 )
 def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
-    with pytest.raises(ValueError, match="must be three finite numbers each"):
+    message = "must be three finite numbers each"
+
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, HUGGINGFACE, HALF | {"image_mean": mean})
 
 

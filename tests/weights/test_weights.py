@@ -218,8 +218,9 @@ def test_numbers_that_are_not_finite_in_float32(tmp_path):
 def test_whole_numbers_are_no_parameters(tmp_path):
     arrays = arrays_of(SQUARE, "released")
     arrays["head/bias"] = np.zeros(3, np.int32)
+    message = "not of floating point: head/bias"
 
-    with pytest.raises(ValueError, match="not of floating point: head/bias"):
+    with pytest.raises(ValueError, match=message):
         load_weights(write(tmp_path, arrays))
 
 
@@ -357,7 +358,9 @@ def test_class_names_are_taken_from_the_caller(tmp_path):
     path = write(tmp_path, arrays_of(SQUARE, "released"))
 
     assert load_weights(path, class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
-    with pytest.raises(ValueError, match=r"class_names: must be 3 names, .*, not 2"):
+
+    message = r"class_names: must be 3 names, .*, not 2"
+    with pytest.raises(ValueError, match=message):
         load_weights(path, class_names=["a", "b"])
 
 
@@ -511,8 +514,9 @@ def test_a_workdir_of_a_sharded_run(polyak, words, sharded_run):
 
 def test_options_that_contradict_a_checkpoint_are_rejected(sharded_run):
     folder, _ = sharded_run
+    message = "num_heads=4: must be 2, as the checkpoint states"
 
-    with pytest.raises(ValueError, match="num_heads=4: must be 2, as the checkpoint states"):
+    with pytest.raises(ValueError, match=message):
         load_weights(folder, num_heads=4)
 
 
@@ -566,21 +570,26 @@ def test_weights_of_a_repository(library):
     ["hf://name", "hf://a/b/c", "hf://", "hf://a/b@", "hf://a/b c"],
 )
 def test_malformed_addresses(address, library):
-    with pytest.raises(ValueError, match="not an address of the form hf://owner/name"):
+    message = "not an address of the form hf://owner/name"
+
+    with pytest.raises(ValueError, match=message):
         load_weights(address)
 
     assert library == []
 
 
 def test_a_repository_that_cannot_be_fetched_is_one_error(library):
-    with pytest.raises(ValueError, match="hf://nobody/nothing cannot be fetched: 404"):
+    message = "hf://nobody/nothing cannot be fetched: 404"
+
+    with pytest.raises(ValueError, match=message):
         load_weights("hf://nobody/nothing")
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    message = r"needs huggingface_hub: .*pip install .*\[hub\]"
 
-    with pytest.raises(ValueError, match=r"needs huggingface_hub: .*pip install .*\[hub\]"):
+    with pytest.raises(ValueError, match=message):
         load_weights("hf://owner/name")
 
 

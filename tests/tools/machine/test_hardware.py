@@ -281,6 +281,7 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
 def test_several_processes_are_rejected(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(hosts, "gather", lambda own: [own, own])
+    message = "devices of one process, not of 2"
 
-    with pytest.raises(doctor.ExaminationError, match="devices of one process, not of 2"):
+    with pytest.raises(doctor.ExaminationError, match=message):
         next(doctor.examine(None, None, with_hardware=True))

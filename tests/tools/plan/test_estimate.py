@@ -112,8 +112,9 @@ def test_data_of_unknown_size_are_rejected():
     recipe = "configs/pretrain_jft.py:ViT-H/14"
     config = load_recipe(recipe)
     photos = dataclasses.replace(config, data="folder:/my/images")
+    message = "--num_examples=N and --num_classes=N"
 
-    with pytest.raises(ValueError, match="--num_examples=N and --num_classes=N"):
+    with pytest.raises(ValueError, match=message):
         choose_dataset(recipe, photos)
 
     with pytest.raises(ValueError, match="not known here"):

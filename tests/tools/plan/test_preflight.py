@@ -227,12 +227,16 @@ def test_a_network_that_the_weights_decide_and_are_elsewhere():
     )
 
     assert "the network is that of /there/run, and is not checked; digits with 1,437" in line
-    with pytest.raises(ValueError, match=r"/there/run: there is no such file or folder"):
+
+    message = r"/there/run: there is no such file or folder"
+    with pytest.raises(ValueError, match=message):
         check_start("finetune", config)
 
 
 def test_a_dataset_of_the_catalogue_that_is_not_prepared(tmp_path):
-    with pytest.raises(ValueError, match=r"not prepared in .*; run: vit-jax prepare cifar10"):
+    message = r"not prepared in .*; run: vit-jax prepare cifar10"
+
+    with pytest.raises(ValueError, match=message):
         check("data=tfds:cifar10", f"input.data_dir={tmp_path}")
 
 
@@ -251,7 +255,9 @@ def test_devices():
     (line,) = check("sharding.num_model_shards=2", num_devices=8, num_slices=2)
 
     assert "on 8 devices (2 replica x 2 data x 2 model)" in line
-    with pytest.raises(ValueError, match=r"--devices=3: must be divisible by --slices=2"):
+
+    message = r"--devices=3: must be divisible by --slices=2"
+    with pytest.raises(ValueError, match=message):
         check(num_devices=3, num_slices=2)
 
     with pytest.raises(ValueError, match="must divide the 3 device"):

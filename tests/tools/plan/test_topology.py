@@ -118,7 +118,9 @@ def test_invalid_names_are_rejected(name, message):
 
 
 def test_two_numbers_of_slices_are_rejected():
-    with pytest.raises(ValueError, match="--slices=2 both say how many slices"):
+    message = "--slices=2 both say how many slices"
+
+    with pytest.raises(ValueError, match=message):
         parse_topology("2*v5e:4x4", num_slices=2)
 
 

@@ -747,7 +747,9 @@ def test_a_disk_that_fills_up_while_shards_are_written(prepare, monkeypatch):
     """
     with monkeypatch.context() as patch:
         patch.setattr(array_record_module, "ArrayRecordWriter", FullDiskWriter)
-        with pytest.raises(OSError, match=r"cannot be written .No space left on device"):
+
+        message = r"cannot be written .No space left on device"
+        with pytest.raises(OSError, match=message):
             prepare(WHOLE)
 
     folder, _ = prepare(WHOLE)

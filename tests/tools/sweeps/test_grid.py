@@ -229,15 +229,21 @@ def test_mistakes(name, values, message):
 
 
 def test_a_field_that_the_study_sets_is_rejected():
-    with pytest.raises(ValueError, match=r"is set for each run\. Use --pools="):
+    message = r"is set for each run\. Use --pools="
+
+    with pytest.raises(ValueError, match=message):
         make_study_grid("pooling", overrides=["model.pool=gap"])
 
 
 def test_a_recipe_for_fine_tuning_is_rejected():
-    with pytest.raises(ValueError, match="a recipe for FinetuneConfig; studies pre-train"):
+    message = "a recipe for FinetuneConfig; studies pre-train"
+
+    with pytest.raises(ValueError, match=message):
         make_study_grid("pooling", "finetune:ViT-B/16,pets")
 
 
 def test_patches_of_a_network_without_transformer_are_rejected():
-    with pytest.raises(ValueError, match=r"--shapes=patch:2: R14x0.5 has no transformer"):
+    message = r"--shapes=patch:2: R14x0.5 has no transformer"
+
+    with pytest.raises(ValueError, match=message):
         make_study_grid("shape", f"{DIGITS}:ResNet", shapes=["patch:2"])

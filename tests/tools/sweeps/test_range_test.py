@@ -59,8 +59,9 @@ def test_without_divergence_and_with_a_loss_that_is_not_finite():
 def test_a_loss_that_does_not_fall(count):
     loss = np.linspace(2, 2.01, count)
     test = RangeTest(100, RATES[:count], loss, became_infinite=True)
+    message = "did not fall before it diverged: lower --low="
 
-    with pytest.raises(ValueError, match="did not fall before it diverged: lower --low="):
+    with pytest.raises(ValueError, match=message):
         test.suggestions()
 
 

@@ -81,7 +81,9 @@ def test_a_run_compares_itself_with_the_others(data_dir, monkeypatch):
     require_agreement(other, data)
 
     monkeypatch.setattr(hosts, "gather", lambda facts: [facts, facts | {"config.seed": 7}])
-    with pytest.raises(ValueError, match=r"process 1: config\.seed is 7, in process 0 0"):
+
+    message = r"process 1: config\.seed is 7, in process 0 0"
+    with pytest.raises(ValueError, match=message):
         require_agreement(config, data)
 
 

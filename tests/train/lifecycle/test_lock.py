@@ -121,8 +121,9 @@ def test_a_workdir_that_is_taken_over_is_noticed(tmp_path):
     with WorkdirLock(tmp_path) as lock:
         lock.check()
         change_owner(tmp_path, token="another", host="elsewhere")
+        message = r"taken over by process \d+ on elsewhere"
 
-        with pytest.raises(WorkdirLost, match=r"taken over by process \d+ on elsewhere"):
+        with pytest.raises(WorkdirLost, match=message):
             lock.check()
 
     assert (tmp_path / FILE).exists(), "the lock of another run stays"

@@ -385,7 +385,9 @@ def test_a_path_that_cannot_hold_checkpoints_is_rejected_before_anything_is_writ
         lambda: claim_and_end(tmp_path / name, FINETUNING),
         lambda: prepare_shared(tmp_path / name),
     ):
-        with pytest.raises(ValueError, match=r"^workdir='[^\n]* Choose another folder\.$"):
+        message = r"^workdir='[^\n]* Choose another folder\.$"
+
+        with pytest.raises(ValueError, match=message):
             use()
 
     assert not list(tmp_path.iterdir())

@@ -71,7 +71,9 @@ def acme(tmp_path, monkeypatch):
 def test_its_names_are_unknown_without_the_module():
     assert not is_known("vit_acme_patch4")
     assert find_licence("acme/acme-s") == ""
-    with pytest.raises(ValueError, match="The format huggingface cannot hold"):
+
+    message = "The format huggingface cannot hold"
+    with pytest.raises(ValueError, match=message):
         require_writable("huggingface", dataclasses.replace(A, registers=3))
 
 
@@ -102,8 +104,9 @@ def test_a_file_of_its_authors_is_read_with_timm_s_configuration(acme, tmp_path)
         {**renamed, "acme_parts": arrays["cls_token"]},
         {},
     )
+    message = "the file is of Acme Y: it has other parts"
 
-    with pytest.raises(ValueError, match="the file is of Acme Y: it has other parts"):
+    with pytest.raises(ValueError, match=message):
         load_weights(tmp_path)
 
 

@@ -384,7 +384,9 @@ def test_a_bomb_in_the_comment_is_not_unpacked():
     tracemalloc.start()
 
     try:
-        with pytest.raises(ValueError, match="more than 4,194,304 characters"):
+        message = "more than 4,194,304 characters"
+
+        with pytest.raises(ValueError, match=message):
             metadata_texts.decode_comment(bomb)
 
         assert tracemalloc.get_traced_memory()[1] < 4 * metadata_texts.MAX_TEXT_CHARACTERS

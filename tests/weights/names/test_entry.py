@@ -91,8 +91,9 @@ def test_a_parameter_without_a_name_is_an_error():
         "encoder/blocks/1/x": (1,),
         "y": (2,),
     }
+    message = r"no name for encoder/blocks/x, y$"
 
-    with pytest.raises(ValueError, match=r"no name for encoder/blocks/x, y$"):
+    with pytest.raises(ValueError, match=message):
         make_entries([Rule("a", "a")], shapes)
 
 
