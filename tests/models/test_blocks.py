@@ -72,7 +72,11 @@ def block_and_inputs(**options):
 @pytest.mark.parametrize("pool", ["token", "gap"])
 def test_relative_positions_add_the_product_of_query_and_offset(pool):
     _, model, x = block_and_inputs(position_embedding="relative", pool=pool)
-    output = apply(model, x, intermediates=("attention", "blocks"))
+    output = apply(
+        model,
+        x,
+        intermediates=("attention", "blocks"),
+    )
     # The index of the first patch.
     first = int(pool == "token")
     inputs = (embedded(model, x), output.blocks_LBSD[0])
@@ -154,7 +158,11 @@ def test_tables_of_positions_of_blocks(layers, name, shape):
 def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     """First along rows, then along columns; relative positions are offsets within a line."""
     architecture, model, x = block_and_inputs(block="axial", position_embedding="relative")
-    output = apply(model, x, intermediates=("attention", "blocks"))
+    output = apply(
+        model,
+        x,
+        intermediates=("attention", "blocks"),
+    )
 
     assert architecture.pool == "gap"
     assert output.attention_LBTQS.shape == (4, 2, 2, 6, 6)

@@ -117,7 +117,11 @@ def run_stages(architecture, body, x):
     ],
 )
 def test_stages_are_run_in_order(name, image_size, unit):
-    architecture = small(name, image_size=image_size, residual_unit=unit)
+    architecture = small(
+        name,
+        image_size=image_size,
+        residual_unit=unit,
+    )
     model = filled(architecture)
     x = images(architecture)
     body = model.stem if architecture.has_transformer else model.body

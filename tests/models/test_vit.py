@@ -130,7 +130,11 @@ def test_intermediates_are_the_blocks_one_after_the_other():
     )
     model = filled(architecture)
     x = images(architecture)
-    output = apply(model, x, intermediates=("blocks", "attention"))
+    output = apply(
+        model,
+        x,
+        intermediates=("blocks", "attention"),
+    )
     tokens = embedded(model, x) + model.positions()
     run_block = jax.jit(lambda block, x: block(x, 0.0, None))
 

@@ -238,7 +238,10 @@ def test_proportions_are_within_binomial_bounds(fraction, shares):
     assert source.max() < 196
 
     if shares[1]:
-        offset_counts = np.bincount(offset[is_replaced] % 196, minlength=196)
+        offset_counts = np.bincount(
+            offset[is_replaced] % 196,
+            minlength=196,
+        )
         assert offset_counts[1:].min() > 0, "every other patch replaces some patch"
 
 

@@ -82,7 +82,11 @@ def test_a_resnet_keeps_the_map_of_the_root_and_the_inputs_of_units():
     ],
 )
 def test_bytes_that_gpus_keep_outside_of_loops(remat, unroll, arrays):
-    architecture = build("ViT-B/16", remat=remat, scan_unroll=unroll)
+    architecture = build(
+        "ViT-B/16",
+        remat=remat,
+        scan_unroll=unroll,
+    )
 
     num_bytes = count_kept_bytes(architecture, 8, tiled=False)
 

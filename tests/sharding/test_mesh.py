@@ -72,7 +72,11 @@ def test_options_are_those_of_the_chip():
 @pytest.fixture
 def gpus():
     """Two nodes of four GPUs."""
-    return slices(2, platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    return slices(
+        2,
+        platform="gpu",
+        device_kind="NVIDIA H100 80GB HBM3",
+    )
 
 
 def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus(gpus):

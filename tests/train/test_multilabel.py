@@ -251,7 +251,10 @@ def test_predictions_are_the_labels_that_are_probable_enough(trained, folder):
 def logits_of_black(trained):
     """An image of zeros, and its logits in float64, of a network that is taken for single-label."""
     pixels = np.zeros((1, 8, 8, 3), np.uint8)
-    model = dataclasses.replace(vit_jax.load_model(trained), is_multilabel=False)
+    model = dataclasses.replace(
+        vit_jax.load_model(trained),
+        is_multilabel=False,
+    )
     logits = np.asarray(model(pixels).logits_BK, np.float64)
     softmax = np.exp(logits) / np.exp(logits).sum()
     assert_allclose(model.predict(pixels), softmax, atol=1e-5)
@@ -384,7 +387,11 @@ def test_a_step_by_the_formula():
     label = rng.integers(0, 2, (16, 10), np.int32)
     mask = np.ones(16, np.float32)
     mask[[3, 9, 10]] = 0
-    config = runs.config(SIGMOID, "input.mixup_alpha=0", "optimizer.accumulation_steps=2")
+    config = runs.config(
+        SIGMOID,
+        "input.mixup_alpha=0",
+        "optimizer.accumulation_steps=2",
+    )
     run = assemble(
         config,
         architecture_of(config, 10),

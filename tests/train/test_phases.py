@@ -24,8 +24,16 @@ LARGE = (8, 8)
 
 
 def build_vit(**options):
-    config = ModelConfig(name="ViT-mu/2", **SIZES, **options)
-    return build_architecture(config, image_size=LARGE, num_classes=3)
+    config = ModelConfig(
+        name="ViT-mu/2",
+        **SIZES,
+        **options,
+    )
+    return build_architecture(
+        config,
+        image_size=LARGE,
+        num_classes=3,
+    )
 
 
 def abstract(architecture):

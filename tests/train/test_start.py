@@ -31,13 +31,19 @@ FACTS = {
     "global_batch": 16,
     "seed": 0,
 }
-FILES = {"train_files_sha256": "1" * 64, "test_files_sha256": "2" * 64}
+FILES = {
+    "train_files_sha256": "1" * 64,
+    "test_files_sha256": "2" * 64,
+}
 
 
 def restore(stored, facts):
     """Return the step of the state that a run with these facts resumes from."""
     run = runs.build()
-    metadata = {"architecture": dataclasses.asdict(run.architecture), **stored}
+    metadata = {
+        "architecture": dataclasses.asdict(run.architecture),
+        **stored,
+    }
     items = {
         "progress": {"step": 5},
         "model": None,
@@ -131,7 +137,10 @@ WSD = (
 def list_steps_to_continue(monkeypatch, *fields, trunk=()):
     """Return the steps of a trunk of 10 steps that a run with these fields may continue."""
     trunk_config = tiny.config(*WSD, "total=10 steps", *trunk)
-    metadata = {"config": dataclasses.asdict(trunk_config), "num_examples": 160}
+    metadata = {
+        "config": dataclasses.asdict(trunk_config),
+        "num_examples": 160,
+    }
     reader = types.SimpleNamespace(
         all_steps=lambda: [2, 4, 6, 8, 10],
         metadata=lambda step: metadata,

@@ -36,14 +36,22 @@ def test_accumulation_equals_the_large_batch_of_one_device(masked):
     accumulated = runs.build("optimizer.accumulation_steps=4", devices=2)
 
     state, curve = runs.train(runs.build(), 4, masked=masked)
-    accumulated_state, accumulated_curve = runs.train(accumulated, 4, masked=masked)
+    accumulated_state, accumulated_curve = runs.train(
+        accumulated,
+        4,
+        masked=masked,
+    )
 
     assert_allclose(
         runs.losses(accumulated_curve),
         runs.losses(curve),
         rtol=1e-5,
     )
-    assert_trees_close(accumulated_state.model, state.model, atol=1e-5)
+    assert_trees_close(
+        accumulated_state.model,
+        state.model,
+        atol=1e-5,
+    )
 
 
 def take_step(run, batch):
@@ -235,7 +243,12 @@ def fill_model(abstract_model):
     )
 
 
-FROZEN = ("optimizer.trained=head", "input.mixup_alpha=0.0", "model.head=mlp", "model.depth=1")
+FROZEN = (
+    "optimizer.trained=head",
+    "input.mixup_alpha=0.0",
+    "model.head=mlp",
+    "model.depth=1",
+)
 
 
 @pytest.mark.slow

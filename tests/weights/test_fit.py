@@ -297,7 +297,11 @@ def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, l
     weights = weights_of(change(VIT, **options))
     model = build_model(weights.architecture, weights.parameters)
     pixels = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
-    expected = select_features(model(pixels), layer, weights.architecture.num_class_tokens)
+    expected = select_features(
+        model(pixels),
+        layer,
+        weights.architecture.num_class_tokens,
+    )
 
     ended = cut_after_layer(weights, layer)
     output = build_model(ended.architecture, ended.parameters)(pixels)

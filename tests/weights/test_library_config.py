@@ -44,7 +44,11 @@ def read_config(folder, name="config.json"):
 @pytest.mark.parametrize("gelu", ["exact", "tanh"])
 def test_the_folder_alone_states_the_network(format_name, gelu, tmp_path):
     a = dataclasses.replace(VIT, gelu=gelu)
-    written = weights_of(a, class_names=NAMES, preprocessing=PREPROCESSING)
+    written = weights_of(
+        a,
+        class_names=NAMES,
+        preprocessing=PREPROCESSING,
+    )
     save_weights(written, tmp_path, format_name)
     forget_metadata(tmp_path)
 
@@ -70,7 +74,11 @@ def test_a_folder_of_timm_states_the_preprocessing(gelu, tmp_path):
 def test_a_folder_of_hugging_face_has_a_processor_without_the_central_crop(gelu, tmp_path):
     a = dataclasses.replace(VIT, gelu=gelu)
 
-    _, notes = save_weights(weights_of(a, preprocessing=PREPROCESSING), tmp_path, "huggingface")
+    _, notes = save_weights(
+        weights_of(a, preprocessing=PREPROCESSING),
+        tmp_path,
+        "huggingface",
+    )
     processor = read_config(tmp_path, "preprocessor_config.json")
 
     assert any("tested on central crops" in note for note in notes)
@@ -87,10 +95,18 @@ def test_the_folder_states_if_images_have_several_labels(
 ):
     """The fact is read with the metadata of vit_jax and without them, and through its formats."""
     if source == "library":
-        written = weights_of(VIT, class_names=NAMES, has_several_labels=is_multilabel)
+        written = weights_of(
+            VIT,
+            class_names=NAMES,
+            has_several_labels=is_multilabel,
+        )
     else:
         training = dataclasses.replace(TRAINING, is_multilabel=is_multilabel)
-        written = weights_of(VIT, class_names=NAMES, training=training)
+        written = weights_of(
+            VIT,
+            class_names=NAMES,
+            training=training,
+        )
     folder = tmp_path / "folder"
     kind = "multi" if is_multilabel else "single"
 
@@ -229,7 +245,11 @@ def test_the_folder_alone_states_the_interpolation(format_name, interpolation, t
         "crop_fraction": 1.0,
         "interpolation": interpolation,
     }
-    save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
+    save_weights(
+        weights_of(VIT, preprocessing=preprocessing),
+        tmp_path,
+        format_name,
+    )
     forget_metadata(tmp_path)
     expected = dict(preprocessing)
     if format_name == "timm":
@@ -249,7 +269,11 @@ def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessi
     processor.write_text("{}")
     message = "How images were resized and cropped for this network is not known"
 
-    _, notes = save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
+    _, notes = save_weights(
+        weights_of(VIT, preprocessing=preprocessing),
+        tmp_path,
+        format_name,
+    )
 
     assert any(note.startswith(message) for note in notes)
     assert not processor.exists()

@@ -184,7 +184,12 @@ PROCESSOR_FIELDS = (
     "image_mean",
 )
 
-OTHER_FIELDS = ("size", "label_names", "crop_pct", "interpolation")
+OTHER_FIELDS = (
+    "size",
+    "label_names",
+    "crop_pct",
+    "interpolation",
+)
 
 
 def check_facts(sidecar):
@@ -255,8 +260,14 @@ WRONG = [
     ({"num_channels": 3.0}, "num_channels=3.0: must be 3"),
     ({"num_channels": True}, "num_channels=True: must be 3"),
     ({"image_size": "224"}, "image_size='224': must be one or two whole numbers"),
-    ({"image_size": [224, -1]}, r"image_size=\[224, -1\]: must be one or two whole numbers"),
-    ({"patch_size": [16, 16, 16]}, "patch_size=.*: must be one or two whole numbers"),
+    (
+        {"image_size": [224, -1]},
+        r"image_size=\[224, -1\]: must be one or two whole numbers",
+    ),
+    (
+        {"patch_size": [16, 16, 16]},
+        "patch_size=.*: must be one or two whole numbers",
+    ),
     ({"layer_norm_eps": "1e-6"}, "layer_norm_eps='1e-6': must be a finite number above 0"),
     ({"layer_norm_eps": 0}, "layer_norm_eps=0: must be a finite number above 0"),
     ({"hidden_act": 3}, "hidden_act=3: must be text"),

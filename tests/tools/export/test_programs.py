@@ -69,7 +69,10 @@ IN_ONNX = NETWORKS | {
         position_embedding="relative",
         pool="gap",
     ),
-    "postactivation": dataclasses.replace(NETWORKS["resnet"], residual_unit="postactivation"),
+    "postactivation": dataclasses.replace(
+        NETWORKS["resnet"],
+        residual_unit="postactivation",
+    ),
 }
 BATCHES = {
     "vit": (1, 7),
@@ -140,7 +143,11 @@ def elsewhere(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere")
     expected = {}
     for name, a in NETWORKS.items():
-        expected[name] = write_exported(folder, name, from_weights(sample_weights(a)))
+        expected[name] = write_exported(
+            folder,
+            name,
+            from_weights(sample_weights(a)),
+        )
     half = from_weights(sample_weights(), compute_dtype="bfloat16")
     expected["half"] = write_exported(folder, "half", half)
 
@@ -369,7 +376,10 @@ def test_an_onnx_file_answers_as_the_model(name, tmp_path):
     expected = np.asarray(jax.nn.softmax(model(pixels).logits_BK))
 
     assert export_onnx(model, tmp_path / "net.onnx") == [tmp_path / "net.onnx"]
-    onnx.checker.check_model(tmp_path / "net.onnx", full_check=True)
+    onnx.checker.check_model(
+        tmp_path / "net.onnx",
+        full_check=True,
+    )
 
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     (images,) = session.get_inputs()

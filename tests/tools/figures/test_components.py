@@ -47,7 +47,10 @@ def test_components_are_the_eigenvectors_of_the_covariance(shape):
 
     found = principal_components(rows, 4)
 
-    cosine = np.sum(found.component_KV * expected_component, axis=1)
+    cosine = np.sum(
+        found.component_KV * expected_component,
+        axis=1,
+    )
     assert np.allclose(found.explained_K, expected_share, atol=1e-5)
     assert np.allclose(np.abs(cosine), 1, atol=1e-4)
     assert len(principal_components(rows, 100).component_KV) == min(shape)

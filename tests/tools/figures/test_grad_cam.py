@@ -18,7 +18,10 @@ def test_a_case_worked_by_hand():
     first_gradient = jnp.array([[0.0, 4.0], [2.0, 2.0]])
     second_gradient = jnp.array([[-4.0, 0.0], [0.0, 0.0]])
     map_HWC = jnp.stack([first, second], axis=-1)
-    gradient_HWC = jnp.stack([first_gradient, second_gradient], axis=-1)
+    gradient_HWC = jnp.stack(
+        [first_gradient, second_gradient],
+        axis=-1,
+    )
 
     found = class_activation(map_HWC[None], gradient_HWC[None])
 

@@ -141,7 +141,11 @@ def test_the_whole_family(here, logits, labels):
     expected = {}
     for one in SINGLE:
         prepare(here, one.dataset, make_examples(labels(one.subset)))
-        expected[one.name] = compute_accuracy(logits, labels(one.subset), one.subset)
+        expected[one.name] = compute_accuracy(
+            logits,
+            labels(one.subset),
+            one.subset,
+        )
     real_labels = [[int(label)] for label in logits.argmax(axis=1)]
     real_labels[::3] = [[] for _ in real_labels[::3]]
     real = make_examples(labels(), "original_label", real_label=real_labels)
@@ -221,7 +225,10 @@ def test_classes_outside_a_subset_are_not_predicted(here, unnamed, labels):
 
 def replace_head(weights, parameters, class_names):
     """Return the weights with a head of these classes."""
-    architecture = dataclasses.replace(weights.architecture, num_classes=len(class_names))
+    architecture = dataclasses.replace(
+        weights.architecture,
+        num_classes=len(class_names),
+    )
     return dataclasses.replace(
         weights,
         architecture=architecture,

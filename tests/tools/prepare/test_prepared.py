@@ -167,7 +167,11 @@ def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
     os.truncate(folder / "b/sparse.jpg", 60 * 10**9)
     (folder / "b/wide.png").write_bytes(wide)
 
-    counts = prepared.prepare_folder(folder, copy, short_side=60)
+    counts = prepared.prepare_folder(
+        folder,
+        copy,
+        short_side=60,
+    )
 
     assert counts == count(reduced=2, copied=3, unreadable=3)
     assert (copy / "b/wide.png").read_bytes() == wide
@@ -186,7 +190,11 @@ def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
     assert str(folder / "b/sparse.jpg") in message
 
     missing.write_bytes(wide)
-    counts = prepared.prepare_folder(folder, copy, short_side=60)
+    counts = prepared.prepare_folder(
+        folder,
+        copy,
+        short_side=60,
+    )
 
     assert counts == count(copied=1, unreadable=2)
 
@@ -236,7 +244,11 @@ def test_an_unfinished_copy_is_rejected(folder, tmp_path, make_config, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(prepared, "decode", fail_at_last)
         with pytest.raises(KeyboardInterrupt):
-            prepared.prepare_folder(folder, copy, short_side=60)
+            prepared.prepare_folder(
+                folder,
+                copy,
+                short_side=60,
+            )
 
     assert len(image_files(str(copy))) < 4
     assert list_column(copy.rglob(".*"), "name") == []

@@ -422,7 +422,12 @@ ORDER = ("n30", "n10", "n20", "n02", "n01")
         (OF_NUMBERS, (), tuple(map(str, range(11))), {"1", "2", "10"}),
         (OF_NUMBERS, NUMBER_NAMES, NUMBER_NAMES, {"class 1", "class 2", "class 10"}),
     ],
-    ids=["sorted names", "names of a list", "numbers of files", "numbers and a list"],
+    ids=[
+        "sorted names",
+        "names of a list",
+        "numbers of files",
+        "numbers and a list",
+    ],
 )
 def test_numbers_of_the_classes(prepare, archive, classes, class_names, used_names):
     """Classes have the numbers of a list, with gaps for missing ones, of files, or of the sorted
@@ -448,7 +453,11 @@ def test_classes_of_json_labels_have_the_numbers_of_a_list(prepare):
 )
 def test_numbers_of_files_may_have_names(prepare, classes, expected):
     number_names = tuple(f"n{k:02}" for k in range(11))
-    folder, _ = prepare(OF_NUMBERS, classes=classes, number_names=number_names)
+    folder, _ = prepare(
+        OF_NUMBERS,
+        classes=classes,
+        number_names=number_names,
+    )
 
     assert set(read_records(folder)) == IMAGES
     assert read_class_names(folder) == expected

@@ -246,4 +246,8 @@ def test_patches_of_a_network_without_transformer_are_rejected():
     message = r"--shapes=patch:2: R14x0.5 has no transformer"
 
     with pytest.raises(ValueError, match=message):
-        make_study_grid("shape", f"{DIGITS}:ResNet", shapes=["patch:2"])
+        make_study_grid(
+            "shape",
+            f"{DIGITS}:ResNet",
+            shapes=["patch:2"],
+        )

@@ -48,7 +48,12 @@ def test_without_divergence_and_with_a_loss_that_is_not_finite():
     rates = RATES[:70]  # up to 1.6e-2
     loss = compute_losses(np.log10(rates))
     finite = RangeTest(100, rates, loss, became_infinite=False)
-    infinite = RangeTest(100, rates, loss, became_infinite=True)
+    infinite = RangeTest(
+        100,
+        rates,
+        loss,
+        became_infinite=True,
+    )
 
     assert list(finite.suggestions()) == ["where the loss falls fastest"]
     assert infinite.diverged == 69

@@ -188,7 +188,10 @@ def list_damaged_members():
         (b"", "'x"),
         (b"\x93NUMPY\x01", "'x"),
         (b"\x80\x04N.", "'x"),
-        (build_npy(PLAIN, DATA, version=4), r"version \(4, 0\) of the .npy format"),
+        (
+            build_npy(PLAIN, DATA, version=4),
+            r"version \(4, 0\) of the .npy format",
+        ),
         (build_npy(PLAIN, DATA, version=2, length=2**32 - 1), "'x"),
         (build_npy(PLAIN, b"", length=2000), "'x"),
         (build_npy(with_code, DATA), "'x"),

@@ -49,7 +49,10 @@ def apply_network(weights: Weights, images: np.ndarray) -> dict[str, np.ndarray]
     leaves = [jnp.asarray(array) for array in weights.parameters.values()]
     model = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
     output = jax.jit(lambda model, images: model(images))(model, jnp.asarray(images, jnp.float32))
-    arrays = {"features": output.pooled_BD, "logits": output.logits_BK}
+    arrays = {
+        "features": output.pooled_BD,
+        "logits": output.logits_BK,
+    }
 
     return {name: np.asarray(array) for name, array in arrays.items() if array is not None}
 
@@ -117,7 +120,10 @@ def compare(folder: pathlib.Path) -> dict[str, object]:
 
     problem = check_full_size(folder)
     is_equal = difference <= TOLERANCE and not problem
-    result = {"status": "equal" if is_equal else "WRONG", "difference": difference}
+    result = {
+        "status": "equal" if is_equal else "WRONG",
+        "difference": difference,
+    }
 
     return result | ({"note": note} if note else {}) | ({"full": problem} if problem else {})
 

@@ -31,7 +31,14 @@ PROCESSORS = {
             **IMAGENET,
         },
     ),
-    "dinov3": ("DINOv3ViTImageProcessor", {"size": SQUARE, "resample": 2, **IMAGENET}),
+    "dinov3": (
+        "DINOv3ViTImageProcessor",
+        {
+            "size": SQUARE,
+            "resample": 2,
+            **IMAGENET,
+        },
+    ),
     "siglip": ("SiglipImageProcessor", {"size": SQUARE, "resample": 3}),
     "clip": (
         "CLIPImageProcessor",
@@ -90,7 +97,12 @@ def main(path: pathlib.Path) -> None:
             stated = json.loads((pathlib.Path(folder) / "preprocessor_config.json").read_text())
             x = processor(image, return_tensors="pt")["pixel_values"]
             output = build_huggingface(case, pathlib.Path(folder))[0](x)
-            names = ("logits", "image_embeds", "summary", "pooler_output")
+            names = (
+                "logits",
+                "image_embeds",
+                "summary",
+                "pooler_output",
+            )
             features = next(output[name] for name in names if name in output)
             mean, std = (
                 ([0.0] * 3, [1.0] * 3)
@@ -103,9 +115,15 @@ def main(path: pathlib.Path) -> None:
         for case in TIMM:
             model, arguments = build_timm(case)
             sizes = (3, arguments["img_size"], arguments["img_size"])
-            config = timm.data.resolve_data_config({"input_size": sizes}, model=model)
+            config = timm.data.resolve_data_config(
+                {"input_size": sizes},
+                model=model,
+            )
             x = timm.data.create_transform(**config)(image)[None]
-            features = model.forward_head(model.forward_features(x), pre_logits=True)
+            features = model.forward_head(
+                model.forward_features(x),
+                pre_logits=True,
+            )
             add(
                 recorded,
                 f"timm/{case}",

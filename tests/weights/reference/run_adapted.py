@@ -22,7 +22,11 @@ def record(path: pathlib.Path) -> None:
 
     for case in ("pe_core", "pe_lang", "pe_spatial", "mae"):
         name, size, arguments = TIMM[case]
-        arguments = {**SIZES, "img_size": size, **arguments}
+        arguments = {
+            **SIZES,
+            "img_size": size,
+            **arguments,
+        }
         model = timm.create_model(name, **arguments).eval()
         fill(model)
         normalisation = [list(model.pretrained_cfg[key]) for key in ("mean", "std")]

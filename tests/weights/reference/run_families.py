@@ -189,7 +189,10 @@ TEXT = {
     "num_attention_heads": 2,
     "vocab_size": 50,
 }
-TOWERS = {"vision_config": {**HF_SIZES, **MLP}, "text_config": TEXT}
+TOWERS = {
+    "vision_config": {**HF_SIZES, **MLP},
+    "text_config": TEXT,
+}
 TIPS = {"vision_config": HF_SIZES, "text_config": TEXT}
 DECODER = {
     "mask_ratio": 0.0,
@@ -202,8 +205,16 @@ GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
 REGISTERS = {"num_register_tokens": 4}
 HUGGINGFACE = {  # case: class, configuration, its arguments
     "mae": ("ViTMAEForPreTraining", "ViTMAEConfig", MLP | DECODER),
-    "ijepa": ("IJepaForImageClassification", "IJepaConfig", {**MLP, "num_labels": 3}),
-    "deit": ("DeiTForImageClassification", "DeiTConfig", {**MLP, "num_labels": 3}),
+    "ijepa": (
+        "IJepaForImageClassification",
+        "IJepaConfig",
+        {**MLP, "num_labels": 3},
+    ),
+    "deit": (
+        "DeiTForImageClassification",
+        "DeiTConfig",
+        {**MLP, "num_labels": 3},
+    ),
     "deit_distilled": (
         "DeiTForImageClassificationWithTeacher",
         "DeiTConfig",
@@ -217,15 +228,30 @@ HUGGINGFACE = {  # case: class, configuration, its arguments
     "dinov3_plus": ("DINOv3ViTModel", "DINOv3ViTConfig", MLP | REGISTERS | GATED),
     "siglip": ("SiglipVisionModel", "SiglipVisionConfig", MLP),
     "siglip_both": ("SiglipModel", "SiglipConfig", TOWERS),
-    "clip": ("CLIPVisionModelWithProjection", "CLIPVisionConfig", {**MLP, "projection_dim": 7}),
+    "clip": (
+        "CLIPVisionModelWithProjection",
+        "CLIPVisionConfig",
+        {**MLP, "projection_dim": 7},
+    ),
     "tipsv2_both": ("Tipsv2Model", "Tipsv2Config", TIPS),
     "tipsv2_giant_both": (
         "Tipsv2Model",
         "Tipsv2Config",
-        {**TIPS, "vision_config": HF_SIZES | {"use_swiglu_ffn": True}},
+        {
+            **TIPS,
+            "vision_config": HF_SIZES | {"use_swiglu_ffn": True},
+        },
     ),
-    "clip_both": ("CLIPModel", "CLIPConfig", {**TOWERS, "projection_dim": 7}),
-    "aimv2": ("Aimv2VisionModel", "Aimv2VisionConfig", {**MLP, "use_head": False}),
+    "clip_both": (
+        "CLIPModel",
+        "CLIPConfig",
+        {**TOWERS, "projection_dim": 7},
+    ),
+    "aimv2": (
+        "Aimv2VisionModel",
+        "Aimv2VisionConfig",
+        {**MLP, "use_head": False},
+    ),
     "radio": (
         "RadioModel",
         "RadioConfig",
@@ -265,7 +291,10 @@ def run_timm(model: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]
     outputs = {}
     # The features of a distilled network are the mean of two tokens.
     if not hasattr(model, "head_dist"):
-        outputs["features"] = model.forward_head(model.forward_features(x), pre_logits=True)
+        outputs["features"] = model.forward_head(
+            model.forward_features(x),
+            pre_logits=True,
+        )
     if model.num_classes:
         outputs["logits"] = model(x)
     return outputs
@@ -385,7 +414,11 @@ def record_timm(case: str, folder: pathlib.Path) -> tuple[dict, dict]:
 def record_original(case: str, folder: pathlib.Path) -> dict:
     """Return the record of a file of the authors, which timm converts."""
     model_name, size, arguments, names, others = ORIGINAL[case]
-    arguments = {**SIZES, "img_size": size, **arguments}
+    arguments = {
+        **SIZES,
+        "img_size": size,
+        **arguments,
+    }
     model = timm.create_model(model_name, **arguments).eval()
     shapes = set_original_state(model, names, others)
     save_config_for_hf(model, folder / "config.json", model_args=arguments)
@@ -420,7 +453,11 @@ def record_big_vision(folder: pathlib.Path) -> dict:
     model.load_pretrained(str(folder / "siglip.npz"))
 
     output = run(model, "siglip", (64,), [0.5] * 3, [0.5] * 3)
-    return {"size": 64, "shapes": shapes, **output}
+    return {
+        "size": 64,
+        "shapes": shapes,
+        **output,
+    }
 
 
 def record_huggingface(case: str, folder: pathlib.Path) -> tuple[dict, dict | None]:
@@ -493,7 +530,11 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
 def build_timm(case: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     """Return a network of timm, and the arguments that it was built with."""
     model_name, size, arguments = TIMM[case]
-    arguments = {**SIZES, "img_size": size, **arguments}
+    arguments = {
+        **SIZES,
+        "img_size": size,
+        **arguments,
+    }
     model = timm.create_model(model_name, **arguments).eval()
     fill(model)
 
