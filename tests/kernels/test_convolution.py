@@ -25,12 +25,18 @@ def sample_array(shape, seed):
     ("kernel_size", "stride"),
     [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)],
 )
-def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(kernel_size, stride, padding, size):
+def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(
+    kernel_size,
+    stride,
+    padding,
+    size,
+):
     if padding == "border":
         border = kernel_size // 2
-        padding = ((border, border), (border, border))
+        padding = 2 * [(border, border)]
+    kernel_shape = (kernel_size, kernel_size, 3, 4)
     x = sample_array((2, *size, 3), seed=0)
-    kernel = sample_array((kernel_size, kernel_size, 3, 4), seed=1)
+    kernel = sample_array(kernel_shape, seed=1)
 
     def compute(function):
         def run(x, kernel):
@@ -42,8 +48,8 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(kernel_size, str
             )
 
         y, pull_back = jax.vjp(run, x, kernel)
-        gradients = pull_back(sample_array(y.shape, seed=2))
-        return y, *gradients
+        gradient = sample_array(y.shape, seed=2)
+        return y, *pull_back(gradient)
 
     actual = jax.jit(compute, static_argnums=0)(convolve_on_cpu)
     expected = compute(convolve)
@@ -62,8 +68,13 @@ def test_gradients_are_convolutions_in_the_order_that_is_fast_in_loops():
         y, _ = jax.lax.scan(run_layer, x, kernels)
         return y.sum()
 
-    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(x, kernels).as_text()
-    orders = re.findall("dim_numbers = (.*?), window", text)
+    differentiate = jax.grad(loss, argnums=(0, 1))
+    lowered = jax.jit(differentiate).lower(x, kernels)
+    orders = re.findall(
+        "dim_numbers = (.*?), window",
+        lowered.as_text(),
+    )
+    fast_order = "[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
 
     assert len(orders) >= 3
-    assert set(orders) == {"[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"}
+    assert set(orders) == {fast_order}

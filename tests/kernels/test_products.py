@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.models.small_models import FakeDevices, assert_each_close
+from tests.models.small_models import FakeDevices, assert_each_close, find_equations
 from vit_jax.kernels.devices import trace_for
 from vit_jax.kernels.dispatch import multiply, multiply_each
 
@@ -14,7 +14,11 @@ TOLERANCE = 2e-6
 
 def sample_arrays(*shapes):
     rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    arrays = []
+    for shape in shapes:
+        array = rng.normal(size=shape)
+        arrays.append(jnp.float32(array))
+    return arrays
 
 
 def test_a_product_for_cpus_gives_the_same_numbers_and_gradients():
@@ -24,11 +28,10 @@ def test_a_product_for_cpus_gives_the_same_numbers_and_gradients():
         y, pull_back = jax.vjp(function, x, kernel)
         return y, *pull_back(weight)
 
-    assert_each_close(
-        compute(multiply),
-        compute(jnp.matmul),
-        TOLERANCE,
-    )
+    actual = compute(multiply)
+    expected = compute(jnp.matmul)
+
+    assert_each_close(actual, expected, TOLERANCE)
 
 
 def test_the_gradient_of_a_kernel_begins_with_the_input():
@@ -39,13 +42,11 @@ def test_the_gradient_of_a_kernel_begins_with_the_input():
         return multiply(x, kernel).sum()
 
     program = jax.make_jaxpr(jax.grad(loss))(kernel)
-    products = [each for each in program.eqns if each.primitive.name == "dot_general"]
-    shapes = [operand.aval.shape for operand in products[-1].invars]
+    product = find_equations(program, "dot_general")[-1]
+    left, right = product.invars
 
-    assert shapes == [
-        (3, 5, 4),
-        (3, 5, 6),
-    ]
+    assert left.aval.shape == (3, 5, 4)
+    assert right.aval.shape == (3, 5, 6)
 
 
 def find_operands_of_sums(program, shape):
@@ -71,12 +72,15 @@ def test_products_of_one_activation_on_gpus():
     gpu = FakeDevices(platform="gpu", compute_capability=None)
 
     def loss(x, kernels):
-        first, second, third = [jnp.square(y).sum() for y in multiply_each(x, kernels)]
-        return first + 2.0 * second + 3.0 * third
+        total = 0.0
+        for weight, y in enumerate(multiply_each(x, kernels), start=1):
+            total += weight * jnp.square(y).sum()
+        return total
 
-    expected = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
+    differentiate = jax.value_and_grad(loss, argnums=(0, 1))
+    expected = differentiate(x, kernels)
     with trace_for(gpu):
-        actual = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
+        actual = differentiate(x, kernels)
         program = jax.make_jaxpr(jax.grad(loss))(x, kernels)
 
     assert_each_close(actual, expected, 10 * TOLERANCE)

@@ -42,21 +42,36 @@ def apply(model, image_BHWC, intermediates=None, **options):
 
 def assert_same_up_to_rounding(a, b, tolerance=1e-5):
     """Sums in another order differ by some float32 epsilons of the largest term, here the largest value."""
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(a))
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    leaves = jax.tree.leaves(a)
+    others = jax.tree.leaves(b)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in leaves)
+
+    for x, y in zip(leaves, others, strict=True):
         assert_allclose(x, y, rtol=0, atol=tolerance * scale)
 
 
 def assert_each_close(actual, expected, tolerance):
     """Assert that arrays agree in pairs, relative to the largest value of each."""
-    for here, there in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        largest = float(jnp.abs(there).max())
-        assert_allclose(here, there, rtol=0, atol=tolerance * largest)
+    here = jax.tree.leaves(actual)
+    there = jax.tree.leaves(expected)
+
+    for array, expected_array in zip(here, there, strict=True):
+        assert_same_up_to_rounding(expected_array, array, tolerance)
 
 
 def images(architecture, batch=2, seed=1):
+    key = jax.random.key(seed)
     shape = (batch, *architecture.image_size, 3)
-    return jax.random.uniform(jax.random.key(seed), shape, minval=-1.0)
+    return jax.random.uniform(key, shape, minval=-1.0)
+
+
+def find_equations(program, name):
+    """Return the equations of a program whose primitive has this name."""
+    found = []
+    for equation in program.eqns:
+        if equation.primitive.name == name:
+            found.append(equation)
+    return found
 
 
 def size(tree):
@@ -78,5 +93,6 @@ def embedded(model, x):
     if model.class_token is None:
         return tokens
 
-    class_tokens = jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2]))
+    class_token = model.class_token[...]
+    class_tokens = jnp.tile(class_token, (len(x), 1, 1))
     return jnp.concatenate([class_tokens, tokens], 1)

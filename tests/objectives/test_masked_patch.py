@@ -64,43 +64,53 @@ def sample_images(count, height=8, width=12):
 
 
 def compute_targets(task, image):
-    return np.asarray(task.compute_targets(jnp.asarray(image)))
+    targets = task.compute_targets(jnp.asarray(image))
+    return np.asarray(targets)
 
 
 def compute_sums(task, patches, targets):
     """Return the sums of a loss as Python numbers."""
     output = ModelOutput(patches_BNO=jnp.asarray(patches))
     sums = task.sums(output, targets)
-    return {name: float(value) for name, value in sums.items()}
+    return jax.tree.map(float, sums)
 
 
 def test_mean_colours_by_hand():
-    image = np.zeros((1, 8, 12, 3), np.uint8)
+    image = np.zeros((8, 12, 3), np.uint8)
     # Full red is level 7, and 32 of 255 is the first value of level 1.
-    image[0, :4, :4] = (255, 0, 32)
-    image[0, :4, 4:8] = (31, 255, 128)
-    image[0, 4:, 8:, 1] = 200
+    image[:4, :4] = (255, 0, 32)
+    image[:4, 4:8] = (31, 255, 128)
+    green = image[4:, 8:, 1]
+    green[:] = 200
     # The mean of 16 pixels is 187.5.
-    image[0, 4, 8, 1] = 0
-    expected = [7 * 64 + 1, 0 * 64 + 7 * 8 + 4, 0, 0, 0, 5 * 8]
+    green[0, 0] = 0
+    expected = [
+        7 * 64 + 1,
+        7 * 8 + 4,
+        0,
+        0,
+        0,
+        5 * 8,
+    ]
 
-    targets = compute_targets(build_task(), image)
+    targets = compute_targets(build_task(), image[None])
 
-    assert targets[0, :, 0].tolist() == expected
+    assert targets.ravel().tolist() == expected
 
 
 def test_colours_of_sixteen_parts_are_in_raster_order_within_the_patch():
-    image = np.zeros((1, 16, 24, 3), np.uint8)
-    # Half of part (1, 2) of patch (1, 2).
-    image[0, 8 + 2, 16 + 4 : 16 + 6, 2] = 255
+    image = np.zeros((16, 24, 3), np.uint8)
+    last_patch = image[8:, 16:]
+    # Half of part (1, 2).
+    last_patch[2, 4:6, 2] = 255
     task = build_task("colours_4x4", patch_size=(8, 8))
-
-    targets = compute_targets(task, image)
-
-    assert targets.shape == (1, 6, 16)
-    assert np.argwhere(targets).tolist() == [[0, 5, 1 * 4 + 2]]
+    expected = np.zeros((1, 6, 16))
     # The mean is 127.5 of 255.
-    assert int(targets[0, 5, 6]) == 4
+    expected[0, 5, 1 * 4 + 2] = 4
+
+    targets = compute_targets(task, image[None])
+
+    assert targets.tolist() == expected.tolist()
 
 
 def test_pixels_are_those_of_the_patch():
@@ -116,14 +126,13 @@ def test_pixels_are_those_of_the_patch():
 
 def test_classes_equal_numpy_at_every_edge():
     grey = np.arange(256, dtype=np.uint8)
-    image = np.broadcast_to(grey[:, None, None, None], (256, 2, 4, 3))
-    level = np.floor(8 * grey.astype(np.float64) / 255)
-    expected = np.minimum(7, level).astype(int) * 73
+    pixel = grey.reshape(-1, 1, 1, 1)
+    image = np.tile(pixel, (1, 2, 4, 3))
+    level = np.arange(256) * 8 // 255
+    expected = np.minimum(7, level) * 73
+    task = build_task(grid=(1, 2), patch_size=(2, 2))
 
-    targets = compute_targets(
-        build_task(grid=(1, 2), patch_size=(2, 2)),
-        image,
-    )
+    targets = compute_targets(task, image)
 
     assert np.array_equal(targets[:, 0, 0], expected)
 
@@ -145,6 +154,7 @@ def test_loss_and_metrics_by_hand():
     )
     first_loss = np.log(np.exp(3) + 511) - 3
     second_loss = np.log(512)
+
     expected = {
         "loss": first_loss + second_loss,
         "correct": 1.0,
@@ -159,14 +169,17 @@ def test_loss_and_metrics_by_hand():
 
 
 def test_the_loss_of_parts_is_their_mean():
-    target = jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3)
+    target = np.zeros((1, 2, 16), np.int32)
+    target[0, 0, :4] = 3
     targets = build_targets(
         target,
         mask=[1],
         is_corrupted=[[True, False]],
     )
-    logits = jnp.zeros((1, 2, 16, CLASSES)).at[..., 0].set(2.0)
+    logits = np.zeros((1, 2, 16, CLASSES), np.float32)
+    logits[..., 0] = 2
     log_sum = np.log(np.exp(2) + 511)
+    share = 12 / 16
 
     sums = compute_sums(
         build_task("colours_4x4"),
@@ -174,9 +187,9 @@ def test_the_loss_of_parts_is_their_mean():
         targets,
     )
 
-    assert sums["loss"] == pytest.approx(log_sum - 2 * 12 / 16, rel=1e-6)
-    assert sums["correct"] == pytest.approx(12 / 16)
-    assert sums["majority"] == pytest.approx(12 / 16)
+    assert sums["loss"] == pytest.approx(log_sum - 2 * share, rel=1e-6)
+    assert sums["correct"] == pytest.approx(share)
+    assert sums["majority"] == pytest.approx(share)
 
 
 def test_the_loss_of_pixels_is_the_squared_error():
@@ -221,68 +234,81 @@ def test_proportions_are_within_binomial_bounds(fraction, shares):
     source = np.asarray(targets.corruption.source_BN)
     offset = source - np.arange(196)
     is_replaced = offset != 0
-    is_kept = is_corrupted & ~is_masked & ~is_replaced
+    is_changed = is_masked | is_replaced
+    is_kept = is_corrupted & ~is_changed
 
-    for flags, share in (
-        (is_corrupted, fraction),
-        (is_masked, fraction * shares[0]),
-        (is_replaced, fraction * shares[1]),
-        (is_kept, fraction * shares[2]),
-    ):
+    def check_share(is_chosen, share):
         deviation = np.sqrt(share * (1 - share) / patch_count)
-        assert abs(flags.mean() - share) <= 5 * deviation + 1e-12
+        error = is_chosen.mean() - share
+        assert abs(error) <= 5 * deviation + 1e-12
+
+    masked, replaced, kept = shares
+    check_share(is_corrupted, fraction)
+    check_share(is_masked, fraction * masked)
+    check_share(is_replaced, fraction * replaced)
+    check_share(is_kept, fraction * kept)
 
     assert not (is_masked & is_replaced).any()
-    assert is_corrupted[is_masked | is_replaced].all()
+    assert is_corrupted[is_changed].all()
     assert source.min() >= 0
     assert source.max() < 196
 
-    if shares[1]:
-        offset_counts = np.bincount(
-            offset[is_replaced] % 196,
-            minlength=196,
-        )
-        assert offset_counts[1:].min() > 0, "every other patch replaces some patch"
+    if replaced:
+        # Every other patch replaces some patch.
+        offsets = offset[is_replaced] % 196
+        assert set(offsets) == set(range(1, 196))
 
 
 def test_another_key_hides_other_patches():
     batch = build_batch(sample_images(2))
     task = build_task()
 
-    first = task.prepare(batch, None, jnp.ones(2), jax.random.key(0))
-    second = task.prepare(batch, None, jnp.ones(2), jax.random.key(1))
+    def find_corrupted(seed):
+        key = jax.random.key(seed)
+        targets = task.prepare(batch, None, jnp.ones(2), key)
+        return targets.is_corrupted_BN.tolist()
 
-    assert not np.array_equal(first.is_corrupted_BN, second.is_corrupted_BN)
+    assert find_corrupted(0) == find_corrupted(0)
+    assert find_corrupted(0) != find_corrupted(1)
 
 
 def test_nothing_of_a_hidden_patch_reaches_its_prediction():
     """No prediction has a gradient with respect to pixels of masked or replaced patches."""
     model = filled(PREDICTING)
-    image = jnp.asarray(sample_images(1)).astype(jnp.float32) / 255
-    is_masked = jnp.zeros((1, 6), bool).at[0, 1].set(True)
-    source = jnp.arange(6, dtype=jnp.int32)[None].at[0, 4].set(3)
-    corruption = Corruption(is_masked, source)
-    is_seen = [True, False, True, True, False, True]
+    image = jnp.float32(sample_images(1)) / 255
+    is_masked = np.zeros((1, 6), bool)
+    is_masked[0, 1] = True
+    source = np.arange(6)
+    source[4] = 3
+    corruption = Corruption(
+        jnp.asarray(is_masked),
+        jnp.asarray(source[None], jnp.int32),
+    )
 
     def score_patch(image, patch):
         output = model(image, corruption=corruption)
-        return jnp.sum(output.patches_BNO[0, patch] ** 2)
+        prediction_O = output.patches_BNO[0, patch]
+        return jnp.square(prediction_O).sum()
 
     compute_gradient = jax.jit(jax.grad(score_patch))
 
     for patch in (0, 1, 4):
-        gradient_HWC = np.abs(compute_gradient(image, patch)[0])
-        of_patches = gradient_HWC.reshape(2, 4, 3, 4, 3)
-        largest = of_patches.max(axis=(1, 3, 4)).reshape(-1)
-        assert (largest > 0).tolist() == is_seen
+        gradient = compute_gradient(image, patch)
+        of_patches = np.reshape(gradient, (2, 4, 3, 4, 3))
+        largest = np.abs(of_patches).max(axis=(1, 3, 4))
+        seen = np.flatnonzero(largest > 0)
+        assert seen.tolist() == [0, 2, 3, 5]
 
 
 def test_the_number_of_outputs_of_a_patch():
+    classes = ObjectiveConfig(loss="softmax")
     colours = build_config("colours_4x4")
+    pixels = build_config("pixels")
+    size = (16, 16)
 
-    assert count_patch_outputs(ObjectiveConfig(loss="softmax"), (16, 16)) == 0
-    assert count_patch_outputs(colours, (16, 16)) == 16 * 512
-    assert count_patch_outputs(build_config("pixels"), (16, 16)) == 768
+    assert count_patch_outputs(classes, size) == 0
+    assert count_patch_outputs(colours, size) == 16 * 512
+    assert count_patch_outputs(pixels, size) == 768
     with pytest.raises(ValueError, match="4x4 equal cells"):
         count_patch_outputs(colours, (14, 14))
 
@@ -298,7 +324,8 @@ def test_the_number_of_outputs_of_a_patch():
     ids=["hybrid", "resnet", "mlp head", "classes"],
 )
 def test_networks_that_cannot_predict_patches_are_rejected(architecture):
-    values = dataclasses.asdict(dataclasses.replace(architecture, patch_outputs=512))
+    predicting = dataclasses.replace(architecture, patch_outputs=512)
+    values = dataclasses.asdict(predicting)
     message = r"must be a ViT without ResNet .* for masked patches"
 
     with pytest.raises(ValueError, match=message):
@@ -307,6 +334,7 @@ def test_networks_that_cannot_predict_patches_are_rejected(architecture):
 
 def test_a_network_of_one_patch_is_rejected():
     one_patch = dataclasses.replace(PREDICTING, image_size=(4, 4))
+    config = build_config("colours_4x4")
 
     with pytest.raises(ValueError, match="have one patch"):
-        build_objective(build_config("colours_4x4"), one_patch)
+        build_objective(config, one_patch)
