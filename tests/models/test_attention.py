@@ -43,7 +43,10 @@ def projections(images, tokens, heads, head_dim, dtype):
     def sample(*shape):
         return jnp.asarray(rng.normal(size=shape), dtype)
 
-    query, key, value, gradient = [sample(images, tokens, width) for _ in range(4)]
+    query = sample(images, tokens, width)
+    key = sample(images, tokens, width)
+    value = sample(images, tokens, width)
+    gradient = sample(images, tokens, width)
     bias = sample(3, width)
     return [query, key, value, bias], gradient
 
@@ -65,17 +68,23 @@ def results(form, operands, gradient, heads):
 
 def distances(actual, expected):
     """Return the norm of each difference, relative to the norm of the expected array."""
-    norms = []
+    relative_norms = []
     for here, there in zip(actual, expected, strict=True):
-        norms.append(float(np.linalg.norm(here - there) / np.linalg.norm(there)))
-    return norms
+        norm = np.linalg.norm(here - there)
+        relative_norms.append(float(norm / np.linalg.norm(there)))
+    return relative_norms
 
 
 @pytest.mark.parametrize(
     ("images", "tokens", "heads", "head_dim"),
     [SHAPES[0], *SLOW_SHAPES],
 )
-def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, head_dim):
+def test_the_kernel_computes_attention_and_its_gradient(
+    images,
+    tokens,
+    heads,
+    head_dim,
+):
     """In bfloat16 it is as near to the exact result of the same operands as XLA's form is."""
     operands, gradient = projections(
         images,
@@ -87,13 +96,17 @@ def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, h
     exact_operands = [x.astype(jnp.float32) for x in operands]
     exact = results("xla", exact_operands, gradient, heads)
 
-    in_float32 = distances(results("pallas", exact_operands, gradient, heads), exact)
-    by_kernel = distances(results("pallas", operands, gradient, heads), exact)
-    by_xla = distances(results("xla", operands, gradient, heads), exact)
+    def measure_errors(form, operands):
+        arrays = results(form, operands, gradient, heads)
+        return np.array(distances(arrays, exact))
 
-    assert max(in_float32) < TOLERANCE["float32"]
-    assert max(by_kernel) < TOLERANCE["bfloat16"]
-    assert (np.array(by_kernel) < 1.25 * np.array(by_xla)).all()
+    in_float32 = measure_errors("pallas", exact_operands)
+    by_kernel = measure_errors("pallas", operands)
+    by_xla = measure_errors("xla", operands)
+
+    assert in_float32.max() < TOLERANCE["float32"]
+    assert by_kernel.max() < TOLERANCE["bfloat16"]
+    assert (by_kernel < 1.25 * by_xla).all()
 
 
 @pytest.mark.parametrize(
@@ -111,15 +124,20 @@ def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, h
     ],
 )
 def test_heads_of_a_program(heads, head_dim, tokens, group):
-    assert attention_pallas.count_heads_per_program(heads, head_dim, tokens) == group
+    count = attention_pallas.count_heads_per_program(heads, head_dim, tokens)
+
+    assert count == group
 
 
 def test_what_does_not_fit_the_kernel_is_rejected_where_it_is_asked_for():
     operands, _ = projections(1, 1025, 16, 88, "bfloat16")
     message = r"cannot hold 1025 tokens with heads of 88.*model.attention=xla"
 
+    def compute():
+        return attend(Projections(*operands), 16, "pallas")
+
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(lambda: attend(Projections(*operands), 16, "pallas"))
+        jax.eval_shape(compute)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +152,13 @@ def test_what_does_not_fit_the_kernel_is_rejected_where_it_is_asked_for():
         ("tpu", "bfloat16", 2000, "xla"),
     ],
 )
-def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form, monkeypatch):
+def test_auto_takes_the_kernel_on_tpus_in_bfloat16(
+    platform,
+    dtype,
+    tokens,
+    form,
+    monkeypatch,
+):
     forms = []
 
     def record_form(projections, num_heads, form):
@@ -142,13 +166,21 @@ def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form
         return projections.query_BQE
 
     monkeypatch.setattr(attentions, "attend", record_form)
-    attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
+    attention = Attention(
+        384,
+        2,
+        dtype=jnp.dtype(dtype),
+        rngs=nnx.Rngs(0),
+    )
     x = jnp.zeros((1, tokens, 384), dtype)
-    devices = FakeDevices(platform=platform) if platform else None
+    first = x[:, :1]
+    devices = None
+    if platform is not None:
+        devices = FakeDevices(platform=platform)
 
     with trace_for(devices):
         jax.eval_shape(lambda: attention(x, x))
-        jax.eval_shape(lambda: attention(x[:, :1], x))
+        jax.eval_shape(lambda: attention(first, x))
 
     assert forms == [form, "xla"], "one query is no self-attention"
 
@@ -160,20 +192,27 @@ def test_the_norm_in_one_pass_loses_what_its_bound_says(mean):
     Its error is some float32 epsilons of the square of mean over deviation.
     """
     norm = LayerNorm(small(width=768, num_heads=12))
-    x = np.random.default_rng(0).normal(mean, 1.0, size=(64, 768)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    sample = rng.normal(mean, 1.0, size=(64, 768))
+    x = jnp.float32(sample)
+
     x64 = np.float64(x)
     centred = x64 - x64.mean(-1, keepdims=True)
-    exact = centred / np.sqrt(x64.var(-1, keepdims=True) + norm.epsilon)
+    variance = x64.var(-1, keepdims=True)
+    exact = centred / np.sqrt(variance + norm.epsilon)
 
-    difference = np.abs(np.asarray(norm(jnp.asarray(x))) - exact)
+    difference = np.abs(norm(x) - exact)
     error = difference.max() / np.abs(exact).max()
+    epsilon = np.finfo(np.float32).eps
 
-    assert error < 4 * np.finfo(np.float32).eps * (1 + mean**2)
+    assert error < 4 * epsilon * (1 + mean**2)
 
 
 def test_the_norm_of_a_constant_is_finite():
     norm = LayerNorm(small(width=768, num_heads=12))
 
-    constant = norm(jnp.full((2, 768), 1000.1))
+    constant = jnp.full((2, 768), 1000.1)
+    normed = np.asarray(norm(constant))
 
-    assert np.abs(np.asarray(constant)).max() < 1.0, "no variance below zero, no infinity"
+    # No variance below zero, no infinity.
+    assert np.abs(normed).max() < 1.0

@@ -40,7 +40,8 @@ def heads(layer, x, num_heads=2):
     kernel = np.float64(layer.kernel[...])
     bias = np.float64(layer.bias[...])
 
-    return (np.float64(x) @ kernel + bias).reshape(*x.shape[:2], num_heads, -1)
+    projected = np.float64(x) @ kernel + bias
+    return projected.reshape(*x.shape[:2], num_heads, -1)
 
 
 def compute_weights_by_loops(attention, x, key_of, sees):
@@ -51,10 +52,12 @@ def compute_weights_by_loops(attention, x, key_of, sees):
     weights = np.zeros((batch, num_heads, length, length))
 
     for b, t, q in np.ndindex(batch, num_heads, length):
-        seen = [s for s in range(length) if sees(q, s)]
-        keys = np.array([key[b, s, t] + key_of(q, s) for s in seen])
-        exponentials = np.exp(keys @ query[b, q, t] / np.sqrt(head_dim))
-        weights[b, t, q, seen] = exponentials / exponentials.sum()
+        logits = np.full(length, -np.inf)
+        for s in range(length):
+            if sees(q, s):
+                logits[s] = query[b, q, t] @ (key[b, s, t] + key_of(q, s))
+        exponentials = np.exp(logits / np.sqrt(head_dim))
+        weights[b, t, q] = exponentials / exponentials.sum()
 
     return weights
 
@@ -87,8 +90,12 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
 
         def key_of(query, key, table=table):
             # Three rows for a class token: as key, as query, as both.
-            if query < first or key < first:
-                return table[11 + (query >= first) + 2 * (query < first and key < first)]
+            if query < first and key < first:
+                return table[13]
+            if key < first:
+                return table[12]
+            if query < first:
+                return table[11]
             return table[query - key + 5]
 
         normed = block.attention_norm(inputs[layer])
@@ -106,7 +113,13 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
             atol=1e-6,
         )
 
-    assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
+    plain = apply(model, x)
+    assert_allclose(
+        plain.logits_BK,
+        output.logits_BK,
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +138,10 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
     assert (model.positions is not None) == (layers == "shared")
 
     tokens = embedded(model, x)
-    run_block = jax.jit(lambda block, x: block(x, 0.0, None))
+
+    @jax.jit
+    def run_block(block, x):
+        return block(x, 0.0, None)
 
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         positions = model.positions if layers == "shared" else block.positions
@@ -208,7 +224,13 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
             atol=1e-4,
         )
 
-    assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
+    plain = apply(model, x)
+    assert_allclose(
+        plain.logits_BK,
+        output.logits_BK,
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 NEW = [
@@ -298,11 +320,13 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
 
     for platform, rank in (("gpu", 2), ("cpu", 3)):
         ranks.clear()
-        with trace_for(FakeDevices(platform=platform, compute_capability=None)):
+        devices = FakeDevices(platform=platform, compute_capability=None)
+        with trace_for(devices):
             # Without the cache, which ignores the devices.
             gradients.append(gradient.__wrapped__(**options))
 
-        assert {ranks[name] for name in ("statistics", "middle", "hidden")} == {rank}
+        for name in ("statistics", "middle", "hidden"):
+            assert ranks[name] == rank
 
     assert_same_up_to_rounding(*gradients)
 

@@ -1,5 +1,6 @@
 """Dropout's masks: their fraction, their independence, and the same mask on every layout."""
 
+import functools
 import itertools
 
 import jax
@@ -17,7 +18,8 @@ SIGMAS = 5
 
 def sample_mask(fraction, seed=0):
     """Return 1 where an element stays."""
-    kept = dropout(jnp.ones(SHAPE), fraction, jax.random.key(seed))
+    key = jax.random.key(seed)
+    kept = dropout(jnp.ones(SHAPE), fraction, key)
     return np.asarray(kept) > 0
 
 
@@ -34,41 +36,52 @@ def sample_signs(seed=0):
 )
 def test_the_fraction_of_rows_columns_and_all(fraction, axes):
     kept = sample_mask(fraction)
-    count = np.prod([SHAPE[axis] for axis in axes])
-    deviation = np.sqrt(fraction * (1 - fraction) / count)
+    share = kept.mean(axes)
+    count = kept.size / share.size
+    variance = fraction * (1 - fraction) / count
 
-    error = np.abs(kept.mean(axes) - (1 - fraction))
+    error = np.abs(share - (1 - fraction))
 
-    assert error.max() < SIGMAS * deviation
+    assert error.max() < SIGMAS * np.sqrt(variance)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 0), (0, 1), (1, 1), (3, 7)])
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        (3, 7),
+    ],
+)
 def test_elements_are_independent_in_pairs_and_in_rectangles(rows, columns):
     """The words of a row and of a column are shared.
 
     Four elements of two rows and columns must not show it.
     """
     signs = sample_signs().reshape(-1, SHAPE[-1])
-    bound = SIGMAS / np.sqrt(signs[1:, 1:].size)
-    last_row = len(signs) - rows
-    last_column = SHAPE[-1] - columns
+    bound = SIGMAS / np.sqrt(signs.size)
+    height, width = signs.shape
+    left = signs[:, : width - columns]
+    right = signs[:, columns:]
 
-    first = signs[rows:, columns:]
-    second = signs[:last_row, :last_column]
-    other_row = signs[:last_row, columns:]
-    other_column = signs[rows:, :last_column]
+    pairs = left[: height - rows] * right[rows:]
+    other_pairs = right[: height - rows] * left[rows:]
 
-    assert abs((first * second).mean()) < bound
+    assert abs(pairs.mean()) < bound
     if rows and columns:
-        assert abs((first * second * other_row * other_column).mean()) < bound
+        rectangles = pairs * other_pairs
+        assert abs(rectangles.mean()) < bound
 
 
 def test_every_key_has_another_mask():
     first = sample_signs()
     second = sample_signs(seed=1)
+    product = first * second
+    bound = SIGMAS / np.sqrt(product.size)
 
-    assert abs((first * second).mean()) < SIGMAS / np.sqrt(first.size)
-    assert (sample_mask(0.5) == sample_mask(0.5)).all()
+    assert abs(product.mean()) < bound
+    assert_array_equal(sample_signs(), first)
 
 
 def test_every_site_of_a_key_has_another_mask():
@@ -80,42 +93,55 @@ def test_every_site_of_a_key_has_another_mask():
         kept = np.asarray(dropout(ones, 0.5, key, site=site))
         return np.sign(kept) * 2 - 1
 
-    at_sites = [sample_signs_at(site) for site in range(5)]
+    signs_by_site = [sample_signs_at(site) for site in range(5)]
 
-    for first, second in itertools.combinations(at_sites, 2):
-        assert abs((first * second).mean()) < bound
+    for first, second in itertools.combinations(signs_by_site, 2):
+        product = first * second
+        assert abs(product.mean()) < bound
 
 
 def test_values_are_scaled_and_the_gradient_has_the_same_mask():
     x = jnp.arange(1.0, 4097.0).reshape(8, 512)
     key = jax.random.key(3)
 
-    y, pull_back = jax.vjp(lambda x: dropout(x, 0.25, key), x)
-    (gradient,) = pull_back(2 * jnp.ones_like(x))
-    kept = np.asarray(y) != 0
+    def drop(x):
+        return dropout(x, 0.25, key)
 
-    assert_allclose(y, np.where(kept, x / 0.75, 0), rtol=1e-6)
-    assert_allclose(gradient, np.where(kept, 2 / 0.75, 0), rtol=1e-6)
+    y, pull_back = jax.vjp(drop, x)
+    (gradient,) = pull_back(jnp.ones_like(x))
+    scale = np.where(np.asarray(y) == 0, 0, 1 / 0.75)
+
+    assert_allclose(y, x * scale, rtol=1e-6)
+    assert_allclose(gradient, scale, rtol=1e-6)
 
 
 def test_nothing_happens_without_a_key_or_a_fraction():
     x = jnp.ones((2, 3))
+    key = jax.random.key(0)
+
     assert dropout(x, 0.5, None) is x
-    assert dropout(x, 0.0, jax.random.key(0)) is x
+    assert dropout(x, 0.0, key) is x
 
 
 def test_no_mask_is_kept_for_the_backward_pass():
+    x = jnp.ones(SHAPE)
+    key = jax.random.key(0)
+
     def loss(x):
-        return jnp.square(dropout(x, 0.1, jax.random.key(0))).sum()
+        dropped = dropout(x, 0.1, key)
+        return jnp.square(dropped).sum()
 
     def keep_for_backward(x):
         _, pull_back = jax.vjp(loss, x)
         return pull_back
 
-    kept = jax.tree.leaves(jax.eval_shape(keep_for_backward, jnp.ones(SHAPE)))
-    large = [leaf for leaf in kept if leaf.size == np.prod(SHAPE)]
+    kept = jax.eval_shape(keep_for_backward, x)
+    dtypes = []
+    for leaf in jax.tree.leaves(kept):
+        if leaf.size == x.size:
+            dtypes.append(leaf.dtype)
 
-    assert [leaf.dtype for leaf in large] == [jnp.float32], "what the square keeps, no mask"
+    assert dtypes == [jnp.float32], "what the square keeps, no mask"
 
 
 def test_the_mask_is_that_of_one_device_on_any_layout():
@@ -124,15 +150,19 @@ def test_the_mask_is_that_of_one_device_on_any_layout():
         ("data",),
         axis_types=(jax.sharding.AxisType.Auto,),
     )
-    sharding = jax.sharding.NamedSharding(
-        mesh,
-        jax.sharding.PartitionSpec("data"),
-    )
-    apply = jax.jit(
-        lambda x: dropout(x, 0.3, jax.random.key(0)),
+    spec = jax.sharding.PartitionSpec("data")
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    scale = np.float32(1 / (1 - 0.3))
+    expected = np.where(sample_mask(0.3), scale, 0)
+
+    @functools.partial(
+        jax.jit,
         in_shardings=sharding,
         out_shardings=sharding,
     )
-    expected = np.where(sample_mask(0.3), np.float32(1 / (1 - 0.3)), 0)
+    def drop(x):
+        return dropout(x, 0.3, jax.random.key(0))
 
-    assert_array_equal(apply(jnp.ones(SHAPE)), expected)
+    dropped = drop(jnp.ones(SHAPE))
+
+    assert_array_equal(dropped, expected)
