@@ -28,7 +28,11 @@ def abstract(name="ViT-Ti/16", **options):
         image_size=(32, 32),
         num_classes=5,
     )
-    return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+
+    def build():
+        return build_model(architecture, jax.random.key(0))
+
+    return jax.eval_shape(build)
 
 
 def fill(tree, seed):

@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -15,6 +16,7 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from tests.columns import list_column
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.config.schema import OptimizerConfig
@@ -71,18 +73,22 @@ def write_table(name):
         spec = find_spec(leaf, x.shape, AXES, "fsdp")
         total += x.size
         held += x.size // parts(spec)
-        shape = " ".join(map(str, x.shape))
-        axes = " ".join(axis or "-" for axis in spec) or "whole"
-        lines.append(f"{leaf:<{width}}  {shape:<18}  {axes}")
 
-    mesh = " x ".join(f"{size} {axis}" for axis, size in AXES.items())
-    counts = f"{total:,} parameters, {held:,} on each device (1/{total / held:.1f})"
-    return "\n".join([f"{name} on {mesh}, fsdp: {counts}", "", *lines]) + "\n"
+        shape = " ".join(map(str, x.shape))
+        axes = " ".join(axis or "-" for axis in spec)
+        lines.append(f"{leaf:<{width}}  {shape:<18}  {axes or 'whole'}")
+
+    mesh = "2 replica x 16 data x 4 model"
+    share = f"1/{total / held:.1f}"
+    counts = f"{total:,} parameters, {held:,} on each device ({share})"
+    header = f"{name} on {mesh}, fsdp: {counts}"
+    return "\n".join([header, "", *lines, ""])
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_golden_tables(name):
-    path = GOLDEN / f"{name.replace('/', '_').replace('+', '_')}.txt"
+    stem = re.sub(r"[/+]", "_", name)
+    path = GOLDEN / f"{stem}.txt"
     text = write_table(name)
 
     if os.environ.get("UPDATE_GOLDEN"):
@@ -92,37 +98,13 @@ def test_golden_tables(name):
     assert text == path.read_text()
 
 
+POOLS = ("token", "gap", "map")
+HEADS = ("mlp", "linear")
 EVERY_KIND = [
-    {
-        "name": "ViT-S/16",
-        "pool": "token",
-        "head": "mlp",
-    },
-    {
-        "name": "ViT-S/16",
-        "pool": "token",
-        "head": "linear",
-    },
-    {
-        "name": "ViT-S/16",
-        "pool": "gap",
-        "head": "mlp",
-    },
-    {
-        "name": "ViT-S/16",
-        "pool": "gap",
-        "head": "linear",
-    },
-    {
-        "name": "ViT-S/16",
-        "pool": "map",
-        "head": "mlp",
-    },
-    {
-        "name": "ViT-S/16",
-        "pool": "map",
-        "head": "linear",
-    },
+    *(
+        {"name": "ViT-S/16", "pool": pool, "head": head}
+        for pool, head in itertools.product(POOLS, HEADS)
+    ),
     {"name": "ViT-S/16", "position_embedding": "learned_1d"},
     {"name": "ViT-S/16", "position_embedding": "learned_2d"},
     {"name": "ViT-S/16", "position_embedding": "sincos2d"},
@@ -140,18 +122,31 @@ SPLIT_OVER_MODEL = re.compile(
 )
 
 
-@pytest.mark.parametrize("options", EVERY_KIND, ids=lambda options: "-".join(options.values()))
+def build_axes(replica, data, model):
+    return {
+        "replica": replica,
+        "data": data,
+        "model": model,
+    }
+
+
+def join_values(options):
+    return "-".join(options.values())
+
+
+@pytest.mark.parametrize("options", EVERY_KIND, ids=join_values)
 def test_every_large_parameter_is_split_over_data(options):
-    axes = {"replica": 1, "data": 8, "model": 1}
+    axes = build_axes(1, 8, 1)
 
     for name, leaf in parameters(**options).items():
         if leaf.size >= 50_000:
-            assert parts(find_spec(name, leaf.shape, axes, "fsdp"), axes) == 8, name
+            spec = find_spec(name, leaf.shape, axes, "fsdp")
+            assert parts(spec, axes) == 8, name
 
 
-@pytest.mark.parametrize("options", EVERY_KIND, ids=lambda options: "-".join(options.values()))
+@pytest.mark.parametrize("options", EVERY_KIND, ids=join_values)
 def test_parameters_that_compute_most_are_split_over_model(options):
-    axes = {"replica": 2, "data": 2, "model": 2}
+    axes = build_axes(2, 2, 2)
 
     for name, leaf in parameters(**options).items():
         expected = 2 if SPLIT_OVER_MODEL.search(name) else 1
@@ -159,25 +154,34 @@ def test_parameters_that_compute_most_are_split_over_model(options):
         assert parts(spec, axes) == expected, name
 
 
+def list_shapes(tree):
+    shapes = {}
+    for name, leaf in pytree.name_leaves(tree).items():
+        shapes[name] = leaf.shape
+    return shapes
+
+
 def test_every_rule_decides_something_and_known_networks_need_no_last_one():
-    patterns = [(pattern, pattern) for pattern, _ in RULES]
+    patterns = list_column(RULES, 0)
     names = set()
     for options in EVERY_KIND:
         names.update(parameters(**options))
-    leaves = parameters("ViT-B/16", mlp="swiglu")
-    shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    names.update(list_factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=())))
+    model = abstract_model("ViT-B/16", mlp="swiglu")
+    lora = Lora(rank=2, scale=1.0, layers=())
+    names.update(list_factor_shapes(list_shapes(model), lora))
 
-    used = {pytree.find_first_match(patterns, name) for name in names}
+    indices = [(pattern, index) for index, pattern in enumerate(patterns)]
+    used = {pytree.find_first_match(indices, name) for name in names}
 
-    assert used == {pattern for pattern, _ in RULES[:-1]}
+    last = len(patterns) - 1
+    assert used == set(range(last))
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "axes", "expected"),
     [
         # 7 divides nothing.
-        ("head/linear/kernel", (384, 10), {"replica": 1, "data": 7, "model": 1}, ()),
+        ("head/linear/kernel", (384, 10), build_axes(1, 7, 1), ()),
         # The largest dimension, and the largest that 16 divides.
         ("encoder/novelty", (32, 768, 96), AXES, (None, "data", None)),
         ("encoder/novelty", (32, 100, 96), AXES, (None, None, "data")),
@@ -188,14 +192,18 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
     ],
 )
 def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, expected):
-    assert find_spec(name, shape, axes, "fsdp") == PartitionSpec(*expected)
+    spec = find_spec(name, shape, axes, "fsdp")
+
+    assert spec == PartitionSpec(*expected)
 
 
 def preconditioners(parameters):
     """Return two square matrices for each kernel, as Shampoo and SOAP keep them."""
 
     def build_matrices(x):
-        return [jnp.zeros((x.shape[dim],) * 2) for dim in (0, -1)]
+        rows = x.shape[0]
+        columns = x.shape[-1]
+        return [jnp.zeros((rows, rows)), jnp.zeros((columns, columns))]
 
     return jax.tree.map(build_matrices, parameters)
 
@@ -240,19 +248,21 @@ def test_states_of_optimizers(name):
         model,
     )
     mesh = AbstractMesh((1, 8, 2), tuple(AXES))
-    shapes = {leaf: x.shape for leaf, x in pytree.name_leaves(model).items()}
+    shapes = list_shapes(model)
 
-    placed = pytree.name_leaves(shard_tree(state, mesh, "fsdp"))
+    shardings = shard_tree(state, mesh, "fsdp")
+    placed = pytree.name_leaves(shardings)
 
-    for leaf, x in pytree.name_leaves(state).items():
+    for leaf, shape in list_shapes(state).items():
         spec = placed[leaf].spec
         parameter = find_parameter(leaf, shapes)
-        if parameter and x.shape == shapes[parameter]:
+        if parameter and shape == shapes[parameter]:
             assert spec == placed[f"model/{parameter}"].spec, leaf
             continue
 
-        is_split = any(size % 8 == 0 for size in x.shape)
-        assert parts(spec, {"data": 8}) == (8 if is_split else 1), leaf
+        is_split = any(size % 8 == 0 for size in shape)
+        num_parts = 8 if is_split else 1
+        assert parts(spec, {"data": 8}) == num_parts, leaf
         if name.startswith(("adam", "sgd")):
             assert leaf == "step" or leaf.endswith("/count"), leaf
 

@@ -40,24 +40,28 @@ def test_components_of_rows_that_are_known():
 @pytest.mark.parametrize("shape", [(40, 6), (5, 12)])
 def test_components_are_the_eigenvectors_of_the_covariance(shape):
     scale = np.arange(1, shape[1] + 1)
-    rows = np.random.default_rng(0).normal(size=shape) * scale
-    values, vectors = np.linalg.eigh(np.cov(rows.T))
-    expected_share = (values / values.sum())[::-1][:4]
-    expected_component = vectors.T[::-1][:4]
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=shape) * scale
+    covariance = np.cov(rows.T)
+    values, vectors = np.linalg.eigh(covariance)
+    shares = values[::-1] / values.sum()
+    components = vectors.T[::-1]
 
     found = principal_components(rows, 4)
-
+    every = principal_components(rows, 100)
     cosine = np.sum(
-        found.component_KV * expected_component,
+        found.component_KV * components[:4],
         axis=1,
     )
-    assert np.allclose(found.explained_K, expected_share, atol=1e-5)
+
+    assert np.allclose(found.explained_K, shares[:4], atol=1e-5)
     assert np.allclose(np.abs(cosine), 1, atol=1e-4)
-    assert len(principal_components(rows, 100).component_KV) == min(shape)
+    assert len(every.component_KV) == min(shape)
 
 
 def test_rows_that_are_all_alike():
     rows = np.ones((3, 4))
+
     found = principal_components(rows, 2)
 
     assert not found.explained_K.any()

@@ -2,8 +2,9 @@
 linear.
 """
 
+import jax
 import jax.numpy as jnp
-import numpy as np
+from numpy.testing import assert_allclose
 
 from tests.evals.samples import sample_pixels
 from tests.weights.small_networks import HYBRID, NETWORKS, weights_of
@@ -13,19 +14,21 @@ from vit_jax.tools.figures.grad_cam import class_activation, class_activations
 
 def test_a_case_worked_by_hand():
     """Two channels whose mean gradients are 2 and -1: 2 x first - second, where that is positive."""
-    first = jnp.array([[1.0, 0.0], [3.0, 1.0]])
-    second = jnp.array([[0.0, 5.0], [2.0, 2.0]])
-    first_gradient = jnp.array([[0.0, 4.0], [2.0, 2.0]])
-    second_gradient = jnp.array([[-4.0, 0.0], [0.0, 0.0]])
-    map_HWC = jnp.stack([first, second], axis=-1)
-    gradient_HWC = jnp.stack(
-        [first_gradient, second_gradient],
-        axis=-1,
+    first = [1.0, 0.0, 3.0, 1.0]
+    second = [0.0, 5.0, 2.0, 2.0]
+    first_gradient = [0.0, 4.0, 2.0, 2.0]
+    second_gradient = [-4.0, 0.0, 0.0, 0.0]
+
+    def build_map(*channels):
+        map_CN = jnp.array(channels)
+        return map_CN.T.reshape(1, 2, 2, 2)
+
+    found = class_activation(
+        build_map(first, second),
+        build_map(first_gradient, second_gradient),
     )
 
-    found = class_activation(map_HWC[None], gradient_HWC[None])
-
-    assert found.tolist() == [[[2.0, 0.0], [4.0, 0.0]]]
+    assert found.ravel().tolist() == [2.0, 0.0, 4.0, 0.0]
 
 
 def test_of_a_resnet_whose_end_is_linear():
@@ -35,26 +38,44 @@ def test_of_a_resnet_whose_end_is_linear():
     model = from_weights(weights_of(NETWORKS["postactivation"]))
     pixels = sample_pixels(3, model.architecture.image_size)
     output = model(pixels, intermediates=("stages",))
-    label = np.asarray(output.logits_BK).argmax(axis=1)
+    label_B = output.logits_BK.argmax(axis=1)
+    probability_BK = jax.nn.softmax(output.logits_BK)
 
-    map_BHWC = np.asarray(output.stages_BHWC[-1])
-    column_CB = np.asarray(model.module.head.linear.kernel[...])[:, label]
-    num_places = np.prod(map_BHWC.shape[1:3])
-    weighted = np.einsum("BHWC,CB->BHW", map_BHWC, column_CB)
-    expected = np.maximum(weighted, 0) / num_places
-    shares = np.exp(output.logits_BK) / np.exp(output.logits_BK).sum(axis=1, keepdims=True)
+    map_BHWC = output.stages_BHWC[-1]
+    kernel_CK = model.module.head.linear.kernel[...]
+    _, height, width, _ = map_BHWC.shape
+    weighted = jnp.einsum(
+        "BHWC,CB->BHW",
+        map_BHWC,
+        kernel_CK[:, label_B],
+    )
+    expected = jnp.maximum(weighted, 0) / (height * width)
+    largest = float(expected.max())
 
     found = class_activations(model, pixels)
 
-    assert found["label"].tolist() == label.tolist()
-    assert expected.any()
-    assert np.allclose(found["activation"], expected, atol=1e-5 * expected.max())
-    assert np.allclose(found["probability"], shares.max(axis=1), atol=1e-5)
+    assert found["label"].tolist() == label_B.tolist()
+    assert largest > 0
+    assert_allclose(
+        found["activation"],
+        expected,
+        rtol=1e-5,
+        atol=1e-5 * largest,
+    )
+    assert_allclose(
+        found["probability"],
+        probability_BK.max(axis=1),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_of_a_hybrid_it_has_the_size_of_the_map():
     model = from_weights(weights_of(HYBRID))
-    found = class_activations(model, sample_pixels(2, HYBRID.image_size))
+    pixels = sample_pixels(2, HYBRID.image_size)
 
-    assert found["activation"].shape == (2, *HYBRID.map_size)
-    assert found["activation"].any()
+    found = class_activations(model, pixels)
+    activation = found["activation"]
+
+    assert activation.shape == (2, *HYBRID.map_size)
+    assert activation.any()

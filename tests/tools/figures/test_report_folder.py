@@ -76,7 +76,9 @@ def write_report(*more):
 @pytest.fixture(scope="module")
 def shares():
     """Probabilities of the images."""
-    return softmax(logits_of(from_weights(sample_weights()).module, PIXELS))
+    model = from_weights(sample_weights())
+    logits = logits_of(model.module, PIXELS)
+    return softmax(logits)
 
 
 def test_every_file_is_written(reported):
@@ -84,8 +86,11 @@ def test_every_file_is_written(reported):
     report = folder / "report"
     result = json.loads((report / "result.json").read_text())
 
-    assert set(list_column(report.iterdir(), "name")) == FILES
-    assert (report / "classes.csv").read_text() == (folder / "classes.csv").read_text()
+    names = list_column(report.iterdir(), "name")
+    table = (folder / "classes.csv").read_text()
+
+    assert set(names) == FILES
+    assert (report / "classes.csv").read_text() == table
     assert f"{result['accuracy']:.2%}" in out
 
     for name in FIGURES:
@@ -104,24 +109,28 @@ def test_the_table_of_images(reported, shares):
 
     for name, label, predicted, probability, is_right in rows:
         number = int(name[-7:-4])
+        share_K = shares[number]
+        largest = pytest.approx(share_K.max(), abs=2e-6)
+
         assert name == f"images/{label}/{number:03}.png"
         assert label == NAMES[LABELS[number]]
-        assert predicted == NAMES[shares[number].argmax()]
-        assert float(probability) == pytest.approx(shares[number].max(), abs=2e-6)
+        assert predicted == NAMES[share_K.argmax()]
+        assert float(probability) == largest
         assert is_right == str(int(label == predicted))
 
 
 def test_the_confusion_matrix(reported, shares):
     folder, _ = reported
     counts = np.zeros((7, 7), int)
-    np.add.at(counts, (LABELS, shares.argmax(axis=1)), 1)
+    predictions = shares.argmax(axis=1)
+    np.add.at(counts, (LABELS, predictions), 1)
 
     header, *rows = read_rows(folder / "report/confusion.csv")
     result = json.loads((folder / "report/result.json").read_text())
 
     assert header == ["class", *NAMES]
-    assert list_column(rows, 0) == list(NAMES)
-    assert [[int(cell) for cell in row[1:]] for row in rows] == counts.tolist()
+    for name, row, expected in zip(NAMES, rows, counts, strict=True):
+        assert row == [name, *map(str, expected)]
     assert result["accuracy"] == np.trace(counts) / 20
 
 
@@ -146,9 +155,10 @@ def test_json_is_the_result_of_the_report(here):
 
 def test_what_cannot_be_read_is_in_no_table(here):
     """One name is no text, and one image is empty."""
-    odd = here / "images" / NAMES[0] / os.fsdecode(b"caf\xe9.png")
-    (here / "images" / NAMES[0] / "000.png").rename(odd)
-    (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
+    images = here / "images"
+    odd = images / NAMES[0] / os.fsdecode(b"caf\xe9.png")
+    (images / NAMES[0] / "000.png").rename(odd)
+    (images / NAMES[1] / "001.png").write_bytes(b"")
 
     result = write_report()
 
@@ -165,7 +175,14 @@ def test_what_cannot_be_read_is_in_no_table(here):
 
 def test_too_many_that_cannot_be_read_leave_no_table(here):
     (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
-    code, _, err = run([*WORDS, "--report=report", "--max_unreadable=0"])
+
+    code, _, err = run(
+        [
+            *WORDS,
+            "--report=report",
+            "--max_unreadable=0",
+        ]
+    )
 
     assert code == 2
     assert "1 images cannot be read" in err
@@ -174,6 +191,7 @@ def test_too_many_that_cannot_be_read_leave_no_table(here):
 
 def test_a_folder_that_cannot_be(here):
     (here / "report").write_text("a file")
+
     code, out, err = run([*WORDS, "--report=report"])
 
     assert (code, out) == (2, "")
@@ -182,6 +200,7 @@ def test_a_folder_that_cannot_be(here):
 
 def test_without_matplotlib_it_says_so_first(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+
     code, out, err = run([*WORDS, "--report=report"])
 
     assert (code, out) == (2, "")
@@ -205,14 +224,8 @@ class Stored:
 
 def make_metrics(source, predicted, confidence):
     """Return metrics of images of class 0 with these predictions."""
-    metrics = ClassMetrics(
-        Labelled(
-            source,
-            "",
-            [],
-            build_identity_map(source.class_names),
-        )
-    )
+    label_map = build_identity_map(source.class_names)
+    metrics = ClassMetrics(Labelled(source, "", [], label_map))
     count = len(predicted)
     metrics.add(
         {
@@ -232,34 +245,39 @@ def test_figures_of_odd_names_and_images(wrong):
     metrics = make_metrics(Stored(), predicted, [0.75] * 3)
     transform = EvaluationTransform((8, 8), "direct", 1.0)
 
-    assert figures.draw_reliability(metrics).startswith(b"\x89PNG")
-    assert figures.draw_confusion(metrics).startswith(b"\x89PNG")
-    assert figures.draw_mistakes(metrics, transform).startswith(b"\x89PNG")
+    drawn = (
+        figures.draw_reliability(metrics),
+        figures.draw_confusion(metrics),
+        figures.draw_mistakes(metrics, transform),
+    )
+
+    for content in drawn:
+        assert content.startswith(b"\x89PNG")
 
 
-SMALL_COUNTS = {((4, 3), "12"), ((5, 3), "4"), ((6, 6), "2")}
+SMALL_COUNTS = {
+    (4, 3): "12",
+    (5, 3): "4",
+    (6, 6): "2",
+}
 
 
 @pytest.mark.parametrize(
     ("size", "shape", "words", "expected_counts"),
     [
-        (1000, (250, 113), ", the largest of 4 × 1", set()),
+        (1000, (250, 113), ", the largest of 4 × 1", {}),
         (7, (7, 7), "", SMALL_COUNTS),
     ],
 )
 def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_counts, monkeypatch):
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
     names = ("x",) * size
-    is_allowed_K = np.arange(size) < shape[1]
-    label_map = dataclasses.replace(build_identity_map(names), is_allowed_K=is_allowed_K)
-    metrics = ClassMetrics(
-        Labelled(
-            SimpleNamespace(class_names=names),
-            "",
-            [],
-            label_map,
-        )
+    label_map = dataclasses.replace(
+        build_identity_map(names),
+        is_allowed_K=np.arange(size) < shape[1],
     )
+    source = SimpleNamespace(class_names=names)
+    metrics = ClassMetrics(Labelled(source, "", [], label_map))
     metrics.confusion_2LA[:, [3, -1], [5, -1]] = [
         [1, 0],
         [3, 2],
@@ -270,6 +288,9 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_coun
 
     cells = axes.images[0].get_array()
     row = 3 * shape[0] // size
+    counts = {}
+    for text in axes.texts:
+        counts[text.get_position()] = text.get_text()
 
     assert cells.shape == shape
     assert bar.get_ylabel() == f"share of the class's images{words}"
@@ -277,28 +298,35 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_coun
     assert cells[row, 5] == 0.25
     assert cells[row, 4] == 0.75
     assert cells.sum() == 2
-    assert {(text.get_position(), text.get_text()) for text in axes.texts} == expected_counts
+    assert counts == expected_counts
 
 
 def test_bins_with_few_images_are_pale(monkeypatch):
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
-    metrics = make_metrics(Stored(), [0] * 19, [0.55] * 9 + [0.95] * 10)
-    above, below = figures.draw_reliability(metrics).axes
+    confidence = [0.55] * 9 + [0.95] * 10
+    metrics = make_metrics(Stored(), [0] * 19, confidence)
 
+    above, below = figures.draw_reliability(metrics).axes
     colours = {}
     for bars in above.containers:
-        colours[bars.get_label()] = to_hex(bars[0].get_facecolor()).upper()
+        colour = to_hex(bars[0].get_facecolor())
+        colours[bars.get_label()] = colour.upper()
     heights = []
     for bars in below.containers:
-        heights += [bar.get_height() for bar in bars]
+        for bar in bars:
+            heights.append(bar.get_height())
 
-    assert colours == {"accuracy": BLUE, "accuracy, fewer than 10 images": SKY}
+    assert colours == {
+        "accuracy": BLUE,
+        "accuracy, fewer than 10 images": SKY,
+    }
     assert heights == [10, 9]
 
 
 def test_too_many_classes_for_a_matrix_are_told(here, monkeypatch):
     monkeypatch.setattr("vit_jax.evals.single_label.LARGEST_CONFUSION", 48)
     reason = "the matrix of 7 classes and 7 answers would take too much memory."
+
     code, _, err = run([*WORDS, "--report=report"])
 
     assert code == 0
