@@ -4,12 +4,14 @@ Tests show which outputs take part, which predictions are right, and how missing
 """
 
 import dataclasses
+import itertools
 import json
 import shutil
 
 import numpy as np
 import pytest
 
+from tests.columns import list_column
 from tests.evals.samples import logits_of, sample_pixels, to_png
 from tests.evals.small_sets import prepare
 from tests.evals.test_imagenet_classes import IDS, make_weights
@@ -27,11 +29,15 @@ FILES = [f"ILSVRC2012_val_{number + 1:08}.JPEG" for number in range(COUNT)]
 
 def check_sets(sets, expected):
     """Every set with one label an image has the accuracy by NumPy, all images and a loss."""
-    assert list(sets) == [one.name for one in SETS if one.name != "objectnet"]
+    names = list_column(SETS, "name")
+    names.remove("objectnet")
+
+    assert list(sets) == names
     for name, accuracies in expected.items():
-        check_accuracy(sets[name], accuracies)
-        assert sets[name]["images"] == COUNT
-        assert sets[name]["loss"] > 0
+        values = sets[name]
+        check_accuracy(values, accuracies)
+        assert values["images"] == COUNT
+        assert values["loss"] > 0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,8 @@ def unnamed():
 
 @pytest.fixture(scope="module")
 def logits(unnamed):
-    return logits_of(from_weights(unnamed).module, PIXELS)
+    model = from_weights(unnamed)
+    return logits_of(model.module, PIXELS)
 
 
 @pytest.fixture
@@ -53,8 +60,10 @@ def labels(logits):
 
     def choose(subset=""):
         members = classes.members(subset)
-        chosen = np.random.default_rng(6).choice(members, COUNT)
-        chosen[::2] = members[logits[::2, members].argmax(axis=1)]
+        rng = np.random.default_rng(6)
+        chosen = rng.choice(members, COUNT)
+        predictions = logits[:, members].argmax(axis=1)
+        chosen[::2] = members[predictions[::2]]
         return chosen
 
     return choose
@@ -87,8 +96,14 @@ def compute_accuracy(logits, labels, subset=""):
     members = classes.members(subset)
     order = np.argsort(-logits[:, members], axis=1)
     top5_N5 = members[order[:, :5]]
-    is_right_N5 = top5_N5 == labels[:, None]
-    return is_right_N5[:, 0].mean(), is_right_N5.any(axis=1).mean()
+    return average_right(top5_N5 == labels[:, None])
+
+
+def average_right(is_right_N5):
+    """Return top-1 and top-5 accuracy."""
+    is_first_right = is_right_N5[:, 0]
+    is_any_right = is_right_N5.any(axis=1)
+    return is_first_right.mean(), is_any_right.mean()
 
 
 def evaluate(folder, *words, weights="w.npz"):
@@ -118,13 +133,18 @@ def check_accuracy(values, expected):
 
 
 def open_set(folder, name, weights):
-    labelled, *_ = open_family(f"imagenet:{name}", weights, data_dir=str(folder))
+    labelled, *_ = open_family(
+        f"imagenet:{name}",
+        weights,
+        data_dir=str(folder),
+    )
     return labelled[name]
 
 
-def read_lines(path):
-    """Return the lines of a table without its header."""
-    return path.read_text().splitlines()[1:]
+def read_rows(path):
+    """Return the rows of a table without its header."""
+    _, *lines = path.read_text().splitlines()
+    return [line.split(",") for line in lines]
 
 
 @pytest.fixture
@@ -140,15 +160,17 @@ def test_the_whole_family(here, logits, labels):
     """Every set of TFDS is evaluated at once, including ReaL; ObjectNet is reported as missing."""
     expected = {}
     for one in SINGLE:
-        prepare(here, one.dataset, make_examples(labels(one.subset)))
-        expected[one.name] = compute_accuracy(
-            logits,
-            labels(one.subset),
-            one.subset,
-        )
-    real_labels = [[int(label)] for label in logits.argmax(axis=1)]
-    real_labels[::3] = [[] for _ in real_labels[::3]]
-    real = make_examples(labels(), "original_label", real_label=real_labels)
+        chosen = labels(one.subset)
+        prepare(here, one.dataset, make_examples(chosen))
+        expected[one.name] = compute_accuracy(logits, chosen, one.subset)
+    real_labels = []
+    for n, label in enumerate(logits.argmax(axis=1)):
+        real_labels.append([int(label)] if n % 3 else [])
+    real = make_examples(
+        labels(),
+        "original_label",
+        real_label=real_labels,
+    )
     prepare(here, "imagenet2012_real", real)
 
     found, notes = evaluate(here, "--data=imagenet")
@@ -171,7 +193,8 @@ def test_the_whole_family(here, logits, labels):
 def test_some_sets_of_the_family(here, labels):
     for one in SINGLE:
         if one.name == "a" or one.name.startswith("v2/"):
-            prepare(here, one.dataset, make_examples(labels(one.subset)))
+            examples = make_examples(labels(one.subset))
+            prepare(here, one.dataset, examples)
 
     out = succeed(
         [
@@ -184,43 +207,52 @@ def test_some_sets_of_the_family(here, labels):
 
     names = []
     for line in out.splitlines()[4:]:
-        names.append(line.split()[0])
+        name, *_ = line.split()
+        names.append(name)
 
-    assert names == ["a", "v2/matched-frequency", "v2/threshold-0.7", "v2/topimages"]
+    assert names == [
+        "a",
+        "v2/matched-frequency",
+        "v2/threshold-0.7",
+        "v2/topimages",
+    ]
 
 
 @pytest.mark.parametrize("one", SINGLE, ids=lambda one: one.name)
 def test_a_set_as_its_archive_unpacks(here, logits, labels, one):
     """V2's folders are numbers, whose order as words is another."""
     folder = here / one.folders[-1]
-    names = [str(number) for number in range(1000)] if "v2" in one.name else IDS
+    names = IDS
+    if "v2" in one.name:
+        names = list(map(str, range(1000)))
     chosen = labels(one.subset)
     write_folder(folder, chosen, names)
+    expected = compute_accuracy(logits, chosen, one.subset)
 
     values = evaluate_set(here, one.name)
 
-    check_accuracy(values, compute_accuracy(logits, chosen, one.subset))
+    check_accuracy(values, expected)
     assert f"folder:{folder}" in values["data"]
 
 
 def test_classes_outside_a_subset_are_not_predicted(here, unnamed, labels):
     """The first prediction of the network takes no part if its class is not in the subset."""
     members = classes.members("A")
-    member_names = {classes.class_names()[number] for number in members}
+    class_names = classes.class_names()
+    member_names = {class_names[number] for number in members}
     report = here / "report"
-    prepare(here, "imagenet_a", make_examples(labels("A")))
+    examples = make_examples(labels("A"))
+    prepare(here, "imagenet_a", examples)
 
     label_map = open_set(here, "a", unnamed).label_map
     evaluate(here, "--data=imagenet:a", f"--report={report}")
+    allowed = np.flatnonzero(label_map.is_allowed_K)
+    predictions = list_column(read_rows(report / "images.csv"), 2)
 
-    predictions = set()
-    for line in read_lines(report / "images.csv"):
-        predictions.add(line.split(",")[2])
-
-    assert np.array_equal(np.flatnonzero(label_map.is_allowed_K), members)
+    assert np.array_equal(allowed, members)
     assert np.array_equal(label_map.listed, members)
-    assert predictions <= member_names
-    assert len(read_lines(report / "classes.csv")) == 200
+    assert set(predictions) <= member_names
+    assert len(read_rows(report / "classes.csv")) == 200
 
 
 def replace_head(weights, parameters, class_names):
@@ -243,15 +275,23 @@ def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, labels):
     higher.
     """
     weights = make_weights(None, format="released")
-    order = np.random.default_rng(2).permutation(1400)[:1000]
-    names = np.array([f"n{90_000_000 + place}" for place in range(1400)], object)
-    names[order] = IDS
+    rng = np.random.default_rng(2)
+    order = rng.permutation(1400)[:1000]
+    names = [f"n{90_000_000 + place}" for place in range(1400)]
+    for place, name in zip(order, IDS, strict=True):
+        names[place] = name
+
+    def widen(array, fill):
+        wide = np.full((*array.shape[:-1], 1400), fill, np.float32)
+        wide[..., order] = array
+        return wide
 
     parameters = dict(weights.parameters)
-    for name, fill in (("head/linear/kernel", 0.0), ("head/linear/bias", 1e3)):
-        wide = np.full((*parameters[name].shape[:-1], 1400), fill, np.float32)
-        wide[..., order] = parameters[name]
-        parameters[name] = wide
+    for name, fill in (
+        ("head/linear/kernel", 0.0),
+        ("head/linear/bias", 1e3),
+    ):
+        parameters[name] = widen(parameters[name], fill)
     save_weights(
         replace_head(weights, parameters, names),
         here / "wide.npz",
@@ -262,11 +302,11 @@ def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, labels):
     wide = evaluate_set(here, "validation", weights="wide.npz")
     narrow = evaluate_set(here, "validation")
 
-    assert wide["accuracy"] == narrow["accuracy"]
-    assert wide["top5_accuracy"] == narrow["top5_accuracy"]
-    assert wide["loss"] == pytest.approx(narrow["loss"], rel=1e-4)
-    assert wide["calibration_error"] == pytest.approx(narrow["calibration_error"], rel=1e-4)
-    assert wide["most_confused"] == narrow["most_confused"], "names are ImageNet's"
+    # The names of the confused classes are ImageNet's.
+    for name in ("accuracy", "top5_accuracy", "most_confused"):
+        assert wide[name] == narrow[name]
+    for name in ("loss", "calibration_error"):
+        assert wide[name] == pytest.approx(narrow[name], rel=1e-4)
 
 
 def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
@@ -287,13 +327,17 @@ def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
     )
     write_folder(here / "val", chosen)
 
-    found, notes = evaluate(here, "--data=imagenet:validation", weights="lean.npz")
-
-    values = found["sets"]["validation"]
-    predicted = kept[logits[:, kept].argmax(axis=1)]
+    is_right = kept[logits[:, kept].argmax(axis=1)] == chosen
     lacking_name = classes.class_names()[lacking]
 
-    assert values["accuracy"] == pytest.approx((predicted == chosen).mean())
+    found, notes = evaluate(
+        here,
+        "--data=imagenet:validation",
+        weights="lean.npz",
+    )
+    values = found["sets"]["validation"]
+
+    assert values["accuracy"] == pytest.approx(is_right.mean())
     assert values["loss"] is None
     assert f"has no output for {lacking_name}, which are never its answer" in notes
 
@@ -306,8 +350,10 @@ def label_real(order):
     """
     real_labels = []
     for n in range(COUNT):
-        is_labelled = n % 5 != 0
-        real_labels.append([int(order[n, 500]), int(order[n, n % 4])] if is_labelled else [])
+        labels = []
+        if n % 5 != 0:
+            labels = [int(order[n, 500]), int(order[n, n % 4])]
+        real_labels.append(labels)
     return real_labels
 
 
@@ -316,7 +362,11 @@ def test_real_by_hand(here, logits, labels, form):
     real_labels = label_real(np.argsort(-logits, axis=1))
     words = ["--data=imagenet:real", f"--report={here / 'report'}"]
     if form == "tfds":
-        rows = make_examples(labels(), "original_label", real_label=real_labels)
+        rows = make_examples(
+            labels(),
+            "original_label",
+            real_label=real_labels,
+        )
         prepare(here, "imagenet2012_real", rows)
     else:
         (here / "real.json").write_text(json.dumps(real_labels))
@@ -330,22 +380,21 @@ def test_real_by_hand(here, logits, labels, form):
     found, _ = evaluate(here, *words)
 
     values = found["sets"]["real"]
-    is_right = []
-    for n in range(COUNT):
-        if n % 5 != 0:
-            is_right.append(n % 4 == 0)
+    numbers = np.arange(COUNT)
+    labelled = numbers[numbers % 5 != 0]
+    num_right = sum(labelled % 4 == 0)
 
-    assert len(is_right) == 18
+    assert len(labelled) == 18
     assert values["images"] == 18
-    assert values["accuracy"] == pytest.approx(np.mean(is_right))
+    assert values["accuracy"] == pytest.approx(num_right / 18)
     assert values["top5_accuracy"] == 1
     assert values["loss"] is None
 
-    columns = []
-    for line in read_lines(here / "report" / "images.csv"):
-        columns.append(line.rsplit(",", 1)[1])
+    rows = read_rows(here / "report/images.csv")
+    is_right = list_column(rows, -1)
 
-    assert sorted(columns) == sorted("1" if right else "0" for right in is_right)
+    assert len(is_right) == 18
+    assert is_right.count("1") == num_right
 
 
 @pytest.mark.parametrize(
@@ -376,24 +425,37 @@ FOLDERS = {
     "banana": "Banana",
     "briefcase": "Briefcase",
 }
-OBJECTS = {"Alarm clock": "analog clock; digital clock", "Banana": "banana"}
+OBJECTS = {
+    "Alarm clock": "analog clock; digital clock",
+    "Banana": "banana",
+}
 RIGHT = {"alarm_clock": (409, 530), "banana": (954,)}
+
+
+def add_red_border(image):
+    height, width, _ = image.shape
+    framed = np.zeros((height + 4, width + 4, 3), np.uint8)
+    framed[..., 0] = 255
+    framed[2:-2, 2:-2] = image
+    return framed
 
 
 def write_objectnet(root, pixels, folders):
     """Write images within a red border of two pixels, and the mappings."""
-    for number, (image, folder) in enumerate(zip(pixels, folders, strict=True)):
-        height, width, _ = image.shape
-        framed = np.full((height + 4, width + 4, 3), (255, 0, 0), np.uint8)
-        framed[2:-2, 2:-2] = image
-        path = root / "objectnet-1.0" / "images" / folder / f"{number:03}.png"
+    for number, folder in enumerate(folders):
+        path = root / "objectnet-1.0/images" / folder / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
+        framed = add_red_border(pixels[number])
         path.write_bytes(to_png(framed))
 
-    mappings = root / "objectnet-1.0" / "mappings"
+    mappings = root / "objectnet-1.0/mappings"
     mappings.mkdir()
-    (mappings / "folder_to_objectnet_label.json").write_text(json.dumps(FOLDERS))
-    (mappings / "objectnet_to_imagenet_1k.json").write_text(json.dumps(OBJECTS))
+    for name, mapping in (
+        ("folder_to_objectnet_label", FOLDERS),
+        ("objectnet_to_imagenet_1k", OBJECTS),
+    ):
+        path = mappings / f"{name}.json"
+        path.write_text(json.dumps(mapping))
 
 
 @pytest.fixture
@@ -402,12 +464,15 @@ def objectnet(here):
 
     Return (folder, number) of the images whose objects ImageNet has, in their order.
     """
-    folders = []
-    for n in range(COUNT):
-        folders.append(("alarm_clock", "banana", "briefcase")[n % 3])
-
+    cycle = itertools.cycle(FOLDERS)
+    folders = list(itertools.islice(cycle, COUNT))
     write_objectnet(here, PIXELS, folders)
-    return sorted((folder, n) for n, folder in enumerate(folders) if folder != "briefcase")
+
+    known = []
+    for n, folder in enumerate(folders):
+        if folder != "briefcase":
+            known.append((folder, n))
+    return sorted(known)
 
 
 def test_images_of_objectnet(here, unnamed, objectnet):
@@ -424,24 +489,23 @@ def test_images_of_objectnet(here, unnamed, objectnet):
 def test_accuracy_of_objectnet(here, logits, objectnet):
     """A prediction is right if it is one of the object's classes."""
     top5 = np.argsort(-logits, axis=1)[:, :5]
-    is_right = np.array([np.isin(top5[number], RIGHT[folder]) for folder, number in objectnet])
+    is_right = []
+    for folder, number in objectnet:
+        is_right.append(np.isin(top5[number], RIGHT[folder]))
+    expected = average_right(np.array(is_right))
 
     values = evaluate_set(here, "objectnet")
 
-    check_accuracy(
-        values,
-        (is_right[:, 0].mean(), is_right.any(axis=1).mean()),
-    )
+    check_accuracy(values, expected)
 
 
 def test_right_predictions_of_objectnet(here, unnamed, objectnet):
     labelled = open_set(here, "objectnet", unnamed)
     labels = labelled.source.labels
     count = len(objectnet)
-    predictions = np.array([[409, 530, 954, 0]] * count)
+    predictions = np.tile([409, 530, 954, 0], (count, 1))
     alarm_clock = [True, True, False, False]
     banana = [False, False, True, False]
-    expected = [alarm_clock if label == 0 else banana for label in labels]
 
     is_right = labelled.label_map.is_right(
         np.arange(count),
@@ -449,7 +513,8 @@ def test_right_predictions_of_objectnet(here, unnamed, objectnet):
         predictions,
     )
 
-    assert is_right.tolist() == expected
+    for row, label in zip(is_right.tolist(), labels, strict=True):
+        assert row == (alarm_clock if label == 0 else banana)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +527,7 @@ def test_right_predictions_of_objectnet(here, unnamed, objectnet):
 )
 def test_objectnet_with_a_wrong_mapping(here, unnamed, content, rule):
     write_objectnet(here, PIXELS[:2], ["alarm_clock", "banana"])
-    mapping = here / "objectnet-1.0" / "mappings" / "objectnet_to_imagenet_1k.json"
+    mapping = here / "objectnet-1.0/mappings/objectnet_to_imagenet_1k.json"
     mapping.write_text(content)
 
     with rejects("objectnet", rule):

@@ -32,17 +32,38 @@ SIZES = {"n02": 7, "n01": 4, "n10": 9}  # not in the order of their names
 NUMBERS = itertools.count()
 
 
+def compute_sha(image):
+    return hashlib.sha256(image).hexdigest()
+
+
 def draw_class(name, size):
-    return {f"{name}_{k}.JPEG": picture(next(NUMBERS)) for k in range(size)}
+    files = {}
+    for k in range(size):
+        files[f"{name}_{k}.JPEG"] = picture(next(NUMBERS))
+    return files
+
+
+def list_files(classes):
+    """Return (class, file name, image) of all images."""
+    rows = []
+    for name, files in classes.items():
+        for file, image in files.items():
+            rows.append((name, file, image))
+    return rows
+
+
+def pack_folders(files):
+    members = []
+    for name, file, image in files:
+        members.append((f"./{name}/{file}", image))
+    return packed(*members)
 
 
 CLASSES = {name: draw_class(name, size) for name, size in SIZES.items()}
-
-FILES = [(name, file, image) for name, files in CLASSES.items() for file, image in files.items()]
-
-IMAGES = {(name, hashlib.sha256(image).hexdigest()) for name, _, image in FILES}
+FILES = list_files(CLASSES)
+IMAGES = {(name, compute_sha(image)) for name, _, image in FILES}
 WHOLE = by_class(CLASSES)
-FOLDERS = packed(*((f"./{name}/{file}", image) for name, file, image in FILES))
+FOLDERS = pack_folders(FILES)
 
 
 def pack_shards(suffix, label):
@@ -50,8 +71,9 @@ def pack_shards(suffix, label):
 
     `label` returns the content of a label's file.
     """
+    rng = np.random.default_rng(0)
     members = []
-    for k in np.random.default_rng(0).permutation(len(FILES)).tolist():
+    for k in rng.permutation(len(FILES)).tolist():
         name, _, image = FILES[k]
         members.append((f"{k:04}.jpg", image))
         members.append((f"{k:04}.{suffix}", label(name)))
@@ -59,7 +81,8 @@ def pack_shards(suffix, label):
 
 
 def write_json_label(name):
-    return json.dumps({"class_id": name, "label": 3}).encode()
+    label = {"class_id": name, "label": 3}
+    return json.dumps(label).encode()
 
 
 def write_number_label(name):
@@ -76,16 +99,22 @@ def prepare(tmp_path):
     """Return a function from an archive, or several by name, to the folder and the counts."""
 
     def make(archive, data="data", **options):
-        files = archive if isinstance(archive, dict) else {"whole.tar": archive}
-        paths = [tmp_path / name for name in files]
-        for path, content in zip(paths, files.values(), strict=True):
+        files = archive
+        if isinstance(archive, bytes):
+            files = {"whole.tar": archive}
+
+        paths = []
+        for name, content in files.items():
+            path = tmp_path / name
+            paths.append(str(path))
             if not path.exists() or path.read_bytes() != content:
                 path.write_bytes(content)
 
-        archives = tar_dataset.list_archives([str(path) for path in paths])
-        data_dir = str(tmp_path / data)
         return tar_dataset.prepare_tars(
-            archives, "mine", data_dir=data_dir, options=Options(**options)
+            tar_dataset.list_archives(paths),
+            "mine",
+            data_dir=str(tmp_path / data),
+            options=Options(**options),
         )
 
     make.root = tmp_path
@@ -124,37 +153,44 @@ def make_config(folder):
     )
 
 
-def compute_sha(image):
-    return hashlib.sha256(image).hexdigest()
-
-
 def read_manifest(folder):
     return pq.read_table(folder / "manifest").to_pylist()
 
 
 def read_listed(folder):
     """Return kinds and names of the listed files."""
+    listed = []
     with open(folder / "listed.csv", newline="") as file:
-        return [(row["kind"], row["source"]) for row in csv.DictReader(file)]
+        for row in csv.DictReader(file):
+            listed.append((row["kind"], row["source"]))
+    return listed
 
 
 def read_content(folder):
     """Return all files except those that name the archive or have its order."""
     files = {}
     for path in folder.rglob("*"):
-        if path.is_file() and path.name not in ("prepared.json", "listed.csv"):
+        if path.is_file():
             files[str(path.relative_to(folder))] = path.read_bytes()
+    del files["prepared.json"], files["listed.csv"]
     return files
 
 
 def replace_stdin(monkeypatch, archive):
-    file = io.TextIOWrapper(io.BufferedReader(io.BytesIO(archive)))
+    buffer = io.BufferedReader(io.BytesIO(archive))
+    file = io.TextIOWrapper(buffer)
     monkeypatch.setattr("sys.stdin", file)
 
 
 @pytest.mark.parametrize(
     "archive",
-    [WHOLE, gzip.compress(WHOLE), FOLDERS, OF_NAMES, OF_JSON],
+    [
+        WHOLE,
+        gzip.compress(WHOLE),
+        FOLDERS,
+        OF_NAMES,
+        OF_JSON,
+    ],
     ids=[
         "tar of tars",
         "compressed",
@@ -167,14 +203,16 @@ def test_every_image_is_read_with_its_class(prepare, archive):
     folder, counts = prepare(archive, shards=3)
     found = read_records(folder)
     rows = read_manifest(folder)
-    labels = [sorted(SIZES).index(row["class"]) for row in rows]
+    class_names = sorted(SIZES)
 
     assert set(found) == IMAGES
     assert len(found) == len(IMAGES)
     assert counts["train"] == len(IMAGES)
-    assert [(row["class"], row["sha256"]) for row in rows] == found
-    assert list_column(rows, "id") == [f"train:{k}" for k in range(len(rows))]
-    assert list_column(rows, "label") == labels
+    assert len(rows) == len(IMAGES)
+    for k, row in enumerate(rows):
+        assert row["id"] == f"train:{k}"
+        assert (row["class"], row["sha256"]) == found[k]
+        assert row["class"] == class_names[row["label"]]
     assert read_listed(folder) == []
     assert check_dataset(folder) == []
     assert not list(folder.parent.glob(".*"))
@@ -184,31 +222,41 @@ def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatc
     """It does not depend on the order in the archive, its name, compression, or the number of
     threads.
     """
-    expected = read_content(prepare(WHOLE, shards=4)[0])
+    folder, _ = prepare(WHOLE, shards=4)
+    expected = read_content(folder)
     reversed_classes = {}
     for name in reversed(CLASSES):
-        reversed_classes[name] = dict(reversed(CLASSES[name].items()))
-    backwards = {"other.tar.gz": gzip.compress(by_class(reversed_classes))}
+        files = CLASSES[name].items()
+        reversed_classes[name] = dict(reversed(files))
+    content = gzip.compress(by_class(reversed_classes))
 
-    assert read_content(prepare(backwards, "backwards", shards=4)[0]) == expected
+    backwards, _ = prepare(
+        {"other.tar.gz": content},
+        "backwards",
+        shards=4,
+    )
+    assert read_content(backwards) == expected
 
     replace_stdin(monkeypatch, WHOLE)
-    archives = tar_dataset.list_archives(["-"])
-    data_dir = str(tmp_path / "input")
-    folder, _ = tar_dataset.prepare_tars(
-        archives, "mine", data_dir=data_dir, options=Options(shards=4)
+    from_input, _ = tar_dataset.prepare_tars(
+        tar_dataset.list_archives(["-"]),
+        "mine",
+        data_dir=str(tmp_path / "input"),
+        options=Options(shards=4),
     )
-
-    assert read_content(folder) == expected
+    assert read_content(from_input) == expected
 
 
 def test_classes_are_mixed_by_the_seed(prepare):
     folder, _ = prepare(WHOLE, shards=4)
+    other_folder, _ = prepare(WHOLE, "seed", shards=4, seed=1)
+
     found = read_records(folder)
-    runs = [name for name, _ in itertools.groupby(found, key=lambda record: record[0])]
+    names = list_column(found, 0)
+    runs = list(itertools.groupby(names))
 
     assert len(runs) > len(SIZES)
-    assert read_records(prepare(WHOLE, "seed", shards=4, seed=1)[0]) != found
+    assert read_records(other_folder) != found
 
 
 def test_fields_of_a_record_are_in_alphabetical_order(prepare):
@@ -219,18 +267,23 @@ def test_fields_of_a_record_are_in_alphabetical_order(prepare):
         reader = array_record_module.ArrayRecordReader(str(shard))
         numbers = list(range(reader.num_records()))
         for record in reader.read(numbers):
-            assert record.index(b"file_name") < record.index(b"image") < record.index(b"label")
+            name = record.index(b"file_name")
+            image = record.index(b"image")
+            label = record.index(b"label")
+            assert name < image < label
         reader.close()
 
 
 def test_parts_of_a_split(prepare):
     folder, _ = prepare(WHOLE)
+
+    every = read_records(folder)
+    first_five = read_records(folder, "train[:5]")
+    others = read_records(folder, "train[5:]")
     first_half = read_records(folder, "train[:50%]")
     second_half = read_records(folder, "train[50%:]")
 
-    assert read_records(folder, "train[:5]") + read_records(folder, "train[5:]") == read_records(
-        folder
-    )
+    assert first_five + others == every
     assert {*first_half, *second_half} == IMAGES
 
 
@@ -239,9 +292,15 @@ def test_several_archives_may_have_members_of_one_name(prepare):
     second = {}
     for name, files in CLASSES.items():
         first[name] = dict(itertools.islice(files.items(), 2))
-        second[name] = {file: picture(next(NUMBERS)) for file in first[name]}
+        second[name] = draw_class(name, 2)
+        assert first[name].keys() == second[name].keys()
 
-    folder, counts = prepare({"a.tar": by_class(first), "b.tar": by_class(second)})
+    folder, counts = prepare(
+        {
+            "a.tar": by_class(first),
+            "b.tar": by_class(second),
+        }
+    )
 
     archives = set()
     for row in read_manifest(folder):
@@ -286,11 +345,15 @@ def pack_odd_files(tmp_path, good):
 
 
 PNG_BOMB = bytearray(picture(0, ".png"))
-PNG_BOMB[16:24] = (60_000).to_bytes(4, "big") * 2
+PNG_BOMB[16:24] = 2 * (60_000).to_bytes(4, "big")
+
+
+def draw_numbered(count):
+    return {f"{k}.JPEG": picture(k) for k in range(count)}
 
 
 def test_files_that_are_excluded_or_odd_are_listed(prepare, tmp_path):
-    good = {f"{k}.JPEG": picture(k) for k in range(4)}
+    good = draw_numbered(4)
     expected = [
         ("mislabelled", "a.tar/png.JPEG"),
         ("tiny", "a.tar/tiny.JPEG"),
@@ -312,29 +375,34 @@ def test_files_that_are_excluded_or_odd_are_listed(prepare, tmp_path):
 
     folder, counts = prepare(pack_odd_files(tmp_path, good))
 
-    assert set(read_listed(folder)) == set(expected)
-    kinds = collections.Counter(kind for kind, _ in read_listed(folder))
-    assert {kind: counts[kind] for kind in kinds} == kinds
+    listed = read_listed(folder)
+    kinds = collections.Counter(list_column(listed, 0))
 
-    found = read_records(folder)
-    kept_a = {compute_sha(image) for image in (*good.values(), picture(1, ".png"))}
-    kept_b = {compute_sha(picture(6)), compute_sha(picture(8))}
+    assert set(listed) == set(expected)
+    for kind, count in kinds.items():
+        assert counts[kind] == count
 
-    assert {image for name, image in found if name == "a"} == kept_a
-    assert {image for name, image in found if name == "b"} == kept_b
+    images_a = (*good.values(), picture(1, ".png"))
+    images_b = (picture(6), picture(8))
+    kept = {
+        *(("a", compute_sha(image)) for image in images_a),
+        *(("b", compute_sha(image)) for image in images_b),
+    }
+
+    assert set(read_records(folder)) == kept
 
 
 def test_nothing_is_written_by_the_name_of_a_member(prepare, tmp_path):
-    good = {f"{k}.JPEG": picture(k) for k in range(4)}
+    good = draw_numbered(4)
     before = set(tmp_path.parent.rglob("*"))
 
     prepare(pack_odd_files(tmp_path, good))
 
     data = tmp_path / "data"
-    new = set(tmp_path.parent.rglob("*")) - before
+    after = set(tmp_path.parent.rglob("*"))
     elsewhere = set()
-    for path in new:
-        if data not in (path, *path.parents):
+    for path in after - before:
+        if not path.is_relative_to(data):
             elsewhere.add(path)
 
     assert elsewhere == {tmp_path / "whole.tar"}
@@ -404,13 +472,12 @@ def read_class_names(folder):
 
 
 def read_used_names(folder):
-    source = open_split(folder)
-    return {source.class_names[label] for label in source.labels.tolist()}
+    names = list_column(read_records(folder), 0)
+    return set(names)
 
 
 NUMBER_NAMES = tuple(f"class {k}" for k in range(11))
-
-
+DIGITS = tuple(str(k) for k in range(11))
 ORDER = ("n30", "n10", "n20", "n02", "n01")
 
 
@@ -419,8 +486,13 @@ ORDER = ("n30", "n10", "n20", "n02", "n01")
     [
         (WHOLE, (), ("n01", "n02", "n10"), set(SIZES)),
         (WHOLE, ORDER, ORDER, set(SIZES)),
-        (OF_NUMBERS, (), tuple(map(str, range(11))), {"1", "2", "10"}),
-        (OF_NUMBERS, NUMBER_NAMES, NUMBER_NAMES, {"class 1", "class 2", "class 10"}),
+        (OF_NUMBERS, (), DIGITS, {"1", "2", "10"}),
+        (
+            OF_NUMBERS,
+            NUMBER_NAMES,
+            NUMBER_NAMES,
+            {"class 1", "class 2", "class 10"},
+        ),
     ],
     ids=[
         "sorted names",
@@ -429,7 +501,13 @@ ORDER = ("n30", "n10", "n20", "n02", "n01")
         "numbers and a list",
     ],
 )
-def test_numbers_of_the_classes(prepare, archive, classes, class_names, used_names):
+def test_numbers_of_the_classes(
+    prepare,
+    archive,
+    classes,
+    class_names,
+    used_names,
+):
     """Classes have the numbers of a list, with gaps for missing ones, of files, or of the sorted
     names.
     """
@@ -441,6 +519,7 @@ def test_numbers_of_the_classes(prepare, archive, classes, class_names, used_nam
 
 def test_classes_of_json_labels_have_the_numbers_of_a_list(prepare):
     folder, _ = prepare(OF_JSON, classes=ORDER)
+
     assert set(read_records(folder)) == IMAGES
 
 
@@ -499,7 +578,7 @@ def test_small_classes_and_hold_out(prepare):
     )
     train = read_records(folder)
     validation = read_records(folder, "validation")
-    held_out = collections.Counter(name for name, _ in validation)
+    held_out = collections.Counter(list_column(validation, 0))
     large_classes = {pair for pair in IMAGES if pair[0] != "n01"}
 
     assert counts == {
@@ -535,12 +614,12 @@ def test_the_manifest_has_the_records_of_all_splits(prepare):
 
 
 def test_smaller_images(prepare):
-    image = picture(0, ".png", (70, 90))
-    archive = by_class({"a": {"0.png": image}, "b": {"0.png": image}})
+    files = {"0.png": picture(0, ".png", (70, 90))}
+    archive = by_class({"a": files, "b": files})
 
     folder, _ = prepare(archive, short_side=35)
-
     stored = open_split(folder)[0].image
+
     assert images.decode(stored).shape == (35, 45, 3)
     assert check_dataset(folder) == []
 
@@ -560,7 +639,8 @@ class Kill(BaseException):
 )
 def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
     """After kills at several records and files, the bytes are the same, and little is done twice."""
-    expected = read_content(prepare(archive, "whole", shards=3)[0])
+    whole, _ = prepare(archive, "whole", shards=3)
+    expected = read_content(whole)
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
 
     # After the first of three classes.
@@ -587,21 +667,28 @@ def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
 def pack_samples_with_masks(count):
     members = []
     for number in range(count):
-        members.append((f"{number:02}.seg.png", picture(100 + number, ".png")))
-        members.append((f"{number:02}.cls", b"b" if number % 2 else b"a"))
-        members.append((f"{number:02}.jpg", picture(number)))
+        key = f"{number:02}"
+        mask = picture(100 + number, ".png")
+        name = b"b" if number % 2 else b"a"
+        members.append((f"{key}.seg.png", mask))
+        members.append((f"{key}.cls", name))
+        members.append((f"{key}.jpg", picture(number)))
     return packed(*members)
 
 
 def test_one_image_of_a_sample_is_stored(prepare, monkeypatch):
     """The others are listed, each once, also after an interruption."""
     archive = pack_samples_with_masks(12)
-    stored = {compute_sha(picture(number)) for number in range(12)}
-    skipped = [("other", f"{number:02}.seg.png") for number in range(12)]
+    stored = set()
+    skipped = []
+    for number in range(12):
+        stored.add(compute_sha(picture(number)))
+        skipped.append(("other", f"{number:02}.seg.png"))
 
     folder, counts = prepare(archive, "whole", shards=1)
+    found = list_column(read_records(folder), 1)
 
-    assert {image for _, image in read_records(folder)} == stored
+    assert set(found) == stored
     assert read_listed(folder) == skipped
     assert counts["other"] == 12
 
@@ -618,7 +705,10 @@ def test_the_standard_input_begins_again(tmp_path, monkeypatch):
     def prepare_stdin(data):
         replace_stdin(monkeypatch, WHOLE)
         folder, _ = tar_dataset.prepare_tars(
-            ["-"], "mine", data_dir=str(tmp_path / data), options=Options(shards=3)
+            ["-"],
+            "mine",
+            data_dir=str(tmp_path / data),
+            options=Options(shards=3),
         )
         return folder
 
@@ -635,7 +725,10 @@ def test_the_standard_input_begins_again(tmp_path, monkeypatch):
 
 
 def read_times(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    times = {}
+    for path in folder.rglob("*"):
+        times[path] = path.stat().st_mtime_ns
+    return times
 
 
 def make_killing(function, after):
@@ -653,8 +746,9 @@ def make_killing(function, after):
 @contextlib.contextmanager
 def expect_kill(monkeypatch, owner, name, after):
     """Expect that the process is killed at the call number `after` + 1 of a function."""
+    function = getattr(owner, name)
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, make_killing(getattr(owner, name), after))
+        patch.setattr(owner, name, make_killing(function, after))
         with pytest.raises(Kill):
             yield
 
@@ -697,16 +791,17 @@ def test_an_unfinished_dataset_of_other_options(prepare, monkeypatch):
     with expect_kill(monkeypatch, tar_writing, "_write_bucket", 0):
         prepare(WHOLE)
 
-    with rejects(str(get_unfinished(prepare)), "other archives or options"):
+    unfinished = get_unfinished(prepare)
+    with rejects(str(unfinished), "other archives or options"):
         prepare(WHOLE, min_side=1)
 
-    with open(get_unfinished(prepare) / "lock", "wb") as lock:
+    with open(unfinished / "lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with rejects(str(get_unfinished(prepare)), "another process"):
+        with rejects(str(unfinished), "another process"):
             prepare(WHOLE)
 
-    flip(get_unfinished(prepare) / "bucket-00000", -9)
-    with rejects(str(get_unfinished(prepare)), "damaged"):
+    flip(unfinished / "bucket-00000", -9)
+    with rejects(str(unfinished), "damaged"):
         prepare(WHOLE)
 
 
@@ -714,7 +809,8 @@ def test_a_bucket_that_a_loss_of_power_cut(prepare, monkeypatch):
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
     with expect_kill(monkeypatch, scatter.Scatter, "add", 8):
         prepare(WHOLE)
-    (get_unfinished(prepare) / "bucket-00000").write_bytes(b"")
+    bucket = get_unfinished(prepare) / "bucket-00000"
+    bucket.write_bytes(b"")
 
     with rejects("bucket-00000", "has 0 bytes instead of"):
         prepare(WHOLE)
@@ -727,8 +823,10 @@ def set_free_bytes(monkeypatch, num_bytes):
 
 def test_a_disk_that_is_too_small(prepare, monkeypatch):
     """It must hold the images once, and one bucket; bytes that are already there count."""
+    unfinished = get_unfinished(prepare)
+
     set_free_bytes(monkeypatch, len(WHOLE))
-    with rejects(str(get_unfinished(prepare)), r"GB free, and .* GB are needed"):
+    with rejects(str(unfinished), r"GB free, and .* GB are needed"):
         prepare(WHOLE, shards=2)
 
     set_free_bytes(monkeypatch, 2 * len(WHOLE))
@@ -806,8 +904,10 @@ def test_a_check_finds_what_changed(prepare):
     shard = folder / "mine-train.array_record-00001-of-00002"
     other_shard = folder / "mine-train.array_record-00000-of-00002"
     part = folder / "manifest/00001-of-00002.parquet"
-    whole = {path: path.read_bytes() for path in (shard, *folder.rglob("manifest/*"))}
-    ids = set(list_column(read_manifest(folder), "id"))
+    whole = {shard: shard.read_bytes()}
+    for path in folder.glob("manifest/*"):
+        whole[path] = path.read_bytes()
+    ids = list_column(read_manifest(folder), "id")
 
     def find_and_repair():
         problems = check_dataset(folder)
@@ -884,9 +984,11 @@ def test_the_verb(tmp_path):
     ],
 )
 def test_words_that_are_rejected(tmp_path, words, rule):
-    data_dir = [] if "folder:b" in words else [f"--data_dir={tmp_path}"]
+    words = ["prepare", *words]
+    if "folder:b" not in words:
+        words.append(f"--data_dir={tmp_path}")
 
-    outcome = run(["prepare", *words, *data_dir])
+    outcome = run(words)
 
     assert outcome.code == 2, outcome.err
     assert rule in outcome.err
