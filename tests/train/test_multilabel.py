@@ -8,11 +8,13 @@ import cv2
 import jax
 import numpy as np
 import pytest
+import scipy.special
 from jax import export
 from numpy.testing import assert_allclose
 
 import vit_jax
-from tests.integration.commands import run, succeed
+from tests.columns import list_column
+from tests.integration.commands import metrics, run, succeed
 from tests.rejections import rejects
 from tests.tiny import RECIPE, RUN, flags
 from tests.train import small_runs as runs
@@ -29,16 +31,17 @@ from vit_jax.train.rate_search import choose, table
 from vit_jax.weights import load_weights
 
 DIVISORS = {"bright": 2, "odd": 3, "tall": 5}
-
 CLASSES = tuple(DIVISORS)
-
 NUM_IMAGES = 40
-
 TEST_NUMBERS = range(20, 40)
 
 
 def list_labels(number):
-    return [name for name, divisor in DIVISORS.items() if number % divisor == 0]
+    labels = []
+    for name, divisor in DIVISORS.items():
+        if number % divisor == 0:
+            labels.append(name)
+    return labels
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,14 @@ def trained(data, tmp_path_factory):
         "checkpoint.every=4 steps",
         "input.mixup_alpha=0.4",
     )
-    succeed(["pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *flags(*fields)])
+    succeed(
+        [
+            "pretrain",
+            f"--config={RECIPE}",
+            f"--workdir={workdir}",
+            *flags(*fields),
+        ]
+    )
     return workdir
 
 
@@ -92,13 +102,26 @@ def list_paths(folder, numbers):
 @pytest.fixture(scope="module")
 def probability_of_test(trained, folder):
     """The probabilities (20, 3) of the test images, by the network that was trained."""
-    return vit_jax.load_model(trained).predict(list_paths(folder, TEST_NUMBERS))
+    model = vit_jax.load_model(trained)
+    paths = list_paths(folder, TEST_NUMBERS)
+    return model.predict(paths)
 
 
 def build_test_labels():
     """Return the labels (20, 3) of the test images."""
-    rows = [[name in list_labels(number) for name in CLASSES] for number in TEST_NUMBERS]
-    return np.array(rows)
+    numbers = np.array(TEST_NUMBERS)
+    divisors = np.array(list(DIVISORS.values()))
+    return numbers[:, None] % divisors == 0
+
+
+def compute_sigmoid(logits):
+    return 1 / (1 + np.exp(-logits))
+
+
+def compute_losses(logits, labels):
+    """Return the binary cross-entropy of each image, summed over the classes."""
+    losses = np.logaddexp(0, logits) - logits * labels
+    return losses.sum(axis=1)
 
 
 def compute_average_precision(is_true_N, score_N):
@@ -135,7 +158,8 @@ def test_an_evaluation_has_the_results_of_the_run(trained, evaluation):
 
     assert vit_jax.load_model(trained).is_multilabel
     for name in ("mean_average_precision", "f1_micro", "f1_macro", "loss"):
-        assert result[name] == pytest.approx(summary[f"test_{name}"], abs=1e-5), name
+        expected = pytest.approx(summary[f"test_{name}"], abs=1e-5)
+        assert result[name] == expected, name
     assert result["images"] == 20
     assert summary["test_images"] == 20
     assert "test_accuracy" not in summary
@@ -146,71 +170,94 @@ def test_metrics_agree_with_their_definitions(evaluation, probability_of_test):
     result, _ = evaluation
     labels = build_test_labels()
     precisions = []
-    for is_true_N, score_N in zip(labels.T, probability_of_test.T, strict=True):
-        precisions.append(compute_average_precision(is_true_N, score_N))
-    logits = np.log(probability_of_test / (1 - probability_of_test))
-    loss_B = (np.logaddexp(0, logits) - logits * labels).sum(axis=1)
+    for column in range(3):
+        precision = compute_average_precision(
+            labels[:, column],
+            probability_of_test[:, column],
+        )
+        precisions.append(precision)
+    mean_precision = pytest.approx(np.mean(precisions), abs=1e-6)
+    odds = probability_of_test / (1 - probability_of_test)
+    loss_B = compute_losses(np.log(odds), labels)
 
     classes = result["classes"]
-    found = [each["average_precision"] for each in classes]
+    found = list_column(classes, "average_precision")
 
-    assert result["mean_average_precision"] == pytest.approx(np.mean(precisions), abs=1e-6)
+    assert result["mean_average_precision"] == mean_precision
     assert found == pytest.approx(precisions, abs=1e-6)
-    assert [each["class"] for each in classes] == ["bright", "odd", "tall"]
-    assert [each["images"] for each in classes] == [10, 7, 4]
+    assert list_column(classes, "class") == ["bright", "odd", "tall"]
+    assert list_column(classes, "images") == [10, 7, 4]
     assert result["loss"] == pytest.approx(loss_B.mean(), rel=1e-4)
 
 
 def join_classes(is_class):
-    return "|".join(np.array(CLASSES)[is_class])
+    names = np.array(CLASSES)
+    return "|".join(names[is_class])
 
 
 @pytest.mark.slow
 def test_a_report_has_a_row_for_each_image_and_no_confusions(evaluation, probability_of_test):
     _, folder = evaluation
     report = folder / "report"
-    names = {path.name for path in report.iterdir()}
+    names = list_column(report.iterdir(), "name")
+    table = (folder / "classes.csv").read_text()
     with open(report / "images.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+        header, *rows = csv.reader(file)
+    first_labels = list_column(rows[:5], 1)
 
-    assert names == {"average_precision.png", "classes.csv", "images.csv", "result.json"}
-    assert (folder / "classes.csv").read_text() == (report / "classes.csv").read_text()
-    assert list(rows[0]) == ["image", "labels", "answers", "is_right", *CLASSES]
-    assert [row["labels"] for row in rows[:5]] == ["bright|tall", "odd", "bright", "", "bright|odd"]
+    assert sorted(names) == [
+        "average_precision.png",
+        "classes.csv",
+        "images.csv",
+        "result.json",
+    ]
+    assert (report / "classes.csv").read_text() == table
+    assert header == ["image", "labels", "answers", "is_right", *CLASSES]
+    assert first_labels == ["bright|tall", "odd", "bright", "", "bright|odd"]
     for row, probability_K in zip(rows, probability_of_test, strict=True):
+        _, labels, predicted, is_right, *columns = row
         expected = join_classes(probability_K >= 0.5)
-        assert [float(row[name]) for name in CLASSES] == pytest.approx(probability_K, abs=1e-5)
-        assert row["answers"] == expected
-        assert row["is_right"] == str(int(row["labels"] == expected))
+        found = list(map(float, columns))
+
+        assert found == pytest.approx(probability_K, abs=1e-5)
+        assert predicted == expected
+        assert is_right == str(int(labels == expected))
 
 
 @pytest.mark.slow
 def test_an_evaluation_prints_precision(trained, data, evaluation):
     result, _ = evaluation
+    precision = result["mean_average_precision"]
 
-    text = succeed(["evaluate", str(trained), f"--data={data}", "--global_batch=8"])
+    text = succeed(
+        [
+            "evaluate",
+            str(trained),
+            f"--data={data}",
+            "--global_batch=8",
+        ]
+    )
 
-    assert f"mean_average_precision {result['mean_average_precision']:.2%}" in text
+    assert f"mean_average_precision {precision:.2%}" in text
     assert "lowest_precision" in text
 
 
 @pytest.mark.slow
 def test_checkpoints_are_judged_by_precision(trained, data):
     config = load_recipe(str(RECIPE), flags(f"data={data}", SIGMOID))
+    metric = "test_mean_average_precision"
+
     with_metric = with_best_metric(config, open_datasets(config))
-
-    lines = []
-    for line in (trained / "metrics.jsonl").read_text().splitlines():
-        lines.append(json.loads(line))
-
-    steps = [line["step"] for line in lines if "test_mean_average_precision" in line]
+    lines = metrics(trained)
+    evaluations = [line for line in lines if metric in line]
     names = set().union(*lines)
+    saved_steps = CheckpointReader(trained).all_steps()
 
-    assert with_metric.checkpoint.best_metric == "test_mean_average_precision"
-    assert steps == [2, 4]
+    assert with_metric.checkpoint.best_metric == metric
+    assert list_column(evaluations, "step") == [2, 4]
     assert "train_loss" in lines[-2]
     assert not any("accuracy" in name for name in names)
-    assert CheckpointReader(trained).all_steps() == [2, 4], "the best is saved where none is due"
+    assert saved_steps == [2, 4], "the best is saved where none is due"
 
 
 def select_probable(probability_K, threshold):
@@ -229,22 +276,30 @@ def test_predictions_are_the_labels_that_are_probable_enough(trained, folder):
     between = np.sort(probability.ravel())[2:4].mean()
     words = ["predict", str(trained), *paths]
 
+    def predict(*options):
+        out = succeed([*words, "--json", *options])
+        return list_column(json.loads(out), "predictions")
+
     for options, threshold in (
         ([f"--threshold={between}"], between),
         ([], 0.5),
         (["--threshold=1"], 1.0),
     ):
-        records = json.loads(succeed([*words, "--json", *options]))
-        for record, probability_K in zip(records, probability, strict=True):
-            classes = {each["class"]: each["probability"] for each in record["predictions"]}
-            assert classes == pytest.approx(select_probable(probability_K, threshold), abs=1e-6)
-            assert list(classes.values()) == sorted(classes.values(), reverse=True)
+        predictions = predict(*options)
+        for predicted, probability_K in zip(predictions, probability, strict=True):
+            names = list_column(predicted, "class")
+            values = list_column(predicted, "probability")
+            found = dict(zip(names, values, strict=True))
+            expected = select_probable(probability_K, threshold)
+
+            assert found == pytest.approx(expected, abs=1e-6)
+            assert values == sorted(values, reverse=True)
 
     none = succeed([*words, "--threshold=1"])
-    top = json.loads(succeed([*words, "--json", "--threshold=0.001", "--top=1"]))
+    top = predict("--threshold=0.001", "--top=1")
 
     assert none.splitlines()[0].endswith("   none")
-    assert len(top[0]["predictions"]) == 1
+    assert len(top[0]) == 1
 
 
 @pytest.fixture(scope="module")
@@ -255,8 +310,9 @@ def logits_of_black(trained):
         vit_jax.load_model(trained),
         is_multilabel=False,
     )
-    logits = np.asarray(model(pixels).logits_BK, np.float64)
-    softmax = np.exp(logits) / np.exp(logits).sum()
+    logits = np.float64(model(pixels).logits_BK)
+    softmax = scipy.special.softmax(logits)
+
     assert_allclose(model.predict(pixels), softmax, atol=1e-5)
     return pixels, logits
 
@@ -272,7 +328,7 @@ def test_converted_weights_state_several_labels(trained, logits_of_black, tmp_pa
 
     assert load_weights(file).is_multilabel
     assert not with_new_head.is_multilabel, "a new head has to be trained"
-    assert_allclose(probability, 1 / (1 + np.exp(-logits)), atol=1e-5)
+    assert_allclose(probability, compute_sigmoid(logits), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -286,7 +342,7 @@ def test_an_exported_program_gives_sigmoids(trained, logits_of_black, tmp_path):
 
     assert_allclose(
         program.call(pixels),
-        1 / (1 + np.exp(-logits)),
+        compute_sigmoid(logits),
         atol=1e-5,
     )
     assert description["output"]["meaning"] == "probabilities: sigmoid of each logit"
@@ -297,7 +353,10 @@ def test_an_exported_program_gives_sigmoids(trained, logits_of_black, tmp_path):
     [
         ([], "objective.loss='softmax'"),
         ([SIGMOID, "input.sampling=balanced"], "input.sampling='balanced'"),
-        ([SIGMOID, "objective.class_weights=1,1,5"], "objective.class_weights=(1.0, 1.0, 5.0)"),
+        (
+            [SIGMOID, "objective.class_weights=1,1,5"],
+            "objective.class_weights=(1.0, 1.0, 5.0)",
+        ),
         (
             [SIGMOID, "evaluation.evaluators.few.kind=fewshot"],
             "evaluation.evaluators.few.kind='fewshot'",
@@ -334,7 +393,9 @@ def test_tasks_of_a_sweep_have_one_label(data):
         validation="test",
         train_and_validation="train",
     )
-    (reason,) = find_unavailable([task], load_recipe("configs/finetune.py:any,own", [])).values()
+    recipe = load_recipe("configs/finetune.py:any,own", [])
+
+    (reason,) = find_unavailable([task], recipe).values()
 
     assert reason.endswith("its images may have several labels, and a task has one for each.")
 
@@ -367,16 +428,27 @@ def test_data_with_one_label_have_no_metric_for_several(single_label_data):
 @pytest.mark.slow
 def test_a_saved_probe_has_sigmoids(trained, data, tmp_path):
     probe = f"{tmp_path}/probe"
-    words = ["probe", str(trained), f"--data={data}", f"--cache={tmp_path}/cache", "--penalty=1"]
-
-    out = succeed([*words, f"--output={probe}", "--json"])
+    out = succeed(
+        [
+            "probe",
+            str(trained),
+            f"--data={data}",
+            f"--cache={tmp_path}/cache",
+            "--penalty=1",
+            f"--output={probe}",
+            "--json",
+        ]
+    )
     result = json.loads(out)["datasets"][data]
-    evaluated = json.loads(succeed(["evaluate", probe, f"--data={data}", "--json"]))
-    precision = evaluated["mean_average_precision"]
+    precision = pytest.approx(result["mean_average_precision"], abs=1e-5)
+    loss = pytest.approx(result["loss"], rel=1e-3)
+
+    out = succeed(["evaluate", probe, f"--data={data}", "--json"])
+    evaluated = json.loads(out)
 
     assert load_weights(tmp_path / "probe").is_multilabel
-    assert precision == pytest.approx(result["mean_average_precision"], abs=1e-5)
-    assert evaluated["loss"] == pytest.approx(result["loss"], rel=1e-3)
+    assert evaluated["mean_average_precision"] == precision
+    assert evaluated["loss"] == loss
 
 
 @pytest.mark.slow
@@ -400,9 +472,10 @@ def test_a_step_by_the_formula():
         label_shape=(10,),
     )
     state = run.init_state()
-    normalised = (image.astype(np.float32) - 127.5) / 127.5
-    logits = np.asarray(state.model(normalised).logits_BK, np.float64)
-    loss_B = (np.logaddexp(0, logits) - logits * label).sum(axis=1)
+    normalised = (np.float32(image) - 127.5) / 127.5
+    logits = np.float64(state.model(normalised).logits_BK)
+    loss_B = compute_losses(logits, label)
+    expected = np.average(loss_B, weights=mask)
 
     batch = Batch(
         image_BHWC=image,
@@ -414,15 +487,26 @@ def test_a_step_by_the_formula():
         jax.device_put(batch, run.batch_sharding),
     )
 
-    assert float(metrics["train_loss"]) == pytest.approx(loss_B[mask > 0].mean(), rel=1e-4)
+    train_loss = float(metrics["train_loss"])
+
+    assert train_loss == pytest.approx(expected, rel=1e-4)
     assert "train_accuracy" not in metrics
 
 
 def test_a_search_is_decided_by_precision():
     trials = {
-        0.1: {"validation_mean_average_precision": 0.5, "validation_loss": 1.0},
-        0.3: {"validation_mean_average_precision": 0.625, "validation_loss": 2.0},
-        1.0: {"validation_accuracy": None, "validation_loss": None},
+        0.1: {
+            "validation_mean_average_precision": 0.5,
+            "validation_loss": 1.0,
+        },
+        0.3: {
+            "validation_mean_average_precision": 0.625,
+            "validation_loss": 2.0,
+        },
+        1.0: {
+            "validation_accuracy": None,
+            "validation_loss": None,
+        },
     }
 
     heading, *lines = table(trials, 0.3).splitlines()

@@ -100,22 +100,13 @@ def test_the_data_of_a_run_in_phases():
         "global_batch": 16,
     }
 
-    assert (
-        restore(
-            FACTS
-            | {
-                "phases": [
-                    [2, 8],
-                    [4, 24],
-                ]
-            },
-            FACTS,
-        )
-        == 5
-    )
+    stored_phases = {"phases": [[2, 8], [4, 24]]}
+    stored_phase = {"phases": [[2, 8]]}
+
+    assert restore(FACTS | stored_phases, FACTS) == 5
     assert restore(FACTS, FACTS | in_phases) == 5
     with rejects("phases=", "config.init_from"):
-        restore(FACTS | {"phases": [[2, 8]]}, FACTS)
+        restore(FACTS | stored_phase, FACTS)
 
 
 def test_a_folder_without_checkpoints(tmp_path):
@@ -134,6 +125,9 @@ WSD = (
 )
 
 
+EVERY_STEP = [2, 4, 6, 8, 10]
+
+
 def list_steps_to_continue(monkeypatch, *fields, trunk=()):
     """Return the steps of a trunk of 10 steps that a run with these fields may continue."""
     trunk_config = tiny.config(*WSD, "total=10 steps", *trunk)
@@ -142,7 +136,7 @@ def list_steps_to_continue(monkeypatch, *fields, trunk=()):
         "num_examples": 160,
     }
     reader = types.SimpleNamespace(
-        all_steps=lambda: [2, 4, 6, 8, 10],
+        all_steps=lambda: EVERY_STEP,
         metadata=lambda step: metadata,
     )
     monkeypatch.setattr(start, "CheckpointReader", lambda folder: reader)
@@ -163,20 +157,35 @@ def list_steps_to_continue(monkeypatch, *fields, trunk=()):
         (["total=8 steps"], [], [2, 4]),
         # The cooldown of the trunk begins at 7.
         (["total=20 steps"], [], [2, 4, 6]),
-        (["total=20 steps"], ["schedule.decay=constant"], [2, 4, 6, 8, 10]),
+        (["total=20 steps"], ["schedule.decay=constant"], EVERY_STEP),
         (["total=20 steps", "resume_step=4"], [], [4]),
-        (["total=20 steps", "schedule.decay=cosine"], [], [2, 4, 6, 8, 10]),
+        (["total=20 steps", "schedule.decay=cosine"], [], EVERY_STEP),
     ],
 )
-def test_a_branch_continues_steps_before_both_cooldowns(monkeypatch, fields, trunk, steps):
-    assert list_steps_to_continue(monkeypatch, *fields, trunk=trunk) == steps
+def test_a_branch_continues_steps_before_both_cooldowns(
+    monkeypatch,
+    fields,
+    trunk,
+    steps,
+):
+    found = list_steps_to_continue(monkeypatch, *fields, trunk=trunk)
+
+    assert found == steps
 
 
 @pytest.mark.parametrize(
     ("fields", "field", "rule"),
     [
-        (("total=20 steps", "resume_step=8"), "resume_from='trunk'", "before both cooldowns"),
-        (("total=8 steps", "resume_step=6"), "resume_from='trunk'", "before both cooldowns"),
+        (
+            ("total=20 steps", "resume_step=8"),
+            "resume_from='trunk'",
+            "before both cooldowns",
+        ),
+        (
+            ("total=8 steps", "resume_step=6"),
+            "resume_from='trunk'",
+            "before both cooldowns",
+        ),
         (
             ("total=20 steps", "schedule.learning_rate=0.1"),
             "resume_from='trunk'",
@@ -187,7 +196,11 @@ def test_a_branch_continues_steps_before_both_cooldowns(monkeypatch, fields, tru
             "resume_from='trunk'",
             "learning rates of this run",
         ),
-        (("total=20 steps", "resume_step=5"), "resume_step=5", r"\[2, 4, 6, 8, 10\]"),
+        (
+            ("total=20 steps", "resume_step=5"),
+            "resume_step=5",
+            r"\[2, 4, 6, 8, 10\]",
+        ),
     ],
 )
 def test_a_branch_whose_rate_would_jump_is_rejected(monkeypatch, fields, field, rule):
@@ -201,14 +214,16 @@ RECIPE = load_recipe("configs/finetune.py:any,own")
 
 def config(init_from, *, image_size=(16, 24), **model):
     """Fine-tuning at twice the resolution of the small networks."""
-    return dataclasses.replace(
+    model.setdefault("compute_dtype", "float32")
+    replace = dataclasses.replace
+    return replace(
         RECIPE,
         init_from=init_from and str(init_from),
         global_batch=16,
-        model=AdaptConfig(**{"compute_dtype": "float32", **model}),
-        input=dataclasses.replace(RECIPE.input, image_size=image_size),
-        schedule=dataclasses.replace(RECIPE.schedule, learning_rate=0.01),
-        search=dataclasses.replace(RECIPE.search, learning_rates=()),
+        model=AdaptConfig(**model),
+        input=replace(RECIPE.input, image_size=image_size),
+        schedule=replace(RECIPE.schedule, learning_rate=0.01),
+        search=replace(RECIPE.search, learning_rates=()),
     )
 
 
@@ -285,28 +300,49 @@ def test_a_hidden_layer_stays_where_the_config_asks(save, head, has_hidden, expe
 def test_a_complete_head_stays_where_the_config_asks(save, names):
     """The classes are the same, or as many where nobody knows their names."""
     path = save(VIT, class_names=names)
+    stored = weights_of(VIT).parameters
 
-    _, fitted, _ = adapt(config(path, head="keep"), source("a", "b", "c"))
+    _, fitted, _ = adapt(
+        config(path, head="keep"),
+        source("a", "b", "c"),
+    )
 
     for name, array in select_last_layer(fitted).items():
-        assert array.tobytes() == weights_of(VIT).parameters[name].tobytes()
+        assert array.tobytes() == stored[name].tobytes()
 
 
 @pytest.mark.parametrize(
     ("names", "here", "rule"),
     [
-        (("a", "b", "c"), ("a", "b"), r"3 .*\['a', 'b', 'c'\].*2 .*\['a', 'b'\].*head=zero"),
-        (("a", "b", "c"), ("a", "c", "b"), r"3 .*3 .*\['a', 'c', 'b'\].*head=zero"),
-        (None, ("a", "b"), "3 .*not named.*2 .*head=zero"),
-        (None, ("0", "10", "2"), r"another order \(\['0', '10', '2'\]\).*head=zero"),
-        (None, ("1", "2", "3"), "another order.*leading zeros.*head=zero"),
+        (
+            ("a", "b", "c"),
+            ("a", "b"),
+            r"3 .*\['a', 'b', 'c'\].*2 .*\['a', 'b'\]",
+        ),
+        (
+            ("a", "b", "c"),
+            ("a", "c", "b"),
+            r"3 .*3 .*\['a', 'c', 'b'\]",
+        ),
+        (None, ("a", "b"), "3 .*not named.*2 "),
+        (
+            None,
+            ("0", "10", "2"),
+            r"another order \(\['0', '10', '2'\]\)",
+        ),
+        (
+            None,
+            ("1", "2", "3"),
+            "another order.*leading zeros",
+        ),
     ],
 )
 def test_a_head_of_other_classes_cannot_stay(save, names, here, rule):
     path = save(VIT, class_names=names)
+    keeping = config(path, head="keep")
 
-    with rejects("config.model.head='keep'", rule):
-        adapt(config(path, head="keep"), source(*here))
+    with rejects("config.model.head='keep'", f"{rule}.*head=zero"):
+        adapt(keeping, source(*here))
 
 
 def test_outputs_of_the_classes_of_the_data_are_selected(save):
@@ -317,8 +353,9 @@ def test_outputs_of_the_classes_of_the_data_are_selected(save):
         "vit_jax",
         class_names=("a", "b", "c"),
     )
-    old_kernel = weights_of(VIT).parameters["head/linear/kernel"]
-    old_bias = weights_of(VIT).parameters["head/linear/bias"]
+    stored = weights_of(VIT).parameters
+    old_kernel = stored["head/linear/kernel"]
+    old_bias = stored["head/linear/bias"]
 
     architecture, fitted, _ = adapt(
         config(path, head="select"),
@@ -338,21 +375,25 @@ def test_outputs_of_the_classes_of_the_data_are_selected(save):
 def test_no_class_of_the_data_has_an_output(save, names):
     path = save(VIT, class_names=names)
 
+    selecting = config(path, head="select")
+
     with rejects("config.model.head='select'", "2 were not found.*head_stddev"):
-        adapt(config(path, head="select"), source("x", "y"))
+        adapt(selecting, source("x", "y"))
 
 
 def test_a_new_last_layer_has_the_deviation_of_the_config(save):
     path = save(VIT, class_names=("a", "b", "c"))
-    labels = [str(label) for label in range(400)]
+    spread = config(path, head_stddev=2e-5)
+    classes = source(*map(str, range(400)))
 
-    _, first, _ = adapt(config(path, head_stddev=2e-5), source(*labels))
-    _, second, _ = adapt(config(path, head_stddev=2e-5), source(*labels))
+    _, first, _ = adapt(spread, classes)
+    _, second, _ = adapt(spread, classes)
     kernel = first.parameters["head/linear/kernel"]
+    bias = first.parameters["head/linear/bias"]
 
     assert_array_equal(kernel, second.parameters["head/linear/kernel"])
     assert kernel.std() == pytest.approx(2e-5, rel=0.05)
-    assert not first.parameters["head/linear/bias"].any()
+    assert not bias.any()
 
 
 def test_no_weights():
@@ -376,15 +417,17 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
 
     state = state_of_parameters(run, fitted.parameters, str(path))
     sums = run.evaluation_step(state, runs.first_batch(run))
+    mean_loss = float(sums["loss"]) / 16
     leaves = pytree.name_leaves(state.model)
     abstract = pytree.name_leaves(run.abstract_state.model)
 
     assert int(state.step) == 0
-    assert float(sums["loss"]) / 16 == pytest.approx(math.log(10), abs=1e-6)
+    assert mean_loss == pytest.approx(math.log(10), abs=1e-6)
     assert leaves.keys() == fitted.parameters.keys()
-    for leaf, array in fitted.parameters.items():
-        assert np.asarray(leaves[leaf]).tobytes() == array.tobytes(), leaf
-        assert leaves[leaf].sharding == abstract[leaf].sharding
+    for name, array in fitted.parameters.items():
+        leaf = leaves[name]
+        assert np.asarray(leaf).tobytes() == array.tobytes(), name
+        assert leaf.sharding == abstract[name].sharding
 
 
 def test_parameters_of_another_network_are_all_named():
@@ -398,5 +441,6 @@ def test_parameters_of_another_network_are_all_named():
     with rejects("here", "ViT-mu/2") as error:
         state_of_parameters(run, parameters, "here")
 
-    assert "missing: encoder/norm/bias (16,)" in str(error.value)
-    assert "shape: head/linear/bias is (3,), the model has (10,)" in str(error.value)
+    message = str(error.value)
+    assert "missing: encoder/norm/bias (16,)" in message
+    assert "shape: head/linear/bias is (3,), the model has (10,)" in message

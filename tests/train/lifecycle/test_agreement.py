@@ -36,7 +36,10 @@ FACTS = {
             {"classes": ["dog", "cat"]},
             "process 1: classes is ['dog', 'cat'], in process 0 ['cat', 'dog']",
         ),
-        ({"train_files_sha256": "2"}, "process 1: the train files have other names or classes"),
+        (
+            {"train_files_sha256": "2"},
+            "process 1: the train files have other names or classes",
+        ),
         (
             {"config.evaluation.evaluators.mine.split": "x"},
             "evaluators.mine.split is 'x', in process 0 None",
@@ -51,10 +54,13 @@ def test_differences_are_named_with_their_process(changes, line):
 
 
 def test_of_many_differences_ten_are_named():
-    first = {f"config.{number}": 0 for number in range(40)}
-    second = {f"config.{number}": 1 for number in range(40)}
+    names = [f"config.{number}" for number in range(40)]
+    first = dict.fromkeys(names, 0)
+    second = dict.fromkeys(names, 1)
 
-    assert "; and 30 more. Start" in describe_differences([first, second])
+    message = describe_differences([first, second])
+
+    assert "; and 30 more. Start" in message
 
 
 def test_a_run_compares_itself_with_the_others(data_dir, monkeypatch):
@@ -113,10 +119,13 @@ def write_host(folder, kind, levels):
     """Write the images of one host with these levels, under the same names; return the data."""
     labels = [0, 1] * 6
     if kind == "wds":
-        return f"wds:{write_shard(folder / 'a.tar', list_members(labels, levels))}"
+        members = list_members(labels, levels)
+        path = write_shard(folder / "a.tar", members)
+        return f"wds:{path}"
     if kind == "parquet":
         images = [{"bytes": image(level), "path": None} for level in levels]
-        return f"parquet:{write_parquet(folder / 'a.parquet', labels, images=images)}"
+        path = write_parquet(folder / "a.parquet", labels, images=images)
+        return f"parquet:{path}"
 
     write_images(folder, levels)
     if kind == "folder":
@@ -127,7 +136,8 @@ def write_host(folder, kind, levels):
 def digest_host(folder, kind, levels):
     data = write_host(folder, kind, levels)
     source = open_source(data, "all", runs.config().input, 0)
-    return json.loads(json.dumps(digest_images(source, seed=0)))
+    digests = digest_images(source, seed=0)
+    return json.loads(json.dumps(digests))
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv", "wds", "parquet"])
@@ -155,31 +165,29 @@ def test_other_bytes_under_the_same_names_are_noticed(kind, tmp_path, monkeypatc
 
 def test_the_seed_chooses_the_images(data_dir):
     """Pixels, labels and stored records of TFDS count, and an image that only one host can read."""
-    pixels = np.random.default_rng(0).integers(256, size=(200, 2, 3, 1), dtype=np.uint8)
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(256, size=(200, 2, 3, 1), dtype=np.uint8)
     labels = np.arange(200) % 2
-    digits = open_source(
-        "digits",
-        "train",
-        runs.config(f"input.data_dir={data_dir}").input,
-        0,
-    )
+    config = runs.config(f"input.data_dir={data_dir}")
+    digits = open_source("digits", "train", config.input, 0)
 
     def digest(pixels, labels, seed=0):
-        return digest_images(
-            MemorySource(pixels, labels, ("a", "b")),
-            seed,
-        )
+        source = MemorySource(pixels, labels, ("a", "b"))
+        return digest_images(source, seed)
 
     first = digest(pixels, labels)
+    other_pixels = digest(pixels.transpose(0, 2, 1, 3), labels)
+    other_labels = digest(pixels, 1 - labels)
+    digests_of_digits = digest_images(digits, 0).values()
 
     assert len(first) == NUM_COMPARED
     assert list(first) == sorted(first, key=int)
     assert first == digest(pixels.copy(), labels)
     assert first.keys() != digest(pixels, labels, seed=1).keys()
-    for other in (digest(pixels.transpose(0, 2, 1, 3), labels), digest(pixels, 1 - labels)):
+    for other in (other_pixels, other_labels):
         assert other.keys() == first.keys()
         assert not other.items() & first.items()
-    assert len(set(digest_images(digits, 0).values())) == NUM_COMPARED
+    assert len(set(digests_of_digits)) == NUM_COMPARED
 
 
 def test_an_unreadable_image_is_compared(tmp_path):
