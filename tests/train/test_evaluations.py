@@ -95,8 +95,8 @@ OTHERS = {
 DATA = Datasets(
     source(160),
     source(20, seed=1),
-    OTHERS,
-    {
+    others=OTHERS,
+    train_sources={
         "few": source(40, seed=5),
         "near": FEW,
     },
