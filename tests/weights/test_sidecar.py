@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 
 import pytest
 from numpy.testing import assert_allclose
@@ -88,7 +89,9 @@ def test_a_configuration_of_hugging_face(tmp_path):
 def test_made_up_labels_are_no_class_names(tmp_path):
     labels = {"0": "LABEL_0", "1": "LABEL_1"}
 
-    assert read(tmp_path, HUGGINGFACE | {"id2label": labels}).class_names is None
+    sidecar = read(tmp_path, HUGGINGFACE | {"id2label": labels})
+
+    assert sidecar.class_names is None
 
 
 def test_activations_other_than_gelu_are_rejected(tmp_path):
@@ -119,7 +122,9 @@ def test_a_configuration_of_timm(tmp_path):
     assert sidecar.class_names == ("cat", "dog")
     assert sidecar.preprocessing == preparation
     assert not sidecar.notes
-    assert sidecar.normalisation == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    mean, std = sidecar.normalisation
+    assert list(mean) == IMAGENET["mean"]
+    assert list(std) == IMAGENET["std"]
 
 
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "config.json"])
@@ -130,11 +135,12 @@ def test_files_beside_weights_are_regular_files_of_a_bounded_size(name, tmp_path
 
     # Opening a pipe would wait.
     os.mkfifo(path)
-    with pytest.raises(ValueError, match=f"{path} is not readable JSON: it is not a regular file"):
+    message = f"{path} is not readable JSON: it is not a regular file"
+    with pytest.raises(ValueError, match=message):
         read_sidecar(tmp_path)
 
     path.unlink()
-    path.write_text(f"{' ' * MAX_BYTES}{{}}")
+    path.write_text(MAX_BYTES * " " + "{}")
     message = f"{path} is not readable JSON: it is larger than 4,194,304 bytes"
 
     with pytest.raises(ValueError, match=message):
@@ -143,7 +149,10 @@ def test_files_beside_weights_are_regular_files_of_a_bounded_size(name, tmp_path
 
 @pytest.mark.parametrize(
     "odd",
-    [{"hidden_act": "a" * 10**6}, {"id2label": {"1" * 5000: "cat"}}],
+    [
+        {"hidden_act": "a" * 10**6},
+        {"id2label": {"1" * 5000: "cat"}},
+    ],
     ids=["value", "key"],
 )
 def test_errors_of_long_values_are_short(odd, tmp_path):
@@ -194,7 +203,8 @@ OTHER_FIELDS = (
 
 def check_facts(sidecar):
     """Class names and notes are text."""
-    for text in (*(sidecar.class_names or ()), *sidecar.notes):
+    class_names = sidecar.class_names or ()
+    for text in (*class_names, *sidecar.notes):
         assert isinstance(text, str)
 
 
@@ -217,11 +227,15 @@ def check_message(message, folder):
 def test_odd_values_are_read_or_one_error_of_a_line(config, tmp_path):
     chance = random.Random(0)
 
-    for name, value in itertools.product([*config, *OTHER_FIELDS], ODD_VALUES):
-        processor = {field: chance.choice(ODD_VALUES) for field in PROCESSOR_FIELDS}
-        processor["image_std"] = value
+    names = [*config, *OTHER_FIELDS]
+    for name, value in itertools.product(names, ODD_VALUES):
+        odd = config | {name: value}
+        processor = {"image_std": value}
+        for field in PROCESSOR_FIELDS:
+            processor[field] = chance.choice(ODD_VALUES)
+
         try:
-            sidecar = read(tmp_path, config | {name: value}, processor)
+            sidecar = read(tmp_path, odd, processor)
         except ValueError as error:
             check_message(str(error), tmp_path)
         else:
@@ -229,16 +243,28 @@ def test_odd_values_are_read_or_one_error_of_a_line(config, tmp_path):
 
 
 def test_the_gelu_that_timm_does_not_write_down_is_pointed_out(tmp_path):
-    config = {**TIMM, "architecture": "vit_base_patch32_siglip_256"}
-    sidecar = read(tmp_path, {**config, "model_args": {}})
+    siglip = {
+        "architecture": "vit_base_patch32_siglip_256",
+        "model_args": {},
+    }
+
+    sidecar = read(tmp_path, TIMM | siglip)
 
     assert sidecar.fields["gelu"] == "tanh"
-    assert any("SigLIP was trained with the tanh GELU" in note for note in sidecar.notes)
+    assert "SigLIP was trained with the tanh GELU" in "\n".join(sidecar.notes)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN'],
+    [
+        "",
+        "[1]",
+        "{",
+        "[" * 10**5,
+        '{"a": ' * 10**5,
+        "\x00",
+        '{"a": NaN',
+    ],
 )
 def test_a_file_that_is_no_json_object_is_rejected(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
@@ -248,70 +274,133 @@ def test_a_file_that_is_no_json_object_is_rejected(text, tmp_path):
         read_sidecar(tmp_path)
 
 
-# Fields of config.json of Hugging Face, and the rule that they break.
-WRONG = [
-    ({"hidden_size": "16"}, "hidden_size='16': must be a whole number from 1"),
-    ({"hidden_size": 16.0}, "hidden_size=16.0: must be a whole number from 1"),
-    ({"num_hidden_layers": 1.5}, "num_hidden_layers=1.5: must be a whole number from 1"),
-    ({"num_attention_heads": True}, "num_attention_heads=True: must be a whole number from 1"),
-    ({"num_attention_heads": 0}, "num_attention_heads=0: must be a whole number from 1"),
-    ({"intermediate_size": [64]}, r"intermediate_size=\[64\]: must be a whole number from 1"),
-    ({"num_channels": 4}, "num_channels=4: must be 3"),
-    ({"num_channels": 3.0}, "num_channels=3.0: must be 3"),
-    ({"num_channels": True}, "num_channels=True: must be 3"),
-    ({"image_size": "224"}, "image_size='224': must be one or two whole numbers"),
-    (
-        {"image_size": [224, -1]},
-        r"image_size=\[224, -1\]: must be one or two whole numbers",
-    ),
-    (
-        {"patch_size": [16, 16, 16]},
-        "patch_size=.*: must be one or two whole numbers",
-    ),
-    ({"layer_norm_eps": "1e-6"}, "layer_norm_eps='1e-6': must be a finite number above 0"),
-    ({"layer_norm_eps": 0}, "layer_norm_eps=0: must be a finite number above 0"),
-    ({"hidden_act": 3}, "hidden_act=3: must be text"),
-    ({"use_swiglu_ffn": "false"}, "use_swiglu_ffn='false': must be true or false"),
-    ({"qkv_bias": "yes"}, "qkv_bias='yes': must be true or false"),
-    ({"attention_bias": 1}, "attention_bias=1: must be true or false"),
-    ({"use_gated_mlp": 0}, "use_gated_mlp=0: must be true or false"),
-    ({"id2label": "cat"}, "id2label='cat': must be a list"),
-    (
-        {"id2label": {"0": 5, "1": "dog"}},
-        r"id2label\[0\]=5: must be text",
-    ),
-    ({"vision_config": [1]}, r"vision_config=\[1\]: must be an object"),
-    ({"vision_config": {"hidden_size": "16"}}, "hidden_size='16': must be a whole number"),
-    ({"problem_type": 1}, "problem_type=1: must be text"),
-    (
-        {"problem_type": "regression"},
-        "problem_type='regression': must be single_label_classification or multi_label",
-    ),
-    (
-        {"problem_type": "multilabel"},
-        "problem_type='multilabel': must be single_label_classification or multi_label",
-    ),
-]
+WHOLE = "must be a whole number from 1"
+ONE_OR_TWO = "must be one or two whole numbers"
+ABOVE_0 = "must be a finite number above 0"
+TEXT = "must be text"
+TRUE_OR_FALSE = "must be true or false"
+RGB = "must be 3"
+# Values of fields of another type, by the rule that they break.
+WRONG_HUGGINGFACE = {
+    WHOLE: [
+        ("hidden_size", "16"),
+        ("hidden_size", 16.0),
+        ("num_hidden_layers", 1.5),
+        ("num_attention_heads", True),
+        ("num_attention_heads", 0),
+        ("intermediate_size", [64]),
+    ],
+    RGB: [
+        ("num_channels", 4),
+        ("num_channels", 3.0),
+        ("num_channels", True),
+    ],
+    ONE_OR_TWO: [
+        ("image_size", "224"),
+        ("image_size", [224, -1]),
+        ("patch_size", [16, 16, 16]),
+    ],
+    ABOVE_0: [
+        ("layer_norm_eps", "1e-6"),
+        ("layer_norm_eps", 0),
+    ],
+    TEXT: [
+        ("hidden_act", 3),
+        ("problem_type", 1),
+    ],
+    TRUE_OR_FALSE: [
+        ("use_swiglu_ffn", "false"),
+        ("qkv_bias", "yes"),
+        ("attention_bias", 1),
+        ("use_gated_mlp", 0),
+    ],
+    "must be a list": [("id2label", "cat")],
+    "must be an object": [("vision_config", [1])],
+    "must be single_label_classification or multi_label": [
+        ("problem_type", "regression"),
+        ("problem_type", "multilabel"),
+    ],
+}
+WRONG_PROCESSOR = {
+    ABOVE_0: [
+        ("rescale_factor", 0),
+        ("rescale_factor", "1/255"),
+        ("rescale_factor", True),
+    ],
+    TRUE_OR_FALSE: [
+        ("do_rescale", 1),
+        ("do_resize", "no"),
+        ("do_center_crop", "true"),
+        ("do_normalize", []),
+    ],
+    ONE_OR_TWO: [
+        ("size", 224.0),
+        ("crop_size", "224"),
+    ],
+    "must be a whole number": [("resample", "bicubic")],
+    "must be a filter of Pillow, 0 to 5": [("resample", 17)],
+    TEXT: [("image_processor_type", 1)],
+}
+WRONG_TIMM = {
+    "must be a whole number from 0": [("num_classes", "2")],
+    TEXT: [
+        ("global_pool", 3),
+        ("architecture", ["x"]),
+    ],
+    "must be an object": [("model_args", "none")],
+    "must be": [("problem_type", "regression")],
+}
+WRONG_TIMM_MODEL = {
+    WHOLE: [
+        ("depth", 1.5),
+        ("embed_dim", "336"),
+    ],
+    ABOVE_0: [("mlp_ratio", -4)],
+    RGB: [("in_chans", 1)],
+}
+WRONG_TIMM_PREPARATION = {
+    "must be channels, height and width": [("input_size", [3, 224])],
+    ABOVE_0: [("crop_pct", "0.9")],
+    TEXT: [("interpolation", 3)],
+}
 
 
-@pytest.mark.parametrize(("odd", "rule"), WRONG)
-def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, rule, tmp_path):
-    message = f"{tmp_path}/config.json: {rule}"
+def list_wrong_fields(table):
+    """Return (fields, message) of each value of a table."""
+    cases = []
+    for rule, fields in table.items():
+        for field, value in fields:
+            cases.append(({field: value}, f"{field}={value!r}: {rule}"))
+    return cases
 
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path, HUGGINGFACE | odd)
+
+def check_is_rejected(tmp_path, file, message, *contents):
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path}/{file}: {message}")):
+        read(tmp_path, *contents)
 
 
 @pytest.mark.parametrize(
-    ("odd", "rule"),
+    ("odd", "message"),
     [
-        ({"rescale_factor": 0}, "rescale_factor=0: must be a finite number above 0"),
-        ({"rescale_factor": "1/255"}, "rescale_factor='1/255': must be a finite number above 0"),
-        ({"rescale_factor": True}, "rescale_factor=True: must be a finite number above 0"),
-        ({"do_rescale": 1}, "do_rescale=1: must be true or false"),
-        ({"do_resize": "no"}, "do_resize='no': must be true or false"),
-        ({"do_center_crop": "true"}, "do_center_crop='true': must be true or false"),
-        ({"do_normalize": []}, r"do_normalize=\[\]: must be true or false"),
+        *list_wrong_fields(WRONG_HUGGINGFACE),
+        (
+            {"id2label": {"0": 5, "1": "dog"}},
+            "id2label[0]=5: must be text",
+        ),
+        (
+            {"vision_config": {"hidden_size": "16"}},
+            "hidden_size='16': must be a whole number",
+        ),
+    ],
+)
+def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, message, tmp_path):
+    check_is_rejected(tmp_path, "config.json", message, HUGGINGFACE | odd)
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        *list_wrong_fields(WRONG_PROCESSOR),
         (
             {"size": {"shortest_edge": "256"}},
             "size.shortest_edge='256': must be a whole number of pixels",
@@ -320,54 +409,61 @@ def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, rule, 
             {"size": {"height": 0, "width": 32}},
             "size.height=0: must be a whole number of pixels",
         ),
-        ({"size": 224.0}, "size=224.0: must be one or two whole numbers"),
-        ({"crop_size": "224"}, "crop_size='224': must be one or two whole numbers"),
-        ({"resample": "bicubic"}, "resample='bicubic': must be a whole number"),
-        ({"resample": 17}, "resample=17: must be a filter of Pillow, 0 to 5"),
-        ({"image_processor_type": 1}, "image_processor_type=1: must be text"),
     ],
 )
-def test_values_of_another_type_in_the_configuration_of_the_processor(odd, rule, tmp_path):
-    message = f"{tmp_path}/preprocessor_config.json: {rule}"
-
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path, HUGGINGFACE, HALF | odd)
+def test_values_of_another_type_in_the_configuration_of_the_processor(odd, message, tmp_path):
+    check_is_rejected(
+        tmp_path,
+        "preprocessor_config.json",
+        message,
+        HUGGINGFACE,
+        HALF | odd,
+    )
 
 
 @pytest.mark.parametrize(
-    ("part", "odd", "rule"),
+    ("odd", "message"),
     [
-        ("", {"num_classes": "2"}, "num_classes='2': must be a whole number from 0"),
-        ("", {"label_names": ["cat", 2]}, r"label_names\[1\]=2: must be text"),
-        ("", {"global_pool": 3}, "global_pool=3: must be text"),
-        ("", {"architecture": ["x"]}, r"architecture=\['x'\]: must be text"),
-        ("", {"model_args": "none"}, "model_args='none': must be an object"),
-        ("", {"problem_type": "regression"}, "problem_type='regression': must be"),
-        ("model_args", {"depth": 1.5}, "depth=1.5: must be a whole number from 1"),
-        ("model_args", {"embed_dim": "336"}, "embed_dim='336': must be a whole number from 1"),
-        ("model_args", {"mlp_ratio": -4}, "mlp_ratio=-4: must be a finite number above 0"),
-        ("model_args", {"in_chans": 1}, "in_chans=1: must be 3"),
-        ("pretrained_cfg", {"input_size": [4, 224, 224]}, r"input_size\[0\]=4: must be 3"),
+        *list_wrong_fields(WRONG_TIMM),
         (
-            "pretrained_cfg",
-            {"input_size": [3, 224]},
-            "input_size=.*: must be channels, height and width",
+            {"label_names": ["cat", 2]},
+            "label_names[1]=2: must be text",
         ),
-        ("pretrained_cfg", {"crop_pct": "0.9"}, "crop_pct='0.9': must be a finite number above 0"),
-        ("pretrained_cfg", {"interpolation": 3}, "interpolation=3: must be text"),
     ],
 )
-def test_values_of_another_type_in_the_configuration_of_timm(part, odd, rule, tmp_path):
-    changes = {part: TIMM[part] | odd} if part else odd
-    message = f"{tmp_path}/config.json: {rule}"
+def test_values_of_another_type_in_the_configuration_of_timm(odd, message, tmp_path):
+    check_is_rejected(tmp_path, "config.json", message, TIMM | odd)
 
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path, TIMM | changes)
+
+@pytest.mark.parametrize(("odd", "message"), list_wrong_fields(WRONG_TIMM_MODEL))
+def test_values_of_another_type_in_the_arguments_of_timm(odd, message, tmp_path):
+    arguments = TIMM["model_args"] | odd
+    config = TIMM | {"model_args": arguments}
+
+    check_is_rejected(tmp_path, "config.json", message, config)
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        *list_wrong_fields(WRONG_TIMM_PREPARATION),
+        (
+            {"input_size": [4, 224, 224]},
+            "input_size[0]=4: must be 3",
+        ),
+    ],
+)
+def test_values_of_another_type_in_the_preparation_of_timm(odd, message, tmp_path):
+    preparation = TIMM["pretrained_cfg"] | odd
+    config = TIMM | {"pretrained_cfg": preparation}
+
+    check_is_rejected(tmp_path, "config.json", message, config)
 
 
 def test_values_that_are_null_are_not_stated(tmp_path):
     config = dict.fromkeys(HUGGINGFACE) | {"model_type": "vit"}
-    processor = dict.fromkeys(("size", "crop_size", "do_resize", "rescale_factor", "resample"))
+    processor = dict.fromkeys(PROCESSOR_FIELDS)
+    del processor["image_mean"], processor["do_center_crop"]
 
     sidecar = read(tmp_path, config, processor)
 
@@ -375,13 +471,18 @@ def test_values_that_are_null_are_not_stated(tmp_path):
     assert sidecar.class_names is None
 
 
-ELEVEN = tuple(f"c{number}" for number in range(11))
+def name_outputs(*numbers):
+    return {str(number): f"c{number}" for number in numbers}
+
+
+UNORDERED = name_outputs(10, 2, 0, 1, 9, 8, 3, 7, 4, 6, 5)
+ELEVEN = tuple(name_outputs(*range(11)).values())
 
 
 @pytest.mark.parametrize(
     ("labels", "names"),
     [
-        ({str(n): f"c{n}" for n in (10, 2, 0, 1, 9, 8, 3, 7, 4, 6, 5)}, ELEVEN),
+        (UNORDERED, ELEVEN),
         ({"01": "b", "00": "a"}, ("a", "b")),
         (["a", "b"], ("a", "b")),
     ],
@@ -403,35 +504,37 @@ def test_no_labels_state_no_classes(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "reason"),
     [
-        ({str(number): f"c{number}" for number in range(1, 11)}, "0 to 9, each once; 0 is missing"),
-        ({"0": "a", "1": "b", "3": "d"}, "0 to 2, each once; 2 is missing"),
+        (name_outputs(*range(1, 11)), "0 to 9, each once; 0 is missing"),
+        (name_outputs(0, 1, 3), "0 to 2, each once; 2 is missing"),
         (
-            {"0": "a", "1": "b", "01": "c"},
+            name_outputs(0, 1, "01"),
             "0 to 2, each once; '01' is another, or has the value of another",
         ),
-        ({"0": "a", "one": "b"}, "0 to 1, each once; 'one' is another"),
-        ({"-1": "a", "0": "b"}, "'-1' is another"),
-        ({"0": "a", "1.0": "b"}, "'1.0' is another"),
-        ({"0": "a", "²": "b"}, "'²' is another"),
+        (name_outputs(0, "one"), "0 to 1, each once; 'one' is another"),
+        (name_outputs(-1, 0), "'-1' is another"),
+        (name_outputs(0, "1.0"), "'1.0' is another"),
+        (name_outputs(0, "²"), "'²' is another"),
     ],
 )
 def test_labels_whose_keys_are_not_all_numbers_of_outputs(labels, reason, tmp_path):
     message = f"config.json: .*: its keys must be the numbers of the outputs.*{reason}"
 
-    for config in (HUGGINGFACE | {"id2label": labels}, TIMM | {"label_names": labels}):
-        with pytest.raises(ValueError, match=message):
-            read(tmp_path, config)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, HUGGINGFACE | {"id2label": labels})
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, TIMM | {"label_names": labels})
 
 
 @pytest.mark.parametrize("base", [HUGGINGFACE, TIMM], ids=["huggingface", "timm"])
 def test_the_problem_type_states_several_labels(base, tmp_path):
-    single = base | {"problem_type": "single_label_classification"}
-    several = base | {"problem_type": "multi_label_classification"}
+    def is_multilabel(**stated):
+        sidecar = read(tmp_path, base | stated)
+        return sidecar.is_multilabel
 
-    assert not read(tmp_path, base).is_multilabel
-    assert not read(tmp_path, base | {"problem_type": None}).is_multilabel
-    assert not read(tmp_path, single).is_multilabel
-    assert read(tmp_path, several).is_multilabel
+    assert not is_multilabel()
+    assert not is_multilabel(problem_type=None)
+    assert not is_multilabel(problem_type="single_label_classification")
+    assert is_multilabel(problem_type="multi_label_classification")
 
 
 # The preparation of images.
@@ -466,14 +569,33 @@ def describe_preparation(
     ("processor", "expected"),
     [
         ({}, ((32, 48),)),
-        ({"size": SMALL, "do_center_crop": True, "crop_size": SMALL}, ((32, 48),)),
         (
-            {"size": SMALL, "resample": 2, "do_center_crop": False, "crop_size": LARGE},
+            {
+                "size": SMALL,
+                "do_center_crop": True,
+                "crop_size": SMALL,
+            },
             ((32, 48),),
         ),
-        ({"size": SMALL, "resample": 3}, ((32, 48), "direct", 1.0, "bicubic")),
         (
-            {"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32},
+            {
+                "size": SMALL,
+                "resample": 2,
+                "do_center_crop": False,
+                "crop_size": LARGE,
+            },
+            ((32, 48),),
+        ),
+        (
+            {"size": SMALL, "resample": 3},
+            ((32, 48), "direct", 1.0, "bicubic"),
+        ),
+        (
+            {
+                "size": {"shortest_edge": 40},
+                "do_center_crop": True,
+                "crop_size": 32,
+            },
             ((32, 32), "short_side", 0.8),
         ),
         (
@@ -485,23 +607,28 @@ def describe_preparation(
 )
 def test_preparations_of_a_processor_that_are_known(processor, expected):
     height, width = expected[0]
+    size = {"height": height, "width": width}
     preparation = describe_preparation(*expected)
-    with_size = {"size": {"height": height, "width": width}} | processor
 
     from_config = read_huggingface_preparation(
         {"image_size": [height, width]},
         HALF | processor,
     )
-    from_processor = read_huggingface_preparation({"image_size": 99}, HALF | with_size)
+    from_processor = read_huggingface_preparation(
+        {"image_size": 99},
+        HALF | {"size": size} | processor,
+    )
 
     assert from_config == (preparation, ())
     assert from_processor == (preparation, ())
 
 
 def test_gated_mlps_have_no_gelu(tmp_path):
-    config = HUGGINGFACE | {"use_gated_mlp": True, "hidden_act": "silu"}
+    gated = {"use_gated_mlp": True, "hidden_act": "silu"}
 
-    assert "gelu" not in read(tmp_path, config).fields
+    sidecar = read(tmp_path, HUGGINGFACE | gated)
+
+    assert "gelu" not in sidecar.fields
 
 
 @pytest.mark.parametrize(
@@ -545,8 +672,11 @@ def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
     ],
 )
 def test_the_normalisation_of_a_processor(processor, mean, std, tmp_path):
-    normalisation = read(tmp_path, HUGGINGFACE, HALF | processor).normalisation
-    assert_allclose(normalisation, [[mean] * 3, [std] * 3], rtol=1e-12)
+    sidecar = read(tmp_path, HUGGINGFACE, HALF | processor)
+    means, stds = sidecar.normalisation
+
+    assert_allclose(means, 3 * [mean], rtol=1e-12)
+    assert_allclose(stds, 3 * [std], rtol=1e-12)
 
 
 def test_gated_mlps_with_another_activation_are_rejected(tmp_path):
@@ -559,7 +689,13 @@ def test_gated_mlps_with_another_activation_are_rejected(tmp_path):
 
 @pytest.mark.parametrize(
     "mean",
-    [[0.5, 0.5], [0.5, 0.5, "x"], 0.5, None, [0.5, 0.5, float("nan")]],
+    [
+        [0.5, 0.5],
+        [0.5, 0.5, "x"],
+        0.5,
+        None,
+        [0.5, 0.5, float("nan")],
+    ],
 )
 def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
     message = "must be three finite numbers each"
@@ -595,7 +731,8 @@ def test_another_interpolation_of_timm_is_noted():
 
 
 def test_the_short_side_of_a_processor_is_kept_exactly():
-    for edge, kept in itertools.product(range(1, 600), (0.0, 0.5, 7 / 8, 0.99, 1.0)):
+    shares = (0.0, 0.5, 7 / 8, 0.99, 1.0)
+    for edge, kept in itertools.product(range(1, 600), shares):
         crop = max(1, int(edge * kept))
         processor = {
             "size": {"shortest_edge": edge},
@@ -615,21 +752,28 @@ def test_the_short_side_of_a_processor_is_kept_exactly():
     [
         (
             {"crop_pct": 0.9},
-            (describe_preparation((32, 48), "short_side", 0.9, "bicubic", "timm"), ()),
+            describe_preparation((32, 48), "short_side", 0.9, "bicubic", "timm"),
         ),
         (
             {"crop_pct": 1, "crop_mode": "center"},
-            (describe_preparation((32, 48), "short_side", 1.0, "bicubic", "timm"), ()),
+            describe_preparation((32, 48), "short_side", 1.0, "bicubic", "timm"),
         ),
         (
-            {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"},
-            (describe_preparation((32, 48), library="timm"), ()),
+            {
+                "crop_pct": 1.0,
+                "crop_mode": "squash",
+                "interpolation": "bilinear",
+            },
+            describe_preparation((32, 48), library="timm"),
         ),
-        ({}, (None, ())),
+        ({}, None),
     ],
 )
 def test_what_timm_says_and_ours_does(config, expected):
-    assert read_timm_preparation(config, (32, 48)) == expected
+    preprocessing, notes = read_timm_preparation(config, (32, 48))
+
+    assert preprocessing == expected
+    assert notes == ()
 
 
 @pytest.mark.parametrize(

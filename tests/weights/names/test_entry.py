@@ -9,7 +9,9 @@ from vit_jax.weights.names.ours import find_stacked_name, unstack
 
 
 def count_up(*shape, start=0):
-    return start + np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    count = np.prod(shape)
+    numbers = np.arange(start, start + count, dtype=np.float32)
+    return numbers.reshape(shape)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,9 @@ def count_up(*shape, start=0):
 def test_layouts(count, layout, part, shape, status):
     names = ("a", "b")[:count]
     entry = Entry("x", names, layout, part)
-    ours = {name: count_up(*part, start=100 * index) for index, name in enumerate(names)}
+    ours = {}
+    for index, name in enumerate(names):
+        ours[name] = count_up(*part, start=100 * index)
 
     written = entry.write(ours)
     read = entry.read(written)
@@ -42,7 +46,8 @@ def test_layouts(count, layout, part, shape, status):
         expected = np.einsum(layout.rstrip("1"), ours["a"])
         assert_array_equal(written.squeeze(), expected)
     else:
-        assert_array_equal(written.reshape(count, -1), np.stack(list(ours.values())))
+        rows = written.reshape(count, -1)
+        assert_array_equal(rows, [*ours.values()])
 
 
 def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
@@ -59,10 +64,11 @@ def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
     assert written.shape == (18, 2)
     assert entry.describe_use(reading=True) == "split, transposed"
     assert entry.describe_use(reading=False) == "joined, transposed"
-    for block, part in enumerate(parts.values()):
+    blocks = written.reshape(3, 2, 3, 2)
+    for block, part in zip(blocks, parts.values(), strict=True):
         for head, index in np.ndindex(2, 3):
-            row = written[block * 6 + head * 3 + index]
-            assert_array_equal(row, part[:, head, index])
+            column = part[:, head, index]
+            assert_array_equal(block[head, index], column)
 
 
 def test_rules_name_and_join_parameters():
@@ -78,10 +84,15 @@ def test_rules_name_and_join_parameters():
         "empty": (3, 0),
     }
 
-    assert make_entries(rules, shapes) == [
-        Entry("a.0.qk", ("a/0/q", "a/0/k"), "io->oi", (2, 3)),
-        Entry("b.5", ("b/4",), "", (5,)),
-    ]
+    joined, renamed = make_entries(rules, shapes)
+
+    assert joined == Entry(
+        "a.0.qk",
+        ("a/0/q", "a/0/k"),
+        "io->oi",
+        (2, 3),
+    )
+    assert renamed == Entry("b.5", ("b/4",), "", (5,))
 
 
 def test_a_parameter_without_a_name_is_an_error():
@@ -91,31 +102,35 @@ def test_a_parameter_without_a_name_is_an_error():
         "encoder/blocks/1/x": (1,),
         "y": (2,),
     }
+    rules = [Rule("a", "a")]
     message = r"no name for encoder/blocks/x, y$"
 
     with pytest.raises(ValueError, match=message):
-        make_entries([Rule("a", "a")], shapes)
+        make_entries(rules, shapes)
 
 
 # Ours, stacked and taken apart.
 
 
 def test_layers_are_numbered_and_in_their_places():
+    stacked_kernel = "stem/stage2/rest/conv1/kernel"
     parameters = {
-        "encoder/blocks/mlp/expand/bias": np.arange(12.0).reshape(12, 1),
-        "stem/stage2/first/conv1/kernel": np.full((1,), -1.0),
-        "stem/stage2/rest/conv1/kernel": np.arange(2.0).reshape(2, 1),
+        "encoder/blocks/mlp/expand/bias": count_up(12, 1),
+        "stem/stage2/first/conv1/kernel": -np.ones(1),
+        stacked_kernel: count_up(2, 1),
         "encoder/norm/scale": np.ones(1),
+    }
+    expected = {
+        "encoder/blocks/10/mlp/expand/bias": 10,
+        "stem/stage2/unit1/conv1/kernel": -1,
+        "stem/stage2/unit2/conv1/kernel": 0,
+        "stem/stage2/unit3/conv1/kernel": 1,
+        "encoder/norm/scale": 1,
     }
 
     apart = unstack(parameters, 1)
+    found = find_stacked_name("stem/stage2/unit3/conv1/kernel")
 
-    assert apart["encoder/blocks/10/mlp/expand/bias"] == [10]
-    assert apart["stem/stage2/unit1/conv1/kernel"] == [-1]
-    assert apart["stem/stage2/unit2/conv1/kernel"] == [0]
-    assert apart["stem/stage2/unit3/conv1/kernel"] == [1]
-    assert apart["encoder/norm/scale"] == [1]
-    assert find_stacked_name("stem/stage2/unit3/conv1/kernel") == (
-        "stem/stage2/rest/conv1/kernel",
-        1,
-    )
+    for name, value in expected.items():
+        assert apart[name].tolist() == [value]
+    assert found == (stacked_kernel, 1)
