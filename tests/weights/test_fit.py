@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 import scipy.ndimage
 from numpy.testing import assert_allclose, assert_array_equal
 
+from tests.columns import list_column
 from tests.models.small_models import abstract
 from tests.weights.reference import resizing
 from tests.weights.small_networks import (
@@ -61,11 +63,16 @@ def build_model(architecture, parameters):
 
 
 def find_statuses(fitted):
-    return {status.name: status.status for status in fitted.statuses}
+    names = list_column(fitted.statuses, "name")
+    statuses = list_column(fitted.statuses, "status")
+    return dict(zip(names, statuses, strict=True))
 
 
 def read_shapes(weights):
-    return {name: array.shape for name, array in weights.parameters.items()}
+    shapes = {}
+    for name, array in weights.parameters.items():
+        shapes[name] = array.shape
+    return shapes
 
 
 def assert_same_bits(actual, expected):
@@ -88,30 +95,22 @@ def check_resized(
     target,
 ):
     """A resized table of positions has the values of `resize_rows`."""
-    height, width = source.grid
-    new_height, new_width = target.grid
+    old_grid = source.grid
+    new_grid = target.grid
     if name == "positions/table":
-        grids = f"{height}x{width} to {new_height}x{new_width}"
-        assert status == f"resized from {grids} (corners, as the released code)"
-        assert_same_bits(
-            new[0],
-            resize_rows(old[0], source.grid, target.grid, "corners"),
-        )
+        words = "resized from {}x{} to {}x{} (corners, as the released code)"
+        assert status == words.format(*old_grid, *new_grid)
+        old = old[0]
+        new = new[0]
     elif name == "positions/row_table":
-        assert_same_bits(
-            new,
-            resize_rows(old, (height, 1), (new_height, 1), "corners"),
-        )
+        old_grid = (old_grid[0], 1)
+        new_grid = (new_grid[0], 1)
     elif name == "positions/column_table":
-        assert_same_bits(
-            new,
-            resize_rows(old, (width, 1), (new_width, 1), "corners"),
-        )
-    else:
-        assert_same_bits(
-            new,
-            resize_rows(old, source.grid, target.grid, "corners"),
-        )
+        old_grid = (old_grid[1], 1)
+        new_grid = (new_grid[1], 1)
+
+    expected = resize_rows(old, old_grid, new_grid, "corners")
+    assert_same_bits(new, expected)
 
 
 CASES = [(name, True) for name in NETWORKS]
@@ -127,7 +126,7 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
     names = list_shapes(source).keys() | list_shapes(target).keys()
 
     fitted = fit(remove_head(weights), target)
-    counts = collections.Counter(status.name for status in fitted.statuses)
+    counts = collections.Counter(list_column(fitted.statuses, "name"))
 
     assert_same(weights.parameters, weights_of(source).parameters)
     assert read_shapes(fitted) == list_shapes(target)
@@ -154,9 +153,10 @@ def test_a_head_of_the_same_classes_is_kept():
     weights = weights_of(MLP)
 
     fitted = fit(weights, double_image(MLP))
+    statuses = find_statuses(fitted)
 
     for name in (*HEAD, *HIDDEN):
-        assert find_statuses(fitted)[name] == "copied"
+        assert statuses[name] == "copied"
     for name in HEAD:
         assert_same_bits(fitted.parameters[name], weights.parameters[name])
 
@@ -165,9 +165,10 @@ def test_a_head_that_is_taken_away_is_fresh_also_for_the_same_number_of_classes(
     weights = weights_of(MLP)
 
     fitted = fit(remove_head(weights), MLP)
+    statuses = find_statuses(fitted)
 
     for name in HIDDEN:
-        assert find_statuses(fitted)[name] == "copied"
+        assert statuses[name] == "copied"
         assert_same_bits(fitted.parameters[name], weights.parameters[name])
     for name in HEAD:
         assert not fitted.parameters[name].any()
@@ -180,14 +181,17 @@ def test_the_summary_counts_copies_and_lists_other_parameters():
         num_classes=5,
         head="linear",
     )
+    num_copied = len(weights.parameters) - 5
     expected = (
-        f"{len(weights.parameters) - 5} parameters copied, "
+        f"{num_copied} parameters copied, "
         "head/hidden/bias dropped, head/hidden/kernel dropped, "
         "head/linear/bias replaced, head/linear/kernel replaced, "
         "positions/table resized from 2x3 to 4x6 (corners, as the released code)"
     )
 
-    assert fit(remove_head(weights), target).summary() == expected
+    fitted = fit(remove_head(weights), target)
+
+    assert fitted.summary() == expected
 
 
 NORM = ("encoder/norm/scale", "encoder/norm/bias")
@@ -217,35 +221,37 @@ def test_the_norm_moves_with_the_pooling_and_back(with_pooled_norm):
         parameters=fitted.parameters,
     )
     back = fit(moved, VIT)
+    statuses = find_statuses(fitted)
 
     assert read_shapes(fitted) == list_shapes(with_pooled_norm)
     for old_name, new_name in zip(NORM, POOLED_NORM, strict=True):
-        assert find_statuses(fitted)[old_name] == f"moved to {new_name}"
-        assert_same_bits(
-            fitted.parameters[new_name],
-            weights.parameters[old_name],
-        )
-        assert_same_bits(
-            back.parameters[old_name],
-            weights.parameters[old_name],
-        )
+        array = weights.parameters[old_name]
+        assert statuses[old_name] == f"moved to {new_name}"
+        assert_same_bits(fitted.parameters[new_name], array)
+        assert_same_bits(back.parameters[old_name], array)
 
 
 def test_a_norm_that_the_source_lacks_is_new(with_pooled_norm):
     bare = change(VIT, final_norm="none")
 
     fitted = fit(weights_of(bare), with_pooled_norm)
+    scale = fitted.parameters["pooled_norm/scale"]
+    bias = fitted.parameters["pooled_norm/bias"]
+    statuses = find_statuses(fitted)
 
-    assert fitted.parameters["pooled_norm/scale"].tolist() == [1.0] * 16
-    assert fitted.parameters["pooled_norm/bias"].tolist() == [0.0] * 16
-    assert find_statuses(fitted)["pooled_norm/scale"] == "new"
+    assert scale.tolist() == [1.0] * 16
+    assert bias.tolist() == [0.0] * 16
+    assert statuses["pooled_norm/scale"] == "new"
 
 
 def test_a_norm_that_the_target_lacks_is_left_out():
-    fitted = fit(weights_of(VIT), change(VIT, final_norm="none"))
+    bare = change(VIT, final_norm="none")
+
+    fitted = fit(weights_of(VIT), bare)
+    statuses = find_statuses(fitted)
 
     for name in NORM:
-        assert find_statuses(fitted)[name] == "dropped"
+        assert statuses[name] == "dropped"
 
 
 def test_attention_pooling_is_left_out():
@@ -286,8 +292,23 @@ def select_features(output, layer, num_class_tokens):
     ("options", "layer"),
     [
         ({}, "token_mean"),
-        ({"pool": "map", "class_tokens": 1, "registers": 2, "head": "mlp"}, "token_mean"),
-        ({"pool": "gap", "class_tokens": 2, "final_norm": "pooled"}, "token"),
+        (
+            {
+                "pool": "map",
+                "class_tokens": 1,
+                "registers": 2,
+                "head": "mlp",
+            },
+            "token_mean",
+        ),
+        (
+            {
+                "pool": "gap",
+                "class_tokens": 2,
+                "final_norm": "pooled",
+            },
+            "token",
+        ),
         ({"pool": "map"}, "mean"),
         ({"head": "mlp"}, "pooled"),
         ({"head": "mlp"}, "pre_logits"),
@@ -295,19 +316,27 @@ def select_features(output, layer, num_class_tokens):
 )
 def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, layer):
     weights = weights_of(change(VIT, **options))
-    model = build_model(weights.architecture, weights.parameters)
-    pixels = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
+    architecture = weights.architecture
+    model = build_model(architecture, weights.parameters)
+    rng = np.random.default_rng(0)
+    pixels = np.float32(rng.uniform(-1, 1, (2, 8, 12, 3)))
     expected = select_features(
         model(pixels),
         layer,
-        weights.architecture.num_class_tokens,
+        architecture.num_class_tokens,
     )
 
     ended = cut_after_layer(weights, layer)
-    output = build_model(ended.architecture, ended.parameters)(pixels)
+    ended_model = build_model(ended.architecture, ended.parameters)
+    output = ended_model(pixels)
 
     assert read_shapes(ended) == list_shapes(ended.architecture)
-    assert_allclose(output.features_BD, expected, rtol=0, atol=1e-6)
+    assert_allclose(
+        output.features_BD,
+        expected,
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("network", OURS)
@@ -335,22 +364,33 @@ def test_tables_of_blocks_are_resized_block_by_block():
     name = "encoder/blocks/positions/table"
 
     fitted = fit(weights, target)
+    old_tables = weights.parameters[name]
+    new_tables = fitted.parameters[name]
 
-    for old, new in zip(weights.parameters[name], fitted.parameters[name], strict=True):
-        expected = resize_rows(old[0], source.grid, target.grid, "corners")
+    for old, new in zip(old_tables, new_tables, strict=True):
+        expected = resize_rows(
+            old[0],
+            source.grid,
+            target.grid,
+            "corners",
+        )
         assert_array_equal(new[0], expected)
 
 
 def test_offsets_of_axial_blocks_are_resized_along_a_line():
     source = OURS["axial_relative"]
 
-    statuses = find_statuses(fit(weights_of(source), double_image(source)))
+    fitted = fit(weights_of(source), double_image(source))
     resized = set()
-    for status in statuses.values():
-        if status != "copied":
-            resized.add(status.partition(" (")[0])
+    for status in find_statuses(fitted).values():
+        words, _, _ = status.partition(" (")
+        resized.add(words)
 
-    assert resized == {"resized from 1x3 to 1x6", "resized from 1x2 to 1x4"}
+    assert resized == {
+        "copied",
+        "resized from 1x3 to 1x6",
+        "resized from 1x2 to 1x4",
+    }
 
 
 @pytest.mark.parametrize("method", EQUALS)
@@ -365,12 +405,15 @@ def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_
     expected = resize_rows(old, VIT.grid, target.grid, method)
 
     fitted = fit(weights, target, position_resize=method).parameters
+    table = fitted["positions/table"][0]
+    kernel = fitted["head/linear/kernel"]
+    bias = fitted["head/linear/bias"]
 
-    assert_same_bits(fitted["positions/table"][0], expected)
+    assert_same_bits(table, expected)
     # The row of the class token stays.
     assert_same_bits(expected[0], old[0])
-    assert fitted["head/linear/kernel"].tolist() == [[0.0] * 4] * 16
-    assert fitted["head/linear/bias"].tolist() == [-10.0] * 4
+    assert kernel.tolist() == [[0.0] * 4] * 16
+    assert bias.tolist() == [-10.0] * 4
 
 
 def test_weights_without_the_head_have_no_classes():
@@ -410,36 +453,36 @@ def test_every_mismatch_is_listed_at_once():
         head="mlp",
         name="ViT-other/4",
     )
-    different = find_different_shapes(double_image(VIT), target) - {*HEAD, "class_token"}
+    different = find_different_shapes(double_image(VIT), target)
+    different -= {*HEAD, "class_token"}
     first_line = r"^w\.npz \(released\) does not fit ViT-other/4 \(ViT-custom/4 is"
 
     with pytest.raises(ValueError, match=first_line) as error:
         fit(remove_head(weights), target)
 
     message = str(error.value)
-    listed = set()
-    for line in message.splitlines():
-        if "shape:" in line:
-            listed.add(line.split()[1])
-
+    listed = re.findall("shape: ([^ ]+)", message)
     kernel = "encoder/blocks/mlp/expand/kernel"
 
     assert "missing: head/hidden/kernel (24, 24)" in message
     assert "missing: class_token (1, 1, 24)" in message
     assert "left over: encoder/extra/bias (3,)" in message
     assert f"shape: {kernel} is (2, 16, 24), the model has (5, 24, 24)" in message
-    assert listed == different
+    assert set(listed) == different
 
 
 # Tables of positions on other grids, held to numbers by hand, SciPy, and filters by definition.
 
 
 def sample_table(*shape):
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    rng = np.random.default_rng(0)
+    return np.float32(rng.normal(size=shape))
 
 
 def test_three_by_two_becomes_five_by_four():
     """New rows lie at 0, 1/2, 1, 3/2, 2 of the old ones, new columns at 0, 1/3, 2/3, 1."""
+    table = np.array([0, 3, 6, 9, 30, 33], np.float32)
+    old_hwD = table.reshape(3, 2, 1)
     expected = [
         [0, 1, 2, 3],
         [3, 4, 5, 6],
@@ -447,17 +490,8 @@ def test_three_by_two_becomes_five_by_four():
         [18, 19, 20, 21],
         [30, 31, 32, 33],
     ]
-    resized = resize_grid(
-        np.array(
-            [
-                [0, 3],
-                [6, 9],
-                [30, 33],
-            ],
-            np.float32,
-        )[..., None],
-        (5, 4),
-    )
+
+    resized = resize_grid(old_hwD, (5, 4))
 
     assert_allclose(resized[..., 0], expected, rtol=1e-6)
 
@@ -477,8 +511,11 @@ def test_three_by_two_becomes_five_by_four():
 )
 def test_corners_are_the_order_1_zoom_of_scipy(old, new):
     old_hwD = sample_table(*old, 3)
-    zoom = (new[0] / old[0], new[1] / old[1], 1)
-    expected = scipy.ndimage.zoom(old_hwD.astype(np.float64), zoom, order=1)
+    expected = scipy.ndimage.zoom(
+        np.float64(old_hwD),
+        (new[0] / old[0], new[1] / old[1], 1),
+        order=1,
+    )
 
     resized = resize_grid(old_hwD, new)
 
@@ -492,18 +529,31 @@ def test_corners_are_the_order_1_zoom_of_scipy(old, new):
 
     # The row of a class token stays.
     class_row = sample_table(1, 3)
-    flat_SD = np.concatenate([class_row, old_hwD.reshape(-1, 3)])
-    resized_SD = resize_rows(flat_SD, old, new, "corners")
 
-    assert_array_equal(resized_SD, np.concatenate([class_row, resized.reshape(-1, 3)]))
+    def flatten(table_hwD):
+        rows = table_hwD.reshape(-1, 3)
+        return np.concatenate([class_row, rows])
+
+    resized_SD = resize_rows(
+        flatten(old_hwD),
+        old,
+        new,
+        "corners",
+    )
+    assert_array_equal(resized_SD, flatten(resized))
 
 
 def test_offsets_in_a_row_of_two_become_those_of_three():
     # Offsets -1, 0 and 1, and three rows of a class token.
-    table = np.array([[2], [4], [10], [-1], [-2], [-3]], np.float32)
+    table = np.array([2, 4, 10, -1, -2, -3], np.float32)
     expected = [2, 3, 4, 7, 10, -1, -2, -3]
 
-    resized = resize_offsets(table, (1, 2), (1, 3), "corners")
+    resized = resize_offsets(
+        table[:, None],
+        (1, 2),
+        (1, 3),
+        "corners",
+    )
 
     assert resized.ravel().tolist() == expected
 
@@ -514,8 +564,10 @@ def interpolate_offset(offsets_Rh, grid, y, x):
     total = np.zeros(offsets_Rh.shape[1])
     for row in range(1 - rows, rows):
         for column in range(1 - columns, columns):
-            share = max(0, 1 - abs(y - row)) * max(0, 1 - abs(x - column))
-            total += share * offsets_Rh[row * columns + column + 5]
+            row_share = max(0, 1 - abs(y - row))
+            column_share = max(0, 1 - abs(x - column))
+            offset = offsets_Rh[row * columns + column + 5]
+            total += row_share * column_share * offset
     return total
 
 
@@ -528,18 +580,18 @@ def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_ha
     counts = np.zeros(23)
 
     for query, key in itertools.product(np.ndindex(new), repeat=2):
-        down = query[0] - key[0]
-        right = query[1] - key[1]
-        y = down * (old[0] - 1) / (new[0] - 1)
-        x = right * (old[1] - 1) / (new[1] - 1)
-        index = down * new[1] + right + 11
+        down, right = np.subtract(query, key)
+        y = down / 2  # from 3 rows to 2
+        x = right * 2 / 3  # from 4 columns to 3
+        index = down * 4 + right + 11
         counts[index] += 1
         sums[index] += interpolate_offset(offsets_Rh, old, y, x)
 
     resized = resize_offsets(offsets_Rh, old, new, "corners")
+    turned = resize_offsets(offsets_Rh, old, (3, 2), "corners")
 
     assert_allclose(resized, sums / counts[:, None], atol=1e-6)
-    assert resize_offsets(offsets_Rh, old, (3, 2), "corners").shape == (11, 2)
+    assert turned.shape == (11, 2)
 
 
 def build_filter(old_n, new_n, method):
@@ -571,22 +623,22 @@ def build_filter(old_n, new_n, method):
 )
 def test_other_filters(old, new, method):
     old_hwD = sample_table(*old, 3)
-    row_filter = build_filter(old[0], new[0], method)
-    column_filter = build_filter(old[1], new[1], method)
     expected = np.einsum(
         "Hh,Ww,hwD->HWD",
-        row_filter,
-        column_filter,
+        build_filter(old[0], new[0], method),
+        build_filter(old[1], new[1], method),
         np.float64(old_hwD),
     )
 
     resized = resize_grid(old_hwD, new, method)
+    by_corners = resize_grid(old_hwD, new)
+    unchanged = resize_grid(old_hwD, old, method)
 
     assert resized.dtype == np.float32
     # Weights and sums of the resize are float32.
     assert_allclose(resized, expected, rtol=0, atol=2e-5)
-    assert np.abs(resized - resize_grid(old_hwD, new)).max() > 1e-2
-    assert_same_bits(resize_grid(old_hwD, old, method), old_hwD)
+    assert np.abs(resized - by_corners).max() > 1e-2
+    assert_same_bits(unchanged, old_hwD)
 
 
 @pytest.mark.parametrize(
@@ -601,23 +653,24 @@ def test_other_filters(old, new, method):
 @pytest.mark.parametrize("grids", resizing.GRIDS)
 def test_positions_are_those_of_the_library(library, method, grids):
     """Recorded from timm's resample_abs_pos_embed and PyTorch's interpolate (reference/resizing.py)."""
+    old, new = grids
+    old_hwD = resizing.table(old)
     with np.load(GOLDEN) as golden:
-        expected = golden[resizing.key(library, *grids)]
+        expected = golden[resizing.key(library, old, new)]
 
-    old_hwD = resizing.table(grids[0])
-    assert_allclose(
-        resize_grid(old_hwD, grids[1], method),
-        expected,
-        rtol=0,
-        atol=1e-5,
-    )
-    assert np.abs(resize_grid(old_hwD, grids[1], "corners") - expected).max() > 1e-2
-    assert resize_grid(old_hwD, grids[0], method) is old_hwD
+    resized = resize_grid(old_hwD, new, method)
+    by_corners = resize_grid(old_hwD, new, "corners")
+    unchanged = resize_grid(old_hwD, old, method)
+
+    assert_allclose(resized, expected, rtol=0, atol=1e-5)
+    assert np.abs(by_corners - expected).max() > 1e-2
+    assert unchanged is old_hwD
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (3, 3)])
 def test_an_unknown_filter_is_rejected_whatever_the_grid(grid):
+    table = sample_table(2, 2, 1)
     message = "'nearest': use one of corners, bilinear, bicubic, lanczos3"
 
     with pytest.raises(ValueError, match=message):
-        resize_grid(sample_table(2, 2, 1), grid, "nearest")
+        resize_grid(table, grid, "nearest")

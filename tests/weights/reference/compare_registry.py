@@ -8,7 +8,6 @@ walk. All models are tried that have no known reason to be rejected, in the list
 """
 
 import collections
-import itertools
 import json
 import pathlib
 import re
@@ -20,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.columns import list_column
 from tests.weights.reference.families import pixels
 from vit_jax.models import build_model
 from vit_jax.weights import architectures
@@ -46,15 +46,24 @@ def apply_network(weights: Weights, images: np.ndarray) -> dict[str, np.ndarray]
     """Return features and logits of images with values in [-1, 1]."""
     a = weights.architecture
     abstract = jax.eval_shape(lambda: build_model(a, jax.random.key(0)))
-    leaves = [jnp.asarray(array) for array in weights.parameters.values()]
+    leaves = list(map(jnp.asarray, weights.parameters.values()))
     model = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
-    output = jax.jit(lambda model, images: model(images))(model, jnp.asarray(images, jnp.float32))
-    arrays = {
-        "features": output.pooled_BD,
-        "logits": output.logits_BK,
-    }
 
-    return {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+    @jax.jit
+    def run(model, images):
+        return model(images)
+
+    output = run(model, jnp.float32(images))
+    arrays = {"features": np.asarray(output.pooled_BD)}
+    if output.logits_BK is not None:
+        arrays["logits"] = np.asarray(output.logits_BK)
+    return arrays
+
+
+def measure_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference, relative to the largest value."""
+    difference = np.abs(actual - expected)
+    return float(difference.max() / np.abs(expected).max())
 
 
 def largest_difference(folder: pathlib.Path, **options: object) -> float:
@@ -65,29 +74,38 @@ def largest_difference(folder: pathlib.Path, **options: object) -> float:
     """
     weights = load_weights(folder, **options)
     expected = dict(np.load(folder / "expected.npz"))
-    images = 2 * pixels(*expected.pop("size").tolist()) - 1
-    ours = apply_network(weights, images)
+    size = expected.pop("size").tolist()
+    ours = apply_network(weights, 2 * pixels(*size) - 1)
 
     assert expected.keys() <= ours.keys(), f"{folder.name}: only {', '.join(ours)}"
     assert expected, f"{folder.name} is read, and timm has no outputs to compare"
 
     differences = []
     for name, array in expected.items():
-        differences.append(np.abs(ours[name] - array).max() / np.abs(array).max())
+        differences.append(measure_difference(ours[name], array))
 
     return float(np.max(differences))
 
 
+def read_full(folder: pathlib.Path) -> dict:
+    """Return what timm says of the model in its full size."""
+    return json.loads((folder / "full.json").read_text())
+
+
 def check_full_size(folder: pathlib.Path) -> str:
     """Return how the network read from a published file, whose config has no arguments, differs from timm's; or ""."""
-    full = json.loads((folder / "full.json").read_text())
+    full = read_full(folder)
+    dtype = np.dtype(np.float32)
     arrays = {}
     for name, shape in full["shapes"].items():
-        arrays[name] = StoredArray(tuple(shape), np.dtype(np.float32))
+        arrays[name] = StoredArray(tuple(shape), dtype)
 
-    (folder / "published").mkdir(exist_ok=True)
-    (folder / "published/config.json").write_text(json.dumps(full["config"]))
-    stated = read_sidecar(folder / "published").fields
+    published = folder / "published"
+    published.mkdir(exist_ok=True)
+    config = json.dumps(full["config"])
+    (published / "config.json").write_text(config)
+    stated = read_sidecar(published).fields
+
     a = recognise(arrays, {}, stated=stated).architecture
     sizes = full["sizes"]
     ours = {
@@ -108,29 +126,30 @@ def compare(folder: pathlib.Path) -> dict[str, object]:
         check_full_size(folder)
         difference = largest_difference(folder)
     except ValueError as error:
+        _, _, reason = str(error).rpartition("config.json: ")
         return {
             "status": "rejected",
-            "reason": str(error).split("config.json: ")[-1].replace(str(folder), ""),
+            "reason": reason.replace(str(folder), ""),
         }
 
-    note = ""
+    result = {}
     if difference > TOLERANCE:
         exact = largest_difference(folder, gelu="exact")
-        difference, note = (exact, EXACT_GELU) if exact <= TOLERANCE else (difference, "")
+        if exact <= TOLERANCE:
+            difference = exact
+            result["note"] = EXACT_GELU
 
-    problem = check_full_size(folder)
+    if problem := check_full_size(folder):
+        result["full"] = problem
+
     is_equal = difference <= TOLERANCE and not problem
-    result = {
-        "status": "equal" if is_equal else "WRONG",
-        "difference": difference,
-    }
-
-    return result | ({"note": note} if note else {}) | ({"full": problem} if problem else {})
+    status = "equal" if is_equal else "WRONG"
+    return {"status": status, "difference": difference} | result
 
 
 def sizes_of(folder: pathlib.Path) -> Sizes | None:
     """Return the sizes that timm gives a model; None for a ResNet."""
-    full = json.loads((folder / "full.json").read_text())
+    full = read_full(folder)
     if full["class"] == "ResNetV2":
         return None
 
@@ -142,7 +161,8 @@ def find_row(name: str) -> tuple[str, str]:
 
     Later families come first: the first one, ViT, has the models that no other has.
     """
-    for module, family in reversed(list(zip(NAMES, load_families(), strict=True))):
+    families = list(zip(NAMES, load_families(), strict=True))
+    for module, family in reversed(families):
         for row, pattern in family.registry_rows.items():
             if re.match(pattern, name):
                 return module, row
@@ -165,16 +185,21 @@ def try_all_names(folder: pathlib.Path, names: Iterable[str]) -> None:
 
 def models_blocks(sizes: Mapping[str, Sizes | None]) -> dict[str, list[str]]:
     """Return the lines of `_MODELS` by the module of their family."""
-    groups: dict[str, dict[tuple[int, ...], list[str]]] = {}
+    groups: dict[str, dict] = {}
     for name, size in sizes.items():
         module, _ = find_row(name)
-        groups.setdefault(module, {}).setdefault(size or (0, 0, 0), []).append(name)
+        by_size = groups.setdefault(module, {})
+        names = by_size.setdefault(size or (0, 0, 0), [])
+        names.append(name)
 
     blocks = {}
     for module, by_size in groups.items():
         lines = []
         for size, names in sorted(by_size.items()):
-            lines.append("/".join(map(str, size)) if any(size) else "resnet")
+            heading = "resnet"
+            if any(size):
+                heading = "/".join(map(str, size))
+            lines.append(heading)
             text = " ".join(sorted(names))
             lines += textwrap.wrap(
                 text,
@@ -231,19 +256,24 @@ def renew_families(results: Mapping[str, Mapping[str, object]], folder: pathlib.
         if name in equal:
             deprecated[old] = name
 
+    sizes = {name: sizes_of(folder / name) for name in equal}
     blocks = {
-        "_MODELS": models_blocks({name: sizes_of(folder / name) for name in equal}),
+        "_MODELS": models_blocks(sizes),
         "_DEPRECATED": deprecated_blocks(deprecated),
     }
 
     for constant, by_module in blocks.items():
         for module, lines in by_module.items():
             path = FAMILIES / f"{module}.py"
-            path.write_text(replace_block(path.read_text(), constant, lines))
+            renewed = replace_block(path.read_text(), constant, lines)
+            path.write_text(renewed)
 
-    text = ARCHITECTURES.read_text()
-    version = registry["version"]
-    ARCHITECTURES.write_text(re.sub(r'(?<=TIMM_VERSION = ")[^"]*', version, text))
+    text = re.sub(
+        r'(?<=TIMM_VERSION = ")[^"]*',
+        registry["version"],
+        ARCHITECTURES.read_text(),
+    )
+    ARCHITECTURES.write_text(text)
 
 
 def equal_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
@@ -252,14 +282,18 @@ def equal_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
     for name, result in results.items():
         if result["status"] == "equal":
             _, row = find_row(name)
-            differences[row].append((result["difference"], result.get("note")))
+            note = result.get("note")
+            differences[row].append((result["difference"], note))
 
     rows = []
-    for row in itertools.chain(*(family.registry_rows for family in load_families())):
-        found = differences[row]
-        exact = sum(note is not None for _, note in found)
-        remark = f"{exact} with `gelu=exact`" if exact else ""
-        rows.append(f"| {row} | {len(found)} | | {max(found)[0]:.1e} | {remark} |")
+    for family in load_families():
+        for row in family.registry_rows:
+            found = differences[row]
+            count = len(found)
+            largest, _ = max(found)
+            exact = sum(note is not None for _, note in found)
+            remark = f"{exact} with `gelu=exact`" if exact else ""
+            rows.append(f"| {row} | {count} | | {largest:.1e} | {remark} |")
 
     return rows
 
@@ -271,12 +305,13 @@ def rejected_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
         if result["status"] != "equal":
             text = str(result.get("reason", f"WRONG: {result}"))
             match = re.search(r"': (.+?) is not supported: it has (.+)\. Take", text)
-            reasons[match.groups() if match else ("other", text)] += 1
+            key = match.groups() if match else ("other", text)
+            reasons[key] += 1
 
-    return [
-        f"| {family} | | {count} | | {reason} |"
-        for (family, reason), count in sorted(reasons.items())
-    ]
+    rows = []
+    for (family, reason), count in sorted(reasons.items()):
+        rows.append(f"| {family} | | {count} | | {reason} |")
+    return rows
 
 
 def renew(text: str, results: Mapping[str, Mapping[str, object]]) -> str:
@@ -285,25 +320,39 @@ def renew(text: str, results: Mapping[str, Mapping[str, object]]) -> str:
         "| family | equal | rejected | largest difference | reason, or option |",
         "|---|---|---|---|---|",
     ]
-    counts = collections.Counter(result["status"] for result in results.values())
-    total = f"| all | {counts.pop('equal')} | {sum(counts.values())} | | |"
-    lines = [*head, *equal_rows(results), *rejected_rows(results), total]
+    counts = collections.Counter(list_column(results.values(), "status"))
+    num_equal = counts.pop("equal")
+    num_others = counts.total()
+    total = f"| all | {num_equal} | {num_others} | | |"
+    lines = [
+        *head,
+        *equal_rows(results),
+        *rejected_rows(results),
+        total,
+        "",
+    ]
 
-    return BLOCK.sub(lambda match: "\n".join(lines) + "\n", text)
+    return BLOCK.sub(lambda match: "\n".join(lines), text)
 
 
 def main(folder: pathlib.Path, names: list[str]) -> int:
     """Compare the models and print one line for each; return the number of models that are read and differ."""
-    known = json.loads((folder / "registry.json").read_text())["names"]
+    registry = json.loads((folder / "registry.json").read_text())
+    known = registry["names"]
     try_all_names(folder, known)
     results_file = folder / "results.json"
-    results = json.loads(results_file.read_text()) if names else {}
+    results = {}
+    if names:
+        results = json.loads(results_file.read_text())
 
     for name in names or known:
         try:
             results[name] = compare(folder / name)
         except Exception as error:  # a crash is a result of the walk
-            results[name] = {"status": "CRASH", "reason": f"{type(error).__name__}: {error}"}
+            results[name] = {
+                "status": "CRASH",
+                "reason": f"{type(error).__name__}: {error}",
+            }
 
         print(name, *results[name].values(), flush=True)
         jax.clear_caches()
@@ -312,7 +361,8 @@ def main(folder: pathlib.Path, names: list[str]) -> int:
     renew_families(results, folder)
     PAGE.write_text(renew(PAGE.read_text(), results))
 
-    return sum(result["status"] in ("WRONG", "CRASH") for result in results.values())
+    statuses = list_column(results.values(), "status")
+    return statuses.count("WRONG") + statuses.count("CRASH")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@ POSITIONS = ("timm", "huggingface", "dinov2", "bilinear")
 
 
 def image(size: tuple[int, int]) -> np.ndarray:
-    return np.random.default_rng(size).integers(256, size=(*size, 3), dtype=np.uint8)
+    rng = np.random.default_rng(size)
+    return rng.integers(256, size=(*size, 3), dtype=np.uint8)
 
 
 def table(grid: tuple[int, int]) -> np.ndarray:
-    return np.random.default_rng(grid).normal(size=(*grid, 1)).astype(np.float32)
+    rng = np.random.default_rng(grid)
+    return np.float32(rng.normal(size=(*grid, 1)))
 
 
 def key(*parts: object) -> str:

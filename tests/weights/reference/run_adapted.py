@@ -13,7 +13,7 @@ import re
 import sys
 
 import timm
-from run_families import SIZES, TIMM, fill, run
+from run_families import SIZES, describe_timm, fill, run
 
 
 def record(path: pathlib.Path) -> None:
@@ -21,7 +21,7 @@ def record(path: pathlib.Path) -> None:
     gap = {}
 
     for case in ("pe_core", "pe_lang", "pe_spatial", "mae"):
-        name, size, arguments = TIMM[case]
+        name, size, arguments = describe_timm(case)
         arguments = {
             **SIZES,
             "img_size": size,

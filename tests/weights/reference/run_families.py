@@ -31,44 +31,71 @@ from timm.models._hub import save_config_for_hf  # noqa: E402
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 REFERENCE = {"ref_feat_shape": (3, 3)}
-TIMM = {  # case: name of the model, image size, other arguments
-    "mae": ("vit_base_patch16_224.mae", 48, {}),
-    "registers_map": ("test_vit3", 48, {"num_classes": 3}),
-    "ijepa": ("vit_huge_patch14_gap_224.in1k_ijepa", 42, {}),
-    "dinov2": ("vit_small_patch14_dinov2", 42, {}),
-    "dinov2_reg": ("vit_small_patch14_reg4_dinov2", 42, {}),
-    "dinov2_giant": ("vit_giant_patch14_dinov2", 42, {}),
-    "tipsv2": ("vit_base_patch14_reg1_tipsv2", 42, {}),
-    "tipsv2_giant": ("vit_giant_patch14_reg1_tipsv2", 42, {}),
-    "deit_distilled": ("deit_small_distilled_patch16_224", 48, {"num_classes": 3}),
-    "deit3": ("deit3_small_patch16_224", 48, {"num_classes": 3}),
-    "siglip": ("vit_base_patch32_siglip_256", 64, {}),
-    "clip": ("vit_base_patch32_clip_quickgelu_224", 64, {"num_classes": 7}),
-    "dinov3": ("vit_small_patch16_dinov3", 48, {}),
-    "dinov3_plus": ("vit_small_plus_patch16_dinov3", 48, {}),
-    "eupe": ("vit_small_patch16_dinov3_qkvb", 48, {}),
-    "eva01": ("eva_giant_patch14_224", 42, {"num_classes": 3}),
-    "eva02_small": ("eva02_small_patch14_224", 42, {"num_classes": 3}),
-    "eva02_base": ("eva02_base_patch14_224", 42, {"num_classes": 3}),
-    "eva02_clip": ("eva02_base_patch16_clip_224", 48, {"num_classes": 3}),
+TIMM = {  # case: name of the model
+    "mae": "vit_base_patch16_224.mae",
+    "registers_map": "test_vit3",
+    "ijepa": "vit_huge_patch14_gap_224.in1k_ijepa",
+    "dinov2": "vit_small_patch14_dinov2",
+    "dinov2_reg": "vit_small_patch14_reg4_dinov2",
+    "dinov2_giant": "vit_giant_patch14_dinov2",
+    "tipsv2": "vit_base_patch14_reg1_tipsv2",
+    "tipsv2_giant": "vit_giant_patch14_reg1_tipsv2",
+    "deit_distilled": "deit_small_distilled_patch16_224",
+    "deit3": "deit3_small_patch16_224",
+    "siglip": "vit_base_patch32_siglip_256",
+    "clip": "vit_base_patch32_clip_quickgelu_224",
+    "dinov3": "vit_small_patch16_dinov3",
+    "dinov3_plus": "vit_small_plus_patch16_dinov3",
+    "eupe": "vit_small_patch16_dinov3_qkvb",
+    "eva01": "eva_giant_patch14_224",
+    "eva02_small": "eva02_small_patch14_224",
+    "eva02_base": "eva02_base_patch14_224",
+    "eva02_clip": "eva02_base_patch16_clip_224",
+    "pe_core": "vit_pe_core_base_patch16_224",
+    "pe_lang": "vit_pe_lang_large_patch14_448",
+    "pe_spatial": "vit_pe_spatial_base_patch16_512",
+    "aimv2": "aimv2_large_patch14_224",
+    "radio": "vit_base_patch16_radio_v3",
+    "radio_v4": "vit_so400m_patch16_radio_v4",
+    "intern300m": "vit_intern300m_patch14_448",
+}
+THREE_CLASSES = {"num_classes": 3}
+TIMM_ARGUMENTS = {  # of the cases that have any
+    "registers_map": THREE_CLASSES,
+    "deit_distilled": THREE_CLASSES,
+    "deit3": THREE_CLASSES,
+    "clip": {"num_classes": 7},
+    "eva01": THREE_CLASSES,
+    "eva02_small": THREE_CLASSES,
+    "eva02_base": THREE_CLASSES,
+    "eva02_clip": THREE_CLASSES,
     # timm scales the places of patches to its reference grid: the grid of this image is as in the
     # original code.
-    "pe_core": (
-        "vit_pe_core_base_patch16_224",
-        48,
-        {
-            "num_classes": 5,
-            "attn_pool_num_heads": 4,
-            **REFERENCE,
-        },
-    ),
-    "pe_lang": ("vit_pe_lang_large_patch14_448", 42, REFERENCE),
-    "pe_spatial": ("vit_pe_spatial_base_patch16_512", 48, REFERENCE),
-    "aimv2": ("aimv2_large_patch14_224", 42, {}),
-    "radio": ("vit_base_patch16_radio_v3", 48, {}),
-    "radio_v4": ("vit_so400m_patch16_radio_v4", 48, {}),
-    "intern300m": ("vit_intern300m_patch14_448", 42, {}),
+    "pe_core": {
+        "num_classes": 5,
+        "attn_pool_num_heads": 4,
+        **REFERENCE,
+    },
+    "pe_lang": REFERENCE,
+    "pe_spatial": REFERENCE,
 }
+
+
+def find_image_size(name: str) -> int:
+    """Return the image size of a model: three patches, or two of 32 pixels."""
+    match = re.search(r"patch(\d+)", name)
+    patch_size = int(match[1]) if match else 16
+    if patch_size == 32:
+        return 64
+    return 3 * patch_size
+
+
+def describe_timm(case: str) -> tuple[str, int, dict[str, Any]]:
+    """Return the name of timm's model, its image size and other arguments."""
+    name = TIMM[case]
+    return name, find_image_size(name), TIMM_ARGUMENTS.get(case, {})
+
+
 PE_NAMES = {  # names of timm → the authors'; the names of the pooling come first
     r"^attn_pool\.latent": "attn_pool.probe",
     r"^attn_pool\.kv\.": "attn_pool.attn.in_proj_",
@@ -104,11 +131,15 @@ ORIGINAL = {
         },
     ),
     "pe_core": (
-        *TIMM["pe_core"],
+        *describe_timm("pe_core"),
         PE_NAMES | {"^": "visual."},
         {"logit_scale": []},
     ),
-    "pe_lang": (*TIMM["pe_lang"], PE_NAMES, {}),
+    "pe_lang": (
+        *describe_timm("pe_lang"),
+        PE_NAMES,
+        {},
+    ),
     "aimv2": (
         "aimv2_large_patch14_224",
         42,
@@ -204,7 +235,11 @@ DECODER = {
 GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
 REGISTERS = {"num_register_tokens": 4}
 HUGGINGFACE = {  # case: class, configuration, its arguments
-    "mae": ("ViTMAEForPreTraining", "ViTMAEConfig", MLP | DECODER),
+    "mae": (
+        "ViTMAEForPreTraining",
+        "ViTMAEConfig",
+        MLP | DECODER,
+    ),
     "ijepa": (
         "IJepaForImageClassification",
         "IJepaConfig",
@@ -220,20 +255,56 @@ HUGGINGFACE = {  # case: class, configuration, its arguments
         "DeiTConfig",
         {**MLP, "num_labels": 3},
     ),
-    "deit_pooler": ("DeiTModel", "DeiTConfig", MLP),
-    "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {"num_labels": 3}),
-    "dinov2_reg": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {}),
-    "dinov2_giant": ("Dinov2Model", "Dinov2Config", {"use_swiglu_ffn": True}),
-    "dinov3": ("DINOv3ViTModel", "DINOv3ViTConfig", MLP | REGISTERS),
-    "dinov3_plus": ("DINOv3ViTModel", "DINOv3ViTConfig", MLP | REGISTERS | GATED),
-    "siglip": ("SiglipVisionModel", "SiglipVisionConfig", MLP),
-    "siglip_both": ("SiglipModel", "SiglipConfig", TOWERS),
+    "deit_pooler": (
+        "DeiTModel",
+        "DeiTConfig",
+        MLP,
+    ),
+    "dinov2": (
+        "Dinov2ForImageClassification",
+        "Dinov2Config",
+        {"num_labels": 3},
+    ),
+    "dinov2_reg": (
+        "Dinov2WithRegistersModel",
+        "Dinov2WithRegistersConfig",
+        {},
+    ),
+    "dinov2_giant": (
+        "Dinov2Model",
+        "Dinov2Config",
+        {"use_swiglu_ffn": True},
+    ),
+    "dinov3": (
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        MLP | REGISTERS,
+    ),
+    "dinov3_plus": (
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        MLP | REGISTERS | GATED,
+    ),
+    "siglip": (
+        "SiglipVisionModel",
+        "SiglipVisionConfig",
+        MLP,
+    ),
+    "siglip_both": (
+        "SiglipModel",
+        "SiglipConfig",
+        TOWERS,
+    ),
     "clip": (
         "CLIPVisionModelWithProjection",
         "CLIPVisionConfig",
         {**MLP, "projection_dim": 7},
     ),
-    "tipsv2_both": ("Tipsv2Model", "Tipsv2Config", TIPS),
+    "tipsv2_both": (
+        "Tipsv2Model",
+        "Tipsv2Config",
+        TIPS,
+    ),
     "tipsv2_giant_both": (
         "Tipsv2Model",
         "Tipsv2Config",
@@ -381,7 +452,7 @@ def run(
 
 def record_timm(case: str, folder: pathlib.Path) -> tuple[dict, dict]:
     """Return the record of a case of timm, and its record at another image size."""
-    size = TIMM[case][1]
+    _, size, _ = describe_timm(case)
     model, arguments = build_timm(case)
     save_config_for_hf(model, folder / "config.json", model_args=arguments)
     timm.models.save_for_hf(
@@ -529,7 +600,7 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
 
 def build_timm(case: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     """Return a network of timm, and the arguments that it was built with."""
-    model_name, size, arguments = TIMM[case]
+    model_name, size, arguments = describe_timm(case)
     arguments = {
         **SIZES,
         "img_size": size,
