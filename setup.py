@@ -31,10 +31,10 @@ REQUIREMENTS = [
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8,<1",  # version 1 moves its API
     "packaging>=24.0",
-    "protobuf>=6.33.5",
+    "protobuf>=7.34",
     "pyarrow>=25.0.1",  # parquet files; TFDS requires it too
     "safetensors>=0.8.0",
-    "scikit-learn>=1.7",  # the digits of the embedded default; average precision
+    "scikit-learn>=1.8",  # the digits of the embedded default; average precision
     "scipy>=1.16",  # Cholesky in float64; JAX requires it too
     # Libjpeg-turbo, which decodes a part of a JPEG; without it OpenCV decodes all of it
     "simplejpeg>=1.9.0",

@@ -70,6 +70,7 @@ BUILDERS = ("models", "sharding")  # what an Architecture is for
 READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
 READ_WITHOUT_BOUND = {  # files of the system, of this package or of this process
     *(
+        "vit_jax/cli/model_table.py",
         "vit_jax/tools/machine/checks.py",
         "vit_jax/hosts/notice.py",
         "vit_jax/train/lifecycle/lock.py",

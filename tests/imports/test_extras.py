@@ -1,7 +1,9 @@
 """The command that installs an extra fits the way in which the package was installed."""
 
+import importlib.util
 import json
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -70,8 +72,19 @@ def test_a_copy_is_installed_from_its_origin(environment, origin, requirement):
 def test_the_pip_is_that_of_this_python(environment, monkeypatch):
     environment(None)
     monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
 
     assert extras.install_command("onnx") == f"{sys.executable} -m pip install 'vit_jax[onnx]'"
+
+
+def test_an_environment_of_uv_has_no_pip(environment, monkeypatch):
+    environment(None)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    command = extras.install_command("onnx")
+
+    assert command == f"uv pip install --python={sys.executable} 'vit_jax[onnx]'"
 
 
 def test_no_other_message_names_a_package_index():

@@ -210,6 +210,17 @@ def test_packages():
             parse_allowed_code(wrong)
 
 
+def test_packages_of_the_environment_are_allowed_too(monkeypatch):
+    monkeypatch.setenv("VIT_JAX_ALLOW_CODE", "b.c,mine")
+
+    assert parse_allowed_code("a,b.c") == ("a", "b.c", "mine")
+    assert parse_allowed_code(()) == ("b.c", "mine")
+
+    monkeypatch.setenv("VIT_JAX_ALLOW_CODE", "a b")
+    with pytest.raises(ValueError, match=r"^VIT_JAX_ALLOW_CODE='a b': must be the name of a pack"):
+        parse_allowed_code("a")
+
+
 def test_the_working_directory_is_not_searched_for_an_installed_package(modules):
     """Nor for what that package lacks, later in this process."""
     modules(minelib="value = 3")

@@ -1,9 +1,10 @@
 """Models by name with initial parameters, models of stored weights, and their image preparation."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.api.model import Model, make_preparation_error, number_classes
+from vit_jax.api.model_options import LoadOptions, ModelOptions, Resize, split_load_options
 from vit_jax.config import (
     AdaptConfig,
     Architecture,
@@ -21,10 +23,12 @@ from vit_jax.config import (
     from_dict,
 )
 from vit_jax.config.field_checks import is_value_range
-from vit_jax.config.schema import INTERPOLATIONS
+from vit_jax.config.network_options import ComputeDtype
+from vit_jax.config.schema import INTERPOLATIONS, Interpolation, PositionResize
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
+from vit_jax.storage.compiled_programs import use_compilation_cache
 from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.fit import cut_after_layer, fit, remove_head, set_classifier
 from vit_jax.weights.folding import read_normalisation
@@ -50,11 +54,11 @@ def create_model(
     num_classes: int = 1000,
     image_size: int | tuple[int, int] = 224,
     seed: int = 0,
-    compute_dtype: str = "float32",
-    resize: str = "short_side",
+    compute_dtype: ComputeDtype = "float32",
+    resize: Resize = "short_side",
     crop_fraction: float = 0.875,
-    interpolation: str | None = None,
-    **options: Any,
+    interpolation: Interpolation | None = None,
+    **options: Unpack[ModelOptions],
 ) -> Model:
     """Build a network with initial parameters.
 
@@ -91,16 +95,20 @@ def create_model(
         source,
     )
 
-    def build() -> nnx.Module:
-        return build_model(architecture, jax.random.key(seed))
-
+    use_compilation_cache(True)
     return Model(
-        module=jax.jit(build)(),
+        module=_initialise(architecture, jax.random.key(seed)),
         architecture=architecture,
         class_names=number_classes(num_classes),
         transform=transform,
         source=source,
     )
+
+
+@functools.partial(jax.jit, static_argnames="architecture")
+def _initialise(architecture: Architecture, key: jax.Array) -> nnx.Module:
+    """Return the network with initial parameters; compiled once for each architecture."""
+    return build_model(architecture, key)
 
 
 def _reject_foreign_arguments(options: Mapping[str, Any]) -> None:
@@ -119,7 +127,7 @@ def load_model(
     polyak: bool = True,
     allow_code: str | Iterable[str] = (),
     facts: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[LoadOptions],
 ) -> Model:
     """Load weights of any format as a network that is ready to use.
 
@@ -134,28 +142,30 @@ def load_model(
       polyak: use the Polyak average of a workdir if there is one.
       allow_code: packages whose code the source may name and this program may run, ("mypackage",);
         (): none.
-      facts: values that the file does not state, by the names in `vit_jax.weights.OPTIONS`:
-        num_heads, gelu, ...
-      **options: other arguments of `from_weights`: compute_dtype, resize, crop_fraction,
-        interpolation, exif_orientation, value_range, position_resize.
+      facts: values that the file does not state, as a mapping.
+      **options: values that the file does not state, by the names in `vit_jax.weights.OPTIONS`:
+        num_heads, gelu, ...; and other arguments of `from_weights`: compute_dtype, resize,
+        crop_fraction, interpolation, exif_orientation, value_range, position_resize.
 
     Raises:
-      ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the
-        network.
+      ValueError: an unknown or damaged file, values that are missing or do not fit the network.
+      TypeError: an unknown option.
       CodeNotAllowed: a ValueError; the network needs code of a package that is not allowed.
     """
+    build_options, stated = split_load_options(options)
+    stated |= facts or {}
     weights = load_weights(
         source,
         polyak=polyak,
         class_names=class_names,
         allow_code=allow_code,
-        **(facts or {}),
+        **stated,
     )
     return from_weights(
         weights,
         num_classes=num_classes,
         image_size=image_size,
-        **options,
+        **build_options,
     )
 
 
@@ -164,13 +174,13 @@ def from_weights(
     *,
     num_classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
-    compute_dtype: str = "float32",
-    resize: str | None = None,
+    compute_dtype: ComputeDtype = "float32",
+    resize: Resize | None = None,
     crop_fraction: float | None = None,
-    interpolation: str | None = None,
+    interpolation: Interpolation | None = None,
     exif_orientation: bool | None = None,
     value_range: tuple[float, float] | None = None,
-    position_resize: str = "library",
+    position_resize: PositionResize = "library",
     sharding: jax.sharding.Sharding | None = None,
 ) -> Model:
     """Build the network of weights, without dropout, and its preparation of images.

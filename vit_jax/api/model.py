@@ -114,8 +114,16 @@ class Model:
     def __repr__(self) -> str:
         a = self.architecture
         height, width = a.image_size
-        size = f"{height}x{width} pixels"
-        return f"Model({a.name}, {size}, {a.num_classes} classes, {self.source})"
+        millions = self.num_parameters / 1e6
+        return (
+            f"Model({a.name}, {millions:.3g} million parameters, {height}x{width} pixels, "
+            f"{a.num_classes} classes, {self.source})"
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters, with those of the head."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.module))
 
     def save(
         self,

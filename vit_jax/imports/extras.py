@@ -1,6 +1,7 @@
 """Commands that install an extra of setup.py in the present environment."""
 
 import importlib.metadata
+import importlib.util
 import json
 import pathlib
 import shlex
@@ -13,17 +14,24 @@ from typing import Any
 
 def install_command(extra: str) -> str:
     """Return the command that adds an extra, from the origin of the installed package."""
-    python = pathlib.Path(sys.executable)
-    pip_on_path = pathlib.Path(shutil.which("pip") or "/")
-    pip = f"{shlex.quote(str(python))} -m pip"
-    if pip_on_path.parent == python.parent:
-        pip = "pip"
-
+    install = _find_installer()
     checkout = pathlib.Path(__file__).parents[2]
     if (checkout / "setup.py").is_file():
-        return f"{pip} install -e {_quote(f'{checkout}[{extra}]')}"
+        return f"{install} -e {_quote(f'{checkout}[{extra}]')}"
     requirement = _make_requirement(extra, _read_origin())
-    return f"{pip} install {_quote(requirement)}"
+    return f"{install} {_quote(requirement)}"
+
+
+def _find_installer() -> str:
+    """Return the beginning of a command that installs; uv makes environments without pip."""
+    python = pathlib.Path(sys.executable)
+    pip_on_path = pathlib.Path(shutil.which("pip") or "/")
+    if pip_on_path.parent == python.parent:
+        return "pip install"
+    quoted = shlex.quote(str(python))
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python={quoted}"
+    return f"{quoted} -m pip install"
 
 
 def _quote(word: str) -> str:

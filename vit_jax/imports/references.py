@@ -22,6 +22,9 @@ from typing import Any
 from vit_jax.imports.reference_form import is_reference
 from vit_jax.text.nearest import did_you_mean
 
+ALLOWED_VARIABLE = "VIT_JAX_ALLOW_CODE"
+"""Environment variable with packages whose code every file may name, separated by commas."""
+
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FEW_NAMES = 20
 """Number of names of a module that an error lists at most."""
@@ -78,9 +81,10 @@ def _is_inside(module: str, package: str) -> bool:
 
 
 def parse_allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the packages whose code files may name.
+    """Return the packages whose code files may name, those of `VIT_JAX_ALLOW_CODE` included.
 
-    They are given as names or as a text with commas. A reference in the place of a package allows itself alone.
+    They are given as names or as a text with commas. A reference in the place of a package allows
+    itself alone.
 
     Raises:
       ValueError: an entry is neither a package nor a reference.
@@ -88,14 +92,21 @@ def parse_allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
     if isinstance(allow_code, str):
         allow_code = allow_code.split(",")
     names = tuple(filter(None, allow_code))
+    always_allowed = tuple(filter(None, os.environ.get(ALLOWED_VARIABLE, "").split(",")))
+    _require_packages(names, "allow_code")
+    _require_packages(always_allowed, ALLOWED_VARIABLE)
+    return tuple(dict.fromkeys((*names, *always_allowed)))
+
+
+def _require_packages(names: Iterable[object], field: str) -> None:
+    """Raise ValueError for a name that is neither a package nor a reference."""
     for name in names:
         is_package = isinstance(name, str) and _PACKAGE.fullmatch(name)
         if not is_package and not is_reference(name):
             raise ValueError(
-                f"allow_code={name!r}: must be the name of a package. "
+                f"{field}={name!r}: must be the name of a package. "
                 "Write it as in an import: mypackage."
             )
-    return names
 
 
 def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:

@@ -14,6 +14,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import Architecture, FinetuneConfig, resolve
 from vit_jax.config.check import validate
+from vit_jax.storage.compiled_programs import use_compilation_cache
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import overview, rate_search
 from vit_jax.train.assemble import assemble
@@ -24,7 +25,6 @@ from vit_jax.train.lifecycle.agreement import require_agreement
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.loop import train
-from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.session import Session
 from vit_jax.train.starting_weights import adapt
 from vit_jax.weights.fit import Fitted

@@ -5,6 +5,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import PretrainConfig
 from vit_jax.config.check import validate
+from vit_jax.storage.compiled_programs import use_compilation_cache
 from vit_jax.storage.files import JsonObject
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.inputs import open_datasets
@@ -13,7 +14,6 @@ from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.agreement import require_agreement
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
-from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.session import Session
 
 

@@ -9,7 +9,6 @@ import jax
 from vit_jax.config import LoggingConfig
 from vit_jax.sharding.chips import find_chip
 from vit_jax.storage.files import (
-    cache_folder,
     is_in_bucket,
     read_bounded,
     remove_tree,
@@ -25,12 +24,6 @@ def peak_flops() -> float | None:
     if chip is None:
         return None
     return chip.peak_bf16_flops * jax.device_count()
-
-
-def use_compilation_cache(enabled: bool) -> None:
-    """Keep compiled programs for other processes, unless the user has chosen a cache of JAX."""
-    if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
 
 
 class Upload:

@@ -109,7 +109,8 @@ def steps_to_continue(assembly: Assembly) -> tuple[CheckpointReader, list[int]]:
     if not stored:
         raise ValueError(
             f"config.resume_from={workdir!r} is not a workdir with a checkpoint: give the folder "
-            f"of a run, the one with the sub-folder {FOLDER}/ in it."
+            f"of a run, the one with the sub-folder {FOLDER}/ in it. Weights of other programs "
+            "are for config.init_from, which begins a new run."
         )
     steps = stored
     if config.resume_step is not None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from vit_jax.config import RunConfig, load_recipe
 from vit_jax.data.sources import open_source
+from vit_jax.storage.compiled_programs import use_compilation_cache
 from vit_jax.tools.machine import numerics, together
 from vit_jax.tools.machine.bench import (
     Part,
@@ -32,7 +33,7 @@ from vit_jax.tools.machine.planned import Planned, plan
 from vit_jax.tools.plan.dataset import IMAGENET
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.assembly import Assembly
-from vit_jax.train.profiling import peak_flops, use_compilation_cache
+from vit_jax.train.profiling import peak_flops
 from vit_jax.train.state import TrainState, items_of
 
 STEPS = 10  # steps of each of two equal trainings
