@@ -114,6 +114,21 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
+    author="The vit_jax developers",
+    keywords="vision transformer jax flax image-classification fine-tuning tpu gpu",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+        "Typing :: Typed",
+    ],
     packages=[*find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.recipes"],
     package_dir={"vit_jax.recipes": "configs"},  # so that an installed vit-jax finds them by name
     package_data={
