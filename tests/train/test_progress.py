@@ -155,11 +155,11 @@ def test_due_every_so_often_and_at_the_end(every, last, expected):
 def test_metrics_are_reported_one_step_late_each_once_and_in_order():
     seen = []
     late = LateMetrics(lambda step, metrics: seen.append((step, metrics["x"])))
-    late.push(1, {"x": jnp.float32(1)})
+    late.after_step(1, {"x": jnp.float32(1)})
 
     assert seen == []
 
-    late.push(2, {"x": jnp.float32(2)})
+    late.after_step(2, {"x": jnp.float32(2)})
     assert seen == [(1, 1.0)]
 
     late.flush()

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,8 +73,23 @@ class EvaluationResult:
 WriteRows = Callable[[Iterable[Sequence[object]]], None]
 
 
-class Evaluate(Protocol):
-    """Evaluates a network on labelled images."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Evaluates a network on labelled images; `make_evaluate` builds it.
+
+    Attributes:
+      runner: runs the step over the images.
+      step: (module, batch, is_allowed_K, output_K) -> the rows of the metrics.
+      source, is_multilabel, chosen: see `make_evaluate`.
+      gflops_per_image: see `EvaluationResult`.
+    """
+
+    runner: Runner
+    step: Callable[..., Results]
+    source: str
+    is_multilabel: bool
+    chosen: ChosenMetrics
+    gflops_per_image: float | None
 
     def __call__(
         self,
@@ -88,6 +103,38 @@ class Evaluate(Protocol):
         Raises:
           ValueError: too many images, or all, are unreadable, or probabilities are not finite.
         """
+        images = labelled.source
+        metrics = self._make_metrics(labelled)
+        label_arguments = list(map(self.runner.place, labelled.label_map.arguments()))
+
+        def step(module: Module, batch: Batch) -> Results:
+            return self.step(module, batch, *label_arguments)
+
+        if write_images:
+            write_images([("image", *metrics.image_columns)])
+        began = time.perf_counter()
+        for batch_rows in self.runner.compute_rows(images, step):
+            rows = keep_counted(batch_rows)
+            names = [images.name_of(record) for record in rows["record_B"].tolist()]
+            require_finite(rows[metrics.probabilities], self.source, names.__getitem__)
+            metrics.add(rows)
+            if write_images:
+                write_images(_prepend_names(names, metrics.image_rows(rows)))
+        seconds = time.perf_counter() - began
+
+        require_images(metrics.images, labelled.words)
+        return EvaluationResult(
+            labelled=labelled,
+            metrics=metrics,
+            unreadable=len(images) - metrics.images,
+            images_per_second=metrics.images / seconds,
+            gflops_per_image=self.gflops_per_image,
+        )
+
+    def _make_metrics(self, labelled: Labelled) -> ClassMetrics | MultilabelMetrics:
+        if self.is_multilabel:
+            return MultilabelMetrics(labelled.source.class_names, self.chosen)
+        return ClassMetrics(labelled, self.chosen)
 
 
 def make_evaluate(
@@ -123,7 +170,7 @@ def make_evaluate(
         global_batch=global_batch,
         max_unreadable=max_unreadable,
     )
-    return _CompiledEvaluation(
+    return Evaluate(
         runner=runner,
         step=_compile_step(runner, architecture, is_multilabel, chosen),
         source=source,
@@ -131,63 +178,6 @@ def make_evaluate(
         chosen=chosen,
         gflops_per_image=_compute_gflops(module, architecture),
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _CompiledEvaluation:
-    """The `Evaluate` of one network.
-
-    Attributes:
-      runner: runs the step over the images.
-      step: (module, batch, is_allowed_K, output_K) -> the rows of the metrics.
-      source, is_multilabel, chosen: see `make_evaluate`.
-      gflops_per_image: see `EvaluationResult`.
-    """
-
-    runner: Runner
-    step: Callable[..., Results]
-    source: str
-    is_multilabel: bool
-    chosen: ChosenMetrics
-    gflops_per_image: float | None
-
-    def __call__(
-        self,
-        labelled: Labelled,
-        write_images: WriteRows | None = None,
-    ) -> EvaluationResult:
-        images = labelled.source
-        metrics = self._make_metrics(labelled)
-        label_arguments = list(map(self.runner.place, labelled.label_map.arguments()))
-
-        def step(module: Module, batch: Batch) -> Results:
-            return self.step(module, batch, *label_arguments)
-
-        if write_images:
-            write_images([("image", *metrics.image_columns)])
-        began = time.perf_counter()
-        for batch_rows in self.runner.compute_rows(images, step):
-            rows = keep_counted(batch_rows)
-            names = [images.name_of(record) for record in rows["record_B"].tolist()]
-            require_finite(rows[metrics.probabilities], self.source, names.__getitem__)
-            metrics.add(rows)
-            if write_images:
-                write_images(_prepend_names(names, metrics.image_rows(rows)))
-        seconds = time.perf_counter() - began
-
-        require_images(metrics.images, labelled.words)
-        return EvaluationResult(
-            labelled=labelled,
-            metrics=metrics,
-            unreadable=len(images) - metrics.images,
-            images_per_second=metrics.images / seconds,
-            gflops_per_image=self.gflops_per_image,
-        )
-
-    def _make_metrics(self, labelled: Labelled) -> ClassMetrics | MultilabelMetrics:
-        if self.is_multilabel:
-            return MultilabelMetrics(labelled.source.class_names, self.chosen)
-        return ClassMetrics(labelled, self.chosen)
 
 
 def _prepend_names(

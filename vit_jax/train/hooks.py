@@ -22,7 +22,7 @@ from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.watchdog import Watchdog
-from vit_jax.train.metrics import READABLE_IMAGES, LateMetrics, require_finite
+from vit_jax.train.metrics import READABLE_IMAGES, require_finite
 from vit_jax.train.progress import ESTIMATE_AFTER_STEPS, Display, TrainingClock, estimate_text
 from vit_jax.train.state import TrainState, items_of
 from vit_jax.train.writers import Writers
@@ -34,7 +34,7 @@ OpenBetweenSteps = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Hook(Protocol):
-    """A part of the loop that looks at every step: reports, profiler, watchdog, unreadable images."""
+    """A part of the loop that looks at every step, such as the profiler and the watchdog."""
 
     def after_step(self, step: int, metrics: DeviceMetrics) -> None:
         """Take the metrics of a step that the devices may still compute."""
@@ -184,45 +184,26 @@ class Progress:
         self.display.show(step, metrics, seconds_left, seconds_to_end)
 
 
-class StepReports:
-    """Hands on the metrics of each step one step late, so that devices never wait for the host."""
+@dataclasses.dataclass
+class StepReport:
+    """Checks, logs and shows the metrics of a step, once its devices have computed them."""
 
-    def __init__(
-        self,
-        unreadable: UnreadableImages,
-        divergence: Divergence,
-        clock: TrainingClock,
-        log: MetricsLog,
-        progress: Progress,
-    ):
-        self._unreadable = unreadable
-        self._divergence = divergence
-        self._clock = clock
-        self._log = log
-        self._progress = progress
-        self._late = LateMetrics(self._report)
+    unreadable: UnreadableImages
+    divergence: Divergence
+    clock: TrainingClock
+    log: MetricsLog
+    progress: Progress
 
-    def after_step(self, step: int, metrics: DeviceMetrics) -> None:
-        """Take the metrics of a step and report those of the step before."""
-        self._late.push(step, metrics)
-
-    def flush(self) -> None:
-        """Report the metrics of the newest step, for which this waits."""
-        self._late.flush()
-
-    def is_busy(self) -> bool:
-        """Return whether the devices still compute the newest step."""
-        return self._late.is_busy()
-
-    def _report(self, step: int, metrics: Metrics) -> None:
+    def __call__(self, step: int, metrics: Metrics) -> None:
+        """Report a step; a step without a readable image, whose loss means nothing, is skipped."""
         num_readable = metrics.pop(READABLE_IMAGES)
-        self._unreadable.note(step, num_readable)
-        if num_readable == 0:  # its loss means nothing
+        self.unreadable.note(step, num_readable)
+        if num_readable == 0:
             return
-        self._divergence.check(step, metrics)
-        metrics |= self._clock.rates(step)
-        self._log.write(step, metrics)
-        self._progress.show(step, metrics)
+        self.divergence.check(step, metrics)
+        metrics |= self.clock.rates(step)
+        self.log.write(step, metrics)
+        self.progress.show(step, metrics)
 
 
 @dataclasses.dataclass

@@ -47,7 +47,7 @@ def take_steps(session: "Session") -> None:
         reason = session.stop.find_reason(step)
         is_due = session.evaluation.is_due(step) or session.saving.is_due(step)
         if is_due or reason is not None:
-            session.reports.flush()
+            session.late_metrics.flush()
             with session.between_steps():
                 evaluate_and_save(session, reason)
 

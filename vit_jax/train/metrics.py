@@ -8,13 +8,16 @@ import jax
 
 
 class LateMetrics:
-    """Holds the newest step's metrics back and reports the step before: each once, in order."""
+    """Holds the newest step's metrics back and reports the step before: each once, in order.
+
+    So the devices never wait for the host.
+    """
 
     def __init__(self, report: Callable[[int, dict[str, float]], None]):
         self._report = report
         self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
-    def push(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+    def after_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Take the metrics of a step just dispatched and report the metrics of the step before."""
         previous = self._pending
         self._pending = (step, metrics)

@@ -24,6 +24,7 @@ from vit_jax.train.inputs import Datasets, open_train_batches
 from vit_jax.train.lifecycle.interruption import Interruption, Paused
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.watchdog import Watchdog
+from vit_jax.train.metrics import LateMetrics
 from vit_jax.train.profiling import Profiler, peak_flops
 from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.run_files import last_training_line, remove_divergence, write_summary
@@ -62,9 +63,9 @@ class Session:
       clock: the time in steps.
       watchdog: reports steps to the other processes.
       between_steps: opens a context between steps.
-      profiler, reports, unreadable: look at every step; see `step_hooks`.
+      profiler, late_metrics, unreadable: look at every step; see `step_hooks`.
       step_hooks: parts that look at every step, in this order.
-      log: writes the metrics of steps; a part of `reports`.
+      log: writes the metrics of steps, one step late.
       early_stopping, pause, stop: know when the run ends before its last step.
       evaluation, saving: know when they are due, and need the state.
     """
@@ -102,9 +103,11 @@ class Session:
             self._compile_step()
             batches = self._open_input(stack)
             self._start_clocks(stack)
-            self._build_reports()
+            self._build_report()
             self._build_hooks([*evaluators, *self.further])
-            self.batches: Iterator[Batch] = self.clock.time_input(batches, self.reports.is_busy)
+            self.batches: Iterator[Batch] = self.clock.time_input(
+                batches, self.late_metrics.is_busy
+            )
             yield
 
     def _find_start(self) -> str:
@@ -194,7 +197,7 @@ class Session:
         self.watchdog = stack.enter_context(watchdog)
         self.between_steps = hooks.BetweenSteps(self.clock, self.watchdog, self.workdir)
 
-    def _build_reports(self) -> None:
+    def _build_report(self) -> None:
         """Build the parts that take the metrics of each step, one step late."""
         cadence = Cadence(self.run.steps.log_every, self.total_steps)
         divergence = hooks.Divergence(
@@ -219,17 +222,18 @@ class Session:
             later_steps=self.later_steps,
             platform=self.run.batch_sharding.mesh.devices.flat[0].platform,
         )
-        self.reports = hooks.StepReports(
+        report = hooks.StepReport(
             self.unreadable,
             divergence,
             self.clock,
             self.log,
             progress,
         )
+        self.late_metrics = LateMetrics(report)
 
     def _build_hooks(self, evaluators: Sequence[ScheduledEvaluator]) -> None:
         """Build the other parts that the loop asks."""
-        self.step_hooks = (self.reports, self.profiler, self.watchdog, self.unreadable)
+        self.step_hooks = (self.late_metrics, self.profiler, self.watchdog, self.unreadable)
         self.stop = hooks.StopRequest(self.interruption, self.unreadable, self.total_steps)
         self.evaluation = hooks.Evaluation(
             evaluators,
