@@ -4,7 +4,7 @@ import dataclasses
 import struct
 import zlib
 
-import cv2
+from tests.data.packed_files import encode
 
 _TIFF_TYPES = {"H": 3, "I": 4, "f": 11, "d": 12}
 _FORMATS = {"u": 1, "i": 2, "f": 3}
@@ -14,12 +14,14 @@ _PNG_HEADER_BYTES = 33
 
 def png(values, used_bits=None):
     """Return a PNG of 16 bits, with sBIT if the number of used bits is given."""
-    is_grey = values.ndim == 2
-    file = cv2.imencode(".png", values if is_grey else values[..., ::-1])[1].tobytes()
+    num_channels = 1
+    if values.ndim == 3:
+        num_channels = 3
+        values = values[..., ::-1]
+
+    file = encode(".png", values)
     if used_bits is None:
         return file
-
-    num_channels = 1 if is_grey else 3
     return with_chunk(file, b"sBIT" + bytes([used_bits] * num_channels))
 
 
@@ -111,11 +113,22 @@ class _Layout:
         return count + entries + self.pack(self.place, following) + longer_values
 
 
-def tiff(values, order="<", bits=None, pages=1, is_big=False, thumbnails=0, **tags):
+def tiff(
+    values,
+    order="<",
+    bits=None,
+    pages=1,
+    is_big=False,
+    thumbnails=0,
+    photometric=None,
+    most=None,
+    **tags,
+):
     """Return an uncompressed TIFF or BigTIFF of grey levels or RGB.
 
-    Tags are written as t281=("H", 4095), with any number of values. Further pages, and
-    thumbnails, have the same pixels. Fewer bits than the dtype has are packed.
+    `photometric` and `most` are PhotometricInterpretation and MaxSampleValue; other tags are
+    written as t340=("H", 0), with any number of values. Further pages, and thumbnails, have the
+    same pixels. Fewer bits than the dtype has are packed.
     """
     layout = _Layout(order, is_big)
     pixels = values.astype(values.dtype.newbyteorder(order)).tobytes()
@@ -123,6 +136,10 @@ def tiff(values, order="<", bits=None, pages=1, is_big=False, thumbnails=0, **ta
         pixels = packed(values, bits)
 
     fields = _describe_pixels(values, len(pixels), bits)
+    if photometric is not None:
+        fields[262] = ("H", photometric)
+    if most is not None:
+        fields[281] = ("H", most)
     for name, value in tags.items():
         fields[int(name.removeprefix("t"))] = value
 

@@ -12,9 +12,16 @@ import pyarrow.parquet as pq
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
+def encode(extension, pixels, *options):
+    """Return the file that OpenCV makes of grey levels, BGR or BGRA."""
+    _, file = cv2.imencode(extension, pixels, options)
+    return file.tobytes()
+
+
 def image(level, extension=".png"):
     """Return a small grey image as a file."""
-    return cv2.imencode(extension, np.full((6, 5, 3), level, np.uint8))[1].tobytes()
+    pixels = np.full((6, 5, 3), level, np.uint8)
+    return encode(extension, pixels)
 
 
 def packed(*entries, **options):
@@ -50,7 +57,7 @@ def picture(number, kind=".jpg", size=(34, 40)):
         dtype=np.uint8,
     )
     smooth = cv2.GaussianBlur(pixels, (0, 0), 3)
-    return cv2.imencode(kind, smooth)[1].tobytes()
+    return encode(kind, smooth)
 
 
 def by_class(classes):

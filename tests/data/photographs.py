@@ -4,21 +4,29 @@ from collections.abc import Callable, Mapping
 
 import cv2
 import numpy as np
+from numpy.random import Generator
 from sklearn.datasets import load_sample_images
 
+from vit_jax.data.crops import Box, cut
+
+Pixels = np.ndarray
+Change = Callable[[Pixels], Pixels]
 WINDOW = 140  # pixels of a crop of a real photograph
 
 
-def photographs(count: int, seed: int = 0, sides: tuple[int, int] = (240, 480)) -> list[np.ndarray]:
+def photographs(count: int, seed: int = 0, sides: tuple[int, int] = (240, 480)) -> list[Pixels]:
     """Return images, uint8 (H, W, 3), of random clouds of noise, gradients and shaded shapes.
 
     Sides in pixels are from the first number up to the second.
     """
-    generators = [np.random.default_rng((seed, number)) for number in range(count)]
-    return [_make_photograph(rng, sides) for rng in generators]
+    images = []
+    for number in range(count):
+        rng = np.random.default_rng((seed, number))
+        images.append(_make_photograph(rng, sides))
+    return images
 
 
-def windows() -> list[np.ndarray]:
+def windows() -> list[Pixels]:
     """Return disjoint parts of the two photographs of scikit-learn.
 
     Neighbours are hard to tell apart: they show the same sky or petals.
@@ -28,13 +36,14 @@ def windows() -> list[np.ndarray]:
         height, width = image.shape[:2]
         for top in range(0, height - WINDOW + 1, WINDOW):
             for left in range(0, width - WINDOW + 1, WINDOW):
-                part = image[top : top + WINDOW, left : left + WINDOW]
+                box = Box(top, left, WINDOW, WINDOW)
+                part = cut(image, box)
                 parts.append(np.ascontiguousarray(part))
     return parts
 
 
-def _make_photograph(rng: np.random.Generator, sides: tuple[int, int]) -> np.ndarray:
-    height, width = (int(side) for side in rng.integers(*sides, 2))
+def _make_photograph(rng: Generator, sides: tuple[int, int]) -> Pixels:
+    height, width = rng.integers(*sides, 2).tolist()
     image = _make_gradient(rng, height, width)
     contrast = rng.uniform(20, 70)
     image = image + contrast * _make_clouds(rng, height, width)
@@ -49,25 +58,25 @@ def _make_photograph(rng: np.random.Generator, sides: tuple[int, int]) -> np.nda
     return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def _draw_shape(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def _draw_shape(rng: Generator, height: int, width: int) -> Pixels:
     """Return the mask (H, W, 1) of a random ellipse or polygon with soft borders."""
     mask = np.zeros((height, width), np.float32)
-    centre = int(rng.integers(width)), int(rng.integers(height))
-    axes = int(rng.integers(10, width // 2)), int(rng.integers(10, height // 2))
+    centre = rng.integers((width, height)).tolist()
+    axes = rng.integers(10, (width // 2, height // 2)).tolist()
 
     if rng.random() < 0.5:
         angle = float(rng.uniform(0, 180))
         cv2.ellipse(mask, centre, axes, angle, 0, 360, 1.0, -1)
     else:
         num_corners = rng.integers(3, 6)
-        corners = rng.integers(0, (width, height), (num_corners, 2)).astype(np.int32)
-        cv2.fillPoly(mask, [corners], 1.0)
+        corners = rng.integers(0, (width, height), (num_corners, 2))
+        cv2.fillPoly(mask, [corners.astype(np.int32)], 1.0)
 
     softness = float(rng.uniform(0.5, 4))
     return cv2.GaussianBlur(mask, (0, 0), softness)[..., None]
 
 
-def _make_gradient(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def _make_gradient(rng: Generator, height: int, width: int) -> Pixels:
     """Return colours (H, W, 3) between four random ones at the corners."""
     corners = rng.uniform(0, 255, (2, 2, 3)).astype(np.float32)
     mean = corners.mean(axis=(0, 1))
@@ -80,7 +89,7 @@ def _make_gradient(rng: np.random.Generator, height: int, width: int) -> np.ndar
     )
 
 
-def _make_clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def _make_clouds(rng: Generator, height: int, width: int) -> Pixels:
     """Return noise (H, W, 1) of variance 1 whose amplitude falls with the frequency.
 
     Photographs have such spectra.
@@ -93,11 +102,12 @@ def _make_clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarra
     spectrum = white_noise / frequency ** rng.uniform(1, 2)
     noise = np.fft.irfft2(spectrum, (height, width)).astype(np.float32)
 
-    return ((noise - noise.mean()) / noise.std())[..., None]
+    clouds = (noise - noise.mean()) / noise.std()
+    return clouds[..., None]
 
 
-def _make_jpeg_copy(quality: int) -> Callable[[np.ndarray], np.ndarray]:
-    def copy(image: np.ndarray) -> np.ndarray:
+def _make_jpeg_copy(quality: int) -> Change:
+    def copy(image: Pixels) -> Pixels:
         _, encoded = cv2.imencode(
             ".jpg",
             image,
@@ -108,8 +118,8 @@ def _make_jpeg_copy(quality: int) -> Callable[[np.ndarray], np.ndarray]:
     return copy
 
 
-def _make_resized_copy(scale: float) -> Callable[[np.ndarray], np.ndarray]:
-    def copy(image: np.ndarray) -> np.ndarray:
+def _make_resized_copy(scale: float) -> Change:
+    def copy(image: Pixels) -> Pixels:
         return cv2.resize(
             image,
             None,
@@ -121,17 +131,18 @@ def _make_resized_copy(scale: float) -> Callable[[np.ndarray], np.ndarray]:
     return copy
 
 
-def _make_crop(share: float, place: float) -> Callable[[np.ndarray], np.ndarray]:
+def _make_crop(share: float, place: float) -> Change:
     """Keep a share of each side, from the corner (0) to the centre (0.5)."""
 
-    def copy(image: np.ndarray) -> np.ndarray:
+    def copy(image: Pixels) -> Pixels:
         height, width = image.shape[:2]
         kept_height = round(share * height)
         kept_width = round(share * width)
         top = round(place * (height - kept_height))
         left = round(place * (width - kept_width))
 
-        return image[top : top + kept_height, left : left + kept_width]
+        box = Box(top, left, kept_height, kept_width)
+        return cut(image, box)
 
     return copy
 
@@ -139,30 +150,31 @@ def _make_crop(share: float, place: float) -> Callable[[np.ndarray], np.ndarray]
 def _make_shifted_copy(
     factor: tuple[float, float, float],
     offset: float,
-) -> Callable[[np.ndarray], np.ndarray]:
+) -> Change:
     """Multiply the channels by factors and add an offset, in grey levels."""
 
-    def copy(image: np.ndarray) -> np.ndarray:
-        return np.clip(image * np.array(factor) + offset, 0, 255).astype(np.uint8)
+    def copy(image: Pixels) -> Pixels:
+        shifted = image * np.array(factor) + offset
+        return np.clip(shifted, 0, 255).astype(np.uint8)
 
     return copy
 
 
-def _remove_colour(image: np.ndarray) -> np.ndarray:
+def _remove_colour(image: Pixels) -> Pixels:
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
 
 
-def _mirror(image: np.ndarray) -> np.ndarray:
+def _mirror(image: Pixels) -> Pixels:
     return np.ascontiguousarray(image[:, ::-1])
 
 
-def _mirror_and_shrink(image: np.ndarray) -> np.ndarray:
+def _mirror_and_shrink(image: Pixels) -> Pixels:
     half = _make_resized_copy(0.5)(_mirror(image))
     return _make_jpeg_copy(50)(half)
 
 
-COPIES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+COPIES: Mapping[str, Change] = {
     "JPEG quality 95": _make_jpeg_copy(95),
     "JPEG quality 75": _make_jpeg_copy(75),
     "JPEG quality 50": _make_jpeg_copy(50),

@@ -9,10 +9,12 @@ import types
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from tests.data.decoding.test_orientation import UPRIGHT
 from tests.data.deep_files import packed, png, pnm, tiff
+from tests.data.packed_files import encode
 from vit_jax.api.model import Images
 from vit_jax.data.crops import Box
 from vit_jax.data.decoding.depth import MOST_FILES, count_pages, read_file_depth, survey
@@ -36,62 +38,102 @@ UNIT_RAMP = RAMP.astype(np.float32) / 4095
 
 def map_to_bytes(values, low=0, high=4095):
     """Return values mapped from a range to RGB of 8 bits, in float64."""
-    exact = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
+    shifted = values.astype(np.float64) - low
+    exact = np.clip(shifted / (high - low), 0, 1) * 255
     pixels = np.rint(exact).astype(np.uint8)
     if pixels.ndim == 3:
         return pixels
     return np.stack([pixels] * 3, axis=-1)
 
 
+LEVELS = map_to_bytes(GREY)
+COLOURS = map_to_bytes(RGB)
+THREE = ("H", 4095, 4095, 4095)
+FROM_A_QUARTER = {"t340": ("f", 0.25), "t341": ("f", 1.0)}
+TENTH = GREY // 4
+NIBBLES = GREY // 273
+STEPS = GREY // 16 * 16
 STATED = {
-    "PNG with sBIT": (png(GREY, 12), map_to_bytes(GREY)),
-    "PNG in RGB with sBIT": (png(RGB, 12), map_to_bytes(RGB)),
-    "TIFF with MaxSampleValue": (tiff(GREY, t281=("H", 4095)), map_to_bytes(GREY)),
-    "TIFF of Motorola with MaxSampleValue": (tiff(GREY, ">", t281=("H", 4095)), map_to_bytes(GREY)),
-    "TIFF with a range of another end": (tiff(GREY, t281=("H", 5000)), map_to_bytes(GREY, 0, 5000)),
+    "PNG with sBIT": (
+        png(GREY, 12),
+        LEVELS,
+    ),
+    "PNG in RGB with sBIT": (
+        png(RGB, 12),
+        COLOURS,
+    ),
+    "TIFF with MaxSampleValue": (
+        tiff(GREY, most=4095),
+        LEVELS,
+    ),
+    "TIFF of Motorola with MaxSampleValue": (
+        tiff(GREY, ">", most=4095),
+        LEVELS,
+    ),
+    "TIFF with a range of another end": (
+        tiff(GREY, most=5000),
+        map_to_bytes(GREY, 0, 5000),
+    ),
     "TIFF in RGB with SMaxSampleValue": (
-        tiff(RGB, t341=("H", 4095, 4095, 4095)),
-        map_to_bytes(RGB),
+        tiff(RGB, t341=THREE),
+        COLOURS,
     ),
     "BigTIFF": (
-        tiff(
-            RGB,
-            is_big=True,
-            t281=("H", 4095, 4095, 4095),
-        ),
-        map_to_bytes(RGB),
+        tiff(RGB, is_big=True, t281=THREE),
+        COLOURS,
     ),
     "TIFF where white is zero": (
-        tiff(GREY, t262=("H", 0), t281=("H", 4095)),
-        255 - map_to_bytes(GREY),
+        tiff(GREY, photometric=0, most=4095),
+        255 - LEVELS,
     ),
     "TIFF of signed values": (
         tiff(SIGNED, t340=("H", 0), t341=("H", 3095)),
         map_to_bytes(SIGNED, 0, 3095),
     ),
-    "packed TIFF": (tiff(GREY, bits=12), map_to_bytes(GREY)),
+    "packed TIFF": (
+        tiff(GREY, bits=12),
+        LEVELS,
+    ),
     "packed TIFF where white is zero": (
-        tiff(GREY, ">", bits=12, t262=("H", 0)),
-        255 - map_to_bytes(GREY),
+        tiff(GREY, ">", bits=12, photometric=0),
+        255 - LEVELS,
     ),
-    "packed TIFF of 10 bits": (tiff(GREY // 4, bits=10), map_to_bytes(GREY // 4, 0, 1023)),
-    "PGM": (pnm(GREY, 4095), map_to_bytes(GREY)),
+    "packed TIFF of 10 bits": (
+        tiff(TENTH, bits=10),
+        map_to_bytes(TENTH, 0, 1023),
+    ),
+    "PGM": (
+        pnm(GREY, 4095),
+        LEVELS,
+    ),
     "PGM whose values are multiples of 16": (
-        pnm(GREY // 16 * 16, 4095),
-        map_to_bytes(GREY // 16 * 16),
+        pnm(STEPS, 4095),
+        map_to_bytes(STEPS),
     ),
-    "PPM": (pnm(RGB, 4095), map_to_bytes(RGB)),
-    "PGM of 4 bits": (pnm(GREY // 273, 15), map_to_bytes(GREY // 273, 0, 15)),
-    "TIFF of float32": (tiff(UNIT, t340=("f", 0.25), t341=("f", 1.0)), map_to_bytes(UNIT, 0.25, 1)),
+    "PPM": (
+        pnm(RGB, 4095),
+        COLOURS,
+    ),
+    "PGM of 4 bits": (
+        pnm(NIBBLES, 15),
+        map_to_bytes(NIBBLES, 0, 15),
+    ),
+    "TIFF of float32": (
+        tiff(UNIT, **FROM_A_QUARTER),
+        map_to_bytes(UNIT, 0.25, 1),
+    ),
     "TIFF of float32 without a lowest value": (
         tiff(UNIT, t341=("d", 2.0)),
         map_to_bytes(UNIT, 0, 2),
     ),
     "TIFF of float32 in RGB": (
         tiff(RGB.astype(np.float32), t341=("f", 4095, 4095, 4095)),
-        map_to_bytes(RGB),
+        COLOURS,
     ),
-    "TIFF of float64": (tiff(UNIT.astype(np.float64), t341=("d", 1.0)), map_to_bytes(UNIT, 0, 1)),
+    "TIFF of float64": (
+        tiff(UNIT.astype(np.float64), t341=("d", 1.0)),
+        map_to_bytes(UNIT, 0, 1),
+    ),
 }
 
 
@@ -99,33 +141,33 @@ STATED = {
 def test_the_range_that_a_file_states(kind):
     file, expected = STATED[kind]
 
-    np.testing.assert_array_equal(decode(file), expected)
+    assert_array_equal(decode(file), expected)
 
-    planned = plan_crop(
-        file,
-        lambda height, width: Box(1, 2, height - 1, width - 2),
-        (1, 1),
-    )
-    np.testing.assert_array_equal(planned(), expected[1:, 2:])
+    def choose_box(height, width):
+        return Box(1, 2, height - 1, width - 2)
+
+    read = plan_crop(file, choose_box, (1, 1))
+    assert_array_equal(read(), expected[1:, 2:])
 
 
-TOP = GREY.astype(np.uint32) * 65535 // 4095
+TOP = (GREY.astype(np.uint32) * 65535 // 4095).astype(np.uint16)
+# As the PNG specification wants it: values scaled to 16 bits, by a factor or with zeros at the end.
+SCALED = (GREY << 4 | GREY >> 8).astype(np.uint16)
+SCALED_AND_DARK = (GREY // 20 << 4).astype(np.uint16)
 FULL = {
-    "PNG": png(TOP.astype(np.uint16)),
+    "PNG": png(TOP),
     "PNG of 12 bits that are not stated": png(GREY),
-    "TIFF": tiff(TOP.astype(np.uint16)),
+    "TIFF": tiff(TOP),
     "TIFF of 12 bits that are not stated": tiff(GREY),
     "TIFF in RGB": tiff(RGB),
-    "TIFF where white is zero": tiff(GREY, t262=("H", 0)),
-    "TIFF that states 16 bits": tiff(GREY, t281=("H", 65535)),
+    "TIFF where white is zero": tiff(GREY, photometric=0),
+    "TIFF that states 16 bits": tiff(GREY, most=65535),
     "TIFF of signed values": tiff(GREY.astype(np.int16)),
-    "TIFF that states less than there is": tiff(GREY, t281=("H", 255)),
+    "TIFF that states less than there is": tiff(GREY, most=255),
     "PGM of 16 bits": pnm(GREY, 65535),
     "PGM of 8 bits": pnm(GREY // 16, 255),
-    # as the PNG specification wants it: values scaled to 16 bits, by a factor or with zeros at the
-    # end
-    "PNG with sBIT, scaled": png((GREY << 4 | GREY >> 8).astype(np.uint16), 12),
-    "PNG with sBIT, scaled and dark": png((GREY // 20 << 4).astype(np.uint16), 12),
+    "PNG with sBIT, scaled": png(SCALED, 12),
+    "PNG with sBIT, scaled and dark": png(SCALED_AND_DARK, 12),
     "PNG with sBIT of all bits": png(GREY, 16),
 }
 
@@ -137,30 +179,47 @@ def test_all_16_bits_are_converted_as_by_opencv(kind):
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     expected = cv2.imdecode(np.frombuffer(file, np.uint8), flags)
 
-    np.testing.assert_array_equal(decode(file), expected)
+    assert_array_equal(decode(file), expected)
 
 
+FLOATS = GREY.astype(np.float32)
+NEGATIVE = GREY.astype(np.int16) - 500
+DIM = GREY // 16
 GIVEN = {
     "PNG": (png(GREY), GREY),
     "PNG in RGB": (png(RGB), RGB),
     "PNG with sBIT": (png(GREY, 10), GREY),
     "TIFF": (tiff(GREY), GREY),
     "TIFF in RGB": (tiff(RGB, ">"), RGB),
-    "TIFF with MaxSampleValue": (tiff(GREY, t281=("H", 60000)), GREY),
-    "TIFF of signed values": (tiff(GREY.astype(np.int16) - 500), GREY.astype(int) - 500),
-    "TIFF of uint32": (tiff(GREY.astype(np.uint32)), GREY),
-    "TIFF of float32": (tiff(GREY.astype(np.float32)), GREY),
-    "TIFF of float32 with a range": (tiff(GREY.astype(np.float32), t341=("f", 1.0)), GREY),
+    "TIFF with MaxSampleValue": (tiff(GREY, most=60000), GREY),
+    "TIFF of signed values": (tiff(NEGATIVE), NEGATIVE),
+    "TIFF of uint32": (
+        tiff(GREY.astype(np.uint32)),
+        GREY,
+    ),
+    "TIFF of float32": (tiff(FLOATS), GREY),
+    "TIFF of float32 with a range": (
+        tiff(FLOATS, t341=("f", 1.0)),
+        GREY,
+    ),
     "packed TIFF": (tiff(GREY, bits=12), GREY),
     "PGM": (pnm(GREY, 4095), GREY),
-}
-
-
-GIVEN |= {
-    "TIFF of float16": (tiff((GREY // 16).astype(np.float16)), GREY // 16),
-    "TIFF of two bands": (tiff(RGB[..., :2], t262=("H", 1)), RGB[..., 0]),
-    "TIFF of three bands that are not called RGB": (tiff(RGB, t262=("H", 1)), RGB),
-    "TIFF of four bands": (tiff(np.dstack([RGB, GREY]), t262=("H", 1)), RGB),
+    "TIFF of float16": (
+        tiff(DIM.astype(np.float16)),
+        DIM,
+    ),
+    "TIFF of two bands": (
+        tiff(RGB[..., :2], photometric=1),
+        RGB[..., 0],
+    ),
+    "TIFF of three bands that are not called RGB": (
+        tiff(RGB, photometric=1),
+        RGB,
+    ),
+    "TIFF of four bands": (
+        tiff(np.dstack([RGB, GREY]), photometric=1),
+        RGB,
+    ),
 }
 
 
@@ -171,7 +230,7 @@ def test_a_given_range_takes_precedence(kind):
     found = decode(file, value_range=(100, 3000.5))
 
     expected = map_to_bytes(values, 100, 3000.5)
-    np.testing.assert_array_equal(found, expected)
+    assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +243,11 @@ def test_a_given_range_takes_precedence(kind):
     ids=["PNG", "TIFF", "PGM"],
 )
 def test_a_range_is_for_more_than_8_bits(file):
-    np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), decode(file))
+    without_range = decode(file)
+
+    with_range = decode(file, value_range=(0, 4095))
+
+    assert_array_equal(with_range, without_range)
 
 
 def test_values_that_are_not_finite():
@@ -197,10 +260,10 @@ def test_values_that_are_not_finite():
 
 
 def test_a_range_of_a_tiff_in_which_white_is_zero():
-    inverted = decode(tiff(GREY, t262=("H", 0)), value_range=(0, 2000))
+    inverted = decode(tiff(GREY, photometric=0), value_range=(0, 2000))
 
     expected = 255 - map_to_bytes(GREY, 0, 2000)
-    np.testing.assert_array_equal(inverted, expected)
+    assert_array_equal(inverted, expected)
 
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
@@ -211,20 +274,22 @@ def test_deep_files_are_turned_upright(orientation):
     stored = decode(file, value_range=(0, 4095))
     upright = decode(file, exif_orientation=True, value_range=(0, 4095))
 
-    np.testing.assert_array_equal(stored, map_to_bytes(values))
+    assert_array_equal(stored, map_to_bytes(values))
     expected = map_to_bytes(np.array(UPRIGHT[orientation]) * 500)
-    np.testing.assert_array_equal(upright, expected)
+    assert_array_equal(upright, expected)
 
 
 def test_alpha_is_dropped_where_values_are_mapped():
     rgba = np.dstack([RGB, GREY[..., None]])
     bgra = rgba[..., [2, 1, 0, 3]]
-    file_of_png = cv2.imencode(".png", bgra)[1].tobytes()
-    file_of_tiff = tiff(rgba, t262=("H", 2), t338=("H", 2))
+    files = [
+        encode(".png", bgra),
+        tiff(rgba, photometric=2, t338=("H", 2)),
+    ]
 
-    for file in (file_of_png, file_of_tiff):
+    for file in files:
         found = decode(file, value_range=(0, 4095))
-        np.testing.assert_array_equal(found, map_to_bytes(RGB))
+        assert_array_equal(found, map_to_bytes(RGB))
 
 
 @pytest.mark.parametrize(
@@ -242,17 +307,19 @@ def test_an_error_about_a_missing_range_names_the_options(values):
         decode(tiff(values))
 
 
+COMPLEX = UNIT.astype(np.complex64).view(np.float32)
+FIVE_BANDS = np.dstack([RGB, RGB[..., :2]])
+SIX_BANDS = np.dstack([RGB, RGB])
+
+
 @pytest.mark.parametrize(
     ("file", "rule"),
     [
-        (
-            tiff(UNIT.astype(np.complex64).view(np.float32), t339=("H", 6)),
-            "complex numbers of 32 bits",
-        ),
+        (tiff(COMPLEX, t339=("H", 6)), "complex numbers of 32 bits"),
         (tiff(RGB, t284=("H", 2)), "1 of 3 strips or tiles are listed"),
         (tiff(RGB, t259=("H", 34661)), r"compression 34661 \(JBIG\)"),
-        (tiff(np.dstack([RGB, RGB[..., :2]])), "5 bands"),
-        (tiff(np.dstack([RGB, RGB]), t262=("H", 1)), "6 bands"),
+        (tiff(FIVE_BANDS), "5 bands"),
+        (tiff(SIX_BANDS, photometric=1), "6 bands"),
         (tiff(GREY)[:60], "cut off"),
     ],
 )
@@ -266,25 +333,33 @@ def make_reader(file):
     return lambda place, count: file[place : place + count]
 
 
-def test_headers_that_are_damaged_state_nothing():
-    for file in (
-        tiff(GREY, bits=12, t281=("H", 4095)),
+@pytest.mark.parametrize(
+    "file",
+    [
+        tiff(GREY, bits=12, most=4095),
         png(GREY, 12),
         pnm(GREY, 4095),
         tiff(UNIT, is_big=True),
-    ):
-        for size in range(0, 60, 3):
-            cut_off = file[:size]
-            read_file_depth(cut_off)
-            assert count_pages(make_reader(cut_off)) == 1
+    ],
+    ids=["TIFF", "PNG", "PGM", "BigTIFF"],
+)
+def test_headers_that_are_damaged_state_nothing(file):
+    for size in range(0, 60, 3):
+        cut_off = file[:size]
+        read_file_depth(cut_off)
+
+        num_pages = count_pages(make_reader(cut_off))
+
+        assert num_pages == 1
 
 
 def test_a_directory_of_pages_that_leads_to_itself():
     endless = bytearray(tiff(GREY))
     (first,) = struct.unpack_from("<I", endless, 4)
     endless[-4:] = struct.pack("<I", first)
+    reader = make_reader(bytes(endless))
 
-    assert count_pages(make_reader(bytes(endless))) == 1
+    assert count_pages(reader) == 1
 
 
 def test_training_and_evaluation_take_the_range(make_config):
@@ -296,19 +371,24 @@ def test_training_and_evaluation_take_the_range(make_config):
         test_resize="direct",
         value_range=(0.0, 2.0),
     )
+    train = TrainTransform(config)
+    evaluate = build_evaluation_transform(config)
 
-    trained = TrainTransform(config)(record, np.random.default_rng(0))
-    evaluated = build_evaluation_transform(config)(record)
+    trained = train(record, np.random.default_rng(0))
+    evaluated = evaluate(record)
 
     expected = map_to_bytes(UNIT, 0, 2)
-    np.testing.assert_array_equal(trained, expected)
-    np.testing.assert_array_equal(evaluated, expected)
+    assert_array_equal(trained, expected)
+    assert_array_equal(evaluated, expected)
     assert trained.max() <= 128
 
 
 def test_the_files_of_these_tests_are_packed_as_specified():
-    assert packed(np.array([[0xABC, 0x123], [0xFFF, 0]]), 12) == bytes.fromhex("abc123fff000")
-    assert packed(np.array([[0b1000000001]]), 10) == bytes([0b10000000, 0b01000000])
+    twelve = np.array([[0xABC, 0x123], [0xFFF, 0]])
+    ten = np.array([[0b1000000001]])
+
+    assert packed(twelve, 12) == b"\xab\xc1\x23\xff\xf0\x00"
+    assert packed(ten, 10) == b"\x80\x40"
 
 
 # Warnings about files of more than 8 bits and of several pages.
@@ -322,8 +402,10 @@ def test_training_crops_take_the_range(make_config):
         flip=False,
         value_range=(0.0, 2.0),
     )
+    record = Record(tiff(UNIT), 0)
+    train = TrainTransform(config)
 
-    trained = TrainTransform(config)(Record(tiff(UNIT), 0), np.random.default_rng(0))
+    trained = train(record, np.random.default_rng(0))
 
     assert trained.max() <= 128
 
@@ -388,12 +470,9 @@ def test_losses_are_counted(tmp_path):
 
 def encode_avif(pixels):
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "AVIF")
+    image = Image.fromarray(pixels)
+    image.save(file, "AVIF")
     return file.getvalue()
-
-
-def encode_by_opencv(extension, pixels):
-    return cv2.imencode(extension, pixels)[1].tobytes()
 
 
 def test_bands_that_are_ignored_are_noted(tmp_path):
@@ -401,26 +480,27 @@ def test_bands_that_are_ignored_are_noted(tmp_path):
     rgba = np.dstack([RGB // 16, GREY // 16]).astype(np.uint8)
     rgba = rgba.repeat(8, axis=0).repeat(8, axis=1)
     rgb = rgba[..., :3]
+    deep = rgba.astype(np.uint16) * 257
     with_further_band = {
-        "rgba.png": encode_by_opencv(".png", rgba),
-        "infrared.tif": tiff(rgba, t262=("H", 1)),
+        "rgba.png": encode(".png", rgba),
+        "infrared.tif": tiff(rgba, photometric=1),
         "infrared16.tif": tiff(
-            rgba.astype(np.uint16) * 257,
-            t262=("H", 1),
-            t281=("H", 65535),
+            deep,
+            photometric=1,
+            most=65535,
         ),
-        "two.tif": tiff(rgba[..., :2], t262=("H", 1)),
-        "rgba.webp": encode_by_opencv(".webp", rgba),
+        "two.tif": tiff(rgba[..., :2], photometric=1),
+        "rgba.webp": encode(".webp", rgba),
         "rgba.avif": encode_avif(rgba),
-        "rgba.jp2": encode_by_opencv(".jp2", rgba),
+        "rgba.jp2": encode(".jp2", rgba),
     }
     others = {
         "rgb.png": png(RGB.astype(np.uint8)),
-        "rgb.webp": encode_by_opencv(".webp", rgb),
-        "rgb.avif": encode_by_opencv(".avif", rgb),
-        "rgb.jp2": encode_by_opencv(".jp2", rgb),
+        "rgb.webp": encode(".webp", rgb),
+        "rgb.avif": encode(".avif", rgb),
+        "rgb.jp2": encode(".jp2", rgb),
         "grey.tif": tiff(rgba[..., 0]),
-        "cmyk.tif": tiff(rgba, t262=("H", 5)),
+        "cmyk.tif": tiff(rgba, photometric=5),
     }
     paths = write_files(tmp_path, with_further_band | others)
 
@@ -473,15 +553,24 @@ def test_few_files_are_read(thousand_files, reads):
     assert reads.opened[-1] >= thousand_files[995]
 
 
-@pytest.fixture
-def deep_folder(tmp_path):
-    """An image folder of the classes a and b, with five deep files each; the first has two pages."""
+def name_deep_files():
+    """Return five deep files of each of the classes a and b, by name."""
     files = {}
     for kind in "ab":
-        files |= {f"{kind}/{number}.tif": tiff(RAMP) for number in range(5)}
+        for number in range(5):
+            files[f"{kind}/{number}.tif"] = tiff(RAMP)
+    return files
+
+
+@pytest.fixture
+def deep_folder(tmp_path):
+    """An image folder of two classes of deep files; the first file has two pages."""
+    folder = tmp_path / "images"
+    files = name_deep_files()
     files["a/0.tif"] = tiff(RAMP, pages=2)
-    write_files(tmp_path / "images", files)
-    return tmp_path / "images"
+
+    write_files(folder, files)
+    return folder
 
 
 def test_a_folder_warns_once(deep_folder, make_config, caplog):
@@ -508,20 +597,18 @@ def test_a_table_with_a_range_warns_of_pages_alone(deep_folder, tmp_path, make_c
     lines = ["image,label"]
     for path in sorted(deep_folder.rglob("*.tif")):
         lines.append(f"{path.relative_to(tmp_path)},{path.parent.name}")
-    (tmp_path / "images.csv").write_text("\n".join(lines) + "\n")
-
+    table = tmp_path / "images.csv"
+    table.write_text("\n".join(lines) + "\n")
     config = make_config(value_range=(0.0, 4095.0))
-    open_source(f"csv:{tmp_path}/images.csv", "train", config, 0)
+
+    open_source(f"csv:{table}", "train", config, 0)
 
     (message,) = caplog.messages
     assert "page 1 of 2" in message
 
 
 def test_warnings_of_verbs_on_weights_name_their_option(tmp_path, caplog):
-    files = {}
-    for kind in "ab":
-        files |= {f"{kind}/{number}.tif": tiff(RAMP) for number in range(5)}
-    write_files(tmp_path, files)
+    write_files(tmp_path, name_deep_files())
 
     open_pair(f"folder:{tmp_path}", SplitChoice())
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data import packed_files
 from vit_jax.api.build import build_transform
+from vit_jax.api.model import Images
 from vit_jax.data.decoding import headers, images
 from vit_jax.data.decoding.images import UnreadableImage
-from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 from vit_jax.data.unreadable import find_reason
@@ -38,10 +39,15 @@ KINDS = [  # extension, number of channels, options of OpenCV
 
 
 def encode(extension, channels, *options):
-    return cv2.imencode(f".{extension}", PIXELS[..., :channels], options)[1].tobytes()
+    pixels = PIXELS[..., :channels]
+    return packed_files.encode(f".{extension}", pixels, *options)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
+def name_kind(kind):
+    return "-".join(map(str, kind))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=name_kind)
 def test_headers_state_what_is_decoded(kind):
     file = encode(*kind)
 
@@ -73,9 +79,10 @@ def make_big_tiff():
     return b"II" + start + entries
 
 
+BMP_START = b"BM" + bytes(12)
 MADE = {
-    "BMP of OS/2": b"BM" + bytes(12) + struct.pack("<IHH", 12, WIDTH, HEIGHT),
-    "BMP from top to bottom": b"BM" + bytes(12) + struct.pack("<Iii", 40, WIDTH, -HEIGHT),
+    "BMP of OS/2": BMP_START + struct.pack("<IHH", 12, WIDTH, HEIGHT),
+    "BMP from top to bottom": BMP_START + struct.pack("<Iii", 40, WIDTH, -HEIGHT),
     "PGM with comments": b"P5 # 9 9\n# 7\r61\n#3\n 50\n255\n",
     "TIFF": make_tiff("<", 4, "I"),
     "TIFF of Motorola": make_tiff(">", 3, "H"),
@@ -89,7 +96,9 @@ MADE = {
 
 @pytest.mark.parametrize("kind", MADE)
 def test_headers_of_rare_kinds(kind):
-    assert headers.count_stated_pixels(MADE[kind]) == HEIGHT * WIDTH
+    num_pixels = headers.count_stated_pixels(MADE[kind])
+
+    assert num_pixels == HEIGHT * WIDTH
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -101,9 +110,11 @@ def test_headers_of_rare_kinds(kind):
 )
 def test_damaged_headers_state_a_number(kind, length, place, byte):
     file = bytearray(encode(*kind))
-    file[min(place, len(file) - 1)] = byte
+    place = min(place, len(file) - 1)
+    file[place] = byte
+    damaged = bytes(file[:length])
 
-    assert headers.count_stated_pixels(bytes(file[:length])) >= 0
+    assert headers.count_stated_pixels(damaged) >= 0
 
 
 def prepare_for_training(config):
@@ -119,12 +130,14 @@ def test_a_file_that_states_too_many_pixels_is_unreadable_everywhere(monkeypatch
     file = encode("jpg", 3).replace(sides, large_sides)
     monkeypatch.setattr(cv2, "imdecode", None)
     rule = "states 900 megapixels, and max_image_megapixels is 180: save it"
+    config = make_config()
 
-    for prepare in (
-        prepare_for_training(make_config()),
-        build_evaluation_transform(make_config()),
+    transforms = [
+        prepare_for_training(config),
+        build_evaluation_transform(config),
         build_transform("direct", 1, None, (8, 8), "weights"),
-    ):
+    ]
+    for prepare in transforms:
         with pytest.raises(UnreadableImage, match=rule):
             prepare(Record(file, 0))
 
@@ -132,16 +145,14 @@ def test_a_file_that_states_too_many_pixels_is_unreadable_everywhere(monkeypatch
 def test_the_limit_of_pixels_is_an_option(make_config):
     record = Record(encode("jpg", 3), 0)
     config = make_config(max_image_megapixels=0.003)
+    rule = r"max_image_megapixels is 0\.003"
+    train = prepare_for_training(config)
+    evaluate = build_evaluation_transform(config)
 
-    for prepare in (prepare_for_training(config), build_evaluation_transform(config)):
-        with pytest.raises(UnreadableImage, match=r"max_image_megapixels is 0\.003"):
-            prepare(record)
+    with pytest.raises(UnreadableImage, match=rule):
+        train(record)
+    with pytest.raises(UnreadableImage, match=rule):
+        evaluate(record)
 
-    source = MemorySource(
-        np.zeros((1, 8, 8, 3), np.uint8),
-        np.zeros(1, int),
-        ("a", "b"),
-    )
-    source.image_of = lambda index: record.image
-
-    assert "is 0.003" in find_reason(source, 0, config.max_image_megapixels)
+    reason = find_reason(Images(record.image), 0, config.max_image_megapixels)
+    assert "is 0.003" in reason

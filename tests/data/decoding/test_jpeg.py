@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data import packed_files
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.decoding import headers, images, jpeg
 from vit_jax.data.decoding.images import UnreadableImage
@@ -24,7 +25,7 @@ PHOTO = np.clip(SMOOTH + RNG.normal(0, 6, (HEIGHT, WIDTH, 1)), 0, 255).astype(np
 
 
 def encode(pixels, *options):
-    return cv2.imencode(".jpg", pixels, options)[1].tobytes()
+    return packed_files.encode(".jpg", pixels, *options)
 
 
 PLAIN = encode(
@@ -37,29 +38,17 @@ WITH_MARKERS = encode(
     cv2.IMWRITE_JPEG_RST_INTERVAL,
     -(-WIDTH // 16),
 )
+OTHER_SAMPLINGS = (
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
+)
+PROGRESSIVE = encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
 FILES = [
     PLAIN,
-    encode(
-        PHOTO,
-        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
-        cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422,
-    ),
-    encode(
-        PHOTO,
-        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
-        cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
-    ),
-    encode(
-        PHOTO,
-        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
-        cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440,
-    ),
-    encode(
-        PHOTO,
-        cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
-        cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
-    ),
-    encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+    *(encode(PHOTO, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor) for factor in OTHER_SAMPLINGS),
+    PROGRESSIVE,
     WITH_MARKERS,
     encode(PHOTO, cv2.IMWRITE_JPEG_RST_INTERVAL, 1),
     encode(PHOTO, cv2.IMWRITE_JPEG_RST_INTERVAL, 7),
@@ -95,6 +84,7 @@ def boxes(draw):
     left = draw(st.integers(0, WIDTH - 1))
     height = draw(st.integers(1, HEIGHT - top))
     width = draw(st.integers(1, WIDTH - left))
+
     return Box(top, left, height, width)
 
 
@@ -107,7 +97,8 @@ def test_a_crop_has_the_very_pixels_of_the_complete_image(is_installed, file, bo
             patch.setattr(jpeg, "simplejpeg", None)
         found = crop_file(file, box, (HEIGHT, WIDTH))
 
-    assert np.array_equal(found, cut(images.decode(file), box))
+    whole = images.decode(file)
+    assert np.array_equal(found, cut(whole, box))
 
 
 def test_only_the_needed_part_of_a_file_reaches_the_decoder(decoder, monkeypatch):
@@ -155,14 +146,18 @@ def test_a_large_crop_is_decoded_smaller(decoder, reduction):
     file = encode(large, cv2.IMWRITE_JPEG_QUALITY, 95)
     box = Box(100, 204, 803, 1000)
 
-    found = crop_file(file, box, (803 // reduction, 1000 // reduction))
+    size = (803 // reduction, 1000 // reduction)
 
-    assert abs(found.shape[0] - 803 / reduction) <= 1
-    assert abs(found.shape[1] - 1000 / reduction) <= 1
+    found = crop_file(file, box, size)
 
-    exact = images.resize_bilinear(cut(images.decode(file), box), (100, 125)).astype(int)
-    difference = np.abs(images.resize_bilinear(found, (100, 125)) - exact)
+    height, width = found.shape[:2]
+    assert abs(height - 803 / reduction) <= 1
+    assert abs(width - 1000 / reduction) <= 1
 
+    exact = cut(images.decode(file), box)
+    small_exact = images.resize_bilinear(exact, (100, 125))
+    small_found = images.resize_bilinear(found, (100, 125))
+    difference = np.abs(small_found - small_exact.astype(int))
     assert difference.mean() <= 2.5
 
 
@@ -182,7 +177,8 @@ def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, 
         crops = []
         for number in range(8 * len(files)):
             record = Record(files[number // 8], 0)
-            crops.append(transform(record, np.random.default_rng(number)))
+            generator = np.random.default_rng(number)
+            crops.append(transform(record, generator))
         return np.stack(crops).astype(int)
 
     found = make_crops()
@@ -196,7 +192,7 @@ def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, 
     "image",
     [
         PHOTO,
-        cv2.imencode(".png", PHOTO)[1].tobytes(),
+        packed_files.encode(".png", PHOTO),
     ],
     ids=["pixels", "PNG"],
 )
@@ -205,7 +201,8 @@ def test_images_other_than_usual_jpegs_are_decoded_in_full(decoder, image):
 
     found = crop_file(image, box, (5, 6))
 
-    assert np.array_equal(found, cut(images.decode(image), box))
+    whole = images.decode(image)
+    assert np.array_equal(found, cut(whole, box))
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -214,8 +211,9 @@ def test_a_file_that_is_cut_off_is_unreadable_wherever_the_crop_is(file, length)
     cut_off = file[: int(length * len(file))]
 
     for top in (0, 100):
+        box = Box(top, 0, 8, 8)
         with pytest.raises(UnreadableImage):
-            crop_file(cut_off, Box(top, 0, 8, 8), (8, 8))
+            crop_file(cut_off, box, (8, 8))
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -232,7 +230,13 @@ def test_a_damaged_file_is_unreadable_or_an_image(file, place, byte):
         return Box(0, 0, min(9, height), 1)
 
     try:
-        found = images.plan_crop(bytes(damaged), choose_box, (9, 1), 1.0)()
+        read = images.plan_crop(
+            bytes(damaged),
+            choose_box,
+            (9, 1),
+            1.0,
+        )
+        found = read()
     except UnreadableImage:
         return
 
@@ -243,25 +247,28 @@ def test_a_damaged_file_is_unreadable_or_an_image(file, place, byte):
 def repeat_last_scan(file, times):
     """Return a JPEG file whose last scan occurs more often."""
     end = file[-2:]
-    last_scan = file[file.rfind(b"\xff\xda") : -2]
+    start_of_last = file.rfind(b"\xff\xda")
+    last_scan = file[start_of_last:-2]
+
     return file[:-2] + last_scan * times + end
 
 
 def test_a_jpeg_of_very_many_scans_is_unreadable():
     """The first scan of a progressive file has some of the colours: decoders read on."""
-    file = encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
-    long_file = repeat_last_scan(file, 1000)
+    long_file = repeat_last_scan(PROGRESSIVE, 1000)
+    box = Box(0, 0, 8, 8)
     rule = "JPEG of 1,010 scans, and at most 128 are decoded"
 
-    assert headers.count_jpeg_scans(file) == 10
+    assert headers.count_jpeg_scans(PROGRESSIVE) == 10
     with pytest.raises(UnreadableImage, match=rule):
         images.decode(long_file)
     with pytest.raises(UnreadableImage, match=rule):
-        crop_file(long_file, Box(0, 0, 8, 8), (8, 8))
+        crop_file(long_file, box, (8, 8))
 
 
 def test_scans_after_the_first_do_not_count_if_it_has_all_colours():
     file = encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, 0)
+    long_file = repeat_last_scan(file, 1000)
 
     assert headers.count_jpeg_scans(file) == 1
-    assert headers.count_jpeg_scans(repeat_last_scan(file, 1000)) == 1
+    assert headers.count_jpeg_scans(long_file) == 1

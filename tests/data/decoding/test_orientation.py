@@ -7,9 +7,11 @@ import struct
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from PIL import Image, ImageOps, PngImagePlugin
 
 from tests.data import deep_files
+from tests.data.packed_files import encode
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.decoding import heif
 from vit_jax.data.decoding.images import decode, plan_crop
@@ -25,12 +27,13 @@ SMOOTH = cv2.resize(PIXELS[:6, :10], (80, 48))
 
 
 def encode_photograph(orientation):
-    file = cv2.imencode(".jpg", SMOOTH, (cv2.IMWRITE_JPEG_RST_INTERVAL, 5))[1].tobytes()
+    file = encode(".jpg", SMOOTH, cv2.IMWRITE_JPEG_RST_INTERVAL, 5)
     return add_orientation(file, orientation)
 
 
 def decode_by_opencv(file):
-    return cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
+    content = np.frombuffer(file, np.uint8)
+    return cv2.imdecode(content, cv2.IMREAD_COLOR_RGB)
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
@@ -40,8 +43,8 @@ def test_upright_as_by_opencv(orientation):
     stored = decode_by_opencv(encode_photograph(1))
 
     assert read_orientation(file) == orientation
-    np.testing.assert_array_equal(decode(file, exif_orientation=True), upright)
-    np.testing.assert_array_equal(decode(file), stored)
+    assert_array_equal(decode(file, exif_orientation=True), upright)
+    assert_array_equal(decode(file), stored)
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
@@ -51,11 +54,12 @@ def test_a_crop_of_the_upright_image(orientation):
     whole = decode_by_opencv(file)
     height, width = whole.shape[:2]
 
-    for box in (
+    boxes = [
         Box(0, 0, 9, 20),
         Box(17, 5, 30, 31),
         Box(11, 9, height - 20, width - 20),
-    ):
+    ]
+    for box in boxes:
         sides = []
 
         def choose(*shape, box=box, sides=sides):
@@ -63,18 +67,19 @@ def test_a_crop_of_the_upright_image(orientation):
             return box
 
         expected = cut(whole, box)
-        planned = plan_crop(
+        read = plan_crop(
             file,
             choose,
             (box.height, box.width),
             exif_orientation=True,
         )
-        np.testing.assert_array_equal(planned(), expected)
+        assert_array_equal(read(), expected)
         assert sides == [(height, width)]
 
         stored_box = turn_back(box, orientation, height, width)
         stored = cut(decode(file), stored_box)
-        np.testing.assert_array_equal(turn(stored, orientation), expected)
+        turned = turn(stored, orientation)
+        assert_array_equal(turned, expected)
 
 
 STORED = np.array([[1, 2, 3], [4, 5, 6]])
@@ -92,39 +97,59 @@ UPRIGHT = {
 
 def make_pixels(grid):
     """Return pixels of another red, green and blue for each number of a grid."""
-    channels = [np.multiply(grid, factor) for factor in (40, 25, 7)]
-    return np.stack(channels, axis=-1).astype(np.uint8)
+    factors = (40, 25, 7)
+    return np.multiply.outer(grid, factors).astype(np.uint8)
+
+
+STORED_PIXELS = make_pixels(STORED)
 
 
 def make_exif(order, orientation):
     """Return Exif data in either order of bytes."""
     mark = b"MM" if order == ">" else b"II"
     start = struct.pack(f"{order}2sHIH", mark, 42, 8, 1)
-    return start + struct.pack(f"{order}HHIHHI", ORIENTATION_TAG, 3, 1, orientation, 0, 0)
+    entry = struct.pack(
+        f"{order}HHIHHI",
+        ORIENTATION_TAG,
+        3,
+        1,
+        orientation,
+        0,
+        0,
+    )
+    return start + entry
 
 
 def encode_png(order, orientation):
-    file = deep_files.png(make_pixels(STORED))
-    return deep_files.with_chunk(file, b"eXIf" + make_exif(order, orientation))
+    file = deep_files.png(STORED_PIXELS)
+    exif = make_exif(order, orientation)
+
+    return deep_files.with_chunk(file, b"eXIf" + exif)
+
+
+def make_riff_chunk(kind, content):
+    length = struct.pack("<I", len(content))
+    return kind + length + content
 
 
 def encode_webp(order, orientation):
-    pixels = make_pixels(STORED)[..., ::-1]
-    encoded = cv2.imencode(".webp", pixels, (cv2.IMWRITE_WEBP_QUALITY, 101))[1].tobytes()
+    bgr = STORED_PIXELS[..., ::-1]
+    encoded = encode(".webp", bgr, cv2.IMWRITE_WEBP_QUALITY, 101)
     chunk_of_pixels = encoded[12:]
-    # 8: with Exif; 3 x 2 pixels
-    head = b"VP8X" + struct.pack("<I4B", 10, 8, 0, 0, 0) + bytes([2, 0, 0, 1, 0, 0])
-    exif = make_exif(order, orientation)
-    chunk_of_exif = b"EXIF" + struct.pack("<I", len(exif)) + exif
+    with_exif = b"\x08\0\0\0"
+    sizes_less_1 = b"\2\0\0\1\0\0"
+    head = make_riff_chunk(b"VP8X", with_exif + sizes_less_1)
+    exif = make_riff_chunk(b"EXIF", make_exif(order, orientation))
 
-    chunks = b"WEBP" + head + chunk_of_pixels + chunk_of_exif
-    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+    chunks = b"WEBP" + head + chunk_of_pixels + exif
+    return make_riff_chunk(b"RIFF", chunks)
 
 
 def encode_tiff(order, orientation, is_big=False, bits=8):
-    samples = make_pixels(STORED).astype(f"u{bits // 8}")
+    samples = STORED_PIXELS
     if bits == 16:
         samples = samples * np.uint16(257)
+
     return deep_files.tiff(
         samples,
         order,
@@ -146,21 +171,25 @@ FORMATS = {
 @pytest.mark.parametrize("kind", FORMATS)
 def test_other_formats_by_hand(kind, order):
     """Pixels are as stored by default, also where OpenCV turns them; upright on request."""
+    encode_kind = FORMATS[kind]
+
     for orientation, grid in UPRIGHT.items():
-        upright = make_pixels(grid)
-        file = FORMATS[kind](order, orientation)
+        file = encode_kind(order, orientation)
 
-        assert read_orientation(file) == orientation
-        np.testing.assert_array_equal(decode(file), make_pixels(STORED))
-        np.testing.assert_array_equal(decode(file, exif_orientation=True), upright)
-
-        planned = plan_crop(
+        decoded = decode(file)
+        turned = decode(file, exif_orientation=True)
+        read_crop = plan_crop(
             file,
             lambda height, width: Box(0, 0, height, width),
             (1, 1),
             exif_orientation=True,
         )
-        np.testing.assert_array_equal(planned(), upright)
+
+        upright = make_pixels(grid)
+        assert read_orientation(file) == orientation
+        assert_array_equal(decoded, STORED_PIXELS)
+        assert_array_equal(turned, upright)
+        assert_array_equal(read_crop(), upright)
 
 
 XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
@@ -169,9 +198,14 @@ WAYS = ("exif", "attribute", "element")  # Exif data, and an attribute or an ele
 
 
 def make_xmp(orientation, way):
+    attribute = ""
+    element = ""
     if way == "attribute":
-        return XMP.format(f' tiff:Orientation="{orientation}"', "").encode()
-    return XMP.format("", f"<tiff:Orientation>{orientation}</tiff:Orientation>").encode()
+        attribute = f' tiff:Orientation="{orientation}"'
+    else:
+        element = f"<tiff:Orientation>{orientation}</tiff:Orientation>"
+
+    return XMP.format(attribute, element).encode()
 
 
 def make_pillow_exif(orientation):
@@ -201,17 +235,22 @@ def make_options(kind, orientation, way):
 
 def encode_by_pillow(pixels, kind, **options):
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind, **options)
+    image = Image.fromarray(pixels)
+    image.save(file, kind, **options)
     return file.getvalue()
+
+
+def turn_by_pillow(file):
+    """Return the upright pixels of a file as int64."""
+    image = Image.open(io.BytesIO(file))
+    upright = ImageOps.exif_transpose(image)
+    return np.asarray(upright).astype(int)
 
 
 def encode_with_metadata(kind, orientation, way):
     """Return a file of the photograph; Exif data of AVIF become the boxes irot and imir."""
-    return encode_by_pillow(
-        SMOOTH,
-        kind,
-        **make_options(kind, orientation, way),
-    )
+    options = make_options(kind, orientation, way)
+    return encode_by_pillow(SMOOTH, kind, **options)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -220,29 +259,34 @@ def test_upright_as_by_pillow(kind, way):
     for orientation in ORIENTATIONS:
         file = encode_with_metadata(kind, orientation, way)
 
-        assert read_orientation(file) == orientation
+        stored = decode(file)
+        upright = decode(file, exif_orientation=True)
 
-        upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(file))))
-        difference = decode(file, exif_orientation=True) - upright.astype(int)
+        difference = upright - turn_by_pillow(file)
         assert np.abs(difference).max() <= 2
-        assert decode(file).shape == (48, 80, 3)
+        assert stored.shape == (48, 80, 3)
+        assert read_orientation(file) == orientation
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_jpeg_2000_states_it_in_a_box(way):
     """A box before the pixels holds Exif or XMP data; Pillow reads neither."""
-    file = cv2.imencode(".jp2", PIXELS)[1].tobytes()
+    file = encode(".jp2", PIXELS)
     start = file.index(b"jp2c") - 4
 
     for orientation in ORIENTATIONS:
         if way == "exif":
-            content = b"JpgTiffExif->JP2" + make_exif("<", orientation)
+            identifier = b"JpgTiffExif->JP2"
+            content = make_exif("<", orientation)
         else:
             identifier = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")
-            content = identifier + make_xmp(orientation, way)
-        box = struct.pack(">I4s", 8 + len(content), b"uuid") + content
+            content = make_xmp(orientation, way)
+        length = 8 + len(identifier) + len(content)
+        header = struct.pack(">I4s", length, b"uuid")
+        box = header + identifier + content
+        with_box = file[:start] + box + file[start:]
 
-        assert read_orientation(file[:start] + box + file[start:]) == orientation
+        assert read_orientation(with_box) == orientation
 
 
 def test_irot_and_imir_come_first_in_avif():
@@ -255,10 +299,11 @@ def test_irot_and_imir_come_first_in_avif():
 
     assert read_orientation(file) == 6
 
+    turned = bytearray(file)
     value_of_irot = file.index(b"irot") + 4
-    turned = file[:value_of_irot] + b"\1" + file[value_of_irot + 1 :]
+    turned[value_of_irot] = 1
 
-    assert read_orientation(turned) == 8
+    assert read_orientation(bytes(turned)) == 8
 
     without_irot = file.replace(b"irot", b"free")
     assert read_orientation(without_irot) in (1, 3, 6)
@@ -294,11 +339,13 @@ def test_turns_of_avif_are_composed_in_their_order(quarters, axis, is_mirrored_f
             expected = np.flip(expected, value)
 
     file = bytes(value for _, value in turns)
-    boxes = [heif.Box(kind, place, place + 1) for place, (kind, _) in enumerate(turns)]
+    boxes = []
+    for place, (kind, _) in enumerate(turns):
+        boxes.append(heif.Box(kind, place, place + 1))
     orientation = heif._compose_turns(file, boxes)
 
-    found = turn(make_pixels(STORED), orientation)
-    np.testing.assert_array_equal(found, make_pixels(expected))
+    found = turn(STORED_PIXELS, orientation)
+    assert_array_equal(found, make_pixels(expected))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
@@ -313,7 +360,14 @@ def test_damaged_metadata_state_a_number(kind):
                 damaged[place] = rng.integers(256)
             length = rng.integers(20, 2 * len(file))
 
-            assert read_orientation(bytes(damaged[:length])) in ORIENTATIONS
+            orientation = read_orientation(bytes(damaged[:length]))
+
+            assert orientation in ORIENTATIONS
+
+
+USUAL = encode_photograph(1)
+EMPTY_EXIF = b"\xff\xe1\0\x08Exif\0\0"
+TABLES = b"\xff\xdb"
 
 
 @pytest.mark.parametrize(
@@ -322,8 +376,8 @@ def test_damaged_metadata_state_a_number(kind):
         b"",
         b"II*\0",
         b"MM\0*\0\0\0\x08\xff\xff",
-        encode_photograph(1).replace(b"\xff\xdb", b"\xff\xe1\0\x08Exif\0\0\xff\xdb", 1),
-        add_orientation(encode_photograph(1), 9),
+        USUAL.replace(TABLES, EMPTY_EXIF + TABLES, 1),
+        add_orientation(USUAL, 9),
         encode_photograph(6)[:30],
         PIXELS,
     ],
@@ -345,23 +399,26 @@ def test_training_and_evaluation_see_the_same_side_up(make_config, is_turned):
         test_resize="direct",
         exif_orientation=is_turned,
     )
+    train = TrainTransform(config)
+    evaluate = build_evaluation_transform(config)
 
-    trained = TrainTransform(config)(record, np.random.default_rng(0))
-    evaluated = build_evaluation_transform(config)(record)
+    trained = train(record, np.random.default_rng(0))
+    evaluated = evaluate(record)
 
-    np.testing.assert_array_equal(trained, evaluated)
-    if is_turned:
-        np.testing.assert_array_equal(trained, upright)
-    else:
-        stored = decode_by_opencv(encode_photograph(1))
-        np.testing.assert_array_equal(trained, cv2.resize(stored, (width, height)))
+    expected = upright
+    if not is_turned:
+        stored = decode_by_opencv(USUAL)
+        expected = cv2.resize(stored, (width, height))
+    assert_array_equal(trained, expected)
+    assert_array_equal(evaluated, expected)
 
 
 def test_a_smaller_copy_keeps_it(tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.jpg").write_bytes(encode_photograph(6))
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "a.jpg").write_bytes(encode_photograph(6))
 
-    prepare_folder(tmp_path / "images", tmp_path / "copy", short_side=24)
+    prepare_folder(images, tmp_path / "copy", short_side=24)
 
     copy = (tmp_path / "copy" / "a.jpg").read_bytes()
     assert read_orientation(copy) == 6
