@@ -6,6 +6,7 @@ import pytest
 from tests.data.packed_files import image
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.kinds.in_memory import MemorySource
+from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import build_evaluation_transform
 
 
@@ -22,6 +23,16 @@ def make_config():
         return InputConfig(**defaults | fields)
 
     return make
+
+
+@pytest.fixture
+def open_data(make_config):
+    """Return a function that opens data with the seed 0 and fields of an `InputConfig`."""
+
+    def open_with_fields(data, split="all", **fields):
+        return open_source(data, split, make_config(**fields), 0)
+
+    return open_with_fields
 
 
 @pytest.fixture

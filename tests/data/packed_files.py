@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vit_jax.data.decoding.images import decode
+
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -22,6 +24,20 @@ def image(level, extension=".png"):
     """Return a small grey image as a file."""
     pixels = np.full((6, 5, 3), level, np.uint8)
     return encode(extension, pixels)
+
+
+def read_levels(source):
+    """Return the grey level of each image of a source."""
+    levels = []
+    for index in range(len(source)):
+        pixels = decode(source[index].image)
+        levels.append(int(pixels[0, 0, 0]))
+    return levels
+
+
+def make_row(content, path=None):
+    """Return a value of a column of images in parquet."""
+    return {"bytes": content, "path": path}
 
 
 def packed(*entries, **options):
@@ -62,7 +78,9 @@ def picture(number, kind=".jpg", size=(34, 40)):
 
 def by_class(classes):
     """Return {class: {file name: content}} as a tar with a tar for each class."""
-    tars = [(f"{name}.tar", packed(*files.items())) for name, files in classes.items()]
+    tars = []
+    for name, files in classes.items():
+        tars.append((f"{name}.tar", packed(*files.items())))
     return packed(*tars)
 
 
@@ -70,8 +88,10 @@ def write_shard(path, members):
     """Write members, bytes by name, or the type and target of a special one, into a tar."""
     entries = []
     for name, content in members:
-        is_file = isinstance(content, bytes)
-        entries.append((name, content) if is_file else special(name, *content))
+        if isinstance(content, bytes):
+            entries.append((name, content))
+        else:
+            entries.append(special(name, *content))
 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(packed(*entries))
@@ -102,8 +122,10 @@ def write_parquet(
     """Write images of level n with labels; with `names` also the metadata of Hugging Face."""
     if images is None:
         levels = range(first, first + len(labels))
-        images = [{"bytes": image(level), "path": None} for level in levels]
-    table = pa.table({"image": pa.array(images, IMAGE), label: pa.array(labels)} | columns)
+        images = [make_row(image(level)) for level in levels]
+    columns["image"] = pa.array(images, IMAGE)
+    columns[label] = pa.array(labels)
+    table = pa.table(columns)
     if names is not None:
         features = {
             "image": {"_type": "Image"},

@@ -99,22 +99,12 @@ def test_the_records_of_tfds_are_those_of_the_files(
     split,
     tfds_folder,
     data_dir,
-    make_config,
+    open_data,
     cloud,
 ):
     """Records are read with one request each."""
-    found = open_source(
-        "tfds:vit_jax_digits",
-        split,
-        make_config(data_dir=tfds_folder),
-        0,
-    )
-    expected = open_source(
-        "tfds:vit_jax_digits",
-        split,
-        make_config(data_dir=data_dir),
-        0,
-    )
+    found = open_data("tfds:vit_jax_digits", split, data_dir=tfds_folder)
+    expected = open_data("tfds:vit_jax_digits", split, data_dir=data_dir)
 
     assert len(found) == len(expected)
     assert found.class_names == expected.class_names
@@ -128,52 +118,37 @@ def test_the_records_of_tfds_are_those_of_the_files(
     assert len(cloud.requests) - num_requests == 3
 
 
-def test_folders_that_are_empty(tfds_folder, make_config):
+def test_folders_that_are_empty(tfds_folder, open_data):
     rule = "gs://bucket/nothing: cannot be read: there is no object below"
     with pytest.raises(ValueError, match=rule):
-        open_source(f"folder:{ROOT}/nothing", "train", make_config(), 0)
+        open_data(f"folder:{ROOT}/nothing", "train")
 
     rule = "gs://bucket/tfds/cifar10: cannot be read: there is no object below"
     with pytest.raises(ValueError, match=rule):
-        open_source(
-            "tfds:cifar10",
-            "train",
-            make_config(data_dir=tfds_folder),
-            0,
-        )
+        open_data("tfds:cifar10", "train", data_dir=tfds_folder)
 
 
-def test_digits_are_not_read_from_a_bucket(tfds_folder, make_config):
+def test_digits_are_not_read_from_a_bucket(tfds_folder, open_data):
     with pytest.raises(ValueError, match="has no effect on digits"):
-        open_source(
-            "digits",
-            "train",
-            make_config(data_dir=tfds_folder),
-            0,
-        )
+        open_data("digits", "train", data_dir=tfds_folder)
 
 
-def test_a_folder_without_access(cloud, make_config):
+def test_a_folder_without_access(cloud, open_data):
     cloud.inject("GET ", 403)
 
     rule = r"gs://bucket/other: cannot be read: access is denied \(403\).*objectUser"
     with pytest.raises(ValueError, match=rule):
-        open_source(f"wds:{ROOT}/other", "train", make_config(), 0)
+        open_data(f"wds:{ROOT}/other", "train")
 
 
 @pytest.mark.usefixtures("local")
 def test_a_bucket_that_does_not_answer_ends_the_run_and_counts_for_no_damaged_image(
-    make_config,
+    open_data,
     cloud,
     monkeypatch,
 ):
     """The limit of time is below any pause between attempts, which is random."""
-    source = open_source(
-        f"folder:{ROOT}/data/folder",
-        "train",
-        make_config(),
-        0,
-    )
+    source = open_data(f"folder:{ROOT}/data/folder", "train")
     monkeypatch.setattr(gcs_client, "RETRY_SECONDS", 1e-6)
     cloud.inject("GET ", 503)
 

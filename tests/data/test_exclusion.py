@@ -28,8 +28,8 @@ def file(tmp_path):
     return tmp_path / "x.json"
 
 
-def test_an_excluded_record_is_never_sampled(folder, make_config, file):
-    everything = open_source(folder, "train", make_config(), 0)
+def test_an_excluded_record_is_never_sampled(folder, make_config, open_data, file):
+    everything = open_data(folder, "train")
     write_exclusion(file, "train", everything, [2, 7])
     config = make_config(
         exclude=str(file),
@@ -60,11 +60,11 @@ def test_an_excluded_record_is_never_sampled(folder, make_config, file):
     assert len(keys) == 6
 
 
-def test_other_splits_and_parts_with_an_exclusion(folder, make_config, file):
-    everything = open_source(folder, "train", make_config(), 0)
+def test_other_splits_and_parts_with_an_exclusion(folder, make_config, open_data, file):
+    everything = open_data(folder, "train")
     write_exclusion(file, "train", everything, [2, 7])
 
-    test = open_source(folder, "test", make_config(exclude=str(file)), 0)
+    test = open_data(folder, "test", exclude=str(file))
     config = make_config(exclude=str(file), train_split="train[:80%]")
     part = open_source(folder, "train[:80%]", config, 0)
 
@@ -85,25 +85,22 @@ def test_other_splits_and_parts_with_an_exclusion(folder, make_config, file):
         ("{", "JSON"),
     ],
 )
-def test_other_files_are_rejected(folder, make_config, file, content, rule):
+def test_other_files_are_rejected(folder, open_data, file, content, rule):
     file.write_text(content)
 
     with rejects("config.input.exclude", f"x.json.*{rule}"):
-        open_source(folder, "train", make_config(exclude=str(file)), 0)
+        open_data(folder, "train", exclude=str(file))
 
 
-def test_ids_of_another_split_are_rejected_where_they_are_places(data_dir, make_config, file):
-    part = open_source(
-        "digits",
-        "train[100:]",
-        make_config(data_dir=data_dir),
-        0,
-    )
+def test_ids_of_another_split_are_rejected_where_they_are_places(
+    data_dir, make_config, open_data, file
+):
+    part = open_data("digits", "train[100:]", data_dir=data_dir)
     write_exclusion(file, "train[100:]", part, [0, 5])
     fields = {"data_dir": data_dir, "exclude": str(file)}
 
     with rejects("config.input.exclude", "is of split 'train.100:.'.*--split='train'"):
-        open_source("digits", "train", make_config(**fields), 0)
+        open_data("digits", "train", **fields)
 
     config = make_config(train_split="train[100:]", **fields)
     kept = open_source("digits", "train[100:]", config, 0)
@@ -144,7 +141,7 @@ def make_source(images):
     return Images()
 
 
-def test_ids_of_shards(tmp_path, make_config, file):
+def test_ids_of_shards(tmp_path, open_data, file):
     write_shard(tmp_path / "train-0.tar", samples([0, 1] * 3))
     exclusion = {
         "split": "train",
@@ -153,12 +150,7 @@ def test_ids_of_shards(tmp_path, make_config, file):
     }
     file.write_text(json.dumps(exclusion))
 
-    train = open_source(
-        f"wds:{tmp_path}",
-        "train",
-        make_config(exclude=str(file)),
-        0,
-    )
+    train = open_data(f"wds:{tmp_path}", "train", exclude=str(file))
 
     names = [train.key_of(index)[-5:] for index in range(5)]
     assert names == [b"0.png", b"1.png", b"2.png", b"4.png", b"5.png"]

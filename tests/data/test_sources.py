@@ -101,18 +101,13 @@ def test_some_classes_and_records_of_a_custom_source(custom_data, make_config):
         ("nothing", "NoneType.*class_names, num_classes, labels.*vit_jax.data.records.Source"),
     ],
 )
-def test_a_custom_source_is_validated_when_opened(custom_data, make_config, name, rule):
+def test_a_custom_source_is_validated_when_opened(custom_data, open_data, name, rule):
     with rejects(f"config.data='own_data:{name}', split 'train'", rule):
-        open_source(f"own_data:{name}", "train", make_config(), 0)
+        open_data(f"own_data:{name}", "train")
 
 
-def test_a_custom_source_may_have_several_labels(custom_data, make_config):
-    source = open_source(
-        "own_data:several",
-        "train",
-        make_config(classes=("light", "dark")),
-        0,
-    )
+def test_a_custom_source_may_have_several_labels(custom_data, open_data):
+    source = open_data("own_data:several", "train", classes=("light", "dark"))
 
     assert source.labels.tolist() == [[0, 0], [1, 1], [0, 1]]
     assert source[2].label.tolist() == [0, 1]
@@ -133,6 +128,6 @@ def test_a_custom_source_may_have_several_labels(custom_data, make_config):
         ("own_data:np", "module.*function"),
     ],
 )
-def test_unknown_kind_of_data(custom_data, make_config, tmp_path, data, rule):
+def test_unknown_kind_of_data(custom_data, open_data, tmp_path, data, rule):
     with rejects(repr(data.format(tmp_path)), rule.format(tmp_path)):
-        open_source(data.format(tmp_path), "train", make_config(), 0)
+        open_data(data.format(tmp_path), "train")

@@ -1,6 +1,7 @@
 """The stream is a pure function of (seed, step, global batch), for any hosts and restarts."""
 
-import itertools
+import collections
+import math
 
 import numpy as np
 import pytest
@@ -34,16 +35,18 @@ IMAGES = np.random.default_rng(0).integers(
 SOURCE = MemorySource(IMAGES, np.arange(RECORDS) % 5, tuple("abcde"))
 
 
-def make_stream(source=SOURCE, batch=BATCH, rows=None, start_step=0, num_steps=STEPS, **options):
+def make_stream(source=SOURCE, batch=BATCH, rows=None, **options):
     """Return the training stream of a host that has these rows of a batch, all by default."""
+    if rows is None:
+        rows = range(batch)
+    options = {"start_step": 0, "num_steps": STEPS} | options
+
     return TrainStream(
         source,
         TRAIN,
         seed=7,
         global_batch=batch,
-        rows=np.arange(batch) if rows is None else np.asarray(rows),
-        start_step=start_step,
-        num_steps=num_steps,
+        rows=np.asarray(rows),
         **options,
     )
 
@@ -55,11 +58,8 @@ def read_all(stream):
 def make_blank_source(labels, num_classes):
     """Return a source of black images with these labels."""
     pixels = np.zeros((len(labels), 1, 1, 3), np.uint8)
-    return MemorySource(
-        pixels,
-        labels,
-        tuple(map(str, range(num_classes))),
-    )
+    names = tuple(map(str, range(num_classes)))
+    return MemorySource(pixels, labels, names)
 
 
 def select_rows(batches, rows):
@@ -71,18 +71,21 @@ def select_rows(batches, rows):
     return selected
 
 
+def concatenate(batches, field):
+    """Return a field of all batches as one array."""
+    return np.concatenate([getattr(batch, field) for batch in batches])
+
+
 def concatenate_indices(batches):
-    return np.concatenate([batch.record_index for batch in batches])
+    return concatenate(batches, "record_index")
 
 
 def count_different(rows):
     """Return the number of different rows."""
-    return len({tuple(row) for row in np.asarray(rows).tolist()})
+    return len(np.unique(rows, axis=0))
 
 
 def assert_same(found, expected):
-    assert len(found) == len(expected)
-
     for one, other in zip(found, expected, strict=True):
         for array, truth in zip(one, other, strict=True):
             assert array.dtype == truth.dtype
@@ -104,20 +107,23 @@ def batches():
     ids=["block", "strided", "any"],
 )
 def test_same_for_any_hosts(batches, rows):
-    found = read_all(make_stream(rows=rows, num_steps=9))
+    stream = make_stream(rows=rows, num_steps=9)
 
-    assert_same(found, select_rows(batches[:9], rows))
+    expected = select_rows(batches[:9], rows)
+    assert_same(read_all(stream), expected)
 
 
 @pytest.mark.parametrize("start_step", [1, STEPS - 1, STEPS])
 def test_same_after_a_restart(batches, start_step):
-    found = read_all(make_stream(start_step=start_step))
+    stream = make_stream(start_step=start_step)
 
-    assert_same(found, batches[start_step:])
+    assert_same(read_all(stream), batches[start_step:])
 
 
 def test_late_steps_cost_nothing():
-    found = read_all(make_stream(start_step=10**9, num_steps=10**9 + 1))
+    stream = make_stream(start_step=10**9, num_steps=10**9 + 1)
+
+    found = read_all(stream)
 
     assert len(found) == 1
 
@@ -132,15 +138,20 @@ def test_every_epoch_holds_every_record_once_in_a_new_order(batches):
 
 
 def test_batches_have_labels_a_mask_and_new_augmentation_in_every_epoch(batches):
-    images_of_record = {}
+    images_of_record = collections.defaultdict(list)
     for batch in batches:
         assert batch.image.shape == (BATCH, 8, 8, 3)
-        assert [array.dtype for array in batch] == [np.uint8, np.int32, np.float32, np.int64]
-        assert np.array_equal(batch.label, SOURCE.labels[batch.record_index])
+        assert batch.image.dtype == np.uint8
+        assert batch.label.dtype == np.int32
+        assert batch.mask.dtype == np.float32
+        assert batch.record_index.dtype == np.int64
+
+        expected = SOURCE.labels[batch.record_index]
+        assert np.array_equal(batch.label, expected)
         assert batch.mask.tolist() == [1.0] * BATCH
 
-        for index, image in zip(batch.record_index.tolist(), batch.image, strict=True):
-            images_of_record.setdefault(index, []).append(image.tobytes())
+        for index, image in zip(batch.record_index, batch.image, strict=True):
+            images_of_record[index].append(image.tobytes())
 
     for augmented in images_of_record.values():
         assert len(set(augmented)) > len(augmented) // 2
@@ -156,14 +167,17 @@ def uneven():
 @pytest.fixture(scope="module")
 def balanced(uneven):
     """Return 30 balanced batches of the source of uneven classes: 120 turns of three classes."""
-    return read_all(make_stream(uneven, num_steps=30, is_balanced=True))
+    stream = make_stream(uneven, num_steps=30, is_balanced=True)
+    return read_all(stream)
 
 
 def test_balanced_classes_come_equally_often(uneven, balanced):
     """Each turn has every class that has images once, in any order."""
-    turns = uneven.labels[concatenate_indices(balanced)].reshape(-1, 3)
+    index = concatenate_indices(balanced)
+    turns = uneven.labels[index].reshape(-1, 3)
 
-    assert np.array_equal(np.sort(turns, axis=1), np.tile([0, 2, 3], (120, 1)))
+    expected = np.tile([0, 2, 3], (120, 1))
+    assert np.array_equal(np.sort(turns, axis=1), expected)
     assert count_different(turns) == 6
 
 
@@ -178,8 +192,9 @@ def test_balanced_classes_come_equally_often(uneven, balanced):
 def test_balanced_records_of_a_class_come_equally_often(uneven, balanced, label, size):
     """Each pass over a class has all its records once, mostly in a new order."""
     index = concatenate_indices(balanced)
-    complete = 120 // size * size
-    passes = index[uneven.labels[index] == label][:complete].reshape(-1, size)
+    records_of_class = index[uneven.labels[index] == label]
+    num_complete = 120 // size * size
+    passes = records_of_class[:num_complete].reshape(-1, size)
 
     expected = np.flatnonzero(uneven.labels == label)
     for records in passes:
@@ -206,8 +221,8 @@ def test_balanced_batches_are_augmented_anew_and_pure_in_the_position(uneven, ba
         num_steps=30,
         is_balanced=True,
     )
-
-    assert_same(read_all(stream), select_rows(balanced[9:], rows))
+    expected = select_rows(balanced[9:], rows)
+    assert_same(read_all(stream), expected)
 
 
 @pytest.mark.parametrize(
@@ -231,40 +246,46 @@ def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, s
         return shuffle(*arguments, **options)
 
     monkeypatch.setattr(order, "index_shuffle", record_shuffle)
-    labels = np.repeat(np.arange(num_classes), size)
-    source = make_blank_source(labels, num_classes)
+    classes = np.arange(num_classes)
+    labels = np.repeat(classes, size)
     turns = min(size, 20)
-
     stream = make_stream(
-        source,
+        make_blank_source(labels, num_classes),
         batch=num_classes,
         num_steps=turns,
         is_balanced=True,
     )
-    index = np.stack([batch.record_index for batch in read_all(stream)])
 
-    assert len(np.unique(index)) == index.size, "each record once in one pass over its class"
-    assert np.array_equal(np.sort(labels[index]), np.tile(np.arange(num_classes), (turns, 1)))
-    assert all(options["max_index"] >= 1023 for options in shuffled)
+    batches = read_all(stream)
+
+    index = concatenate_indices(batches)
+    num_different = len(np.unique(index))
+    assert num_different == index.size, "each record once in one pass over its class"
+    for batch in batches:
+        assert np.array_equal(np.sort(batch.label), classes)
+    for options in shuffled:
+        assert options["max_index"] >= 1023
     assert len(shuffled) <= 2 * 2 * index.size
 
 
 def test_balanced_orders_of_classes_and_of_the_first_class_differ():
     """There are as many classes as images of the first class, enough to tell the orders apart."""
-    source = make_blank_source(np.repeat(np.arange(30), 30), 30)
+    labels = np.repeat(np.arange(30), 30)
+    source = make_blank_source(labels, 30)
 
     stream = make_stream(source, batch=900, num_steps=1, is_balanced=True)
-    index = stream[0].record_index
+    batch = stream[0]
 
-    order_of_classes = source.labels[index[:30]]
-    order_of_records = index[source.labels[index] == 0]
+    order_of_classes = batch.label[:30]
+    order_of_records = batch.record_index[batch.label == 0]
 
     assert not np.array_equal(order_of_classes, order_of_records)
 
 
 def list_order(seed, epoch, num_records, length=None):
     """Return the first records of an epoch, all by default."""
-    length = num_records if length is None else length
+    if length is None:
+        length = num_records
     return [pick_record(seed, epoch, offset, num_records) for offset in range(length)]
 
 
@@ -272,13 +293,16 @@ def list_order(seed, epoch, num_records, length=None):
 @given(num_records=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
 def test_orders_are_permutations(num_records, seed):
     """Orders differ by seed and by epoch, also where seed + epoch is equal."""
-    orders = []
-    for seed_and_epoch in ((seed, 0), (seed, 1), (seed + 1, 0)):
-        orders.append(list_order(*seed_and_epoch, num_records))
+    orders = [
+        list_order(seed, 0, num_records),
+        list_order(seed, 1, num_records),
+        list_order(seed + 1, 0, num_records),
+    ]
 
     for records in orders:
         assert sorted(records) == list(range(num_records))
-    assert num_records < 10 or count_different(orders) == 3
+    if num_records >= 10:
+        assert count_different(orders) == 3
 
 
 def test_an_order_that_grain_gets_wrong():
@@ -292,29 +316,38 @@ def test_an_order_that_grain_gets_wrong():
 
     next_epoch = list_order(3, 0, 65_537, length=9)
     next_seed = list_order(4, 0, 65_537, length=9)
-
-    assert count_different([records[:9], next_epoch, next_seed]) == 3
+    beginnings = [records[:9], next_epoch, next_seed]
+    assert count_different(beginnings) == 3
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(global_batch=st.integers(1, 50), num_hosts=st.integers(1, 5))
 def test_evaluation_holds_every_record_exactly_once(global_batch, num_hosts):
     """Padding is masked, has no record and black pixels."""
-    parts = np.array_split(np.arange(global_batch), min(num_hosts, global_batch))
-    streams = [EvaluationStream(SOURCE, EVALUATION, global_batch, rows) for rows in parts]
+    num_hosts = min(num_hosts, global_batch)
+    parts = np.array_split(np.arange(global_batch), num_hosts)
+    num_batches = math.ceil(RECORDS / global_batch)
 
-    for stream in streams:
-        assert len(stream) == -(-RECORDS // global_batch)
+    batches = []
+    for rows in parts:
+        stream = EvaluationStream(
+            SOURCE,
+            EVALUATION,
+            global_batch,
+            rows,
+        )
+        assert len(stream) == num_batches
+        batches += read_all(stream)
 
-    batches = list(itertools.chain.from_iterable(map(read_all, streams)))
+    is_record = concatenate(batches, "mask") == 1
     index = concatenate_indices(batches)
-    mask = np.concatenate([batch.mask for batch in batches])
-    label = np.concatenate([batch.label for batch in batches])
-
-    assert sorted(index[mask == 1]) == list(range(RECORDS))
-    assert np.array_equal(label[mask == 1], SOURCE.labels[index[mask == 1]])
-    assert np.all(index[mask == 0] == -1)
-    assert not any(batch.image[batch.mask == 0].any() for batch in batches)
+    records = index[is_record]
+    labels = concatenate(batches, "label")[is_record]
+    padding = concatenate(batches, "image")[~is_record]
+    assert sorted(records) == list(range(RECORDS))
+    assert np.array_equal(labels, SOURCE.labels[records])
+    assert np.all(index[~is_record] == -1)
+    assert not padding.any()
 
 
 @pytest.mark.parametrize(
@@ -350,8 +383,10 @@ def test_all_rows_are_read_before_the_first_is_decoded(stream, monkeypatch):
 @pytest.mark.parametrize("is_balanced", [False, True])
 def test_repeated_augmentation(is_balanced):
     """A batch has each chosen record three times, differently augmented."""
-    once = read_all(make_stream(batch=BATCH // 3, is_balanced=is_balanced))
-    repeated = read_all(make_stream(is_balanced=is_balanced, repeats=3))
+    options = {"is_balanced": is_balanced, "repeats": 3}
+    stream = make_stream(batch=BATCH // 3, is_balanced=is_balanced)
+    once = read_all(stream)
+    repeated = read_all(make_stream(**options))
 
     all_images = set()
     for batch, single in zip(repeated, once, strict=True):
@@ -360,20 +395,21 @@ def test_repeated_augmentation(is_balanced):
         assert np.array_equal(copies, expected), "neighbours are different records"
 
         images_of_copies = batch.image.reshape(3, BATCH // 3, -1)
-        is_equal = (images_of_copies[0] == images_of_copies[1]).all(axis=1)
+        first, second, _ = images_of_copies
+        is_equal = (first == second).all(axis=1)
         assert not is_equal.any()
 
         all_images.update(image.tobytes() for image in batch.image)
 
     assert len(all_images) > 0.99 * BATCH * STEPS
 
-    resumed = make_stream(start_step=5, is_balanced=is_balanced, repeats=3)
+    resumed = make_stream(start_step=5, **options)
     assert_same(read_all(resumed), repeated[5:])
 
     rows = np.arange(5, 9)
-    of_host = make_stream(rows=rows, is_balanced=is_balanced, repeats=3)
-
-    assert_same(read_all(of_host), select_rows(repeated, rows))
+    of_host = make_stream(rows=rows, **options)
+    expected = select_rows(repeated, rows)
+    assert_same(read_all(of_host), expected)
 
 
 def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
@@ -393,12 +429,20 @@ def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
     )
     assert_same([after_one_batch[0]], [stream[1]])
 
-    third_row = make_stream(batch=4, rows=[2], start_step=1, repeats=3)
-    assert_same([third_row[0]], select_rows([stream[1]], [2]))
+    third_row = make_stream(
+        batch=4,
+        rows=[2],
+        start_step=1,
+        repeats=3,
+    )
+    expected = select_rows([stream[1]], [2])
+    assert_same([third_row[0]], expected)
 
 
 def test_unreadable_images_are_masked_and_keep_their_place(broken):
-    for batch in read_all(make_stream(broken, num_steps=9)):
+    stream = make_stream(broken, num_steps=9)
+
+    for batch in read_all(stream):
         is_unreadable = np.isin(batch.record_index, [5, 8])
 
         assert np.array_equal(batch.mask == 0, is_unreadable)
@@ -408,7 +452,8 @@ def test_unreadable_images_are_masked_and_keep_their_place(broken):
 
 def test_other_errors_are_not_swallowed():
     wrong = MemorySource(SOURCE.images, SOURCE.labels, SOURCE.class_names)
-    wrong.images = wrong.images.astype(np.float32)
+    wrong.images = IMAGES.astype(np.float32)
+    stream = make_stream(wrong)
 
     with pytest.raises(ValueError, match="uint8"):
-        read_all(make_stream(wrong))
+        read_all(stream)

@@ -573,17 +573,12 @@ def deep_folder(tmp_path):
     return folder
 
 
-def test_a_folder_warns_once(deep_folder, make_config, caplog):
+def test_a_folder_warns_once(deep_folder, open_data, caplog):
     """The warnings do not depend on the number of opened splits, or on pickling."""
     caplog.set_level(logging.WARNING)
 
     for split in ("train", "test"):
-        source = open_source(
-            f"folder:{deep_folder}",
-            split,
-            make_config(),
-            0,
-        )
+        source = open_data(f"folder:{deep_folder}", split)
         pickle.dumps(source)
 
     values, pages = caplog.messages

@@ -221,11 +221,11 @@ TEST = put_below("test", FLAT)
         (TRAIN | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "'test'.*'train'.*emu"),
     ],
 )
-def test_mistakes_are_named(make_folder, make_config, files, split, fields, rule):
+def test_mistakes_are_named(make_folder, open_data, files, split, fields, rule):
     path = make_folder(files)
 
     with rejects("", rule):
-        open_source(f"folder:{path}", split, make_config(**fields), 0)
+        open_data(f"folder:{path}", split, **fields)
 
 
 @pytest.mark.parametrize(
@@ -238,16 +238,11 @@ def test_mistakes_are_named(make_folder, make_config, files, split, fields, rule
         "train[",
     ],
 )
-def test_parts_that_are_no_percentages_are_named(make_folder, make_config, split):
+def test_parts_that_are_no_percentages_are_named(make_folder, open_data, split):
     path = make_folder(FLAT)
 
     with rejects(split, r"percent.*'train\[:99%\]'"):
-        open_source(
-            f"folder:{path}",
-            split,
-            make_config(train_split=split),
-            0,
-        )
+        open_data(f"folder:{path}", split, train_split=split)
 
 
 def place_clashing_names(names, layout):
@@ -278,11 +273,11 @@ def place_clashing_names(names, layout):
     ],
 )
 @pytest.mark.parametrize("layout", ["flat", "train", "split"])
-def test_names_that_clash(make_folder, make_config, names, rule, layout):
+def test_names_that_clash(make_folder, open_data, names, rule, layout):
     path = make_folder(place_clashing_names(names, layout))
 
     with rejects("", rule):
-        open_source(f"folder:{path}", "test", make_config(), 0)
+        open_data(f"folder:{path}", "test")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +287,7 @@ def test_names_that_clash(make_folder, make_config, names, rule, layout):
         ("test_set", "training_set"),
     ],
 )
-def test_splits_under_other_names_are_no_classes(make_folder, make_config, test, train):
+def test_splits_under_other_names_are_no_classes(make_folder, make_config, open_data, test, train):
     """Otherwise a network would learn to tell training images from test images."""
     test_files = put_below(test, make_flat(2))
     path = make_folder(test_files | put_below(train, make_flat(2)))
@@ -302,7 +297,7 @@ def test_splits_under_other_names_are_no_classes(make_folder, make_config, test,
     )
 
     with pytest.raises(ValueError, match=message):
-        open_source(f"folder:{path}", "train", make_config(), 0)
+        open_data(f"folder:{path}", "train")
 
     config = make_config(train_split=train, test_split=test)
     assert list_names(path, test, config) == list(test_files)
@@ -360,7 +355,7 @@ def test_skipped_files_are_reported_once(make_folder, make_config, caplog):
     )
 
 
-def test_a_class_of_files_to_convert_is_an_error_that_names_them(make_folder, make_config):
+def test_a_class_of_files_to_convert_is_an_error_that_names_them(make_folder, open_data):
     others = ("emu/0.HEIC", "emu/1.dng", "emu/2.dng", "emu/a.txt")
     path = make_folder(make_flat(2) | dict.fromkeys(others, b""))
     rule = (
@@ -369,7 +364,7 @@ def test_a_class_of_files_to_convert_is_an_error_that_names_them(make_folder, ma
     )
 
     with rejects(f"{path}/emu", rule):
-        open_source(f"folder:{path}", "all", make_config(), 0)
+        open_data(f"folder:{path}")
     with rejects(f"{path}/emu", rule):
         list_images([f"{path}/emu"])
 
@@ -395,7 +390,7 @@ def test_special_files_and_links_to_themselves_are_no_traceback(make_folder, mak
 
 
 @pytest.mark.parametrize("closed", ["images", "images/cat", "images/cat/deep"])
-def test_a_folder_that_cannot_be_read_is_an_error(make_folder, make_config, monkeypatch, closed):
+def test_a_folder_that_cannot_be_read_is_an_error(make_folder, open_data, monkeypatch, closed):
     path = make_folder(make_flat(2) | {"cat/deep/x.png": 1})
     closed_folder = path.parent / closed
     scandir = os.scandir
@@ -409,7 +404,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(make_folder, make_config, monk
     rule = rf"Folder '{closed_folder}' cannot be read \(Permission denied\)"
 
     with pytest.raises(ValueError, match=rule):
-        open_source(f"folder:{path}", "all", make_config(), 0)
+        open_data(f"folder:{path}")
 
 
 def test_folders_may_be_deeper_than_the_recursion_limit(make_folder, make_config):

@@ -11,31 +11,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.packed_files import IMAGE, image, write_parquet
+from tests.data.packed_files import IMAGE, image, make_row, write_parquet
 from tests.rejections import rejects
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds import parquet, parquet_layout
 from vit_jax.data.kinds.listing import warn_once
 from vit_jax.data.kinds.parquet_layout import LayoutError, measure_pages, read_layout
-from vit_jax.data.sources import open_source
 
 NAMES = ("cat", "dog", "emu")
-IMAGES = pa.array([{"bytes": image(number), "path": f"{number}.png"} for number in range(4)], IMAGE)
+IMAGES = pa.array([make_row(image(level), f"{level}.png") for level in range(4)], IMAGE)
+ALTERNATING = [0, 1] * 2
+
+
+def forget_groups():
+    """Remove all row groups from memory."""
+    parquet._GROUPS = parquet._Groups(parquet.CACHE_BYTES)
 
 
 @pytest.fixture(autouse=True)
 def groups(monkeypatch):
     """No row group is in memory, and no warning was given before."""
-    monkeypatch.setattr(
-        parquet,
-        "_GROUPS",
-        parquet._Groups(parquet.CACHE_BYTES),
-    )
+    monkeypatch.setattr(parquet, "_GROUPS", None)
+    forget_groups()
     warn_once.cache_clear()
 
 
 def to_array(values):
-    return values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    if isinstance(values, pa.Array):
+        return values
+    return pa.array(values)
 
 
 def add_hugging_face_metadata(table, features):
@@ -44,22 +48,18 @@ def add_hugging_face_metadata(table, features):
 
 
 @pytest.fixture
-def open_columns(tmp_path, make_config):
+def open_columns(tmp_path, open_data):
     """Return a function that writes columns, as lists or arrays, and opens them."""
 
     def write_and_open(column="", metadata=None, names=None, **columns):
+        path = tmp_path / "a.parquet"
         arrays = [to_array(values) for values in columns.values()]
         table = pa.Table.from_arrays(arrays, names=names or list(columns))
         if metadata is not None:
             table = add_hugging_face_metadata(table, metadata)
 
-        pq.write_table(table, tmp_path / "a.parquet")
-        return open_source(
-            f"parquet:{tmp_path}/a.parquet{column}",
-            "all",
-            make_config(),
-            0,
-        )
+        pq.write_table(table, path)
+        return open_data(f"parquet:{path}{column}")
 
     return write_and_open
 
@@ -67,31 +67,48 @@ def open_columns(tmp_path, make_config):
 # Labels.
 
 
+def make_dictionary(indices, values):
+    """Return labels that are stored as indices of values."""
+    return pa.DictionaryArray.from_arrays(
+        pa.array(indices),
+        pa.array(values),
+    )
+
+
+def replace_third(label):
+    """Return four labels, of which the third is this one."""
+    return [0, 1, label, 0]
+
+
+WITHOUT_SECOND = ["a", None, "b", "a"]
+
+
 @pytest.mark.parametrize(
     ("labels", "rule"),
     [
         (
-            pa.array([0, 1, 2**64 - 1, 0], pa.uint64()),
+            pa.array(replace_third(2**64 - 1), pa.uint64()),
             "row 2 has the label 18446744073709551615 in column 'label'",
         ),
-        (pa.array([0, 1, 2**32 + 1, 0]), "row 2 has the label 4294967297"),
-        (pa.array([0, 1, -(2**32), 0]), "row 2 has the label -4294967296"),
-        (pa.array([0, 1, 2**20, 0]), "row 2 has the label 1048576.*0 to 1,048,575"),
-        (pa.array([0, 1, -1, 0], pa.int8()), "row 2 has the label -1"),
-        (pa.array(["a", "b", "", "a"]), "row 2 has a label of 0 bytes"),
+        (replace_third(2**32 + 1), "row 2 has the label 4294967297"),
+        (replace_third(-(2**32)), "row 2 has the label -4294967296"),
+        (replace_third(2**20), "row 2 has the label 1048576.*0 to 1,048,575"),
         (
-            pa.array(["a", "b", "a", "x" * 5000]),
+            pa.array(replace_third(-1), pa.int8()),
+            "row 2 has the label -1",
+        ),
+        (["a", "b", "", "a"], "row 2 has a label of 0 bytes"),
+        (
+            ["a", "b", "a", "x" * 5000],
             "row 3 has a label of 5,000 bytes in column 'label'.*#COLUMN",
         ),
-        (pa.array(["a", None, "b", "a"]), "row 1 has no label in column 'label'"),
-        (pa.array(["a", None, "b", "a"]).dictionary_encode(), "row 1 has no label"),
-        (pa.array([0.0, 1.0, 1.5, 0.0]), r"no column of labels.*'label' \(double\)"),
-        (pa.array([[0], [1], [0, 1], []]), r"no column of labels.*'label' \(list"),
-        (pa.array([{"id": 0}] * 4), r"no column of labels.*'label' \(struct"),
-        (pa.array([True, False] * 2), r"no column of labels.*'label' \(bool"),
-        (pa.array([b"a", b"b"] * 2), r"no column of labels.*'label' \(binary"),
+        (WITHOUT_SECOND, "row 1 has no label in column 'label'"),
         (
-            pa.DictionaryArray.from_arrays(pa.array([0, 1, 1, 0]), pa.array([7, -3])),
+            pa.array(WITHOUT_SECOND).dictionary_encode(),
+            "row 1 has no label",
+        ),
+        (
+            make_dictionary(ALTERNATING, [7, -3]),
             "row 1 has the label -3",
         ),
     ],
@@ -102,35 +119,49 @@ def test_labels_that_are_no_classes(open_columns, tmp_path, labels, rule):
 
 
 @pytest.mark.parametrize(
-    ("labels", "names"),
+    ("labels", "kind"),
     [
-        (pa.array(["b", "a", "c", "a"]), ("a", "b", "c")),
-        (pa.array(["b", "a", "c", "a"], pa.large_string()), ("a", "b", "c")),
-        (pa.array(["b", "a", "c", "a"]).dictionary_encode(), ("a", "b", "c")),
-        (
-            pa.DictionaryArray.from_arrays(
-                pa.array([1, 0, 2, 0]),
-                pa.array(["a", "b", "c", "x" * 9999]),
-            ),
-            ("a", "b", "c"),
-        ),
-        (pa.array([1, 0, 2, 0], pa.uint64()), ("0", "1", "2")),
-        (pa.array([1, 0, 2, 0], pa.int8()).dictionary_encode(), ("0", "1", "2")),
+        ([0.0, 1.0, 1.5, 0.0], "double"),
+        ([[0], [1], [0, 1], []], "list"),
+        ([{"id": 0}] * 4, "struct"),
+        ([True, False] * 2, "bool"),
+        ([b"a", b"b"] * 2, "binary"),
     ],
 )
-def test_kinds_of_labels(open_columns, labels, names):
-    source = open_columns(image=IMAGES, label=labels)
+def test_types_that_are_no_labels(open_columns, tmp_path, labels, kind):
+    with rejects(f"{tmp_path}/a.parquet", rf"no column of labels.*'label' \({kind}"):
+        open_columns(image=IMAGES, label=labels)
 
-    assert source.labels.tolist() == [1, 0, 2, 0]
+
+TEXTS = ["b", "a", "c", "a"]
+NUMBERS = [1, 0, 2, 0]
+KINDS_OF_LABELS = {
+    "texts": pa.array(TEXTS),
+    "large texts": pa.array(TEXTS, pa.large_string()),
+    "texts in a dictionary": pa.array(TEXTS).dictionary_encode(),
+    "texts of a larger dictionary": make_dictionary(NUMBERS, ["a", "b", "c", "x" * 9999]),
+    "numbers": pa.array(NUMBERS, pa.uint64()),
+    "numbers in a dictionary": pa.array(NUMBERS, pa.int8()).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_LABELS)
+def test_kinds_of_labels(open_columns, kind):
+    source = open_columns(image=IMAGES, label=KINDS_OF_LABELS[kind])
+
+    names = tuple("abc") if kind.startswith(("texts", "large")) else tuple("012")
+    assert source.labels.tolist() == NUMBERS
     assert source.class_names == names
 
 
 def test_a_long_label_of_all_rows_is_not_read_to_its_end(open_columns, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "_LABELS_AT_ONCE", 10)
-    images = pa.array([{"bytes": image(0), "path": None}] * 300, IMAGE)
+    rows = [make_row(image(0))] * 300
+    images = pa.array(rows, IMAGE)
+    labels = ["x" * 10**5] * 300
 
     with rejects(f"{tmp_path}/a.parquet", "row 0 has a label of 100,000 bytes"):
-        open_columns(image=images, label=["x" * 10**5] * 300)
+        open_columns(image=images, label=labels)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +210,12 @@ def test_names_of_columns(open_columns, tmp_path, names, rule):
         "image": IMAGES,
         "picture": IMAGES,
         "image.bytes": [b""] * 4,
-        "label": [0, 1, 0, 1],
-        "other": [0, 1, 0, 1],
+        "label": ALTERNATING,
+        "other": ALTERNATING,
     }
-    columns = {f"{number}": values[name] for number, name in enumerate(names)}
+    columns = {}
+    for number, name in enumerate(names):
+        columns[f"{number}"] = values[name]
 
     with rejects(f"{tmp_path}/a.parquet", rule):
         open_columns(names=names, **columns)
@@ -192,7 +225,7 @@ def test_other_columns_may_have_one_name(open_columns):
     source = open_columns(
         names=["image", "label", "note", "note"],
         first=IMAGES,
-        second=[0, 1] * 2,
+        second=ALTERNATING,
         third=["x"] * 4,
         fourth=["y"] * 4,
     )
@@ -201,37 +234,34 @@ def test_other_columns_may_have_one_name(open_columns):
 
 
 @pytest.mark.parametrize(
-    ("images", "rule"),
+    ("image", "kind", "rule"),
     [
-        (["0.png"] * 4, r"no column of images.*'image' \(string\)"),
-        ([{"path": "0.png"}] * 4, r"no column of images.*'image' \(struct<path: string>\)"),
-        ([{"bytes": "0"}] * 4, r"no column of images.*'image' \(struct<bytes: string>\)"),
-        (
-            pa.array([{"bytes": None, "path": "0.png"}] * 4, IMAGE),
-            r"'image\.bytes' holds no bytes in all 4 rows",
-        ),
-        (pa.array([None] * 4, IMAGE), r"'image\.bytes' holds no bytes in all 4 rows.*csv:FILE"),
-        (pa.array([None] * 4, pa.binary()), "'image' holds no bytes in all 4 rows"),
-        (
-            pa.array([[{"bytes": b"0", "path": ""}]] * 4, pa.list_(IMAGE)),
-            r"no column of images.*'image' \(list",
-        ),
+        ("0.png", None, r"no column of images.*'image' \(string\)"),
+        ({"path": "0.png"}, None, r"no column of images.*'image' \(struct<path: string>\)"),
+        ({"bytes": "0"}, None, r"no column of images.*'image' \(struct<bytes: string>\)"),
+        (make_row(None, "0.png"), IMAGE, r"'image\.bytes' holds no bytes in all 4 rows"),
+        (None, IMAGE, r"'image\.bytes' holds no bytes in all 4 rows.*csv:FILE"),
+        (None, pa.binary(), "'image' holds no bytes in all 4 rows"),
+        ([make_row(b"0", "")], pa.list_(IMAGE), r"no column of images.*'image' \(list"),
     ],
 )
-def test_columns_without_images(open_columns, tmp_path, images, rule):
+def test_columns_without_images(open_columns, tmp_path, image, kind, rule):
+    images = pa.array([image] * 4, kind)
+
     with rejects(f"{tmp_path}/a.parquet", rule):
-        open_columns(image=images, label=[0, 1] * 2)
+        open_columns(image=images, label=ALTERNATING)
 
 
 def test_some_rows_without_bytes(open_columns, tmp_path, caplog):
     rows = [
-        {"bytes": image(0), "path": None},
-        {"bytes": None, "path": "x.png"},
+        make_row(image(0)),
+        make_row(None, "x.png"),
         None,
-        {"bytes": image(1), "path": ""},
+        make_row(image(1), ""),
     ]
+    images = pa.array(rows, IMAGE)
 
-    source = open_columns(image=pa.array(rows, IMAGE), label=[0, 1] * 2)
+    source = open_columns(image=images, label=ALTERNATING)
 
     (line,) = caplog.messages
     assert f"{tmp_path}/a.parquet: column 'image.bytes' holds no bytes in 2 of 4 rows" in line
@@ -248,17 +278,15 @@ def test_some_rows_without_bytes(open_columns, tmp_path, caplog):
 
 def test_an_image_that_rows_repeat_is_not_read_many_times(open_columns, monkeypatch):
     """The file holds the image once: 8 rows of 300 MB are a footer that states 300 MB."""
-    images = pa.array([{"bytes": bytes(10**6), "path": None}] * 8, IMAGE)
+    megabyte = bytes(10**6)
+    images = pa.array([make_row(megabyte)] * 8, IMAGE)
     source = open_columns(image=images, label=[0, 1] * 4)
 
-    assert sum(len(source[row].image) for row in range(8)) == 8 * 10**6
+    for row in range(8):
+        assert source[row].image == megabyte
     assert parquet._GROUPS._bytes == 8 * 10**6
 
-    monkeypatch.setattr(
-        parquet,
-        "_GROUPS",
-        parquet._Groups(parquet.CACHE_BYTES),
-    )
+    forget_groups()
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 2**21)
     rule = r"Row group 0 of column 'image\.bytes' of .*a\.parquet.*more than"
     with pytest.raises(UnreadableImage, match=rule):
@@ -296,7 +324,8 @@ def test_the_layout_is_that_of_the_library(tmp_path, compression, pages):
     for number, group in enumerate(layout.groups):
         expected = metadata.row_group(number)
         assert group.num_rows == expected.num_rows
-        for column in map(expected.column, range(3)):
+        for place in range(3):
+            column = expected.column(place)
             chunk = group.chunks[column.path_in_schema]
             check_chunk(path, chunk, column)
 
@@ -316,38 +345,50 @@ def check_chunk(path, chunk, column):
 @pytest.fixture
 def four_rows(tmp_path):
     """The path of a file with four images of two classes."""
-    return write_parquet(tmp_path / "a.parquet", [0, 1, 0, 1])
+    return write_parquet(tmp_path / "a.parquet", ALTERNATING)
 
 
-def test_a_page_header_that_states_gigabytes(four_rows, tmp_path, make_config):
+def read_chunk(path, column):
+    """Return the description of a column in the first row group of a file."""
+    layout = read_layout(str(path))
+    return layout.groups[0].chunks[column]
+
+
+def test_a_page_header_that_states_gigabytes(four_rows, tmp_path, open_data):
     """The footer states little; the library would allocate the stated size."""
-    source = open_source(f"parquet:{four_rows}", "all", make_config(), 0)
-    chunk = read_layout(str(four_rows)).groups[0].chunks["image.bytes"]
-    content = bytearray(four_rows.read_bytes())
-    header = parquet_layout._Reader(bytes(content[chunk.first_page :])).read_struct()
+    source = open_data(f"parquet:{four_rows}")
+    chunk = read_chunk(four_rows, "image.bytes")
+    content = four_rows.read_bytes()
+    before = content[: chunk.first_page]
+    pages = content[chunk.first_page :]
+    header = parquet_layout._Reader(pages).read_struct()
 
-    stated_size = bytes([0x15, *encode_varint(2 * header[2])])
-    huge_size = bytes([0x15, *encode_varint(2 * (2**31 - 1))])
-    place = content.index(stated_size, chunk.first_page)
-    content[place : place + len(stated_size)] = huge_size
-    (tmp_path / "bomb").write_bytes(content)
-    longer = chunk._replace(compressed=chunk.compressed + len(huge_size) - len(stated_size))
+    stated_size = encode_size(header[2])
+    huge_size = encode_size(2**31 - 1)
+    num_added = len(huge_size) - len(stated_size)
+    changed = pages.replace(stated_size, huge_size, 1)
+    bomb = tmp_path / "bomb"
+    bomb.write_bytes(before + changed)
+    longer = chunk._replace(compressed=chunk.compressed + num_added)
 
     with pytest.raises(LayoutError, match="its pages hold more than 1,024 MiB"):
         measure_pages(
-            str(tmp_path / "bomb"),
+            str(bomb),
             longer,
             parquet.MAX_GROUP_BYTES,
         )
     assert source[0].image == image(0)
 
 
-def encode_varint(number):
-    """Yield the bytes of a number of variable length."""
+def encode_size(size):
+    """Return a field of 32 bits of a page header, of variable length."""
+    number = 2 * size
+    content = [0x15]
     while number >= 0x80:
-        yield number & 0x7F | 0x80
+        content.append(number & 0x7F | 0x80)
         number >>= 7
-    yield number
+    content.append(number)
+    return bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -368,86 +409,91 @@ def test_damaged_structs(content):
 # Damages.
 
 
-def test_a_cut_file_is_not_said_to_have_damaged_metadata(tmp_path, make_config):
+def test_a_cut_file_is_not_said_to_have_damaged_metadata(tmp_path, open_data):
     path = write_parquet(
         tmp_path / "a.parquet",
-        [0, 1, 0, 1],
+        ALTERNATING,
         names=["cat", "dog"],
     )
     whole = path.read_bytes()
+    sizes = [0, 3, 11, len(whole) // 2, len(whole) - 1]
 
-    for size in (0, 3, 11, len(whole) // 2, len(whole) - 1):
+    for size in sizes:
         path.write_bytes(whole[:size])
 
         with rejects(str(path), "no complete parquet file .*cut off") as caught:
-            open_source(f"parquet:{path}", "all", make_config(), 0)
+            open_data(f"parquet:{path}")
 
         assert "metadata" not in str(caught.value)
 
 
 def damage_page_header(path, column):
     """Overwrite the first page header of a column."""
-    place = read_layout(str(path)).groups[0].chunks[column].first_page
-    content = path.read_bytes()
-    path.write_bytes(content[:place] + b"\xff" * 8 + content[place + 8 :])
+    place = read_chunk(path, column).first_page
+    content = bytearray(path.read_bytes())
+    content[place : place + 8] = b"\xff" * 8
+    path.write_bytes(content)
 
 
-def test_a_damaged_page_header_of_labels_names_file_and_column(four_rows, make_config):
+def test_a_damaged_page_header_of_labels_names_file_and_column(four_rows, open_data):
     damage_page_header(four_rows, "label")
 
     with rejects(str(four_rows), "column 'label' cannot be read .*header"):
-        open_source(f"parquet:{four_rows}", "all", make_config(), 0)
+        open_data(f"parquet:{four_rows}")
 
 
-DAMAGED_FILES = {
-    "checksums": ("numbers", {"write_page_checksum": True}),
-    "texts": ("texts", {"write_page_checksum": True}),
-    "plain": ("numbers", {}),
-    "uncompressed": ("texts", {"use_dictionary": False, "compression": "none"}),
-}
-
-
-def test_a_damaged_page_header_of_images_names_file_and_column(four_rows, make_config):
+def test_a_damaged_page_header_of_images_names_file_and_column(four_rows, open_data):
     """No row group is in memory when the image is read."""
-    source = open_source(f"parquet:{four_rows}", "all", make_config(), 0)
+    source = open_data(f"parquet:{four_rows}")
     damage_page_header(four_rows, "image.bytes")
-    parquet._GROUPS = parquet._Groups(parquet.CACHE_BYTES)
+    forget_groups()
 
     rule = r"'image\.bytes' of .*a\.parquet cannot be read .*header"
     with pytest.raises(UnreadableImage, match=rule):
         source[0]
 
 
-def read_or_fail(path, make_config):
+def read_or_fail(path, open_data):
     """Return names, labels and images, or None and the message of an error."""
     try:
-        return read_source(path, make_config), ""
+        return read_source(path, open_data), ""
     except ValueError as error:
         return None, str(error)
 
 
-@pytest.mark.parametrize("name", DAMAGED_FILES)
-def test_damaged_files(tmp_path, make_config, name):
+@pytest.mark.parametrize(
+    ("has_names", "options"),
+    [
+        (True, {"write_page_checksum": True}),
+        (False, {"write_page_checksum": True}),
+        (True, {}),
+        (False, {"use_dictionary": False, "compression": "none"}),
+    ],
+    ids=["checksums", "texts", "plain", "uncompressed"],
+)
+def test_damaged_files(tmp_path, open_data, has_names, options):
     """Damaged files give the same labels, or one line.
 
     If pages have checksums, changed images are unreadable, too. 4,800 such files were tried; here
     are 60.
     """
-    kind, options = DAMAGED_FILES[name]
     labels = [number % 3 for number in range(20)]
     path = tmp_path / "a.parquet"
-    if kind == "numbers":
+    if has_names:
         write_parquet(path, labels, names=NAMES)
     else:
-        write_parquet(path, [NAMES[label] for label in labels])
-    pq.write_table(pq.read_table(path), path, row_group_size=7, **options)
+        texts = [NAMES[label] for label in labels]
+        write_parquet(path, texts)
+    table = pq.read_table(path)
+    pq.write_table(table, path, row_group_size=7, **options)
     whole = path.read_bytes()
-    names, labels, images = read_source(path, make_config)
+    names, labels, images = read_source(path, open_data)
 
     for seed in range(15):
-        path.write_bytes(damage(whole, random.Random(seed)))
+        damaged = damage(whole, random.Random(seed))
+        path.write_bytes(damaged)
 
-        found, problem = read_or_fail(path, make_config)
+        found, problem = read_or_fail(path, open_data)
 
         if found is None:
             assert str(path) in problem, seed
@@ -461,10 +507,10 @@ def test_damaged_files(tmp_path, make_config, name):
                 assert one == other or not one, seed
 
 
-def read_source(path, make_config):
+def read_source(path, open_data):
     """Return class names, labels and images; None for an unreadable image."""
-    parquet._GROUPS = parquet._Groups(parquet.CACHE_BYTES)
-    source = open_source(f"parquet:{path}", "all", make_config(), 0)
+    forget_groups()
+    source = open_data(f"parquet:{path}")
 
     images = []
     for index in range(len(source)):
@@ -475,15 +521,28 @@ def read_source(path, make_config):
     return source.class_names, source.labels.tolist(), images
 
 
+KINDS_OF_DAMAGE = (
+    "bit",
+    "bytes",
+    "cut",
+    "twice",
+    "insert",
+    "footer",
+    "footer",
+    "zero",
+)
+
+
 def damage(whole, random):
     """Return the content of a file after one random damage."""
-    kind = random.choice(["bit", "bytes", "cut", "twice", "insert", "footer", "footer", "zero"])
+    kind = random.choice(KINDS_OF_DAMAGE)
     place = random.randrange(len(whole))
     content = bytearray(whole)
 
     if kind == "footer":
         footer_bytes = int.from_bytes(whole[-8:-4], "little")
-        content[-1 - random.randrange(footer_bytes + 8)] ^= 1 << random.randrange(8)
+        distance = random.randrange(footer_bytes + 8)
+        content[-1 - distance] ^= 1 << random.randrange(8)
     elif kind == "bit":
         content[place] ^= 1 << random.randrange(8)
     elif kind == "bytes":
@@ -491,7 +550,8 @@ def damage(whole, random):
     elif kind == "cut":
         del content[place:]
     elif kind == "twice":
-        content[place:place] = content[max(0, place - 50) : place]
+        before = content[max(0, place - 50) : place]
+        content[place:place] = before
     elif kind == "insert":
         content[place:place] = b"\n"
     else:
@@ -500,20 +560,20 @@ def damage(whole, random):
     return bytes(content)
 
 
-def test_copies_of_class_names_that_differ(tmp_path, make_config):
+def test_copies_of_class_names_that_differ(tmp_path, open_data):
     """A footer has no checksum, but pyarrow stores the metadata twice."""
     path = write_parquet(
         tmp_path / "a.parquet",
-        [0, 1, 0, 1],
+        ALTERNATING,
         names=["cat", "dog"],
     )
     content = path.read_bytes()
+    changed = content.replace(b'"dog"', b'"dig"')
+    path.write_bytes(changed)
 
     assert content.count(b'"dog"') == 1
-
-    path.write_bytes(content.replace(b'"dog"', b'"dig"'))
     with rejects(str(path), "schema cannot be read .the two copies"):
-        open_source(f"parquet:{path}", "all", make_config(), 0)
+        open_data(f"parquet:{path}")
 
 
 def test_labels_are_counted(four_rows, tmp_path):

@@ -8,12 +8,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from tests.data.packed_files import image, packed, samples, write_shard
+from tests.data.packed_files import image, packed, read_levels, samples, write_shard
 from tests.rejections import rejects
-from vit_jax.data.decoding.images import decode
 from vit_jax.data.kinds import shard_index
 from vit_jax.data.kinds.shard_index import Selection, find_index, parse_selection, read_index
-from vit_jax.data.sources import open_source
 
 NUM_DAMAGES = 300
 ANY = Selection()
@@ -46,11 +44,10 @@ def find_labels(path, selection=ANY):
     return rows["label"].astype(str).tolist()
 
 
-def read_images(data, make_config):
+def read_images(data, open_data):
     """Return the grey levels and the labels of all images."""
-    source = open_source(data, "all", make_config(), 0)
-    levels = [int(decode(source[index].image)[0, 0, 0]) for index in range(len(source))]
-    return levels, source.labels.tolist()
+    source = open_data(data)
+    return read_levels(source), source.labels.tolist()
 
 
 # When an index is used.
@@ -232,12 +229,18 @@ def damage(whole, record_bytes, random):
 # Samples.
 
 
-def read_shard(path, members, make_config):
-    """Write a shard; return its levels and labels."""
-    return read_images(f"wds:{write_shard(path, members)}", make_config)
+@pytest.fixture
+def read_shard(tmp_path, open_data):
+    """Return a function that writes a shard, and returns its levels and labels."""
+
+    def write_and_read(name, members):
+        path = write_shard(tmp_path / name, members)
+        return read_images(f"wds:{path}", open_data)
+
+    return write_and_read
 
 
-def test_members_of_a_sample_may_be_apart(tmp_path, make_config):
+def test_members_of_a_sample_may_be_apart(read_shard):
     """Records and labels are those of the sorted archive; first members give the order."""
     members = list(samples([0, 1] * 5))
     labels = members[::2]
@@ -245,22 +248,16 @@ def test_members_of_a_sample_may_be_apart(tmp_path, make_config):
     shuffled = list(members)
     random.Random(0).shuffle(shuffled)
 
-    expected = read_shard(tmp_path / "sorted.tar", members, make_config)
-    images_first = read_shard(
-        tmp_path / "0.tar",
-        [*images, *labels],
-        make_config,
-    )
-    labels_first = read_shard(
-        tmp_path / "1.tar",
-        [*labels, *reversed(images)],
-        make_config,
-    )
-    mixed = read_shard(tmp_path / "mixed.tar", shuffled, make_config)
+    expected = read_shard("sorted.tar", members)
+    images_first = read_shard("0.tar", [*images, *labels])
+    labels_first = read_shard("1.tar", [*labels, *reversed(images)])
+    mixed = read_shard("mixed.tar", shuffled)
 
     assert images_first == expected
     assert labels_first == expected
-    assert sorted(zip(*mixed, strict=True)) == sorted(zip(*expected, strict=True))
+    pairs = zip(*mixed, strict=True)
+    expected_pairs = zip(*expected, strict=True)
+    assert sorted(pairs) == sorted(expected_pairs)
 
 
 def make_masked_samples(num):
@@ -271,25 +268,24 @@ def make_masked_samples(num):
         yield f"{number:03}.PNG", image(number)
 
 
-def test_one_of_several_images_is_read(tmp_path, make_config, caplog):
-    path = write_shard(tmp_path / "a.tar", make_masked_samples(4))
+def test_one_of_several_images_is_read(read_shard, caplog):
+    levels, labels = read_shard("a.tar", make_masked_samples(4))
 
-    assert read_images(f"wds:{path}", make_config) == ([0, 1, 2, 3], [0, 1, 0, 1])
-
+    assert levels == [0, 1, 2, 3]
+    assert labels == [0, 1, 0, 1]
     (line,) = set(caplog.messages)
     message = "4 samples have several images: the first of .png is read, and .seg.png are skipped"
-
     assert message in line
 
 
-def test_a_suffix_of_images_can_be_chosen(tmp_path, make_config):
+def test_a_suffix_of_images_can_be_chosen(tmp_path, open_data):
     path = write_shard(tmp_path / "a.tar", make_masked_samples(4))
 
-    levels, _ = read_images(f"wds:{path}#.seg.png", make_config)
+    source = open_data(f"wds:{path}#.seg.png")
 
-    assert levels == [100, 101, 102, 103]
+    assert read_levels(source) == [100, 101, 102, 103]
     with rejects(str(path), "no images, named .left.png"):
-        open_source(f"wds:{path}#.left.png", "all", make_config(), 0)
+        open_data(f"wds:{path}#.left.png")
 
 
 def write_one_sample(path, names):
@@ -304,9 +300,10 @@ def test_the_order_of_suffixes(tmp_path):
     for expected in ["jpg", "jpeg", "PNG", "webp", "b.jpg", "a.png", "a.b.jpg"]:
         path = write_one_sample(tmp_path / "a.tar", names)
 
-        index = read_index(str(path), ANY)[0]
+        index, *_ = read_index(str(path), ANY)
 
-        assert index.rows["name"].tolist() == [f"x.{expected}".encode()]
+        (name,) = index.rows["name"]
+        assert name.decode() == f"x.{expected}"
         names.remove(expected)
 
 
@@ -317,13 +314,18 @@ def test_a_mask_without_its_image_is_an_error(tmp_path):
     with rejects(str(path), r"'z\.seg\.png' is the only image.*#\.seg\.png"):
         read_index(str(path), ANY)
 
-    index = read_index(str(path), Selection(suffixes=("png", "seg.png")))[0]
+    both = Selection(suffixes=("png", "seg.png"))
+    index, *_ = read_index(str(path), both)
     assert index.rows["name"].tolist() == [b"000.PNG", b"001.PNG", b"z.seg.png"]
 
 
-def test_labels_without_an_image_are_reported(tmp_path, make_config, caplog):
+def test_labels_without_an_image_are_reported(tmp_path, open_data, caplog):
     """The report is the same when the index is read again."""
-    members = [*samples([0, 1]), ("lost.cls", b"1"), ("._00000.png", b"macOS")]
+    members = [
+        *samples([0, 1]),
+        ("lost.cls", b"1"),
+        ("._00000.png", b"macOS"),
+    ]
     path = write_shard(tmp_path / "a.tar", members)
 
     for _ in range(2):
@@ -331,8 +333,10 @@ def test_labels_without_an_image_are_reported(tmp_path, make_config, caplog):
         shard_index._find_cached_index.cache_clear()
         shard_index.warn_once.cache_clear()
 
-        assert read_images(f"wds:{path}", make_config) == ([0, 1], [0, 1])
+        levels, labels = read_images(f"wds:{path}", open_data)
 
+        assert levels == [0, 1]
+        assert labels == [0, 1]
         (line,) = set(caplog.messages)
         assert "1 labels have no image and are skipped: lost.cls" in line
 

@@ -35,11 +35,11 @@ LINES = ["image,label", *(f"{file},{file[:3]}" for file in TEN_EACH)]
 
 
 @pytest.fixture
-def open_table(make_config):
+def open_table(open_data):
     """Return a function from a path and fields of the config to the source of all images."""
 
     def open_all(path, **fields):
-        return open_source(f"csv:{path}", "all", make_config(**fields), 0)
+        return open_data(f"csv:{path}", **fields)
 
     return open_all
 
@@ -56,14 +56,14 @@ def list_names(source, path):
 
 
 @pytest.mark.parametrize("split", ["train", "test", "all", "train[:50%]"])
-def test_a_table_is_read_as_the_folder_that_it_lists(make_table, make_config, split):
+def test_a_table_is_read_as_the_folder_that_it_lists(make_table, make_config, open_data, split):
     """The same images are held out, by the same hashes, and the same parts are taken."""
     path = make_table(*LINES)
     folder = path.parent
 
     source, names = open_names(path, split, make_config())
 
-    expected = open_source(f"folder:{folder}", split, make_config(), 0)
+    expected = open_data(f"folder:{folder}", split)
     assert names == list_names(expected, path)
     assert source.class_names == expected.class_names == ("cat", "dog")
     assert source.labels.tolist() == expected.labels.tolist()
@@ -172,10 +172,10 @@ SPLITS = [
         ([*LINES, "cat/../table.csv,Cat"], "train", "'Cat' and 'cat'.*one name"),
     ],
 )
-def test_mistakes_are_named(make_table, make_config, lines, split, rule):
+def test_mistakes_are_named(make_table, open_data, lines, split, rule):
     table = make_table(*lines)
     with rejects("", rule):
-        open_source(f"csv:{table}", split, make_config(), 0)
+        open_data(f"csv:{table}", split)
 
 
 def test_an_image_under_two_paths(make_table, open_table, tmp_path):
@@ -189,15 +189,15 @@ def test_an_image_under_two_paths(make_table, open_table, tmp_path):
         open_table(path)
 
 
-def test_other_files_are_rejected(make_table, make_config):
+def test_other_files_are_rejected(make_table, open_data):
     with rejects("nowhere.csv", "csv:FILE"):
-        open_source("csv:nowhere.csv", "train", make_config(), 0)
+        open_data("csv:nowhere.csv", "train")
 
     path = make_table(*LINES, encoding="utf-16")
     with rejects(str(path), "UTF-8"):
-        open_source(f"csv:{path}", "train", make_config(), 0)
+        open_data(f"csv:{path}", "train")
     with rejects(f"config.data={str(path)!r}: unknown data", f"did you mean 'csv:{path}'"):
-        open_source(str(path), "train", make_config(), 0)
+        open_data(str(path), "train")
 
 
 def many(*lines):
@@ -273,7 +273,7 @@ def one_hot(make_table):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_columns_of_0_and_1_are_several_labels(one_hot, make_table, make_config, split):
+def test_columns_of_0_and_1_are_several_labels(one_hot, make_table, open_data, split):
     """Labels are the same as in one cell, also without any label and with a split."""
     cells = make_table(
         "image,labels,split",
@@ -282,9 +282,9 @@ def test_columns_of_0_and_1_are_several_labels(one_hot, make_table, make_config,
         "dog/0.png,,test",
     )
 
-    found = open_source(f"csv:{one_hot}", split, make_config(), 0)
+    found = open_data(f"csv:{one_hot}", split)
 
-    expected = open_source(f"csv:{cells}", split, make_config(), 0)
+    expected = open_data(f"csv:{cells}", split)
     assert found.is_multilabel
     assert found.class_names == expected.class_names == ("cat", "dog")
     assert found.labels.tolist() == expected.labels.tolist()

@@ -76,14 +76,9 @@ def read_digits(source):
     return found
 
 
-def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, make_config):
-    train = open_source(
-        "digits",
-        "train",
-        make_config(data_dir=data_dir),
-        0,
-    )
-    test = open_source("digits", "test", make_config(data_dir=data_dir), 0)
+def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, open_data):
+    train = open_data("digits", "train", data_dir=data_dir)
+    test = open_data("digits", "test", data_dir=data_dir)
 
     assert len(train) == 1437
     assert len(test) == 360
@@ -172,14 +167,9 @@ def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
     assert records == [rest[i] for i in range(29)]
 
 
-def test_labels_come_without_images(data_dir, make_config, monkeypatch):
+def test_labels_come_without_images(data_dir, open_data, monkeypatch):
     """The split is more than two chunks of labels."""
-    source = open_source(
-        "digits",
-        "train[:700]",
-        make_config(data_dir=data_dir),
-        0,
-    )
+    source = open_data("digits", "train[:700]", data_dir=data_dir)
     expected = [source[i].label for i in range(len(source))]
 
     monkeypatch.setattr(tfds.features.Image, "decode_example_np", None)
@@ -198,14 +188,9 @@ def test_labels_come_without_images(data_dir, make_config, monkeypatch):
         ("cifar10", "vit-jax prepare cifar10 --data_dir={}$"),
     ],
 )
-def test_names_that_cannot_be_opened(tmp_path, make_config, name, rule):
+def test_names_that_cannot_be_opened(tmp_path, open_data, name, rule):
     with rejects(name, rule.format(tmp_path)):
-        open_source(
-            f"tfds:{name}",
-            "train",
-            make_config(data_dir=str(tmp_path)),
-            0,
-        )
+        open_data(f"tfds:{name}", "train", data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +205,7 @@ def test_names_that_cannot_be_opened(tmp_path, make_config, name, rule):
         ("features.json", '"label"', '"number"', "features.*'number'.*'image'"),
     ],
 )
-def test_datasets_that_cannot_be_used(data_dir, tmp_path, make_config, file, before, after, rule):
+def test_datasets_that_cannot_be_used(data_dir, tmp_path, open_data, file, before, after, rule):
     copy = shutil.copytree(data_dir, tmp_path / "tfds")
     path = next(copy.glob(f"**/{file}"))
 
@@ -228,12 +213,7 @@ def test_datasets_that_cannot_be_used(data_dir, tmp_path, make_config, file, bef
 
     path.write_text(path.read_text().replace(before, after))
     with rejects("vit_jax_digits", rule):
-        open_source(
-            "tfds:vit_jax_digits",
-            "train",
-            make_config(data_dir=str(copy)),
-            0,
-        )
+        open_data("tfds:vit_jax_digits", "train", data_dir=str(copy))
 
 
 @pytest.fixture
@@ -290,9 +270,9 @@ def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
         ("train[:0]", "1437"),
     ],
 )
-def test_split_without_examples_lists_the_known(data_dir, make_config, split, rule):
+def test_split_without_examples_lists_the_known(data_dir, open_data, split, rule):
     with rejects(split, rule):
-        open_source("digits", split, make_config(data_dir=data_dir), 0)
+        open_data("digits", split, data_dir=data_dir)
 
 
 def test_digits_in_a_folder_that_cannot_be_written(tmp_path):

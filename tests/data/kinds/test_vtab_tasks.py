@@ -130,14 +130,9 @@ def test_tfds_has_the_features_of_a_task(task):
 
 @pytest.mark.parametrize("split", ["train800", "val200", "train800val200", "test"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_records_of_splits(vtab_dir, make_config, task, split):
+def test_records_of_splits(vtab_dir, open_data, task, split):
     """Test splits have up to 73,728 records: the first and the last are read."""
-    source = open_source(
-        f"vtab:{task.name}",
-        split,
-        make_config(data_dir=str(vtab_dir)),
-        0,
-    )
+    source = open_data(f"vtab:{task.name}", split, data_dir=str(vtab_dir))
 
     records = list_records(task, split)
     assert len(source) == len(records)
@@ -162,13 +157,8 @@ def test_records_of_splits(vtab_dir, make_config, task, split):
         ("smallnorb_azimuth", {0, 1}),
     ],
 )
-def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_config, name, values):
-    source = open_source(
-        f"vtab:{name}",
-        "train800",
-        make_config(data_dir=str(vtab_dir)),
-        0,
-    )
+def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, open_data, name, values):
+    source = open_data(f"vtab:{name}", "train800", data_dir=str(vtab_dir))
     received = pickle.loads(pickle.dumps(source))
 
     pixels = np.stack([images.decode(received[index].image) for index in range(4)])
@@ -188,14 +178,9 @@ def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_conf
         ("resisc45", "test", r"--manual_dir=FOLDER\nFOLDER holds NWPU-RESISC45, "),
     ],
 )
-def test_tasks_that_cannot_be_opened(tmp_path, make_config, name, split, rule):
+def test_tasks_that_cannot_be_opened(tmp_path, open_data, name, split, rule):
     with rejects(name, rule):
-        open_source(
-            f"vtab:{name}",
-            split,
-            make_config(data_dir=str(tmp_path)),
-            0,
-        )
+        open_data(f"vtab:{name}", split, data_dir=str(tmp_path))
 
 
 def test_another_version_is_rejected_and_one_beside_it_is_found(tmp_path, make_config):
@@ -212,7 +197,7 @@ def test_another_version_is_rejected_and_one_beside_it_is_found(tmp_path, make_c
     assert len(source) == 200
 
 
-def test_a_short_dataset_is_rejected(tmp_path, make_config):
+def test_a_short_dataset_is_rejected(tmp_path, open_data):
     vtab_datasets.write(
         tmp_path,
         "caltech101",
@@ -220,15 +205,10 @@ def test_a_short_dataset_is_rejected(tmp_path, make_config):
     )
 
     with rejects("train[2754:2954]", "'train': 2900"):
-        open_source(
-            "vtab:caltech101",
-            "val200",
-            make_config(data_dir=str(tmp_path)),
-            0,
-        )
+        open_data("vtab:caltech101", "val200", data_dir=str(tmp_path))
 
 
-def test_a_dataset_of_other_classes_is_rejected(tmp_path, make_config):
+def test_a_dataset_of_other_classes_is_rejected(tmp_path, open_data):
     """A class is removed from the prepared files."""
     vtab_datasets.write(
         tmp_path,
@@ -241,15 +221,10 @@ def test_a_dataset_of_other_classes_is_rejected(tmp_path, make_config):
     features.write_text(features.read_text().replace('"47"', '"46"'))
 
     with rejects("47 classes", "'dtd/.*46"):
-        open_source(
-            "vtab:dtd",
-            "val200",
-            make_config(data_dir=str(tmp_path)),
-            0,
-        )
+        open_data("vtab:dtd", "val200", data_dir=str(tmp_path))
 
 
-def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
+def test_a_label_that_is_no_class_is_named(tmp_path, open_data):
     """Example 7 has two objects; classes begin with three."""
 
     def remove_objects(number, example):
@@ -264,12 +239,7 @@ def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
         sizes=sizes,
         changed=remove_objects,
     )
-    source = open_source(
-        "vtab:clevr_count",
-        "test",
-        make_config(data_dir=str(tmp_path)),
-        0,
-    )
+    source = open_data("vtab:clevr_count", "test", data_dir=str(tmp_path))
 
     with rejects("validation:7", "label -1.*0 to 7"):
         check_labels(source)
