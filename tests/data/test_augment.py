@@ -10,21 +10,24 @@ from vit_jax.data import augment
 
 RNG = np.random.default_rng
 IMAGE = RNG(0).integers(256, size=(32, 24, 3), dtype=np.uint8)
-LUMA = IMAGE @ np.array([0.299, 0.587, 0.114])
+LUMA_OF_RGB = np.array([0.299, 0.587, 0.114])
 
 
 def test_grey():
     grey = augment.convert_to_grey(IMAGE)
 
-    assert (np.ptp(grey, axis=2) == 0).all()
-    assert np.abs(grey[..., 0] - LUMA).max() <= 0.51
+    red, green, blue = np.moveaxis(grey, -1, 0)
+    assert np.array_equal(red, green)
+    assert np.array_equal(red, blue)
+    difference = red - IMAGE @ LUMA_OF_RGB
+    assert np.abs(difference).max() <= 0.51
 
 
 def test_three_augment_takes_one_of_three():
     """Each third of 300 images is within 3.7 standard deviations."""
     rng = RNG(0)
     grey = augment.convert_to_grey(IMAGE)
-    solarized = np.asarray(ImageOps.solarize(Image.fromarray(IMAGE)))
+    solarized = ImageOps.solarize(Image.fromarray(IMAGE))
 
     kinds = collections.Counter()
     for _ in range(300):
@@ -34,7 +37,7 @@ def test_three_augment_takes_one_of_three():
         assert found.dtype == np.uint8
         if np.array_equal(found, grey):
             kinds["grey"] += 1
-        elif np.array_equal(found, solarized):
+        elif np.array_equal(found, np.asarray(solarized)):
             kinds["solarized"] += 1
         else:
             kinds["blurred"] += 1
@@ -46,15 +49,19 @@ def test_three_augment_takes_one_of_three():
 
 def test_blur_is_that_of_pillow(monkeypatch):
     """Pillow approximates a Gaussian by boxes: within 3 grey levels of a smooth image."""
-    smooth_image = Image.fromarray(IMAGE).filter(ImageFilter.GaussianBlur(1.5))
+    image = Image.fromarray(IMAGE)
+    smooth_image = image.filter(ImageFilter.GaussianBlur(1.5))
     smooth = np.asarray(smooth_image)
     monkeypatch.setattr(augment, "BLUR_PIXELS", (1.0, 1.0))
 
     found = augment.apply_three_augment(FixedChoice(2), smooth)
 
-    expected = np.asarray(smooth_image.filter(ImageFilter.GaussianBlur(1.0)))
-    assert np.abs(found.astype(int) - expected).max() <= 3
-    assert np.abs(found.astype(int) - smooth).max() > 8
+    found = found.astype(int)
+    expected = smooth_image.filter(ImageFilter.GaussianBlur(1.0))
+    difference = np.abs(found - np.asarray(expected))
+    change = np.abs(found - smooth)
+    assert difference.max() <= 3
+    assert change.max() > 8
 
 
 class FixedChoice:
@@ -79,9 +86,10 @@ def test_color_jitter_by_formula(order):
     """There are three roundings, and each operation enlarges the errors before it."""
     expected = IMAGE.astype(float)
     for operation in order:
-        luma = expected @ np.array([0.299, 0.587, 0.114])
+        luma = expected @ LUMA_OF_RGB
         others = (0.0, luma.mean(), luma[..., None])  # of brightness, contrast and saturation
-        expected = np.clip(1.3 * expected - 0.3 * others[operation], 0, 255)
+        other = others[operation]
+        expected = np.clip(1.3 * expected - 0.3 * other, 0, 255)
 
     found = augment.jitter_colors(FixedChoice(order=order), IMAGE, 0.3)
 
@@ -94,18 +102,27 @@ def test_color_jitter_samples_factors():
     rng = RNG(0)
     grey = np.full((2, 2, 3), 100, np.uint8)
 
-    levels = [int(augment.jitter_colors(rng, grey, 0.3)[0, 0, 0]) for _ in range(500)]
+    levels = []
+    for _ in range(500):
+        found = augment.jitter_colors(rng, grey, 0.3)
+        levels.append(int(found[0, 0, 0]))
 
     assert 70 <= min(levels) < 73 < 127 < max(levels) <= 130
     assert np.mean(levels) == pytest.approx(100, abs=3)
-    assert np.array_equal(augment.jitter_colors(rng, IMAGE, 0.0), IMAGE)
+
+
+def test_no_color_jitter_changes_nothing():
+    found = augment.jitter_colors(RNG(0), IMAGE, 0.0)
+
+    assert np.array_equal(found, IMAGE)
 
 
 def measure_extent(is_set):
     """Return the height and width of the smallest rectangle that holds the pixels."""
-    rows = np.flatnonzero(is_set.any(axis=1))
-    columns = np.flatnonzero(is_set.any(axis=0))
-    return np.ptp(rows) + 1, np.ptp(columns) + 1
+    rows, columns = np.nonzero(is_set)
+    height = np.ptp(rows) + 1
+    width = np.ptp(columns) + 1
+    return height, width
 
 
 def test_erase():
@@ -133,4 +150,6 @@ def test_no_rectangle_fits_into_a_tiny_image():
     tiny = np.zeros((1, 1, 3), np.uint8)
 
     for seed in range(20):
-        assert not augment.erase(RNG(seed), tiny).any()
+        found = augment.erase(RNG(seed), tiny)
+
+        assert not found.any()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.mixing import mix, sample_cutmix_weight, sample_mixup_weight
@@ -12,6 +13,7 @@ B = 6
 K = 4
 H = 8
 W = 10
+KEY = jax.random.key(0)
 IMAGE = np.random.default_rng(0).normal(size=(B, H, W, 3)).astype(np.float32)
 LABEL = np.eye(K, dtype=np.float32)[np.arange(B) % K]
 
@@ -25,15 +27,22 @@ def make_config(**fields):
     )
 
 
-def mix_batch(mask, **fields):
-    """Mix the batch under one fixed key; return images and labels in NumPy."""
-    image, label = mix(
-        jax.random.key(0),
+def mix_by_key(key, mask, config):
+    return mix(
+        key,
         jnp.asarray(IMAGE),
         jnp.asarray(LABEL),
         jnp.asarray(mask, jnp.float32),
-        make_config(**fields),
+        config,
     )
+
+
+def mix_readable(unreadable, **fields):
+    """Mix the batch without an unreadable row; return images and labels in NumPy."""
+    mask = np.arange(B) != unreadable
+    config = make_config(**fields)
+
+    image, label = mix_by_key(KEY, mask, config)
 
     assert image.dtype == jnp.float32
     assert label.dtype == jnp.float32
@@ -53,29 +62,29 @@ def is_mixed(row, unreadable):
 @pytest.mark.parametrize("unreadable", [None, 2])
 def test_mixup_by_hand(unreadable):
     """Each row is blended with the row before it, unless one of the two is unreadable."""
-    image, label = mix_batch(np.arange(B) != unreadable, mixup_alpha=1.0)
+    image, label = mix_readable(unreadable, mixup_alpha=1.0)
 
-    drawn_weight = float(label[0, 0])
-    assert 0.5 < drawn_weight < 0.95
+    sampled_weight = float(label[0, 0])
+    assert 0.5 < sampled_weight < 0.95
 
     for row in range(B):
-        weight = drawn_weight if is_mixed(row, unreadable) else 1
+        weight = sampled_weight if is_mixed(row, unreadable) else 1
 
         expected_image = blend(IMAGE, row, weight)
         expected_label = blend(LABEL, row, weight)
-        np.testing.assert_allclose(
+        assert_allclose(
             image[row],
             expected_image,
             rtol=1e-5,
             atol=1e-6,
         )
-        np.testing.assert_allclose(label[row], expected_label, rtol=1e-6)
+        assert_allclose(label[row], expected_label, rtol=1e-6)
 
 
 @pytest.mark.parametrize("unreadable", [None, 2])
 def test_cutmix_by_hand(unreadable):
     """Each pixel comes from one image; the label has the shares of the pixels."""
-    image, label = mix_batch(np.arange(B) != unreadable, cutmix_alpha=1.0)
+    image, label = mix_readable(unreadable, cutmix_alpha=1.0)
 
     for row in range(B):
         is_kept = (image[row] == IMAGE[row]).all(axis=2)
@@ -91,11 +100,8 @@ def test_cutmix_by_hand(unreadable):
             assert 0 < share < 1
         else:
             assert share == 1
-        np.testing.assert_allclose(
-            label[row],
-            blend(LABEL, row, share),
-            rtol=1e-6,
-        )
+        expected_label = blend(LABEL, row, share)
+        assert_allclose(label[row], expected_label, rtol=1e-6)
 
         is_pasted = ~is_kept
         num_rows = is_pasted.any(axis=1).sum()
@@ -111,21 +117,18 @@ def test_mixup_and_cutmix_take_turns():
         cutmix_fraction=0.3,
     )
 
+    @jax.jit
+    @jax.vmap
     def is_cutmix(key):
-        image, _ = mix(
-            key,
-            jnp.asarray(IMAGE),
-            jnp.asarray(LABEL),
-            jnp.ones(B),
-            config,
-        )
-        return jnp.isin(image[1], jnp.asarray(IMAGE[:2])).all()
+        image, _ = mix_by_key(key, np.ones(B), config)
+        first_two = jnp.asarray(IMAGE[:2])
+        return jnp.isin(image[1], first_two).all()
 
-    keys = jax.random.split(jax.random.key(0), 300)
-    found = np.asarray(jax.jit(jax.vmap(is_cutmix))(keys))
+    keys = jax.random.split(KEY, 300)
+    found = np.asarray(is_cutmix(keys))
 
     deviation = np.sqrt(0.3 * 0.7 / 300)
-    assert abs(found.mean() - 0.3) < 4 * deviation
+    assert found.mean() == pytest.approx(0.3, abs=4 * deviation)
 
 
 def test_weight_is_the_larger_part_of_a_beta():
@@ -133,18 +136,32 @@ def test_weight_is_the_larger_part_of_a_beta():
 
     Its mean is 3/4, which 1,000 samples estimate to 0.005.
     """
-    keys = jax.random.split(jax.random.key(0), 1000)
-    weights = jax.vmap(lambda key: sample_mixup_weight(key, 1.0))(keys)
+    keys = jax.random.split(KEY, 1000)
+    sample = jax.vmap(lambda key: sample_mixup_weight(key, 1.0))
 
-    assert 0.5 <= float(weights.min()) < float(weights.max()) <= 1.0
-    assert float(weights.mean()) == pytest.approx(0.75, abs=0.02)
+    weights = np.asarray(sample(keys))
+
+    assert 0.5 <= weights.min() < weights.max() <= 1.0
+    assert weights.mean() == pytest.approx(0.75, abs=0.02)
 
 
 def find_uncut_boxes(is_inside):
     """Return which boxes (N, H, W) have pixels and touch no border."""
-    touches_rows = is_inside[:, [0, -1]].any(axis=(1, 2))
-    touches_columns = is_inside[:, :, [0, -1]].any(axis=(1, 2))
-    return is_inside.any(axis=(1, 2)) & ~(touches_rows | touches_columns)
+    num_pixels = is_inside.sum(axis=(1, 2))
+    num_inner_pixels = is_inside[:, 1:-1, 1:-1].sum(axis=(1, 2))
+    return (num_pixels > 0) & (num_pixels == num_inner_pixels)
+
+
+def make_cutmix_sampler(height, width):
+    """Return a function from keys to the weights (N, H, W) of pixels, with alpha 1."""
+
+    @jax.jit
+    @jax.vmap
+    def sample(key):
+        weight = sample_cutmix_weight(key, 1.0, height, width)
+        return weight[..., 0]
+
+    return sample
 
 
 def test_boxes_of_cutmix():
@@ -153,24 +170,27 @@ def test_boxes_of_cutmix():
     A centre is uniform. A box with sides of s images has (1 - s / 4)^2 of its area inside on
     average, and s^2 is uniform: the mean of s^2 (1 - s / 4)^2 is 1/2 - 1/5 + 1/48 = 0.321.
     """
-    sample = jax.jit(jax.vmap(lambda key: sample_cutmix_weight(key, 1.0, 64, 96)[..., 0]))
-    inside = 1 - np.asarray(sample(jax.random.split(jax.random.key(0), 3000)))
+    sample = make_cutmix_sampler(64, 96)
+    keys = jax.random.split(KEY, 3000)
+
+    inside = 1 - np.asarray(sample(keys))
 
     assert set(np.unique(inside)) == {0, 1}
     assert inside.mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.02)
 
-    is_uncut = find_uncut_boxes(inside)
-    heights = inside.any(axis=2).sum(axis=1)[is_uncut]
-    widths = inside.any(axis=1).sum(axis=1)[is_uncut]
-
-    assert is_uncut.sum() > 200
+    boxes = inside[find_uncut_boxes(inside)]
+    heights = boxes.any(axis=2).sum(axis=1)
+    widths = boxes.any(axis=1).sum(axis=1)
+    assert len(boxes) > 200
     assert np.abs(heights / 64 - widths / 96).max() < 1 / 64 + 1e-9, "sides are rounded down"
     assert (heights % 2 == 1).any()
 
 
 def count_covered(centre, side, pixels):
     """Return the pixels that a box of this side covers in one direction."""
-    return min(centre + (side + 1) // 2, pixels) - max(centre - side // 2, 0)
+    first = max(centre - side // 2, 0)
+    end = min(centre + (side + 1) // 2, pixels)
+    return end - first
 
 
 def test_boxes_of_odd_sides_keep_their_last_pixel():
@@ -184,11 +204,12 @@ def test_boxes_of_odd_sides_keep_their_last_pixel():
     for side in sides:
         covered = [count_covered(centre, side, pixels) for centre in range(pixels)]
         mean_covered.append(np.mean(covered))
-    mean_areas = np.square(np.asarray(mean_covered) / pixels)
-    expected = 1 - np.average(mean_areas, weights=counts)
+    mean_shares = np.array(mean_covered) / pixels
+    expected = 1 - np.average(mean_shares**2, weights=counts)
 
-    sample = jax.jit(jax.vmap(lambda key: sample_cutmix_weight(key, 1.0, pixels, pixels).mean()))
-    weights = sample(jax.random.split(jax.random.key(1), 40_000))
+    sample = make_cutmix_sampler(pixels, pixels)
+    keys = jax.random.split(jax.random.key(1), 40_000)
+    weights = sample(keys)
 
     assert expected == pytest.approx(0.700, abs=1e-3)
     assert float(weights.mean()) == pytest.approx(expected, abs=0.005)

@@ -1,5 +1,6 @@
 """Every RandAugment operation against another formula, and the quirks of the original."""
 
+import functools
 import types
 
 import numpy as np
@@ -16,38 +17,41 @@ IMAGE = np.random.default_rng(0).integers(
     dtype=np.uint8,
 )
 VALUES = IMAGE.astype(float)
-ROWS, COLUMNS = np.meshgrid(np.arange(32.0), np.arange(24.0), indexing="ij")
-GREY = np.rint(VALUES @ [0.299, 0.587, 0.114])[..., None]
+ROWS, COLUMNS = np.indices((HEIGHT, WIDTH)).astype(float)
+LUMA = np.rint(VALUES @ [0.299, 0.587, 0.114])
+GREY = LUMA[..., None]
+MAGNITUDES = (0, 5, 10, 15, 20)
+
+
+def make_rng(seed=0):
+    return np.random.default_rng(seed)
 
 
 def apply(name, magnitude, rng=None):
     """Apply an operation to the image at a magnitude of 0 to 20."""
     operation = getattr(randaugment, name)
-    return operation(
-        rng or np.random.default_rng(0),
-        IMAGE,
-        magnitude / 10,
-    )
+    return operation(rng or make_rng(), IMAGE, magnitude / 10)
 
 
 def autocontrast(magnitude):
     low = VALUES.min((0, 1))
     high = VALUES.max((0, 1))
-    return np.floor((VALUES - low) * 255 / (high - low) + 1e-9)
+    stretched = (VALUES - low) * 255 / (high - low)
+    return np.floor(stretched + 1e-9)
 
 
 def equalize(magnitude):
     """Map each value to the number of darker pixels, in steps of equal numbers of pixels."""
     expected = np.empty_like(VALUES)
     for channel in range(3):
-        flat = IMAGE[..., channel].ravel()
-        step = (flat.size - np.sum(flat == flat.max())) // 255
+        values = IMAGE[..., channel]
+        num_brightest = np.sum(values == values.max())
+        step = (values.size - num_brightest) // 255
 
-        mapped = []
-        for value in flat:
-            num_darker = int(np.sum(flat < value))
-            mapped.append(min((num_darker + step // 2) // step, 255))
-        expected[..., channel] = np.reshape(mapped, IMAGE.shape[:2])
+        for value in np.unique(values):
+            num_darker = np.sum(values < value)
+            mapped = (num_darker + step // 2) // step
+            expected[values == value, channel] = min(mapped, 255)
 
     return expected
 
@@ -57,25 +61,28 @@ def invert(magnitude):
 
 
 def posterize(magnitude):
-    bits = {0: 1, 5: 2, 10: 4, 15: 6, 20: 8}[magnitude]
-    unit = 2 ** (8 - bits)
+    bits = dict(zip(MAGNITUDES, (1, 2, 4, 6, 8), strict=True))
+    unit = 2 ** (8 - bits[magnitude])
     return VALUES // unit * unit
 
 
 def solarize(magnitude):
-    threshold = {0: 0, 5: 128, 10: 0, 15: 128, 20: 0}[magnitude]
+    """Invert bright values; the threshold overflows at magnitudes of 10 and 20."""
+    threshold = 128 if magnitude in (5, 15) else 0
     return np.where(threshold > VALUES, VALUES, 255 - VALUES)
 
 
 def solarize_add(magnitude):
-    added = int(magnitude * 11)
-    return np.where(VALUES < 128, np.clip(VALUES + added, 0, 255), VALUES)
+    brighter = VALUES + magnitude * 11
+    brighter = np.clip(brighter, 0, 255)
+    return np.where(VALUES < 128, brighter, VALUES)
 
 
 def blend(degenerate, magnitude):
     """Move the image away from a degenerate one, by a factor of 0.1 to 3.7."""
     factor = magnitude / 10 * 1.8 + 0.1
-    return np.clip(degenerate + factor * (VALUES - degenerate), 0, 255)
+    moved = degenerate + factor * (VALUES - degenerate)
+    return np.clip(moved, 0, 255)
 
 
 def change_brightness(magnitude):
@@ -93,13 +100,13 @@ def change_color(magnitude):
 
 def sharpen(magnitude):
     """Blend with the image after a 3 x 3 filter; the border is not filtered."""
-    neighbourhood = 0
-    for i in range(3):
-        for j in range(3):
-            neighbourhood = neighbourhood + VALUES[i : i + HEIGHT - 2, j : j + WIDTH - 2]
+    windows = np.lib.stride_tricks.sliding_window_view(VALUES, (3, 3), axis=(0, 1))
+    neighbourhood = windows.sum(axis=(-2, -1))
+    inner = (slice(1, -1), slice(1, -1))
+    filtered = (neighbourhood + 4 * VALUES[inner]) / 13
 
     smooth = VALUES.copy()
-    smooth[1:-1, 1:-1] = np.rint((neighbourhood + 4 * VALUES[1:-1, 1:-1]) / 13)
+    smooth[inner] = np.rint(filtered)
     return blend(smooth, magnitude)
 
 
@@ -120,18 +127,23 @@ FORMULAS = {  # operation: its result at a magnitude, and the tolerance
 @pytest.mark.parametrize("name", FORMULAS)
 def test_operations_on_values(name):
     formula, tolerance = FORMULAS[name]
-    for magnitude in (0, 5, 10, 15, 20):
-        difference = np.abs(apply(name, magnitude) - formula(magnitude))
-        assert difference.max() <= tolerance, magnitude
+
+    for magnitude in MAGNITUDES:
+        found = apply(name, magnitude)
+
+        difference = found - formula(magnitude)
+        assert np.abs(difference).max() <= tolerance, magnitude
 
 
 def sample_image(rows, columns):
     """Return the image at (row, column), rounded to a pixel, grey outside."""
     rows = np.rint(rows).astype(int)
     columns = np.rint(columns).astype(int)
-    is_inside = (rows >= 0) & (rows < HEIGHT) & (columns >= 0) & (columns < WIDTH)
+    inner_rows = np.clip(rows, 0, HEIGHT - 1)
+    inner_columns = np.clip(columns, 0, WIDTH - 1)
+    is_inside = (rows == inner_rows) & (columns == inner_columns)
 
-    nearest = IMAGE[np.clip(rows, 0, HEIGHT - 1), np.clip(columns, 0, WIDTH - 1)]
+    nearest = IMAGE[inner_rows, inner_columns]
     return np.where(is_inside[..., None], nearest, 128)
 
 
@@ -154,6 +166,7 @@ def test_operations_on_places(sign, magnitude):
     """Ties of rounding may fall either way, so that a few pixels may differ."""
     shear = sign * 0.03 * magnitude
     pixels = sign * 10 * magnitude
+    angle = sign * np.deg2rad(3 * magnitude)
     rng_of_sign = types.SimpleNamespace(random=lambda: 0.5 - 0.25 * sign)
 
     expected = {
@@ -161,7 +174,7 @@ def test_operations_on_places(sign, magnitude):
         "shear_y": sample_image(ROWS + shear * COLUMNS, COLUMNS),
         "translate_x": sample_image(ROWS, COLUMNS + pixels),
         "translate_y": sample_image(ROWS + pixels, COLUMNS),
-        "rotate": rotate(sign * np.deg2rad(3 * magnitude)),
+        "rotate": rotate(angle),
     }
     for name, image in expected.items():
         found = apply(name, magnitude, rng_of_sign)
@@ -170,49 +183,49 @@ def test_operations_on_places(sign, magnitude):
 
 
 def test_cutout_covers_a_square():
-    row, column = np.random.default_rng(3).integers((HEIGHT, WIDTH))
+    row, column = make_rng(3).integers((HEIGHT, WIDTH))
+    row_distance = np.abs(ROWS + 0.5 - row)
+    column_distance = np.abs(COLUMNS + 0.5 - column)
+    distance = np.maximum(row_distance, column_distance)
 
     for magnitude in (0, 1, 5, 20):
-        half = 4 * magnitude
-        is_covered = (abs(ROWS + 0.5 - row) < half) & (abs(COLUMNS + 0.5 - column) < half)
+        found = apply("cutout", magnitude, make_rng(3))
 
-        found = apply("cutout", magnitude, np.random.default_rng(3))
-
+        is_covered = distance < 4 * magnitude
         expected = np.where(is_covered[..., None], 128, IMAGE)
         assert np.array_equal(found, expected)
+
+
+ONE_VALUE = np.full((4, 4, 3), 77, np.uint8)
+MEAN_VALUE = np.full((224, 224, 3), 196, np.uint8)
+ALL_AT_THE_BORDER = IMAGE[:2, :2]
 
 
 @pytest.mark.parametrize(
     ("operation", "image"),
     [
-        pytest.param(
-            randaugment.autocontrast,
-            np.full((4, 4, 3), 77, np.uint8),
-            id="one value has no range",
-        ),
-        pytest.param(
-            randaugment.equalize,
-            np.full((4, 4, 3), 77, np.uint8),
-            id="one value has no histogram",
-        ),
-        pytest.param(
-            randaugment.contrast,
-            np.full((224, 224, 3), 196, np.uint8),
-            id="the value is 224 x 224 / 256",
-        ),
-        pytest.param(
-            randaugment.sharpness,
-            IMAGE[:2, :2],
-            id="all pixels are at the border",
-        ),
+        (randaugment.autocontrast, ONE_VALUE),
+        (randaugment.equalize, ONE_VALUE),
+        (randaugment.contrast, MEAN_VALUE),
+        (randaugment.sharpness, ALL_AT_THE_BORDER),
+    ],
+    ids=[
+        "one value has no range",
+        "one value has no histogram",
+        "the value is 224 x 224 / 256",
+        "all pixels are at the border",
     ],
 )
 def test_operations_that_change_nothing(operation, image):
-    assert np.array_equal(operation(None, image, 1.5), image)
+    found = operation(None, image, 1.5)
+
+    assert np.array_equal(found, image)
 
 
 def test_no_layers_change_nothing():
-    assert randaugment.apply_randaugment(np.random.default_rng(0), IMAGE, 0, 0) is IMAGE
+    found = randaugment.apply_randaugment(make_rng(), IMAGE, 0, 0)
+
+    assert found is IMAGE
 
 
 @pytest.mark.parametrize("name", ["solarize", "posterize"])
@@ -221,22 +234,25 @@ def test_saturating_is_the_formula_without_bytes(name, monkeypatch):
 
     The released code differs at 0 and from 10 on.
     """
-    monkeypatch.setattr(
-        randaugment,
-        "OPERATIONS",
-        (getattr(randaugment, name),),
-    )
+    operation = getattr(randaugment, name)
+    monkeypatch.setattr(randaugment, "OPERATIONS", (operation,))
 
     for magnitude in range(0, 41, 5):
+        found = randaugment.apply_randaugment(
+            make_rng(),
+            IMAGE,
+            1,
+            magnitude,
+            "saturating",
+        )
+
         if name == "solarize":
-            expected = np.where(magnitude * 25.6 > VALUES, VALUES, 255 - VALUES)
+            threshold = magnitude * 25.6
+            expected = np.where(threshold > VALUES, VALUES, 255 - VALUES)
         else:
-            unit = 2.0 ** max(8 - int(magnitude * 0.4), 0)
+            lost_bits = max(8 - int(magnitude * 0.4), 0)
+            unit = 2.0**lost_bits
             expected = VALUES // unit * unit
-
-        rng = np.random.default_rng(0)
-        found = randaugment.apply_randaugment(rng, IMAGE, 1, magnitude, "saturating")
-
         assert np.array_equal(found, expected), magnitude
 
 
@@ -244,34 +260,34 @@ def test_layers_sample_all_operations_equally(monkeypatch):
     """All 16 operations occur in 1,600 layers, with the magnitude 15 as 1.5."""
     assert len(set(randaugment.OPERATIONS)) == 16
 
-    calls = []
+    numbers = []
+    strengths = set()
 
-    def make_operation(number):
-        def operation(rng, image, strength):
-            calls.append((number, strength))
-            return image
+    def record_operation(number, rng, image, strength):
+        numbers.append(number)
+        strengths.add(strength)
+        return image
 
-        return operation
-
-    operations = tuple(make_operation(number) for number in range(16))
+    operations = tuple(functools.partial(record_operation, number) for number in range(16))
     monkeypatch.setattr(randaugment, "OPERATIONS", operations)
-    rng = np.random.default_rng(0)
+    rng = make_rng()
     for _ in range(800):
         randaugment.apply_randaugment(rng, IMAGE, 2, 15)
 
-    counts = np.bincount([number for number, _ in calls], minlength=16)
+    counts = np.bincount(numbers, minlength=16)
     assert counts.sum() == 1600
     assert counts.min() > 60
-    assert {strength for _, strength in calls} == {1.5}
+    assert strengths == {1.5}
 
 
 @pytest.mark.parametrize("operation", randaugment.OPERATIONS)
 def test_small_images(operation):
-    rng = np.random.default_rng(0)
+    rng = make_rng()
 
-    for height, width in ((1, 1), (2, 5), (8, 8)):
-        image = rng.integers(256, size=(height, width, 3), dtype=np.uint8)
+    for size in ((1, 1), (2, 5), (8, 8)):
+        image = rng.integers(256, size=(*size, 3), dtype=np.uint8)
+
         found = operation(rng, image, 1.0)
 
-        assert found.shape == (height, width, 3)
+        assert found.shape == image.shape
         assert found.dtype == np.uint8

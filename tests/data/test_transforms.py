@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.packed_files import encode
 from tests.rejections import rejects
 from vit_jax.config.schema import InputConfig
 from vit_jax.data import crops, randaugment
@@ -24,23 +25,47 @@ UNCHANGED = {
 CROPS = [
     {},
     {"crop_distribution": "torchvision"},
-    {"train_crop": "none", "test_resize": "direct"},
+    {
+        "train_crop": "none",
+        "test_resize": "direct",
+    },
     {
         "train_crop": "none",
         "test_resize": "direct",
         "test_interpolation": "bilinear",
     },
-    {"test_interpolation": "bicubic", "test_crop_fraction": 0.9},
-    {"train_crop": "shift", "shift_pixels": 4},
-    {"train_crop": "resize", "train_resize_pixels": 24},
-    {"train_crop": "resize_short_side", "train_resize_pixels": 31},
-    {"train_crop": "simple"},
-    {"train_interpolation": "bicubic", "train_crop": "inception"},
-    {"train_interpolation": "bicubic", "train_crop": "simple"},
-    {"train_interpolation": "bicubic", "train_crop": "none"},
     {
-        "train_interpolation": "bicubic",
+        "test_interpolation": "bicubic",
+        "test_crop_fraction": 0.9,
+    },
+    {
+        "train_crop": "shift",
+        "shift_pixels": 4,
+    },
+    {
+        "train_crop": "resize",
+        "train_resize_pixels": 24,
+    },
+    {
         "train_crop": "resize_short_side",
+        "train_resize_pixels": 31,
+    },
+    {"train_crop": "simple"},
+    {
+        "train_crop": "inception",
+        "train_interpolation": "bicubic",
+    },
+    {
+        "train_crop": "simple",
+        "train_interpolation": "bicubic",
+    },
+    {
+        "train_crop": "none",
+        "train_interpolation": "bicubic",
+    },
+    {
+        "train_crop": "resize_short_side",
+        "train_interpolation": "bicubic",
         "train_resize_pixels": 31,
     },
 ]
@@ -57,18 +82,21 @@ def train(make_config):
     def run(image, rng=0, **fields):
         transform = TrainTransform(make_config(**fields))
         received = pickle.loads(pickle.dumps(transform))
-        return received(Record(image, 0), np.random.default_rng(rng))
+        generator = np.random.default_rng(rng)
+        return received(Record(image, 0), generator)
 
     return run
 
 
 def list_colours(image):
-    return set(map(tuple, image.reshape(-1, 3).tolist()))
+    pixels = image.reshape(-1, 3).tolist()
+    return set(map(tuple, pixels))
 
 
 def make_photograph(seed, shape, sigma):
     """Return smooth noise, uint8 (H, W, 3)."""
-    noise = np.random.default_rng(seed).integers(
+    rng = np.random.default_rng(seed)
+    noise = rng.integers(
         256,
         size=(*shape, 3),
         dtype=np.uint8,
@@ -77,7 +105,11 @@ def make_photograph(seed, shape, sigma):
 
 
 @settings(derandomize=True, deadline=None, max_examples=80)
-@given(height=st.integers(1, 90), width=st.integers(1, 90), fields=st.sampled_from(CROPS))
+@given(
+    height=st.integers(1, 90),
+    width=st.integers(1, 90),
+    fields=st.sampled_from(CROPS),
+)
 def test_any_image_fills_the_size_of_the_config(height, width, fields):
     """An image of one colour keeps it; only a shift adds black."""
     config = InputConfig(
@@ -86,21 +118,23 @@ def test_any_image_fills_the_size_of_the_config(height, width, fields):
         image_size=(24, 17),
         **fields,
     )
-    pixels = np.full((height, width, 3), (30, 20, 10), np.uint8)
-    file = cv2.imencode(".png", pixels)[1].tobytes()
+    bgr = np.full((height, width, 3), (30, 20, 10), np.uint8)
+    record = Record(encode(".png", bgr), 0)
+    train = TrainTransform(config)
+    evaluate = build_evaluation_transform(config)
 
-    train = TrainTransform(config)(Record(file, 0), np.random.default_rng(0))
-    test = build_evaluation_transform(config)(Record(file, 0))
+    trained = train(record, np.random.default_rng(0))
+    evaluated = evaluate(record)
 
-    assert train.shape == test.shape == (24, 17, 3)
-    assert train.dtype == test.dtype == np.uint8
-    assert list_colours(test) == {(10, 20, 30)}
+    for found in (trained, evaluated):
+        assert found.shape == (24, 17, 3)
+        assert found.dtype == np.uint8
+    assert list_colours(evaluated) == {(10, 20, 30)}
 
     allowed = {(10, 20, 30)}
     if "shift_pixels" in fields:
         allowed.add((0, 0, 0))
-
-    assert list_colours(train) <= allowed
+    assert list_colours(trained) <= allowed
 
 
 @pytest.mark.parametrize(
@@ -125,7 +159,7 @@ def test_randomness_comes_from_the_generator_alone_and_the_record_stays(train, f
     others = [train(IMAGE, seed, **options) for seed in range(1, 20)]
 
     assert np.array_equal(first, again)
-    assert not all(np.array_equal(first, other) for other in others)
+    assert np.any(np.stack(others) != first)
     assert np.array_equal(IMAGE, before)
 
 
@@ -175,12 +209,20 @@ def test_half_of_the_images_are_flipped(train):
         num_flipped += np.array_equal(found, IMAGE[:, ::-1])
 
     assert 150 < num_flipped < 250
-    assert np.array_equal(train(IMAGE, rng, **UNCHANGED), IMAGE)
+
+
+def test_an_image_without_any_augmentation_is_unchanged(train):
+    found = train(IMAGE, **UNCHANGED)
+
+    assert np.array_equal(found, IMAGE)
 
 
 def test_solarize_of_the_s16_recipe_inverts_and_the_config_can_change_that(train, monkeypatch):
     monkeypatch.setattr(randaugment, "OPERATIONS", (randaugment.solarize,))
-    fields = UNCHANGED | {"randaugment_layers": 1, "randaugment_magnitude": 10}
+    fields = UNCHANGED | {
+        "randaugment_layers": 1,
+        "randaugment_magnitude": 10,
+    }
 
     released = train(IMAGE, **fields)
     saturating = train(
@@ -196,16 +238,16 @@ def test_solarize_of_the_s16_recipe_inverts_and_the_config_can_change_that(train
 def make_gradient(height, width, step):
     """Return an image (height, width, 3) whose rows rise by `step` a pixel in all channels."""
     row = np.arange(width, dtype=np.uint8) * step
-    return np.repeat(np.tile(row, (height, 1))[..., None], 3, axis=2)
+    return np.broadcast_to(row[:, None], (height, width, 3))
 
 
 @pytest.mark.parametrize(
     ("crop", "size", "columns"),
     [
         # 16 x 32 becomes 8 x 8: columns are 4 apart, samples between the middle two.
-        ("resize", (6, 6), [1.5 + 4 * k for k in range(8)]),
+        ("resize", (6, 6), np.arange(1.5, 32, 4)),
         # 16 x 32 becomes 8 x 16: pairs of columns are averaged.
-        ("resize_short_side", (8, 6), [0.5 + 2 * k for k in range(16)]),
+        ("resize_short_side", (8, 6), np.arange(0.5, 32, 2)),
     ],
 )
 def test_resize_then_random_crop(train, crop, size, columns):
@@ -221,12 +263,14 @@ def test_resize_then_random_crop(train, crop, size, columns):
 
     found = set()
     for _ in range(300):
-        first_row = train(image, rng, **fields)[0, :, 0]
+        crop = train(image, rng, **fields)
+        first_row = crop[0, :, 0]
         found.add(tuple(first_row.tolist()))
 
-    values = [int(4 * column) for column in columns]
-    expected = {tuple(values[left : left + 6]) for left in range(len(values) - 5)}
-
+    values = (4 * columns).astype(int).tolist()
+    expected = set()
+    for left in range(len(values) - 5):
+        expected.add(tuple(values[left : left + 6]))
     assert found == expected
 
 
@@ -236,7 +280,8 @@ def test_short_side_averages_areas_where_resize_samples(train, evaluation_transf
     The bilinear filter samples between the middle two of every four.
     """
     row = np.tile([0, 0, 0, 200], 4).astype(np.uint8)
-    image = np.broadcast_to(row[None, :, None], (16, 16, 3))
+    image = np.broadcast_to(row[:, None], (16, 16, 3))
+    evaluate = evaluation_transform(image_size=(4, 4), test_resize="direct")
     fields = {
         "train_resize_pixels": 4,
         "image_size": (4, 4),
@@ -245,7 +290,7 @@ def test_short_side_averages_areas_where_resize_samples(train, evaluation_transf
 
     resized = train(image, train_crop="resize", **fields)
     short_side = train(image, train_crop="resize_short_side", **fields)
-    direct = evaluation_transform(image_size=(4, 4), test_resize="direct")(Record(image, 0))
+    direct = evaluate(Record(image, 0))
 
     assert np.unique(resized).tolist() == [0]
     assert np.unique(direct).tolist() == [0]
@@ -255,11 +300,13 @@ def test_short_side_averages_areas_where_resize_samples(train, evaluation_transf
 def test_evaluation_takes_the_middle(evaluation_transform):
     """Size 7 at 0.875 needs a short side of 8: a gradient of 16 x 32 shrinks by two."""
     transform = evaluation_transform(image_size=(7, 7))
+    image = make_gradient(16, 32, 4)
 
-    found = transform(Record(make_gradient(16, 32, 4), 0))
+    found = transform(Record(image, 0))
 
-    expected = [8 * column + 2 for column in range(4, 11)]
-    assert found[0, :, 0].tolist() == expected
+    columns = np.arange(4, 11)
+    expected = 8 * columns + 2
+    assert np.array_equal(found[0, :, 0], expected)
 
 
 def test_direct_evaluation_takes_the_whole_image(evaluation_transform):
@@ -267,7 +314,8 @@ def test_direct_evaluation_takes_the_whole_image(evaluation_transform):
 
     found = transform(Record(IMAGE, 0))
 
-    expected = IMAGE.reshape(20, 2, 25, 2, 3).mean(axis=(1, 3))
+    blocks = IMAGE.reshape(20, 2, 25, 2, 3)
+    expected = blocks.mean(axis=(1, 3))
     assert np.abs(found - expected).max() <= 1
 
 
@@ -326,15 +374,24 @@ def test_custom_augmentations_are_checked(augment, name, rule):
 
 
 def test_custom_augmentations_are_resolved_at_the_start(make_config):
+    config = make_config(augmentations=("math:missing",))
+
     with rejects("config.input.augmentations", "'missing'"):
-        TrainTransform(make_config(augmentations=("math:missing",)))
+        TrainTransform(config)
 
 
-def encode_and_decode(image):
-    """Return the bytes of a JPEG file and its pixels."""
-    file = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
-    decoded = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
-    return file, cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
+def cut_by_pillow(pixels, seed, size, resampling):
+    """Return torchvision's random crop of an image, resized by Pillow."""
+    rng = np.random.default_rng(seed)
+    box = crops.sample_inception_box(
+        rng,
+        *pixels.shape[:2],
+        (0.3, 1.0),
+        "torchvision",
+    )
+    cropped = np.ascontiguousarray(crops.cut(pixels, box))
+    image = PIL.Image.fromarray(cropped)
+    return np.asarray(image.resize(size[::-1], resampling))
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -343,7 +400,8 @@ def test_antialiased_crops_are_pillows_within_a_grey_level(train, interpolation,
     """Arrays and JPEG files give the same; files are not decoded at a fraction of their size."""
     image = make_photograph(1, (201, 280), 1.2)
     image = cv2.normalize(image, None, 0, 255, cv2.NORM_MINMAX)
-    file, decoded = encode_and_decode(image)
+    file = encode(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, 95)
+    decoded = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
     resampling = PIL.Image.Resampling[interpolation.upper()]
     fields = {
         "crop_area_fraction": (0.3, 1.0),
@@ -355,27 +413,21 @@ def test_antialiased_crops_are_pillows_within_a_grey_level(train, interpolation,
 
     for stored, pixels in ((image, image), (file, decoded)):
         for seed in range(4):
-            rng = np.random.default_rng(seed)
-            box = crops.sample_inception_box(
-                rng,
-                201,
-                280,
-                (0.3, 1.0),
-                "torchvision",
-            )
-            cropped = PIL.Image.fromarray(np.ascontiguousarray(crops.cut(pixels, box)))
-            expected = np.asarray(cropped.resize(size[::-1], resampling))
-
             found = train(stored, seed, **fields)
 
-            assert np.abs(found.astype(int) - expected).max() <= 1
+            expected = cut_by_pillow(pixels, seed, size, resampling)
+            difference = found.astype(int) - expected
+            assert np.abs(difference).max() <= 1
 
 
 def test_the_simple_crop_is_cut_from_pillows_image(train):
     """DeiT III resizes the short side, bicubic with antialiasing, and mirrors 4 border pixels."""
     image = make_photograph(2, (97, 130), 1.5)
     width = int(32 * 130 / 97)
-    resized = PIL.Image.fromarray(image).resize((width, 32), PIL.Image.Resampling.BICUBIC)
+    resized = PIL.Image.fromarray(image).resize(
+        (width, 32),
+        PIL.Image.Resampling.BICUBIC,
+    )
     expected = crops.crop_simply(
         np.random.default_rng(5),
         np.asarray(resized),
@@ -391,4 +443,5 @@ def test_the_simple_crop_is_cut_from_pillows_image(train):
         flip=False,
     )
 
-    assert np.abs(found.astype(int) - expected).max() <= 1
+    difference = found.astype(int) - expected
+    assert np.abs(difference).max() <= 1
