@@ -11,6 +11,9 @@ The rule bit is BiT-HyperRule, for ResNets. The rule augreg fine-tunes the weigh
 unless image_size says otherwise. On ImageNet batch, length and learning rate are from the table. On
 other tasks batch and length are those of the task, and the learning rate falls with the root of the
 batch, which is our choice.
+
+Your images, the task own, have the image size and the test preparation of the weights if the model
+is any; positions are resized as in the library of the weights.
 """
 
 import dataclasses
@@ -117,7 +120,7 @@ FOLLOWED = {
 }
 """Periods of evaluations, checkpoints and log lines."""
 CROPS = ("inception", "resize", "resize_short_side")
-TEST_RESIZES = ("direct", "short_side")
+TEST_RESIZES = ("direct", "short_side", "weights")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,7 +220,7 @@ def get_config(argument: str = "") -> FinetuneConfig:
     MODEL is what `config.init_from` must hold, "any", or one of `NAMED_RULES` for any network with
     this rule. `examples` is the number of training images, for the BiT rule on your data. The rule
     "quick" is the paper's with the rate 0.01 instead of a search: one run instead of five. HOW is
-    direct or short_side.
+    direct, short_side or weights.
     """
     arguments = read_argument(argument)
     task = TASKS[arguments["task"]]
@@ -351,7 +354,7 @@ def configure_family(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
     changes: dict[str, Any] = LARGER.get((arguments["rule"], arguments["model"]), {})
     family = dataclasses.replace(FAMILIES[arguments["rule"]], **changes)
     polyak = PolyakConfig()
-    test_resize = "direct"
+    test_resize = choose_test_resize(arguments)
     if arguments["task"] == "imagenet":
         task = dataclasses.replace(
             task,
@@ -415,10 +418,11 @@ def configure_family_input(
         )
     if config.test_resize == "short_side":
         config = dataclasses.replace(config, test_crop_fraction=224 / 256)
+    if config.test_resize != "weights":
+        config = dataclasses.replace(config, test_interpolation="bicubic")
     return dataclasses.replace(
         config,
         train_interpolation="bicubic",
-        test_interpolation="bicubic",
         randaugment_layers=2,
         randaugment_magnitude=9,
         mixup_alpha=family.mixup,
@@ -502,22 +506,46 @@ def configure_model(model: str, pixels: int) -> AdaptConfig:
     the image instead.
     """
     if model == "any":
-        return AdaptConfig()
+        return AdaptConfig(position_resize="library")
     if pixels % max(parse_name(model).patch) == 0:
         return AdaptConfig(name=model, uncovered_border="refuse")
     return AdaptConfig(name=model, uncovered_border="drop")
 
 
+def follows_weights(arguments: dict[str, Any]) -> bool:
+    """Return True for your images and any network: the weights state how images are prepared.
+
+    The rules bit and augreg state it themselves.
+    """
+    is_open = arguments["task"] == "own" and arguments["model"] == "any"
+    return is_open and arguments["rule"] not in ("bit", "augreg")
+
+
+def choose_test_resize(arguments: dict[str, Any]) -> str:
+    """Return the preparation of test images without a `test_resize` in the argument."""
+    if follows_weights(arguments):
+        return "weights"
+    return "direct"
+
+
 def configure_input(
     arguments: dict[str, Any], task: Task, pixels: int, *, resize_pixels: int
 ) -> InputConfig:
-    """Return square images: random crops from images a little larger, or inception crops."""
+    """Return square images: random crops from images a little larger, or inception crops.
+
+    Your images for any network are prepared for a test as its weights state. They have its image
+    size, too, unless the argument or the crop needs another one.
+    """
+    train_crop = arguments["crop"] or task.crop
+    image_size: tuple[int, int] | None = (pixels, pixels)
+    if follows_weights(arguments) and train_crop == "inception" and not arguments["image_size"]:
+        image_size = None
     config = InputConfig(
         train_split=task.train_split,
         test_split=task.test_split,
-        image_size=(pixels, pixels),
-        train_crop=arguments["crop"] or task.crop,
-        test_resize=arguments["test_resize"] or "direct",
+        image_size=image_size,
+        train_crop=train_crop,
+        test_resize=arguments["test_resize"] or choose_test_resize(arguments),
         exif_orientation=arguments["task"] == "own",
     )
     if config.train_crop != "inception":

@@ -379,7 +379,7 @@ def name_network(config: Any) -> Any:
         return config
 
     inputs = config.input
-    if inputs.image_size[0] % 16:
+    if inputs.image_size is None or inputs.image_size[0] % 16:
         inputs = dataclasses.replace(inputs, image_size=(32, 32))
     model = dataclasses.replace(config.model, name="ViT-B/16")
     return dataclasses.replace(config, model=model, input=inputs)

@@ -139,7 +139,7 @@ def test_fine_tuning_drops_the_head_and_notes_it(finished):
     )
     note = "note     the head that predicts masked patches, and its [mask] embedding, are dropped."
 
-    architecture, fitted, report = adapt(config, tiny.source(20, seed=2))
+    architecture, fitted, _, report = adapt(config, tiny.source(20, seed=2))
 
     assert architecture.patch_outputs == 0
     assert architecture.num_classes == 10

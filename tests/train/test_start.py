@@ -256,7 +256,7 @@ def test_weights_get_a_new_head(save):
     """Even the same class names are no reason to keep the head."""
     path = save(VIT, class_names=("a", "b", "c"))
 
-    architecture, fitted, words = adapt(
+    architecture, fitted, _, words = adapt(
         config(path),
         source("a", "b", "c"),
     )
@@ -284,7 +284,7 @@ def test_weights_get_a_new_head(save):
 def test_a_hidden_layer_stays_where_the_config_asks(save, head, has_hidden, expected):
     path = save(MLP, "workdir", "vit_jax")
 
-    architecture, fitted, _ = adapt(
+    architecture, fitted, *_ = adapt(
         config(path, head=head),
         source("x", "y"),
     )
@@ -302,7 +302,7 @@ def test_a_complete_head_stays_where_the_config_asks(save, names):
     path = save(VIT, class_names=names)
     stored = weights_of(VIT).parameters
 
-    _, fitted, _ = adapt(
+    _, fitted, *_ = adapt(
         config(path, head="keep"),
         source("a", "b", "c"),
     )
@@ -357,7 +357,7 @@ def test_outputs_of_the_classes_of_the_data_are_selected(save):
     old_kernel = stored["head/linear/kernel"]
     old_bias = stored["head/linear/bias"]
 
-    architecture, fitted, _ = adapt(
+    architecture, fitted, *_ = adapt(
         config(path, head="select"),
         source("c", "x", "a"),
     )
@@ -386,8 +386,8 @@ def test_a_new_last_layer_has_the_deviation_of_the_config(save):
     spread = config(path, head_stddev=2e-5)
     classes = source(*map(str, range(400)))
 
-    _, first, _ = adapt(spread, classes)
-    _, second, _ = adapt(spread, classes)
+    _, first, *_ = adapt(spread, classes)
+    _, second, *_ = adapt(spread, classes)
     kernel = first.parameters["head/linear/kernel"]
     bias = first.parameters["head/linear/bias"]
 
@@ -407,7 +407,7 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
     sharded = config(path, image_size=RESNET.image_size)
     sharding = dataclasses.replace(sharded.sharding, parameters="fsdp")
     sharded = dataclasses.replace(sharded, sharding=sharding)
-    architecture, fitted, _ = adapt(sharded, source(*"abcdefghij"))
+    architecture, fitted, *_ = adapt(sharded, source(*"abcdefghij"))
     run = assemble(
         sharded,
         architecture,

@@ -173,7 +173,7 @@ def _convert_phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
                 f"step {last}. Give phases in order."
             )
 
-        image_size = phase.image_size or config.input.image_size
+        image_size = phase.image_size or config.input.pixels
         phases.append(Phase(last_step=last, image_size=image_size, global_batch=batch))
         earlier = (*earlier, (last, batch))
         first = last

@@ -90,14 +90,33 @@ def check_train_resize(config: RunConfig) -> str | None:
     """An image that is resized before its crop must be at least as large as the crop."""
     crop = config.input.train_crop
     pixels = config.input.train_resize_pixels
-    side = max(config.input.image_size)
     if crop not in ("resize", "resize_short_side"):
         return None
+    if config.input.image_size is None:
+        return f"input.image_size=None: must be set with train_crop={crop!r}. Use 224."
+    side = max(config.input.image_size)
     if pixels is not None and pixels >= side:
         return None
     return (
         f"input.train_resize_pixels={pixels}: must be at least {side} with train_crop={crop!r}. "
         f"Use {side * 8 // 7}."
+    )
+
+
+def check_image_size(config: RunConfig) -> str | None:
+    """Without weights an image size must be stated."""
+    if config.input.image_size is not None or isinstance(config, FinetuneConfig):
+        return None
+    return "input.image_size=None: must be set in pre-training, which has no weights. Use 224."
+
+
+def check_test_resize(config: RunConfig) -> str | None:
+    """Without weights the preparation of test images must be stated."""
+    if config.input.test_resize != "weights" or isinstance(config, FinetuneConfig):
+        return None
+    return (
+        "input.test_resize='weights': must be short_side or direct in pre-training, which has no "
+        "weights. Use short_side."
     )
 
 
@@ -108,6 +127,8 @@ INPUT_RULES: tuple[Rule, ...] = (
     check_shift,
     check_number_of_examples,
     check_train_resize,
+    check_image_size,
+    check_test_resize,
 )
 
 

@@ -171,8 +171,9 @@ class InputConfig:
     holdout_fraction: Fraction = 0.1
     """Fraction of each class that is held out as test split; only for images in files without
     splits."""
-    image_size: tuple[Count, Count]
-    """Height and width in pixels; one number sets both."""
+    image_size: tuple[Count, Count] | None
+    """Height and width in pixels; one number sets both. None: those of the weights, in
+    fine-tuning."""
     exclude: str | None = None
     """File with the ids of records that are not trained on, from vit-jax duplicates --write. None:
     train on all."""
@@ -243,14 +244,18 @@ class InputConfig:
     erasing_fraction: Share = 0.0
     """Fraction of training images of which a random rectangle becomes noise (random erasing). 0:
     off."""
-    test_resize: Literal["short_side", "direct"] = "short_side"
-    """Resize in evaluation: the short side, then a central crop; or both sides directly, without a
-    crop."""
+    test_resize: Literal["short_side", "direct", "weights"] = "short_side"
+    """Resize in evaluation: the short side, then a central crop; both sides directly, without a
+    crop; or, in fine-tuning, as the weights state, with their crop and filter."""
     test_crop_fraction: Annotated[float, Range("(0, 1]"), When("test_resize", "short_side")] = 0.875
     """Fraction of the resized sides that the central crop keeps: 224 of 256 pixels."""
     test_interpolation: Interpolation | None = None
     """Antialiased filter in evaluation, as in timm and Hugging Face. None: average areas for
     test_resize="short_side", sample without antialiasing for "direct", as the released code."""
+    test_resize_library: Annotated[Literal["huggingface", "timm"], When("test_interpolation")] = (
+        "huggingface"
+    )
+    """Library whose rounding of sizes and crops the evaluation has."""
     repeats: Count = 1
     """Number of augmented copies of each chosen image (repeated augmentation, DeiT: 3); a batch
     then holds about global_batch / repeats images. An epoch counts copies."""
@@ -273,6 +278,12 @@ class InputConfig:
     cores."""
     num_threads: Count | None = None
     """Decoding threads of each process. None: chosen by the number of cores."""
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """Height and width, once those of the weights are known."""
+        assert self.image_size is not None, "train.starting_weights sets it"
+        return self.image_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

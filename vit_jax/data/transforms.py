@@ -48,7 +48,7 @@ class TrainTransform:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        return self.config.image_size
+        return self.config.pixels
 
     def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
         """Return uint8 (height, width, 3), RGB; errors as `plan` and its function."""
@@ -131,9 +131,9 @@ class TrainTransform:
         values = config.value_range
         if config.train_interpolation is not None:
             decode = images.plan_crop(stored, choose, _UNREDUCED, megapixels, is_upright, values)
-            return lambda: self._resize(decode(), config.image_size)
-        decode = images.plan_crop(stored, choose, config.image_size, megapixels, is_upright, values)
-        return lambda: images.resize_bilinear(decode(), config.image_size, out)
+            return lambda: self._resize(decode(), config.pixels)
+        decode = images.plan_crop(stored, choose, config.pixels, megapixels, is_upright, values)
+        return lambda: images.resize_bilinear(decode(), config.pixels, out)
 
     def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
         config = self.config
@@ -148,12 +148,12 @@ class TrainTransform:
         if pixels is not None:
             resize = self._resize if crop == "resize" else self._cover
             resized = resize(image, (pixels, pixels))
-            return crops.crop_randomly(rng, resized, config.image_size)
+            return crops.crop_randomly(rng, resized, config.pixels)
         if crop == "simple":
-            covering = self._cover(image, config.image_size)
-            return crops.crop_simply(rng, covering, config.image_size)
+            covering = self._cover(image, config.pixels)
+            return crops.crop_simply(rng, covering, config.pixels)
 
-        image = self._resize(image, config.image_size)
+        image = self._resize(image, config.pixels)
         if crop == "shift":
             return crops.shift_randomly(rng, image, config.shift_pixels)
         return image
@@ -235,14 +235,16 @@ class EvaluationTransform:
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
     """Build the transform of every evaluation of a valid config."""
+    assert config.test_resize != "weights", "train.starting_weights sets it"
     return EvaluationTransform(
-        image_size=config.image_size,
+        image_size=config.pixels,
         resize=config.test_resize,
         crop_fraction=config.test_crop_fraction,
         max_image_megapixels=config.max_image_megapixels,
         exif_orientation=config.exif_orientation,
         value_range=config.value_range,
         interpolation=config.test_interpolation,
+        library=config.test_resize_library,
     )
 
 

@@ -45,10 +45,9 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     """Return the network that a run trains, or that a fine-tuning run names before weights are read.
 
     Raises:
-      ValueError: a fine-tuning recipe names none.
+      ValueError: a fine-tuning recipe names none, or no image size.
     """
     model = config.model
-    image_size = config.input.image_size
     if isinstance(model, ModelConfig):
         num_outputs = 0
         if config.objective.kind == "masked_patch":
@@ -58,7 +57,7 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
             num_classes = 0
         return build_architecture(
             model,
-            image_size=image_size,
+            image_size=config.input.pixels,
             num_classes=num_classes,
             patch_outputs=num_outputs,
         )
@@ -68,8 +67,18 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
             "Use --config.init_from=WEIGHTS, --config.model.name=ViT-B/16, or "
             "--config=configs/finetune.py:ViT-B/16,..."
         )
+    if config.input.image_size is None:
+        raise ValueError(
+            "config.input.image_size=None: must be set where no weights are read. "
+            "Use --config.input.image_size=224."
+        )
     named = build_named_architecture(model.name)
-    return adapt_architecture(named, model, image_size=image_size, num_classes=num_classes)
+    return adapt_architecture(
+        named,
+        model,
+        image_size=config.input.image_size,
+        num_classes=num_classes,
+    )
 
 
 def assemble(

@@ -119,7 +119,7 @@ class _EvaluatorBuilder:
         if config.kind == "fewshot":
             inputs = self._run.config.input
             transform = build_fewshot_transform(
-                inputs.image_size,
+                inputs.pixels,
                 inputs.max_image_megapixels,
                 inputs.exif_orientation,
                 inputs.value_range,

@@ -99,11 +99,12 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     resolve(config, num_examples=len(data.train), num_devices=jax.device_count())
     workdirs.reject_as_source(config.init_from, workdir)
     kept = keep_layout(config, workdir, jax.device_count())
-    architecture, fitted, report = adapt(kept, data.train)
+    start = adapt(kept, data.train)
+    fitted = start.fitted
     devices = jax.devices()
     run = assemble(
-        kept,
-        architecture,
+        start.config,
+        start.architecture,
         num_examples=len(data.train),
         label_shape=data.train.label_shape,
         devices=devices,
@@ -112,11 +113,11 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     laid_out = run.config  # one layout for all runs
 
     with workdirs.claim(workdir, laid_out, config) as claimed:
-        start = overview.start_of(laid_out, data, fitted.parameters)
-        require_agreement(laid_out, data, start["parameters_sha256"])
-        workdirs.require_same_start(claimed.folder, start, laid_out.init_from)
+        identity = overview.start_of(laid_out, data, fitted.parameters)
+        require_agreement(laid_out, data, identity["parameters_sha256"])
+        workdirs.require_same_start(claimed.folder, identity, laid_out.init_from)
         if hosts.is_first():
-            print(report, flush=True)
+            print(start.report, flush=True)
 
         # Around all runs: a signal between two of them is not lost.
         with Interruption() as interruption:

@@ -212,7 +212,7 @@ def _describe_devices(run: Assembly) -> list[str]:
 def _describe_input(run: Assembly) -> str:
     """Return the threads and processes that prepare images."""
     config = run.config.input
-    height, width = config.image_size
+    height, width = config.pixels
     local_images = run.config.global_batch // jax.process_count()
     workers, threads = choose_parallelism(
         config.num_workers,

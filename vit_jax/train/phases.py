@@ -18,7 +18,7 @@ def apply_phase(config: C, phase: Phase) -> C:
     """Return the config of a phase; a resize before the crop is in proportion to the images."""
     resize_pixels = config.input.train_resize_pixels
     if resize_pixels is not None:
-        scale = max(phase.image_size) / max(config.input.image_size)
+        scale = max(phase.image_size) / max(config.input.pixels)
         resize_pixels = round(resize_pixels * scale)
     inputs = dataclasses.replace(
         config.input,

@@ -1,10 +1,19 @@
 """The weights that a run begins with, and the network that fine-tuning makes of them."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from vit_jax.config import Architecture, FinetuneConfig, RunConfig, adapt_architecture
+from vit_jax.config import (
+    Architecture,
+    FinetuneConfig,
+    InputConfig,
+    RunConfig,
+    adapt_architecture,
+)
+from vit_jax.config.network_options import LEARNED_POSITIONS
 from vit_jax.config.parsing import find_references
 from vit_jax.data.records import Source
 from vit_jax.evals.imagenet_classes import match_outputs
@@ -13,8 +22,19 @@ from vit_jax.text.printable import printable
 from vit_jax.weights import Weights, load_weights
 from vit_jax.weights.fit import Fitted, fit, remove_head, select_classes
 
+C = TypeVar("C", bound=RunConfig)
+
 _LAST_LAYER = 2**31 - 2
 """Number of a stream of random numbers of the seed. No step has it."""
+
+
+class Start(NamedTuple):
+    """The beginning of a fine-tuning run."""
+
+    architecture: Architecture
+    fitted: Fitted
+    config: FinetuneConfig  # with the values of the weights where it leaves them open
+    report: str  # lines on the weights and what was done to them
 
 
 def initial_weights(config: RunConfig) -> Weights:
@@ -31,11 +51,8 @@ def initial_weights(config: RunConfig) -> Weights:
     return load_weights(config.init_from, allow_code=allowed)
 
 
-def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:
-    """Load the weights of `config.init_from` and fit them to the classes of the data.
-
-    Returns:
-      The network, its parameters, and lines on where they come from.
+def adapt(config: FinetuneConfig, train: Source, weights: Weights | None = None) -> Start:
+    """Load the weights of `config.init_from`, unless they are given, and fit them to the data.
 
     Raises:
       ValueError: no weights are given, they cannot be read, or are of another network than the
@@ -46,21 +63,82 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
             "config.init_from is not set: give the weights to fine-tune, --config.init_from=PATH "
             "with a workdir, an .npz or a .safetensors."
         )
-    weights = initial_weights(config)
+    if weights is None:
+        weights = initial_weights(config)
+    config, choices = follow_weights(config, weights)
     kept = keep_outputs(weights, config.model.head, train)
     architecture = adapt_architecture(
         kept.architecture,
         config.model,
-        image_size=config.input.image_size,
+        image_size=config.input.pixels,
         num_classes=train.num_classes,
     )
     fitted = fit(kept, architecture, position_resize=config.model.position_resize)
     if config.model.head_stddev:
         fitted = _draw_last_layer(fitted, config.model.head_stddev, config.seed)
     lines = [f"weights  {kept.source}", f"         {fitted.summary()}"]
-    for note in kept.notes:
+    for note in [*kept.notes, *choices]:
         lines.append(f"note     {note}")
-    return architecture, fitted, "\n".join(map(printable, lines))
+    report = "\n".join(map(printable, lines))
+    return Start(architecture, fitted, config, report)
+
+
+def follow_weights(
+    config: FinetuneConfig,
+    weights: Weights,
+) -> tuple[FinetuneConfig, list[str]]:
+    """Return the config with values of the weights where it leaves them open, and notes on these.
+
+    Open are `input.image_size=None` and `input.test_resize="weights"`.
+    """
+    inputs = config.input
+    notes = []
+    if inputs.image_size is None:
+        image_size = weights.architecture.image_size
+        inputs = dataclasses.replace(inputs, image_size=image_size)
+        notes.append(
+            f"Images have the {image_size[0]}x{image_size[1]} pixels of the weights: "
+            "config.input.image_size."
+        )
+    if inputs.test_resize == "weights":
+        inputs, note = _follow_preparation(inputs, weights.preprocessing or {})
+        notes.append(note)
+    model = config.model
+    a = weights.architecture
+    if inputs.pixels != a.image_size and model.position_resize == "library":
+        if a.rope == "index" and weights.format == "timm":
+            model = dataclasses.replace(model, rope_rescale=True)
+        notes += _describe_positions(weights)
+    return dataclasses.replace(config, input=inputs, model=model), notes
+
+
+def _follow_preparation(inputs: InputConfig, stated: Mapping[str, Any]) -> tuple[InputConfig, str]:
+    """Return the input with the preparation of test images that weights state, and a note."""
+    if not stated.get("resize"):
+        inputs = dataclasses.replace(inputs, test_resize="direct")
+        return inputs, "The weights state no preparation: test images are resized directly."
+
+    values: dict[str, Any] = {"test_resize": stated["resize"]}
+    if stated["resize"] == "short_side":
+        values["test_crop_fraction"] = float(stated["crop_fraction"])
+    if inputs.test_interpolation is None:
+        values["test_interpolation"] = stated.get("interpolation")
+    if values.get("test_interpolation") and stated.get("resize_library") == "timm":
+        values["test_resize_library"] = "timm"
+    shown = ", ".join(f"{name}={value}" for name, value in values.items())
+    return (
+        dataclasses.replace(inputs, **values),
+        f"Test images are prepared as for the weights: {shown}.",
+    )
+
+
+def _describe_positions(weights: Weights) -> list[str]:
+    """Return a note on the resizing of learned positions, if there are any."""
+    a = weights.architecture
+    if not a.has_transformer or a.position_embedding not in LEARNED_POSITIONS:
+        return []
+    method = weights.choose_resize_method()
+    return [f"Positions are resized as in the library of the weights: {method}."]
 
 
 def read_network(config: FinetuneConfig, num_classes: int) -> tuple[Architecture, str]:
@@ -72,15 +150,24 @@ def read_network(config: FinetuneConfig, num_classes: int) -> tuple[Architecture
       ValueError: as for `adapt`.
     """
     weights = initial_weights(config)
+    config, _ = follow_weights(config, weights)
     if config.model.head == "zero":
         weights = remove_head(weights)
     architecture = adapt_architecture(
         weights.architecture,
         config.model,
-        image_size=config.input.image_size,
+        image_size=config.input.pixels,
         num_classes=num_classes,
     )
     return architecture, printable(weights.source)
+
+
+def set_open_size(config: C, architecture: Architecture) -> C:
+    """Return the config with the image size of the network, if it leaves it to the weights."""
+    if config.input.image_size is not None:
+        return config
+    inputs = dataclasses.replace(config.input, image_size=architecture.image_size)
+    return dataclasses.replace(config, input=inputs)
 
 
 def keep_outputs(weights: Weights, head: str, train: Source) -> Weights:

@@ -234,7 +234,10 @@ def open_start(config: RunConfig, data: Datasets) -> OpenRun:
     """Open a run at its first state."""
     fitted = None
     if isinstance(config, FinetuneConfig):
-        architecture, fitted, _ = adapt(config, data.train)
+        start = adapt(config, data.train)
+        architecture = start.architecture
+        fitted = start.fitted
+        config = start.config
     else:
         architecture = architecture_of(config, data.train.num_classes)
     assembly = _assemble(config, architecture, data)

@@ -46,7 +46,7 @@ def check_data_path(config: RunConfig, topology: Topology) -> Finding:
 
     batch_size = min(math.ceil(config.global_batch / num_hosts), MOST_IMAGES)
     inputs = config.input
-    height, width = inputs.image_size
+    height, width = inputs.pixels
     parallelism = choose_parallelism(
         inputs.num_workers,
         inputs.num_threads,

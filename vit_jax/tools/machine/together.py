@@ -151,7 +151,9 @@ def prepare_run(config: RunConfig) -> tuple[Assembly, Source]:
     use_compilation_cache(config.logging.compilation_cache)  # the run reuses the compiled step
     source = open_datasets(config).train
     if isinstance(config, FinetuneConfig) and config.init_from is not None:
-        architecture = adapt(config, source)[0]
+        start = adapt(config, source)
+        architecture = start.architecture
+        config = start.config
     else:
         architecture = architecture_of(config, source.num_classes)
     run = assemble(

@@ -22,7 +22,7 @@ from vit_jax.tools.plan.timeline import Timeline, simulate_step
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.assembly import Assembly
-from vit_jax.train.starting_weights import read_network
+from vit_jax.train.starting_weights import read_network, set_open_size
 from vit_jax.weights.hub import is_hub_address
 
 
@@ -229,6 +229,7 @@ def make_plan(
     if network is None:
         network = find_network(config, dataset.num_classes)
     architecture = network.architecture
+    config = set_open_size(config, architecture)
     reason = aot.explain_missing_compiler(topology) if can_compile else "as requested"
     devices: Sequence[Any]
     if reason:

@@ -23,7 +23,7 @@ from vit_jax.train.assembly import Assembly
 from vit_jax.train.evaluations import require_possible_evaluators
 from vit_jax.train.inputs import Datasets, open_datasets, require_known_datasets
 from vit_jax.train.start import fitting_weights, steps_to_continue
-from vit_jax.train.starting_weights import adapt
+from vit_jax.train.starting_weights import adapt, set_open_size
 from vit_jax.weights.hub import is_hub_address
 
 _ENOUGH_EXAMPLES = 10**9
@@ -133,9 +133,10 @@ def _assemble(
         known = find_dataset(recipe, config)
         num_classes = _UNKNOWN_CLASSES if known is None else known.num_classes
 
-    architecture = _build_architecture(config, data, num_classes, remote_paths)
-    if architecture is None:
+    network = _build_architecture(config, data, num_classes, remote_paths)
+    if network is None:
         return None
+    architecture, config = network
     return assemble(
         config,
         architecture,
@@ -150,19 +151,23 @@ def _build_architecture(
     data: Datasets | None,
     num_classes: int,
     remote_paths: list[pathlib.Path],
-) -> Architecture | None:
-    """Return the network; of a fine-tuning run, from its weights if they are here.
+) -> tuple[Architecture, RunConfig] | None:
+    """Return the network, and the config with its open values.
 
-    None: only the weights on the machines of the run know it.
+    A fine-tuning run has them from its weights if they are here. None: only the weights on the
+    machines of the run know the network.
     """
     if not isinstance(config, FinetuneConfig) or config.init_from is None:
-        return architecture_of(config, num_classes)
+        return architecture_of(config, num_classes), config
     if expand_path(config.init_from) in remote_paths:
-        return None if config.model.name is None else architecture_of(config, num_classes)
+        if config.model.name is None:
+            return None
+        return architecture_of(config, num_classes), config
     if data is None:
-        return find_network(config, num_classes).architecture
-    architecture, *_ = adapt(config, data.train)
-    return architecture
+        architecture = find_network(config, num_classes).architecture
+        return architecture, set_open_size(config, architecture)
+    start = adapt(config, data.train)
+    return start.architecture, start.config
 
 
 def _check_run(run: Assembly, data: Datasets | None, remote_paths: list[pathlib.Path]) -> None:

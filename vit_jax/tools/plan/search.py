@@ -19,6 +19,7 @@ from vit_jax.tools.plan.topology import Topology
 from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.layout import GROUPS, POLICIES, RESERVE, micro_batches
+from vit_jax.train.starting_weights import set_open_size
 
 MODEL_SHARDS = (1, 2, 4)
 BATCH_FACTORS = (0.25, 0.5, 2, 4)
@@ -100,6 +101,7 @@ def search(
     """
     validate(config)
     network = find_network(config, dataset.num_classes)
+    config = set_open_size(config, network.architecture)
     factors = (1, *BATCH_FACTORS) if other_batches else (1,)
     candidates, rejections = _build_candidates(config, topology, dataset, network, factors)
     if not candidates:

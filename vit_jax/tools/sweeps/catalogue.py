@@ -90,7 +90,7 @@ def _override_shape(config: PretrainConfig, value: str, values: Sequence[str]) -
             f"--shapes={value}: give base, or depth, width, mlp, patch or all with a factor: "
             "depth:2."
         )
-    a = build_architecture(config.model, image_size=config.input.image_size, num_classes=1)
+    a = build_architecture(config.model, image_size=config.input.pixels, num_classes=1)
     if not a.has_transformer:
         raise ValueError(
             f"--shapes={value}: {a.name} has no transformer, whose shape this multiplies."

@@ -187,7 +187,10 @@ def _assemble(
     train = open_datasets(config).train
     weights = None
     if isinstance(config, FinetuneConfig):
-        architecture, weights, _ = adapt(config, train)
+        start = adapt(config, train)
+        architecture = start.architecture
+        weights = start.fitted
+        config = start.config
     else:
         architecture = architecture_of(config, train.num_classes)
     run = assemble(

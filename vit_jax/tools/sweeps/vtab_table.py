@@ -186,7 +186,7 @@ def plan_to_markdown(sweep: Sweep) -> str:
         )
 
     batch = sweep.config.global_batch
-    height, width = sweep.config.input.image_size
+    height, width = sweep.config.input.pixels
     summary = (
         f"Left for this machine: at most {steps_left:,} steps of {batch} images, "
         f"{steps_left * batch:,} images of "

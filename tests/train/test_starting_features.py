@@ -1,0 +1,160 @@
+"""The features that fine-tuning starts with are those of the verbs on frozen features."""
+
+import dataclasses
+import json
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.integration.commands import succeed
+from tests.weights.test_families import write
+from tests.weights.test_photographs import GOLDEN as PHOTOGRAPHS
+from vit_jax import load_model
+from vit_jax.config import load_recipe
+from vit_jax.data.sources import open_source
+from vit_jax.data.transforms import build_evaluation_transform
+from vit_jax.models import build_model
+from vit_jax.train.starting_weights import adapt
+from vit_jax.weights.description import describe_preparation
+
+CASES = {
+    "huggingface/dinov2": (32, 32),  # config.json says 48: positions are resized
+    "huggingface/siglip": (48, 48),
+    "timm/clip": (64, 64),
+}
+"""Weights by case, with the image size of their preprocessing."""
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A folder of two classes, with splits; sides of images differ."""
+    folder = tmp_path_factory.mktemp("photographs")
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            inside = folder / split / name
+            inside.mkdir(parents=True)
+            for number in range(4):
+                image = rng.integers(0, 256, (70, 101 + number, 3), np.uint8)
+                cv2.imwrite(str(inside / f"{number}.png"), cv2.GaussianBlur(image, (9, 9), 3))
+    return folder
+
+
+@pytest.fixture
+def download(tmp_path):
+    """A function that writes the files of weights that a user downloads, and returns the folder."""
+
+    def write_files(case):
+        folder = write(case, tmp_path / "weights")
+        if case.startswith("huggingface/"):
+            processor = json.loads(str(PHOTOGRAPHS[f"{case} processor"]))
+            if case == "huggingface/dinov2":
+                processor |= {"crop_size": {"height": 32, "width": 32}}
+                processor |= {"size": {"shortest_edge": 37}}
+            (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+        return folder
+
+    return write_files
+
+
+def load_finetuning(weights, data, recipe="finetune:any,own", *overrides):
+    fields = [f"init_from={weights}", f"data=folder:{data}", "model.compute_dtype=float32"]
+    return load_recipe(recipe, [f"--config.{field}" for field in (*fields, *overrides)])
+
+
+def extract_start(start, images):
+    """Return the features of the network that a run starts with."""
+    abstract = jax.eval_shape(lambda: build_model(start.architecture, jax.random.key(0)))
+    leaves = [jnp.asarray(array) for array in start.fitted.parameters.values()]
+    model = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    transform = build_evaluation_transform(start.config.input)
+    pixels = np.stack([transform(image) for image in images])
+    return np.asarray(model(jnp.asarray(pixels)).features_BD)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fine_tuning_starts_with_the_features_of_the_weights(case, photographs, download):
+    weights = download(case)
+    config = load_finetuning(weights, photographs)
+    train = open_source(config.data, "train", config.input, 0)
+    records = [train[index] for index in range(4)]
+    model = load_model(weights)
+    pixels = np.stack([model.transform(record) for record in records])
+    expected = np.asarray(model.module(jnp.asarray(pixels)).features_BD)
+
+    start = adapt(config, train)
+
+    assert start.config.input.image_size == CASES[case]
+    transform = build_evaluation_transform(start.config.input)
+    # Runs on your images turn photographs upright, which is no choice of the weights.
+    transform = dataclasses.replace(transform, exif_orientation=False)
+    assert describe_preparation(transform) == describe_preparation(model.transform)
+    np.testing.assert_allclose(extract_start(start, records), expected, atol=1e-6)
+    height, width = CASES[case]
+    assert f"{height}x{width} pixels of the weights" in start.report
+    assert "Test images are prepared as for the weights: test_resize=" in start.report
+
+
+def test_positions_are_resized_as_in_the_library_of_the_weights(photographs, download):
+    weights = download("huggingface/dinov2")
+    config = load_finetuning(weights, photographs, "finetune:any,own,image_size=64")
+    train = open_source(config.data, "train", config.input, 0)
+
+    start = adapt(config, train)
+    expected = load_model(weights, image_size=64)
+
+    assert "Positions are resized as in the library of the weights: huggingface." in start.report
+    np.testing.assert_allclose(
+        start.fitted.parameters["positions/table"],
+        np.asarray(expected.module.positions.table[...]),
+        atol=1e-6,
+    )
+
+
+def test_values_of_the_command_line_stay(photographs, download):
+    weights = download("huggingface/dinov2")
+    overrides = ("input.test_resize=direct", "input.image_size=48")
+    config = load_finetuning(weights, photographs, "finetune:any,own", *overrides)
+
+    start = adapt(config, open_source(config.data, "train", config.input, 0))
+
+    assert start.config.input == config.input
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_probe_features_and_a_run_have_the_same_features(case, photographs, download, tmp_path):
+    """The run has a learning rate of almost zero."""
+    weights = download(case)
+    data = f"folder:{photographs}"
+    run = tmp_path / "run"
+    features = {}
+    succeed(["probe", str(weights), data, "--penalty=1", f"--output={tmp_path / 'probe'}"])
+    succeed(
+        [
+            "finetune",
+            "--config=finetune:any,own,quick",
+            f"--workdir={run}",
+            f"--config.init_from={weights}",
+            f"--config.data={data}",
+            "--config.model.compute_dtype=float32",
+            "--config.global_batch=8",
+            "--config.total=1 steps",
+            "--config.schedule.warmup=0 steps",
+            "--config.schedule.learning_rate=1e-30",
+        ]
+    )
+    for source in (weights, tmp_path / "probe", run):
+        output = tmp_path / "features.npz"
+        succeed(
+            ["features", str(source), data, f"--output={output}", "--layer=pooled", "--cache=none"]
+        )
+        features[source] = np.load(output)["features"]
+
+    expected = features[weights]
+    assert expected.std() > 0.01
+    for source in features:
+        np.testing.assert_allclose(features[source], expected, atol=1e-5)
