@@ -101,7 +101,6 @@ def search(
     """
     validate(config)
     network = find_network(config, dataset.num_classes)
-    config = set_open_size(config, network.architecture)
     factors = (1, *BATCH_FACTORS) if other_batches else (1,)
     candidates, rejections = _build_candidates(config, topology, dataset, network, factors)
     if not candidates:
@@ -173,6 +172,7 @@ def _build_candidates(
 ) -> tuple[list[Candidate], list[str]]:
     """Return the possible layouts, and the reasons against the others."""
     architecture = require_formulas(network.architecture)
+    config = set_open_size(config, architecture)
     candidates = []
     rejections = []
     for sharding, factor in itertools.product(_list_shardings(topology), factors):
