@@ -112,10 +112,16 @@ def test_the_help_of_a_verb_has_every_argument(verb):
         re.MULTILINE,
     )
 
+    positional = []
+    for option in list_options(cli.VERBS[verb].options):
+        if option.is_positional:
+            positional.append(option.form)
+            assert option.form in usage
+
     assert show("help", verb) == text
     assert show(verb, "word", "-h") == text
     assert flags == cli.VERBS[verb].flags
-    assert arguments == read_positional(usage)
+    assert arguments == [word for word in read_positional(usage) if word not in positional]
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -378,7 +384,7 @@ NO_IMAGES = (
 @pytest.mark.parametrize(
     ("redirection", "words", "code", "err"),
     [
-        (">&-", "recipes", 0, ""),
+        (">&-", "recipes", 0, "next: vit-jax show --config=NAME\n"),
         ("<&-", "predict weights.npz -", 2, NO_IMAGES),
         ("<&- >&- 2>&-", "recipes nothing", 2, ""),
     ],

@@ -65,10 +65,12 @@ def fails(*words):
 
 
 def succeeds(*words):
-    """Run a command that must succeed; return its output and its notes."""
+    """Run a command that must succeed and suggest another; return its output and its notes."""
     code, out, err = run(*words)
     assert code == 0, err
-    return out, err
+    *notes, suggestion = err.splitlines(keepends=True)
+    assert suggestion.startswith("next: vit-jax ")
+    return out, "".join(notes)
 
 
 def read_probabilities(record, names=NAMES):

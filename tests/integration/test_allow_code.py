@@ -299,7 +299,7 @@ def test_a_report_opens_allowed_data(downloaded):
     outcome = run(["report", "tiny", "--weights.allow_code=evil"])
 
     assert outcome.code == 0
-    assert outcome.err == ""
+    assert outcome.err == "next: vit-jax predict tiny IMAGE\n"
     assert (downloaded / "ran").exists()
 
 

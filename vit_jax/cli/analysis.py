@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vit_jax.cli.loading import Checkpoint, Reading
-from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, option
+from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, format_command, option
 from vit_jax.cli.outputs import note, resolve_output_folder
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, When
@@ -75,6 +75,10 @@ class Inspect(Reading, Checkpoint):
         "layers and heads, counted from 1; default: up to 8 heads of the last layer",
         (),
     )
+
+    def suggest_next(self) -> str:
+        """Return predictions by the weights."""
+        return f"{format_command('predict', self.checkpoint)} IMAGE"
 
     def run(self) -> None:
         from vit_jax.tools.figures.drawing import require_drawing
@@ -195,6 +199,10 @@ class InspectData(Recipe):
     )
 
     shown: Count = option("N", "number of images in a sheet", 32)
+
+    def suggest_next(self) -> str:
+        """Return the run of the recipe."""
+        return self.suggest_run()
 
     def run(self) -> None:
         from vit_jax.config import validate

@@ -10,17 +10,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vit_jax.cli.groups import ImageFields
-from vit_jax.cli.loading import Checkpoint, Limits, Reading
+from vit_jax.cli.loading import (
+    Checkpoint,
+    Limits,
+    Reading,
+    read_data,
+    read_datasets,
+    require_weights_first,
+)
 from vit_jax.cli.options import (
     LISTED,
     REQUIRED,
     PositiveShare,
     UsageError,
     argument,
+    format_command,
     option,
     switch,
 )
-from vit_jax.cli.outputs import note, resolve_output_file, resolve_output_folder
+from vit_jax.cli.outputs import (
+    note,
+    resolve_output_file,
+    resolve_output_folder,
+    show_command,
+)
+from vit_jax.cli.short_forms import choose_new_folder, name_data
 from vit_jax.cli.stop import join_processes
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, Range, When
@@ -180,12 +194,13 @@ class _Features(Limits, Reading):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Pairs(_Features, Checkpoint):
-    data: str = option(
+    data: Annotated[str, read_datasets] = option(
         "DATA,…",
-        "datasets as in a recipe; caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet; "
-        "or released, for all of these",
+        "a folder, a file or data as in a recipe; caltech101, cars196, cifar100, dtd, pets, "
+        "uc_merced, imagenet; or released: all of these",
         REQUIRED,
         reads_bucket=True,
+        is_positional=True,
     )
 
     train_split: str | None = option("NAME", "training split")
@@ -195,6 +210,11 @@ class _Pairs(_Features, Checkpoint):
     preprocessing: Preprocessing | None = option(
         "", "preparation of images: as released (default of fewshot), or as in training"
     )
+
+    def complete(self, words: Sequence[str]) -> "_Pairs":
+        """Return the options; weights and data must not be exchanged."""
+        require_weights_first(type(self).__name__.lower(), self.checkpoint, self.data)
+        return self
 
     @contextlib.contextmanager
     def open_pairs(
@@ -247,7 +267,7 @@ class _Pairs(_Features, Checkpoint):
 # Verbs.
 
 
-@verb("ViT-B_16.npz --data=released", "runs/mine --data=folder:my-images --shots=10 --l2=1")
+@verb("ViT-B_16.npz released", "runs/mine my-images --shots=10 --l2=1")
 class Fewshot(_Pairs):
     """Accuracy of a linear classifier in closed form on the frozen features of a few images of each class."""
 
@@ -265,6 +285,10 @@ class Fewshot(_Pairs):
     )
 
     sampling: Literal["random", "first"] = option("", "choice of the images of a class", "random")
+
+    def suggest_next(self) -> str:
+        """Return a probe of all training images."""
+        return format_command("probe", self.checkpoint, self.data)
 
     def run(self) -> None:
         protocol = self._build_protocol()
@@ -285,7 +309,7 @@ class Fewshot(_Pairs):
 
 
 @verb(
-    "ViT-B_16.npz --data=cifar100",
+    "ViT-B_16.npz my-images",
     "ViT-B_16.npz --data=folder:my-images --folds=5 --output=runs/probe",
 )
 class Probe(_Pairs):
@@ -304,6 +328,37 @@ class Probe(_Pairs):
         "FOLDER", "write the network with the classifier, for verbs that take weights"
     )
     overwrite: Annotated[bool, When("output")] = switch("replace existing files of --output=")
+
+    def complete(self, words: Sequence[str]) -> "Probe":
+        """Return the options; of a short form with a folder for the classifier, and for photographs.
+
+        A short form has data as a word. The folder is a new one in runs/.
+        """
+        require_weights_first(type(self).__name__.lower(), self.checkpoint, self.data)
+        if any(word.partition("=")[0] == "--data" for word in words):
+            return self
+
+        completed: Any = self
+        if self.output is None and self._has_classifier():
+            output = choose_new_folder(f"{name_data(self.data)}-probe")
+            completed = dataclasses.replace(completed, output=output)
+        is_open = self.images.exif_orientation is None and self.preprocessing != "fewshot"
+        if is_open and self.data.partition(":")[0] in LISTED:
+            images = dataclasses.replace(self.images, exif_orientation="applied")
+            completed = dataclasses.replace(completed, images=images)
+        show_command(format_command("probe", self.checkpoint, *completed.to_words()))
+        return completed  # type: ignore[no-any-return]
+
+    def suggest_next(self) -> str:
+        """Return a prediction by the classifier, or the fine-tuning of the weights."""
+        if self.output is not None:
+            return f"{format_command('predict', self.output)} IMAGE"
+        return format_command("finetune", self.checkpoint, self.data.partition(",")[0])
+
+    def _has_classifier(self) -> bool:
+        """Return True if one classifier of features in which a network can end is fitted."""
+        is_single = "," not in self.data and self.data not in ("released", "all")
+        return is_single and self.layer in _CLASSIFIED and self.preprocessing != "fewshot"
 
     def run(self) -> None:
         self._require_output()
@@ -383,7 +438,7 @@ class Probe(_Pairs):
             raise UsageError("--preprocessing=fewshot: must be own for --output=. Leave it out.")
 
 
-@verb("ViT-B_16.npz --data=pets,dtd", "runs/mine --data=folder:my-images --neighbours=10")
+@verb("ViT-B_16.npz pets,dtd", "runs/mine my-images --neighbours=10")
 class Knn(_Pairs):
     """Accuracy of the nearest neighbours among the training images, by the cosine similarity of features."""
 
@@ -391,6 +446,10 @@ class Knn(_Pairs):
         "N,…", "numbers of neighbours that vote; default: 10,20,100"
     )
     temperature: Positive | None = option("X", "temperature of the votes; default: 0.07")
+
+    def suggest_next(self) -> str:
+        """Return a probe of the same features."""
+        return format_command("probe", self.checkpoint, self.data)
 
     def run(self) -> None:
         with self.open_pairs() as (pairs, extractor, weights):
@@ -412,11 +471,12 @@ class Knn(_Pairs):
 class Features(_Features, Checkpoint):
     """Write frozen features, labels and names to a file."""
 
-    data: str = option(
+    data: Annotated[str, read_data] = option(
         "DATA",
-        "dataset as in a recipe, or one of the datasets of fewshot",
+        "folder, file or data as in a recipe, or one of the datasets of fewshot",
         REQUIRED,
         reads_bucket=True,
+        is_positional=True,
     )
 
     output: str = option("FILE", ".npz file of features, labels and names", REQUIRED)
@@ -427,6 +487,15 @@ class Features(_Features, Checkpoint):
     preprocessing: Preprocessing = option(
         "", "preparation of images: as released, or as in training", "own"
     )
+
+    def complete(self, words: Sequence[str]) -> "Features":
+        """Return the options; weights and data must not be exchanged."""
+        require_weights_first(type(self).__name__.lower(), self.checkpoint, self.data)
+        return self
+
+    def suggest_next(self) -> str:
+        """Return a probe of the same features."""
+        return format_command("probe", self.checkpoint, self.data)
 
     def run(self) -> None:
         output = resolve_output_file(self.output)
@@ -502,6 +571,12 @@ class Duplicates(_Features):
     write: str | None = option(
         "FILE", "write the ids of images of DATA, for --config.input.exclude=FILE"
     )
+
+    def suggest_next(self) -> str:
+        """Return a training without the images that were written."""
+        if self.write is None:
+            return ""
+        return format_command("pretrain", self.data, f"--config.input.exclude={self.write}")
 
     def run(self) -> None:
         if self.checkpoint is None:

@@ -100,7 +100,9 @@ def _format_usage(kind: type[Any], verb: str, width: int) -> str:
         words.append(_name_argument(argument))
 
     for option in list_options(kind):
-        if option.is_required:
+        if option.is_required and option.is_positional:
+            words.append(option.shown_form)
+        elif option.is_required:
             words.append(f"{option.flag} {option.shown_form}")
     words.append("[OPTION …]")
 

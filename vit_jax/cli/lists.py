@@ -40,6 +40,10 @@ class Models(Options):
     weights: bool = switch("list the addresses of the public weights of each network")
     json: bool = switch("print everything as JSON")
 
+    def suggest_next(self) -> str:
+        """Return a training of the first network."""
+        return "vit-jax pretrain DATA --config=pretrain_own:NAME"
+
     def run(self) -> None:
         from vit_jax.config.variants import MODEL_NAMES, list_models
 
@@ -124,6 +128,10 @@ class Weights(Options):
     list: bool = switch("print the table of families before their addresses")
     json: bool = switch("print everything as JSON")
 
+    def suggest_next(self) -> str:
+        """Return the fine-tuning of one of the addresses."""
+        return "vit-jax finetune ADDRESS DATA"
+
     def run(self) -> None:
         from vit_jax.text.tables import align_table
         from vit_jax.weights.published import RELEASE_HEAD, list_cells, list_releases
@@ -152,6 +160,10 @@ class Recipes(Options):
 
     pattern: str = argument("PATTERN", "names that contain this text; default: all", "")
     json: bool = switch("print everything as JSON")
+
+    def suggest_next(self) -> str:
+        """Return the values of one of the recipes."""
+        return "vit-jax show --config=NAME"
 
     def run(self) -> None:
         from vit_jax.config.recipes import list_recipes
@@ -202,6 +214,10 @@ class Show(Recipe):
     """Print every value of a recipe; with --help, describe all fields."""
 
     json: bool = switch("print a config as JSON, which --config=FILE.json reads")
+
+    def suggest_next(self) -> str:
+        """Return the run of the recipe."""
+        return self.suggest_run()
 
     def run(self) -> None:
         from vit_jax.config import to_dict, to_text

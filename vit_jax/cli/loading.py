@@ -1,16 +1,91 @@
 """Options of verbs that load weights: the weights, names of classes, and limits of reading."""
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.groups import ImageFields, WeightFields, load_model
 from vit_jax.cli.options import Options, UsageError, argument, group, option
+from vit_jax.config.data_kinds import find_kind, infer_data
 from vit_jax.config.rules import Count, Number
 from vit_jax.storage.files import expand_path
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
     from vit_jax.weights import Weights
+
+_MOST_SEEN = 10_000  # files of a folder among which an image is looked for
+_WEIGHT_SUFFIXES = (".npz", ".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth")
+
+
+def read_data(text: str) -> str:
+    """Return data with its kind: "folder:photos" for a folder photos; names of datasets stay."""
+    data = infer_data(text)
+    if data == text:
+        return text
+
+    from vit_jax.evals.splits import RELEASED
+
+    is_name = text in (*RELEASED, "released", "all")
+    return text if is_name else data
+
+
+def read_datasets(text: str) -> str:
+    """Return data of "DATA,…", each with its kind."""
+    return ",".join(map(read_data, text.split(",")))
+
+
+def require_weights_first(verb: str, checkpoint: str, data: str) -> None:
+    """Raise UsageError if the word for weights names data, or the word for data weights."""
+    is_data = _names_data(checkpoint)
+    if is_data and _names_weights(data):
+        raise UsageError(
+            f"{checkpoint} {data}: the weights must be first, then the data. "
+            f"Use vit-jax {verb} {_remove_folder_kind(data)} {_remove_folder_kind(checkpoint)}."
+        )
+    if is_data:
+        raise UsageError(
+            f"{checkpoint}: must be weights, and is data. Give the weights, then the data."
+        )
+    if _names_weights(data):
+        raise UsageError(f"DATA={data}: must be data, and is weights. Give images, or KIND:PATH.")
+
+
+def _names_data(word: str) -> bool:
+    """Return True for data with a kind, tables, tars, and folders with images but no weights."""
+    data = infer_data(word)
+    kind = find_kind(data)
+    if kind is None:
+        return False
+    if data == word or kind.prefix != "folder":
+        return True
+    return not _names_weights(word) and _holds_images(word)
+
+
+def _holds_images(folder: str) -> bool:
+    """Return True for a folder with images among its first files, at any depth."""
+    from vit_jax.data.kinds.image_files import is_image
+
+    files = itertools.islice(expand_path(folder).rglob("*"), _MOST_SEEN)
+    return any(is_image(file.name) for file in files)
+
+
+def _names_weights(word: str) -> bool:
+    """Return True for files and folders of weights, by the names of files, and for the Hub."""
+    path = expand_path(_remove_folder_kind(word))
+    if word.startswith("hf://") and not word.startswith("hf://datasets/"):
+        return True
+    if not path.is_dir():
+        return word.endswith(_WEIGHT_SUFFIXES)
+    if (path / "checkpoints").is_dir():
+        return True
+    names = [file.name for file in path.iterdir()]
+    return "config.json" in names or any(name.endswith(_WEIGHT_SUFFIXES) for name in names)
+
+
+def _remove_folder_kind(word: str) -> str:
+    """Return the path of "folder:PATH"; other words unchanged."""
+    return word.removeprefix("folder:")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,10 @@ The annotation of a field is its type, with its range and the other options that
 import dataclasses
 import inspect
 import operator
+import shlex
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar
 
 from vit_jax.config import data_kinds
@@ -21,6 +22,11 @@ LISTED = tuple(kind.prefix for kind in data_kinds.KINDS if kind.is_listing)
 """Prefixes of data with a path, as in "folder:PATH"."""
 OVERRIDE = "config.SECTION.FIELD"
 PositiveShare = Annotated[float, Range("(0, 1]")]
+
+
+def format_command(*words: str) -> str:
+    """Return a command of vit-jax as a shell reads it."""
+    return shlex.join(["vit-jax", *words])
 
 
 class UsageError(ValueError):
@@ -37,6 +43,7 @@ def option(
     *,
     flag: str = "",
     reads_bucket: bool = False,
+    is_positional: bool = False,
 ) -> Any:
     """Declare an option `--name=FORM`. The form of a Literal is empty.
 
@@ -48,8 +55,15 @@ def option(
       default: `REQUIRED` for an option without one.
       flag: name on the command line, if the field has another one.
       reads_bucket: accept addresses of buckets (gs://).
+      is_positional: accept the value also as a word without the flag, behind the arguments.
     """
-    metadata = {"form": form, "meaning": meaning, "flag": flag, "reads_bucket": reads_bucket}
+    metadata = {
+        "form": form,
+        "meaning": meaning,
+        "flag": flag,
+        "reads_bucket": reads_bucket,
+        "is_positional": is_positional,
+    }
     if default == []:
         return dataclasses.field(default_factory=list, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -95,6 +109,8 @@ class Option:
     earlier_flag: str = ""
     """Name before the option was in a group: "--gelu" of "--weights.gelu"."""
     reads_bucket: bool = False
+    is_positional: bool = False
+    """The value may be a word without the flag."""
 
     @property
     def is_required(self) -> bool:
@@ -228,6 +244,7 @@ def _make_option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
         meaning=metadata["meaning"],
         flag=flag,
         reads_bucket=metadata["reads_bucket"],
+        is_positional=metadata.get("is_positional", False),
     )
 
 
@@ -251,6 +268,23 @@ def _list_group(field: "dataclasses.Field[Any]") -> list[Option]:
 
 class Options:
     """The base of all verbs; their fields are options."""
+
+    def complete(self, words: Sequence[str]) -> "Options":
+        """Return the options of these words with values for those that a short form omits."""
+        return self
+
+    def suggest_next(self) -> str:
+        """Return the command that usually follows this one; "" if there is none."""
+        return ""
+
+    def to_words(self, excluded: Collection[str] = ()) -> list[str]:
+        """Return the words of all options that differ from their defaults, without arguments."""
+        words = []
+        for option in list_options(type(self)):
+            value = operator.attrgetter(option.name)(self)
+            if option.name not in excluded and value != option.default:
+                words += option.to_words(value)
+        return words
 
     def collect_values(self, *names: str) -> dict[str, Any]:
         """Return these options by name, without those that are None."""
@@ -343,6 +377,27 @@ class Recipe(Overrides):
         from vit_jax.config import load_recipe
 
         return load_recipe(self.config, self.overrides)
+
+    def suggest_run(self) -> str:
+        """Return the command that trains the recipe."""
+        return suggest_recipe(self.config, self.overrides)
+
+
+def suggest_recipe(recipe: str, overrides: Sequence[str], workdir: str | None = None) -> str:
+    """Return the command that trains a recipe; a workdir is chosen by default."""
+    from vit_jax.config import FinetuneConfig, load_recipe
+
+    config = load_recipe(recipe, overrides)
+    verb = "finetune" if isinstance(config, FinetuneConfig) else "pretrain"
+    words = [verb, f"--config={recipe}"]
+    if workdir is not None:
+        words.append(f"--workdir={workdir}")
+    words += overrides
+    if config.data is None:
+        words.append("--config.data=DATA")
+    if verb == "finetune" and config.init_from is None:
+        words.append("--config.init_from=WEIGHTS")
+    return format_command(*words)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

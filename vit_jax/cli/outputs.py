@@ -26,6 +26,24 @@ def note_conversion(specification: str) -> None:
         note(description)
 
 
+def suggest(command: str) -> None:
+    """Print the next command on standard error, in the first process; "" is no command."""
+    if command:
+        _print_first(f"next: {printable(command)}")
+
+
+def show_command(command: str) -> None:
+    """Print the command that a short form stands for on standard error, in the first process."""
+    _print_first(f"command: {printable(command)}")
+
+
+def _print_first(line: str) -> None:
+    # Verbs that have joined other processes have imported this module.
+    internals = sys.modules.get("vit_jax.hosts.internals")
+    if internals is None or internals.global_state.process_id == 0:
+        print(line, file=sys.stderr, flush=True)
+
+
 def fail(message: str, code: int) -> NoReturn:
     """End the program with a message."""
     print(f"vit-jax: {printable_lines(message)}", file=sys.stderr, flush=True)

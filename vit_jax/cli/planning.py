@@ -60,6 +60,10 @@ class Plan(Recipe):
     )
     json: bool = switch("print all figures as JSON")
 
+    def suggest_next(self) -> str:
+        """Return the run of the recipe."""
+        return self.suggest_run()
+
     def run(self) -> None:
         target = None
         if self.hlo is not None:

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import Annotated, Literal
 
-from vit_jax.cli.options import Options, UsageError, argument, option, switch
+from vit_jax.cli.options import Options, UsageError, argument, format_command, option, switch
 from vit_jax.cli.outputs import resolve_output_folder
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Range, When
@@ -91,6 +91,16 @@ class Prepare(Options):
     )
 
     check: bool = switch("compare a dataset made of tars with its manifest, and change nothing")
+
+    def suggest_next(self) -> str:
+        """Return a training on the data that were written."""
+        if self.output is not None:
+            return format_command("pretrain", self.output)
+        name = self.name or self.datasets[0]
+        words = ["pretrain", f"tfds:{name}"]
+        if self.data_dir is not None:
+            words.append(f"--config.input.data_dir={self.data_dir}")
+        return format_command(*words)
 
     def run(self) -> None:
         kind = self._choose_kind()

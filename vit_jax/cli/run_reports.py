@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vit_jax.cli.groups import AllowedCode, ImageFields, WeightFields, load_model
 from vit_jax.cli.loading import Limits
-from vit_jax.cli.options import Options, argument, group, option, switch
+from vit_jax.cli.options import Options, argument, format_command, group, option, switch
 from vit_jax.cli.outputs import note, resolve_output_file
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Positive, When
@@ -40,6 +40,10 @@ class Status(Options):
         "SECONDS", "repeat until no run is running"
     )
     json: bool = switch("print a list of objects, for programs")
+
+    def suggest_next(self) -> str:
+        """Return the figure of the runs."""
+        return format_command("plot", *self.workdirs)
 
     def run(self) -> None:
         from vit_jax.tools.inspection.status import read_all
@@ -79,6 +83,10 @@ class Plot(Options):
         "metrics, also precision, speed, norms or any; default: loss,accuracy,learning_rate",
     )
 
+    def suggest_next(self) -> str:
+        """Return the page of the first run."""
+        return format_command("report", self.runs[0])
+
     def run(self) -> None:
         from vit_jax.storage.files import write_atomically
         from vit_jax.tools.figures import curves, drawing
@@ -110,6 +118,10 @@ class Report(Limits):
     )
 
     weights: AllowedCode = group(AllowedCode)
+
+    def suggest_next(self) -> str:
+        """Return predictions by the run."""
+        return f"{format_command('predict', self.workdir)} IMAGE"
 
     def run(self) -> None:
         if self.without_data:

@@ -15,6 +15,7 @@ from vit_jax.cli.options import (
     Share,
     UsageError,
     argument,
+    format_command,
     option,
     switch,
 )
@@ -176,6 +177,10 @@ class Sweep(_Runs):
         "NAME", "machine, as in `plan`, for time and chip-hours"
     )
 
+    def suggest_next(self) -> str:
+        """Return the figure of the runs."""
+        return format_command("plot", self.workdir)
+
     def run(self) -> None:
         if self.dry_run:
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
@@ -267,6 +272,10 @@ class Study(_Runs):
     image_sizes: Values = option("A,B,…", "image sizes in pixels (speed)")
 
     seeds: Values = option("A,B,…", "random seeds: their mean and extremes are shown")
+
+    def suggest_next(self) -> str:
+        """Return the figure of the runs."""
+        return format_command("plot", self.workdir)
 
     def run(self) -> None:
         from vit_jax.tools.sweeps.catalogue import STUDIES
@@ -365,6 +374,10 @@ class Vtab(Share, Overrides):
 
     suite: str | None = option("package.module:name", "custom suite of tasks")
     config: str = option("RECIPE", "recipe of the fine-tuning", VTAB_RECIPE)
+
+    def suggest_next(self) -> str:
+        """Return the state of the runs."""
+        return format_command("status", self.workdir)
 
     def run(self) -> None:
         from vit_jax.tools.sweeps.grid import reject_overrides

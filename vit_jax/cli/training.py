@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vit_jax.cli.groups import AllowedCode
 from vit_jax.cli.options import (
-    REQUIRED,
     Options,
     Overrides,
     Recipe,
     UsageError,
     argument,
+    format_command,
     group,
     option,
+    suggest_recipe,
     switch,
 )
 from vit_jax.cli.outputs import (
@@ -47,6 +48,7 @@ sharding.parameters=fsdp (parameters split over the devices), model.remat=dots o
 global_batch. The error of JAX:"""
 
 CHECKING = When("check")
+_DATA_MEANING = "images: a folder, a .csv, .parquet or .tar, or data as in a recipe"
 _REQUIRED_FIELDS = {"pretrain": ("data",), "finetune": ("data", "init_from")}
 
 
@@ -54,11 +56,15 @@ _REQUIRED_FIELDS = {"pretrain": ("data",), "finetune": ("data", "init_from")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Run(Recipe):
-    workdir: str = option(
+class _Run(Overrides):
+    config: str | None = option(
+        "RECIPE[:ARGUMENT]",
+        "recipe: a file (configs/digits.py), or an installed one (digits); default: by the words",
+    )
+    workdir: str | None = option(
         "FOLDER",
-        "folder of checkpoints and results; the same command resumes an interrupted run",
-        REQUIRED,
+        "folder of checkpoints and results; the same command resumes an interrupted run; default: "
+        "runs/NAME, numbered if it is taken",
         reads_bucket=True,
     )
 
@@ -81,35 +87,80 @@ class _Run(Recipe):
         "examine the machines first, as the verb doctor does, and start only if all is well"
     )
 
-    def run(self) -> None:
+    def complete(self, words: Sequence[str]) -> "_Run":
+        """Return the options with recipe, workdir and overrides in the place of a short form."""
+        weights = getattr(self, "weights", None)
+        data = getattr(self, "data", None)
+        if self.config is not None and self.workdir is not None and not (weights or data):
+            return self
+
+        from vit_jax.cli.short_forms import complete_run
+
         with explain_preemption():
-            verb = type(self).__name__.lower()
-            config = self._load(verb)
+            if self.check:
+                os.environ["JAX_PLATFORMS"] = "cpu"
+            completed = complete_run(
+                self._verb,
+                weights=weights,
+                data=data,
+                config=self.config,
+                workdir=self.workdir,
+                overrides=self.overrides,
+                others=self.to_words(excluded=("config", "workdir", "overrides")),
+                uses_devices=not self.check,
+            )
+        return dataclasses.replace(self, **completed._asdict())
+
+    @property
+    def _verb(self) -> str:
+        return type(self).__name__.lower()
+
+    def suggest_next(self) -> str:
+        """Return the evaluation of the run, or after a check the run."""
+        from vit_jax.config import load_recipe
+
+        assert self.config is not None, "complete sets it"
+        assert self.workdir is not None, "complete sets it"
+        if self.check:
+            options = [f"--config={self.config}", f"--workdir={self.workdir}"]
+            return format_command(self._verb, *options, *self.overrides)
+        config: RunConfig = load_recipe(self.config, self.overrides)
+        if config.objective.kind == "masked_patch" or config.data is None:
+            return format_command("status", self.workdir)
+        return format_command("evaluate", self.workdir, config.data)
+
+    def run(self) -> None:
+        assert self.config is not None, "complete sets it"
+        assert self.workdir is not None, "complete sets it"
+        workdir = self.workdir
+        with explain_preemption():
+            verb = self._verb
+            config = self._load(self.config)
             if self.check:
                 self._check(config, _REQUIRED_FIELDS[verb])
                 return
             if self.doctor:
-                _examine([f"--config={self.config}", f"--workdir={self.workdir}", *self.overrides])
+                _examine([f"--config={self.config}", f"--workdir={workdir}", *self.overrides])
             train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
-            run_training(lambda: train(config, self.workdir), self.workdir)
+            run_training(lambda: train(config, workdir), workdir)
 
-    def _load(self, verb: str) -> "RunConfig":
+    def _load(self, recipe: str) -> "RunConfig":
         """Return the config, which is one for this verb."""
         from vit_jax.config import FinetuneConfig, PretrainConfig, load_recipe
 
         overrides = list(self.overrides)
         if self.parameters:
             overrides.append("--config.logging.parameters=True")
-        config: RunConfig = load_recipe(self.config, overrides)
+        config: RunConfig = load_recipe(recipe, overrides)
         kinds: dict[str, type[RunConfig]] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
-        if not isinstance(config, kinds.pop(verb)):
+        if not isinstance(config, kinds.pop(self._verb)):
             (other,) = kinds
             raise UsageError(
-                f"--config={self.config}: must be a recipe for {verb}. "
-                f"Use vit-jax {other} --config={self.config} …"
+                f"--config={recipe}: must be a recipe for {self._verb}. "
+                f"Use vit-jax {other} --config={recipe} …"
             )
         _require_effective_holdout(config, self.overrides)
-        note_conversion(self.config)
+        note_conversion(recipe)
         return config
 
     def _check(self, config: "RunConfig", required: Sequence[str]) -> None:
@@ -123,6 +174,7 @@ class _Run(Recipe):
                 raise UsageError(
                     f"config.{name}=None: must be set for this recipe. Add --config.{name}=…"
                 )
+        assert self.config is not None, "complete sets it"
         lines = check_start(
             self.config,
             config,
@@ -134,22 +186,36 @@ class _Run(Recipe):
 
 
 @verb(
-    "--config=digits --workdir=runs/digits",
+    "my-images",
     "--config=pretrain_imagenet1k:ViT-B/16 --workdir=runs/imagenet --config.seed=1",
 )
 class Pretrain(_Run):
-    """Train from scratch, or resume from the workdir's last checkpoint."""
+    """Train from scratch, or resume from the workdir's last checkpoint.
+
+    With DATA alone the recipe suits the number of images. The choices are printed as a command.
+    """
+
+    data: str | None = argument("DATA", _DATA_MEANING, None, reads_bucket=True)
 
 
 @verb(
-    "--config=finetune:any,own --workdir=runs/mine --config.init_from=ViT-B_16.npz --config.data=folder:my-images",
+    "ViT-B_16.npz my-images",
     "--config=finetune:ViT-B/16,cifar10 --workdir=runs/cifar10 --config.init_from=runs/imagenet",
 )
 class Finetune(_Run):
     """Fine-tune weights on other images, or resume.
 
-    --config.init_from=WEIGHTS names the weights: a workdir, .npz, .safetensors or hf://owner/name.
+    Without --config the recipe suits the weights, the length the data, and LoRA or all parameters
+    the memory. The choices are printed as a command.
     """
+
+    weights: str | None = argument(
+        "WEIGHTS",
+        "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name",
+        None,
+        reads_bucket=True,
+    )
+    data: str | None = argument("DATA", _DATA_MEANING, None, reads_bucket=True)
 
 
 @contextlib.contextmanager
@@ -254,6 +320,10 @@ class Replay(Options):
     step: Count | None = option("N", "step, counted from 1; default: the step that diverged")
     weights: AllowedCode = group(AllowedCode)
 
+    def suggest_next(self) -> str:
+        """Return the page of the run."""
+        return format_command("report", self.workdir)
+
     def run(self) -> None:
         from vit_jax.tools.inspection.replay import replay
         from vit_jax.train.series import say
@@ -284,6 +354,10 @@ class LrRange(Recipe):
     low: Positive = option("X", "first learning rate", 1e-6)
     high: Positive = option("X", "last learning rate, unless the loss diverges before", 1.0)
     steps: Count = option("N", "number of steps, each with a higher rate than the one before", 100)
+
+    def suggest_next(self) -> str:
+        """Return the run with a rate in the place of RATE."""
+        return f"{self.suggest_run()} --config.schedule.learning_rate=RATE"
 
     def run(self) -> None:
         from vit_jax.tools.figures import drawing
@@ -327,6 +401,10 @@ class Bench(Recipe):
     data: bool = switch("time also the input, alone and with the step, and the complete loop")
     json: bool = switch("print all figures as JSON")
 
+    def suggest_next(self) -> str:
+        """Return the run that was timed."""
+        return self.suggest_run()
+
     def run(self) -> None:
         config = self.load()
 
@@ -368,6 +446,12 @@ class Doctor(Overrides):
         "examine the devices in minutes: numerics, determinism, speed and memory"
     )
     json: bool = switch("print the findings of each process as JSON")
+
+    def suggest_next(self) -> str:
+        """Return the run that the machine is ready for."""
+        if self.config is None:
+            return format_command("pretrain", "digits")
+        return suggest_recipe(self.config, self.overrides, self.workdir)
 
     def run(self) -> None:
         config = self._load()

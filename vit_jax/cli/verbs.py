@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax.cli.help_text import find_width, format_help
 from vit_jax.cli.options import list_groups, list_options
+from vit_jax.cli.outputs import suggest
 from vit_jax.cli.words import parse_words, restore_spelling
 
 
@@ -32,7 +33,9 @@ class Verb:
     def __call__(self, words: Sequence[str]) -> None:
         spelling = dict[str, str]()
         with restore_spelling(spelling):
-            parse_words(self.options, words, self.name, spelling).run()
+            options = parse_words(self.options, words, self.name, spelling).complete(words)
+            options.run()
+        suggest(options.suggest_next())
 
     @property
     def name(self) -> str:

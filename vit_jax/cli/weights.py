@@ -8,12 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from vit_jax.cli.groups import WeightFields
-from vit_jax.cli.loading import Checkpoint, Limits, Names, Reading
+from vit_jax.cli.loading import (
+    Checkpoint,
+    Limits,
+    Names,
+    Reading,
+    read_data,
+    require_weights_first,
+)
 from vit_jax.cli.options import (
     REQUIRED,
     PositiveShare,
     UsageError,
     argument,
+    format_command,
     group,
     option,
     switch,
@@ -25,6 +33,7 @@ from vit_jax.cli.outputs import (
     require_creatable,
     resolve_output_file,
     resolve_output_folder,
+    show_command,
 )
 from vit_jax.cli.stop import join_processes
 from vit_jax.cli.verbs import verb
@@ -111,6 +120,10 @@ class Convert(_Conversion):
         "hf://OWNER/NAME", "upload the folder of --to=timm or huggingface to the Hub"
     )
 
+    def suggest_next(self) -> str:
+        """Return an evaluation of the converted weights."""
+        return f"{format_command('evaluate', self.destination)} DATA"
+
     def run(self) -> None:
         self.reject_ineffective(["weights.compute_dtype"], "on convert, which runs no network")
         self._require_hub()
@@ -161,6 +174,13 @@ class Export(_Conversion, Reading, Checkpoint):
         "features,tokens without classes",
         (),
     )
+
+    def suggest_next(self) -> str:
+        """Return an evaluation of the weights, or of those of a program."""
+        exported = self.checkpoint
+        if self.to in ("npz", "safetensors"):
+            exported = self._choose_output()
+        return f"{format_command('evaluate', exported)} DATA"
 
     def run(self) -> None:
         output = self._choose_output()
@@ -229,7 +249,7 @@ def _name_classes(model: "Model", weights: "Weights") -> "Model":
 
 
 @verb(
-    "runs/mine --data=folder:my-images --csv=classes.csv",
+    "runs/mine my-images --csv=classes.csv",
     "ViT-B_16.npz --data=imagenet --data_dir=DATA --report=reports",
 )
 class Evaluate(Limits, Reading, Names, Checkpoint):
@@ -241,11 +261,13 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
     validation, ReaL, V2, -A, -R, Sketch and ObjectNet, in one table.
     """
 
-    data: str = option(
+    data: Annotated[str, read_data] = option(
         "DATA",
-        f"dataset: {spell_forms()}; imagenet, or imagenet:NAME,… for some of its sets",
+        f"dataset: {spell_forms()}, or a folder or file; imagenet, or imagenet:NAME,… for some of "
+        "its sets",
         REQUIRED,
         reads_bucket=True,
+        is_positional=True,
     )
 
     report: str | None = option(
@@ -271,6 +293,17 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
     holdout_fraction: PositiveShare | None = option(
         "X", "held-out fraction of each class of files without splits"
     )
+
+    def complete(self, words: Sequence[str]) -> "Evaluate":
+        """Return the options; weights and data must not be exchanged."""
+        require_weights_first(type(self).__name__.lower(), self.checkpoint, self.data)
+        if not any(word.partition("=")[0] == "--data" for word in words):
+            show_command(format_command("evaluate", self.checkpoint, *self.to_words()))
+        return self
+
+    def suggest_next(self) -> str:
+        """Return predictions of images."""
+        return f"{format_command('predict', self.checkpoint)} IMAGE"
 
     def run(self) -> None:
         with join_processes():
@@ -431,6 +464,10 @@ class Predict(Reading, Names, Checkpoint):
     csv: str | None = option(
         "FILE", "write the predictions as CSV, a line for each image; - prints only this table"
     )
+
+    def suggest_next(self) -> str:
+        """Return an evaluation on images with labels."""
+        return f"{format_command('evaluate', self.checkpoint)} DATA"
 
     def run(self) -> None:
         table = _open_table(self.csv)

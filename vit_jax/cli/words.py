@@ -241,16 +241,34 @@ class _Reader:
             elif taken:
                 self.values[argument.name] = taken[0]
 
+        words = self._read_positional_options(words)
         if words:
             _reject_buckets(words[0], words[0], allowed=False)
             raise self._reject(words[0])
+
+    def _read_positional_options(self, words: list[str]) -> list[str]:
+        """Give the next words to options that may be words; return the others."""
+        for option in self.options:
+            if not option.is_positional or not words:
+                continue
+            word = words[0]
+            if option.name in self.values:
+                raise UsageError(
+                    f"{word}, {option.flag}=: are two values of {option.form}. Give one of them."
+                )
+            _reject_buckets(word, word, allowed=option.reads_bucket)
+            self.spelling.setdefault(f"{option.flag}={word}", word)
+            self._store(option, read_value(option.form, option.hint, word))
+            words = words[1:]
+        return words
 
     def _require_all(self) -> None:
         """Raise UsageError if a required word or option is missing."""
         missing = []
         for option in (*self.arguments, *self.options):
             if option.is_required and option.name not in self.values:
-                missing.append(option.flag or option.form)
+                is_word = option.is_positional or not option.flag
+                missing.append(option.form if is_word else option.flag)
 
         if missing:
             raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax {self.verb} --help.")

@@ -5,6 +5,7 @@ list the rows.
 """
 
 import dataclasses
+import pathlib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,7 @@ class DataKind:
         It is a class of `Listing`, called with the path, if `is_listing`; or a function of (name,
         split, data_dir) that returns a `Source`.
       is_listing: the text after the prefix is a path to a list of images.
+      suffix: end of the names of its files, by which a path without a prefix is recognised.
     """
 
     form: str
@@ -26,6 +28,7 @@ class DataKind:
     example: str
     opener: str
     is_listing: bool = False
+    suffix: str = ""
 
     @property
     def prefix(self) -> str:
@@ -50,18 +53,27 @@ KINDS = (
     DataKind("tfds:NAME", "dataset of the TFDS catalogue", "tfds:cifar10", "tfds_source:open_tfds"),
     DataKind("vtab:TASK", "task of VTAB", "vtab:caltech101", "tfds_source:open_vtab"),
     DataKind("folder:PATH", "folders of images", "folder:my-images", "folder:Folder", True),
-    DataKind("wds:PATH", "tar shards of WebDataset", "wds:my-shards", "shards:Shards", True),
+    DataKind(
+        "wds:PATH", "tar shards of WebDataset", "wds:my-shards", "shards:Shards", True, ".tar"
+    ),
     DataKind(
         "parquet:PATH",
         "Parquet files of Hugging Face",
         "parquet:beans",
         "parquet:Parquet",
         True,
+        ".parquet",
     ),
-    DataKind("csv:FILE", "table of paths and labels", "csv:photos.csv", "table:Table", True),
+    DataKind(
+        "csv:FILE", "table of paths and labels", "csv:photos.csv", "table:Table", True, ".csv"
+    ),
 )
 PREFIXES = tuple(kind.prefix for kind in KINDS)
 _FORMS = tuple(kind.form for kind in KINDS)
+_PACKED = (".tar", ".parquet")
+"""Ends of files that hold many images."""
+_HUB_FOLDER = "data"
+"""Sub-folder of a dataset of Hugging Face that holds its files."""
 REFERENCE_FORM = "package.module:name"
 
 
@@ -71,6 +83,37 @@ def find_kind(data: str) -> DataKind | None:
         if kind.names(data):
             return kind
     return None
+
+
+def infer_data(text: str) -> str:
+    """Return data with its kind: "folder:photos" for the folder photos, "csv:a.csv" for a table.
+
+    A folder with nothing but tars or Parquet files has their kind. A text that names data already,
+    or no file or folder of this machine, is unchanged.
+    """
+    if find_kind(text) is not None:
+        return text
+    path = text.partition("#")[0]
+    for kind in KINDS:
+        if kind.suffix and path.endswith(kind.suffix):
+            return f"{kind.prefix}:{text}"
+    folder = pathlib.Path(path).expanduser()
+    if folder.is_dir():
+        return f"{_find_kind_of_folder(folder)}:{text}"
+    return text
+
+
+def _find_kind_of_folder(folder: pathlib.Path) -> str:
+    """Return the prefix of the data in a folder; with class folders these are folders of images."""
+    paths = list(folder.iterdir())
+    if any(path.is_dir() and path.name != _HUB_FOLDER for path in paths):
+        return "folder"
+    if _HUB_FOLDER in [path.name for path in paths]:
+        paths += (folder / _HUB_FOLDER).glob("*")
+    for kind in KINDS:
+        if kind.suffix in _PACKED and any(path.suffix == kind.suffix for path in paths):
+            return kind.prefix
+    return "folder"
 
 
 def spell_forms() -> str:

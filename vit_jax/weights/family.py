@@ -88,6 +88,7 @@ class Family:
       timm_models: models of timm for which networks are written.
       timm_bodies: models of timm for which networks with a ResNet are written, by name.
       transformers_models: classes of transformers for which networks are written.
+      finetuning_rule: rule of configs/finetune.py for these weights; "": the one for any weights.
     """
 
     releases: Sequence[Release] = ()
@@ -111,6 +112,7 @@ class Family:
     timm_models: Sequence["TimmModel"] = ()
     timm_bodies: Mapping[TimmBody, str] = dataclasses.field(default_factory=dict)
     transformers_models: Sequence["TransformersModel"] = ()
+    finetuning_rule: str = ""
 
 
 def read_models(text: str) -> dict[str, Sizes | None]:

@@ -46,7 +46,7 @@ from vit_jax.weights.names import (
 from vit_jax.weights.names.wrappers import Wrapping
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.position_resize import resize_positions
-from vit_jax.weights.published import find_licence, list_addresses
+from vit_jax.weights.published import find_finetuning_rule, find_licence, list_addresses
 from vit_jax.weights.recognise import (
     Recognised,
     recognise,
@@ -90,6 +90,7 @@ class Weights:
     format: str = ""  # format of another library: "released", "bit", "timm", ...
     licence: str = ""  # name on the Hub; "" if it is unknown
     has_several_labels: bool = False  # images may have several labels, by the configuration
+    finetuning_rule: str = ""  # rule of the recipe finetune for this family; "": for any weights
 
     def choose_resize_method(self, position_resize: str = "library") -> str:
         """Return the method by which positions are resized.
@@ -214,6 +215,9 @@ def _load_arrays(
     if hub.is_hub_address(address) and not weights.licence:
         licence = find_licence(address.removeprefix("hf://"))
         weights = dataclasses.replace(weights, licence=licence)
+    if hub.is_hub_address(address) and not weights.finetuning_rule:
+        rule = find_finetuning_rule(address.removeprefix("hf://"))
+        weights = dataclasses.replace(weights, finetuning_rule=rule)
     if is_address(address):
         format_name = weights.format or "vit_jax"
         weights = dataclasses.replace(weights, source=f"{address} ({format_name})")
@@ -513,6 +517,7 @@ def _load_file(
         training=description.parse_training_data(file.metadata),
         format=known.format,
         licence=sidecar.licence,
+        finetuning_rule=sidecar.finetuning_rule,
         has_several_labels=sidecar.is_multilabel and a.num_classes > 0,
     )
 

@@ -61,6 +61,21 @@ def list_cells(release: Release) -> tuple[str, ...]:
     )
 
 
+def find_finetuning_rule(name: str) -> str:
+    """Return the rule of the recipe `finetune` for the family that a name belongs to; "" for none.
+
+    Names are those of `find_licence`.
+    """
+    rules = set()
+    for family in load_families():
+        is_released = any(re.search(release.pattern, name) for release in family.releases)
+        if name and (is_released or name in family.model_types):
+            rules.add(family.finetuning_rule)
+    if len(rules) != 1:
+        return ""
+    return rules.pop()
+
+
 def find_licence(name: str) -> str:
     """Return the licence of the family that a name belongs to; "" for none, or several licences.
 

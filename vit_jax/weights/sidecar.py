@@ -17,7 +17,7 @@ from vit_jax.storage.files import read_json
 from vit_jax.weights import architectures
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
 from vit_jax.weights.formats.stored import naming, quote
-from vit_jax.weights.published import find_licence
+from vit_jax.weights.published import find_finetuning_rule, find_licence
 from vit_jax.weights.typed_values import (
     build_value_error,
     read_class_names,
@@ -93,6 +93,7 @@ class Sidecar(NamedTuple):
         OURS  # normalisation of the pixels that the file's parameters take
     )
     licence: str = ""  # licence of the family that the configuration names
+    finetuning_rule: str = ""  # rule of the recipe finetune for this family
     is_multilabel: bool = False  # images may have several labels: sigmoid instead of softmax
 
 
@@ -142,7 +143,12 @@ def build_sidecar(architecture: str) -> Sidecar:
 
     current_name = architectures.find_current_name(architecture)
     fields = architectures.find_timm_fields(current_name, {})
-    return Sidecar(fields, notes=(note,), licence=find_licence(architecture))
+    return Sidecar(
+        fields,
+        notes=(note,),
+        licence=find_licence(architecture),
+        finetuning_rule=find_finetuning_rule(architecture),
+    )
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -190,6 +196,7 @@ def _parse_huggingface(config: Mapping[str, object]) -> Sidecar:
         fields=_select_known(fields),
         class_names=_select_given_names(labels),
         licence=find_licence(model_type or ""),
+        finetuning_rule=find_finetuning_rule(model_type or ""),
         is_multilabel=read_problem_type(config),
     )
 
@@ -255,6 +262,7 @@ def _parse_timm(config: Mapping[str, object]) -> Sidecar:
         notes=notes,
         normalisation=_read_normalisation(pretrained, "mean", "std"),
         licence=find_licence(f"{name}.{pretrained.get('tag', '')}"),
+        finetuning_rule=find_finetuning_rule(f"{name}.{pretrained.get('tag', '')}"),
         is_multilabel=read_problem_type(config),
     )
 

@@ -167,7 +167,7 @@ def test_images_that_are_gone_leave_the_rest(trained, tmp_path, monkeypatch):
     outcome = run(["report", str(trained), f"--output={page}"])
 
     assert outcome.code == 0
-    assert outcome.err == note
+    assert outcome.err == f"{note}next: vit-jax predict {trained} IMAGE\n"
     assert list_figures(page.read_text()) == ["filters", "positions"]
 
 

@@ -13,7 +13,7 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict, is_within
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.config.specification import store_config
+from vit_jax.config.specification import load_recipe, store_config
 from vit_jax.storage.files import (
     OUT_OF_FILES,
     JsonObject,
@@ -306,9 +306,7 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
             "To fine-tune the weights of a run, give its folder as config.init_from."
         )
     lines = ""
-    for name in sorted(stored.keys() | now.keys()):
-        if stored.get(name) == now.get(name) or is_within(name, RUNTIME_FIELDS):
-            continue
+    for name in _list_differences(stored, now):
         there = _format_value(stored, name)
         given = _format_value(now, name)
         lines += f"  {name[:MAX_SHOWN]}: there {there}, given {given}\n"
@@ -317,6 +315,29 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
             f"workdir {str(path)!r} belongs to a run with another config:\n{lines}"
             "Choose another workdir, or give the config it was started with."
         )
+
+
+def has_same_config(path: pathlib.Path, config: RunConfig) -> bool:
+    """Return True if a folder belongs to a run for which this config was requested."""
+    if not (path / CONFIG_FILE).exists():
+        return False
+    try:
+        stored = load_recipe(str(path / CONFIG_FILE))
+    except (OSError, ValueError):  # no config of a run
+        return False
+    return type(stored) is type(config) and not _list_differences(
+        flatten(json.loads(json.dumps(to_dict(stored)))),
+        flatten(json.loads(json.dumps(to_dict(config)))),
+    )
+
+
+def _list_differences(stored: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the fields of the computation that differ, in order."""
+    different = []
+    for name in sorted(stored.keys() | now.keys()):
+        if stored.get(name) != now.get(name) and not is_within(name, RUNTIME_FIELDS):
+            different.append(name)
+    return different
 
 
 def _format_value(values: Mapping[str, object], name: str) -> str:

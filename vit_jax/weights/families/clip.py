@@ -132,6 +132,7 @@ _TRANSFORMERS_MODEL = TransformersModel(
 _EPSILON = {"layer_norm_epsilon": 1e-5}
 
 FAMILY = Family(
+    finetuning_rule="siglip2",
     releases=(
         Release(
             name="CLIP",

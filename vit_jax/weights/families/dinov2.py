@@ -138,6 +138,7 @@ _WITH_REGISTERS = TransformersModel(
 _GIANT = TimmModel(name="vit_giant_patch14_dinov2", held=GATED_TRANSFORMER)
 
 FAMILY = Family(
+    finetuning_rule="dinov3",
     releases=(
         Release(
             name="DINOv2",

@@ -141,6 +141,7 @@ _TRANSFORMERS_MODEL = TransformersModel(
 )
 
 FAMILY = Family(
+    finetuning_rule="dinov3",
     releases=(
         Release(
             name="DINOv3",

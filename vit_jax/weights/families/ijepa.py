@@ -15,6 +15,7 @@ _MODEL = TransformersModel(
 )
 
 FAMILY = Family(
+    finetuning_rule="mae",
     releases=(
         Release(
             name="I-JEPA",

@@ -3,6 +3,7 @@
 from vit_jax.weights.family import Family, Release
 
 FAMILY = Family(
+    finetuning_rule="mae",
     releases=(
         Release(
             name="MAE",

@@ -38,6 +38,7 @@ _TRANSFORMERS_MODEL = TransformersModel(
 )
 
 FAMILY = Family(
+    finetuning_rule="siglip2",
     releases=(
         Release(
             name="SigLIP",

@@ -15,6 +15,7 @@ _MODELS = """
 
 
 FAMILY = Family(
+    finetuning_rule="dinov3",
     releases=(
         Release(
             name="TIPSv2",

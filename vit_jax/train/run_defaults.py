@@ -1,0 +1,272 @@
+"""Defaults of a run from its weights, its data and the machine: recipe, length, trained parameters.
+
+A default is an override of the recipe, which the short forms of `pretrain` and `finetune` print.
+"""
+
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+
+from vit_jax.config import FinetuneConfig, load_recipe
+from vit_jax.data.records import Source
+from vit_jax.data.sources import open_source
+from vit_jax.optim.by_name import make_is_trained
+from vit_jax.sharding.fabrics import GIB
+from vit_jax.storage.files import read_bounded
+from vit_jax.train.assemble import assemble
+from vit_jax.train.assembly import Assembly
+from vit_jax.train.layout import RESERVE, usable_bytes
+from vit_jax.train.starting_weights import adapt, initial_weights
+from vit_jax.weights import Weights
+
+FEWEST_STEPS = 200
+"""Steps of fine-tuning on a few images, of which many epochs are few steps."""
+MOST_STEPS = 20_000
+"""Steps of fine-tuning on many images: those of ImageNet in the paper (ViT, Table 4)."""
+LORA_RANK = 16
+LORA = (
+    "optimizer.name=adam",
+    "schedule.learning_rate=0.001",
+    f"optimizer.lora_rank={LORA_RANK}",
+)
+"""LoRA as in docs/custom_images.md."""
+QUICK = "finetune:any,own,quick"
+MOST_SCRATCH_IMAGES = 100_000
+"""Largest number of images of the recipe `pretrain_own`."""
+_HOST_FRACTION = 0.8
+"""Fraction of the memory of a machine without accelerators that a run may use."""
+_MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
+"""File with the memory of a container on Linux."""
+_CHOSEN_BY_MEMORY = ("optimizer", "schedule.learning_rate")
+"""Section and field that a choice of LoRA would change."""
+
+
+class Defaults(NamedTuple):
+    """The recipe of a run and changes of its values, with reasons."""
+
+    recipe: str
+    overrides: list[str]  # without the prefix "--config."
+    reasons: list[str]  # lines for the log
+
+
+# Fine-tuning.
+
+
+def choose_finetuning(
+    recipe: str | None,
+    overrides: Sequence[str],
+    *,
+    uses_devices: bool = True,
+) -> Defaults:
+    """Return the defaults of a fine-tuning run.
+
+    Args:
+      recipe: a recipe of the user, whose values stay; None: one that suits the weights.
+      overrides: words of the user, "--config.FIELD=VALUE", with `init_from` and `data`.
+      uses_devices: choose between LoRA and all parameters by the memory of the devices.
+
+    Raises:
+      ValueError: the weights or the data cannot be opened, or an override is invalid.
+    """
+    if recipe is not None:
+        return Defaults(recipe, [], [])
+
+    weights = initial_weights(load_recipe(QUICK, overrides))
+    chosen = QUICK
+    reasons = [f"recipe   {QUICK}: one learning rate, for any network"]
+    if weights.finetuning_rule:
+        chosen = f"finetune:{weights.finetuning_rule},own"
+        reasons = [f"recipe   {chosen}: for the family of the weights"]
+
+    config = load_recipe(chosen, overrides)
+    train = open_source(config.data, config.input.train_split, config.input, config.seed)
+    choices = _Choices(overrides)
+    if train.is_multilabel:
+        choices.add("objective.loss=sigmoid")
+        if config.objective.label_smoothing_fraction:
+            choices.add("objective.label_smoothing_fraction=0")
+    _choose_batch(choices, config.global_batch, len(train))
+    config = load_recipe(chosen, choices.words)
+    reasons.append(_choose_length(choices, config, len(train)))
+    if uses_devices and not choices.has_any(_CHOSEN_BY_MEMORY):
+        reasons.append(_choose_parameters(choices, chosen, train, weights))
+    return Defaults(chosen, choices.added, reasons)
+
+
+class _Choices:
+    """Overrides of the user, and those that are added; a value of the user stays."""
+
+    def __init__(self, given: Sequence[str]) -> None:
+        self.given = list(given)
+        self.added: list[str] = []
+
+    @property
+    def words(self) -> list[str]:
+        """All overrides as words of a command."""
+        return [*self.given, *(f"--config.{override}" for override in self.added)]
+
+    def add(self, *overrides: str) -> None:
+        """Add overrides of fields that the user does not set."""
+        for override in overrides:
+            field = override.partition("=")[0]
+            if not self.has_any([field]):
+                self.added.append(override)
+
+    def has_any(self, fields: Sequence[str]) -> bool:
+        """Return True if the user sets one of these fields, or a field of one of these sections."""
+        for word in self.given:
+            path = word.removeprefix("--config.").partition("=")[0]
+            if any(f"{path}.".startswith(f"{field}.") for field in fields):
+                return True
+        return False
+
+
+def _choose_batch(choices: _Choices, global_batch: int, num_images: int) -> None:
+    """Halve the batch of the recipe until it is at most an epoch."""
+    smaller = global_batch
+    while smaller > max(num_images, 1):
+        smaller = smaller // 2
+    if smaller != global_batch:
+        choices.add(f"global_batch={smaller}")
+
+
+def _choose_length(choices: _Choices, config: FinetuneConfig, num_images: int) -> str:
+    """Keep the epochs of the recipe, within limits of steps; return the reason."""
+    epochs = float(config.total.split()[0])
+    steps = round(epochs * num_images / config.global_batch)
+    allowed = min(max(steps, FEWEST_STEPS), MOST_STEPS)
+    if choices.has_any(["total"]):
+        return f"length   {config.total}"
+    if steps == allowed:
+        return f"length   {config.total} of {num_images:,} images, {steps:,} steps"
+    choices.add(f"total={allowed}steps")
+    limit = "at least" if steps < allowed else "at most"
+    return (
+        f"length   {allowed:,} steps: {config.total} of {num_images:,} images are {steps:,}, "
+        f"{limit} {allowed:,} are done"
+    )
+
+
+def _choose_parameters(choices: _Choices, recipe: str, train: Source, weights: Weights) -> str:
+    """Choose between all parameters and LoRA by the memory of a step; return the reason."""
+    available = _count_available_bytes()
+    smallest = None
+    for name, overrides in _list_trained(choices, recipe, weights):
+        words = [*choices.words, *(f"--config.{override}" for override in overrides)]
+        run = _assemble(load_recipe(recipe, words), train, weights)
+        needed = estimate_bytes(run)
+        if needed is None:
+            return "trains   all parameters: the memory of this network is not known"
+        smallest = (name, overrides, needed)
+        if needed <= available:
+            break
+    assert smallest is not None, "all parameters are tried"
+    name, overrides, needed = smallest
+    choices.add(*overrides)
+    sizes = f"{needed / GIB:,.2f} of {available / GIB:,.2f} GiB by formula"
+    if needed > available:
+        return f"trains   {name}, which may not fit: {sizes}"
+    return f"trains   {name}: a step needs {sizes}"
+
+
+def _list_trained(
+    choices: _Choices, recipe: str, weights: Weights
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield all parameters and LoRA; on CPUs, where no layout is chosen, each with micro-batches."""
+    micro_batches = [1]
+    if jax.devices()[0].platform == "cpu":
+        images = load_recipe(recipe, choices.words).global_batch // jax.device_count()
+        while images % (2 * micro_batches[-1]) == 0:
+            micro_batches.append(2 * micro_batches[-1])
+
+    trained: dict[str, list[str]] = {"all parameters": []}
+    if weights.architecture.has_transformer and not weights.architecture.has_resnet:
+        trained[f"LoRA of rank {LORA_RANK}"] = [*LORA]
+    for name, overrides in trained.items():
+        for number in micro_batches:
+            steps = [f"optimizer.accumulation_steps={number}"] if number > 1 else []
+            yield name, [*overrides, *steps]
+
+
+def _assemble(config: FinetuneConfig, train: Source, weights: Weights) -> Assembly:
+    start = adapt(config, train, weights)
+    return assemble(
+        start.config,
+        start.architecture,
+        num_examples=len(train),
+        label_shape=train.label_shape,
+        devices=jax.devices(),
+    )
+
+
+def estimate_bytes(run: Assembly) -> int | None:
+    """Return the memory of a step on one device by formula; None for a network without one."""
+    if not run.architecture.is_standard:
+        return None
+    from vit_jax.train.step_memory import step_memory
+
+    memory = step_memory(
+        run.architecture,
+        run.abstract_state,
+        global_batch=run.config.global_batch,
+        accumulation_steps=run.config.optimizer.accumulation_steps or 1,
+        is_trained=make_is_trained(run.config.optimizer),
+        tiled=jax.devices()[0].platform == "tpu",
+    )
+    return memory.total
+
+
+def _count_available_bytes() -> int:
+    """Return the memory of a device that a step may use; CPU devices share the machine's."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        return int((1 - RESERVE) * usable_bytes(device))
+    return int(_HOST_FRACTION * _read_host_bytes()) // jax.local_device_count()
+
+
+def _read_host_bytes() -> int:
+    """Return the memory of this machine, or of its container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = int(read_bounded(_MEMORY_LIMIT, 100))
+    except (OSError, ValueError):  # another system, or "max": there is no limit
+        return total
+    return min(total, limit)
+
+
+# Pre-training.
+
+
+def choose_pretraining(recipe: str | None, data: str, overrides: Sequence[str]) -> Defaults:
+    """Return the defaults of a pre-training run on these data.
+
+    Args:
+      recipe: a recipe of the user, whose values stay; None: one that suits the data.
+      data: with its kind.
+      overrides: words of the user, with `data`.
+
+    Raises:
+      ValueError: the data cannot be opened, or an override is invalid.
+    """
+    if recipe is not None:
+        return Defaults(recipe, [], [])
+    if data == "digits":
+        return Defaults("digits", [], [])
+
+    config = load_recipe("pretrain_own", overrides)
+    train = open_source(data, config.input.train_split, config.input, config.seed)
+    num_images = len(train)
+    choices = _Choices(overrides)
+    chosen = f"pretrain_own:ViT-Ti/16,examples={num_images}"
+    if num_images > MOST_SCRATCH_IMAGES:
+        chosen = "pretrain_s16_baseline"
+        choices.add("input.train_split=train", "input.test_split=test")
+    if train.is_multilabel:
+        choices.add("objective.loss=sigmoid")
+    config = load_recipe(chosen, choices.words)
+    _choose_batch(choices, config.global_batch, num_images)
+    reason = f"recipe   {chosen}: from scratch on {num_images:,} images, {config.total}"
+    return Defaults(chosen, choices.added, [reason])
