@@ -307,7 +307,7 @@ def test_dropout_needs_a_key_and_is_a_function_of_it():
 def test_stochastic_depth_drops_whole_examples():
     branch = jnp.ones((1000, 3, 4))
 
-    kept = drop_examples(branch, 0.25, jax.random.key(0))
+    kept = drop_examples(branch, 0.25, jax.random.key(0), site=0, batch=1000)
     example = kept[:, :1, :1]
 
     # An example is kept or dropped as a whole.

@@ -22,7 +22,10 @@ PROJECTIONS = ("query", "key", "value", "out")
 
 
 class Projections(NamedTuple):
-    """Queries, keys and values of all heads, each with h adjacent channels of E."""
+    """Queries, keys and values of all heads, each with h adjacent channels of E.
+
+    Biases are apart, since the kernels of `dispatch.compute_attention` add them on the chip.
+    """
 
     query_BQE: Array  # without bias
     key_BSE: Array  # without bias

@@ -97,7 +97,8 @@ class Block(nnx.Module):
         drop_key = key if self.drops_examples else None
 
         def finish_branch(branch: Array, scale_D: nnx.Param | None, site: Site) -> Array:
-            branch = scale_branch(branch, scale_D)
+            if scale_D is not None:
+                branch = branch * scale_D[...].astype(branch.dtype)
             return drop_examples(branch, drop_fraction, drop_key, site, batch)
 
         # Equation 2: x + attention(norm(x)).
@@ -242,10 +243,3 @@ def build_layer_scale(a: Architecture) -> nnx.Param | None:
         return None
     scale_D = jnp.full(a.width, a.layer_scale)
     return nnx.Param(scale_D)
-
-
-def scale_branch(branch: Array, scale_D: nnx.Param | None) -> Array:
-    """Return a branch multiplied by its LayerScale, if it has one."""
-    if scale_D is None:
-        return branch
-    return branch * scale_D[...].astype(branch.dtype)

@@ -61,32 +61,28 @@ def drop_examples(
     x: Array,
     fraction: Array | float,
     key: Array | None,
-    site: int = Site.ONLY,
-    batch: int | None = None,
+    site: int,
+    batch: int,
 ) -> Array:
     """Zero a fraction of the examples of `x`, as `dropout` (stochastic depth).
 
     Args:
-      x: (B, ...), or the tokens of B examples one after the other, (B S, D).
+      x: (B, S, D), or the tokens of B examples one after the other, (B S, D).
       fraction: scalar, share of the examples.
       key: random key of `jax.random`.
       site: number of this use of the key.
-      batch: B; None if it is the first dimension of `x`.
+      batch: B.
     """
     if key is None:
         return x
 
-    examples = x
-    if batch is not None:
-        examples = x.reshape(batch, -1, x.shape[-1])
-    batch = examples.shape[0]
+    examples = x.reshape(batch, -1, x.shape[-1])
     row_words, column_words = _hash_rows_and_columns(key, site, (batch, 1))
     words = _hash(row_words ^ column_words)
     uniform = words.astype(jnp.float32) * jnp.float32(2.0**-32)
     is_kept = uniform >= fraction
 
-    ones = (1,) * (examples.ndim - 1)
-    is_kept = is_kept.reshape(-1, *ones)
+    is_kept = is_kept.reshape(batch, 1, 1)
     dropped = _scale_kept(examples, is_kept, fraction)
     return dropped.reshape(x.shape)
 

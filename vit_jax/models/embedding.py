@@ -30,7 +30,7 @@ class PatchEmbedding(nnx.Module):
         shape_hwCD = (*a.patch_size, a.map_channels, a.width)
         kernel_hwCD = LECUN_NORMAL(rngs.params(), shape_hwCD, jnp.float32)
         self.kernel = nnx.Param(kernel_hwCD)
-        self.bias = build_bias(a)
+        self.bias = nnx.Param(jnp.zeros(a.width)) if a.patch_bias else None
         self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("embedding")
@@ -74,11 +74,3 @@ def split_patches(
     pixels_BYhXwC = covered_BHWC.reshape(shape_BYhXwC)
     pixels_BYXhwC = pixels_BYhXwC.swapaxes(2, 3)
     return pixels_BYXhwC.reshape(batch, num_rows * num_columns, -1)
-
-
-def build_bias(a: Architecture) -> nnx.Param | None:
-    """Return the bias of the patch embedding, (D,); None without one."""
-    if not a.patch_bias:
-        return None
-    bias_D = jnp.zeros(a.width, jnp.float32)
-    return nnx.Param(bias_D)

@@ -33,18 +33,16 @@ class LearnedPositions1D(nnx.Module):
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         a = architecture
-        self.num_bare = 0
-        if a.position_tokens == "patches":
-            self.num_bare = a.prefix_length
-        num_rows = a.sequence_length - self.num_bare
+        self.num_zeros = a.prefix_length if a.position_tokens == "patches" else 0
+        num_rows = a.sequence_length - self.num_zeros
         self.table = build_table(a, rngs, 1, num_rows, a.width)
 
     def __call__(self) -> Array:
         """Return positions_1SD."""
-        positions_1ND = self.table[...]
-        if self.num_bare == 0:
-            return positions_1ND
-        return jnp.pad(positions_1ND, ((0, 0), (self.num_bare, 0), (0, 0)))
+        table = self.table[...]
+        if self.num_zeros == 0:
+            return table
+        return jnp.pad(table, ((0, 0), (self.num_zeros, 0), (0, 0)))
 
 
 class LearnedPositions2D(nnx.Module):
