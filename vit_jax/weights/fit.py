@@ -21,12 +21,9 @@ from vit_jax.weights.folding import OURS, Normalisation, read_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import ArrayStatus
 from vit_jax.weights.names import HEAD_BIAS, HEAD_KERNEL, Shape, list_shapes
-from vit_jax.weights.position_resize import resize_positions
+from vit_jax.weights.position_resize import Grid, resize_positions
 
 T = TypeVar("T")
-Grid = tuple[int, int]
-"""Rows and columns of patches."""
-
 _HEAD = "head/"
 _LAST_LAYER = "head/linear/"
 _LARGE_GROUP = 5  # parameters that a summary does not list
@@ -246,15 +243,13 @@ def remove_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
         if name.startswith(_LAST_LAYER):
             parameters[name] = np.zeros(shape, np.float32)
 
-    notes = list(weights.notes)
     if a.patch_outputs:
-        notes.append(_NO_PATCH_HEAD)
+        weights = weights.add_note(_NO_PATCH_HEAD)
     return dataclasses.replace(
         weights,
         architecture=architecture,
         parameters=parameters,
         class_names=None,
-        notes=notes,
         has_several_labels=False,
     )
 

@@ -125,6 +125,10 @@ class Weights:
         ordered = {name: parameters[name] for name in list_shapes(a)}
         return dataclasses.replace(self, architecture=a, parameters=ordered, **changes)
 
+    def add_note(self, note: str) -> "Weights":
+        """Return the weights with one more note."""
+        return dataclasses.replace(self, notes=[*self.notes, note])
+
     def warnings(self) -> list[str]:
         """Return warnings for uses of the head without training."""
         head = self.parameters.get(HEAD_KERNEL)
@@ -641,7 +645,7 @@ def _drop_wrong_names(weights: Weights) -> Weights:
     if not names or len(names) == num_classes:
         return weights
     note = f"The {len(names)} class names beside it do not fit its {num_classes} classes."
-    return dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
+    return dataclasses.replace(weights, class_names=None).add_note(note)
 
 
 def _resize_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
@@ -670,11 +674,10 @@ def _resize_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
     if height % patch_height or width % patch_width:
         patches = _format_size(a.patch_size)
         note = f"{sizes}, which is taken, since patches of {patches} do not divide the other."
-        return dataclasses.replace(weights, notes=[*weights.notes, note])
+        return weights.add_note(note)
 
     note = f"{sizes}: {made} is taken. For another size set image_size."
-    noted = dataclasses.replace(weights, notes=[*weights.notes, note])
-    return resize_weights(noted, new_size)
+    return resize_weights(weights.add_note(note), new_size)
 
 
 def _format_size(size: tuple[int, int]) -> str:
@@ -692,16 +695,15 @@ def _fold_normalisation(weights: Weights, normalisation: Normalisation) -> Weigh
             f"WARNING: these weights were trained with {stated}, which cannot be folded into "
             "convolutions with padding, so accuracy suffers until they are fine-tuned."
         )
-        return dataclasses.replace(weights, notes=[*weights.notes, note])
+        return weights.add_note(note)
 
     # Stated, so that the network can be written with the pixels of its library.
     preprocessing = dict(weights.preprocessing or {})
     preprocessing |= folding.describe_normalisation(normalisation)
     note = f"The {stated} are folded into the patch embedding: images stay in [-1, 1]."
-    return weights.replace_network(
+    return weights.add_note(note).replace_network(
         dataclasses.replace(a, patch_bias=True),
         folding.fold(weights.parameters, normalisation),
-        notes=[*weights.notes, note],
         preprocessing=preprocessing,
     )
 

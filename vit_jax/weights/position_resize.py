@@ -14,6 +14,9 @@ import numpy as np
 
 from vit_jax.weights.load_report import ArrayStatus
 
+Grid = tuple[int, int]
+"""Rows and columns of patches."""
+
 EQUALS: dict[str, str] = {
     "corners": "as the released code",
     "bilinear": "antialiased, as PyTorch",
@@ -32,7 +35,7 @@ antialiasing.
 
 def resize_grid(
     table_hwD: np.ndarray,
-    grid: tuple[int, int],
+    grid: Grid,
     method: str = "corners",
 ) -> np.ndarray:
     """Resize a table of positions to a grid by one of the methods of `EQUALS`.
@@ -85,19 +88,16 @@ def _sum_weighted(
     return sums_HWD.astype(np.float32)
 
 
-def _compute_linear_weights(places: np.ndarray, old: int) -> np.ndarray:
-    """Return weights (new, old) of samples at these places, between old ones at 0, 1, ..."""
-    old_places = np.arange(old)
-    distances = np.abs(places[:, None] - old_places[None])
+def _compute_linear_weights(coordinates: np.ndarray, old: int) -> np.ndarray:
+    """Return weights (new, old) of samples at these coordinates; old ones are at 0, 1, ..."""
+    distances = np.abs(coordinates[:, None] - np.arange(old))
     return np.maximum(0.0, 1.0 - distances)
 
 
 def _compute_corner_weights(old: int, new: int) -> np.ndarray:
-    """Return weights (new, old) of samples whose first and last keep their places."""
-    if new == 1:
-        return _compute_linear_weights(np.zeros(1), old)
-    places = np.linspace(0.0, old - 1.0, new)
-    return _compute_linear_weights(places, old)
+    """Return weights (new, old) of samples whose first and last keep their coordinates."""
+    coordinates = np.linspace(0.0, old - 1.0, new)
+    return _compute_linear_weights(coordinates, old)
 
 
 def _compute_bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
@@ -107,8 +107,8 @@ def _compute_bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndar
     """
     scale = old / (new + offset)
     centres = (np.arange(new) + 0.5) * scale - 0.5
-    places = np.floor(centres).astype(int)
-    neighbours = places[:, None] + np.arange(-1, 3)
+    left = np.floor(centres).astype(int)
+    neighbours = left[:, None] + np.arange(-1, 3)
 
     x = np.abs(centres[:, None] - neighbours)
     inner = (1.25 * x - 2.25) * x**2 + 1.0
@@ -122,7 +122,7 @@ def _compute_bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndar
     return weights
 
 
-def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def crop_square(table_SD: np.ndarray, grid: Grid) -> np.ndarray:
     """Return positions for a grid from a table for a large square: float32 (rows * columns, D).
 
     C-RADIO resizes the square to the longer side of the grid, by PyTorch's bilinear without
@@ -152,8 +152,8 @@ _WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
 
 def resize_rows(
     table_SD: np.ndarray,
-    old: tuple[int, int],
-    new: tuple[int, int],
+    old: Grid,
+    new: Grid,
     method: str,
 ) -> np.ndarray:
     """Resize a flat table in raster order.
@@ -175,8 +175,8 @@ def resize_rows(
 
 def resize_offsets(
     table_Rh: np.ndarray,
-    old: tuple[int, int],
-    new: tuple[int, int],
+    old: Grid,
+    new: Grid,
     method: str,
 ) -> np.ndarray:
     """Resize relative positions: rows are offsets in raster order, then a class token's.
@@ -184,23 +184,23 @@ def resize_offsets(
     The last ones stay unchanged. Offsets are resized as a grid of rows by columns. If several new
     offsets are one in raster order, it gets their mean, weighted by the number of pairs of patches.
     """
-    places_hw = _find_offset_rows(old)
-    new_places_HW = _find_offset_rows(new)
-    offsets_hwh = table_Rh[places_hw]
-    resized_HWh = resize_grid(offsets_hwh, new_places_HW.shape, method)
+    row_hw = _find_offset_rows(old)
+    new_row_HW = _find_offset_rows(new)
+    offsets_hwh = table_Rh[row_hw]
+    resized_HWh = resize_grid(offsets_hwh, new_row_HW.shape, method)
 
     pairs_HW = _count_pairs(new)
     weighted_HWh = pairs_HW[..., None] * resized_HWh.astype(np.float64)
-    num_rows = new_places_HW.max() + 1
+    num_rows = new_row_HW.max() + 1
     num_heads = table_Rh.shape[1]
     sums_Rh = np.zeros((num_rows, num_heads))
-    np.add.at(sums_Rh, new_places_HW, weighted_HWh)
+    np.add.at(sums_Rh, new_row_HW, weighted_HWh)
 
-    pairs_R = np.bincount(new_places_HW.ravel(), pairs_HW.ravel())
+    pairs_R = np.bincount(new_row_HW.ravel(), pairs_HW.ravel())
     means_Rh = sums_Rh / pairs_R[:, None]
     means_Rh = means_Rh.astype(np.float32)
 
-    num_old_rows = places_hw.max() + 1
+    num_old_rows = row_hw.max() + 1
     class_token_rows = table_Rh[num_old_rows:]
     return np.concatenate([means_Rh, class_token_rows])
 
@@ -210,7 +210,7 @@ def _list_offsets(length: int) -> np.ndarray:
     return np.arange(1 - length, length)
 
 
-def _find_offset_rows(grid: tuple[int, int]) -> np.ndarray:
+def _find_offset_rows(grid: Grid) -> np.ndarray:
     """Return for every offset by rows and columns its row in a table."""
     rows, columns = grid
     row_offsets = _list_offsets(rows)
@@ -219,7 +219,7 @@ def _find_offset_rows(grid: tuple[int, int]) -> np.ndarray:
     return raster_offsets + rows * columns - 1
 
 
-def _count_pairs(grid: tuple[int, int]) -> np.ndarray:
+def _count_pairs(grid: Grid) -> np.ndarray:
     """Return for every offset by rows and columns the number of pairs of patches that have it."""
     rows, columns = grid
     row_pairs = rows - abs(_list_offsets(rows))
@@ -229,8 +229,8 @@ def _count_pairs(grid: tuple[int, int]) -> np.ndarray:
 
 def resize_positions(
     parameters: Mapping[str, np.ndarray],
-    old: tuple[int, int],
-    new: tuple[int, int],
+    old: Grid,
+    new: Grid,
     method: str,
 ) -> tuple[dict[str, np.ndarray], list[ArrayStatus]]:
     """Resize every table of positions from one grid of patches (rows, columns) to another.
@@ -259,7 +259,7 @@ _TABLE = re.compile(
 )
 
 
-def _find_grid(name: str, grid: tuple[int, int]) -> tuple[int, int]:
+def _find_grid(name: str, grid: Grid) -> Grid:
     """Return the grid of a table of positions on patches of this grid.
 
     It is (0, 0) for any other parameter. Tables of rows and of columns are grids one wide. Tables
@@ -286,8 +286,8 @@ def _find_grid(name: str, grid: tuple[int, int]) -> tuple[int, int]:
 def _resize(
     name: str,
     array: np.ndarray,
-    old: tuple[int, int],
-    new: tuple[int, int],
+    old: Grid,
+    new: Grid,
     method: str,
 ) -> np.ndarray:
     """Resize one parameter, by its name."""
