@@ -58,8 +58,8 @@ def update(
     elif warmup is not None:
         rate = jnp.maximum(rate, averaged ** (-2.0 / 3.0))
 
-    def leaf(average: jax.Array, parameter: jax.Array) -> jax.Array:
+    def move(average: jax.Array, parameter: jax.Array) -> jax.Array:
         parameter = parameter.astype(jnp.float32)
         return jnp.where(count > 0, average + rate * (parameter - average), parameter)
 
-    return jax.tree.map(leaf, average, parameters)
+    return jax.tree.map(move, average, parameters)

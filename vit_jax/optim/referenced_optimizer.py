@@ -65,7 +65,7 @@ def _name_errors(inner: optax.GradientTransformation, subject: str) -> optax.Gra
     """Return `inner`, whose errors become ValueErrors that name the options."""
 
     @contextlib.contextmanager
-    def naming(stage: str) -> Iterator[None]:
+    def explain_errors(stage: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # a value of a wrong type may lead to any error
@@ -73,7 +73,7 @@ def _name_errors(inner: optax.GradientTransformation, subject: str) -> optax.Gra
             raise ValueError(f"{subject} fails at {stage}: {reason}") from error
 
     def init(params: optax.Params) -> optax.OptState:
-        with naming("its first state"):
+        with explain_errors("its first state"):
             return inner.init(params)
 
     def update(
@@ -81,7 +81,7 @@ def _name_errors(inner: optax.GradientTransformation, subject: str) -> optax.Gra
         state: optax.OptState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.OptState]:
-        with naming("an update"):
+        with explain_errors("an update"):
             return inner.update(updates, state, params)
 
     return optax.GradientTransformation(init, update)

@@ -61,16 +61,16 @@ def _make_decay(config: ScheduleConfig, steps: ScheduleSteps) -> Callable[[jax.A
     end = config.end_learning_rate
     decay_steps = steps.total - steps.warmup
 
-    def remaining(step: jax.Array) -> jax.Array:
+    def compute_rest(step: jax.Array) -> jax.Array:
         return 1.0 - jnp.minimum(step / decay_steps, 1.0)
 
     match config.decay:
         case "linear":
-            return lambda step: end + (base - end) * remaining(step)
+            return lambda step: end + (base - end) * compute_rest(step)
         case "cosine":
             # 1 + cos(pi * progress) would lose four digits at the end.
             return lambda step: (
-                end + (base - end) * 0.5 * (1.0 - jnp.cos(math.pi * remaining(step)))
+                end + (base - end) * 0.5 * (1.0 - jnp.cos(math.pi * compute_rest(step)))
             )
         case "rsqrt":
             return lambda step: base / jnp.sqrt(1.0 + step / steps.timescale)
