@@ -95,6 +95,7 @@ def test_the_summary_of_a_run(finished):
         "images_per_second",
     ):
         assert isinstance(summary[name], float), name
+    assert 0 < summary["goodput"] < 1
 
 
 def test_the_metrics_of_a_run(finished):
@@ -112,6 +113,7 @@ def test_the_metrics_of_a_run(finished):
         "images_per_second",
     ):
         assert name in metrics[0]
+    assert all(0 < line["goodput"] < 1 for line in metrics if "train_loss" in line)
 
 
 def test_other_files_of_a_run(finished):

@@ -131,7 +131,8 @@ class Session:
             stopping,
             self.unreadable,
             self.files,
-            lambda: 1.0,
+            wall_seconds=lambda: 1.0,
+            step_seconds=lambda: 0.5,
         )
         self.state = State(0)
 

@@ -50,6 +50,7 @@ def test_the_clock_ignores_pauses_and_earlier_steps(now):
     now[0] += 2
     with clock.pause():
         now[0] += 50
+        assert clock.seconds == 2
     now[0] += 2
     rates = clock.rates(20)
 

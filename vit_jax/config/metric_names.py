@@ -55,6 +55,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "error": Metric("min"),
     "images_per_second": Metric("max"),
+    "goodput": Metric("max"),
     "unreadable_images": Metric("min"),
     "parameters": Metric("min"),
     "exaflops": Metric("min"),

@@ -121,6 +121,8 @@ class MetricsLog:
     """Writes the metrics of a step when they are due, also after the last step.
 
     Attributes:
+      wall_seconds: returns the seconds that the run has taken.
+      goodput: returns the share of them in which it took steps.
       latest: the metrics written last; the summary repeats them.
     """
 
@@ -129,6 +131,7 @@ class MetricsLog:
     store: CheckpointStore
     unreadable: UnreadableImages
     wall_seconds: Callable[[], float]
+    goodput: Callable[[], float]
     writers: Writers
     latest: Metrics = dataclasses.field(default_factory=dict, init=False)
 
@@ -143,6 +146,7 @@ class MetricsLog:
             **metrics,
             "unreadable_images": num_unreadable,
             "wall_seconds": self.wall_seconds(),
+            "goodput": self.goodput(),
         }
         self.writers.write(step, self.latest)
 
@@ -309,6 +313,7 @@ class Saving:
       cadence: when a checkpoint is due.
       metadata: metadata of every checkpoint of the run.
       wall_seconds: returns the seconds that the run has taken.
+      step_seconds: returns the part of them in which it took steps.
     """
 
     store: CheckpointStore
@@ -320,6 +325,7 @@ class Saving:
     unreadable: UnreadableImages
     writers: Writers
     wall_seconds: Callable[[], float]
+    step_seconds: Callable[[], float]
 
     def wait(self) -> None:
         """Return when all checkpoints are on disk; raise SaveError if one is not."""
@@ -353,6 +359,7 @@ class Saving:
         metadata = {
             **self.metadata,
             "wall_seconds": self.wall_seconds(),
+            "step_seconds": self.step_seconds(),
             "owes_evaluation": owes_evaluation,
             "unreadable_records": hosts.gather(self.unreadable.log.list_met(step)),
             **self.early_stopping.metadata(),

@@ -351,8 +351,8 @@ def closing(summary: JsonObject, folder: pathlib.Path, *, split: str) -> str:
     lines = [
         _describe_results(summary, split),
         f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
-        f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} "
-        "exaFLOPs",
+        f"({summary['images_per_second']:,.0f} images/s while training, which took "
+        f"{summary['goodput']:.0%} of the time), {summary['exaflops']:.3g} exaFLOPs",
         f"checkpoints, metrics and summary.json are in {folder}",
     ]
     unreadable = summary["unreadable_images"]

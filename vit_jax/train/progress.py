@@ -41,7 +41,7 @@ class TrainingClock:
         self._images = images
         self._flops = flops
         self._peak_flops = peak_flops
-        self._running_since = time.perf_counter()
+        self._running_since: float | None = time.perf_counter()
         self._seconds = 0.0
         self._waited_seconds = 0.0
 
@@ -61,7 +61,8 @@ class TrainingClock:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Open a context whose time does not count."""
-        self._seconds += time.perf_counter() - self._running_since
+        self._seconds = self.seconds
+        self._running_since = None
         try:
             yield
         finally:
@@ -70,6 +71,8 @@ class TrainingClock:
     @property
     def seconds(self) -> float:
         """The training time of this process so far."""
+        if self._running_since is None:
+            return self._seconds
         return self._seconds + time.perf_counter() - self._running_since
 
     def rates(self, step: int) -> dict[str, float]:

@@ -49,6 +49,7 @@ _AMOUNTS = (
     "exaflops",
     "wall_seconds",
     "images_per_second",
+    "goodput",
     "num_devices",
     "num_processes",
 )

@@ -117,7 +117,7 @@ class Session:
         state, origin = start_state(self.run, self.fitted, self.own_checkpoints, self.metadata)
         self.state = LiveState(self.run, state)
         self.start_step = self.state.step
-        self.resumed_metadata: JsonObject = {"wall_seconds": 0.0}
+        self.resumed_metadata: JsonObject = {"wall_seconds": 0.0, "step_seconds": 0.0}
         if self.own_checkpoints.all_steps():
             self.resumed_metadata = self.own_checkpoints.metadata(self.start_step)
         return origin
@@ -211,6 +211,7 @@ class Session:
             self.store,
             self.unreadable,
             self.wall_seconds,
+            self.goodput,
             self.writers,
         )
         progress = hooks.Progress(
@@ -251,6 +252,7 @@ class Session:
             self.unreadable,
             self.writers,
             self.wall_seconds,
+            self.step_seconds,
         )
 
     def _record_divergence(self, step: int, metrics: dict[str, float]) -> str:
@@ -271,6 +273,16 @@ class Session:
         """Return the seconds that the run has taken, those before it was resumed included."""
         seconds: float = self.resumed_metadata["wall_seconds"]
         return seconds + time.perf_counter() - self._began
+
+    def step_seconds(self) -> float:
+        """Return the part of `wall_seconds` in which the run took steps."""
+        # Checkpoints before version 0.5.0 do not have it.
+        seconds: float = self.resumed_metadata.get("step_seconds", 0.0)
+        return seconds + self.clock.seconds
+
+    def goodput(self) -> float:
+        """Return the share of the time of the run in which it took steps."""
+        return self.step_seconds() / self.wall_seconds()
 
     def run_owed_evaluation(self) -> None:
         """Run the evaluation that an interruption ended; add its results to the checkpoint."""
@@ -306,6 +318,7 @@ class Session:
                 results,
                 num_missing,
             )
+            summary["goodput"] = self.goodput()
             if best_step is not None:
                 summary["best_step"] = best_step
                 summary["stopped_early"] = is_stopped_early

@@ -38,6 +38,7 @@ def test_an_ended_run(workdir):
     assert found.train_loss == read_last(workdir, "train_loss")
     assert found.test_accuracy == read_last(workdir, "test_accuracy")
     assert found.checkpoint_step == 6
+    assert found.goodput == read_last(workdir, "goodput")
     assert found.seconds_left is None
     assert found.seconds_since_written > 1e7
 

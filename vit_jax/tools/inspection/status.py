@@ -39,6 +39,7 @@ HEAD = (
     "loss",
     "accuracy",
     "images/s",
+    "goodput",
     "left",
     "checkpoint",
     "written",
@@ -57,6 +58,7 @@ class Status:
       train_loss: loss of the newest logged step.
       test_accuracy: accuracy on the test split; mean average precision of multi-label data.
       images_per_second: speed of the newest logged step.
+      goodput: share of the time so far in which the run took steps.
       seconds_left: time to the end; only for a running run.
       checkpoint_step: step of the newest checkpoint.
       seconds_since_written: time since metrics or the summary were written.
@@ -70,6 +72,7 @@ class Status:
     train_loss: float | None
     test_accuracy: float | None
     images_per_second: float | None
+    goodput: float | None
     seconds_left: float | None
     checkpoint_step: int | None
     seconds_since_written: float | None
@@ -85,6 +88,7 @@ class Status:
             _format(self.train_loss, ".4f"),
             _format(self.test_accuracy, ".2%"),
             _format(self.images_per_second, ",.0f"),
+            _format(self.goodput, ".0%"),
             _format_duration(self.seconds_left),
             _format(self.checkpoint_step, ","),
             _format_duration(self.seconds_since_written, " ago"),
@@ -167,6 +171,7 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
         train_loss=newest.get("train_loss"),
         test_accuracy=_find_accuracy(newest),
         images_per_second=newest.get("images_per_second"),
+        goodput=newest.get("goodput"),
         seconds_left=seconds_left(lines, total) if _is_running(workdir, now) else None,
         checkpoint_step=checkpoint_step,
         seconds_since_written=_measure_silence(workdir, now),
