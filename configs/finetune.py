@@ -214,6 +214,19 @@ NAMED_RULES = ("augreg", *FAMILIES)
 RULES = ("paper", "bit", "quick", *NAMED_RULES)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The argument of the recipe; values that are 0 or "" are those of the task or the rule."""
+
+    model: str = "any"
+    task: str = "own"
+    rule: str = ""
+    crop: str = ""
+    image_size: int = 0
+    examples: int = 0
+    test_resize: str = ""
+
+
 def get_config(argument: str = "") -> FinetuneConfig:
     """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW], of `TASKS` and `RULES`.
 
@@ -222,72 +235,63 @@ def get_config(argument: str = "") -> FinetuneConfig:
     "quick" is the paper's with the rate 0.01 instead of a search: one run instead of five. HOW is
     direct, short_side or weights.
     """
-    arguments = read_argument(argument)
-    task = TASKS[arguments["task"]]
-    rule = arguments["rule"]
-    if rule == "bit":
+    arguments = read_arguments(argument)
+    task = TASKS[arguments.task]
+    if arguments.rule == "bit":
         return configure_bit(arguments, task)
-    if arguments["examples"]:
+    if arguments.examples:
         raise ValueError(
             "examples=N is for rule=bit; other rules do not go by the number of images."
         )
-    if rule in FAMILIES:
+    if arguments.rule in FAMILIES:
         return configure_family(arguments, task)
-    if rule == "augreg":
+    if arguments.rule == "augreg":
         return configure_augreg(arguments, task)
     return configure_paper(arguments, task)
 
 
-def read_argument(argument: str) -> dict[str, Any]:
-    """Return the values of the argument by name.
+def read_arguments(argument: str) -> Arguments:
+    """Return the values of the argument.
 
     Raises:
       ValueError: a value that is not one of those in the tables.
     """
-    arguments = parse_argument(
-        argument,
-        model="any",
-        task="own",
-        rule="",
-        crop="",
-        image_size=0,
-        examples=0,
-        test_resize="",
-    )
-    model = arguments["model"]
-    if model in NAMED_RULES:
-        if arguments["rule"] not in ("", model):
+    arguments = Arguments(**parse_argument(argument, **dataclasses.asdict(Arguments())))
+    if arguments.model in NAMED_RULES:
+        if arguments.rule not in ("", arguments.model):
             raise ValueError(
-                f"rule={arguments['rule']}: {model} is a rule already. Leave rule out."
+                f"rule={arguments.rule}: {arguments.model} is a rule already. Leave rule out."
             )
-        arguments |= {"model": "any", "rule": model}
-    arguments["rule"] = arguments["rule"] or "paper"
+        arguments = dataclasses.replace(arguments, model="any", rule=arguments.model)
+    if not arguments.rule:
+        arguments = dataclasses.replace(arguments, rule="paper")
 
-    choices = {
-        "task": tuple(TASKS),
-        "rule": RULES,
-        "crop": (*CROPS, ""),
-        "test_resize": (*TEST_RESIZES, ""),
-    }
-    for name, allowed in choices.items():
-        if arguments[name] not in allowed:
-            known = ", ".join(filter(None, allowed))
-            raise ValueError(f"{name}={arguments[name]!r} is not one of {known}.")
-    if arguments["model"] != "any":
-        parse_name(arguments["model"])
+    require_known("task", arguments.task, tuple(TASKS))
+    require_known("rule", arguments.rule, RULES)
+    require_known("crop", arguments.crop, ("", *CROPS))
+    require_known("test_resize", arguments.test_resize, ("", *TEST_RESIZES))
+    if arguments.model != "any":
+        parse_name(arguments.model)
     return arguments
 
 
-def configure_paper(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
+def require_known(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError for a value that is not allowed."""
+    if value not in allowed:
+        known = ", ".join(filter(None, allowed))
+        raise ValueError(f"{name}={value!r} is not one of {known}.")
+
+
+def configure_paper(arguments: Arguments, task: Task) -> FinetuneConfig:
     """Return the paper's run; the rule quick has one learning rate in place of a search."""
-    model = arguments["model"]
-    pixels = arguments["image_size"] or task.pixels
+    model = arguments.model
+    pixels = arguments.image_size or task.pixels
     polyak = PolyakConfig()
-    has_table_2 = arguments["task"] == "imagenet" and model in TABLE_2_PIXELS
-    if has_table_2 and not arguments["image_size"]:
+    has_table_2 = arguments.task == "imagenet" and model in TABLE_2_PIXELS
+    if has_table_2 and not arguments.image_size:
         pixels = TABLE_2_PIXELS[model]
         polyak = PolyakConfig(factor=0.9999)
-    if arguments["rule"] == "quick":
+    if arguments.rule == "quick":
         task = dataclasses.replace(task, learning_rates=(0.01,))
 
     return configure_sgd(
@@ -298,9 +302,9 @@ def configure_paper(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
     )
 
 
-def configure_augreg(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
+def configure_augreg(arguments: Arguments, task: Task) -> FinetuneConfig:
     """Return a run of 500 steps, 20,000 on ImageNet, on crops of 384 out of 448 pixels."""
-    is_long = arguments["task"] == "imagenet"
+    is_long = arguments.task == "imagenet"
     task = dataclasses.replace(
         task,
         total="20000 steps" if is_long else "500 steps",
@@ -310,11 +314,11 @@ def configure_augreg(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
         crop="resize",
         learning_rates=(0.001, 0.003, 0.01, 0.03),
     )
-    pixels = arguments["image_size"] or task.pixels
+    pixels = arguments.image_size or task.pixels
     resize_pixels = pixels * 448 // 384
     if pixels == 224:
         resize_pixels = 256
-    model = configure_model(arguments["model"], pixels)
+    model = configure_model(arguments.model, pixels)
     return configure_sgd(
         task,
         model=dataclasses.replace(model, dropout_fraction=0.0),
@@ -349,13 +353,13 @@ def configure_sgd(task: Task, **sections: Any) -> FinetuneConfig:
     )
 
 
-def configure_family(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
+def configure_family(arguments: Arguments, task: Task) -> FinetuneConfig:
     """Return AdamW with layer decay; label smoothing, RandAugment and crops of MAE and FT-CLIP."""
-    changes: dict[str, Any] = LARGER.get((arguments["rule"], arguments["model"]), {})
-    family = dataclasses.replace(FAMILIES[arguments["rule"]], **changes)
+    changes: dict[str, Any] = LARGER.get((arguments.rule, arguments.model), {})
+    family = dataclasses.replace(FAMILIES[arguments.rule], **changes)
     polyak = PolyakConfig()
     test_resize = choose_test_resize(arguments)
-    if arguments["task"] == "imagenet":
+    if arguments.task == "imagenet":
         task = dataclasses.replace(
             task,
             total=f"{family.epochs} epochs",
@@ -366,16 +370,15 @@ def configure_family(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
         test_resize = family.test_resize
     rate = family.learning_rate * (task.global_batch / family.global_batch) ** 0.5
 
-    pixels = arguments["image_size"] or 224
-    test_resize = arguments["test_resize"] or test_resize
+    pixels = arguments.image_size or 224
+    test_resize = arguments.test_resize or test_resize
+    arguments = dataclasses.replace(arguments, test_resize=test_resize)
     return FinetuneConfig(
         data=task.data,
         total=Duration(task.total),
         global_batch=task.global_batch,
-        model=configure_family_model(arguments["model"], pixels, family),
-        input=configure_family_input(
-            arguments | {"test_resize": test_resize}, task, pixels, family
-        ),
+        model=configure_family_model(arguments.model, pixels, family),
+        input=configure_family_input(arguments, task, pixels, family),
         objective=ObjectiveConfig(loss="softmax", label_smoothing_fraction=0.1),
         optimizer=OptimizerConfig(
             name="adam",
@@ -408,7 +411,7 @@ def configure_family_model(model: str, pixels: int, family: Family) -> AdaptConf
 
 
 def configure_family_input(
-    arguments: dict[str, Any], task: Task, pixels: int, family: Family
+    arguments: Arguments, task: Task, pixels: int, family: Family
 ) -> InputConfig:
     """Return bicubic crops as torchvision makes them, and the augmentation of a family."""
     config = configure_input(arguments, task, pixels, resize_pixels=pixels * 256 // 224)
@@ -455,34 +458,35 @@ BIT_LENGTHS = (
 )
 
 
-def configure_bit(arguments: dict[str, Any], task: Task) -> FinetuneConfig:
+def configure_bit(arguments: Arguments, task: Task) -> FinetuneConfig:
     """Return BiT-HyperRule (Big Transfer).
 
     Steps, resolution and mixup depend on the number of images and on their size.
     """
     for name, fixed in (("crop", "resize"), ("test_resize", "direct")):
-        if arguments[name]:
+        value = getattr(arguments, name)
+        if value:
             raise ValueError(
-                f"{name}={arguments[name]} has no effect with rule=bit, whose {name} is {fixed}."
+                f"{name}={value} has no effect with rule=bit, whose {name} is {fixed}."
             )
-    num_examples = arguments["examples"] or task.num_examples
+    num_examples = arguments.examples or task.num_examples
     if not num_examples:
         raise ValueError("rule=bit goes by the number of training images: add examples=N.")
     lengths = [length for length in BIT_LENGTHS if num_examples <= length.most_examples]
     length = lengths[0]
 
     if task.is_small:
-        pixels = arguments["image_size"] or 128
+        pixels = arguments.image_size or 128
         resize_pixels = pixels * 160 // 128
     else:
-        pixels = arguments["image_size"] or 480
+        pixels = arguments.image_size or 480
         resize_pixels = pixels * 512 // 480
     task = dataclasses.replace(task, crop="resize")
     return FinetuneConfig(
         data=task.data,
         total=Duration(f"{length.steps} steps"),
         global_batch=512,
-        model=configure_model(arguments["model"], pixels),
+        model=configure_model(arguments.model, pixels),
         input=dataclasses.replace(
             configure_input(arguments, task, pixels, resize_pixels=resize_pixels),
             mixup_alpha=length.mixup,
@@ -512,16 +516,16 @@ def configure_model(model: str, pixels: int) -> AdaptConfig:
     return AdaptConfig(name=model, uncovered_border="drop")
 
 
-def follows_weights(arguments: dict[str, Any]) -> bool:
+def follows_weights(arguments: Arguments) -> bool:
     """Return True for your images and any network: the weights state how images are prepared.
 
     The rules bit and augreg state it themselves.
     """
-    is_open = arguments["task"] == "own" and arguments["model"] == "any"
-    return is_open and arguments["rule"] not in ("bit", "augreg")
+    is_open = arguments.task == "own" and arguments.model == "any"
+    return is_open and arguments.rule not in ("bit", "augreg")
 
 
-def choose_test_resize(arguments: dict[str, Any]) -> str:
+def choose_test_resize(arguments: Arguments) -> str:
     """Return the preparation of test images without a `test_resize` in the argument."""
     if follows_weights(arguments):
         return "weights"
@@ -529,24 +533,24 @@ def choose_test_resize(arguments: dict[str, Any]) -> str:
 
 
 def configure_input(
-    arguments: dict[str, Any], task: Task, pixels: int, *, resize_pixels: int
+    arguments: Arguments, task: Task, pixels: int, *, resize_pixels: int
 ) -> InputConfig:
     """Return square images: random crops from images a little larger, or inception crops.
 
     Your images for any network are prepared for a test as its weights state. They have its image
     size, too, unless the argument or the crop needs another one.
     """
-    train_crop = arguments["crop"] or task.crop
+    train_crop = arguments.crop or task.crop
     image_size: tuple[int, int] | None = (pixels, pixels)
-    if follows_weights(arguments) and train_crop == "inception" and not arguments["image_size"]:
+    if follows_weights(arguments) and train_crop == "inception" and not arguments.image_size:
         image_size = None
     config = InputConfig(
         train_split=task.train_split,
         test_split=task.test_split,
         image_size=image_size,
         train_crop=train_crop,
-        test_resize=arguments["test_resize"] or choose_test_resize(arguments),
-        exif_orientation=arguments["task"] == "own",
+        test_resize=arguments.test_resize or choose_test_resize(arguments),
+        exif_orientation=arguments.task == "own",
     )
     if config.train_crop != "inception":
         config = dataclasses.replace(config, train_resize_pixels=resize_pixels)
