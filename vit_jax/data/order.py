@@ -38,7 +38,7 @@ _NUM_STORED_EPOCHS = 64
 
 
 def pick_record(seed: int, epoch: int, offset: int, num_records: int) -> int:
-    """Return the record at an offset of an epoch."""
+    """Return the index of the record at an offset of an epoch."""
     shuffle_seed = _derive_seed(seed, epoch)
     if num_records <= _MOST_STORED:
         return int(_list_elements(shuffle_seed, num_records)[offset])
@@ -55,9 +55,10 @@ def pick_balanced(seed: int, epoch: int, offset: int, size: int, *class_key: int
     return _find_element(offset, _derive_seed(seed, epoch, *class_key), size)
 
 
-def augmentation_rng(seed: int, epoch: int, record: int) -> np.random.Generator:
-    """Return the random generator of one record in one epoch."""
-    entropy = np.array((seed, epoch, record, _AUGMENTATION), np.uint32)  # faster than a tuple
+def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Generator:
+    """Return the random generator of one augmentation of a record."""
+    # An array is faster than the tuple.
+    entropy = np.array((seed, variant, record_index, _AUGMENTATION), np.uint32)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 

@@ -6,11 +6,12 @@ hosts, or the step at which a run was resumed.
 
 All numbers count from 0. From a row to its record they are
 
-* row: of the arrays of this process; `rows[row]` is the row of the global batch;
-* image: of one endless sequence of images, step x global_batch + row of the global batch;
-* position: of the sequence without copies, one for each `repeats` images;
+* row: in the arrays of this process; `rows[row]` is the row of the global batch;
+* image: in one endless sequence of images, of which a step takes the next `global_batch`. The
+  `repeats` copies of a record follow each other there, but are far apart in the batch;
+* position: in the same sequence without copies;
 * epoch and offset: position = epoch x number of records + offset;
-* record: of the source. A permutation for each epoch maps offsets to records (`order`).
+* record index: in the source. A permutation for each epoch maps offsets to indices (`order`).
 
 A balanced stream has epochs of classes: position = epoch x number of classes + offset, and a
 permutation maps offsets to classes. A class appears once in each, every time with its next record:
@@ -51,8 +52,8 @@ class HostBatch(NamedTuple):
 class Example(NamedTuple):
     """The content of a row."""
 
-    record: int
-    variant: int  # number of the augmentation of this record
+    record_index: int
+    variant: int  # number of the augmentation of this record, epoch x repeats + copy
 
 
 class Stream:
@@ -87,12 +88,12 @@ class Stream:
         raise NotImplementedError
 
     def records(self, i: int) -> np.ndarray:
-        """Return the record in each row of batch `i`, int64 (R,); -1 for padding."""
+        """Return the index of the record in each row of batch `i`, int64 (R,); -1 for padding."""
         records = np.full(len(self.rows), -1, np.int64)
         for row in range(len(self.rows)):
             example = self._find_example(i, row)
             if example is not None:
-                records[row] = example.record
+                records[row] = example.record_index
         return records
 
     def fill(self, batch: HostBatch, i: int, part: range) -> None:
@@ -105,10 +106,10 @@ class Stream:
             example = self._find_example(i, row)
             if example is None:
                 continue
-            batch.record_index[row] = example.record
+            batch.record_index[row] = example.record_index
             # The mask of an unreadable image stays 0, and `UnreadableLog` counts it.
             with contextlib.suppress(UnreadableImage):
-                record = self.source[example.record]
+                record = self.source[example.record_index]
                 batch.label[row] = record.label
                 planned.append((row, self._plan(example, record, batch.image[row])))
         for row, decode in planned:
@@ -182,11 +183,11 @@ class TrainStream(Stream):
         image = first_image + i * self.global_batch + int(self._image_in_batch[row])
         position, copy = divmod(image, self.repeats)
         if self.is_balanced:
-            epoch, record = self._pick_balanced(position)
+            epoch, record_index = self._pick_balanced(position)
         else:
             epoch, offset = divmod(position, len(self.source))
-            record = pick_record(self.seed, epoch, offset, len(self.source))
-        return Example(record, epoch * self.repeats + copy)
+            record_index = pick_record(self.seed, epoch, offset, len(self.source))
+        return Example(record_index, epoch * self.repeats + copy)
 
     def _plan(
         self,
@@ -194,11 +195,11 @@ class TrainStream(Stream):
         record: Record,
         memory: np.ndarray,
     ) -> Callable[[], np.ndarray]:
-        rng = augmentation_rng(self.seed, example.variant, example.record)
+        rng = augmentation_rng(self.seed, example.variant, example.record_index)
         return self.transform.plan(record, rng, memory)
 
     def _pick_balanced(self, position: int) -> tuple[int, int]:
-        """Return the epoch of the records of a class, and the record."""
+        """Return the epoch of the records of a class, and the index of the record."""
         num_classes = len(self._records_by_class)
         class_epoch, class_offset = divmod(position, num_classes)
         class_number = pick_balanced(self.seed, class_epoch, class_offset, num_classes)
@@ -214,7 +215,7 @@ class TrainStream(Stream):
 
     @functools.cached_property
     def _image_in_batch(self) -> np.ndarray:
-        """The image of each row, from the first image of its batch; copies are far apart."""
+        """The image of each row, counted from the first image of its batch, (R,)."""
         images = np.arange(self.global_batch)
         copies = [images[copy :: self.repeats] for copy in range(self.repeats)]
         return np.concatenate(copies)[self.rows]
@@ -244,10 +245,10 @@ class EvaluationStream(Stream):
         return -(-len(self.source) // self.global_batch)
 
     def _find_example(self, i: int, row: int) -> Example | None:
-        record = i * self.global_batch + int(self.rows[row])
-        if record >= len(self.source):
+        record_index = i * self.global_batch + int(self.rows[row])
+        if record_index >= len(self.source):
             return None
-        return Example(record, variant=0)
+        return Example(record_index, variant=0)
 
     def _plan(
         self,
