@@ -1,7 +1,7 @@
 """Sources that a user's code returns, checked when they are opened."""
 
 import contextlib
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ _MEMBERS = (
 
 
 def open_custom_source(
-    opener: Any,
+    opener: object,
     data: str,
     split: str,
     config: InputConfig,
@@ -47,7 +47,7 @@ def open_custom_source(
     return cast(Source, source)
 
 
-def _require_source(source: Any) -> None:
+def _require_source(source: Source) -> None:
     """Raise ValueError unless an object has the members of a source, and labels of its classes."""
     missing = [name for name in _MEMBERS if not hasattr(source, name)]
     if missing:

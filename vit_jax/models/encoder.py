@@ -5,7 +5,7 @@ Legend: B batch, S sequence length, D width, T heads, L depth.
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,24 @@ class EncoderOutput(NamedTuple):
     attention_LBTSS: Array | None  # attention weights of the blocks
 
 
+class EncoderBlock(Protocol):
+    """A block as the encoder calls it: built in, or a user's class that `a.block` refers to.
+
+    The arguments are those of `Block`. `with_attention` is for models that return attention
+    weights; `positions` are set by `build_block`.
+    """
+
+    positions: Positions
+
+    def __call__(self, x_BSD: Array, drop_fraction: Array, key: Array | None) -> Array:
+        """Return the output (B, S, D)."""
+
+    def with_attention(
+        self, x_BSD: Array, drop_fraction: Array, key: Array | None
+    ) -> tuple[Array, Array]:
+        """Return the output and the attention weights (B, T, S, S)."""
+
+
 class Encoder(nnx.Module):
     """L blocks and the final norm.
 
@@ -56,9 +74,6 @@ class Encoder(nnx.Module):
 
     `remat` chooses what the backward pass computes again, `scan_unroll` the number of blocks in one
     iteration of the scan: one compiles fast, all copy nothing.
-
-    A user-defined block (`a.block`) is a class with the constructor and call of `Block`; one with a
-    `with_attention` also gives attention weights.
     """
 
     def __init__(
@@ -70,7 +85,7 @@ class Encoder(nnx.Module):
     ):
         block_keys = jax.random.split(key, a.depth)
         build_one = functools.partial(build_block, a, has_positions=has_block_positions)
-        self.blocks: Any = jax.vmap(build_one)(block_keys)
+        self.blocks: EncoderBlock = jax.vmap(build_one)(block_keys)
         self.norm = build_norm(a) if a.final_norm == "tokens" else None
         self.depth = a.depth
         self.remat = a.remat
@@ -105,7 +120,7 @@ class Encoder(nnx.Module):
         if keeps_attention:
             require_attention_weights(self.blocks, intermediates)
 
-        def run_block(x_BSD: Array, layer: tuple[Any, LayerInputs]) -> tuple[Array, tuple]:
+        def run_block(x_BSD: Array, layer: tuple[EncoderBlock, LayerInputs]) -> tuple[Array, tuple]:
             block, inputs = layer
             block = self._adapt(block)
             positions = block.positions if self.has_block_positions else shared_positions
@@ -150,7 +165,7 @@ class Encoder(nnx.Module):
         keys_L = jax.random.split(key, self.depth)
         return LayerInputs(fractions_L, keys_L)
 
-    def _adapt(self, block: Any) -> Any:
+    def _adapt(self, block: EncoderBlock) -> EncoderBlock:
         """Return a block with the LoRA factors added to its kernels, if there are any."""
         if self.lora_scale is None:
             return block
@@ -160,10 +175,10 @@ class Encoder(nnx.Module):
         return adapt_block(block, self.lora_scale)
 
 
-def build_block(a: Architecture, key: Array, *, has_positions: bool) -> nnx.Module:
+def build_block(a: Architecture, key: Array, *, has_positions: bool) -> EncoderBlock:
     """Return one block, with positions that are added to its input if `has_positions`."""
     block_class = find_block_class(a)
-    block = block_class(a, rngs=nnx.Rngs(key))
+    block: EncoderBlock = block_class(a, rngs=nnx.Rngs(key))
     if has_positions:
         position_key = jax.random.fold_in(key, 0)
         block.positions = build_positions(a, rngs=nnx.Rngs(position_key))
@@ -171,7 +186,7 @@ def build_block(a: Architecture, key: Array, *, has_positions: bool) -> nnx.Modu
 
 
 def apply_block(
-    block: Any,
+    block: EncoderBlock,
     x_BSD: Array,
     inputs: LayerInputs,
     keeps_attention: bool,
@@ -196,7 +211,7 @@ def find_block_class(a: Architecture) -> Callable[..., Any]:
     return block_class
 
 
-def require_attention_weights(block: Any, intermediates: Collection[str]) -> None:
+def require_attention_weights(block: EncoderBlock, intermediates: Collection[str]) -> None:
     """Raise ValueError for a user-defined block that does not return its attention weights."""
     if hasattr(block, "with_attention"):
         return

@@ -11,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from vit_jax.imports.reference_form import is_reference
 if TYPE_CHECKING:
     from vit_jax.config.schema import OptimizerConfig
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
 A, B = LORA_FACTORS
 _KERNEL = re.compile(r"(encoder/blocks/.*(?:attention|mlp)/(\w+))/kernel")
@@ -143,7 +144,7 @@ def add_factors(model: Any, lora: Lora, key: Array) -> Any:
     return model
 
 
-def adapt_block(block: Any, scale: float) -> Any:
+def adapt_block(block: T, scale: float) -> T:
     """Return one block whose kernels are W + scale * A B."""
     for name in pytree.name_leaves(block):
         if not name.endswith(f"/{A}"):
@@ -157,7 +158,7 @@ def adapt_block(block: Any, scale: float) -> Any:
     return block
 
 
-def _find_layer(module: Any, name: str) -> Any:
+def _find_layer(module: object, name: str) -> Any:
     """Return the layer that a parameter belongs to."""
     layer_path = name.split("/")[:-1]
     return functools.reduce(getattr, layer_path, module)

@@ -6,7 +6,6 @@ last layer, B of LoRA, biases.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ def may_start_at_zero(name: str) -> bool:
     return has_zero_name or is_residual_norm
 
 
-def scales_by_norm(build: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+def scales_by_norm(build: Callable[..., object], arguments: Mapping[str, object]) -> bool:
     """Return whether this function of optax builds steps in proportion to norms."""
     if build is optax.adafactor:
         return bool(arguments.get("multiply_by_parameter_scale", True))

@@ -7,7 +7,6 @@ ours. `families` holds the names, and the facts that only a name states.
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from vit_jax.text.printable import shorten
 from vit_jax.weights.families import load_families
@@ -116,7 +115,7 @@ def require_compared(name: str) -> Family:
     )
 
 
-def find_timm_fields(name: str, arguments: Mapping[str, Any]) -> dict[str, object]:
+def find_timm_fields(name: str, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of the architecture that a model of timm has by its name and arguments.
 
     Raises:
@@ -149,7 +148,7 @@ def _find_named_fields(family: Family, name: str) -> Mapping[str, object]:
     return {}
 
 
-def _require_known_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+def _require_known_arguments(name: str, arguments: Mapping[str, object]) -> None:
     known_arguments = _KNOWN_ARGUMENTS.split()
     for argument, value in arguments.items():
         if argument in known_arguments or _DROPOUT_ARGUMENT.fullmatch(argument):
@@ -185,7 +184,9 @@ def _read_reference_grid(name: str, stated: object) -> tuple[int, int]:
     return rows, columns
 
 
-def find_huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -> dict[str, object]:
+def find_huggingface_fields(
+    model_type: str | None, config: Mapping[str, object]
+) -> dict[str, object]:
     """Return the fields of the architecture that a model type of transformers has by its name.
 
     Raises:
