@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import vit_jax
 from tests.evals.samples import (
@@ -32,6 +33,7 @@ from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
+from vit_jax.sharding import replicate
 from vit_jax.weights.description import describe
 from vit_jax.weights.saving import save_weights
 
@@ -56,7 +58,14 @@ def stored(tmp_path_factory):
 
 
 def list_leaves(module):
-    return {name: np.asarray(leaf) for name, leaf in pytree.name_leaves(module).items()}
+    leaves = pytree.name_leaves(module)
+    return {name: np.asarray(leaf) for name, leaf in leaves.items()}
+
+
+def load(preprocessing=DIRECT, **options):
+    """Return a model of the seeded weights with this preparation."""
+    weights = sample_weights(preprocessing=preprocessing)
+    return from_weights(weights, **options)
 
 
 @pytest.mark.slow
@@ -75,10 +84,10 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
         num_classes=3,
     )
 
+    build = jax.jit(lambda: build_model(architecture, jax.random.key(3)))
+    expected = list_leaves(build())
     assert model.architecture == architecture
-
-    expected = jax.jit(lambda: build_model(architecture, jax.random.key(3)))()
-    assert_same(list_leaves(model.module), list_leaves(expected))
+    assert_same(list_leaves(model.module), expected)
     assert model.class_names == ("0", "1", "2")
     assert model.transform == EvaluationTransform((8, 12), "short_side", 0.875)
 
@@ -104,13 +113,14 @@ def test_parameters_are_placed_as_the_sharding_states(num_devices):
     sharding = None
     if num_devices is not None:
         mesh = jax.make_mesh((num_devices,), ("data",))
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        sharding = replicate(mesh)
     weights = sample_weights(HYBRID, class_names=None)
 
     module = from_weights(weights, sharding=sharding).module
 
     for array in pytree.name_leaves(module).values():
-        assert len(array.sharding.device_set) == (num_devices or 1)
+        devices = array.sharding.device_set
+        assert len(devices) == (num_devices or 1)
     assert_same(list_leaves(module), weights.parameters)
 
 
@@ -123,7 +133,7 @@ def test_a_stored_model(stored, seven):
     assert model.training is None
     assert model.source == f"{stored} (released)"
     assert model.transform == EvaluationTransform((8, 12), "short_side", 0.5)
-    np.testing.assert_array_equal(model(pixels).logits_BK, seven(pixels).logits_BK)
+    assert_array_equal(model(pixels).logits_BK, seven(pixels).logits_BK)
 
 
 def test_models_have_no_dropout_and_no_remat(seven):
@@ -134,7 +144,9 @@ def test_models_have_no_dropout_and_no_remat(seven):
         remat="full",
     )
 
-    assert from_weights(sample_weights(random)).architecture == seven.architecture
+    model = from_weights(sample_weights(random))
+
+    assert model.architecture == seven.architecture
 
 
 def test_classes_without_names_are_numbered():
@@ -151,7 +163,8 @@ def test_another_head_and_another_size(stored):
     assert model.architecture.image_size == (16, 12)
     assert model.class_names == ("0", "1")
     assert model.transform.image_size == (16, 12)
-    assert any("positions/table was resized from 2x3 to 4x3" in note for note in model.notes)
+    notes = "\n".join(model.notes)
+    assert "positions/table was resized from 2x3 to 4x3" in notes
 
     output = model(sample_pixels(2, (16, 12)))
     assert not output.logits_BK.any()
@@ -161,14 +174,12 @@ def test_another_head_and_another_size(stored):
 def test_a_stored_model_without_its_head(stored, seven):
     pixels = sample_pixels(3)
 
-    features = vit_jax.load_model(stored, num_classes=0).features(pixels)
+    model = vit_jax.load_model(stored, num_classes=0)
 
-    np.testing.assert_allclose(
-        features,
-        seven(pixels).pooled_BD,
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    features = model.features(pixels)
+
+    expected = seven(pixels).pooled_BD
+    assert_allclose(features, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_options_that_do_not_exist_are_rejected(stored):
@@ -193,16 +204,17 @@ def test_weights_of_a_custom_loop_are_saved_with_their_description(
     model = vit_jax.load_model(stored)
     module = jax.tree.map(lambda leaf: leaf + 0.01, model.module)
     trained = dataclasses.replace(model, module=module)
+    path = tmp_path / destination
 
-    written = trained.save(tmp_path / destination, to=to).destination
-    loaded = vit_jax.load_model(tmp_path / destination)
+    written = trained.save(path, to=to)
+    loaded = vit_jax.load_model(path)
 
-    assert written.startswith(str(tmp_path / destination))
+    assert written.destination.startswith(str(path))
     assert loaded.class_names == model.class_names
     assert loaded.transform == model.transform
     assert_same(list_leaves(loaded.module), list_leaves(trained.module))
     with pytest.raises(ValueError, match="exists"):
-        trained.save(tmp_path / destination, to=to)
+        trained.save(path, to=to)
 
 
 @pytest.mark.slow
@@ -213,22 +225,31 @@ def test_a_workdir_of_a_network_with_a_custom_block(tmp_path):
         block="docs.examples.block:ParallelBlock",
     )
     store = CheckpointStore(tmp_path)
-    metadata = describe(model.architecture, ("a", "b", "c"), DIRECT, None)
-    store.save(5, {"model": model.module}, metadata=metadata, metrics={})
+    class_names = ("a", "b", "c")
+    metadata = describe(model.architecture, class_names, DIRECT, None)
+    store.save(
+        5,
+        {"model": model.module},
+        metadata=metadata,
+        metrics={},
+    )
     store.close()
+    pixels = sample_pixels(3)
 
     loaded = vit_jax.load_model(tmp_path, allow_code="docs")
 
-    expected = model.features(sample_pixels(3))
-    assert loaded.class_names == ("a", "b", "c")
-    assert loaded.features(sample_pixels(3)) == pytest.approx(expected, abs=1e-6)
+    found = loaded.features(pixels)
+    expected = model.features(pixels)
+    assert loaded.class_names == class_names
+    assert found == pytest.approx(expected, abs=1e-6)
 
     with_new_head = vit_jax.load_model(
         tmp_path,
         num_classes=2,
         allow_code="docs",
     )
-    assert not with_new_head(sample_pixels(1)).logits_BK.any()
+    output = with_new_head(pixels)
+    assert not output.logits_BK.any()
 
 
 # Calls.
@@ -237,22 +258,23 @@ def test_a_workdir_of_a_network_with_a_custom_block(tmp_path):
 def test_uint8_and_floating_point_are_the_same_images(seven):
     pixels = sample_pixels(3)
     expected = logits_of(seven.module, pixels)
+    on_device = jnp.asarray(pixels)
+    normalised = np.asarray(normalise(on_device, "float32"))
 
-    for images in (
-        pixels,
-        jnp.asarray(pixels),
-        np.asarray(normalise(jnp.asarray(pixels), "float32")),
-    ):
-        assert seven(images).logits_BK == pytest.approx(expected, abs=1e-5)
+    for images in (pixels, on_device, normalised):
+        output = seven(images)
+        assert output.logits_BK == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_model_can_be_traced(seven):
     pixels = sample_pixels(3)
     images = pixels / np.float32(127.5) - 1
+    compute = jax.jit(lambda images: seven(images).logits_BK)
 
-    traced = jax.jit(lambda images: seven(images).logits_BK)(images)
+    traced = compute(images)
 
-    assert traced == pytest.approx(logits_of(seven.module, pixels), abs=1e-4)
+    expected = logits_of(seven.module, pixels)
+    assert traced == pytest.approx(expected, abs=1e-4)
 
 
 def test_intermediates_of_a_call(seven):
@@ -262,7 +284,8 @@ def test_intermediates_of_a_call(seven):
 
     assert output.blocks_LBSD.shape == (2, 3, 7, 16)
     assert output.attention_LBTQS.shape == (2, 3, 2, 7, 7)
-    np.testing.assert_array_equal(output.logits_BK, seven(pixels).logits_BK)
+    without_intermediates = seven(pixels)
+    assert_array_equal(output.logits_BK, without_intermediates.logits_BK)
 
 
 def test_the_earlier_name_of_intermediates(seven):
@@ -271,13 +294,19 @@ def test_the_earlier_name_of_intermediates(seven):
     output = seven(pixels, taps=("blocks", "attention"))
 
     expected = seven(pixels, intermediates=("blocks", "attention"))
-    np.testing.assert_array_equal(output.blocks_LBSD, expected.blocks_LBSD)
-    np.testing.assert_array_equal(output.attention_LBTQS, expected.attention_LBTQS)
+    assert_array_equal(output.blocks_LBSD, expected.blocks_LBSD)
+    assert_array_equal(output.attention_LBTQS, expected.attention_LBTQS)
     with pytest.raises(TypeError, match=r"given twice, also by its earlier name\. Remove taps="):
         seven(pixels, taps=("blocks",), intermediates=("blocks",))
 
 
-@pytest.mark.parametrize(("name", "intermediate"), [("ViT-mu/16", "blocks"), ("R14x0.5", "stages")])
+@pytest.mark.parametrize(
+    ("name", "intermediate"),
+    [
+        ("ViT-mu/16", "blocks"),
+        ("R14x0.5", "stages"),
+    ],
+)
 def test_networks_accept_the_earlier_name_of_intermediates(name, intermediate):
     architecture = build_architecture(
         ModelConfig(name=name),
@@ -294,7 +323,11 @@ def test_networks_accept_the_earlier_name_of_intermediates(name, intermediate):
             image_BHWC,
         )
 
-    assert run(taps=(intermediate,)) == run(intermediates=(intermediate,)) != run()
+    by_earlier_name = run(taps=(intermediate,))
+    by_name = run(intermediates=(intermediate,))
+
+    assert by_earlier_name == by_name
+    assert by_name != run()
 
 
 @pytest.mark.slow
@@ -305,22 +338,33 @@ def test_another_dtype(seven):
     found = half.predict(pixels)
 
     expected = seven.predict(pixels)
+    output = half(pixels[:1])
     assert found.dtype == np.float32
-    assert half(pixels[:1]).tokens_BND.dtype == jnp.bfloat16
+    assert output.tokens_BND.dtype == jnp.bfloat16
     assert not np.array_equal(found, expected)
     assert found == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize(
-    ("images", "rule"),
+    ("value", "dtype", "rule"),
     [
-        (np.zeros((1, 12, 8, 3), np.uint8), r"uint8 \(1, 12, 8, 3\).*\(B, 8, 12, 3\)"),
-        (np.zeros((1, 8, 12, 3), np.int32), "int32"),
-        (np.full((1, 8, 12, 3), 255, np.float32), "255 to 255"),
-        (np.full((1, 8, 12, 3), np.nan, np.float32), "nan"),
+        (0, "int32", "int32"),
+        (255, "float32", "255 to 255"),
+        (np.nan, "float32", "nan"),
     ],
 )
-def test_images_that_are_not_prepared_are_rejected(seven, images, rule):
+def test_values_that_are_not_prepared_are_rejected(seven, value, dtype, rule):
+    images = np.full((1, 8, 12, 3), value, dtype)
+
+    for use in (seven, seven.predict):
+        with rejects("", rule):
+            use(images)
+
+
+def test_images_of_another_size_are_rejected(seven):
+    images = sample_pixels(1, (12, 8))
+    rule = r"uint8 \(1, 12, 8, 3\).*\(B, 8, 12, 3\)"
+
     for use in (seven, seven.predict):
         with rejects("", rule):
             use(images)
@@ -334,8 +378,10 @@ def test_another_module(seven):
     zeros = jax.tree.map(lambda leaf: 0 * leaf, seven.module)
     model = dataclasses.replace(seven, module=zeros)
 
+    found = model.predict(sample_pixels(1))
+
     expected = np.full((1, 7), 1 / 7)
-    assert model.predict(sample_pixels(1)) == pytest.approx(expected)
+    assert found == pytest.approx(expected)
 
 
 @pytest.fixture
@@ -363,8 +409,9 @@ def used_devices(monkeypatch):
 def test_every_image_once_on_all_devices(seven, tmp_path, used_devices, count, batch_size):
     pixels = sample_pixels(count)
     expected = softmax(logits_of(seven.module, pixels))
+    paths = write_pngs(tmp_path, pixels)
 
-    for images in (pixels, list(pixels), write_pngs(tmp_path, pixels), iter(pixels)):
+    for images in (pixels, list(pixels), paths, iter(pixels)):
         found = seven.predict(images, batch_size=batch_size)
 
         assert found.shape == (count, 7)
@@ -374,9 +421,10 @@ def test_every_image_once_on_all_devices(seven, tmp_path, used_devices, count, b
 
     assert used_devices == {len(jax.local_devices())} == {8}
 
-    tokens = np.stack(list(seven.stream(pixels, "tokens_BND", batch_size=batch_size)))
-    expected_tokens = np.asarray(seven(pixels).tokens_BND)
-
+    stream = seven.stream(pixels, "tokens_BND", batch_size=batch_size)
+    tokens = np.stack(list(stream))
+    output = seven(pixels)
+    expected_tokens = np.asarray(output.tokens_BND)
     assert tokens == pytest.approx(expected_tokens, abs=1e-5)
 
 
@@ -388,16 +436,20 @@ def test_a_network_without_classes_gives_features():
     output = model(pixels)
 
     assert output.logits_BK is None
-    np.testing.assert_array_equal(output.features_BD, output.pooled_BD)
+    assert_array_equal(output.features_BD, output.pooled_BD)
+    features = model.features(pixels)
     expected = np.asarray(output.features_BD)
-    assert model.features(pixels) == pytest.approx(expected, abs=1e-5)
+    assert features == pytest.approx(expected, abs=1e-5)
 
-    for use in (
-        lambda: model.predict(pixels),
-        lambda: list(predict(model, ["a.png"], 1)),
-    ):
-        with rejects("w.npz", "no classes"):
-            use()
+
+@pytest.mark.slow
+def test_a_network_without_classes_predicts_nothing():
+    model = from_weights(sample_weights(HEADLESS, class_names=None))
+
+    with rejects("w.npz", "no classes"):
+        model.predict(sample_pixels(1))
+    with rejects("w.npz", "no classes"):
+        list(predict(model, ["a.png"], 1))
 
 
 @pytest.mark.slow
@@ -408,21 +460,24 @@ def test_a_network_without_classes_has_no_names():
 
 
 def test_images_of_every_kind_are_prepared(tmp_path):
-    model = from_weights(sample_weights(preprocessing=CROPPED))
-    image = sample_pixels(1, (20, 27))[0]
+    model = load(CROPPED)
+    (image,) = sample_pixels(1, (20, 27))
+    file = to_png(image)
     path = tmp_path / "a.png"
-    path.write_bytes(to_png(image))
+    path.write_bytes(file)
+    images = [path, str(path), file, image, jnp.asarray(image)]
 
-    prepared = model.preprocess([path, str(path), to_png(image), image, jnp.asarray(image)])
+    prepared = model.preprocess(images)
 
     assert prepared.shape == (5, 8, 12, 3)
     assert prepared.dtype == np.uint8
     assert np.ptp(prepared, axis=0).max() == 0
-    for one in (path, to_png(image), image, image[None]):
-        np.testing.assert_array_equal(model.preprocess(one), prepared[:1])
+    for one in (path, file, image, image[None]):
+        assert_array_equal(model.preprocess(one), prepared[:1])
 
+    found = model.predict(path)
     expected = model.predict(prepared[:1])
-    assert model.predict(path) == pytest.approx(expected, abs=1e-6)
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_images_that_cannot_be_read(seven, tmp_path):
@@ -434,73 +489,125 @@ def test_images_that_cannot_be_read(seven, tmp_path):
         with rejects("001.png", "empty"):
             use(paths)
 
-    is_error = [isinstance(row, UnreadableImage) for row in seven.stream(paths)]
-    assert is_error == [False, True, False]
+    first, second, third = seven.stream(paths)
+    assert isinstance(first, np.ndarray)
+    assert isinstance(second, UnreadableImage)
+    assert isinstance(third, np.ndarray)
 
 
-@pytest.mark.parametrize("images", [[], np.zeros((0, 8, 12, 3), np.uint8)])
+@pytest.mark.parametrize("images", [[], sample_pixels(0)])
 def test_no_images_are_rejected(seven, images):
     with rejects("images", "empty"):
         seven.predict(images)
 
 
 def test_wrong_options_of_predictions_are_rejected(seven):
+    pixels = sample_pixels(1)
+
     with rejects("token_BD", "ModelOutput"):
-        next(seven.stream(sample_pixels(1), "token_BD"))
+        next(seven.stream(pixels, "token_BD"))
     with rejects("batch_size=0"):
-        seven.predict(sample_pixels(1), batch_size=0)
+        seven.predict(pixels, batch_size=0)
 
 
 # Preparation of images.
 
-DEFAULTS = ("direct", 1.0, 180.0, False, None)
+RESIZED = EvaluationTransform((8, 12), "direct", 1.0)
 
 
 @pytest.mark.parametrize(
-    ("stored", "options", "expected"),
+    ("stored", "options", "resize", "crop_fraction"),
     [
-        (DIRECT, {}, ("direct", 1.0)),
-        (CROPPED, {"resize": "short_side", "crop_fraction": 0.5}, ("short_side", 0.5)),
-        ({"resize": "direct"}, {}, ("direct", 1.0)),
+        (DIRECT, {}, "direct", 1.0),
+        (CROPPED, {"resize": "short_side", "crop_fraction": 0.5}, "short_side", 0.5),
+        ({"resize": "direct"}, {}, "direct", 1.0),
         (
             {"resize": "short_side", "crop_fraction": None},
             {"crop_fraction": 0.9},
-            ("short_side", 0.9),
+            "short_side",
+            0.9,
         ),
-        (None, {"resize": "direct"}, ("direct", 1.0)),
-        (DIRECT | {"exif_orientation": True}, {}, ("direct", 1.0, 180.0, True)),
-        (DIRECT | {"exif_orientation": "yes"}, {}, ("direct", 1.0)),
-        (DIRECT, {"exif_orientation": True}, ("direct", 1.0, 180.0, True)),
-        (DIRECT | {"exif_orientation": True}, {"exif_orientation": False}, ("direct", 1.0)),
-        (DIRECT | {"value_range": None}, {}, ("direct", 1.0)),
-        (DIRECT | {"value_range": [0, 4095]}, {}, ("direct", 1.0, 180.0, False, (0, 4095))),
+        (None, {"resize": "direct"}, "direct", 1.0),
+    ],
+)
+def test_how_images_are_resized(stored, options, resize, crop_fraction):
+    model = load(stored, **options)
+
+    expected = EvaluationTransform((8, 12), resize, crop_fraction)
+    assert model.transform == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "changes"),
+    [
         (
-            DIRECT | {"value_range": [0, 4095]},
-            {"value_range": (-1.5, 1)},
-            ("direct", 1.0, 180.0, False, (-1.5, 1)),
-        ),
-        (DIRECT | {"interpolation": "bicubic"}, {}, (*DEFAULTS, "bicubic")),
-        (DIRECT | {"interpolation": None}, {"interpolation": "bilinear"}, (*DEFAULTS, "bilinear")),
-        (
-            DIRECT | {"interpolation": "bicubic", "resize_library": "timm"},
+            {"exif_orientation": True},
             {},
-            (*DEFAULTS, "bicubic", "timm"),
+            {"exif_orientation": True},
+        ),
+        (
+            {"exif_orientation": "yes"},
+            {},
+            {},
+        ),
+        (
+            {},
+            {"exif_orientation": True},
+            {"exif_orientation": True},
+        ),
+        (
+            {"exif_orientation": True},
+            {"exif_orientation": False},
+            {},
+        ),
+        (
+            {"value_range": None},
+            {},
+            {},
+        ),
+        (
+            {"value_range": [0, 4095]},
+            {},
+            {"value_range": (0, 4095)},
+        ),
+        (
+            {"value_range": [0, 4095]},
+            {"value_range": (-1.5, 1)},
+            {"value_range": (-1.5, 1)},
+        ),
+        (
+            {"interpolation": "bicubic"},
+            {},
+            {"interpolation": "bicubic"},
+        ),
+        (
+            {"interpolation": None},
+            {"interpolation": "bilinear"},
+            {"interpolation": "bilinear"},
+        ),
+        (
+            {"interpolation": "bicubic", "resize_library": "timm"},
+            {},
+            {"interpolation": "bicubic", "library": "timm"},
         ),
     ],
 )
-def test_how_images_are_prepared(stored, options, expected):
-    model = from_weights(sample_weights(preprocessing=stored), **options)
+def test_how_images_are_prepared(stored, options, changes):
+    model = load(DIRECT | stored, **options)
 
-    assert model.transform == EvaluationTransform((8, 12), *expected)
+    expected = dataclasses.replace(RESIZED, **changes)
+    assert model.transform == expected
 
 
 @pytest.mark.parametrize("stored", [None, {"resize": "short_side"}])
 def test_weights_that_state_no_preparation_still_compute(stored, seven):
-    model = from_weights(sample_weights(preprocessing=stored))
+    model = load(stored)
     pixels = sample_pixels(2)
 
+    found = model.predict(pixels)
+
     expected = seven.predict(pixels)
-    assert model.predict(pixels) == pytest.approx(expected, abs=1e-6)
+    assert found == pytest.approx(expected, abs=1e-6)
     for use in (model.preprocess, model.predict):
         with rejects("w.npz", "--images.resize=direct"):
             use(list(pixels))
@@ -549,16 +656,17 @@ def test_weights_that_state_no_preparation_still_compute(stored, seven):
 )
 def test_preparations_that_are_rejected(stored, options, rule):
     with rejects("", rule):
-        from_weights(sample_weights(preprocessing=stored), **options)
+        load(stored, **options)
 
 
 def test_the_package_names_its_parts():
     """`tests/test_architecture.py` checks that importing the package imports no jax."""
     public = {"create_model", "list_models", "load_model", "Model"}
 
+    folder = pathlib.Path(vit_jax.__file__).parent
     assert vit_jax.list_models("ViT-B/8") == ["ViT-B/8"]
     assert dir(vit_jax) == sorted([*public, "__version__"])
     assert public <= set(vit_jax.__all__)
-    assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()
+    assert (folder / "py.typed").is_file()
     with pytest.raises(AttributeError, match="no attribute 'make_model'"):
         vit_jax.make_model  # noqa: B018

@@ -41,14 +41,19 @@ class Images(Source):
 def hash_images(images: Sequence[np.ndarray]) -> np.ndarray:
     """Return the hashes of images and of their mirror images, uint64 (N, 2)."""
     reduce = Reduction(180.0)
-    reduced = [reduce(Record(np.ascontiguousarray(image), 0)) for image in images]
+    reduced = []
+    for image in images:
+        record = Record(np.ascontiguousarray(image), 0)
+        reduced.append(reduce(record))
     return compute_hashes(np.stack(reduced))
 
 
 def compute_distances(hash_N2: np.ndarray, other_M2: np.ndarray) -> np.ndarray:
     """Return the different bits of all pairs (N, M), of the nearer mirror image."""
-    plain_NM = np.bitwise_count(hash_N2[:, :1] ^ other_M2[:, 0])
-    mirrored_NM = np.bitwise_count(hash_N2[:, :1] ^ other_M2[:, 1])
+    hash_N1 = hash_N2[:, :1]
+    plain_M, mirrored_M = other_M2.T
+    plain_NM = np.bitwise_count(hash_N1 ^ plain_M)
+    mirrored_NM = np.bitwise_count(hash_N1 ^ mirrored_M)
     return np.minimum(plain_NM, mirrored_NM)
 
 
@@ -62,7 +67,8 @@ def make_extract(weights: str):
     from vit_jax.evals.features import Extractor
     from vit_jax.sharding import build_mesh, replicate
 
-    model = load_model(weights, sharding=replicate(build_mesh(jax.devices())))
+    mesh = build_mesh(jax.devices())
+    model = load_model(weights, sharding=replicate(mesh))
     extractor = Extractor(
         module=model.module,
         architecture=model.architecture,
@@ -86,12 +92,21 @@ def make_extract(weights: str):
 
 def measure_recall(hash_N2, unit_2ND, copies: Sequence[np.ndarray], extract) -> list[str]:
     """Return the recall of one copy of each image at each distance and at each cosine."""
-    bits_N = np.diagonal(compute_distances(hash_N2, hash_images(copies)))
-    row = [f"{(bits_N <= distance).mean():.1%}" for distance in DISTANCES]
+    distances = compute_distances(hash_N2, hash_images(copies))
+    bits_N = np.diagonal(distances)
+    row = []
+    for distance in DISTANCES:
+        share = np.mean(bits_N <= distance)
+        row.append(f"{share:.1%}")
     if unit_2ND is None:
         return row
-    cosine_N = np.einsum("nd,tnd->tn", unit_2ND[0], extract(copies)).max(axis=0)
-    return row + [f"{(cosine_N >= least).mean():.1%}" for least in COSINES]
+
+    cosine_2N = np.einsum("nd,tnd->tn", unit_2ND[0], extract(copies))
+    cosine_N = cosine_2N.max(axis=0)
+    for least in COSINES:
+        share = np.mean(cosine_N >= least)
+        row.append(f"{share:.1%}")
+    return row
 
 
 def count_unrelated(hash_N2, unit_2ND) -> list[str]:
@@ -101,16 +116,22 @@ def count_unrelated(hash_N2, unit_2ND) -> list[str]:
     pairs = np.triu_indices(len(hash_N2), 1)
     bits = compute_distances(hash_N2, hash_N2)[pairs]
     row = [f"unrelated, of {len(bits):,} pairs"]
-    row += [f"{(bits <= distance).sum():,}" for distance in DISTANCES]
+    for distance in DISTANCES:
+        count = np.sum(bits <= distance)
+        row.append(f"{count:,}")
     if unit_2ND is None:
         return row
 
     plain_ND, mirrored_ND = unit_2ND
-    cosine = np.maximum(plain_ND @ plain_ND.T, plain_ND @ mirrored_ND.T)[pairs]
-    row += [f"{(cosine >= least).sum():,}" for least in COSINES]
+    plain_NN = plain_ND @ plain_ND.T
+    mirrored_NN = plain_ND @ mirrored_ND.T
+    cosine = np.maximum(plain_NN, mirrored_NN)[pairs]
+    for least in COSINES:
+        count = np.sum(cosine >= least)
+        row.append(f"{count:,}")
 
-    is_similar = cosine >= COSINES[-1]
-    both = [((bits <= distance) & is_similar).sum() for distance in DISTANCES]
+    bits_of_similar = bits[cosine >= COSINES[-1]]
+    both = [np.sum(bits_of_similar <= distance) for distance in DISTANCES]
     print(f"within {DISTANCES} bits and of cosine {COSINES[-1]}: {both}")
     return row
 

@@ -53,22 +53,27 @@ def enlarge(pixels, size):
 
 def draw_window(rng, photo, height, width):
     """Return a random part of a photograph with this ratio of sides."""
+    num_rows, num_columns = photo.shape[:2]
     scale = rng.uniform(0.45, 1.0)
-    rows = int(photo.shape[0] * scale)
-    columns = min(int(rows * width / height), photo.shape[1])
-    top = rng.integers(photo.shape[0] - rows + 1)
-    left = rng.integers(photo.shape[1] - columns + 1)
+    rows = int(num_rows * scale)
+    columns = min(int(rows * width / height), num_columns)
+
+    top = rng.integers(num_rows - rows + 1)
+    left = rng.integers(num_columns - columns + 1)
     return photo[top : top + rows, left : left + columns]
 
 
 def draw_noise(rng, height, width):
     """Return noise of several wavelengths, grey and coloured."""
-    noise = 0
+    size = (width, height)
+    noise = np.zeros((height, width, 3), np.float32)
     for wave, deviation in NOISE.items():
-        grey = rng.normal(size=(height // wave, width // wave)).astype(np.float32)
-        noise = noise + deviation * enlarge(grey, (width, height))[..., None]
-    colours = rng.normal(0, 4, (height // 4, width // 4, 3)).astype(np.float32)
-    return noise + enlarge(colours, (width, height))
+        grey = rng.normal(size=(height // wave, width // wave))
+        enlarged = enlarge(grey.astype(np.float32), size)
+        noise += deviation * enlarged[..., None]
+
+    colours = rng.normal(0, 4, (height // 4, width // 4, 3))
+    return noise + enlarge(colours.astype(np.float32), size)
 
 
 def draw_jpeg(rng, photos):
@@ -76,12 +81,14 @@ def draw_jpeg(rng, photos):
     import cv2
 
     shapes = list(SHAPES)
-    height, width = shapes[rng.choice(len(shapes), p=list(SHAPES.values()))]
+    shares = list(SHAPES.values())
+    height, width = shapes[rng.choice(len(shapes), p=shares)]
     photo = photos[rng.integers(len(photos))]
     window = draw_window(rng, photo, height, width)
     noise = draw_noise(rng, height, width)
+    strength = rng.gamma(2.0, 0.5)
 
-    image = enlarge(window, (width, height)) + rng.gamma(2.0, 0.5) * noise
+    image = enlarge(window, (width, height)) + strength * noise
     image = np.clip(image, 0, 255).astype(np.uint8)
     if rng.random() < 0.02:
         image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
@@ -97,7 +104,8 @@ def draw_jpeg(rng, photos):
         cv2.IMWRITE_JPEG_PROGRESSIVE,
         int(rng.random() < 0.03),
     ]
-    return cv2.imencode(".jpg", image, options)[1].tobytes()
+    _, file = cv2.imencode(".jpg", image, options)
+    return file.tobytes()
 
 
 def make(folder, count=2000):
@@ -107,7 +115,8 @@ def make(folder, count=2000):
 
     rng = np.random.default_rng(0)
     folder_of_photos = Path(sklearn.datasets.__file__).parent / "images"
-    photos = [cv2.imread(str(path)) for path in sorted(folder_of_photos.glob("*.jpg"))]
+    paths = sorted(folder_of_photos.glob("*.jpg"))
+    photos = [cv2.imread(str(path)) for path in paths]
 
     for number in range(count):
         path = folder / str(number % 10) / f"{number:04}.jpg"
@@ -149,9 +158,11 @@ def write_tfrecord(folder, path):
 
     with tf.io.TFRecordWriter(str(path)) as writer:
         for file in sorted(folder.glob("*/*.jpg")):
-            feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[file.read_bytes()]))
+            content = tf.train.BytesList(value=[file.read_bytes()])
+            feature = tf.train.Feature(bytes_list=content)
             features = tf.train.Features(feature={"image": feature})
-            writer.write(tf.train.Example(features=features).SerializeToString())
+            example = tf.train.Example(features=features)
+            writer.write(example.SerializeToString())
 
 
 def tf_batches(folder):
@@ -163,7 +174,8 @@ def tf_batches(folder):
 
     def transform(record):
         feature = tf.io.FixedLenFeature([], tf.string)
-        file = tf.io.parse_single_example(record, {"image": feature})["image"]
+        example = tf.io.parse_single_example(record, {"image": feature})
+        file = example["image"]
         begin, size, _ = tf.image.sample_distorted_bounding_box(
             tf.image.extract_jpeg_shape(file),
             tf.zeros([0, 0, 4]),
@@ -173,19 +185,20 @@ def tf_batches(folder):
         )
         window = tf.concat([begin[:2], size[:2]], axis=0)
         pixels = tf.image.decode_and_crop_jpeg(file, window, channels=3)
-        pixels = tf.cast(
-            tf.image.resize(
-                pixels,
-                (SIZE, SIZE),
-                antialias=False,
-            ),
-            tf.uint8,
+        resized = tf.image.resize(
+            pixels,
+            (SIZE, SIZE),
+            antialias=False,
         )
+        pixels = tf.cast(resized, tf.uint8)
         return tf.image.random_flip_left_right(pixels)
 
-    dataset = tf.data.TFRecordDataset(str(records)).repeat().shuffle(500)
+    dataset = tf.data.TFRecordDataset(str(records))
+    dataset = dataset.repeat()
+    dataset = dataset.shuffle(500)
     dataset = dataset.map(transform, num_parallel_calls=100)
-    dataset = dataset.batch(BATCH, drop_remainder=True).prefetch(1)
+    dataset = dataset.batch(BATCH, drop_remainder=True)
+    dataset = dataset.prefetch(1)
     yield from dataset.as_numpy_iterator()
 
 
@@ -216,11 +229,12 @@ def measure(batches):
 
 def run_child(python, folder, name):
     """Measure one input in a separate process; return its figures."""
+    contender, _, _ = name.partition(",")
     command = [
         python,
         __file__,
         str(folder),
-        f"--only={name.partition(',')[0]}",
+        f"--only={contender}",
     ]
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": root}
@@ -231,7 +245,8 @@ def run_child(python, folder, name):
         check=True,
         text=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    *_, last_line = done.stdout.splitlines()
+    return json.loads(last_line)
 
 
 def round_figures(figures):
@@ -240,7 +255,10 @@ def round_figures(figures):
 
 def print_medians(name, figures, tf_figures):
     """Print the medians of the rounds, and the medians of their ratios to tf.data."""
-    medians = {key: statistics.median(one[key] for one in figures) for key in figures[0]}
+    medians = {}
+    for key in figures[0]:
+        medians[key] = statistics.median(one[key] for one in figures)
+
     speeds = []
     cpu_times = []
     for one, tf_one in zip(figures, tf_figures, strict=True):
@@ -261,9 +279,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["ours", "tf.data"])
     words = parser.parse_args()
-    if words.only:
-        batches = {"ours": our_batches, "tf.data": tf_batches}[words.only]
-        measure(batches(words.folder))
+    if words.only == "ours":
+        measure(our_batches(words.folder))
+        return
+    if words.only == "tf.data":
+        measure(tf_batches(words.folder))
         return
 
     if not words.folder.exists():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from orbax.checkpoint.utils import to_shape_dtype_struct
 
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, DamagedCheckpoint, SaveError
@@ -72,7 +73,7 @@ def test_what_is_kept_completed_and_found_again(workdir):
     again.close()
 
     assert CheckpointReader(workdir).all_steps() == [2, 4]
-    np.testing.assert_array_equal(kernel(workdir, 4), np.full((8, 3), 4.0))
+    assert_array_equal(kernel(workdir, 4), np.full((8, 3), 4.0))
 
 
 def test_what_is_damaged_or_not_complete(workdir):
@@ -121,4 +122,4 @@ def test_failures_that_pass_are_retried(workdir, cloud):
     store.close()
 
     assert not cloud.forgive()
-    np.testing.assert_array_equal(kernel(workdir, 1), np.full((8, 3), 1.0))
+    assert_array_equal(kernel(workdir, 1), np.full((8, 3), 1.0))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from numpy.testing import assert_array_equal
 
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, DamagedCheckpoint
 from vit_jax.checkpoint.digests import compute_digests
@@ -73,11 +74,14 @@ def test_every_flipped_bit_of_the_arrays_is_noticed_or_harmless(workdir):
     reader = CheckpointReader(workdir)
     rejected = 0
 
-    for position in np.random.default_rng(1).integers(file.stat().st_size, size=20):
+    rng = np.random.default_rng(1)
+    num_bytes = file.stat().st_size
+
+    for position in rng.integers(num_bytes, size=20):
         flip_a_bit(file, position)
         try:
             restored = reader.restore(2, ABSTRACT)
-            np.testing.assert_array_equal(restored["model"]["kernel"], KERNEL)
+            assert_array_equal(restored["model"]["kernel"], KERNEL)
         except DamagedCheckpoint:
             rejected += 1
         flip_a_bit(file, position)
@@ -115,13 +119,15 @@ def add_large_file(step):
 
 
 def link_folder(step):
-    (step / "model").rename(step.parent.parent / "elsewhere")
-    (step / "model").symlink_to("../../elsewhere")
+    model = step / "model"
+    model.rename(step.parent.parent / "elsewhere")
+    model.symlink_to("../../elsewhere")
 
 
 def replace_by_pipe(step):
-    (step / "model/_METADATA").unlink()
-    os.mkfifo(step / "model/_METADATA")
+    description = step / "model/_METADATA"
+    description.unlink()
+    os.mkfifo(description)
 
 
 def replace_in_description(old, new):
@@ -136,24 +142,49 @@ def write_text(name, text):
     return lambda step: (step / name).write_text(text)
 
 
+def flip(name, position):
+    return lambda step: flip_a_bit(step / name, position)
+
+
+def remove(name):
+    return lambda step: (step / name).unlink()
+
+
+def truncate(pattern, size):
+    return lambda step: truncate_all(step.glob(pattern), size)
+
+
+def link(target):
+    return lambda step: link_description(step, target)
+
+
+def remove_arrays(step):
+    shutil.rmtree(step / "model/ocdbt.process_0")
+
+
+def link_to_endless_file(step):
+    path = step / "model/process_0"
+    path.symlink_to("/dev/zero")
+
+
 DEEP = "[" * 100_000
 
 
 DAMAGES = {
     "truncated metadata": write_text("metadata/metadata", '{"names"'),
     "empty metadata": write_text("metadata/metadata", ""),
-    "changed metadata": lambda step: flip_a_bit(step / "metadata/metadata", 12),
+    "changed metadata": flip("metadata/metadata", 12),
     "empty manifest": write_text("model/manifest.ocdbt", ""),
-    "no arrays": lambda step: shutil.rmtree(step / "model/ocdbt.process_0"),
+    "no arrays": remove_arrays,
     "empty folder": empty_folder,
-    "truncated arrays": lambda step: truncate_all(step.glob("model/ocdbt.process_0/d/*"), 20),
-    "endless description": lambda step: link_description(step, "/dev/zero"),
-    "endless metadata of arrays": lambda step: (step / "model/process_0").symlink_to("/dev/zero"),
+    "truncated arrays": truncate("model/ocdbt.process_0/d/*", 20),
+    "endless description": link("/dev/zero"),
+    "endless metadata of arrays": link_to_endless_file,
     "large metadata of arrays": add_large_file,
     "linked folder": link_folder,
     "pipe": replace_by_pipe,
-    "no description": lambda step: (step / "model/_METADATA").unlink(),
-    "truncated description": lambda step: os.truncate(step / "model/_METADATA", 20),
+    "no description": remove("model/_METADATA"),
+    "truncated description": truncate("model/_METADATA", 20),
     "another description": write_text("model/_METADATA", "[]"),
     "another key in the description": replace_in_description("key_metadata", "kez_metadata"),
     "another option in the description": replace_in_description(
@@ -163,12 +194,12 @@ DAMAGES = {
     "another key of the layout": replace_in_layout("sharding_type", "sharding_typf"),
     "another class of the layout": replace_in_layout("SingleDevice", "SinyleDevice"),
     "another type in the description": replace_in_description("np.ndarray", "mp.ndarray"),
-    "no manifest": lambda step: (step / "model/manifest.ocdbt").unlink(),
-    "changed manifest": lambda step: flip_a_bit(step / "model/manifest.ocdbt", 30),
-    "empty arrays": lambda step: truncate_all(step.glob("model/d/*"), 0),
+    "no manifest": remove("model/manifest.ocdbt"),
+    "changed manifest": flip("model/manifest.ocdbt", 30),
+    "empty arrays": truncate("model/d/*", 0),
     "deeply nested metadata": write_text("metadata/metadata", DEEP),
     "deeply nested description": write_text("model/_METADATA", DEEP),
-    "linked to itself": lambda step: link_description(step, "_METADATA"),
+    "linked to itself": link("_METADATA"),
 }
 
 
@@ -191,8 +222,7 @@ def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog)
 
     parameters, metadata, words = read_parameters(workdir)
     (message,) = [text for text in caplog.messages if "damaged" in text]
-
-    np.testing.assert_array_equal(parameters["kernel"], KERNEL)
+    assert_array_equal(parameters["kernel"], KERNEL)
     assert metadata == {"names": ["cat", "dog"]}
     assert words == "parameters of step 1"
     assert message.endswith("Read instead: parameters of step 1.")
@@ -214,6 +244,10 @@ def wrap_by_orbax(error):
 
 
 TENSORSTORE = 'Error opening "zarr" driver: Error reading local file "/d/1"'
+STORAGE_FAILS = ValueError(f"UNKNOWN: {TENSORSTORE}: Input/output error [os_error_code='5']")
+NO_PERMISSION = ValueError(f"PERMISSION_DENIED: {TENSORSTORE} [OS error 13: EACCES]")
+NO_MEMORY = ValueError(f"RESOURCE_EXHAUSTED: {TENSORSTORE}")
+ABORTED = ValueError(f"ABORTED: {TENSORSTORE} [os_error_code='116']")
 PASSING = {
     "no device": RuntimeError("Unable to initialize backend 'cuda': no device"),
     "no memory": MemoryError(),
@@ -223,19 +257,10 @@ PASSING = {
     "stop": KeyboardInterrupt(),
 }
 PASSING_IN_TENSORSTORE = {
-    "storage": (
-        errno.EIO,
-        ValueError(f"UNKNOWN: {TENSORSTORE}: Input/output error [os_error_code='5']"),
-    ),
-    "permission": (
-        errno.EACCES,
-        ValueError(f"PERMISSION_DENIED: {TENSORSTORE} [OS error 13: EACCES]"),
-    ),
-    "memory": (errno.EIO, wrap_by_orbax(ValueError(f"RESOURCE_EXHAUSTED: {TENSORSTORE}"))),
-    "network": (
-        errno.ESTALE,
-        wrap_by_orbax(ValueError(f"ABORTED: {TENSORSTORE} [os_error_code='116']")),
-    ),
+    "storage": (errno.EIO, STORAGE_FAILS),
+    "permission": (errno.EACCES, NO_PERMISSION),
+    "memory": (errno.EIO, wrap_by_orbax(NO_MEMORY)),
+    "network": (errno.ESTALE, wrap_by_orbax(ABORTED)),
 }
 
 
@@ -314,7 +339,8 @@ def list_descriptions(folder):
 def damage_at_random(folder, generator):
     """Change, cut or lengthen a file that describes the arrays of an item; return its name."""
     files = list_descriptions(folder)
-    file = files[generator.integers(len(files))]
+    number = generator.integers(len(files))
+    file = files[number]
     content = bytearray(file.read_bytes())
     index = int(generator.integers(max(len(content), 1)))
     kind = generator.integers(4)
@@ -339,13 +365,13 @@ def test_a_random_damage_is_one_line_or_harmless(workdir, seed):
 
     try:
         restored = CheckpointReader(workdir).restore(2, ABSTRACT)
-        np.testing.assert_array_equal(restored["model"]["kernel"], KERNEL)
+        assert_array_equal(restored["model"]["kernel"], KERNEL)
     except DamagedCheckpoint as error:
         message = str(error)
     parameters, _, _ = read_parameters(workdir)
 
     assert "\n" not in message, name
-    np.testing.assert_array_equal(parameters["kernel"], KERNEL)
+    assert_array_equal(parameters["kernel"], KERNEL)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +425,7 @@ def test_a_checkpoint_from_before_there_were_digests_is_read(workdir):
     reader = CheckpointReader(workdir)
 
     assert reader.metadata(2) == {"names": ["cat", "dog"]}
-    np.testing.assert_array_equal(reader.restore(2, ABSTRACT)["model"]["kernel"], KERNEL)
+    assert_array_equal(reader.restore(2, ABSTRACT)["model"]["kernel"], KERNEL)
 
 
 @pytest.mark.parametrize("spec", [PartitionSpec(), PartitionSpec("data")], ids=str)

@@ -6,6 +6,7 @@ import os
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from orbax.checkpoint._src.serialization import ocdbt_utils
 
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, SaveError
@@ -48,7 +49,7 @@ def test_other_unusual_paths_are_written_and_read(tmp_path, name):
     write_workdir(tmp_path / name, {"bias": np.ones(2, np.float32)}, {})
     abstract = {"model": {"bias": np.zeros(2, np.float32)}}
 
-    np.testing.assert_array_equal(
+    assert_array_equal(
         CheckpointReader(tmp_path / name).restore(0, abstract)["model"]["bias"],
         np.ones(2),
     )

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
+from numpy.testing import assert_array_equal
 from orbax.checkpoint.utils import to_shape_dtype_struct
 
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, workarounds
@@ -101,7 +102,7 @@ def test_round_trip_with_metadata(open_store, tmp_path):
     assert has_checkpoints(tmp_path)
     assert max(reader.all_steps()) == 7
     assert reader.metadata(7) == {"class_names": ["x"], "pair": [1, 2]}
-    np.testing.assert_array_equal(restored["model"]["a"]["kernel"], np.full((8, 3), 7.0))
+    assert_array_equal(restored["model"]["a"]["kernel"], np.full((8, 3), 7.0))
     assert int(restored["progress"]["step"]) == 7
 
 
@@ -183,7 +184,7 @@ def test_restores_onto_another_layout(saved):
     kernel = restored["model"]["a"]["kernel"]
 
     assert kernel.sharding == sharding
-    np.testing.assert_array_equal(kernel, np.ones((8, 3)))
+    assert_array_equal(kernel, np.ones((8, 3)))
 
 
 def test_every_mismatch_is_listed_at_once(saved):
@@ -238,7 +239,7 @@ def test_attention_with_an_axis_of_heads_is_read(with_axis_of_heads, num_devices
     restored = reader.restore(1, {"model": abstract})["model"]
 
     for name, array in expected.items():
-        np.testing.assert_array_equal(restored[name], array)
+        assert_array_equal(restored[name], array)
         assert restored[name].sharding == abstract[name].sharding
 
 
@@ -251,7 +252,7 @@ def test_attention_with_an_axis_of_heads_is_read_into_memory(with_axis_of_heads)
 
     restored = reader.restore(1, {"model": build_placeholders(expected)})["model"]
 
-    np.testing.assert_array_equal(restored["query/kernel"], expected["query/kernel"])
+    assert_array_equal(restored["query/kernel"], expected["query/kernel"])
 
 
 def test_attention_of_another_width_is_rejected(with_axis_of_heads):

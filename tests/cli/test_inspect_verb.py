@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.evals.samples import sample_pixels, sample_weights, to_png, write_pngs
 from tests.integration.commands import run, succeed
@@ -281,8 +282,8 @@ def test_sheets_of_the_data_of_a_recipe(tmp_path):
     assert (output / "test.png").read_bytes().startswith(b"\x89PNG")
 
     train = np.load(output / "train.npz")
-    np.testing.assert_array_equal(train["image"], expected_image)
-    np.testing.assert_allclose(train["label"], expected_label, rtol=1e-5)
+    assert_array_equal(train["image"], expected_image)
+    assert_allclose(train["label"], expected_label, rtol=1e-5)
     assert np.array_equal(train["record"], host.record_index[:6])
     assert ((train["label"] > 0.05).sum(axis=1) == 2).any()
 

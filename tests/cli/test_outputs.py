@@ -32,17 +32,21 @@ OUTPUTS = {
     "prepare": (["folder:no-such-folder", "--short_side=8"], ["output=a/"]),
     "plan": (["--config=no-such-recipe", "--topology=v5e:2x2"], ["hlo=a.txt"]),
 }
-CASES = [(verb, words, option) for verb, (words, options) in OUTPUTS.items() for option in options]
+CASES = []
+for verb, (words, options) in OUTPUTS.items():
+    for option in options:
+        CASES.append((verb, words, option))
 
 
 def test_every_output_of_every_verb_is_listed_here():
     names = {"output", "csv", "report", "hlo"}
-    declared = set()
-    for name, verb in cli.VERBS.items():
-        declared.update((name, option) for option in names.intersection(verb.flags))
-    listed = {(verb, option.partition("=")[0]) for verb, _, option in CASES}
 
-    assert declared == listed
+    for name, verb in cli.VERBS.items():
+        declared = names.intersection(verb.flags)
+        _, options = OUTPUTS.get(name, ([], []))
+        listed = {option.partition("=")[0] for option in options}
+        assert declared == listed, name
+    assert set(OUTPUTS) <= set(cli.VERBS)
 
 
 @pytest.mark.parametrize(("verb", "words", "option"), CASES)
@@ -51,8 +55,9 @@ def test_outputs_come_first(verb, words, option, tmp_path, monkeypatch):
     pathlib.Path("file").touch()
     name, _, output = option.partition("=")
 
+    output_name = output.rstrip("/")
     for place in ("file", "/proc", "missing"):
-        outcome = run([verb, *words, f"--{name}={place}/{output.rstrip('/')}"])
+        outcome = run([verb, *words, f"--{name}={place}/{output_name}"])
         is_rejected = outcome.err.startswith(f"vit-jax: --{name}=")
         if place == "missing" and output.endswith("/"):
             # Folders are made.
@@ -61,7 +66,7 @@ def test_outputs_come_first(verb, words, option, tmp_path, monkeypatch):
             assert is_rejected
             assert outcome.code == 2
 
-    assert [path.name for path in pathlib.Path().iterdir()] == ["file"]
+    assert os.listdir() == ["file"]
 
 
 def read_run():
@@ -88,7 +93,8 @@ def test_outputs_that_would_change_a_run_are_rejected_first(
     verb, words, option, tmp_path, run_files
 ):
     name, _, output = option.partition("=")
-    targets = [f"mine/checkpoints/a{pathlib.Path(output).suffix}"]
+    suffix = pathlib.Path(output).suffix
+    targets = [f"mine/checkpoints/a{suffix}"]
     if output.endswith("/"):
         targets = ["mine", "mine/checkpoints/7"]
 
@@ -99,22 +105,22 @@ def test_outputs_that_would_change_a_run_are_rejected_first(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
-        ["convert", WEIGHTS, "mine", "--to=huggingface", "--overwrite"],
-        ["convert", WEIGHTS, "mine/", "--to=timm", "--overwrite"],
-        ["convert", WEIGHTS, "mine/checkpoints/a.npz"],
-        ["convert", WEIGHTS, "mine", "--overwrite"],
-        ["export", WEIGHTS, "--to=onnx", "--output=mine/config.json", "--overwrite"],
-        ["export", WEIGHTS, "--to=stablehlo", "--output=mine/config", "--overwrite"],
-        ["export", WEIGHTS, "--to=safetensors", "--output=mine", "--overwrite"],
-        ["lr-range", "--config=no-such-recipe", "--output=mine/summary.png"],
-        ["probe", WEIGHTS, "--data=digits", "--output=mine", "--overwrite"],
-        ["evaluate", WEIGHTS, "--data=digits", "--csv=mine/start.json"],
+        f"convert {WEIGHTS} mine --to=huggingface --overwrite",
+        f"convert {WEIGHTS} mine/ --to=timm --overwrite",
+        f"convert {WEIGHTS} mine/checkpoints/a.npz",
+        f"convert {WEIGHTS} mine --overwrite",
+        f"export {WEIGHTS} --to=onnx --output=mine/config.json --overwrite",
+        f"export {WEIGHTS} --to=stablehlo --output=mine/config --overwrite",
+        f"export {WEIGHTS} --to=safetensors --output=mine --overwrite",
+        "lr-range --config=no-such-recipe --output=mine/summary.png",
+        f"probe {WEIGHTS} --data=digits --output=mine --overwrite",
+        f"evaluate {WEIGHTS} --data=digits --csv=mine/start.json",
     ],
 )
-def test_files_of_a_run_are_never_replaced(words, tmp_path, run_files):
-    err = rejected(words)
+def test_files_of_a_run_are_never_replaced(line, tmp_path, run_files):
+    err = rejected(line.split())
 
     assert f"'{tmp_path}/mine' is the workdir of a run" in err
     assert WEIGHTS not in err
@@ -138,21 +144,22 @@ def test_converted_weights(words, output, tmp_path, monkeypatch):
 
 
 HOMELESS = {
-    "WEIGHTS": ["predict", "~nobody-here/w.npz", "."],
-    "--csv": ["predict", WEIGHTS, ".", "--csv=~nobody-here/a.csv"],
-    "--output": ["plot", "runs", "--output=~nobody-here/a.png"],
-    "DESTINATION": ["convert", WEIGHTS, "~nobody-here/a.npz"],
-    "RUN": ["plot", "~nobody-here/run"],
-    "--class_names": ["predict", WEIGHTS, ".", "--class_names=~nobody-here/names"],
+    "WEIGHTS": "predict ~nobody-here/w.npz .",
+    "--csv": f"predict {WEIGHTS} . --csv=~nobody-here/a.csv",
+    "--output": "plot runs --output=~nobody-here/a.png",
+    "DESTINATION": f"convert {WEIGHTS} ~nobody-here/a.npz",
+    "RUN": "plot ~nobody-here/run",
+    "--class_names": f"predict {WEIGHTS} . --class_names=~nobody-here/names",
 }
 
 
-@pytest.mark.parametrize("words", HOMELESS.values(), ids=HOMELESS)
-def test_a_home_folder_that_is_not_known(words, tmp_path, monkeypatch):
+@pytest.mark.parametrize("line", HOMELESS.values(), ids=HOMELESS)
+def test_a_home_folder_that_is_not_known(line, tmp_path, monkeypatch):
     """So is that of "~" in containers whose user has no name."""
     monkeypatch.chdir(tmp_path)
     write_pngs(tmp_path, sample_pixels(1))
-    err = rejected(words)
+
+    err = rejected(line.split())
 
     assert "~nobody-here/" in err
     assert "home folder is not known" in err
@@ -202,15 +209,22 @@ def test_what_is_written_into_needs_no_new_file_beside_it(tmp_path, monkeypatch,
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(outputs.tempfile, "TemporaryFile", reject)
+    existing = tmp_path / name
+    new = tmp_path / "file"
 
-    assert resolve_output_file(str(tmp_path / name), "--csv=") == tmp_path / name
+    found = resolve_output_file(str(existing), "--csv=")
+
+    assert found == existing
     with rejects("--csv=", "no file can be created"):
-        resolve_output_file(str(tmp_path / "file"), "--csv=")
+        resolve_output_file(str(new), "--csv=")
 
 
 def test_nothing_is_left_behind(tmp_path):
-    assert resolve_output_file(str(tmp_path / "a.png")) == tmp_path / "a.png"
-    assert resolve_output_folder(str(tmp_path / "a/b")) == tmp_path / "a/b"
+    file = tmp_path / "a.png"
+    folder = tmp_path / "a/b"
+
+    assert resolve_output_file(str(file)) == file
+    assert resolve_output_folder(str(folder)) == folder
     assert not list(tmp_path.iterdir())
     with rejects(f"--csv={tmp_path}", "is a folder"):
         resolve_output_file(str(tmp_path), "--csv=")

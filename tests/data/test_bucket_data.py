@@ -3,8 +3,8 @@
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from tests import gcs
 from tests.data.packed_files import image, samples, write_parquet, write_shard
@@ -108,7 +108,7 @@ def test_the_records_of_tfds_are_those_of_the_files(
 
     assert len(found) == len(expected)
     assert found.class_names == expected.class_names
-    np.testing.assert_array_equal(found.labels, expected.labels)
+    assert_array_equal(found.labels, expected.labels)
 
     received = pickle.loads(pickle.dumps(found))
     num_requests = len(cloud.requests)

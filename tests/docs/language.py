@@ -58,8 +58,8 @@ def read_terms() -> list[tuple[str, list[str]]]:
     )
     terms = []
     for term, avoided in rows[1:]:
-        phrases = [phrase.strip() for phrase in avoided.split(",")]
-        terms.append((term, [phrase for phrase in phrases if phrase]))
+        phrases = map(str.strip, avoided.split(","))
+        terms.append((term, list(filter(None, phrases))))
     return terms
 
 
@@ -111,8 +111,9 @@ def _check_comments(text: str) -> Iterator[Problem]:
         if token.type != tokenize.COMMENT:
             continue
         comment = token.string.lstrip("# ")
-        line = token.start[0]
-        continues = line == previous_line + 1 and not token.line[: token.start[1]].strip()
+        line, column = token.start
+        is_alone = not token.line[:column].strip()
+        continues = is_alone and line == previous_line + 1
         previous_line = line
         if DIRECTIVE.match(comment):
             continue
@@ -163,14 +164,18 @@ def _iterate_docstrings(tree: ast.AST) -> Iterator[tuple[int, ast.Constant]]:
 def _check_names(tree: ast.AST) -> Iterator[Problem]:
     words_avoided = set()
     for _, avoided in read_terms():
-        words_avoided.update(phrase.lower() for phrase in avoided if " " not in phrase)
+        for phrase in avoided:
+            if " " not in phrase:
+                words_avoided.add(phrase.lower())
 
     for node in ast.walk(tree):
         name = _name_of(node)
         if name is None:
             continue
-        words = CAMEL.sub("_", name).lower().strip("_").split("_")
-        for word in words_avoided.intersection([*words, *(word.rstrip("s") for word in words)]):
+        snake_case = CAMEL.sub("_", name).lower()
+        words = snake_case.strip("_").split("_")
+        singulars = [word.rstrip("s") for word in words]
+        for word in words_avoided.intersection(words + singulars):
             yield node.lineno, f"name {name!r} has {word!r}"
         if isinstance(node, ast.FunctionDef) and not _is_value(node):
             yield from _check_verb(node, words[0])

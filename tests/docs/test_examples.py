@@ -5,10 +5,11 @@ import re
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from numpy.testing import assert_array_equal
 
 from docs.examples import augmentation, dataset, loss, schedule, training_loop, vtab_suite
 from tests.integration import commands
@@ -46,34 +47,45 @@ ALONE = ["model.network=docs.examples.network:Mixer", "sharding.parameters=fsdp"
 
 
 def test_every_file_is_run_here():
-    options = {
-        re.search(r"docs\.examples\.(\w+):", option)[1]
-        for option in TOGETHER + ALONE
-        if "docs." in option
-    }
-
-    assert options | {"tracker", "training_loop", "vtab_suite"} == {
-        path.stem for path in EXAMPLES.glob("*.py")
-    }
+    tested = {"tracker", "training_loop", "vtab_suite"}
     for option in TOGETHER + ALONE:
-        name = re.search(r"docs\.examples\.(\w+):", option)
-        assert name is None or f"--config.{option}" in (EXAMPLES / f"{name[1]}.py").read_text()
+        match = re.search(r"docs\.examples\.(\w+):", option)
+        if match is None:
+            continue
+        name = match[1]
+        tested.add(name)
+        text = (EXAMPLES / f"{name}.py").read_text()
+        assert f"--config.{option}" in text
+
+    assert tested == {path.stem for path in EXAMPLES.glob("*.py")}
+
+
+def list_steps(lines, name):
+    """Return the steps of the lines of metrics that have this one."""
+    return [line["step"] for line in lines if name in line]
 
 
 @pytest.mark.slow
 def test_together(tmp_path):
-    summary = pretrain(runs.config(*LENGTH, *UNCROPPED, *TOGETHER), str(tmp_path))
-    lines = commands.metrics(tmp_path)
+    config = runs.config(*LENGTH, *UNCROPPED, *TOGETHER)
 
-    assert [line["step"] for line in lines if "test_accuracy" in line] == [3, 6]
-    assert [line["step"] for line in lines if "trust_sure_fraction" in line] == [6]
+    summary = pretrain(config, str(tmp_path))
+
+    lines = commands.metrics(tmp_path)
+    assert list_steps(lines, "test_accuracy") == [3, 6]
+    assert list_steps(lines, "trust_sure_fraction") == [6]
     assert 0 <= summary["trust_sure_accuracy"] <= 1
     assert summary["test_top5_accuracy"] >= summary["test_accuracy"]
     assert 0 <= summary["test_brier"] <= 2
     assert summary["test_images"] == dataset.SIZES["test"]
-    assert all(np.isfinite(line["train_loss"]) for line in lines if "train_loss" in line)
-    rates = [line["learning_rate"] for line in lines if "train_loss" in line]
-    assert rates == pytest.approx([0, 0.5 * 3e-3, 3e-3, 3e-3, 3e-3, 3e-3], rel=1e-5)
+
+    rates = []
+    for line in lines:
+        if "train_loss" in line:
+            assert np.isfinite(line["train_loss"])
+            rates.append(line["learning_rate"])
+    expected_rates = [0, 1.5e-3] + [3e-3] * 4
+    assert rates == pytest.approx(expected_rates, rel=1e-5)
     assert summary["exaflops"] > 0
 
 
@@ -93,7 +105,8 @@ def test_a_network_and_a_loop_of_ones_own(tmp_path):
     assert summary["test_accuracy"] > 0.5  # by chance it would be a third
     assert summary["exaflops"] > 0
     results = training_loop.main("digits", *flags(*RUN, *options))
-    assert {f"test_{name}": value for name, value in results.items()}.items() <= summary.items()
+    for name, value in results.items():
+        assert summary[f"test_{name}"] == value
 
 
 @pytest.fixture
@@ -136,35 +149,57 @@ def test_the_tracker_receives_config_and_metrics_and_resumes(mlflow, tmp_path):
 @pytest.mark.slow
 def test_a_suite_of_ones_own(data_dir, tmp_path):
     """The command of its first lines, for one task and two steps."""
-    pretrain(
-        runs.config(*UNCROPPED, "total=1 steps", "schedule.warmup=0 steps"), str(tmp_path / "small")
+    config = runs.config(
+        *UNCROPPED,
+        "total=1 steps",
+        "schedule.warmup=0 steps",
     )
+    pretrain(config, str(tmp_path / "small"))
     command = re.search(r"    vit-jax (vtab .*)\n", vtab_suite.__doc__)[1]
-    words = [word.replace("runs/", f"{tmp_path}/") for word in command.split()]
-    words += ["--tasks=ink", "--learning_rates=0.1", "--lengths=2:1", f"--data_dir={data_dir}"]
+    words = command.replace("runs/", f"{tmp_path}/").split()
+
     out = commands.succeed(
-        [*words, "--config.logging.tensorboard=False", "--config.global_batch=48"]
+        [
+            *words,
+            "--tasks=ink",
+            "--learning_rates=0.1",
+            "--lengths=2:1",
+            f"--data_dir={data_dir}",
+            "--config.logging.tensorboard=False",
+            "--config.global_batch=48",
+        ]
     )
 
     assert re.search(r"^\| ink +\| appearance .*\| +360 \|", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    ("name", "label"), [("digit", 8), ("parity", 0), ("loop", 1), ("ink", 0), ("side", 1)]
+    ("name", "label"),
+    [
+        ("digit", 8),
+        ("parity", 0),
+        ("loop", 1),
+        ("ink", 0),
+        ("side", 1),
+    ],
 )
 def test_answers_of_the_suite_by_hand(name, label):
     """For an 8 with ink in its right half alone, a quarter of all."""
     pixels = np.zeros((8, 8))
     pixels[:, 4:] = 0.5
+    task = getattr(vtab_suite, name)
 
-    assert getattr(vtab_suite, name).answer(8, pixels) == label
+    assert task.answer(8, pixels) == label
 
 
 def test_focal_loss_by_hand():
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.25]]))
     label = jnp.array([[0.0, 1.0, 0.0]])
 
-    assert float(loss.focal_loss(logits, label)[0]) == pytest.approx(0.75**2 * np.log(4), rel=1e-5)
+    (found,) = loss.focal_loss(logits, label)
+
+    expected = 0.75**2 * np.log(4)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
 def test_trapezoid_by_hand():
@@ -174,22 +209,25 @@ def test_trapezoid_by_hand():
         total_steps=100,
     )
 
-    assert [float(rate(step)) for step in (0, 5, 10, 80, 90, 100)] == pytest.approx(
-        [0, 0.5, 1, 1, 0.5, 0], abs=1e-6
-    )
-    assert isinstance(
-        optax.tree.norm({"rate": rate(jnp.int32(7))}), jnp.ndarray
-    )  # traced steps too
+    expected = {0: 0, 5: 0.5, 10: 1, 80: 1, 90: 0.5, 100: 0}
+    for step, value in expected.items():
+        assert float(rate(step)) == pytest.approx(value, abs=1e-6)
+    traced = jax.jit(rate)(jnp.int32(5))
+    assert float(traced) == pytest.approx(0.5, abs=1e-6)
 
 
 def test_random_erasing_repeats_and_leaves_its_input_alone():
     image = np.zeros((16, 16, 3), np.uint8)
-    results = [
-        augmentation.random_erasing(image, np.random.default_rng(seed)) for seed in (*range(8), 0)
-    ]
+
+    def erase(seed):
+        rng = np.random.default_rng(seed)
+        return augmentation.random_erasing(image, rng)
+
+    results = np.stack([erase(seed) for seed in range(8)])
 
     assert not image.any()
-    np.testing.assert_array_equal(results[0], results[-1])
-    erased = [float((result.any(axis=2)).mean()) for result in results]
-    assert 0 < max(erased) <= augmentation.LARGEST_SIDE**2
-    assert min(erased) == 0
+    assert_array_equal(erase(0), results[0])
+    is_erased = results.any(axis=3)
+    fractions = is_erased.mean(axis=(1, 2))
+    assert 0 < fractions.max() <= augmentation.LARGEST_SIDE**2
+    assert fractions.min() == 0

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import re
 from typing import NamedTuple
 
 import jax
@@ -74,13 +73,16 @@ def assert_same_result(found, expected):
 
     assert mean_loss == pytest.approx(expected.loss, rel=1e-5)
     assert found.values()["loss"] == mean_loss
-    for name in ("images_L", "top1_L", "top5_L"):
-        assert np.array_equal(getattr(counts, name), getattr(expected, name)), name
+    assert np.array_equal(counts.images_L, expected.images_L)
+    assert np.array_equal(counts.top1_L, expected.top1_L)
+    assert np.array_equal(counts.top5_L, expected.top5_L)
 
 
 def evaluate_source(weights, source, write_images=None, **options):
-    model = from_weights(weights, sharding=replicate(build_mesh(jax.devices())))
-    evaluate = evaluate_of(model, **({"global_batch": 16, "max_unreadable": 0} | options))
+    mesh = build_mesh(jax.devices())
+    model = from_weights(weights, sharding=replicate(mesh))
+    options = {"global_batch": 16, "max_unreadable": 0} | options
+    evaluate = evaluate_of(model, **options)
     labelled = Labelled(
         source,
         "words",
@@ -114,25 +116,29 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
 
     expected = compute_expected(weights, PIXELS, LABELS)
     assert_same_result(found, expected)
-    assert 0 < expected.top1_L.sum() < expected.top5_L.sum() < expected.images_L.sum() == 37
+    assert 0 < expected.top1_L.sum() < expected.top5_L.sum() < 37
+    assert expected.images_L.sum() == 37
 
-    predicted = expected.order_NK[:, 0]
-    expected_rows = []
-    for record in range(37):
-        expected_rows.append((f"record {record}", NAMES[LABELS[record]], NAMES[predicted[record]]))
     header, *rows = lines
-
     assert header == ("image", "class", "answer", "probability", "is_right")
-    assert [row[:3] for row in rows] == expected_rows
-    assert [float(row[3]) for row in rows] == pytest.approx(expected.probability_NK[:, 0], abs=2e-6)
-    assert [row[4] for row in rows] == (predicted == LABELS).tolist()
+    predicted = expected.order_NK[:, 0]
+    confidence = expected.probability_NK[:, 0]
+    for record, row in enumerate(rows):
+        label = NAMES[LABELS[record]]
+        answer = NAMES[predicted[record]]
+        *names, probability, is_right = row
+        assert names == [f"record {record}", label, answer]
+        assert float(probability) == pytest.approx(confidence[record], abs=2e-6)
+        assert is_right == (label == answer)
+    assert len(rows) == 37
 
 
 @pytest.fixture(scope="module")
 def evaluated():
     """Values of a split, and by NumPy the predicted classes and their probabilities."""
     weights = sample_weights()
-    values = evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES)).values()
+    source = MemorySource(PIXELS, LABELS, NAMES)
+    values = evaluate_source(weights, source).values()
     expected = compute_expected(weights, PIXELS, LABELS)
     return values, expected.order_NK[:, 0], expected.probability_NK[:, 0]
 
@@ -142,9 +148,11 @@ def test_calibration_of_a_split(evaluated):
 
     deviation = (predicted == LABELS) - confidence
     bins = np.ceil(confidence * 15)
-    gaps = [abs(deviation[bins == number].sum()) for number in np.unique(bins)]
+    total_gap = 0
+    for number in np.unique(bins):
+        total_gap += abs(deviation[bins == number].sum())
 
-    assert values["calibration_error"] == pytest.approx(sum(gaps) / 37, rel=1e-5)
+    assert values["calibration_error"] == pytest.approx(total_gap / 37, rel=1e-5)
 
 
 def test_mistakes_of_a_split(evaluated):
@@ -169,27 +177,34 @@ def test_confusions_of_a_split(evaluated):
     values, predicted, _ = evaluated
 
     wrong = predicted != LABELS
-    pairs = zip(LABELS[wrong].tolist(), predicted[wrong].tolist(), strict=True)
+    pairs = zip(LABELS[wrong], predicted[wrong], strict=True)
     counts = collections.Counter(pairs)
     sizes = np.bincount(LABELS)
     expected = []
     for (label, answer), count in counts.items():
-        expected.append((NAMES[label], NAMES[answer], count, sizes[label]))
+        confusion = {
+            "class": NAMES[label],
+            "answer": NAMES[answer],
+            "images": count,
+            "of": sizes[label],
+        }
+        expected.append(confusion)
 
-    found = []
-    for one in values["most_confused"]:
-        found.append((one["class"], one["answer"], one["images"], one["of"]))
-
-    assert sorted(found) == sorted(expected)
-    assert [count for _, _, count, _ in found] == sorted(counts.values(), reverse=True)
+    found = values["most_confused"]
+    found_counts = [one["images"] for one in found]
+    assert len(found) == len(expected)
+    assert all(one in expected for one in found)
+    assert found_counts == sorted(counts.values(), reverse=True)
 
 
 def test_outputs_that_are_not_finite_are_an_error():
     weights = sample_weights()
     weights.parameters["head/linear/bias"][2] = np.nan
 
+    source = MemorySource(PIXELS, LABELS, NAMES)
+
     with rejects("w.npz", "record 0.*not finite"):
-        evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES))
+        evaluate_source(weights, source)
 
 
 def project(images):
@@ -218,7 +233,8 @@ def evaluate_custom_network(network):
         [],
         build_identity_map(NAMES),
     )
-    return evaluate_of(model, global_batch=40, max_unreadable=0)(labelled)
+    evaluate = evaluate_of(model, global_batch=40, max_unreadable=0)
+    return evaluate(labelled)
 
 
 def test_gflops_of_custom_networks():
@@ -229,7 +245,8 @@ def test_gflops_of_custom_networks():
     assert counted.gflops_per_image == pytest.approx(2 * 288 * 7 / 1e9)
     assert unknown.gflops_per_image is None
     for results in ({"": unknown}, {"a": unknown, "b": unknown}):
-        assert "flops" not in to_text(results, "w").lower()
+        text = to_text(results, "w")
+        assert "flops" not in text.lower()
 
 
 def write_folder(folder, names, labels, pixels):
@@ -261,7 +278,8 @@ def test_labels_are_matched_by_name_in_another_order(tmp_path):
 
     found = evaluate_folder(weights, data)
 
-    assert_same_result(found, compute_expected(weights, PIXELS, 6 - LABELS))
+    by_name = compute_expected(weights, PIXELS, 6 - LABELS)
+    assert_same_result(found, by_name)
     by_number = compute_expected(weights, PIXELS, LABELS)
     assert found.values()["loss"] != pytest.approx(by_number.loss, rel=1e-3)
 
@@ -277,9 +295,8 @@ def test_unreadable_images_are_skipped_as_far_as_allowed(tmp_path):
 
     with rejects("--max_unreadable", r"1.*0(07|30)\.png") as error:
         evaluate_folder(weights, data, max_unreadable=1)
-    named = re.findall(r"\d+\.png", str(error.value))
-
-    assert {"007.png", "030.png"} <= set(named)
+    assert "007.png" in str(error.value)
+    assert "030.png" in str(error.value)
 
     found = evaluate_folder(weights, data, max_unreadable=2)
     expected = compute_expected(
@@ -306,14 +323,12 @@ def test_the_stored_preparation_is_used(tmp_path):
 
         found = evaluate_folder(weights, data)
 
-        assert_same_result(
-            found,
-            compute_expected(
-                weights,
-                prepared,
-                source.labels,
-            ),
+        expected = compute_expected(
+            weights,
+            prepared,
+            source.labels,
         )
+        assert_same_result(found, expected)
         losses.add(found.values()["loss"])
 
     assert len(losses) == 3
@@ -326,7 +341,8 @@ def make_metrics(labelled):
     """
     metrics = ClassMetrics(labelled)
     for label, num_right, images in ((0, 900, 1000), (1, 100, 250)):
-        predicted = np.repeat([label, 1 - label], [num_right, images - num_right])
+        num_wrong = images - num_right
+        predicted = np.repeat([label, 1 - label], [num_right, num_wrong])
         metrics.add(
             {
                 "record_B": np.arange(images),

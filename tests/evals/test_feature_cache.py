@@ -41,6 +41,13 @@ def write(entry, rows=ROWS):
         fill(entry, folder, rows)
 
 
+def assert_complete(entry, rows=ROWS):
+    """Check that an entry is the only one of its cache, and what it holds."""
+    arrays = entry.find()
+    assert np.array_equal(arrays["a.npy"], rows)
+    assert os.listdir(entry.folder.parent) == ["entry"]
+
+
 def test_one_name_once_complete(tmp_path):
     """An unfinished entry has a lock; a finished one has the permissions of a shared cache."""
     entry = make_entry(tmp_path / "new/cache")
@@ -54,10 +61,11 @@ def test_one_name_once_complete(tmp_path):
         fill(entry, folder)
         assert entry.find() is None
 
-    assert np.array_equal(entry.find()["a.npy"], ROWS)
-    assert sorted(os.listdir(entry.folder)) == ["a.npy", "about.json"]
-    assert os.listdir(entry.folder.parent) == ["entry"]
-    assert entry.folder.stat().st_mode == entry.folder.parent.stat().st_mode
+    assert_complete(entry)
+    files = os.listdir(entry.folder)
+    mode = entry.folder.stat().st_mode
+    assert sorted(files) == ["a.npy", "about.json"]
+    assert mode == entry.folder.parent.stat().st_mode
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint64, np.float32])
@@ -116,10 +124,10 @@ def test_another_process_publishes_first(tmp_path, is_damaged):
 
         inode = entry.folder.stat().st_ino
 
-    assert (entry.folder.stat().st_ino == inode) is not is_damaged
-    assert np.array_equal(entry.find()["a.npy"], ROWS)
+    inode_now = entry.folder.stat().st_ino
+    assert (inode_now == inode) is not is_damaged
+    assert_complete(entry)
     assert np.array_equal(opened, ROWS)
-    assert os.listdir(tmp_path) == ["entry"]
 
 
 def test_another_process_publishes_between_the_check_and_the_name(tmp_path, monkeypatch):
@@ -137,8 +145,7 @@ def test_another_process_publishes_between_the_check_and_the_name(tmp_path, monk
     write(entry)
 
     assert calls
-    assert np.array_equal(entry.find()["a.npy"], ROWS)
-    assert os.listdir(tmp_path) == ["entry"]
+    assert_complete(entry)
 
 
 def write_array_with_digest(content):
@@ -146,25 +153,33 @@ def write_array_with_digest(content):
 
     def damage(folder):
         (folder / "a.npy").write_bytes(content)
-        record = json.loads((folder / RECORD).read_text())
-        record["arrays"]["a.npy"]["sha256"] = hashlib.sha256(content).hexdigest()
-        (folder / RECORD).write_text(json.dumps(record))
+        digest = hashlib.sha256(content)
+        path = folder / RECORD
+        record = json.loads(path.read_text())
+        record["arrays"]["a.npy"]["sha256"] = digest.hexdigest()
+        path.write_text(json.dumps(record))
 
     return damage
 
 
+def write_nested_record(folder):
+    path = folder / RECORD
+    path.write_text("[" * 500_000)
+
+
 def make_array_file(header):
-    return b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header
+    length = len(header).to_bytes(2, "little")
+    return b"\x93NUMPY\x01\0" + length + header
 
 
+EMPTY_ARCHIVE = b"PK\x05\x06" + bytes(18)
+LARGE_SHAPE = b"{'descr': '<f4', 'fortran_order': False, 'shape': (9%s,)}" % (b"9" * 30)
 DAMAGE = {
-    "nested record": lambda folder: (folder / RECORD).write_text("[" * 500_000),
+    "nested record": write_nested_record,
     "empty array": write_array_with_digest(b""),
-    "archive": write_array_with_digest(b"PK\x05\x06" + bytes(18)),
+    "archive": write_array_with_digest(EMPTY_ARCHIVE),
     "header that does not end": write_array_with_digest(make_array_file(b"(")),
-    "shape that is too large": write_array_with_digest(
-        make_array_file(b"{'descr': '<f4', 'fortran_order': False, 'shape': (9%s,)}" % (b"9" * 30))
-    ),
+    "shape that is too large": write_array_with_digest(make_array_file(LARGE_SHAPE)),
 }
 
 
@@ -178,7 +193,7 @@ def test_no_content_is_an_error(tmp_path, damage):
 
     write(entry)
 
-    assert np.array_equal(entry.find()["a.npy"], ROWS)
+    assert_complete(entry)
 
 
 def make_link(path):
@@ -209,17 +224,19 @@ def test_files_in_the_place_of_folders_are_replaced_or_removed(tmp_path, make, n
 
     write(entry)
 
-    assert np.array_equal(entry.find()["a.npy"], ROWS)
-    assert os.listdir(cache) == ["entry"]
+    assert_complete(entry)
     if make is make_link:
         assert os.listdir(tmp_path / "target") == ["kept"]
 
 
 def test_a_cache_behind_a_link_is_made(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "disk" / "cache")
-    write(make_entry(tmp_path / "link"))
+    link = tmp_path / "link"
+    cache = tmp_path / "disk" / "cache"
+    link.symlink_to(cache)
 
-    assert os.listdir(tmp_path / "disk" / "cache") == ["entry"]
+    write(make_entry(link))
+
+    assert os.listdir(cache) == ["entry"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -233,7 +250,7 @@ def test_an_error_removes_its_folder_alone(tmp_path, error):
 
         fill(entry, others)
 
-    assert np.array_equal(entry.find()["a.npy"], ROWS)
+    assert_complete(entry)
 
 
 def test_a_full_disk_publishes_nothing(tmp_path):
@@ -278,9 +295,11 @@ def test_folders_of_processes_that_were_killed(tmp_path, changes, age, is_remove
 
     with contextlib.ExitStack() as stack:
         if changes is not None:
-            stack.enter_context(WorkdirLock(left, renewal_seconds=10 * HOUR))
-            owner = json.loads((left / FILE).read_text())
-            (left / FILE).write_text(json.dumps(owner | changes))
+            lock = WorkdirLock(left, renewal_seconds=10 * HOUR)
+            stack.enter_context(lock)
+            file = left / FILE
+            owner = json.loads(file.read_text())
+            file.write_text(json.dumps(owner | changes))
 
         now = left.stat().st_mtime
         for path in (*left.iterdir(), left):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.evals.samples import (
     NAMES,
@@ -60,21 +61,28 @@ def make_batch(pixels, mask=None):
 
 def compute_feature(a: Architecture, layer: str, pixels):
     step = jax.jit(make_feature_step(layer, a))
-    return np.asarray(step(filled(a), make_batch(pixels))["feature_BD"])
+    rows = step(filled(a), make_batch(pixels))
+    return np.asarray(rows["feature_BD"])
 
 
 def compute_layers(a, pixels, *intermediates):
+    network = filled(a)
     images = normalise(jnp.asarray(pixels), "float32")
-    return apply(filled(a), images, intermediates=intermediates)
+    return apply(network, images, intermediates=intermediates)
 
 
 def average_tokens(output):
-    return np.asarray(output.tokens_BND).mean(axis=1)
+    tokens_BND = np.asarray(output.tokens_BND)
+    return tokens_BND.mean(axis=1)
+
+
+def join_features(*parts):
+    return np.concatenate(parts, axis=1)
 
 
 def assert_feature(a, layer, pixels, expected):
     found = compute_feature(a, layer, pixels)
-    np.testing.assert_allclose(
+    assert_allclose(
         found,
         np.asarray(expected),
         rtol=1e-5,
@@ -94,7 +102,7 @@ def test_layers_of_a_transformer():
         "pooled": output.pooled_BD,
         "token": output.pooled_BD,
         "mean": mean,
-        "token_mean": np.concatenate([output.pooled_BD, mean], axis=1),
+        "token_mean": join_features(output.pooled_BD, mean),
         "block:1": output.blocks_LBSD[0, :, 0],
         f"block:{VIT.depth}": output.blocks_LBSD[-1, :, 0],
     }
@@ -103,7 +111,11 @@ def test_layers_of_a_transformer():
 
 
 def test_token_and_mean_behind_registers_are_what_token_gap_pools():
-    a = dataclasses.replace(VIT, pool="token_gap", registers=2)
+    a = dataclasses.replace(
+        VIT,
+        pool="token_gap",
+        registers=2,
+    )
     pixels = sample_pixels(2, a.image_size)
 
     pooled = compute_layers(a, pixels).pooled_BD
@@ -114,7 +126,12 @@ def test_token_and_mean_behind_registers_are_what_token_gap_pools():
 
 @pytest.mark.parametrize("pool", ["gap", "map"])
 def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
-    a = dataclasses.replace(VIT, pool=pool, class_tokens=1, registers=2)
+    a = dataclasses.replace(
+        VIT,
+        pool=pool,
+        class_tokens=1,
+        registers=2,
+    )
     pixels = sample_pixels(2, a.image_size)
 
     output = compute_layers(a, pixels)
@@ -127,7 +144,7 @@ def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
         a,
         "token_mean",
         pixels,
-        np.concatenate([token, mean], axis=1),
+        join_features(token, mean),
     )
 
 
@@ -136,14 +153,14 @@ def test_the_feature_of_a_block_without_class_token_is_the_mean():
     a = dataclasses.replace(VIT, pool="gap")
     pixels = sample_pixels(2, a.image_size)
 
-    blocks = compute_layers(a, pixels, "blocks").blocks_LBSD
+    output = compute_layers(a, pixels, "blocks")
 
-    assert_feature(
-        a,
-        "block:1",
-        pixels,
-        np.asarray(blocks[0]).mean(axis=1),
-    )
+    first_block = np.asarray(output.blocks_LBSD[0])
+    expected = first_block.mean(axis=1)
+    assert_feature(a, "block:1", pixels, expected)
+
+
+WITHOUT_TOKEN = dataclasses.replace(VIT, pool="gap")
 
 
 @pytest.mark.parametrize(
@@ -156,11 +173,7 @@ def test_the_feature_of_a_block_without_class_token_is_the_mean():
         (RESNET, "block:1", "mean, stage:1 to stage:"),
         (RESNET, "token", "must be one of pre_logits, pooled, mean, stage"),
         (RESNET, "token_mean", "must be one of pre_logits, pooled, mean, stage"),
-        (
-            dataclasses.replace(VIT, pool="gap"),
-            "token_mean",
-            "must be one of pre_logits, pooled, mean, block",
-        ),
+        (WITHOUT_TOKEN, "token_mean", "must be one of pre_logits, pooled, mean, block"),
     ],
 )
 def test_layers_that_are_not_there(a, layer, message):
@@ -176,7 +189,8 @@ def test_the_feature_of_a_stage_is_the_mean(a):
     output = compute_layers(a, pixels, "stages")
 
     first_stage = np.asarray(output.stages_BHWC[0])
-    assert_feature(a, "stage:1", pixels, first_stage.mean(axis=(1, 2)))
+    expected = first_stage.mean(axis=(1, 2))
+    assert_feature(a, "stage:1", pixels, expected)
     if a is RESNET:
         assert_feature(a, "mean", pixels, output.pooled_BD)
 
@@ -217,39 +231,46 @@ def fake_step(_, batch):
 
 def test_padding_is_excluded_and_unreadable_images_keep_their_place():
     pixels = sample_pixels(6, (2, 2))
-    batches = [make_batch(pixels[:3]), make_batch(pixels[3:], [1, 0, 0])]
+    full = make_batch(pixels[:3])
+    padded = make_batch(pixels[3:], [1, 0, 0])
+    labels = np.arange(5, dtype=np.int32)
 
     found = collect(
-        open_batches(batches),
+        open_batches([full, padded]),
         fake_step,
         None,
-        np.arange(5, dtype=np.int32),
+        labels,
     )
 
-    assert found.is_read_N.tolist() == [True, True, True, True, False]
-    assert np.array_equal(found.feature_ND, pixels.reshape(6, -1)[:5, :2])
-    assert found.readable().label_N.tolist() == [0, 1, 2, 3]
+    expected = pixels.reshape(6, -1)[:5, :2]
+    readable = found.readable()
+    assert found.is_read_N.tolist() == [True] * 4 + [False]
+    assert np.array_equal(found.feature_ND, expected)
+    assert readable.label_N.tolist() == [0, 1, 2, 3]
 
 
 def test_features_that_are_not_finite():
     def step_with_nan(_, batch):
         rows = fake_step(_, batch)
-        return rows | {"feature_BD": rows["feature_BD"].at[1, 0].set(jnp.nan)}
+        feature_BD = rows["feature_BD"]
+        rows["feature_BD"] = feature_BD.at[1, 0].set(jnp.nan)
+        return rows
 
-    batches = open_batches([make_batch(sample_pixels(3, (2, 2)))])
+    pixels = sample_pixels(3, (2, 2))
+    batches = open_batches([make_batch(pixels)])
+    labels = np.zeros(3, np.int32)
 
     with pytest.raises(ValueError, match="features: the outputs for image 1 are not finite"):
-        collect(batches, step_with_nan, None, np.zeros(3, np.int32))
+        collect(batches, step_with_nan, None, labels)
 
 
 def test_images_on_both_sides():
     def make_side(numbers, unreadable=()):
         count = len(numbers)
-        is_read = np.array([number not in unreadable for number in numbers])
         return Features(
             np.zeros((count, 1)),
             np.zeros(count, np.int32),
-            is_read,
+            ~np.isin(numbers, unreadable),
             np.array(numbers, np.uint64),
         )
 
@@ -277,8 +298,15 @@ def make_extractor(cache=None, scale=None, **options):
         parameters[name] = parameters[name] * scale
         weights = dataclasses.replace(weights, parameters=parameters)
 
-    model = from_weights(weights, sharding=replicate(build_mesh(jax.devices())))
-    return extractor_of(model, cache, **({"global_batch": 5} | options))
+    mesh = build_mesh(jax.devices())
+    model = from_weights(weights, sharding=replicate(mesh))
+    options = {"global_batch": 5} | options
+    return extractor_of(model, cache, **options)
+
+
+def extract(source, cache, **options):
+    extractor = make_extractor(cache, **options)
+    return extractor.extract(source)
 
 
 @pytest.fixture
@@ -312,13 +340,19 @@ def test_every_image_once_on_any_devices(num_devices, monkeypatch):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
 
-    features = make_extractor().extract(MemorySource(PIXELS, LABELS, NAMES))
+    source = MemorySource(PIXELS, LABELS, NAMES)
+
+    features = extract(source, None)
 
     module = from_weights(sample_weights()).module
-    compute = jax.jit(lambda image: module(normalise(image, "float32")).features_BD)
-    expected = np.concatenate([compute(image[None]) for image in PIXELS])
 
-    np.testing.assert_allclose(
+    @jax.jit
+    def compute(image):
+        output = module(normalise(image, "float32"))
+        return output.features_BD
+
+    expected = np.concatenate([compute(image[None]) for image in PIXELS])
+    assert_allclose(
         features.feature_ND,
         expected,
         rtol=1e-5,
@@ -331,41 +365,43 @@ def test_every_image_once_on_any_devices(num_devices, monkeypatch):
 
 def test_kept_and_found_again(source, cache, tmp_path, capsys):
     """The second extraction has no images, so that nothing can be computed again."""
-    first = make_extractor(cache).extract(source)
+    first = extract(source, cache)
 
     assert "computing features of 13 images\n" in capsys.readouterr().err
 
     shutil.rmtree(tmp_path / "images")
-    second = make_extractor(cache).extract(source)
+    second = extract(source, cache)
 
     assert capsys.readouterr().err == ""
 
-    for name in ("feature_ND", "label_N", "is_read_N", "hash_N"):
-        assert np.array_equal(getattr(first, name), getattr(second, name)), name
+    for field in dataclasses.fields(Features):
+        array = getattr(first, field.name)
+        array_again = getattr(second, field.name)
+        assert np.array_equal(array, array_again), field.name
     assert isinstance(second.feature_ND, np.memmap)
 
 
 def test_other_layers_and_weights_are_computed_anew(source, cache):
-    make_extractor(cache).extract(source)
+    extract(source, cache)
 
     assert count_entries(cache) == 1
 
-    make_extractor(cache, layer="pooled").extract(source)
+    extract(source, cache, layer="pooled")
     assert count_entries(cache) == 2
 
-    make_extractor(cache, scale=np.float32(2)).extract(source)
+    extract(source, cache, scale=np.float32(2))
     assert count_entries(cache) == 3
 
 
 def test_another_image_under_the_same_name_is_computed_anew(source, cache, tmp_path):
     """Image 3 becomes a copy of the image 00.png."""
-    names = [source.name_of(i) for i in range(13)]
-    (copied,) = (i for i, name in enumerate(names) if name.endswith("00.png"))
-    make_extractor(cache).extract(source)
+    names = [pathlib.Path(source.name_of(i)) for i in range(13)]
+    (copied,) = (i for i, path in enumerate(names) if path.match("*00.png"))
+    extract(source, cache)
 
-    pathlib.Path(names[3]).write_bytes(to_png(PIXELS[0]))
+    names[3].write_bytes(to_png(PIXELS[0]))
     os.utime(names[3], ns=(1, 1))
-    changed = make_extractor(cache).extract(open_folder(tmp_path))
+    changed = extract(open_folder(tmp_path), cache)
 
     assert count_entries(cache) == 2
     assert changed.hash_N[3] == changed.hash_N[copied]
@@ -377,14 +413,15 @@ def test_files_of_equal_size_and_time_that_change_places(source, cache, tmp_path
     second = pathlib.Path(source.name_of(5))
     longest = max(first.stat().st_size, second.stat().st_size)
     for path in (first, second):
-        path.write_bytes(path.read_bytes().ljust(longest, b"\0"))
+        content = path.read_bytes()
+        path.write_bytes(content.ljust(longest, b"\0"))
         os.utime(path, ns=(1, 1))
 
-    before = make_extractor(cache).extract(open_folder(tmp_path)).hash_N
+    before = extract(open_folder(tmp_path), cache).hash_N
     first.rename(tmp_path / "other")
     second.rename(first)
     (tmp_path / "other").rename(second)
-    after = make_extractor(cache).extract(open_folder(tmp_path)).hash_N
+    after = extract(open_folder(tmp_path), cache).hash_N
 
     assert before[0] != before[5]
     assert after[0] == before[5]
@@ -394,9 +431,12 @@ def test_files_of_equal_size_and_time_that_change_places(source, cache, tmp_path
 def test_other_parts_and_copies_of_a_dataset_have_their_features(data_dir, cache, tmp_path):
     """A part, another part, a moved copy as of another preparation, and a subset."""
 
-    def extract_digits(split, folder=data_dir):
+    def open_digits(split, folder=data_dir):
         config = dataclasses.replace(AS_IT_IS, data_dir=str(folder))
-        return make_extractor(cache).extract(open_source("digits", split, config, 0))
+        return open_source("digits", split, config, 0)
+
+    def extract_digits(*words):
+        return extract(open_digits(*words), cache)
 
     first = extract_digits("train[4:6]")
     second = extract_digits("train[5:7]")
@@ -409,43 +449,59 @@ def test_other_parts_and_copies_of_a_dataset_have_their_features(data_dir, cache
 
     assert count_entries(cache) == 3
 
-    config = dataclasses.replace(AS_IT_IS, data_dir=data_dir)
-    subset = SubsetSource(open_source("digits", "train[4:6]", config, 0), [1])
+    subset = SubsetSource(open_digits("train[4:6]"), [1])
+    of_subset = extract(subset, cache)
 
-    assert len(make_extractor(cache).extract(subset)) == 1
+    assert len(of_subset) == 1
     assert count_entries(cache) == 4
 
 
 def test_custom_sources_and_no_cache_keep_nothing(source, cache):
-    make_extractor(cache).extract(MemorySource(PIXELS, LABELS, NAMES))
-    make_extractor(None).extract(source)
+    extract(MemorySource(PIXELS, LABELS, NAMES), cache)
+    extract(source, None)
 
     assert not cache.exists()
 
 
 def flip_bits(content):
     """Flip 200 bits, spread over the second half, of all positions in a byte."""
-    changed = np.frombuffer(content, np.uint8).copy()
-    places = np.linspace(len(changed) // 2, len(changed) - 1, 200).astype(int)
-    bits = (1 << np.arange(200) % 8).astype(np.uint8)
-    np.bitwise_xor.at(changed, places, bits)
-    return changed.tobytes()
+    changed = bytearray(content)
+    places = np.linspace(len(changed) // 2, len(changed) - 1, 200)
+    for number, place in enumerate(places.astype(int)):
+        changed[place] ^= 1 << number % 8
+    return bytes(changed)
 
 
 def zero_second_half(content):
-    return content[: len(content) // 2].ljust(len(content), b"\0")
+    length = len(content)
+    half = content[: length // 2]
+    return half.ljust(length, b"\0")
+
+
+def change_shape(content):
+    return content.replace(b"13,", b"12,")
+
+
+def keep(part):
+    """Return damage that keeps a part of a file, a slice."""
+    return lambda content: content[part]
+
+
+def write_instead(content):
+    """Return damage that writes other content."""
+    return lambda _: content
 
 
 DAMAGE = {
     "flipped bits": ("feature.npy", flip_bits),
     "rows of zeros": ("feature.npy", zero_second_half),
-    "truncated": ("feature.npy", lambda content: content[:-100]),
-    "truncated header": ("hash.npy", lambda content: content[:50]),
-    "empty": ("is_read.npy", lambda content: b""),
-    "another record": ("about.json", lambda content: b"{}"),
-    "no JSON": ("about.json", lambda content: content[:-10]),
-    "no object": ("about.json", lambda content: b"[]"),
-    "recorded shape": ("about.json", lambda content: content.replace(b"13,", b"12,")),
+    "truncated": ("feature.npy", keep(slice(-100))),
+    "truncated header": ("hash.npy", keep(slice(50))),
+    "empty": ("is_read.npy", write_instead(b"")),
+    "another record": ("about.json", write_instead(b"{}")),
+    "no JSON": ("about.json", keep(slice(-10))),
+    "no object": ("about.json", write_instead(b"[]")),
+    "recorded shape": ("about.json", change_shape),
 }
 
 
@@ -454,38 +510,51 @@ def test_damaged_cache_is_computed_again(source, cache, caplog):
     expected = np.array(extractor.extract(source).feature_ND)
     (folder,) = cache.iterdir()
 
-    for name, (file, damage) in DAMAGE.items():
-        content = (folder / file).read_bytes()
-        (folder / file).write_bytes(damage(content))
-        assert (folder / file).read_bytes() != content, name
+    for name, (file_name, damage) in DAMAGE.items():
+        file = folder / file_name
+        content = file.read_bytes()
+        file.write_bytes(damage(content))
+        assert file.read_bytes() != content, name
 
-        assert np.array_equal(extractor.extract(source).feature_ND, expected), name
+        computed = extractor.extract(source).feature_ND
+        assert np.array_equal(computed, expected), name
         (line,) = caplog.messages
         assert str(folder) in line, name
         assert "damaged" in line, name
 
         caplog.clear()
-        assert np.array_equal(extractor.extract(source).feature_ND, expected), name
+        cached = extractor.extract(source).feature_ND
+        assert np.array_equal(cached, expected), name
         assert caplog.messages == [], name
         assert list(cache.iterdir()) == [folder], name
 
+
+def test_a_file_of_the_cache_that_is_gone_is_computed_again(source, cache, caplog):
+    expected = np.array(extract(source, cache).feature_ND)
+    (folder,) = cache.iterdir()
     (folder / "hash.npy").unlink()
-    assert np.array_equal(extractor.extract(source).feature_ND, expected)
+
+    computed = extract(source, cache).feature_ND
+
+    assert np.array_equal(computed, expected)
     assert "hash.npy" in caplog.text
 
 
 def test_digests_are_of_files(source, cache):
     """`sha256sum` prints the same digests."""
-    make_extractor(cache).extract(source)
+    extract(source, cache)
 
     (folder,) = cache.iterdir()
-    arrays = json.loads((folder / "about.json").read_text())["arrays"]
-
-    assert sorted([*arrays, "about.json"]) == sorted(path.name for path in folder.iterdir())
-    for file, recorded in arrays.items():
-        digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
-        assert recorded["sha256"] == digest
-        assert recorded["shape"] == list(np.load(folder / file).shape)
+    record = json.loads((folder / "about.json").read_text())
+    arrays = record["arrays"]
+    files = {path.name for path in folder.iterdir()}
+    assert files == {*arrays, "about.json"}
+    for name, recorded in arrays.items():
+        file = folder / name
+        digest = hashlib.sha256(file.read_bytes())
+        array = np.load(file)
+        assert recorded["sha256"] == digest.hexdigest()
+        assert recorded["shape"] == list(array.shape)
 
 
 class OverlappingExtractions:
@@ -528,7 +597,7 @@ class OverlappingExtractions:
 
 def test_two_processes_that_extract_at_once(source, cache, monkeypatch):
     """Threads stand in for containers whose processes have equal numbers."""
-    expected = make_extractor(None).extract(source).feature_ND
+    expected = extract(source, None).feature_ND
     first_extractor = make_extractor(cache)
     second_extractor = make_extractor(cache)
     extractions = OverlappingExtractions()
@@ -547,24 +616,24 @@ def test_two_processes_that_extract_at_once(source, cache, monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         second = threads.submit(extractions.run_second, extract_second)
         first = extractions.run_first(extract_first)
-        np.testing.assert_array_equal(first, expected)
-        np.testing.assert_array_equal(second.result(), expected)
+        assert_array_equal(first, expected)
+        assert_array_equal(second.result(), expected)
 
     monkeypatch.setattr(Runner, "compute_rows", None)  # neither computes again
-    np.testing.assert_array_equal(extract_first(), expected)
+    assert_array_equal(extract_first(), expected)
     assert count_entries(cache) == 1
 
 
 def test_half_of_the_rows_are_never_kept(source, cache, monkeypatch):
     results = runner.iterate_results
-    monkeypatch.setattr(
-        runner,
-        "iterate_results",
-        lambda *arguments: itertools.islice(results(*arguments), 1),
-    )
+
+    def iterate_first(*arguments):
+        return itertools.islice(results(*arguments), 1)
+
+    monkeypatch.setattr(runner, "iterate_results", iterate_first)
 
     with pytest.raises(RuntimeError, match="8 of its 13 images"):
-        make_extractor(cache).extract(source)
+        extract(source, cache)
 
     assert list(cache.iterdir()) == []
 
@@ -572,36 +641,42 @@ def test_half_of_the_rows_are_never_kept(source, cache, monkeypatch):
 @pytest.fixture
 def damaged_source(source):
     """The training images of the folder, of which image 5 is unreadable."""
-    pathlib.Path(source.name_of(5)).write_bytes(b"")
+    path = pathlib.Path(source.name_of(5))
+    path.write_bytes(b"")
     return source
 
 
 def test_too_many_unreadable_images_are_an_error(damaged_source, cache):
     """The limit holds also where the features are kept; after an error nothing is kept."""
     with rejects("--max_unreadable", "0.*png"):
-        make_extractor(cache).extract(damaged_source)
+        extract(damaged_source, cache)
 
     assert list(cache.iterdir()) == []
 
-    found = make_extractor(cache, max_unreadable=1).extract(damaged_source)
-    assert np.flatnonzero(~found.is_read_N).tolist() == [5]
+    found = extract(damaged_source, cache, max_unreadable=1)
+    unreadable = np.flatnonzero(~found.is_read_N)
+    assert unreadable.tolist() == [5]
 
     with rejects("--max_unreadable", "0.*png"):
-        make_extractor(cache).extract(damaged_source)
+        extract(damaged_source, cache)
 
 
 def test_a_file_of_features_excludes_unreadable_images(damaged_source, tmp_path):
-    found = make_extractor(max_unreadable=1).extract(damaged_source)
+    path = tmp_path / "f.npz"
+    found = extract(damaged_source, None, max_unreadable=1)
 
-    written = write_features(tmp_path / "f.npz", found, damaged_source)
+    written = write_features(path, found, damaged_source)
 
-    expected_names = [damaged_source.name_of(i) for i in range(13) if i != 5]
     assert written["features"] == "12 x 16 float32"
-    with np.load(tmp_path / "f.npz") as arrays:
+    names = [damaged_source.name_of(i) for i in range(13)]
+    del names[5]
+    labels = np.delete(damaged_source.labels, 5)
+    class_names = list(damaged_source.class_names)
+    with np.load(path) as arrays:
         assert arrays["features"].shape == (12, 16)
-        assert arrays["names"].tolist() == expected_names
-        assert arrays["class_names"].tolist() == list(damaged_source.class_names)
-        assert np.array_equal(arrays["labels"], np.delete(damaged_source.labels, 5))
+        assert arrays["names"].tolist() == names
+        assert arrays["class_names"].tolist() == class_names
+        assert np.array_equal(arrays["labels"], labels)
 
 
 def test_cache_that_cannot_be_written(source, tmp_path):

@@ -23,29 +23,39 @@ LABELS = np.array([2, 0, 1, 0, 2, 2, 0, 1, 0, 0], np.int32)  # five, two and thr
 def features(labels, seed=0, noise=0.1, unreadable=()):
     """Return features around another corner for each class."""
     rng = np.random.default_rng(seed)
-    corners = np.eye(4, dtype=np.float32)[labels]
-    deviation = noise * rng.normal(size=(len(labels), 4)).astype(np.float32)
-    is_read = np.ones(len(labels), bool)
-    is_read[list(unreadable)] = False
+    corners = np.eye(4)[labels]
+    deviation = rng.normal(size=corners.shape)
+    feature_ND = corners + noise * deviation
+    numbers = np.arange(len(labels), dtype=np.uint64)
+    is_read = ~np.isin(numbers, unreadable)
+    feature_ND[~is_read] = 0
 
     return Features(
-        (corners + deviation) * is_read[:, None],
+        feature_ND.astype(np.float32),
         labels,
         is_read,
-        np.arange(len(labels), dtype=np.uint64),
+        numbers,
     )
+
+
+def to_lists(arrays):
+    return [array.tolist() for array in arrays]
 
 
 def test_choice_is_that_of_the_released_evaluator():
     """Each class is permuted by one generator; without a seed, images come in their order."""
-    rng = np.random.default_rng(1)
-    expected = [rng.permutation(np.flatnonzero(k == LABELS)).tolist() for k in range(4)]
-
     shuffled = choose_examples(LABELS, 4, seed=1)
     in_order = choose_examples(LABELS, 4, seed=None)
 
-    assert [indices.tolist() for indices in shuffled] == expected
-    assert [indices.tolist() for indices in in_order] == [[1, 3, 6, 8, 9], [2, 7], [0, 4, 5], []]
+    indices_of_classes = [[1, 3, 6, 8, 9], [2, 7], [0, 4, 5], []]
+    assert to_lists(in_order) == indices_of_classes
+
+    rng = np.random.default_rng(1)
+    expected = []
+    for indices in indices_of_classes:
+        permuted = rng.permutation(np.array(indices, int))
+        expected.append(permuted)
+    assert to_lists(shuffled) == to_lists(expected)
 
 
 def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
@@ -58,36 +68,42 @@ def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
 
     monkeypatch.setattr("vit_jax.evals.fewshot.LeastSquares", RecordingLeastSquares)
     protocol = FewShot(shots=(2, 4), seeds=(0,))
+    support = features(LABELS)
+    test = features(LABELS, 1)
 
-    few_shot(protocol, features(LABELS), features(LABELS, 1), 4)
+    few_shot(protocol, support, test, 4)
 
-    counts = [np.bincount(labels, minlength=4).tolist() for labels in seen]
-    assert counts == [[2, 2, 2, 0], [4, 2, 3, 0]]
+    counts = [np.bincount(labels, minlength=4) for labels in seen]
+    assert to_lists(counts) == [[2, 2, 2, 0], [4, 2, 3, 0]]
 
 
 def test_accuracies_and_short_classes():
     """The class without an example is never predicted."""
     support = features(LABELS, noise=0.01)
-    test = features(
-        np.repeat(np.arange(4), 5).astype(np.int32),
-        1,
-        noise=0.01,
+    labels = np.repeat(np.arange(4), 5).astype(np.int32)
+    test = features(labels, 1, noise=0.01)
+    protocol = FewShot(
+        shots=(1, 3),
+        seeds=(0, 1),
+        l2=(1e-3, 1.0),
     )
-    protocol = FewShot(shots=(1, 3), seeds=(0, 1), l2=(1e-3, 1.0))
 
     result = few_shot(protocol, support, test, 4)
 
+    measured = itertools.product((1, 3), (0, 1), (1e-3, 1.0))
+    accuracies = result.list_accuracies(3, 1e-3)
     assert result.num_test == 20
     assert result.short == {1: (3,), 3: (1, 3)}
-    assert set(result.accuracy) == set(itertools.product((1, 3), (0, 1), (1e-3, 1.0)))
-    assert result.list_accuracies(3, 1e-3).tolist() == [0.75, 0.75]
+    assert set(result.accuracy) == set(measured)
+    assert accuracies.tolist() == [0.75, 0.75]
 
 
 def test_unreadable_images_are_neither_learnt_from_nor_counted():
     support = features(LABELS, unreadable=(0, 4, 5))
     test = features(LABELS, 1, unreadable=(1,))
+    protocol = FewShot(shots=(1,), seeds=(0,))
 
-    result = few_shot(FewShot(shots=(1,), seeds=(0,)), support, test, 3)
+    result = few_shot(protocol, support, test, 3)
 
     assert result.num_test == 9
     assert result.short == {1: (2,)}
@@ -97,13 +113,21 @@ def test_unreadable_images_are_neither_learnt_from_nor_counted():
 # prefers a penalty that is far ahead on one dataset, the mean rank one that is ahead on most.
 PENALTIES = (1.0, 10.0, 100.0)
 ACCURACIES = {
-    1: [(0.10, 0.20, 0.90), (0.60, 0.62, 0.61), (0.40, 0.45, 0.41)],
-    5: [(0.93, 0.92, 0.20), (0.71, 0.70, 0.72), (0.81, 0.80, 0.82)],
+    1: [
+        (0.10, 0.20, 0.90),
+        (0.60, 0.62, 0.61),
+        (0.40, 0.45, 0.41),
+    ],
+    5: [
+        (0.93, 0.92, 0.20),
+        (0.71, 0.70, 0.72),
+        (0.81, 0.80, 0.82),
+    ],
 }
 
 
 def test_a_side_without_readable_images_is_an_error():
-    nothing = features(LABELS, unreadable=range(10))
+    nothing = features(LABELS, unreadable=list(range(10)))
     test = features(LABELS, 1, unreadable=(1,))
 
     with pytest.raises(ValueError, match="one side has none"):
@@ -128,9 +152,15 @@ def make_results():
 
 def test_mean_accuracy_chooses_one_penalty_at_the_most_shots():
     """The best mean over datasets counts, not the best of one: 0.817, 0.807, 0.580 of 5 shots."""
-    protocol = FewShot(shots=(1, 5), seeds=(0, 1), l2=PENALTIES)
+    protocol = FewShot(
+        shots=(1, 5),
+        seeds=(0, 1),
+        l2=PENALTIES,
+    )
 
-    assert choose_l2(make_results(), protocol) == {1: 1.0, 5: 1.0}
+    found = choose_l2(make_results(), protocol)
+
+    assert found == {1: 1.0, 5: 1.0}
 
 
 def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
@@ -149,11 +179,12 @@ def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
 
     assert found == {1: 10.0, 5: 1.0}
 
-    accuracy_SDL = np.array([ACCURACIES[shots] for shots in (1, 5)])
-    rank_SDL = (accuracy_SDL[..., None, :] < accuracy_SDL[..., :, None]).sum(-1)
-    best_S = rank_SDL.mean(1).argmax(-1)
-
-    assert list(found.values()) == [PENALTIES[k] for k in best_S]
+    for shots, accuracies in ACCURACIES.items():
+        accuracy_DL = np.array(accuracies)
+        is_lower_DLL = accuracy_DL[:, None, :] < accuracy_DL[:, :, None]
+        rank_DL = is_lower_DLL.sum(axis=-1)
+        best = rank_DL.mean(axis=0).argmax()
+        assert found[shots] == PENALTIES[best]
 
 
 def test_mean_rank_of_equal_accuracies_follows_the_order_given():
@@ -171,18 +202,28 @@ def test_mean_rank_of_equal_accuracies_follows_the_order_given():
         penalty_choice="mean_rank",
     )
 
-    assert choose_l2([result, result], protocol) == {1: 10.0}
+    found = choose_l2([result, result], protocol)
+
+    assert found == {1: 10.0}
 
 
 def test_evaluator_yields_mean_and_spread():
     support = features(LABELS, noise=1.0)
     test = features(LABELS, 1, noise=1.0)
     measure = make_few_shot_measure(3, shots=(1, 2), seeds=(0, 1, 2))
+    evaluator = FrozenEvaluator(lambda state: (support, test), measure)
 
-    found = dict(FrozenEvaluator(lambda state: (support, test), measure).run(None))
+    found = dict(evaluator.run(None))
 
-    expected = few_shot(FewShot(shots=(1, 2)), support, test, 3).list_accuracies(2, 1024.0)
-    assert list(found) == ["1shot_accuracy", "1shot_spread", "2shot_accuracy", "2shot_spread"]
+    protocol = FewShot(shots=(1, 2))
+    result = few_shot(protocol, support, test, 3)
+    expected = result.list_accuracies(2, 1024.0)
+    assert list(found) == [
+        "1shot_accuracy",
+        "1shot_spread",
+        "2shot_accuracy",
+        "2shot_spread",
+    ]
     assert found["2shot_accuracy"] == pytest.approx(expected.mean())
     assert found["2shot_spread"] == pytest.approx(np.std(expected, ddof=1))
     assert spread([0.5]) == 0.0

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from sklearn.linear_model import LogisticRegression
 
 from vit_jax.evals import logistic
@@ -107,7 +108,7 @@ def test_probabilities_are_scikit_learns():
     found = fit_logistic(features, labels, CLASSES, 10.0).log_probabilities(features)
 
     expected = fit_by_scikit_learn(features, labels, 10.0).predict_log_proba(features)
-    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert_allclose(found, expected, atol=2e-3)
 
 
 @pytest.mark.usefixtures("three_chunks")
@@ -122,7 +123,7 @@ def test_several_labels_are_fitted_one_against_the_rest():
     for k in range(3):
         reference = fit_by_scikit_learn(features, label_NK[:, k], 10.0)
         expected = reference.decision_function(features)
-        np.testing.assert_allclose(
+        assert_allclose(
             found.logits(features)[:, k],
             expected,
             atol=2e-3,

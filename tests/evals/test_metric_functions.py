@@ -35,7 +35,9 @@ PIXELS = sample_pixels(len(LABELS))
 
 def compute_largest_logit(logits_BK, label_BK):
     """Return two values of each image; no function summarises them."""
-    return jnp.stack([logits_BK.max(axis=1), label_BK.max(axis=1)], axis=1)
+    largest_logit_B = logits_BK.max(axis=1)
+    largest_label_B = label_BK.max(axis=1)
+    return jnp.stack([largest_logit_B, largest_label_B], axis=1)
 
 
 def compute_batch_mean(logits_BK, label_BK):
@@ -49,7 +51,8 @@ class NotCallable:
 def test_every_function_exists_and_is_used():
     for name, metric in METRICS.items():
         assert bool(metric.function) == bool(metric.labels), name
-        assert not metric.function or callable(resolve(metric.function, name))
+        if metric.function:
+            assert callable(resolve(metric.function, name))
 
     assert list_metrics("one") == [
         "accuracy",
@@ -63,15 +66,23 @@ def test_every_function_exists_and_is_used():
 
 @pytest.fixture(scope="module")
 def model():
-    return from_weights(sample_weights(), sharding=replicate(build_mesh(jax.devices())))
+    mesh = build_mesh(jax.devices())
+    return from_weights(sample_weights(), sharding=replicate(mesh))
 
 
 def compute_calibration_error(is_right, confidence):
     """Return the error over 15 bins, in NumPy."""
     deviation = is_right - confidence
     bins = np.ceil(confidence * 15)
-    gaps = [abs(deviation[bins == number].sum()) for number in np.unique(bins)]
-    return sum(gaps) / is_right.size
+    total_gap = 0.0
+    for number in np.unique(bins):
+        total_gap += abs(deviation[bins == number].sum())
+    return total_gap / is_right.size
+
+
+def compute_brier(probability_NK, label_NK):
+    squares_NK = np.square(probability_NK - label_NK)
+    return squares_NK.sum(axis=1).mean()
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +95,19 @@ def expected(model):
     rank_N = (logits_NK > label_logit_N[:, None]).sum(axis=1)
     label_NK = np.eye(len(NAMES))[LABELS]
     is_right_N = predicted_N == LABELS
+    confidence_N = probability_NK.max(axis=1)
 
     return {
         "accuracy": is_right_N.mean(),
-        "top5_accuracy": (rank_N < 5).mean(),
-        "calibration_error": compute_calibration_error(is_right_N, probability_NK.max(axis=1)),
+        "top5_accuracy": np.mean(rank_N < 5),
+        "calibration_error": compute_calibration_error(is_right_N, confidence_N),
         "f1_macro": f1_score(
             LABELS,
             predicted_N,
             average="macro",
             labels=range(6),
         ),
-        "brier": np.square(probability_NK - label_NK).sum(axis=1).mean(),
+        "brier": compute_brier(probability_NK, label_NK),
     }
 
 
@@ -113,17 +125,22 @@ CHOSEN = ("f1_macro", "top5_accuracy", "calibration_error", BRIER)
 def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, monkeypatch):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
-    model = from_weights(sample_weights(), sharding=replicate(build_mesh(devices)))
-    chosen = choose_metrics(CHOSEN, "--metrics")
+    mesh = build_mesh(devices)
+    model = from_weights(sample_weights(), sharding=replicate(mesh))
     evaluate = evaluate_of(
         model,
         global_batch=global_batch,
         max_unreadable=0,
-        chosen=chosen,
+        chosen=choose_metrics(CHOSEN, "--metrics"),
     )
-    source = MemorySource(PIXELS, LABELS, NAMES)
+    labelled = Labelled(
+        MemorySource(PIXELS, LABELS, NAMES),
+        "words",
+        [],
+        build_identity_map(NAMES),
+    )
 
-    found = evaluate(Labelled(source, "words", [], build_identity_map(NAMES))).values()
+    found = evaluate(labelled).values()
 
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-5), name
@@ -132,9 +149,12 @@ def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, mo
 def run_evaluator(kind, chosen, logits_NK, labels, mask_N, objective_sums):
     """Evaluate logits in batches of 20."""
 
+    measure = make_measure(chosen)
+
     def step(scale, batch):
         logits_BK = batch.image_BHWC * scale
-        results = objective_sums(logits_BK, batch) | make_measure(chosen)(logits_BK, batch)
+        results = objective_sums(logits_BK, batch)
+        results |= measure(logits_BK, batch)
         if batch.is_multilabel:
             results |= score_classes(logits_BK, batch)
         return results
@@ -154,7 +174,8 @@ def run_evaluator(kind, chosen, logits_NK, labels, mask_N, objective_sums):
         int(mask_N.sum()),
         lambda: contextlib.nullcontext(make_batches()),
     )
-    return dict(kind(split, jax.jit(step), chosen).run(jnp.float32(1)))
+    evaluator = kind(split, jax.jit(step), chosen)
+    return dict(evaluator.run(jnp.float32(1)))
 
 
 MASK = np.float32([0, *[1] * 37, 0, 0, 0])
@@ -178,7 +199,8 @@ def compute_sums(logits_BK, batch):
 
 def test_a_run_reports_the_same_metrics(model, expected):
     """Logits of masked images, NaN or large, do not reach the sums."""
-    logits_NK = pad(logits_of(model.module, PIXELS).astype(np.float32))
+    logits_NK = logits_of(model.module, PIXELS)
+    logits_NK = pad(logits_NK.astype(np.float32))
     logits_NK[MASK == 0] = np.nan
     logits_NK[-1] = 1e9
     chosen = choose_metrics(CHOSEN, "config.evaluation.metrics")
@@ -192,8 +214,13 @@ def test_a_run_reports_the_same_metrics(model, expected):
         compute_sums,
     )
 
-    expected_results = {name: pytest.approx(v, rel=1e-5) for name, v in expected.items()}
-    assert found == expected_results | {"loss": 0.5, "images": 37}
+    expected_results = expected | {"loss": 0.5, "images": 37}
+    assert found == pytest.approx(expected_results, rel=1e-5)
+
+
+def compute_loss_of_1(logits_BK, batch):
+    num_images = batch.mask_B.sum()
+    return {"loss": num_images, "weight": num_images}
 
 
 def test_several_labels_have_their_own_metrics():
@@ -208,12 +235,12 @@ def test_several_labels_have_their_own_metrics():
         pad(logits_NK),
         pad(label_NK),
         MASK,
-        lambda logits_BK, batch: {"loss": batch.mask_B.sum(), "weight": batch.mask_B.sum()},
+        compute_loss_of_1,
     )
 
     probability_NK = 1 / (1 + np.exp(-logits_NK.astype(np.float64)))
     expected_error = compute_calibration_error(label_NK, probability_NK)
-    expected_brier = np.square(softmax(logits_NK) - label_NK).sum(axis=1).mean()
+    expected_brier = compute_brier(softmax(logits_NK), label_NK)
     expected_macro = f1_score(
         label_NK,
         probability_NK >= 0.5,
@@ -267,6 +294,7 @@ def test_two_metrics_with_one_name():
 )
 def test_values_without_the_form_of_a_metric(function, rule):
     chosen = choose_metrics((f"{__name__}:{function}",), "--metrics")
+    zeros = jnp.zeros((4, 3))
 
     with rejects("metrics", rule):
-        chosen.compute_custom_rows(jnp.zeros((4, 3)), jnp.zeros((4, 3)))
+        chosen.compute_custom_rows(zeros, zeros)

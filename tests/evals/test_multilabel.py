@@ -5,6 +5,7 @@ import contextlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from vit_jax.arrays import Batch
 from vit_jax.evals import MultilabelEvaluator, Split
@@ -47,12 +48,12 @@ def test_average_precision_by_hand():
     order = np.array([3, 0, 4, 1, 2])  # which must not matter
     for rows in (slice(None), order, order[::-1]):
         found = average_precisions(is_true_NK[rows], score_NK[rows])
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert_allclose(found, expected, rtol=1e-12)
 
     constant = average_precisions(is_true_NK, np.zeros_like(score_NK))
     share_of_class = [0.6, 0.4, 1, NAN]
 
-    np.testing.assert_allclose(constant, share_of_class, rtol=1e-12)
+    assert_allclose(constant, share_of_class, rtol=1e-12)
 
 
 PROBABILITY = np.array(
@@ -145,7 +146,7 @@ def test_the_loss_is_the_cross_entropy_of_all_classes():
     log_likelihood = LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)
     expected = -log_likelihood.sum(axis=1)
 
-    np.testing.assert_allclose(losses, expected[:3], rtol=1e-5)
+    assert_allclose(losses, expected[:3], rtol=1e-5)
 
 
 def test_a_split_without_any_label_is_an_error():

@@ -15,34 +15,46 @@ from vit_jax.evals.neighbours import (
 
 def sample_features(num, seed, num_classes=5, width=16):
     """Return features of overlapping clusters, one for each class."""
+    centres_rng = np.random.default_rng(9)
+    centres = centres_rng.normal(size=(num_classes, width))
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, num_classes, num).astype(np.int32)
-    centres = np.random.default_rng(9).normal(size=(num_classes, width))
     noise = rng.normal(size=(num, width))
-    features = (centres[labels] + 2 * noise).astype(np.float32)
+    features = centres[labels] + 2 * noise
 
     return Features(
-        features,
+        features.astype(np.float32),
         labels,
         np.ones(num, bool),
         np.arange(num, dtype=np.uint64),
     )
 
 
+@pytest.fixture
+def sides():
+    """Features of 12 training images and 5 test images."""
+    return sample_features(12, 0), sample_features(5, 1)
+
+
 def normalise_rows(features):
     features = features.astype(np.float64)
-    return features / np.linalg.norm(features, axis=1, keepdims=True)
+    norms = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / norms
 
 
 def measure_by_hand(train, test, k, temperature):
     """Return the accuracy of k nearest neighbours over all pairs, in float64."""
-    similarity = normalise_rows(test.feature_ND) @ normalise_rows(train.feature_ND).T
+    keys = normalise_rows(train.feature_ND)
+    queries = normalise_rows(test.feature_ND)
+    similarity = queries @ keys.T
     index = np.argsort(-similarity)[:, :k]
-    weight = np.exp(np.take_along_axis(similarity, index, axis=1) / temperature)
+    nearest = np.take_along_axis(similarity, index, axis=1)
+    weight = np.exp(nearest / temperature)
 
     one_hot = np.eye(5)[train.label_N[index]]
     votes = np.einsum("qk,qkc->qc", weight, one_hot)
-    return (votes.argmax(axis=1) == test.label_N).mean()
+    predicted = votes.argmax(axis=1)
+    return np.mean(predicted == test.label_N)
 
 
 @pytest.mark.parametrize("temperature", [0.07, 1.0])
@@ -58,8 +70,10 @@ def test_equals_numpy_over_all_pairs(temperature):
         temperature=temperature,
     )
 
-    expected = {k: measure_by_hand(train, test, k, temperature) for k in (1, 20, 50)}
-    assert found == pytest.approx(expected)
+    assert list(found) == [1, 20, 50]
+    for k, accuracy in found.items():
+        expected = measure_by_hand(train, test, k, temperature)
+        assert accuracy == pytest.approx(expected)
     assert 0.2 < found[20] < 1
 
 
@@ -69,10 +83,17 @@ def test_nearest_are_sorted_by_similarity_then_by_index(k, keys_at_once):
     keys = np.array([[0, 1], [1, 0], [2, 0], [1, 1]], np.float32)
     query = np.array([[3, 0]], np.float32)
 
-    ((similarity, index),) = find_nearest(keys, query, k, keys_at_once=keys_at_once)
+    ((similarity, index),) = find_nearest(
+        keys,
+        query,
+        k,
+        keys_at_once=keys_at_once,
+    )
 
-    assert index.tolist() == [[1, 2, 3, 0][:k]]
-    assert similarity[0] == pytest.approx([1, 1, 2**-0.5, 0][:k])
+    nearest = [1, 2, 3, 0]
+    similarities = [1, 1, 2**-0.5, 0]
+    assert index.tolist() == [nearest[:k]]
+    assert similarity[0] == pytest.approx(similarities[:k])
 
 
 def test_votes_are_weighted():
@@ -87,21 +108,20 @@ def test_votes_are_weighted():
     assert warm.tolist() == [0]
 
 
-def test_too_few_images():
-    train = sample_features(12, 0)
-    test = sample_features(5, 1)
+def test_numbers_of_neighbours_beyond_the_images_are_not_measured(sides):
+    found = neighbour_accuracy(*sides, 5)
 
-    assert list(neighbour_accuracy(train, test, 5)) == [10]
+    assert list(found) == [10]
+
+
+def test_too_few_images(sides):
     with pytest.raises(ValueError, match="neighbours=20: must be at most 12, the readable"):
-        neighbour_accuracy(train, test, 5, neighbours=(20,))
+        neighbour_accuracy(*sides, 5, neighbours=(20,))
 
 
-def test_a_temperature_must_be_positive():
-    train = sample_features(12, 0)
-    test = sample_features(5, 1)
-
+def test_a_temperature_must_be_positive(sides):
     with pytest.raises(ValueError, match=r"temperature=0\.0: must be a positive number"):
-        neighbour_accuracy(train, test, 5, temperature=0.0)
+        neighbour_accuracy(*sides, 5, temperature=0.0)
 
 
 def test_evaluator():

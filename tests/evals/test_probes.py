@@ -40,23 +40,36 @@ class LabelFeatures:
         return dataclasses.replace(found, hash_N=hash_N)
 
 
-def make_pair(name, train_labels, test_labels, *, is_same=False):
-    sides = []
-    for seed, labels in enumerate((train_labels, test_labels)):
-        pixels = np.zeros((len(labels), 1, 1, 1), np.uint8)
-        source = MemorySource(pixels, np.array(labels), NAMES)
-        source.seed = seed
-        source.is_same = is_same
-        sides.append(source)
+class LabelSource(MemorySource):
+    """A source of black images with these labels; the seed is that of their features."""
 
-    return Pair(name, *sides)
+    def __init__(self, labels, seed, is_same):
+        pixels = np.zeros((len(labels), 1, 1, 1), np.uint8)
+        super().__init__(pixels, np.array(labels), NAMES)
+        self.seed = seed
+        self.is_same = is_same
+
+
+def make_pair(name, train_labels, test_labels, *, is_same=False):
+    train = LabelSource(train_labels, 0, is_same)
+    test = LabelSource(test_labels, 1, is_same)
+    return Pair(name, train, test)
 
 
 BALANCED = [0, 1, 2, 3] * 12
 
 
+def make_balanced_pair():
+    return make_pair("first", BALANCED, BALANCED)
+
+
 def test_notes_say_what_a_reader_should_know():
-    odd = make_pair("x", [0, 0, 1, 3], [0, 1, 2, 3, 3], is_same=True)
+    odd = make_pair(
+        "x",
+        [0, 0, 1, 3],
+        [0, 1, 2, 3, 3],
+        is_same=True,
+    )
     extractor = LabelFeatures(unreadable=(0,))
 
     _, notes = run_on_pairs([odd], extractor, lambda *_: (None, []))
@@ -70,26 +83,24 @@ def test_notes_say_what_a_reader_should_know():
 
 def test_few_shot_table():
     pairs = [
-        make_pair("first", BALANCED, BALANCED),
+        make_balanced_pair(),
         make_pair("second", [0, 1, 2, 3, 3], [0, 1, 2, 3]),
     ]
+    protocol = FewShot(shots=(1, 2), seeds=(0, 1))
 
-    table = run_few_shot(
-        pairs,
-        LabelFeatures(),
-        FewShot(shots=(1, 2), seeds=(0, 1)),
-    )
+    table = run_few_shot(pairs, LabelFeatures(), protocol)
 
     found = table.to_dict()
     first = found["datasets"]["first"]["2"]
     second = found["datasets"]["second"]["2"]
-
+    average = (first["mean"] + second["mean"]) / 2
     assert len(first["seeds"]) == 2
     assert first["mean"] == pytest.approx(np.mean(first["seeds"]))
-    assert found["average"]["2"] == pytest.approx(np.mean([first["mean"], second["mean"]]))
+    assert found["average"]["2"] == pytest.approx(average)
 
-    names = [line.split()[0] for line in table.to_text().splitlines()]
-    assert names == ["data", "first", "first", "second", "second", "average", "average"]
+    lines = table.to_text().splitlines()
+    names = [line.split()[0] for line in lines]
+    assert names == ["data"] + ["first"] * 2 + ["second"] * 2 + ["average"] * 2
     assert "second: fewer than 2 images of ant, bee, cat; those there are are used." in table.notes
 
 
@@ -104,7 +115,7 @@ def test_penalties_are_chosen_for_all_datasets(choice):
     )
 
     table = run_few_shot(
-        [make_pair("first", BALANCED, BALANCED)],
+        [make_balanced_pair()],
         LabelFeatures(),
         protocol,
     )
@@ -122,9 +133,8 @@ def test_penalties_are_chosen_for_all_datasets(choice):
 @pytest.fixture
 def balanced_sides():
     """Features of 48 images on each side; the classes lie far apart."""
-    train = LabelFeatures().extract(make_pair("x", BALANCED, BALANCED).train)
-    test = features(np.array(BALANCED), 1)
-    return train, test
+    labels = np.array(BALANCED)
+    return features(labels), features(labels, 1)
 
 
 def test_probes(balanced_sides):
@@ -133,11 +143,10 @@ def test_probes(balanced_sides):
     _, fixed = probe(*balanced_sides, 4, "logistic", 0.5)
     _, searched = probe(*balanced_sides, 4, "logistic")
 
+    for found in (closed, fixed, searched):
+        assert found["accuracy"] == 1.0
     assert closed["penalty"] == 1024.0
     assert fixed["penalty"] == 0.5
-    assert closed["accuracy"] == 1.0
-    assert fixed["accuracy"] == 1.0
-    assert searched["accuracy"] == 1.0
     assert "loss" not in closed
     assert "validation_loss" not in fixed
     assert len(searched["validation_loss"]) > 7
@@ -151,27 +160,40 @@ def test_a_search_needs_enough_images(balanced_sides):
         probe(few, test, 4, "logistic")
 
 
+def replace_features(original, feature_ND, **changes):
+    feature_ND = feature_ND.astype(np.float32)
+    return dataclasses.replace(original, feature_ND=feature_ND, **changes)
+
+
 def make_noisy(num, seed):
     """Return features of overlapping clusters, one for each class."""
     rng = np.random.default_rng(seed)
     labels = np.arange(num) % 4
-    feature_ND = np.eye(8)[labels] + 0.8 * rng.normal(size=(num, 8))
+    noise_ND = rng.normal(size=(num, 8))
+    feature_ND = np.eye(8)[labels] + 0.8 * noise_ND
 
-    return dataclasses.replace(features(labels), feature_ND=feature_ND.astype(np.float32))
+    return replace_features(features(labels), feature_ND)
 
 
 def compute_losses_by_scikit_learn(train, test, penalty):
     """Return the log-losses of the test images."""
-    regression = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=3000)
-    fitted = regression.fit(train.feature_ND, train.label_N)
-    log_NK = fitted.predict_log_proba(test.feature_ND)
+    regression = LogisticRegression(
+        C=1 / penalty,
+        tol=1e-8,
+        max_iter=3000,
+    )
+    regression.fit(train.feature_ND, train.label_N)
+    log_NK = regression.predict_log_proba(test.feature_ND)
 
-    return -log_NK[np.arange(len(test)), test.label_N]
+    numbers = np.arange(len(test))
+    return -log_NK[numbers, test.label_N]
 
 
 def compute_held_out_loss(folds, penalty):
     """Return the mean loss over folds, each a pair of training and test images."""
-    losses = [compute_losses_by_scikit_learn(train, test, penalty) for train, test in folds]
+    losses = []
+    for train, test in folds:
+        losses.append(compute_losses_by_scikit_learn(train, test, penalty))
     return np.concatenate(losses).mean()
 
 
@@ -183,17 +205,17 @@ def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkey
     _, found = probe(train, test, 4, "logistic", seed=3)
 
     folds = list(linear_probe._split_folds(train, 4, 3, 3))
-    tried = {float(penalty): loss for penalty, loss in found["validation_loss"].items()}
-    expected = {penalty: compute_held_out_loss(folds, penalty) for penalty in tried}
+    expected = {}
+    for penalty, loss in found["validation_loss"].items():
+        expected_loss = compute_held_out_loss(folds, float(penalty))
+        assert loss == pytest.approx(expected_loss, rel=1e-3)
+        expected[float(penalty)] = expected_loss
+    best = min(expected, key=expected.get)
+    assert found["penalty"] == pytest.approx(best, rel=1e-3)
 
-    assert tried == pytest.approx(expected, rel=1e-3)
-    assert found["penalty"] == pytest.approx(min(expected, key=expected.get), rel=1e-3)
-
-    losses = []
     for penalty in (0.1, 1.0, 10.0, 100.0):
-        losses.append(compute_losses_by_scikit_learn(train, test, penalty).mean())
-
-    assert found["loss"] <= 1.02 * min(losses)
+        losses = compute_losses_by_scikit_learn(train, test, penalty)
+        assert found["loss"] <= 1.02 * losses.mean()
     assert found["calibration_error"] < 0.06
 
 
@@ -206,8 +228,8 @@ def test_metrics_of_out_of_fold_predictions():
 
     metrics = found["out_of_fold"]
     folds = list(linear_probe._split_folds(train, 4, 4, 0))
-
-    assert metrics["loss"] == pytest.approx(compute_held_out_loss(folds, 1.0), rel=1e-3)
+    expected_loss = compute_held_out_loss(folds, 1.0)
+    assert metrics["loss"] == pytest.approx(expected_loss, rel=1e-3)
     assert metrics["accuracy"] == pytest.approx(np.mean(found["folds"]))
     assert metrics["images"] == [20] * 4
 
@@ -227,12 +249,14 @@ def make_multilabel(num, seed):
     """Return features of three classes that may occur together, hidden by noise."""
     rng = np.random.default_rng(seed)
     label_NK = rng.integers(0, 2, size=(num, 3)).astype(np.int32)
-    feature_ND = np.pad(label_NK, ((0, 0), (0, 5))) + 0.6 * rng.normal(size=(num, 8))
+    feature_ND = 0.6 * rng.normal(size=(num, 8))
+    feature_ND[:, :3] += label_NK
 
-    return dataclasses.replace(
-        features(np.zeros(num, np.int32)),
+    without_labels = features(np.zeros(num, np.int32))
+    return replace_features(
+        without_labels,
+        feature_ND,
         label_N=label_NK,
-        feature_ND=feature_ND.astype(np.float32),
     )
 
 
@@ -242,7 +266,8 @@ def test_several_labels():
 
     classifier, found = probe(train, test, 3, "logistic", folds=3)
 
-    probability_NK = 1 / (1 + np.exp(-classifier.logits(test.feature_ND)))
+    logits_NK = classifier.logits(test.feature_ND)
+    probability_NK = 1 / (1 + np.exp(-logits_NK))
     expected_precision = average_precision_score(
         test.label_N,
         probability_NK,
@@ -251,11 +276,14 @@ def test_several_labels():
 
     assert found["mean_average_precision"] == pytest.approx(expected_precision, abs=1e-3)
 
-    expected_loss = sum(log_loss(test.label_N[:, k], probability_NK[:, k]) for k in range(3))
+    expected_loss = 0
+    for labels, probabilities in zip(test.label_N.T, probability_NK.T, strict=True):
+        expected_loss += log_loss(labels, probabilities)
     assert found["loss"] == pytest.approx(expected_loss, rel=1e-4)
     assert found["calibration_error"] < 0.06
 
-    images = [row["images"] for row in found["out_of_fold"]["classes"]]
+    classes = found["out_of_fold"]["classes"]
+    images = [row["images"] for row in classes]
     assert images == train.label_N.sum(axis=0).tolist()
 
     lines = to_text({"x": found}).splitlines()
@@ -266,30 +294,48 @@ def test_several_labels():
         probe(train, test, 3, "least_squares")
 
 
-def test_folds():
-    labels = np.array(BALANCED)
-    train = features(labels)
-    test = features(labels, 1)
-
-    _, found = probe(train, test, 4, "least_squares", folds=5)
+def test_folds(balanced_sides):
+    _, found = probe(
+        *balanced_sides,
+        4,
+        "least_squares",
+        folds=5,
+    )
 
     assert found["folds"] == [1.0] * 5
 
     test_line, folds_line = to_text({"x": found}).splitlines()
-    assert test_line.split()[1:6] == ["least_squares,", "penalty", "1024", "test", "accuracy"]
-    assert folds_line.split()[1:7] == ["mean", "of", "5", "folds", "held-out", "accuracy"]
+    test_words = " ".join(test_line.split())
+    folds_words = " ".join(folds_line.split())
+    assert "least_squares, penalty 1024 test accuracy" in test_words
+    assert "mean of 5 folds held-out accuracy" in folds_words
     assert test_line.index("100.00%") == folds_line.index("100.00%")
 
+
+def test_there_are_at_most_as_many_folds_as_images(balanced_sides):
     with rejects("--folds", "at most the number of training images, 48"):
-        probe(train, test, 4, "least_squares", folds=49)
+        probe(
+            *balanced_sides,
+            4,
+            "least_squares",
+            folds=49,
+        )
 
 
 def test_each_fold_is_measured_by_a_classifier_of_the_others():
     """Random labels can be learnt by heart, but not predicted."""
-    noise_ND = np.random.default_rng(0).normal(size=(48, 100)).astype(np.float32)
-    random = dataclasses.replace(features(np.array(BALANCED)), feature_ND=noise_ND)
+    rng = np.random.default_rng(0)
+    noise_ND = rng.normal(size=(48, 100))
+    random = replace_features(features(np.array(BALANCED)), noise_ND)
 
-    _, found = probe(random, random, 4, "logistic", 1e-3, folds=5)
+    _, found = probe(
+        random,
+        random,
+        4,
+        "logistic",
+        1e-3,
+        folds=5,
+    )
 
     assert found["accuracy"] == 1.0
     assert np.mean(found["folds"]) < 0.6
@@ -297,19 +343,23 @@ def test_each_fold_is_measured_by_a_classifier_of_the_others():
 
 def test_each_dataset_and_its_text():
     """The lower end of the interval is 48 / (48 + 1.96**2)."""
-    pairs = [make_pair("first", BALANCED, BALANCED)]
+    lowest = 48 / (48 + 1.959964**2)
     measure = functools.partial(
         measure_neighbours,
         neighbours=(3, 100),
         temperature=0.07,
     )
 
-    results, notes = run_on_pairs(pairs, LabelFeatures(), measure)
+    results, notes = run_on_pairs(
+        [make_balanced_pair()],
+        LabelFeatures(),
+        measure,
+    )
 
     assert results == {
         "first": {
             "accuracy": {3: 1.0},
-            "interval": {3: pytest.approx((48 / (48 + 1.959964**2), 1.0))},
+            "interval": {3: pytest.approx((lowest, 1.0))},
             "test_images": 48,
         }
     }
@@ -327,7 +377,10 @@ def test_the_text_of_a_probe_names_method_and_penalty():
         _, found = probe(train, test, 4, "least_squares", 2.0)
         return found, []
 
-    pairs = [make_pair("first", BALANCED, BALANCED)]
-    results, _ = run_on_pairs(pairs, LabelFeatures(), measure)
+    results, _ = run_on_pairs(
+        [make_balanced_pair()],
+        LabelFeatures(),
+        measure,
+    )
 
     assert "least_squares, penalty 2" in to_text(results)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.evals.samples import softmax
 from vit_jax.arrays import Batch
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, Split
@@ -35,20 +36,22 @@ def make_batch(labels, mask, images=None):
 def count_by_hand(logits, labels, mask):
     """Return loss and counts in float64, one example after the other; ranks come from sorting."""
     num_classes = logits.shape[1]
+    counted = mask > 0
     loss = 0.0
-    counts = {name: np.zeros(num_classes) for name in ("images_L", "top1_L", "top5_L")}
+    images = np.zeros(num_classes)
+    top1 = np.zeros(num_classes)
+    top5 = np.zeros(num_classes)
 
-    for row, label, is_counted in zip(logits.astype(np.float64), labels, mask, strict=True):
-        if not is_counted:
-            continue
-        order = sorted(range(num_classes), key=lambda k: (-row[k], k))
+    for row, label in zip(logits[counted], labels[counted], strict=True):
+        row = row.astype(np.float64)
+        order = np.argsort(-row, kind="stable").tolist()
         rank = order.index(label)
-        loss += np.log(np.sum(np.exp(row - row.max()))) + row.max() - row[label]
-        counts["images_L"][label] += 1
-        counts["top1_L"][label] += rank == 0
-        counts["top5_L"][label] += rank < 5
+        loss += np.log(np.exp(row).sum()) - row[label]
+        images[label] += 1
+        top1[label] += rank == 0
+        top5[label] += rank < 5
 
-    return loss, counts
+    return loss, {"images_L": images, "top1_L": top1, "top5_L": top5}
 
 
 def sample_logits(num_classes, rows=60, seed=0):
@@ -57,10 +60,15 @@ def sample_logits(num_classes, rows=60, seed=0):
     Logits have five values, so that most examples have ties. The last class has no images.
     """
     rng = np.random.default_rng(seed)
-    logits = rng.integers(-2, 3, (rows, num_classes)).astype(np.float32)
+    logits = rng.integers(-2, 3, (rows, num_classes))
     labels = rng.integers(0, num_classes - 1, rows)
-    mask = rng.integers(0, 2, rows).astype(np.float32)
-    return logits, labels, mask
+    mask = rng.integers(0, 2, rows)
+    return logits.astype(np.float32), labels, mask.astype(np.float32)
+
+
+def open_batches(batches):
+    """Return a function that opens these batches."""
+    return lambda: contextlib.nullcontext(iter(batches))
 
 
 def predict_batches(batches, num_outputs, is_allowed=None, output=None):
@@ -82,7 +90,7 @@ def predict_batches(batches, num_outputs, is_allowed=None, output=None):
 
     num_examples = sum(len(batch.mask_B) for batch in batches)
     parts = iterate_rows(
-        lambda: contextlib.nullcontext(iter(batches)),
+        open_batches(batches),
         step,
         jnp.float32(1),
         num_examples,
@@ -91,20 +99,25 @@ def predict_batches(batches, num_outputs, is_allowed=None, output=None):
     return list(map(keep_counted, parts))
 
 
-def make_metrics(num_classes, **changes):
-    """Return metrics of as many classes as outputs, named by their numbers."""
-    names = tuple(map(str, range(num_classes)))
+def make_metrics(names, **changes):
+    """Return metrics of these classes, which are the outputs if nothing is changed."""
     source = MemorySource(
         np.zeros((1, 1, 1, 3), np.uint8),
         np.zeros(1, int),
         names,
     )
-    label_map = dataclasses.replace(build_identity_map(names), **changes)
-    return ClassMetrics(Labelled(source, "", [], label_map))
+    label_map = build_identity_map(names)
+    label_map = dataclasses.replace(label_map, **changes)
+    labelled = Labelled(source, "", [], label_map)
+    return ClassMetrics(labelled)
+
+
+def name_by_number(num_classes):
+    return tuple(map(str, range(num_classes)))
 
 
 def measure_batches(batches, num_classes):
-    metrics = make_metrics(num_classes)
+    metrics = make_metrics(name_by_number(num_classes))
     for rows in predict_batches(batches, num_classes):
         metrics.add(rows)
     return metrics
@@ -122,28 +135,30 @@ def split_with_ties(num_classes):
     mask[60:] = 0
 
     batches = []
-    for rows in (slice(0, 20), slice(20, 40), slice(40, 64)):
-        batches.append(make_batch(labels[rows], mask[rows], jnp.asarray(logits[rows])))
+    for rows in np.split(np.arange(64), [20, 40]):
+        images = jnp.asarray(logits[rows])
+        batch = make_batch(labels[rows], mask[rows], images)
+        batches.append(batch)
     return logits, labels, mask, batches
 
 
 def test_a_split_with_ties(num_classes, split_with_ties):
     logits, labels, mask, batches = split_with_ties
 
-    found = measure_batches(batches, num_classes)
+    metrics = measure_batches(batches, num_classes)
 
+    found = metrics.counts
     expected_loss, expected_counts = count_by_hand(logits, labels, mask)
     for name, expected in expected_counts.items():
-        assert np.array_equal(getattr(found.counts, name), expected), name
+        counts = getattr(found, name)
+        assert np.array_equal(counts, expected), name
+    assert found.loss == pytest.approx(expected_loss, rel=1e-5)
+    assert found.images_L[-1] == 0
 
-    assert found.counts.loss == pytest.approx(expected_loss, rel=1e-5)
-    assert found.counts.images_L[-1] == 0
-
-    values = found.values()
+    values = metrics.values()
     images = int(mask.sum())
-    top1 = int(found.counts.top1_L.sum())
-    top5 = int(found.counts.top5_L.sum())
-
+    top1 = int(found.top1_L.sum())
+    top5 = int(found.top5_L.sum())
     assert values["accuracy"] == top1 / images
     assert values["accuracy_interval"] == [*wilson_interval(top1, images)]
     assert values["top5_accuracy"] == top5 / images
@@ -157,62 +172,78 @@ def test_records_are_the_numbers_in_the_split(num_classes, split_with_ties):
     parts = predict_batches(batches, num_classes)
 
     records = np.concatenate([rows["record_B"] for rows in parts])
-    assert np.array_equal(records, np.flatnonzero(mask))
+    counted = np.flatnonzero(mask)
+    assert np.array_equal(records, counted)
 
 
 def test_predictions_ignore_outputs_that_are_not_allowed():
     """Outputs 1, 4 and 6 are allowed; classes 0, 1 and 2 of the data are outputs 4, 1 and 6."""
-    logits = np.random.default_rng(3).normal(size=(30, 8)).astype(np.float32)
-    labels = np.random.default_rng(4).integers(0, 3, 30)
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(30, 8)).astype(np.float32)
+    labels = rng.integers(0, 3, 30)
     output = np.array([4, 1, 6])
+    allowed = np.sort(output)
     is_allowed = np.isin(np.arange(8), output)
     batch = make_batch(labels, np.ones(30), jnp.asarray(logits))
 
     (found,) = predict_batches([batch], 8, is_allowed, output)
 
-    allowed_logits = logits[:, [1, 4, 6]].astype(np.float64)
+    allowed_logits = logits[:, allowed].astype(np.float64)
     order = np.argsort(-allowed_logits, axis=1)
+    classes = found["class_BT"][:, :3]
+    assert np.array_equal(classes, allowed[order])
 
-    assert np.array_equal(found["class_BT"][:, :3], np.array([1, 4, 6])[order])
-
-    exponentials = np.exp(allowed_logits)
-    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    probabilities = softmax(allowed_logits)
     expected = np.take_along_axis(probabilities, order, 1)
+    first, others = np.split(found["probability_BT"], [3], axis=1)
+    assert first == pytest.approx(expected, rel=1e-5)
+    assert not others.any()
 
-    assert found["probability_BT"][:, :3] == pytest.approx(expected, rel=1e-5)
-    assert not found["probability_BT"][:, 3:].any()
-
-    place_of_class = np.array([1, 0, 2])  # among the outputs 1, 4, 6
-    label_probabilities = probabilities[np.arange(30), place_of_class[labels]]
-
-    assert found["loss_B"] == pytest.approx(-np.log(label_probabilities), rel=1e-4)
+    place_of_class = np.array([1, 0, 2])  # among the allowed outputs
+    places = place_of_class[labels]
+    expected_loss = -np.log(probabilities[np.arange(30), places])
+    assert found["loss_B"] == pytest.approx(expected_loss, rel=1e-4)
 
 
 def test_logits_that_are_not_finite_are_seen_in_images_and_not_in_padding():
-    logits = jnp.array([[1.0, 2, 3], [jnp.nan, 0, 0], [-jnp.inf, 0, 0]])
+    logits = jnp.array(
+        [
+            [1.0, 2.0, 3.0],
+            [jnp.nan, 0.0, 0.0],
+            [-jnp.inf, 0.0, 0.0],
+        ]
+    )
+    batch = make_batch([2, 0, 0], [1, 0, 1], logits)
 
-    (found,) = predict_batches([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
+    (found,) = predict_batches([batch], 3)
 
     assert np.isfinite(found["probability_BT"]).all()
     expected_loss = np.log(1 + np.exp(-1) + np.exp(-2))
     assert found["loss_B"][0] == pytest.approx(expected_loss, rel=1e-6)
 
-    for odd in (jnp.nan, jnp.inf):
-        odd_logits = logits[:1].at[0, 1].set(odd)
-        (found,) = predict_batches([make_batch([2], [1], odd_logits)], 3)
-        assert not np.isfinite(found["probability_BT"]).any()
+
+@pytest.mark.parametrize("odd", [jnp.nan, jnp.inf])
+def test_logits_that_are_not_finite_give_no_probability(odd):
+    logits = jnp.array([[1.0, odd, 3.0]])
+    batch = make_batch([2], [1], logits)
+
+    (found,) = predict_batches([batch], 3)
+
+    assert not np.isfinite(found["probability_BT"]).any()
 
 
 def add_predictions(metrics, labels, classes, confidence):
     """Add images whose most probable outputs are `classes`, one or several each."""
     count = len(labels)
+    classes = np.reshape(classes, (count, -1))
+    probability = np.reshape(confidence, (count, 1))
     metrics.add(
         {
             "record_B": np.arange(count),
-            "label_B": np.asarray(labels),
-            "class_BT": np.asarray(classes).reshape(count, -1),
+            "label_B": np.array(labels),
+            "class_BT": classes,
             "loss_B": np.zeros(count),
-            "probability_BT": np.asarray(confidence, np.float32)[:, None],
+            "probability_BT": probability.astype(np.float32),
         }
     )
 
@@ -222,8 +253,8 @@ def confused_metrics():
     """Metrics of eight images; class k of three is output (2, 5, 7)[k] of eight."""
     output_L = np.array([2, 5, 7])
     metrics = make_metrics(
-        3,
-        output_names=tuple(map(str, range(8))),
+        name_by_number(3),
+        output_names=name_by_number(8),
         is_allowed_K=np.isin(np.arange(8), output_L),
         output_L=output_L,
     )
@@ -239,15 +270,20 @@ def confused_metrics():
 def test_confusions_by_hand(confused_metrics):
     wrong, right = confused_metrics.confusion_2LA
 
-    assert right.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert wrong.tolist() == [[0, 2, 0], [1, 0, 0], [2, 0, 0]]
-    assert len(confused_metrics.list_confusions(9)) == 3
+    expected_wrong = [
+        [0, 2, 0],
+        [1, 0, 0],
+        [2, 0, 0],
+    ]
+    assert np.array_equal(right, np.eye(3))
+    assert np.array_equal(wrong, expected_wrong)
 
-    shown = []
-    for one in confused_metrics.list_confusions(2):
-        shown.append((one["class"], one["answer"], one["images"], one["of"]))
-
-    assert shown == [("0", "5", 2, 3), ("2", "2", 2, 3)]
+    all_confusions = confused_metrics.list_confusions(9)
+    assert len(all_confusions) == 3
+    assert confused_metrics.list_confusions(2) == [
+        {"class": "0", "answer": "5", "images": 2, "of": 3},
+        {"class": "2", "answer": "2", "images": 2, "of": 3},
+    ]
 
 
 def test_mistakes_by_hand(confused_metrics):
@@ -255,7 +291,13 @@ def test_mistakes_by_hand(confused_metrics):
     mistakes = confused_metrics.wrong
 
     found = [(one.record, one.label, one.predicted) for one in mistakes]
-    assert found == [(2, 0, 5), (4, 1, 2), (7, 2, 2), (1, 0, 5), (6, 2, 2)]
+    assert found == [
+        (2, 0, 5),
+        (4, 1, 2),
+        (7, 2, 2),
+        (1, 0, 5),
+        (6, 2, 2),
+    ]
     assert mistakes[0].probability == pytest.approx(0.8)
 
 
@@ -264,17 +306,19 @@ def test_memory_is_bounded():
 
     No matrix of 21,843 squared is made.
     """
-    metrics = make_metrics(21_843)
-    confidences = np.random.default_rng(0).random((10, 50))
+    metrics = make_metrics(name_by_number(21_843))
+    rng = np.random.default_rng(0)
+    confidences = rng.random((10, 50))
 
     assert metrics.confusion_2LA is None
 
     for confidence in confidences:
         add_predictions(metrics, [7] * 50, [3] * 50, confidence)
 
-    worst = sorted(confidences.ravel(), reverse=True)[: len(metrics.wrong)]
-    assert [one.probability for one in metrics.wrong] == pytest.approx(worst)
-    assert 0 < len(metrics.wrong) < 50
+    found = [one.probability for one in metrics.wrong]
+    worst = sorted(confidences.ravel(), reverse=True)
+    assert found == pytest.approx(worst[: len(found)])
+    assert 0 < len(found) < 50
     assert metrics.list_confusions(5) == []
     assert metrics.images == 500
 
@@ -284,19 +328,18 @@ def evaluate_losses(batches):
 
     @jax.jit
     def step(scale, batch):
+        mask = batch.mask_B
+        losses = batch.image_BHWC * scale
+        is_right = batch.label_B.astype(jnp.float32)
         return {
-            "loss": jnp.sum(batch.image_BHWC * scale * batch.mask_B),
-            "correct": jnp.sum(batch.label_B.astype(jnp.float32) * batch.mask_B),
-            "weight": jnp.sum(batch.mask_B),
+            "loss": jnp.sum(losses * mask),
+            "correct": jnp.sum(is_right * mask),
+            "weight": jnp.sum(mask),
         }
 
-    split = Split(
-        "test",
-        (),
-        3,
-        lambda: contextlib.nullcontext(iter(batches)),
-    )
-    return dict(ClassificationEvaluator(split, step).run(jnp.float32(2)))
+    split = Split("test", (), 3, open_batches(batches))
+    evaluator = ClassificationEvaluator(split, step)
+    return dict(evaluator.run(jnp.float32(2)))
 
 
 def test_loss_and_accuracy_by_hand():
@@ -304,9 +347,11 @@ def test_loss_and_accuracy_by_hand():
 
     The loss of the padding, 100, does not count.
     """
+    first_losses = jnp.float32([1, 2])
+    second_losses = jnp.float32([6, 100])
     batches = [
-        make_batch([1, 0], [1, 1], jnp.float32([1, 2])),
-        make_batch([1, 1], [1, 0], jnp.float32([6, 100])),
+        make_batch([1, 0], [1, 1], first_losses),
+        make_batch([1, 1], [1, 0], second_losses),
     ]
 
     found = evaluate_losses(batches)
@@ -329,7 +374,7 @@ def test_nothing_to_evaluate(num_batches):
 def format_share(correct, count):
     """Return the cells of a share: its value and its interval."""
     low, high = wilson_interval(correct, count)
-    return [f"{correct / count:.6f}", f"{low:.6f}", f"{high:.6f}"]
+    return [f"{value:.6f}" for value in (correct / count, low, high)]
 
 
 def test_the_table_of_classes():
@@ -338,17 +383,17 @@ def test_the_table_of_classes():
     A comma stays inside its name.
     """
     names = ("cat", "dog, wet", 'the "best"', "not listed")
-    source = MemorySource(
-        np.zeros((1, 1, 1, 3), np.uint8),
-        np.zeros(1, int),
-        names,
-    )
-    label_map = dataclasses.replace(build_identity_map(names), listed=np.arange(3))
-    metrics = ClassMetrics(Labelled(source, "", [], label_map))
+    metrics = make_metrics(names, listed=np.arange(3))
     add_predictions(
         metrics,
-        labels=[0, 0, 0, 0, 2, 2, 2],
-        classes=[[0, 1], [0, 1], [0, 1], [1, 0], [2, 1], [1, 2], [0, 1]],
+        labels=[0] * 4 + [2] * 3,
+        classes=[
+            *[[0, 1]] * 3,
+            [1, 0],
+            [2, 1],
+            [1, 2],
+            [0, 1],
+        ],
         confidence=[0.5] * 7,
     )
 
@@ -366,11 +411,14 @@ def test_the_table_of_classes():
         "top5_low",
         "top5_high",
     ]
-    assert rows == [
-        ["cat", "4", "3", *format_share(3, 4), *format_share(4, 4)],
-        ["dog, wet", "0", "0", *[""] * 6],
-        ['the "best"', "3", "1", *format_share(1, 3), *format_share(2, 3)],
-    ]
+    cats, dogs, best = rows
+    assert cats[:3] == ["cat", "4", "3"]
+    assert cats[3:6] == format_share(3, 4)
+    assert cats[6:] == format_share(4, 4)
+    assert dogs == ["dog, wet", "0", "0"] + [""] * 6
+    assert best[:3] == ['the "best"', "3", "1"]
+    assert best[3:6] == format_share(1, 3)
+    assert best[6:] == format_share(2, 3)
 
 
 def test_wilson_by_hand():
@@ -378,9 +426,13 @@ def test_wilson_by_hand():
 
     Without a success the lower end is 0 and the upper one z²/(n + z²).
     """
-    assert wilson_interval(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
-    assert wilson_interval(0, 20) == pytest.approx((0, 3.841459 / 23.841459), abs=1e-6)
-    assert wilson_interval(20, 20) == pytest.approx((20 / 23.841459, 1), abs=1e-6)
+    eight_of_ten = wilson_interval(8, 10)
+    none = wilson_interval(0, 20)
+    all_of_them = wilson_interval(20, 20)
+
+    assert eight_of_ten == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert none == pytest.approx((0, 3.841459 / 23.841459), abs=1e-6)
+    assert all_of_them == pytest.approx((20 / 23.841459, 1), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -394,9 +446,11 @@ def test_wilson_by_hand():
 )
 def test_wilson_ends_are_at_the_limit_of_a_normal_test(correct, images):
     """A test does not quite reject the ends of the interval for the true share."""
+    observed_share = correct / images
+
     for share in wilson_interval(correct, images):
         deviation = math.sqrt(share * (1 - share) / images)
-        z = abs(correct / images - share) / deviation
+        z = abs(observed_share - share) / deviation
         assert z == pytest.approx(1.959964, abs=1e-6)
 
 
@@ -407,28 +461,33 @@ def test_calibration_by_hand():
     end of its bin (2/15 to 3/15) and right; 0.21 is in the next.
     """
     calibration = Calibration()
-    calibration.add(np.array([0.62, 0.98, 0.2]), np.array([True, False, True]))
-    calibration.add(np.array([0.66, 0.21]), np.array([False, False]))
+    first = np.array([0.62, 0.98, 0.2])
+    second = np.array([0.66, 0.21])
 
-    expected_error = (2 * abs(0.5 - 0.64) + 0.98 + (1 - 0.2) + 0.21) / 5
-    assert calibration.error == pytest.approx(expected_error)
+    calibration.add(first, np.array([True, False, True]))
+    calibration.add(second, np.array([False, False]))
+
+    gaps = [2 * (0.64 - 0.5), 0.98, 1 - 0.2, 0.21]
+    assert calibration.error == pytest.approx(sum(gaps) / 5)
 
     bins = list(calibration.bins())
-    assert [one.low for one in bins] == [number / 15 for number in range(15)]
-
-    filled = {round(one.high * BINS): one for one in bins if one.images}
-    images = {place: one.images for place, one in filled.items()}
-
-    assert images == {3: 1, 4: 1, 10: 2, 15: 1}
-    assert filled[10].confidence == pytest.approx(0.64)
-    assert filled[10].accuracy == 0.5
+    starts = [one.low for one in bins]
+    images = [one.images for one in bins]
+    assert starts == [number / BINS for number in range(BINS)]
+    assert np.flatnonzero(images).tolist() == [2, 3, 9, 14]
+    assert images[9] == 2
+    assert sum(images) == 5
+    assert bins[9].confidence == pytest.approx(0.64)
+    assert bins[9].accuracy == 0.5
 
 
 def test_confidence_at_the_ends_of_the_scale():
     """A probability of float32 may be 0, 1, or by rounding a little more."""
     more_than_1 = np.nextafter(np.float32(1), np.float32(2))
+    probabilities = np.array([0.0, 1.0, more_than_1])
     calibration = Calibration()
 
-    calibration.add(np.array([0.0, 1.0, more_than_1]), np.ones(3, bool))
+    calibration.add(probabilities, np.ones(3, bool))
 
-    assert [one.images for one in calibration.bins()] == [1] + [0] * 13 + [2]
+    images = [one.images for one in calibration.bins()]
+    assert images == [1] + [0] * 13 + [2]

@@ -1,6 +1,7 @@
 """The choice of splits: held-out images, whole folders, both sides of a dataset."""
 
 import dataclasses
+import pathlib
 import re
 
 import pytest
@@ -22,12 +23,19 @@ from vit_jax.evals.splits import (
 )
 from vit_jax.weights.description import TrainingData
 
-TEN_EACH = [f"{name}/{number}.png" for name in NAMES[:2] for number in range(10)]
 
-
-def list_files(*folders, files=TEN_EACH):
+def list_files(*folders, files):
     """Return the files below each of these folders."""
     return [f"{folder}/{file}" for folder in folders for file in files]
+
+
+TEN = [f"{number}.png" for number in range(10)]
+TEN_EACH = list_files(*NAMES[:2], files=TEN)
+
+
+def list_splits(*folders):
+    """Return the images of two classes below each of these folders."""
+    return list_files(*folders, files=TEN_EACH)
 
 
 @pytest.fixture
@@ -65,7 +73,9 @@ def make_weights(data, **details):
         "test_split": "test",
         "classes": (),
     }
-    return sample_weights(training=TrainingData(data=normalize_data(data), **usual | details))
+    details = usual | details
+    training = TrainingData(data=normalize_data(data), **details)
+    return sample_weights(training=training)
 
 
 def list_names(source):
@@ -111,7 +121,14 @@ def test_images_of_training_are_known_by_any_path(make, tmp_path):
 
     assert len(held_out) == 6
     assert notes == []
-    for path in ("my-images/", "./my-images", f"{tmp_path}/my-images", "link", "my-images/ant/.."):
+    other_paths = (
+        "my-images/",
+        "./my-images",
+        f"{tmp_path}/my-images",
+        "link",
+        "my-images/ant/..",
+    )
+    for path in other_paths:
         assert judge(f"folder:{path}", weights) == (held_out, []), path
 
 
@@ -150,7 +167,8 @@ def test_a_copy_is_not_known_which_a_note_says(make):
         r"trained on folder:/.*my-images\. If folder:copy holds the same.*--split=test",
         note,
     )
-    assert judge(copy, weights, split="test") == judge(data, weights)
+    held_out = judge(data, weights)
+    assert judge(copy, weights, split="test") == held_out
 
 
 def test_names_of_the_run_are_names_here(make):
@@ -160,7 +178,8 @@ def test_names_of_the_run_are_names_here(make):
     held_out = judge(data, weights)
     train = judge(data, weights, split="train")
 
-    assert len(held_out[0]) == 6
+    names, _ = held_out
+    assert len(names) == 6
     assert judge(data, weights, split="val") == held_out
     assert judge(data, weights, split="test") == held_out
     assert judge(data, weights, split="fit") == train
@@ -200,7 +219,8 @@ def test_another_holdout_than_that_of_training_is_noted(make, choice):
     names, (note,) = judge(data, weights, **choice)
 
     of_training = judge(data, weights)
-    assert names != of_training[0]
+    names_of_training, _ = of_training
+    assert names != names_of_training
     assert note.startswith(
         "training held out 0.3 of each class by seed 7; this is another hold-out"
     )
@@ -225,7 +245,8 @@ def changed_folder(make, tmp_path):
     missing = held_out[0]
     (tmp_path / "my-images" / missing).unlink()
     new_images = [f"{letter}.png" for letter in "abcdefghijkl"]
-    make("my-images", list_files(*NAMES[:2], files=new_images))
+    new_files = list_files(*NAMES[:2], files=new_images)
+    make("my-images", new_files)
     return data, weights, trained, held_out, missing
 
 
@@ -263,15 +284,18 @@ def test_weights_without_recorded_hashes_have_the_same_holdout(make):
     data = make("my-images")
     test = open_source(data, "test", HOLDOUT, 7)
 
-    with_hashes = judge(data, make_weights(data, held_up_to=read_held_hashes(test, 7)))
+    hashes = read_held_hashes(test, 7)
+    weights = make_weights(data)
+    weights_with_hashes = make_weights(data, held_up_to=hashes)
 
-    assert judge(data, make_weights(data)) == with_hashes
+    assert judge(data, weights) == judge(data, weights_with_hashes)
 
 
 def test_a_folder_that_was_given_splits_since(make):
-    data = make("my-images", list_files("test", "train"))
+    data = make("my-images", list_splits("test", "train"))
+    weights = make_weights(data, held_up_to={"ant": "1" * 16})
 
-    _, notes = judge(data, make_weights(data, held_up_to={"ant": "1" * 16}))
+    _, notes = judge(data, weights)
 
     assert notes == [
         "folder:my-images had no splits in training: its test may hold training images."
@@ -281,7 +305,8 @@ def test_a_folder_that_was_given_splits_since(make):
 @pytest.fixture
 def split_folders(make):
     """A folder with the splits test, Train and val; val has one image more."""
-    return make("splits", [*list_files("test", "Train", "val"), "val/cat/0.png"])
+    files = list_splits("test", "Train", "val")
+    return make("splits", [*files, "val/cat/0.png"])
 
 
 @pytest.mark.parametrize(
@@ -343,7 +368,7 @@ def test_split_folders_of_training(split_folders):
 )
 def test_options_without_effect_are_rejected(make, data, choice, options):
     make("flat")
-    make("splits", list_files("test"))
+    make("splits", list_splits("test"))
 
     with rejects(options, f"effect.*{data}"):
         open_labelled(data, sample_weights(), SplitChoice(**choice))
@@ -352,8 +377,16 @@ def test_options_without_effect_are_rejected(make, data, choice, options):
 @pytest.mark.parametrize(
     ("folder", "names", "rule"),
     [
-        ("four", ["bee", "emu", "gnat", "gnu"], r"classes.*: emu, gnat\..*ant, bee, cat"),
-        ("many", [f"class{number:02}" for number in range(12)], "class09 and 2 more"),
+        (
+            "four",
+            ["bee", "emu", "gnat", "gnu"],
+            r"classes.*: emu, gnat\..*ant, bee, cat",
+        ),
+        (
+            "many",
+            [f"class{number:02}" for number in range(12)],
+            "class09 and 2 more",
+        ),
     ],
 )
 def test_classes_that_the_weights_do_not_know(make, folder, names, rule):
@@ -388,27 +421,30 @@ def match_folders(data, **details):
     """Return the output of each folder for weights without names, and the only note."""
     weights = dataclasses.replace(UNNAMED, **details)
     source, _, (note,), _ = open_labelled(data, weights)
-    folders = [source.name_of(index).split("/")[-2] for index in range(len(source))]
 
-    return dict(zip(folders, source.labels.tolist(), strict=True)), note
+    outputs = {}
+    for index, label in enumerate(source.labels.tolist()):
+        path = pathlib.Path(source.name_of(index))
+        outputs[path.parent.name] = label
+    return outputs, note
 
 
 @pytest.mark.parametrize(
-    "outputs",
+    "names",
     [
-        {"0": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5": 5, "6": 6},
-        {"06": 6, "3": 3, "0004": 4, "1": 1, "+2": 2, "00": 0},
-        {"5": 5, "2": 2},
+        list("0123456"),
+        ["06", "3", "0004", "1", "+2", "00"],
+        ["5", "2"],
     ],
     ids=["all", "other spellings", "some"],
 )
-def test_integer_names_match_outputs_of_weights_without_names_by_value(make, outputs):
-    data = make("numbers", list_files(*outputs, files=["0.png"]))
+def test_integer_names_match_outputs_of_weights_without_names_by_value(make, names):
+    data = make("numbers", list_files(*names, files=["0.png"]))
 
     found, note = match_folders(data)
 
-    matches = [f"{name!r} is output {outputs[name]}" for name in sorted(outputs)]
-    assert found == outputs
+    assert found == {name: int(name) for name in names}
+    matches = [f"{name!r} is output {int(name)}" for name in sorted(names)]
     assert ", ".join(matches[:5]) in note
     assert ("and 2 more" in note) == (len(matches) == 7)
 
@@ -446,9 +482,10 @@ def test_imagenet_names_match_outputs_of_weights_without_names(make):
     thousand = dataclasses.replace(UNNAMED.architecture, num_classes=1000)
     ids = make("ids", ["n01440764/0.png", "n15075141/0.png"])
     names = make("names", ["goldfish/0.png", "tench/0.png"])
+    details = {"architecture": thousand, "format": "timm"}
 
-    by_id, note = match_folders(ids, architecture=thousand, format="timm")
-    by_name, _ = match_folders(names, architecture=thousand, format="timm")
+    by_id, note = match_folders(ids, **details)
+    by_name, _ = match_folders(names, **details)
 
     assert by_id == {"n01440764": 0, "n15075141": 999}
     assert "ImageNet's names" in note
@@ -586,7 +623,7 @@ def test_splits_of_other_classes(tmp_path, monkeypatch):
 
 def test_images_without_a_classifier_need_no_training_split(make):
     """Features and duplicates are computed of a test split alone."""
-    data = make("tested", list_files("test"))
+    data = make("tested", list_splits("test"))
 
     source = open_split(data, None, SplitChoice())
 
@@ -609,7 +646,12 @@ def test_images_without_a_classifier_may_have_one_class(make):
 
 
 def test_new_classes_of_a_test_split_follow_those_of_training(make):
-    files = ["training/cat/0.png", "training/dog/0.png", "test/ant/0.png", "test/dog/1.png"]
+    files = [
+        "training/cat/0.png",
+        "training/dog/0.png",
+        "test/ant/0.png",
+        "test/dog/1.png",
+    ]
     data = make("both", files)
 
     source = open_split(data, "test", SplitChoice())
@@ -637,8 +679,10 @@ def test_a_split_without_images(make):
     ],
 )
 def test_the_only_split_is_searched_for_duplicates(make, data, split, other, expected):
-    make("tested", list_files("val"))
-    make("parts", list_files("train", "val"))
+    make("tested", list_splits("val"))
+    make("parts", list_splits("train", "val"))
     make("whole")
 
-    assert split_to_search(data, split, SplitChoice(), [other]) == expected
+    found = split_to_search(data, split, SplitChoice(), [other])
+
+    assert found == expected

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 
 from vit_jax.data.decoding.images import UnreadableImage, decode
 
@@ -36,7 +37,7 @@ def test_compressions(compression, tile):
         **options,
     )
 
-    np.testing.assert_array_equal(decode(file), RGB)
+    assert_array_equal(decode(file), RGB)
 
 
 def test_jpeg_2000_without_loss():
@@ -47,7 +48,7 @@ def test_jpeg_2000_without_loss():
         compressionargs={"reversible": True},
     )
 
-    np.testing.assert_array_equal(decode(file), RGB)
+    assert_array_equal(decode(file), RGB)
 
 
 @pytest.mark.parametrize("photometric", ["rgb", "minisblack"])
@@ -67,7 +68,7 @@ def test_a_fourth_band_changes_no_colour(photometric, planarconfig, extrasamples
         extrasamples=extrasamples,
     )
 
-    np.testing.assert_array_equal(decode(file), RGB)
+    assert_array_equal(decode(file), RGB)
 
 
 @pytest.mark.parametrize("bigtiff", [False, True])
@@ -82,8 +83,8 @@ def test_three_bands_of_16_bits(bigtiff, predictor):
         bigtiff=bigtiff,
     )
 
-    np.testing.assert_array_equal(decode(file), RGB)
-    np.testing.assert_array_equal(decode(file, value_range=(0, 65535)), RGB)
+    assert_array_equal(decode(file), RGB)
+    assert_array_equal(decode(file, value_range=(0, 65535)), RGB)
 
 
 def test_a_band_after_grey_is_ignored():
@@ -95,7 +96,7 @@ def test_a_band_after_grey_is_ignored():
     )
 
     expected = np.repeat(grey, 3, axis=-1)
-    np.testing.assert_array_equal(decode(file), expected)
+    assert_array_equal(decode(file), expected)
 
 
 @pytest.mark.parametrize("bands", [5, 6])

@@ -24,15 +24,18 @@ def open_names(path, split, config, seed=0):
 
 
 def list_names(path, split, config, seed=0):
-    return open_names(path, split, config, seed)[1]
+    _, names = open_names(path, split, config, seed)
+    return names
+
+
+def make_class(name, count):
+    """Return names and grey levels of images of one class."""
+    return {f"{name}/{i:03}.png": i for i in range(count)}
 
 
 def make_flat(per_class=10):
     """Return names and grey levels of images of two classes."""
-    files = {}
-    for name in ("cat", "dog"):
-        files |= {f"{name}/{i:03}.png": i for i in range(per_class)}
-    return files
+    return make_class("cat", per_class) | make_class("dog", per_class)
 
 
 def put_below(folder, files):
@@ -76,29 +79,34 @@ def test_usual_names_of_splits_are_known(make_folder, make_config, caplog, train
     train_files = put_below(train, make_flat(2))
     test_files = put_below(test, make_flat(1))
     path = make_folder(train_files | test_files)
+    config = make_config()
 
-    assert list_names(path, "train", make_config()) == list(train_files)
-    assert list_names(path, "test", make_config()) == list(test_files)
+    train_names = list_names(path, "train", config)
+    test_names = list_names(path, "test", config)
 
     message = f"{path} has no split 'test': {test!r} is taken."
     is_noted = message in caplog.messages
-
+    assert train_names == list(train_files)
+    assert test_names == list(test_files)
     assert is_noted == (test != "test")
-    assert list_names(path, test, make_config()) == list(test_files)
+    assert list_names(path, test, config) == test_names
 
 
 def test_a_split_of_the_name_itself_comes_first(make_folder, make_config):
-    path = make_folder(
-        put_below("train", make_flat(2))
-        | put_below("test", make_flat(1))
-        | put_below("val", make_flat(3))
-    )
+    files = {}
+    for split, per_class in (("train", 2), ("test", 1), ("val", 3)):
+        files |= put_below(split, make_flat(per_class))
+    path = make_folder(files)
+    config = make_config()
 
-    assert len(list_names(path, "test", make_config())) == 2
-    assert len(list_names(path, "val", make_config())) == 6
+    test = list_names(path, "test", config)
+    val = list_names(path, "val", config)
+
+    assert len(test) == 2
+    assert len(val) == 6
 
 
-TWO_LARGE_CLASSES_AND_A_SMALL_ONE = make_flat(10) | {f"emu/{i:03}.png": i for i in range(3)}
+TWO_LARGE_CLASSES_AND_A_SMALL_ONE = make_flat(10) | make_class("emu", 3)
 
 
 def test_parts_of_a_split_are_of_every_class(make_folder, make_config):
@@ -130,12 +138,9 @@ def test_a_hold_out_is_left_to_folders_without_splits(make_folder, make_config):
 
 def test_a_part_of_training_has_no_image_of_the_hold_out(make_folder, make_config):
     path = make_folder(TWO_LARGE_CLASSES_AND_A_SMALL_ONE)
+    config = make_config(train_split="train[:50%]")
 
-    half = list_names(
-        path,
-        "train[:50%]",
-        make_config(train_split="train[:50%]"),
-    )
+    half = list_names(path, "train[:50%]", config)
     test = list_names(path, "test", make_config())
 
     assert not set(half) & set(test)
@@ -144,15 +149,19 @@ def test_a_part_of_training_has_no_image_of_the_hold_out(make_folder, make_confi
 def test_part_of_a_split_folder(make_folder, make_config):
     files = TWO_LARGE_CLASSES_AND_A_SMALL_ONE
     path = make_folder(put_below("train", files) | put_below("test", files))
+    config = make_config(train_split="train[:80%]")
 
-    train = list_names(
-        path,
-        "train[:80%]",
-        make_config(train_split="train[:80%]"),
-    )
+    train = list_names(path, "train[:80%]", config)
 
     assert len(train) == 18
-    assert all(name.startswith("train/") for name in train)
+    for name in train:
+        assert name.startswith("train/")
+
+
+def hash_with_seed_7(name):
+    """Return the digest that orders images in a hold-out of seed 7."""
+    seeded = f"7/{name}".encode()
+    return hashlib.sha256(seeded).digest()
 
 
 def test_holdout_is_a_fixed_fraction_of_every_class(make_folder, make_config):
@@ -164,24 +173,23 @@ def test_holdout_is_a_fixed_fraction_of_every_class(make_folder, make_config):
     test_names = list_names(path, "test", config, seed=7)
     train, train_names = open_names(path, "train", config, seed=7)
 
-    by_hash = sorted(files, key=lambda name: hashlib.sha256(b"7/" + name.encode()).digest())
-    cats = [name for name in by_hash if name.startswith("cat")]
-    dogs = [name for name in by_hash if name.startswith("dog")]
-
+    cats = sorted(make_class("cat", 20), key=hash_with_seed_7)
+    dogs = sorted(make_class("dog", 20), key=hash_with_seed_7)
     assert test_names == sorted(cats[:3] + dogs[:3])
     assert sorted(train_names + test_names) == sorted(files)
-    assert list_names(path, "test", config, seed=8) != test_names
 
-    expected_labels = [0] * 17 + [1] * 17
-    assert train.labels.tolist() == expected_labels
-    assert [train[i].label for i in range(34)] == expected_labels
+    other_names = list_names(path, "test", config, seed=8)
+    assert other_names != test_names
+
+    labels = [train[i].label for i in range(34)]
+    assert labels == [0] * 17 + [1] * 17
+    assert train.labels.tolist() == labels
 
 
 def test_every_image_of_a_folder_without_splits(make_folder, make_config):
     """A class may have the name of a split, in any script, and a single image."""
-    files = put_below("Kätzchen", {"0.png": 0, "1.png": 1, "2.png": 2})
-    files |= put_below("train", {"0.png": 0, "1.png": 1, "2.png": 2})
-    files |= {"犬/a.png": 1}
+    files = make_class("Kätzchen", 3) | make_class("train", 3)
+    files["犬/a.png"] = 1
     path = make_folder(files)
 
     source, names = open_names(path, "all", make_config())
@@ -190,15 +198,13 @@ def test_every_image_of_a_folder_without_splits(make_folder, make_config):
     assert source.class_names == ("Kätzchen", "train", "犬")
 
     received = pickle.loads(pickle.dumps(source))
-    contents = [received[i].image for i in range(7)]
-
-    assert received.labels.tolist() == [0, 0, 0, 1, 1, 1, 2]
-    assert contents == [(path / name).read_bytes() for name in names]
+    assert received.labels.tolist() == [0] * 3 + [1] * 3 + [2]
+    for i, name in enumerate(names):
+        content = (path / name).read_bytes()
+        assert received[i].image == content
 
 
 FLAT = make_flat()
-
-
 TRAIN = put_below("train", FLAT)
 TEST = put_below("test", FLAT)
 
@@ -247,17 +253,21 @@ def test_parts_that_are_no_percentages_are_named(make_folder, open_data, split):
 
 def place_clashing_names(names, layout):
     """Return files of classes with these names: without splits, in train, or one in each split."""
+    files = {}
     if layout == "split":
         first, *others = names
-        files = {f"train/{first}/0.png": 1, "train/zebra/0.png": 1}
-        return files | {f"test/{name}/0.png": 1 for name in others}
+        for name in (first, "zebra"):
+            files |= make_class(f"train/{name}", 1)
+        for name in others:
+            files |= make_class(f"test/{name}", 1)
+        return files
 
-    files = {}
     for name in names:
-        files |= {f"{name}/0.png": 1, f"{name}/1.png": 1}
+        files |= make_class(name, 2)
     if layout == "flat":
         return files
-    return put_below("train", files) | {"test/dog/a.png": 1, "test/emu/a.png": 1}
+    test_files = make_class("test/dog", 1) | make_class("test/emu", 1)
+    return put_below("train", files) | test_files
 
 
 @pytest.mark.parametrize(
@@ -319,14 +329,32 @@ def test_classes_may_hold_folders(make_folder, make_config, more):
         "dog/old/0.png": 0,
         "dog/old/1.png": 1,
     }
-    path = make_folder(files | more)
+    all_files = files | more
+    path = make_folder(all_files)
 
-    assert list_names(path, "all", make_config()) == sorted(files | more)
+    names = list_names(path, "all", make_config())
+
+    assert names == sorted(all_files)
 
 
-@pytest.mark.parametrize("place", [".", "photos", "./photos/", "photos/../photos", "{root}/photos"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ".",
+        "photos",
+        "./photos/",
+        "photos/../photos",
+        "{root}/photos",
+    ],
+)
 def test_names_of_images_begin_below_the_folder(make_folder, monkeypatch, place):
-    photos = make_folder({"cat/a.png": 0, "cat/deep/b.png": 0, "dog/c.png": 1})
+    photos = make_folder(
+        {
+            "cat/a.png": 0,
+            "cat/deep/b.png": 0,
+            "dog/c.png": 1,
+        }
+    )
     root = photos.rename(photos.parent / "photos").parent
     monkeypatch.chdir(root / "photos" if place == "." else root)
     folder = Folder(pathlib.Path(place.format(root=root)))
@@ -339,9 +367,16 @@ def test_names_of_images_begin_below_the_folder(make_folder, monkeypatch, place)
 
 def test_skipped_files_are_reported_once(make_folder, make_config, caplog):
     images = make_flat(2) | {"dog/same.JFIF": 1}
-    hidden = ("cat/._000.png", ".cache/x.png", "cat/.hidden/x.png", "dog/.DS_Store")
-    skipped = [f"cat/{i}.heic" for i in range(12)] + ["dog/notes.TXT", "dog/LICENSE"]
-    path = make_folder(images | dict.fromkeys([*hidden, *skipped], b""))
+    others = [
+        "cat/._000.png",
+        ".cache/x.png",
+        "cat/.hidden/x.png",
+        "dog/.DS_Store",
+        "dog/notes.TXT",
+        "dog/LICENSE",
+    ]
+    others += [f"cat/{i}.heic" for i in range(12)]
+    path = make_folder(images | dict.fromkeys(others, b""))
 
     train = list_names(path, "train", make_config())
     test = list_names(path, "test", make_config())
@@ -431,13 +466,22 @@ def test_links_are_followed_once(make_folder, make_config, tmp_path):
     path = make_folder(files)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "x.png").write_bytes((path / "cat/000.png").read_bytes())
+    content = (path / "cat/000.png").read_bytes()
+    (elsewhere / "x.png").write_bytes(content)
 
-    for link in ("cat/up", "cat/again", "dog/up"):
-        (path / link).symlink_to(path, target_is_directory=True)
-    for link in ("cat/self", "cat/itself", "dog/inner"):
-        (path / link).symlink_to((path / link).parent, target_is_directory=True)
-    for link in ("cat/one", "cat/two"):
-        (path / link).symlink_to(elsewhere, target_is_directory=True)
+    targets = {
+        "cat/up": path,
+        "cat/again": path,
+        "dog/up": path,
+        "cat/self": path / "cat",
+        "cat/itself": path / "cat",
+        "dog/inner": path / "dog",
+        "cat/one": elsewhere,
+        "cat/two": elsewhere,
+    }
+    for link, target in targets.items():
+        (path / link).symlink_to(target, target_is_directory=True)
 
-    assert list_names(path, "all", make_config()) == sorted([*files, "cat/one/x.png"])
+    names = list_names(path, "all", make_config())
+
+    assert names == sorted([*files, "cat/one/x.png"])
