@@ -50,7 +50,11 @@ def seven():
 def stored(tmp_path_factory):
     """A file of weights whose images are prepared by a crop of the middle."""
     path = tmp_path_factory.mktemp("stored") / "w.npz"
-    save_weights(sample_weights(preprocessing=CROPPED), path, "released")
+    save_weights(
+        sample_weights(preprocessing=CROPPED),
+        path,
+        "released",
+    )
     return path
 
 
@@ -70,7 +74,12 @@ def load(preprocessing=DIRECT, **options):
 
 @pytest.mark.slow
 def test_a_network_by_name_is_the_one_that_training_starts_with():
-    model = vit_jax.create_model("ViT-mu/4", **SMALL, pool="gap", seed=3)
+    model = vit_jax.create_model(
+        "ViT-mu/4",
+        **SMALL,
+        pool="gap",
+        seed=3,
+    )
 
     config = ModelConfig(
         name="ViT-mu/4",
@@ -86,6 +95,7 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
 
     build = jax.jit(lambda: build_model(architecture, jax.random.key(3)))
     expected = list_leaves(build())
+
     assert model.architecture == architecture
     assert_same(list_leaves(model.module), expected)
     assert model.class_names == ("0", "1", "2")
@@ -157,7 +167,11 @@ def test_classes_without_names_are_numbered():
 
 def test_another_head_and_another_size(stored):
     """The new head is zero, and the positions are resized."""
-    model = vit_jax.load_model(stored, num_classes=2, image_size=(16, 12))
+    model = vit_jax.load_model(
+        stored,
+        num_classes=2,
+        image_size=(16, 12),
+    )
 
     assert model.architecture.num_classes == 2
     assert model.architecture.image_size == (16, 12)
@@ -226,7 +240,12 @@ def test_a_workdir_of_a_network_with_a_custom_block(tmp_path):
     )
     store = CheckpointStore(tmp_path)
     class_names = ("a", "b", "c")
-    metadata = describe(model.architecture, class_names, DIRECT, None)
+    metadata = describe(
+        model.architecture,
+        class_names,
+        DIRECT,
+        None,
+    )
     store.save(
         5,
         {"model": model.module},
@@ -240,6 +259,7 @@ def test_a_workdir_of_a_network_with_a_custom_block(tmp_path):
 
     found = loaded.features(pixels)
     expected = model.features(pixels)
+
     assert loaded.class_names == class_names
     assert found == pytest.approx(expected, abs=1e-6)
 
@@ -249,6 +269,7 @@ def test_a_workdir_of_a_network_with_a_custom_block(tmp_path):
         allow_code="docs",
     )
     output = with_new_head(pixels)
+
     assert not output.logits_BK.any()
 
 
@@ -297,7 +318,11 @@ def test_the_earlier_name_of_intermediates(seven):
     assert_array_equal(output.blocks_LBSD, expected.blocks_LBSD)
     assert_array_equal(output.attention_LBTQS, expected.attention_LBTQS)
     with pytest.raises(TypeError, match=r"given twice, also by its earlier name\. Remove taps="):
-        seven(pixels, taps=("blocks",), intermediates=("blocks",))
+        seven(
+            pixels,
+            taps=("blocks",),
+            intermediates=("blocks",),
+        )
 
 
 @pytest.mark.parametrize(
@@ -339,6 +364,7 @@ def test_another_dtype(seven):
 
     expected = seven.predict(pixels)
     output = half(pixels[:1])
+
     assert found.dtype == np.float32
     assert output.tokens_BND.dtype == jnp.bfloat16
     assert not np.array_equal(found, expected)
@@ -425,6 +451,7 @@ def test_every_image_once_on_all_devices(seven, tmp_path, used_devices, count, b
     tokens = np.stack(list(stream))
     output = seven(pixels)
     expected_tokens = np.asarray(output.tokens_BND)
+
     assert tokens == pytest.approx(expected_tokens, abs=1e-5)
 
 
@@ -477,6 +504,7 @@ def test_images_of_every_kind_are_prepared(tmp_path):
 
     found = model.predict(path)
     expected = model.predict(prepared[:1])
+
     assert found == pytest.approx(expected, abs=1e-6)
 
 

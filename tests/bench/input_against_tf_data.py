@@ -48,7 +48,11 @@ NOISE = {1: 6.0, 2: 7.0, 4: 8.0}
 def enlarge(pixels, size):
     import cv2
 
-    return cv2.resize(pixels, size, interpolation=cv2.INTER_CUBIC)
+    return cv2.resize(
+        pixels,
+        size,
+        interpolation=cv2.INTER_CUBIC,
+    )
 
 
 def draw_window(rng, photo, height, width):

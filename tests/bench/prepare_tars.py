@@ -59,7 +59,11 @@ def pack(images, path):
             part = io.BytesIO()
             with tarfile.open(fileobj=part, mode="w") as archive:
                 for number, image in enumerate(images[label::CLASSES]):
-                    add(archive, f"n{label:08}_{number}.JPEG", image)
+                    add(
+                        archive,
+                        f"n{label:08}_{number}.JPEG",
+                        image,
+                    )
             add(whole, f"n{label:08}.tar", part.getvalue())
 
 

@@ -131,11 +131,19 @@ def replace_by_pipe(step):
 
 
 def replace_in_description(old, new):
-    return lambda step: replace_text(step / "model/_METADATA", old, new)
+    return lambda step: replace_text(
+        step / "model/_METADATA",
+        old,
+        new,
+    )
 
 
 def replace_in_layout(old, new):
-    return lambda step: replace_text(step / "model/_sharding", old, new)
+    return lambda step: replace_text(
+        step / "model/_sharding",
+        old,
+        new,
+    )
 
 
 def write_text(name, text):
@@ -222,6 +230,7 @@ def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog)
 
     parameters, metadata, words = read_parameters(workdir)
     (message,) = [text for text in caplog.messages if "damaged" in text]
+
     assert_array_equal(parameters["kernel"], KERNEL)
     assert metadata == {"names": ["cat", "dog"]}
     assert words == "parameters of step 1"

@@ -46,7 +46,11 @@ def test_paths_that_are_written_elsewhere_are_rejected(tmp_path, character):
 )
 def test_other_unusual_paths_are_written_and_read(tmp_path, name):
     require_exact_path(tmp_path / name)
-    write_workdir(tmp_path / name, {"bias": np.ones(2, np.float32)}, {})
+    write_workdir(
+        tmp_path / name,
+        {"bias": np.ones(2, np.float32)},
+        {},
+    )
     abstract = {"model": {"bias": np.zeros(2, np.float32)}}
 
     assert_array_equal(

@@ -76,5 +76,9 @@ def test_what_would_change_a_run(tmp_path, target):
 )
 def test_what_leaves_a_run_as_it_is(tmp_path, target):
     make_run(tmp_path / "run", "config.json", "start.json")
-    make_run(tmp_path / "other", "config.json", "checkpoints/0/x")
+    make_run(
+        tmp_path / "other",
+        "config.json",
+        "checkpoints/0/x",
+    )
     require_outside_runs(tmp_path / target, "x")

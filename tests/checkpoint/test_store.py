@@ -68,7 +68,12 @@ def build_items(value):
 
 def save_step(store, step, **metrics):
     metadata = {"class_names": ["x"], "pair": [1, 2]}
-    store.save(step, build_items(step), metadata=metadata, metrics=metrics)
+    store.save(
+        step,
+        build_items(step),
+        metadata=metadata,
+        metrics=metrics,
+    )
 
 
 @pytest.fixture
@@ -178,7 +183,11 @@ def saved(open_store, tmp_path):
 
 def test_restores_onto_another_layout(saved):
     sharding = NamedSharding(build_mesh(jax.devices()), PartitionSpec("data"))
-    abstract = jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=sharding)
+    abstract = jax.ShapeDtypeStruct(
+        (8, 3),
+        jnp.float32,
+        sharding=sharding,
+    )
 
     restored = saved.restore(1, {"model": {"a": {"kernel": abstract}}})
     kernel = restored["model"]["a"]["kernel"]

@@ -47,7 +47,11 @@ def random_source():
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(37, 10, 12, 3), dtype=np.uint8)
 
-    return MemorySource(images, np.arange(37) % 5, tuple("abcde"))
+    return MemorySource(
+        images,
+        np.arange(37) % 5,
+        tuple("abcde"),
+    )
 
 
 class Broken(MemorySource):

@@ -151,7 +151,11 @@ def tiff(
         if page >= pages:
             fields_of_page[254] = ("I", 1)
         is_last = page == num_directories - 1
-        file += layout.pack_directory(fields_of_page, len(file), is_last)
+        file += layout.pack_directory(
+            fields_of_page,
+            len(file),
+            is_last,
+        )
     return file
 
 

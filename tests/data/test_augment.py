@@ -60,6 +60,7 @@ def test_blur_is_that_of_pillow(monkeypatch):
     expected = smooth_image.filter(ImageFilter.GaussianBlur(1.0))
     difference = np.abs(found - np.asarray(expected))
     change = np.abs(found - smooth)
+
     assert difference.max() <= 3
     assert change.max() > 8
 
@@ -91,7 +92,11 @@ def test_color_jitter_by_formula(order):
         other = others[operation]
         expected = np.clip(1.3 * expected - 0.3 * other, 0, 255)
 
-    found = augment.jitter_colors(FixedChoice(order=order), IMAGE, 0.3)
+    found = augment.jitter_colors(
+        FixedChoice(order=order),
+        IMAGE,
+        0.3,
+    )
 
     assert found.dtype == np.uint8
     assert np.abs(found - expected).max() <= 3

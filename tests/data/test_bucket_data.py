@@ -169,6 +169,11 @@ def test_the_index_of_a_shard_is_kept_on_this_machine(make_config, cache, monkey
     shard_index._find_cached_index.cache_clear()
     files.mirror.cache_clear()
     monkeypatch.delattr(shard_index, "read_index")
-    source = open_source(f"wds:{ROOT}/data/wds", "train", config, 0)
+    source = open_source(
+        f"wds:{ROOT}/data/wds",
+        "train",
+        config,
+        0,
+    )
 
     assert len(source) == 20

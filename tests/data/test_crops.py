@@ -41,6 +41,7 @@ def test_distributions(distribution, mean):
 
     tops, lefts, heights, widths = boxes.T
     areas = heights * widths / (375 * 500)
+
     assert areas.mean() == pytest.approx(mean, abs=0.008)
     assert 0.0495 < areas.min() < areas.max() <= 1
 
@@ -78,6 +79,7 @@ def test_boxes_are_inside(height, width, distribution, seed):
 
     bottom = box.top + box.height
     right = box.left + box.width
+
     assert 0 <= box.top < bottom <= height
     assert 0 <= box.left < right <= width
 

@@ -115,7 +115,11 @@ def test_places_of_other_data_are_rejected(file):
 
     assert exclude(source, str(file), "train").num_excluded == 2
     with rejects("config.input.exclude", "is of other data.*'train'"):
-        exclude(make_source([b"a", b"c", b"b"]), str(file), "train")
+        exclude(
+            make_source([b"a", b"c", b"b"]),
+            str(file),
+            "train",
+        )
 
 
 def test_a_list_without_a_digest_reads_no_image(file):
@@ -150,7 +154,11 @@ def test_ids_of_shards(tmp_path, open_data, file):
     }
     file.write_text(json.dumps(exclusion))
 
-    train = open_data(f"wds:{tmp_path}", "train", exclude=str(file))
+    train = open_data(
+        f"wds:{tmp_path}",
+        "train",
+        exclude=str(file),
+    )
 
     names = [train.key_of(index)[-5:] for index in range(5)]
     assert names == [b"0.png", b"1.png", b"2.png", b"4.png", b"5.png"]

@@ -423,7 +423,11 @@ def test_bits_of_a_grey_tiff(bits, photometric):
     if bits == 1:
         stored = values.astype(bool)
 
-    file = write_tiff(stored, photometric=photometric, bitspersample=bits)
+    file = write_tiff(
+        stored,
+        photometric=photometric,
+        bitspersample=bits,
+    )
 
     expected = values * (255 / (2**bits - 1))
     if photometric == "miniswhite":
@@ -435,7 +439,11 @@ def test_bits_of_a_grey_tiff(bits, photometric):
 @pytest.mark.parametrize("kind", ["assocalpha", "unassalpha", "unspecified"])
 def test_colours_are_not_multiplied_by_a_fourth_band(kind):
     png = encode(".png", RGBA)
-    file = write_tiff(RGBA, photometric="rgb", extrasamples=[kind])
+    file = write_tiff(
+        RGBA,
+        photometric="rgb",
+        extrasamples=[kind],
+    )
 
     assert_close(file, SMOOTH)
     assert np.array_equal(decode(file), decode(png))
@@ -445,7 +453,11 @@ def test_colours_are_not_multiplied_by_a_fourth_band(kind):
 def test_colours_of_16_bits_are_not_multiplied_by_a_fourth_band(kind):
     values = RGBA.astype(np.uint16) * 257
     png = encode(".png", RGBA)
-    file = write_tiff(values, photometric="rgb", extrasamples=[kind])
+    file = write_tiff(
+        values,
+        photometric="rgb",
+        extrasamples=[kind],
+    )
 
     assert_close(file, SMOOTH)
     assert_close(file, SMOOTH, value_range=(0, 65535))
@@ -530,7 +542,11 @@ def test_layouts_that_are_not_supported_are_named(kind):
     ],
 )
 def test_compressions_that_are_not_supported_are_named(number, name):
-    lzw = write_tiff(SMOOTH, photometric="rgb", compression="lzw")
+    lzw = write_tiff(
+        SMOOTH,
+        photometric="rgb",
+        compression="lzw",
+    )
     file = change_tag(lzw, 259, number)
 
     rule = rf"compression {number} \({name}\).*3 bands of 8 bits, unsigned integers"
@@ -776,7 +792,11 @@ def test_grey_avif(value_range, mode, is_sequence):
     stored = read_by_pillow(without_exif)
 
     assert_close(file, stored)
-    assert_close(file, np.rot90(stored, -1), exif_orientation=True)
+    assert_close(
+        file,
+        np.rot90(stored, -1),
+        exif_orientation=True,
+    )
 
 
 # Other formats
@@ -851,7 +871,11 @@ def encode_jpeg_2000(values, bits, form="jp2", **options):
 def test_jpeg_2000(bands, bits):
     pixels = BANDS[..., :bands]
     values = to_depth(pixels, bits)
-    file = encode_jpeg_2000(drop_single_band(values), bits, mct=False)
+    file = encode_jpeg_2000(
+        drop_single_band(values),
+        bits,
+        mct=False,
+    )
 
     if bands > 4:
         with pytest.raises(UnreadableImage, match="JPEG 2000 of 5 bands"):
@@ -876,6 +900,7 @@ def test_jpeg_2000_of_other_bits(form, bands, bits):
 
     most = 2**bits - 1
     expected = to_rgb(values) * (255 / most)
+
     assert_close(file, expected)
     if bits > 8:
         expected = to_rgb(pixels)

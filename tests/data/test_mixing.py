@@ -181,6 +181,7 @@ def test_boxes_of_cutmix():
     boxes = inside[find_uncut_boxes(inside)]
     heights = boxes.any(axis=2).sum(axis=1)
     widths = boxes.any(axis=1).sum(axis=1)
+
     assert len(boxes) > 200
     assert np.abs(heights / 64 - widths / 96).max() < 1 / 64 + 1e-9, "sides are rounded down"
     assert (heights % 2 == 1).any()

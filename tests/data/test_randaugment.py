@@ -223,7 +223,12 @@ def test_operations_that_change_nothing(operation, image):
 
 
 def test_no_layers_change_nothing():
-    found = randaugment.apply_randaugment(make_rng(), IMAGE, 0, 0)
+    found = randaugment.apply_randaugment(
+        make_rng(),
+        IMAGE,
+        0,
+        0,
+    )
 
     assert found is IMAGE
 

@@ -55,8 +55,18 @@ def custom_data(tmp_path, monkeypatch):
 
 
 def test_custom_source(custom_data, make_config):
-    train = open_source("own_data:Levels", "train", make_config(), 1)
-    test = open_source("own_data:Levels", "test", make_config(), 1)
+    train = open_source(
+        "own_data:Levels",
+        "train",
+        make_config(),
+        1,
+    )
+    test = open_source(
+        "own_data:Levels",
+        "test",
+        make_config(),
+        1,
+    )
 
     assert len(train) == 7
     assert len(test) == 3

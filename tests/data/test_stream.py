@@ -32,7 +32,11 @@ IMAGES = np.random.default_rng(0).integers(
     size=(RECORDS, 10, 12, 3),
     dtype=np.uint8,
 )
-SOURCE = MemorySource(IMAGES, np.arange(RECORDS) % 5, tuple("abcde"))
+SOURCE = MemorySource(
+    IMAGES,
+    np.arange(RECORDS) % 5,
+    tuple("abcde"),
+)
 
 
 def make_stream(source=SOURCE, batch=BATCH, rows=None, **options):
@@ -222,6 +226,7 @@ def test_balanced_batches_are_augmented_anew_and_pure_in_the_position(uneven, ba
         is_balanced=True,
     )
     expected = select_rows(balanced[9:], rows)
+
     assert_same(read_all(stream), expected)
 
 
@@ -260,6 +265,7 @@ def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, s
 
     index = concatenate_indices(batches)
     num_different = len(np.unique(index))
+
     assert num_different == index.size, "each record once in one pass over its class"
     for batch in batches:
         assert np.array_equal(np.sort(batch.label), classes)
@@ -273,7 +279,12 @@ def test_balanced_orders_of_classes_and_of_the_first_class_differ():
     labels = np.repeat(np.arange(30), 30)
     source = make_blank_source(labels, 30)
 
-    stream = make_stream(source, batch=900, num_steps=1, is_balanced=True)
+    stream = make_stream(
+        source,
+        batch=900,
+        num_steps=1,
+        is_balanced=True,
+    )
     batch = stream[0]
 
     order_of_classes = batch.label[:30]
@@ -317,6 +328,7 @@ def test_an_order_that_grain_gets_wrong():
     next_epoch = list_order(3, 0, 65_537, length=9)
     next_seed = list_order(4, 0, 65_537, length=9)
     beginnings = [records[:9], next_epoch, next_seed]
+
     assert count_different(beginnings) == 3
 
 
@@ -344,6 +356,7 @@ def test_evaluation_holds_every_record_exactly_once(global_batch, num_hosts):
     records = index[is_record]
     labels = concatenate(batches, "label")[is_record]
     padding = concatenate(batches, "image")[~is_record]
+
     assert sorted(records) == list(range(RECORDS))
     assert np.array_equal(labels, SOURCE.labels[records])
     assert np.all(index[~is_record] == -1)
@@ -409,6 +422,7 @@ def test_repeated_augmentation(is_balanced):
     rows = np.arange(5, 9)
     of_host = make_stream(rows=rows, **options)
     expected = select_rows(repeated, rows)
+
     assert_same(read_all(of_host), expected)
 
 
@@ -436,6 +450,7 @@ def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
         repeats=3,
     )
     expected = select_rows([stream[1]], [2])
+
     assert_same([third_row[0]], expected)
 
 
@@ -451,7 +466,11 @@ def test_unreadable_images_are_masked_and_keep_their_place(broken):
 
 
 def test_other_errors_are_not_swallowed():
-    wrong = MemorySource(SOURCE.images, SOURCE.labels, SOURCE.class_names)
+    wrong = MemorySource(
+        SOURCE.images,
+        SOURCE.labels,
+        SOURCE.class_names,
+    )
     wrong.images = IMAGES.astype(np.float32)
     stream = make_stream(wrong)
 

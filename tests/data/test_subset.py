@@ -131,6 +131,7 @@ def test_hold_out_by_class(sizes, fraction, held_sizes):
     rest_numbers = read_numbers(rest)
     held_numbers = read_numbers(held)
     all_numbers = list(range(sum(sizes)))
+
     assert sorted(rest_numbers + held_numbers) == all_numbers
     assert rest_numbers == sorted(rest_numbers)
     assert held_numbers == sorted(held_numbers)
@@ -165,12 +166,14 @@ def test_hold_out_does_not_depend_on_fraction_or_neighbours():
 
     small_numbers = set(read_numbers(small))
     large_numbers = set(read_numbers(large))
+
     assert small_numbers < large_numbers
 
     all_numbers = set(range(40))
     removed = min(all_numbers - large_numbers)
     part = SubsetSource(source, sorted(all_numbers - {removed}))
     _, held_of_part = hold_out(part, 0.5, 0)
+
     assert set(read_numbers(held_of_part)) <= large_numbers
 
 
@@ -259,6 +262,7 @@ def test_few_examples_of_each_class_of_training(choose_per_class):
 
 def test_other_splits_are_complete(folder, make_config):
     train, _ = open_names(folder, "train", make_config())
+
     assert len(train) == 15
 
     for field in ("train_examples", "train_examples_per_class"):
@@ -278,6 +282,7 @@ def test_examples_are_chosen_by_the_names_of_files_alone(folder, choose_per_clas
     content = (bees / "0.png").read_bytes()
     (bees / "-first.png").write_bytes(content)
     added = choose_per_class(2, path=moved) - before
+
     assert len(added) <= 1
 
 
@@ -342,7 +347,12 @@ def test_split_without_the_classes(data_dir, open_data):
     """A split of one image has a single class."""
 
     def open_one_image(**fields):
-        return open_data("digits", "test[:1]", data_dir=data_dir, **fields)
+        return open_data(
+            "digits",
+            "test[:1]",
+            data_dir=data_dir,
+            **fields,
+        )
 
     label = open_one_image()[0].label
     others = tuple(str(digit) for digit in range(10) if digit != label)

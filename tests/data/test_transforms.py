@@ -134,6 +134,7 @@ def test_any_image_fills_the_size_of_the_config(height, width, fields):
     allowed = {(10, 20, 30)}
     if "shift_pixels" in fields:
         allowed.add((0, 0, 0))
+
     assert list_colours(trained) <= allowed
 
 
@@ -192,7 +193,12 @@ def test_a_quarter_of_the_images_is_erased(train):
 
     num_erased = 0
     for _ in range(400):
-        found = train(IMAGE, rng, **UNCHANGED, erasing_fraction=0.25)
+        found = train(
+            IMAGE,
+            rng,
+            **UNCHANGED,
+            erasing_fraction=0.25,
+        )
         num_erased += not np.array_equal(found, IMAGE)
 
     assert 60 < num_erased < 140
@@ -271,6 +277,7 @@ def test_resize_then_random_crop(train, crop, size, columns):
     expected = set()
     for left in range(len(values) - 5):
         expected.add(tuple(values[left : left + 6]))
+
     assert found == expected
 
 
@@ -289,7 +296,11 @@ def test_short_side_averages_areas_where_resize_samples(train, evaluation_transf
     }
 
     resized = train(image, train_crop="resize", **fields)
-    short_side = train(image, train_crop="resize_short_side", **fields)
+    short_side = train(
+        image,
+        train_crop="resize_short_side",
+        **fields,
+    )
     direct = evaluate(Record(image, 0))
 
     assert np.unique(resized).tolist() == [0]
@@ -306,6 +317,7 @@ def test_evaluation_takes_the_middle(evaluation_transform):
 
     columns = np.arange(4, 11)
     expected = 8 * columns + 2
+
     assert np.array_equal(found[0, :, 0], expected)
 
 
@@ -316,6 +328,7 @@ def test_direct_evaluation_takes_the_whole_image(evaluation_transform):
 
     blocks = IMAGE.reshape(20, 2, 25, 2, 3)
     expected = blocks.mean(axis=(1, 3))
+
     assert np.abs(found - expected).max() <= 1
 
 
@@ -340,7 +353,11 @@ def augment(tmp_path, monkeypatch, train):
 
     def run(*names):
         augmentations = tuple(f"own_augmentations:{name}" for name in names)
-        return train(IMAGE, augmentations=augmentations, **UNCHANGED)
+        return train(
+            IMAGE,
+            augmentations=augmentations,
+            **UNCHANGED,
+        )
 
     return run
 

@@ -18,7 +18,11 @@ SIZES = {  # splits with parts have TFDS's sizes; the others are shorter
     "caltech101": {"train": 3060, "test": 300},
     "cifar100": {"train": 50_000, "test": 300},
     "dtd": {"train": 1880, "validation": 1880, "test": 300},
-    "oxford_flowers102": {"train": 1020, "validation": 1020, "test": 300},
+    "oxford_flowers102": {
+        "train": 1020,
+        "validation": 1020,
+        "test": 300,
+    },
     "oxford_iiit_pet": {"train": 3680, "test": 300},
     "sun397/tfds": THREE_SPLITS,
     "svhn_cropped": {"train": 73_257, "test": 300, "extra": 300},
@@ -42,7 +46,11 @@ def builder_of(dataset, version=""):
     No TensorFlow is imported, and nothing is written.
     """
     name = f"{dataset}:{version}" if version else dataset
-    return tfds.builder(name, data_dir="none", file_format="array_record")
+    return tfds.builder(
+        name,
+        data_dir="none",
+        file_format="array_record",
+    )
 
 
 def keep_example(number, example):

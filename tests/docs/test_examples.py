@@ -85,6 +85,7 @@ def test_together(tmp_path):
             assert np.isfinite(line["train_loss"])
             rates.append(line["learning_rate"])
     expected_rates = [0, 1.5e-3] + [3e-3] * 4
+
     assert rates == pytest.approx(expected_rates, rel=1e-5)
     assert summary["exaflops"] > 0
 
@@ -137,6 +138,7 @@ def test_the_tracker_receives_config_and_metrics_and_resumes(mlflow, tmp_path):
 
     lines = commands.metrics(tmp_path)
     (_, parameters) = mlflow[1]
+
     assert mlflow[0] == ("start_run", ("run_name", tmp_path.name))
     assert parameters["logging.every"] == "1 steps"
     written = []
@@ -213,6 +215,7 @@ def test_trapezoid_by_hand():
     for step, value in expected.items():
         assert float(rate(step)) == pytest.approx(value, abs=1e-6)
     traced = jax.jit(rate)(jnp.int32(5))
+
     assert float(traced) == pytest.approx(0.5, abs=1e-6)
 
 

@@ -75,7 +75,11 @@ def resize_images(paths):
 
 def prose_of(page):
     """The text of a page without code, in one line."""
-    return re.sub(r"\s+", " ", CODE.sub("", (ROOT / page).read_text()))
+    return re.sub(
+        r"\s+",
+        " ",
+        CODE.sub("", (ROOT / page).read_text()),
+    )
 
 
 def headings_of(path):

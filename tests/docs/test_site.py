@@ -34,7 +34,11 @@ def words_of(page):
     return re.sub(
         r"\s+",
         " ",
-        re.sub("<[^>]*>", "", page.read_text().replace("<br>", " ")),
+        re.sub(
+            "<[^>]*>",
+            "",
+            page.read_text().replace("<br>", " "),
+        ),
     )
 
 

@@ -192,6 +192,7 @@ def test_confusions_of_a_split(evaluated):
 
     found = values["most_confused"]
     found_counts = [one["images"] for one in found]
+
     assert len(found) == len(expected)
     assert all(one in expected for one in found)
     assert found_counts == sorted(counts.values(), reverse=True)
@@ -233,7 +234,11 @@ def evaluate_custom_network(network):
         [],
         build_identity_map(NAMES),
     )
-    evaluate = evaluate_of(model, global_batch=40, max_unreadable=0)
+    evaluate = evaluate_of(
+        model,
+        global_batch=40,
+        max_unreadable=0,
+    )
     return evaluate(labelled)
 
 

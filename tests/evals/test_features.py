@@ -157,6 +157,7 @@ def test_the_feature_of_a_block_without_class_token_is_the_mean():
 
     first_block = np.asarray(output.blocks_LBSD[0])
     expected = first_block.mean(axis=1)
+
     assert_feature(a, "block:1", pixels, expected)
 
 
@@ -190,6 +191,7 @@ def test_the_feature_of_a_stage_is_the_mean(a):
 
     first_stage = np.asarray(output.stages_BHWC[0])
     expected = first_stage.mean(axis=(1, 2))
+
     assert_feature(a, "stage:1", pixels, expected)
     if a is RESNET:
         assert_feature(a, "mean", pixels, output.pooled_BD)
@@ -244,6 +246,7 @@ def test_padding_is_excluded_and_unreadable_images_keep_their_place():
 
     expected = pixels.reshape(6, -1)[:5, :2]
     readable = found.readable()
+
     assert found.is_read_N.tolist() == [True] * 4 + [False]
     assert np.array_equal(found.feature_ND, expected)
     assert readable.label_N.tolist() == [0, 1, 2, 3]
@@ -313,7 +316,11 @@ def extract(source, cache, **options):
 def source(tmp_path):
     """The training images of a folder of two splits."""
     for split in ("train", "test"):
-        write_classes(tmp_path / "images" / split, LABELS, PIXELS)
+        write_classes(
+            tmp_path / "images" / split,
+            LABELS,
+            PIXELS,
+        )
     return open_folder(tmp_path)
 
 
@@ -548,6 +555,7 @@ def test_digests_are_of_files(source, cache):
     record = json.loads((folder / "about.json").read_text())
     arrays = record["arrays"]
     files = {path.name for path in folder.iterdir()}
+
     assert files == {*arrays, "about.json"}
     for name, recorded in arrays.items():
         file = folder / name
@@ -655,6 +663,7 @@ def test_too_many_unreadable_images_are_an_error(damaged_source, cache):
 
     found = extract(damaged_source, cache, max_unreadable=1)
     unreadable = np.flatnonzero(~found.is_read_N)
+
     assert unreadable.tolist() == [5]
 
     with rejects("--max_unreadable", "0.*png"):

@@ -55,6 +55,7 @@ def test_choice_is_that_of_the_released_evaluator():
     for indices in indices_of_classes:
         permuted = rng.permutation(np.array(indices, int))
         expected.append(permuted)
+
     assert to_lists(shuffled) == to_lists(expected)
 
 
@@ -92,6 +93,7 @@ def test_accuracies_and_short_classes():
 
     measured = itertools.product((1, 3), (0, 1), (1e-3, 1.0))
     accuracies = result.list_accuracies(3, 1e-3)
+
     assert result.num_test == 20
     assert result.short == {1: (3,), 3: (1, 3)}
     assert set(result.accuracy) == set(measured)
@@ -210,7 +212,11 @@ def test_mean_rank_of_equal_accuracies_follows_the_order_given():
 def test_evaluator_yields_mean_and_spread():
     support = features(LABELS, noise=1.0)
     test = features(LABELS, 1, noise=1.0)
-    measure = make_few_shot_measure(3, shots=(1, 2), seeds=(0, 1, 2))
+    measure = make_few_shot_measure(
+        3,
+        shots=(1, 2),
+        seeds=(0, 1, 2),
+    )
     evaluator = FrozenEvaluator(lambda state: (support, test), measure)
 
     found = dict(evaluator.run(None))
@@ -218,6 +224,7 @@ def test_evaluator_yields_mean_and_spread():
     protocol = FewShot(shots=(1, 2))
     result = few_shot(protocol, support, test, 3)
     expected = result.list_accuracies(2, 1024.0)
+
     assert list(found) == [
         "1shot_accuracy",
         "1shot_spread",

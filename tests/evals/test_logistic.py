@@ -31,7 +31,11 @@ def compute_objective(weight, bias, features, labels, penalty):
 
 
 def fit_by_scikit_learn(features, labels, penalty):
-    regression = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=2000)
+    regression = LogisticRegression(
+        C=1 / penalty,
+        tol=1e-8,
+        max_iter=2000,
+    )
     return regression.fit(features.astype(np.float64), labels)
 
 
@@ -121,7 +125,11 @@ def test_several_labels_are_fitted_one_against_the_rest():
 
     assert found.has_several_labels
     for k in range(3):
-        reference = fit_by_scikit_learn(features, label_NK[:, k], 10.0)
+        reference = fit_by_scikit_learn(
+            features,
+            label_NK[:, k],
+            10.0,
+        )
         expected = reference.decision_function(features)
         assert_allclose(
             found.logits(features)[:, k],

@@ -92,6 +92,7 @@ def test_nearest_are_sorted_by_similarity_then_by_index(k, keys_at_once):
 
     nearest = [1, 2, 3, 0]
     similarities = [1, 1, 2**-0.5, 0]
+
     assert index.tolist() == [nearest[:k]]
     assert similarity[0] == pytest.approx(similarities[:k])
 

@@ -72,7 +72,11 @@ def test_notes_say_what_a_reader_should_know():
     )
     extractor = LabelFeatures(unreadable=(0,))
 
-    _, notes = run_on_pairs([odd], extractor, lambda *_: (None, []))
+    _, notes = run_on_pairs(
+        [odd],
+        extractor,
+        lambda *_: (None, []),
+    )
 
     assert notes == [
         "x: 1 test image(s) cannot be read and are skipped.",
@@ -94,12 +98,14 @@ def test_few_shot_table():
     first = found["datasets"]["first"]["2"]
     second = found["datasets"]["second"]["2"]
     average = (first["mean"] + second["mean"]) / 2
+
     assert len(first["seeds"]) == 2
     assert first["mean"] == pytest.approx(np.mean(first["seeds"]))
     assert found["average"]["2"] == pytest.approx(average)
 
     lines = table.to_text().splitlines()
     names = [line.split()[0] for line in lines]
+
     assert names == ["data"] + ["first"] * 2 + ["second"] * 2 + ["average"] * 2
     assert "second: fewer than 2 images of ant, bee, cat; those there are are used." in table.notes
 
@@ -162,7 +168,11 @@ def test_a_search_needs_enough_images(balanced_sides):
 
 def replace_features(original, feature_ND, **changes):
     feature_ND = feature_ND.astype(np.float32)
-    return dataclasses.replace(original, feature_ND=feature_ND, **changes)
+    return dataclasses.replace(
+        original,
+        feature_ND=feature_ND,
+        **changes,
+    )
 
 
 def make_noisy(num, seed):
@@ -211,6 +221,7 @@ def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkey
         assert loss == pytest.approx(expected_loss, rel=1e-3)
         expected[float(penalty)] = expected_loss
     best = min(expected, key=expected.get)
+
     assert found["penalty"] == pytest.approx(best, rel=1e-3)
 
     for penalty in (0.1, 1.0, 10.0, 100.0):
@@ -229,6 +240,7 @@ def test_metrics_of_out_of_fold_predictions():
     metrics = found["out_of_fold"]
     folds = list(linear_probe._split_folds(train, 4, 4, 0))
     expected_loss = compute_held_out_loss(folds, 1.0)
+
     assert metrics["loss"] == pytest.approx(expected_loss, rel=1e-3)
     assert metrics["accuracy"] == pytest.approx(np.mean(found["folds"]))
     assert metrics["images"] == [20] * 4
@@ -279,11 +291,13 @@ def test_several_labels():
     expected_loss = 0
     for labels, probabilities in zip(test.label_N.T, probability_NK.T, strict=True):
         expected_loss += log_loss(labels, probabilities)
+
     assert found["loss"] == pytest.approx(expected_loss, rel=1e-4)
     assert found["calibration_error"] < 0.06
 
     classes = found["out_of_fold"]["classes"]
     images = [row["images"] for row in classes]
+
     assert images == train.label_N.sum(axis=0).tolist()
 
     lines = to_text({"x": found}).splitlines()
@@ -307,6 +321,7 @@ def test_folds(balanced_sides):
     test_line, folds_line = to_text({"x": found}).splitlines()
     test_words = " ".join(test_line.split())
     folds_words = " ".join(folds_line.split())
+
     assert "least_squares, penalty 1024 test accuracy" in test_words
     assert "mean of 5 folds held-out accuracy" in folds_words
     assert test_line.index("100.00%") == folds_line.index("100.00%")

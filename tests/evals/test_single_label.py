@@ -51,7 +51,11 @@ def count_by_hand(logits, labels, mask):
         top1[label] += rank == 0
         top5[label] += rank < 5
 
-    return loss, {"images_L": images, "top1_L": top1, "top5_L": top5}
+    return loss, {
+        "images_L": images,
+        "top1_L": top1,
+        "top5_L": top5,
+    }
 
 
 def sample_logits(num_classes, rows=60, seed=0):
@@ -152,6 +156,7 @@ def test_a_split_with_ties(num_classes, split_with_ties):
     for name, expected in expected_counts.items():
         counts = getattr(found, name)
         assert np.array_equal(counts, expected), name
+
     assert found.loss == pytest.approx(expected_loss, rel=1e-5)
     assert found.images_L[-1] == 0
 
@@ -159,6 +164,7 @@ def test_a_split_with_ties(num_classes, split_with_ties):
     images = int(mask.sum())
     top1 = int(found.top1_L.sum())
     top5 = int(found.top5_L.sum())
+
     assert values["accuracy"] == top1 / images
     assert values["accuracy_interval"] == [*wilson_interval(top1, images)]
     assert values["top5_accuracy"] == top5 / images
@@ -173,6 +179,7 @@ def test_records_are_the_numbers_in_the_split(num_classes, split_with_ties):
 
     records = np.concatenate([rows["record_B"] for rows in parts])
     counted = np.flatnonzero(mask)
+
     assert np.array_equal(records, counted)
 
 
@@ -191,17 +198,20 @@ def test_predictions_ignore_outputs_that_are_not_allowed():
     allowed_logits = logits[:, allowed].astype(np.float64)
     order = np.argsort(-allowed_logits, axis=1)
     classes = found["class_BT"][:, :3]
+
     assert np.array_equal(classes, allowed[order])
 
     probabilities = softmax(allowed_logits)
     expected = np.take_along_axis(probabilities, order, 1)
     first, others = np.split(found["probability_BT"], [3], axis=1)
+
     assert first == pytest.approx(expected, rel=1e-5)
     assert not others.any()
 
     place_of_class = np.array([1, 0, 2])  # among the allowed outputs
     places = place_of_class[labels]
     expected_loss = -np.log(probabilities[np.arange(30), places])
+
     assert found["loss_B"] == pytest.approx(expected_loss, rel=1e-4)
 
 
@@ -317,6 +327,7 @@ def test_memory_is_bounded():
 
     found = [one.probability for one in metrics.wrong]
     worst = sorted(confidences.ravel(), reverse=True)
+
     assert found == pytest.approx(worst[: len(found)])
     assert 0 < len(found) < 50
     assert metrics.list_confusions(5) == []
@@ -473,6 +484,7 @@ def test_calibration_by_hand():
     bins = list(calibration.bins())
     starts = [one.low for one in bins]
     images = [one.images for one in bins]
+
     assert starts == [number / BINS for number in range(BINS)]
     assert np.flatnonzero(images).tolist() == [2, 3, 9, 14]
     assert images[9] == 2

@@ -173,7 +173,11 @@ def test_a_copy_is_not_known_which_a_note_says(make):
 
 def test_names_of_the_run_are_names_here(make):
     data = make("my-images")
-    weights = make_weights(data, train_split="fit", test_split="val")
+    weights = make_weights(
+        data,
+        train_split="fit",
+        test_split="val",
+    )
 
     held_out = judge(data, weights)
     train = judge(data, weights, split="train")
@@ -191,7 +195,11 @@ def test_classes_of_the_run_are_those_judged(make):
     data = make("my-images", [*TEN_EACH, "emu/0.png", "emu/1.png"])
 
     by_run, _ = judge(data, make_weights(data, classes=NAMES[:2]))
-    by_option, _ = judge(data, make_weights(data), classes=("bee", "ant"))
+    by_option, _ = judge(
+        data,
+        make_weights(data),
+        classes=("bee", "ant"),
+    )
 
     assert len(by_run) == 6
     assert len(by_option) == 6
@@ -201,8 +209,18 @@ def test_an_option_asks_for_a_holdout(make):
     data = make("images")
     weights = sample_weights()
 
-    names, notes = judge(data, weights, holdout_fraction=0.2, seed=1)
-    train, _ = judge(data, weights, split="train", holdout_fraction=0.2)
+    names, notes = judge(
+        data,
+        weights,
+        holdout_fraction=0.2,
+        seed=1,
+    )
+    train, _ = judge(
+        data,
+        weights,
+        split="train",
+        holdout_fraction=0.2,
+    )
     test, _ = judge(data, weights, split="test")
 
     assert len(names) == 4
@@ -220,6 +238,7 @@ def test_another_holdout_than_that_of_training_is_noted(make, choice):
 
     of_training = judge(data, weights)
     names_of_training, _ = of_training
+
     assert names != names_of_training
     assert note.startswith(
         "training held out 0.3 of each class by seed 7; this is another hold-out"
@@ -371,7 +390,11 @@ def test_options_without_effect_are_rejected(make, data, choice, options):
     make("splits", list_splits("test"))
 
     with rejects(options, f"effect.*{data}"):
-        open_labelled(data, sample_weights(), SplitChoice(**choice))
+        open_labelled(
+            data,
+            sample_weights(),
+            SplitChoice(**choice),
+        )
 
 
 @pytest.mark.parametrize(

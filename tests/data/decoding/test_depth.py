@@ -272,7 +272,11 @@ def test_deep_files_are_turned_upright(orientation):
     file = tiff(values, t274=("H", orientation))
 
     stored = decode(file, value_range=(0, 4095))
-    upright = decode(file, exif_orientation=True, value_range=(0, 4095))
+    upright = decode(
+        file,
+        exif_orientation=True,
+        value_range=(0, 4095),
+    )
 
     assert_array_equal(stored, map_to_bytes(values))
     expected = map_to_bytes(np.array(UPRIGHT[orientation]) * 500)
@@ -538,7 +542,11 @@ def reads(monkeypatch):
 
 def test_little_of_each_file_is_read(thousand_files, reads):
     """Directories at the end of a file are found."""
-    (line,) = survey(thousand_files[:256], None, "input.value_range")
+    (line,) = survey(
+        thousand_files[:256],
+        None,
+        "input.value_range",
+    )
 
     assert line.startswith("1 of 256")
     assert sum(reads.sizes) < 256 * 5000

@@ -154,5 +154,9 @@ def test_the_limit_of_pixels_is_an_option(make_config):
     with pytest.raises(UnreadableImage, match=rule):
         evaluate(record)
 
-    reason = find_reason(Images(record.image), 0, config.max_image_megapixels)
+    reason = find_reason(
+        Images(record.image),
+        0,
+        config.max_image_megapixels,
+    )
     assert "is 0.003" in reason

@@ -373,6 +373,7 @@ def test_shrinking_averages_areas():
 
     blocks = SMOOTH.reshape(10, 5, 12, 5, 3)
     expected = blocks.mean(axis=(1, 3))
+
     assert np.abs(found - expected).max() <= 0.51
 
     by_weights = resize_by_weights(

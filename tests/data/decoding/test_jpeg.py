@@ -47,7 +47,14 @@ OTHER_SAMPLINGS = (
 PROGRESSIVE = encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
 FILES = [
     PLAIN,
-    *(encode(PHOTO, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor) for factor in OTHER_SAMPLINGS),
+    *(
+        encode(
+            PHOTO,
+            cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+            factor,
+        )
+        for factor in OTHER_SAMPLINGS
+    ),
     PROGRESSIVE,
     WITH_MARKERS,
     encode(PHOTO, cv2.IMWRITE_JPEG_RST_INTERVAL, 1),
@@ -158,6 +165,7 @@ def test_a_large_crop_is_decoded_smaller(decoder, reduction):
     small_exact = images.resize_bilinear(exact, (100, 125))
     small_found = images.resize_bilinear(found, (100, 125))
     difference = np.abs(small_found - small_exact.astype(int))
+
     assert difference.mean() <= 2.5
 
 

@@ -27,7 +27,12 @@ SMOOTH = cv2.resize(PIXELS[:6, :10], (80, 48))
 
 
 def encode_photograph(orientation):
-    file = encode(".jpg", SMOOTH, cv2.IMWRITE_JPEG_RST_INTERVAL, 5)
+    file = encode(
+        ".jpg",
+        SMOOTH,
+        cv2.IMWRITE_JPEG_RST_INTERVAL,
+        5,
+    )
     return add_orientation(file, orientation)
 
 
@@ -409,6 +414,7 @@ def test_training_and_evaluation_see_the_same_side_up(make_config, is_turned):
     if not is_turned:
         stored = decode_by_opencv(USUAL)
         expected = cv2.resize(stored, (width, height))
+
     assert_array_equal(trained, expected)
     assert_array_equal(evaluated, expected)
 

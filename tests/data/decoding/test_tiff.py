@@ -102,7 +102,11 @@ def test_a_band_after_grey_is_ignored():
 @pytest.mark.parametrize("bands", [5, 6])
 def test_more_than_four_bands_name_their_number(bands):
     pixels = np.repeat(BAND, bands, axis=-1)
-    file = encode(pixels, photometric="minisblack", planarconfig="contig")
+    file = encode(
+        pixels,
+        photometric="minisblack",
+        planarconfig="contig",
+    )
 
     with pytest.raises(UnreadableImage, match=f"{bands} bands.*gdal_translate -b 1 -b 2 -b 3"):
         decode(file)

@@ -49,7 +49,11 @@ def test_records_are_those_that_the_library_wrote(tmp_path, options):
 
 
 def test_a_footer_of_several_blocks(tmp_path):
-    written = write_records(tmp_path / "x", "group_size:1", [1] * 12_000)
+    written = write_records(
+        tmp_path / "x",
+        "group_size:1",
+        [1] * 12_000,
+    )
 
     source = open_records(tmp_path / "x", len(written))
 
@@ -57,8 +61,16 @@ def test_a_footer_of_several_blocks(tmp_path):
 
 
 def test_parts_of_files_follow_each_other(tmp_path):
-    one = write_records(tmp_path / "a", "group_size:1", range(10, 20))
-    two = write_records(tmp_path / "b", "group_size:1", range(10, 20))
+    one = write_records(
+        tmp_path / "a",
+        "group_size:1",
+        range(10, 20),
+    )
+    two = write_records(
+        tmp_path / "b",
+        "group_size:1",
+        range(10, 20),
+    )
 
     source = BucketRecords([(str(tmp_path / "a"), 7, 3), (str(tmp_path / "b"), 2, 5)])
 
@@ -98,7 +110,11 @@ def test_a_damaged_record(tmp_path):
 
 
 def test_transposed_records_are_rejected(tmp_path):
-    write_records(tmp_path / "z", "group_size:1,transpose", [1000])
+    write_records(
+        tmp_path / "z",
+        "group_size:1,transpose",
+        [1000],
+    )
 
     with pytest.raises(RuntimeError, match="another kind than TFDS writes"):
         open_records(tmp_path / "z", 1)[0]

@@ -86,6 +86,7 @@ def test_usual_names_of_splits_are_known(make_folder, make_config, caplog, train
 
     message = f"{path} has no split 'test': {test!r} is taken."
     is_noted = message in caplog.messages
+
     assert train_names == list(train_files)
     assert test_names == list(test_files)
     assert is_noted == (test != "test")
@@ -175,6 +176,7 @@ def test_holdout_is_a_fixed_fraction_of_every_class(make_folder, make_config):
 
     cats = sorted(make_class("cat", 20), key=hash_with_seed_7)
     dogs = sorted(make_class("dog", 20), key=hash_with_seed_7)
+
     assert test_names == sorted(cats[:3] + dogs[:3])
     assert sorted(train_names + test_names) == sorted(files)
 

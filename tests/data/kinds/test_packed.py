@@ -335,7 +335,11 @@ def test_numbers_without_images_keep_their_place(tmp_path, open_data):
     ],
 )
 def test_mistakes_in_parquet_are_named(tmp_path, open_data, labels, options, rule):
-    path = write_parquet(tmp_path / "a.parquet", labels, **options)
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        labels,
+        **options,
+    )
 
     with rejects(str(path), rule):
         open_data(f"parquet:{path}")
@@ -350,8 +354,16 @@ def test_damaged_parquet_is_named(tmp_path, open_data):
 
 
 def test_files_of_several_datasets_are_rejected(tmp_path, open_data):
-    write_parquet(tmp_path / "train.parquet", [0, 1], names=CAT_AND_DOG)
-    write_parquet(tmp_path / "test.parquet", [0, 1], names=["cat", "emu"])
+    write_parquet(
+        tmp_path / "train.parquet",
+        [0, 1],
+        names=CAT_AND_DOG,
+    )
+    write_parquet(
+        tmp_path / "test.parquet",
+        [0, 1],
+        names=["cat", "emu"],
+    )
 
     with rejects("", "differ.*names of classes.*'dog' and .*'emu'"):
         open_data(f"parquet:{tmp_path}", "train")
@@ -400,7 +412,11 @@ def five_groups(tmp_path, open_data, monkeypatch):
 
     Memory is limited to one group and what the file states of another.
     """
-    path = write_parquet(tmp_path / "a.parquet", [0, 1] * 10, group=4)
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        [0, 1] * 10,
+        group=4,
+    )
     source = open_data(f"parquet:{path}")
     file = parquet._stat_file(str(path))
     reads = []

@@ -316,6 +316,7 @@ def test_a_mask_without_its_image_is_an_error(tmp_path):
 
     both = Selection(suffixes=("png", "seg.png"))
     index, *_ = read_index(str(path), both)
+
     assert index.rows["name"].tolist() == [b"000.PNG", b"001.PNG", b"z.seg.png"]
 
 

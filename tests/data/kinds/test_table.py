@@ -98,7 +98,11 @@ def test_columns_in_any_order_and_separators(make_table, make_config, header, li
     train, train_names = open_names(path, "train", make_config())
     _, test_names = open_names(path, "test", make_config())
     _, val_names = open_names(path, "val", make_config())
-    _, part_names = open_names(path, "train[:40%]", make_config())
+    _, part_names = open_names(
+        path,
+        "train[:40%]",
+        make_config(),
+    )
 
     assert train_names == train_files
     assert train.labels.tolist() == [0] * 5 + [1] * 5
@@ -432,7 +436,13 @@ def test_held_out_images_stay_held_out(make_table, make_config):
     hashes = read_held_hashes(source, 3)
     path.write_text("\n".join(SEVERAL).replace("even", "odd"))
     test = open_source(f"csv:{path}", "test", config, 3, hashes)
-    train = open_source(f"csv:{path}", "train", config, 3, hashes)
+    train = open_source(
+        f"csv:{path}",
+        "train",
+        config,
+        3,
+        hashes,
+    )
 
     assert set(held_out) <= set(list_names(test, path))
     assert len(test) + len(train) == len(TEN_EACH)
@@ -446,7 +456,11 @@ def test_parts_and_few_images_of_a_table_of_several_labels(make_table, make_conf
         "train[:50%]",
         make_config(train_split="train[:50%]"),
     )
-    _, five = open_names(path, "train", make_config(train_examples=5))
+    _, five = open_names(
+        path,
+        "train",
+        make_config(train_examples=5),
+    )
 
     assert len(half) == 9
     assert len(five) == 5

@@ -39,7 +39,11 @@ def test_members_of_every_layout(layout):
     assert read_members(content) == expected
     assert read_members(content, len(content)) == expected
 
-    without_reads = tar.Stream(io.BytesIO(content), "a.tar", len(content))
+    without_reads = tar.Stream(
+        io.BytesIO(content),
+        "a.tar",
+        len(content),
+    )
     for member, (_, stored) in zip(tar.members(without_reads), entries, strict=True):
         assert content[member.offset : member.offset + member.size] == stored
 

@@ -190,7 +190,11 @@ def test_labels_come_without_images(data_dir, open_data, monkeypatch):
 )
 def test_names_that_cannot_be_opened(tmp_path, open_data, name, rule):
     with rejects(name, rule.format(tmp_path)):
-        open_data(f"tfds:{name}", "train", data_dir=str(tmp_path))
+        open_data(
+            f"tfds:{name}",
+            "train",
+            data_dir=str(tmp_path),
+        )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,11 @@ def test_datasets_that_cannot_be_used(data_dir, tmp_path, open_data, file, befor
 
     path.write_text(path.read_text().replace(before, after))
     with rejects("vit_jax_digits", rule):
-        open_data("tfds:vit_jax_digits", "train", data_dir=str(copy))
+        open_data(
+            "tfds:vit_jax_digits",
+            "train",
+            data_dir=str(copy),
+        )
 
 
 @pytest.fixture

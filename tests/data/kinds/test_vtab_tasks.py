@@ -65,7 +65,11 @@ def vtab_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vtab")
     task_of_dataset = {task.dataset: task for task in TASKS}
     for task in task_of_dataset.values():
-        vtab_datasets.write(folder, task.dataset, exact_version(task))
+        vtab_datasets.write(
+            folder,
+            task.dataset,
+            exact_version(task),
+        )
     return folder
 
 
@@ -148,7 +152,11 @@ def test_tfds_has_the_features_of_a_task(task):
 @pytest.mark.parametrize("task", TASKS, ids=name_task)
 def test_records_of_splits(vtab_dir, open_data, task, split):
     """Test splits have up to 73,728 records: the first and the last are read."""
-    source = open_data(f"vtab:{task.name}", split, data_dir=str(vtab_dir))
+    source = open_data(
+        f"vtab:{task.name}",
+        split,
+        data_dir=str(vtab_dir),
+    )
 
     records = list_records(task, split)
     assert len(source) == len(records)
@@ -166,6 +174,7 @@ def test_records_of_splits(vtab_dir, open_data, task, split):
     expected = numbers % task.num_classes
     if task.name in LABELS:
         expected = LABELS[task.name](numbers)
+
     assert found == expected.tolist()
 
 
@@ -177,7 +186,11 @@ def test_records_of_splits(vtab_dir, open_data, task, split):
     ],
 )
 def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, open_data, name, values):
-    source = open_data(f"vtab:{name}", "train800", data_dir=str(vtab_dir))
+    source = open_data(
+        f"vtab:{name}",
+        "train800",
+        data_dir=str(vtab_dir),
+    )
     received = pickle.loads(pickle.dumps(source))
 
     found = set()
@@ -185,6 +198,7 @@ def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, open_data
         pixels = images.decode(received[index].image)
         assert pixels.shape == (4, 6, 3)
         found.update(np.unique(pixels))
+
     assert found == values
 
 
@@ -226,7 +240,11 @@ def test_a_short_dataset_is_rejected(tmp_path, open_data):
     )
 
     with rejects("train[2754:2954]", "'train': 2900"):
-        open_data("vtab:caltech101", "val200", data_dir=str(tmp_path))
+        open_data(
+            "vtab:caltech101",
+            "val200",
+            data_dir=str(tmp_path),
+        )
 
 
 def test_a_dataset_of_other_classes_is_rejected(tmp_path, open_data):
@@ -263,7 +281,11 @@ def test_a_label_that_is_no_class_is_named(tmp_path, open_data):
         sizes=sizes,
         changed=remove_objects,
     )
-    source = open_data("vtab:clevr_count", "test", data_dir=str(tmp_path))
+    source = open_data(
+        "vtab:clevr_count",
+        "test",
+        data_dir=str(tmp_path),
+    )
 
     with rejects("validation:7", "label -1.*0 to 7"):
         check_labels(source)
