@@ -43,16 +43,16 @@ def windows() -> list[Pixels]:
 
 
 def _make_photograph(rng: Generator, sides: tuple[int, int]) -> Pixels:
-    height, width = rng.integers(*sides, 2).tolist()
-    image = _make_gradient(rng, height, width)
+    size = rng.integers(*sides, 2).tolist()
+    image = _make_gradient(rng, *size)
     contrast = rng.uniform(20, 70)
-    image = image + contrast * _make_clouds(rng, height, width)
+    image = image + contrast * _make_clouds(rng, *size)
 
     for _ in range(rng.integers(3, 12)):
-        mask = _draw_shape(rng, height, width)
+        mask = _draw_shape(rng, *size)
         contrast = rng.uniform(0, 40)
-        texture = contrast * _make_clouds(rng, height, width)
-        shape = _make_gradient(rng, height, width) + texture
+        texture = contrast * _make_clouds(rng, *size)
+        shape = _make_gradient(rng, *size) + texture
         image = image * (1 - mask) + mask * shape
 
     return np.clip(image, 0, 255).astype(np.uint8)

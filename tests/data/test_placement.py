@@ -32,42 +32,56 @@ def sharding(request):
 
 
 def test_arrays_are_global_and_equal(sharding):
-    rows = placement.find_local_rows(sharding, BATCH)
-
-    assert rows.tolist() == list(range(BATCH))
-
+    rng = np.random.default_rng(0)
+    images = rng.integers(
+        256,
+        size=(BATCH, 4, 5, 3),
+        dtype=np.uint8,
+    )
     local = HostBatch(
-        image=np.random.default_rng(0).integers(256, size=(BATCH, 4, 5, 3), dtype=np.uint8),
+        image=images,
         label=np.arange(BATCH, dtype=np.int32),
         mask=np.ones(BATCH, np.float32),
         record_index=np.arange(BATCH),
     )
+
     with jax.transfer_guard("disallow"):
         batch = placement.place(local, sharding, BATCH)
 
-    for found, expected in (
+    arrays = [
         (batch.image_BHWC, local.image),
         (batch.label_B, local.label),
         (batch.mask_B, local.mask),
-    ):
+    ]
+    for found, expected in arrays:
         assert found.dtype == expected.dtype
         assert found.shape == expected.shape
         assert found.sharding.is_equivalent_to(sharding, found.ndim)
         assert np.array_equal(found, expected)
 
 
+def test_one_process_has_all_rows(sharding):
+    rows = placement.find_local_rows(sharding, BATCH)
+
+    assert rows.tolist() == list(range(BATCH))
+
+
 @pytest.mark.parametrize(
     ("slices", "expected"),
     [
-        ([slice(12, 16), slice(0, 4)], [0, 1, 2, 3, 12, 13, 14, 15]),
+        ([slice(12, 16), slice(0, 4)], [*range(4), *range(12, 16)]),
         ([slice(4, 8), slice(4, 8)], range(4, 8)),
         ([slice(None)], range(16)),
     ],
 )
 def test_rows_of_one_process_of_several(slices, expected):
     """A process sees some devices of the sharding, and the slices of the batch that they hold."""
-    indices = {device: (part,) for device, part in enumerate(slices)}
-    sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: indices)
+    indices = {}
+    for device, part in enumerate(slices):
+        indices[device] = (part,)
+    sharding = types.SimpleNamespace(
+        addressable_devices_indices_map=lambda shape: indices,
+    )
 
     rows = placement.find_local_rows(sharding, BATCH)
 

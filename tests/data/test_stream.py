@@ -138,7 +138,7 @@ def test_every_epoch_holds_every_record_once_in_a_new_order(batches):
     assert len(epochs) == BATCH
     assert count_different(epochs) == len(epochs)
     for epoch in epochs:
-        assert np.array_equal(np.sort(epoch), np.arange(RECORDS))
+        assert sorted(epoch) == list(range(RECORDS))
 
 
 def test_batches_have_labels_a_mask_and_new_augmentation_in_every_epoch(batches):
@@ -164,7 +164,7 @@ def test_batches_have_labels_a_mask_and_new_augmentation_in_every_epoch(batches)
 @pytest.fixture(scope="module")
 def uneven():
     """A source with 20, 0, 3 and 14 images of its four classes."""
-    labels = np.array([0] * 20 + [2] * 3 + [3] * 14)
+    labels = np.repeat([0, 2, 3], [20, 3, 14])
     return MemorySource(IMAGES, labels, tuple("abcd"))
 
 
@@ -301,7 +301,10 @@ def list_order(seed, epoch, num_records, length=None):
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)
-@given(num_records=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
+@given(
+    num_records=st.integers(1, 200),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_orders_are_permutations(num_records, seed):
     """Orders differ by seed and by epoch, also where seed + epoch is equal."""
     orders = [
@@ -333,7 +336,10 @@ def test_an_order_that_grain_gets_wrong():
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
-@given(global_batch=st.integers(1, 50), num_hosts=st.integers(1, 5))
+@given(
+    global_batch=st.integers(1, 50),
+    num_hosts=st.integers(1, 5),
+)
 def test_evaluation_holds_every_record_exactly_once(global_batch, num_hosts):
     """Padding is masked, has no record and black pixels."""
     num_hosts = min(num_hosts, global_batch)
@@ -431,9 +437,13 @@ def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
     stream = make_stream(batch=4, repeats=3)
     a, b, c, d = list_order(7, 0, len(SOURCE), length=4)
 
-    assert stream[0].record_index.tolist() == [a, b, a, a]
-    assert stream[1].record_index.tolist() == [b, c, b, c]
-    assert stream[2].record_index.tolist() == [c, d, d, d]
+    expected = [
+        [a, b, a, a],
+        [b, c, b, c],
+        [c, d, d, d],
+    ]
+    for step, records in enumerate(expected):
+        assert stream[step].record_index.tolist() == records
 
     after_one_batch = make_stream(
         batch=4,
@@ -460,9 +470,11 @@ def test_unreadable_images_are_masked_and_keep_their_place(broken):
     for batch in read_all(stream):
         is_unreadable = np.isin(batch.record_index, [5, 8])
 
+        unreadable_images = batch.image[is_unreadable]
+        labels = broken.labels[batch.record_index]
         assert np.array_equal(batch.mask == 0, is_unreadable)
-        assert not batch.image[is_unreadable].any()
-        assert np.array_equal(batch.label, broken.labels[batch.record_index])
+        assert not unreadable_images.any()
+        assert np.array_equal(batch.label, labels)
 
 
 def test_other_errors_are_not_swallowed():

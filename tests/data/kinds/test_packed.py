@@ -42,9 +42,13 @@ CAT_AND_DOG = ("cat", "dog")
 def shards(tmp_path):
     """Two shards of training and one of test."""
     folder = tmp_path / "wds"
-    write_shard(folder / "train-0000.tar", samples(TWENTY[:10], 0))
-    write_shard(folder / "train-0001.tar", samples(TWENTY[:10], 10))
-    write_shard(folder / "val-0000.tar", samples([1, 0], 20, "json"))
+    members = {
+        "train-0000.tar": samples(TWENTY[:10], 0),
+        "train-0001.tar": samples(TWENTY[:10], 10),
+        "val-0000.tar": samples([1, 0], 20, "json"),
+    }
+    for name, members_of_shard in members.items():
+        write_shard(folder / name, members_of_shard)
     (folder / "classes.txt").write_text("cat\ndog\n")
     return f"wds:{folder}"
 
@@ -139,17 +143,17 @@ def test_files_without_splits_hold_out_a_part(tmp_path, make_config, open_data, 
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("a-{08..11}.tar", ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]),
-        ("{a,b}-{0..1}.tar", ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]),
-        ("x{,{1..2}}.tar", ["x.tar", "x1.tar", "x2.tar"]),
-        ("{t-{0..1},v-{00..01}}.tar", ["t-0.tar", "t-1.tar", "v-00.tar", "v-01.tar"]),
-        ("odd{.tar", ["odd{.tar"]),
+        ("a-{08..11}.tar", "a-08.tar a-09.tar a-10.tar a-11.tar"),
+        ("{a,b}-{0..1}.tar", "a-0.tar a-1.tar b-0.tar b-1.tar"),
+        ("x{,{1..2}}.tar", "x.tar x1.tar x2.tar"),
+        ("{t-{0..1},v-{00..01}}.tar", "t-0.tar t-1.tar v-00.tar v-01.tar"),
+        ("odd{.tar", "odd{.tar"),
     ],
 )
 def test_braces(pattern, names):
     expanded = _expand_pattern(pattern)
 
-    assert sorted(expanded) == names
+    assert sorted(expanded) == names.split()
 
 
 @pytest.mark.parametrize(
@@ -192,18 +196,46 @@ DEVICE = (tarfile.CHRTYPE, "")
 
 
 @pytest.mark.parametrize(
+    ("name", "label", "rule"),
+    [
+        ("a.json", b'{"target": 1}', "'a.png' states no class.*#KEY"),
+        ("a.json", b'{"label": [1]}', "'a.png' states no class"),
+        ("a.json", b"{", "not JSON"),
+        ("a.cls", b" \n", "'a.png' states no class"),
+        ("a.cls", b" " * 2**21, "'a.cls' has 2,097,152 bytes"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_named(tmp_path, open_data, name, label, rule):
+    members = [(name, label), ("a.png", IMAGE)]
+    write_shard(tmp_path / "a-0.tar", members)
+
+    with rejects("", rule):
+        open_data(f"wds:{tmp_path}")
+
+
+@pytest.mark.parametrize(
     ("members", "rule"),
     [
-        ({"a.png": IMAGE}, "1 images have no label.*a"),
-        ({"a.cls": b"0", "a.png": LINK}, "'a.png' is a link"),
-        ({"a.cls": b"0", "a.png": DEVICE}, "'a.png' is a device"),
-        ({"../a.cls": b"0", "../a.png": IMAGE}, "'../a.cls' has '..' in its path"),
-        ({"a.json": b'{"target": 1}', "a.png": IMAGE}, "'a.png' states no class.*#KEY"),
-        ({"a.json": b'{"label": [1]}', "a.png": IMAGE}, "'a.png' states no class"),
-        ({"a.json": b"{", "a.png": IMAGE}, "not JSON"),
-        ({"a.cls": b" \n", "a.png": IMAGE}, "'a.png' states no class"),
-        ({"a.cls": b" " * 2**21, "a.png": IMAGE}, "'a.cls' has 2,097,152 bytes"),
-        ({"a.txt": b"0"}, "no images"),
+        (
+            {"a.png": IMAGE},
+            "1 images have no label.*a",
+        ),
+        (
+            {"a.cls": b"0", "a.png": LINK},
+            "'a.png' is a link",
+        ),
+        (
+            {"a.cls": b"0", "a.png": DEVICE},
+            "'a.png' is a device",
+        ),
+        (
+            {"../a.cls": b"0", "../a.png": IMAGE},
+            "'../a.cls' has '..' in its path",
+        ),
+        (
+            {"a.txt": b"0"},
+            "no images",
+        ),
     ],
 )
 def test_mistakes_in_shards_are_named(tmp_path, open_data, members, rule):
@@ -446,10 +478,11 @@ def test_row_groups_are_read_once_and_forgotten(five_groups):
     assert read_levels(source) == list(range(20))
     assert reads == [0, 1, 2, 3, 4]
 
-    assert read_levels(source)[16:] == [16, 17, 18, 19]
-    assert reads[5:] == [0, 1, 2, 3, 4]
+    read_levels(source)
+    assert reads == [0, 1, 2, 3, 4] * 2
 
-    source[12], source[19], source[0]
+    for index in (12, 19, 0):
+        source[index]
     assert reads[10:] == [0]
 
 
