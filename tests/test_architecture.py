@@ -41,7 +41,9 @@ OF_THE_PACKAGE = {
     ("", "api"),
     ("", "imports"),
 }  # public names, imported on use; modules by their earlier names
-RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
+RANK = {}
+for rank, rooms in enumerate(RANKS):
+    RANK |= dict.fromkeys(rooms, rank)
 VERBS = {"vit_jax.train.pretrain", "vit_jax.train.finetune"}  # each on the one loop, and apart
 LOOP = "vit_jax.train.loop"
 NOT_IN_CONFIG = {
@@ -102,8 +104,12 @@ NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
 
 
 def read_sources(*patterns: str) -> dict[str, str]:
-    paths = sorted(path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file())
-    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+    sources = {}
+    for pattern in patterns:
+        for path in sorted(ROOT.glob(pattern)):
+            if path.is_file():
+                sources[path.relative_to(ROOT).as_posix()] = path.read_text()
+    return sources
 
 
 def module_name(path: str) -> str:
@@ -113,18 +119,45 @@ def module_name(path: str) -> str:
 
 def imports(path: str, source: str) -> Iterator[str]:
     """Full dotted names that a file imports, at any depth; of `from a import b`, `a.b`."""
-    package = list(PurePosixPath(path).parent.parts)
     for node in ast.walk(ast.parse(source, path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
-            parts = package[: len(package) - node.level + 1] if node.level else []
-            prefix = ".".join([*parts, *([node.module] if node.module else [])])
-            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+            prefix = _resolve_prefix(path, node)
+            for alias in node.names:
+                yield f"{prefix}.{alias.name}"
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (
-                argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)
-            )
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant):
+                    yield argument.value
+
+
+def _resolve_prefix(path: str, node: ast.ImportFrom) -> str:
+    """Return the full name of the module that a file imports from."""
+    parts = []
+    if node.level:
+        package = PurePosixPath(path).parent.parts
+        parts += package[: len(package) - node.level + 1]
+    if node.module:
+        parts.append(node.module)
+    return ".".join(parts)
+
+
+def iterate_imports(sources: Sources) -> Iterator[tuple[str, str]]:
+    """Yield path and full dotted name of all imports of these files."""
+    for path, source in sources.items():
+        for name in imports(path, source):
+            yield path, name
+
+
+def is_below(name: str, module: str) -> bool:
+    """Return True for a module and the names inside of it."""
+    return f"{name}.".startswith(f"{module}.")
+
+
+def exclude_path(sources: Sources, excluded: str) -> dict[str, str]:
+    return {path: source for path, source in sources.items() if path != excluded}
 
 
 def root_of(name: str) -> str:
@@ -191,7 +224,7 @@ def tools_at_load(sources: Sources) -> list[str]:
         if path.startswith("vit_jax/tools/"):
             continue
         for name in sorted(imports_at_load(path, source)):
-            if f"{name}.".startswith("vit_jax.tools."):
+            if is_below(name, "vit_jax.tools"):
                 found.append(f"{path}: imports {name} outside a function")
     return found
 
@@ -206,37 +239,41 @@ def loop_violations(sources: Sources) -> list[str]:
         module = module_name(path)
         names = set(imports(path, source))
         if module in VERBS:
-            others = [
-                name
-                for name in names
-                for verb in VERBS - {module}
-                if f"{name}.".startswith(f"{verb}.")
-            ]
-            found += [f"{path}: imports {name}" for name in others]
-            found += (
-                []
-                if any(f"{name}.".startswith(f"{LOOP}.") for name in names)
-                else [f"{path}: imports no loop"]
-            )
+            for verb in VERBS - {module}:
+                found += [f"{path}: imports {name}" for name in names if is_below(name, verb)]
+            if not any(is_below(name, LOOP) for name in names):
+                found.append(f"{path}: imports no loop")
         if module.startswith("vit_jax.train.") and module != LOOP and has_step_loop(source):
             found.append(f"{path}: a loop over training steps")
     return found
 
 
 def has_step_loop(source: str) -> bool:
-    loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For | ast.While)]
-    calls = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    return any(ast.unparse(call.func).rpartition(".")[2] == "train_step" for call in calls)
+    for loop in ast.walk(ast.parse(source)):
+        if not isinstance(loop, ast.For | ast.While):
+            continue
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Call) and last_name(node.func) == "train_step":
+                return True
+    return False
+
+
+def last_name(node: ast.AST) -> str:
+    """Return the name behind the last dot of an expression."""
+    return ast.unparse(node).rpartition(".")[2]
 
 
 def import_cycles(sources: Sources) -> list[str]:
     """The first circle of imports among these files, also through imports inside functions."""
     modules = {module_name(path) for path in sources}
-    graph = {}
-    for path, source in sources.items():
-        names = [(name, name.rpartition(".")[0]) for name in imports(path, source)]
-        found = {next((name for name in pair if name in modules), None) for pair in names}
-        graph[module_name(path)] = found - {None, module_name(path)}
+    graph = {module: set() for module in modules}
+    for path, name in iterate_imports(sources):
+        target = name
+        if target not in modules:
+            target = name.rpartition(".")[0]
+        module = module_name(path)
+        if target in modules and target != module:
+            graph[module].add(target)
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -246,33 +283,30 @@ def import_cycles(sources: Sources) -> list[str]:
 
 def recipe_violations(sources: Sources) -> list[str]:
     """Recipes import vit_jax.config and the standard library, nothing else."""
-    return [
-        f"{path}: a recipe must not import {name}"
-        for path, source in sources.items()
-        for name in imports(path, source)
-        if root_of(name) not in sys.stdlib_module_names
-        and not f"{name}.".startswith("vit_jax.config.")
-    ]
+    found = []
+    for path, name in iterate_imports(sources):
+        is_standard = root_of(name) in sys.stdlib_module_names
+        if not is_standard and not is_below(name, "vit_jax.config"):
+            found.append(f"{path}: a recipe must not import {name}")
+    return found
 
 
 def foreign_violations(sources: Sources) -> list[str]:
     """`tensorflow` anywhere; anything that computes in `config/`."""
     found = []
-    for path, source in sources.items():
-        forbidden = NOT_IN_CONFIG if room_of(module_name(path)) == "config" else {"tensorflow"}
-        found += [
-            f"{path}: imports {name}"
-            for name in imports(path, source)
-            if root_of(name) in forbidden
-        ]
+    for path, name in iterate_imports(sources):
+        forbidden = {"tensorflow"}
+        if room_of(module_name(path)) == "config":
+            forbidden = NOT_IN_CONFIG
+        if root_of(name) in forbidden:
+            found.append(f"{path}: imports {name}")
     return found
 
 
 def platform_violations(sources: Sources) -> list[str]:
     """Uses of `devices.platform` outside of the dispatch of kernels."""
-    others = {path: source for path, source in sources.items() if path != DISPATCH}
     found = []
-    for path, source in others.items():
+    for path, source in exclude_path(sources, DISPATCH).items():
         if "vit_jax.kernels.devices.platform" in set(imports(path, source)):
             found.append(f"{path}: imports platform; let {DISPATCH} choose the form")
         for node in ast.walk(ast.parse(source)):
@@ -296,17 +330,17 @@ def closure_violations(sources: Sources) -> list[str]:
 
 def import_closure(module: str, sources: Sources) -> set[str]:
     """Return the modules that importing a module loads, itself and packages included."""
-    sources_of_modules = {module_name(path): (path, source) for path, source in sources.items()}
+    paths = {module_name(path): path for path in sources}
     loaded = set[str]()
     pending = [module]
     while pending:
         name = pending.pop()
-        if name not in sources_of_modules or name in loaded:
+        if name not in paths or name in loaded:
             continue
         loaded.add(name)
-        path, source = sources_of_modules[name]
+        path = paths[name]
         pending.append(name.rpartition(".")[0])
-        for imported in imports_at_module_level(path, source):
+        for imported in imports_at_module_level(path, sources[path]):
             pending += [imported, imported.rpartition(".")[0]]
     return loaded
 
@@ -323,52 +357,61 @@ def imports_at_module_level(path: str, source: str) -> Iterator[str]:
 
 def second_spelling_helpers(sources: Sources) -> list[str]:
     """Modules beside vit_jax/text/nearest.py that compare spellings."""
-    others = {path: source for path, source in sources.items() if path != "vit_jax/text/nearest.py"}
+    others = exclude_path(sources, "vit_jax/text/nearest.py")
     return [
-        f"{path}: imports difflib"
-        for path, source in others.items()
-        if "difflib" in set(imports(path, source))
+        f"{path}: imports difflib" for path, name in iterate_imports(others) if name == "difflib"
     ]
 
 
 def unbounded_reads(sources: Sources) -> list[str]:
     """Reads that do not go through vit_jax/storage/files.py: of a device they have no end, and for a pipe they wait."""
     found = []
-    for path, source in sources.items():
-        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-        for call in calls if path not in {*READ_WITHOUT_BOUND, "vit_jax/storage/files.py"} else ():
-            name = ast.unparse(call.func)
-            mode = next((one.value for one in call.args[-1:] if isinstance(one, ast.Constant)), "r")
-            is_writing = (
-                name.endswith("open") and isinstance(mode, str) and not set(mode).isdisjoint("wax")
-            )
-            if not READS.isdisjoint({name, name.rpartition(".")[2]}) and not is_writing:
+    for path, source in exclude_path(sources, "vit_jax/storage/files.py").items():
+        if path in READ_WITHOUT_BOUND:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and is_read(node):
                 found.append(
-                    f"{path}: {ast.unparse(call)} reads without a bound; vit_jax/storage/files.py has functions"
+                    f"{path}: {ast.unparse(node)} reads without a bound; "
+                    "vit_jax/storage/files.py has functions"
                 )
     return found
 
 
+def is_read(call: ast.Call) -> bool:
+    """Return True for a call that may read a file."""
+    name = ast.unparse(call.func)
+    if READS.isdisjoint({name, last_name(call.func)}):
+        return False
+    if not name.endswith("open") or not call.args:
+        return True
+    *_, last = call.args
+    mode = last.value if isinstance(last, ast.Constant) else "r"
+    return not isinstance(mode, str) or set(mode).isdisjoint("wax")
+
+
 def shared_names(paths: list[str]) -> list[str]:
     """Modules of the package whose basename another module has."""
-    modules = [path for path in paths if path.startswith("vit_jax/") and path.endswith(".py")]
-    names = collections.Counter(PurePosixPath(path).name for path in modules)
-    return [
-        path
-        for path in modules
-        if names[name := PurePosixPath(path).name] > 1 and name != "__init__.py"
-    ]
+    by_name = collections.defaultdict(list)
+    for path in paths:
+        if path.startswith("vit_jax/") and path.endswith(".py"):
+            by_name[PurePosixPath(path).name].append(path)
+    del by_name["__init__.py"]
+
+    found = []
+    for modules in by_name.values():
+        if len(modules) > 1:
+            found += modules
+    return found
 
 
 def private_imports(sources: Sources) -> list[str]:
     """Imports of private modules of other packages outside of `PRIVATE`."""
-    names = (
-        (path, name)
-        for path, source in sources.items()
-        if path not in PRIVATE
-        for name in imports(path, source)
-    )
-    return [f"{path}: imports {name}" for path, name in names if "._src" in name]
+    found = []
+    for path, name in iterate_imports(sources):
+        if "._src" in name and path not in PRIVATE:
+            found.append(f"{path}: imports {name}")
+    return found
 
 
 def small_folders(paths: list[str]) -> list[str]:
@@ -390,28 +433,30 @@ def small_folders(paths: list[str]) -> list[str]:
 
 def nameless(paths: list[str]) -> list[str]:
     """Files and folders whose name, or its last word, says nothing: `utils.py`, `image_utils.py`, `lib/`."""
-    return [
-        path
-        for path in paths
-        if any(
-            part.partition(".")[0].split("_")[-1] in NAMELESS for part in PurePosixPath(path).parts
-        )
-    ]
+    found = []
+    for path in paths:
+        for part in PurePosixPath(path).parts:
+            stem = part.partition(".")[0]
+            if stem.split("_")[-1] in NAMELESS:
+                found.append(path)
+                break
+    return found
 
 
 def untested_folders(sources: Sources, tests: list[str]) -> list[str]:
     """Folders of the package that hold code and have no test file in the folder of the same name under tests/."""
-    tested = {
-        str(PurePosixPath(path).parent)
-        for path in tests
-        if PurePosixPath(path).name.startswith("test_")
-    }
-    folders = {
-        str(PurePosixPath(path).parent) for path, source in sources.items() if has_code(source)
-    }
-    return sorted(
-        f for f in folders - {"vit_jax"} if f.replace("vit_jax", "tests", 1) not in tested
-    )
+    tested = set()
+    for test in map(PurePosixPath, tests):
+        if test.name.startswith("test_"):
+            tested.add(str(test.parent))
+
+    untested = set()
+    for path, source in sources.items():
+        folder = str(PurePosixPath(path).parent)
+        folder_of_tests = folder.replace("vit_jax", "tests", 1)
+        if folder != "vit_jax" and has_code(source) and folder_of_tests not in tested:
+            untested.add(folder)
+    return sorted(untested)
 
 
 def has_code(source: str) -> bool:
@@ -420,11 +465,11 @@ def has_code(source: str) -> bool:
 
 
 def fields_by_class(source: str) -> dict[str, set[str]]:
-    return {
-        node.name: {entry.target.id for entry in node.body if is_field(entry)}
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef)
-    }
+    fields = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            fields[node.name] = {entry.target.id for entry in node.body if is_field(entry)}
+    return fields
 
 
 def is_field(entry: ast.stmt) -> bool:
@@ -434,25 +479,29 @@ def is_field(entry: ast.stmt) -> bool:
 def attributes_read(source: str) -> set[str]:
     """Names read as `x.name`, `getattr(x, "name")`, or `getattr(x, n)` with n running over literal names."""
     tree = ast.parse(source)
+    literals = collect_literals(tree)
     read = set()
-    literals: dict[str, set[str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
-            constants = {
-                e.value for e in getattr(node.iter, "elts", []) if isinstance(e, ast.Constant)
-            }
-            literals.setdefault(node.target.id, set()).update(constants)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             read.add(node.attr)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
             name = node.args[1]
-            read |= (
-                {name.value}
-                if isinstance(name, ast.Constant)
-                else literals.get(ast.unparse(name), set())
-            )
+            if isinstance(name, ast.Constant):
+                read.add(name.value)
+            else:
+                read |= literals[ast.unparse(name)]
     return read
+
+
+def collect_literals(tree: ast.AST) -> collections.defaultdict[str, set[str]]:
+    """Return the constants over which each variable of a loop or comprehension runs."""
+    literals = collections.defaultdict(set)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
+            for element in getattr(node.iter, "elts", []):
+                if isinstance(element, ast.Constant):
+                    literals[node.target.id].add(element.value)
+    return literals
 
 
 def unread_fields(sources: Sources) -> list[str]:
@@ -465,25 +514,27 @@ def unread_fields(sources: Sources) -> list[str]:
     declared: dict[str, set[str]] = {}
     for path in DECLARATIONS:
         declared |= fields_by_class(sources.get(path, ""))
-    read = {
-        path: attributes_read(source)
-        for path, source in sources.items()
-        if path not in DECLARATIONS
-    }
-    by_anyone = set().union(*read.values())
-    by_builders = set().union(
-        *(names for path, names in read.items() if room_of(module_name(path)) in BUILDERS)
-    )
-    taken_over = fields_by_class(sources["vit_jax/config/architecture.py"])["Architecture"] - {
-        "name"
-    }
-    return [
-        f"{owner}.{field}"
-        for owner, fields in declared.items()
-        for field in sorted(READ_THROUGH.get(name, name) for name in fields)
-        if field
-        not in (by_builders if owner in NETWORK_OWNERS and field in taken_over else by_anyone)
-    ]
+    by_anyone = set()
+    by_builders = set()
+    for path, source in sources.items():
+        if path in DECLARATIONS:
+            continue
+        names = attributes_read(source)
+        by_anyone |= names
+        if room_of(module_name(path)) in BUILDERS:
+            by_builders |= names
+
+    copies = fields_by_class(sources["vit_jax/config/architecture.py"])
+    taken_over = copies["Architecture"] - {"name"}
+    found = []
+    for owner, fields in declared.items():
+        for name in sorted(fields):
+            field = READ_THROUGH.get(name, name)
+            is_copied = owner in NETWORK_OWNERS and field in taken_over
+            readers = by_builders if is_copied else by_anyone
+            if field not in readers:
+                found.append(f"{owner}.{field}")
+    return found
 
 
 # The code base passes.
@@ -540,7 +591,11 @@ def test_the_loop_is_seen():
 def test_importing_loads_nothing_heavy(statement, forbidden):
     report = f"import sys\n{statement}\nprint(*(m for m in {forbidden!r} if m in sys.modules))"
     result = subprocess.run(
-        [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", report],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
     assert result.stdout.split() == []
