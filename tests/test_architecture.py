@@ -396,7 +396,7 @@ def shared_names(paths: list[str]) -> list[str]:
     for path in paths:
         if path.startswith("vit_jax/") and path.endswith(".py"):
             by_name[PurePosixPath(path).name].append(path)
-    del by_name["__init__.py"]
+    by_name.pop("__init__.py", None)
 
     found = []
     for modules in by_name.values():
@@ -419,16 +419,18 @@ def small_folders(paths: list[str]) -> list[str]:
 
     A folder may hold folders alone.
     """
-    modules = [
-        PurePosixPath(path)
-        for path in paths
-        if path.startswith("vit_jax/") and path.endswith(".py")
-    ]
-    sizes = collections.Counter(path.parent for path in modules)
+    sizes = collections.Counter()
+    for path in paths:
+        if path.startswith("vit_jax/") and path.endswith(".py"):
+            sizes[PurePosixPath(path).parent] += 1
+
     of_folders = {folder.parent for folder in sizes}
-    small = {folder for folder, size in sizes.items() if size < 3}
-    empty = {folder for folder, size in sizes.items() if size == 1}
-    return sorted(folder.as_posix() for folder in small - (empty & of_folders))
+    small = []
+    for folder, size in sizes.items():
+        has_folders_alone = size == 1 and folder in of_folders
+        if size < 3 and not has_folders_alone:
+            small.append(folder.as_posix())
+    return sorted(small)
 
 
 def nameless(paths: list[str]) -> list[str]:

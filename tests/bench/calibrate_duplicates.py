@@ -142,7 +142,7 @@ def build_rows(images: Sequence[np.ndarray], extract) -> list[list[str]]:
     unit_2ND = extract(images) if extract else None
     rows = []
     for kind, make_copy in COPIES.items():
-        copies = [make_copy(image) for image in images]
+        copies = list(map(make_copy, images))
         rows.append([kind, *measure_recall(hash_N2, unit_2ND, copies, extract)])
     rows.append(count_unrelated(hash_N2, unit_2ND))
     return rows
@@ -160,15 +160,20 @@ def main(weights: str | None = None) -> None:
     digits = load_digits().images[:NUM_DIGITS]
     sets: Mapping[str, list[np.ndarray]] = {
         "photographs": photographs(NUM_PHOTOGRAPHS) + windows(),
-        "digits, enlarged to 32 pixels": [enlarge_digit(image) for image in digits],
+        "digits, enlarged to 32 pixels": list(map(enlarge_digit, digits)),
     }
     extract = make_extract(weights) if weights else None
-    head = ["copy", *(f"{distance} bits" for distance in DISTANCES)]
+    head = ["copy"]
+    for distance in DISTANCES:
+        head.append(f"{distance} bits")
     if weights:
-        head += [f"cosine {least}" for least in COSINES]
+        for least in COSINES:
+            head.append(f"cosine {least}")
 
     for name, images in sets.items():
-        print(f"\n{name}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+        print(f"\n{name}\n")
+        print(f"| {' | '.join(head)} |")
+        print(f"|{'---|' * len(head)}")
         for row in build_rows(images, extract):
             print(f"| {' | '.join(row)} |")
 

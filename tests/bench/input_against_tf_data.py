@@ -16,6 +16,7 @@ and 1600 x 1200).
 """
 
 import argparse
+import collections
 import json
 import os
 import resource
@@ -222,11 +223,12 @@ def measure(batches):
     cpu_seconds = time.process_time() - start_cpu
 
     images = STEPS * BATCH
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     figures = {
         "images_per_second": images / seconds,
         "cpu_ms_per_image": 1e3 * cpu_seconds / images,
         "first_batch_seconds": first_seconds,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": usage.ru_maxrss / 1024,
     }
     print(json.dumps(figures))
 
@@ -299,7 +301,7 @@ def main():
     if words.prepared:
         runs["ours, prepared"] = (sys.executable, words.prepared)
 
-    found = {name: [] for name in runs}
+    found = collections.defaultdict(list)
     for number in range(words.rounds):
         for name, (python, folder) in runs.items():
             figures = run_child(python, folder, name)

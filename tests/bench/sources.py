@@ -9,6 +9,7 @@ medians over the rounds, by CPU time.
 """
 
 import argparse
+import collections
 import statistics
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from tests.bench.input_against_tf_data import SIZE, make
-from tests.data.packed_files import write_parquet, write_shard
+from tests.data.packed_files import make_row, write_parquet, write_shard
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.kinds import parquet
 from vit_jax.data.sources import open_source
@@ -51,7 +52,8 @@ class BenchSources(tfds.core.GeneratorBasedBuilder):
 
     def _info(self) -> tfds.core.DatasetInfo:
         label = tfds.features.ClassLabel(num_classes=10)
-        features = tfds.features.FeaturesDict({"image": tfds.features.Image(), "label": label})
+        image = tfds.features.Image()
+        features = tfds.features.FeaturesDict({"image": image, "label": label})
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
@@ -65,13 +67,15 @@ class BenchSources(tfds.core.GeneratorBasedBuilder):
 def write_part(folder: Path, images: list[bytes], first: int) -> None:
     """Write a tar shard and a parquet file of images from this number on."""
     numbers = range(first, min(first + PER_FILE, len(images)))
-    labels = [n % 10 for n in numbers]
+    labels = []
     members = []
     stored = []
-    for n, label in zip(numbers, labels, strict=True):
+    for n in numbers:
+        label = n % 10
+        labels.append(label)
         members.append((f"{n:06}.jpg", images[n]))
         members.append((f"{n:06}.cls", b"%d" % label))
-        stored.append({"bytes": images[n], "path": None})
+        stored.append(make_row(images[n]))
 
     write_shard(folder / "wds" / f"train-{first:06}.tar", members)
     parquet_file = folder / "parquet" / f"train-{first:06}.parquet"
@@ -113,7 +117,9 @@ def time_reading(source: Any, order: Any) -> float:
     start = time.process_time()
     for index in order:
         source[int(index)]
-    return (time.process_time() - start) / len(source)
+    seconds = time.process_time() - start
+
+    return seconds / len(source)
 
 
 def time_training(source: Any, config: InputConfig) -> float:
@@ -131,7 +137,9 @@ def time_training(source: Any, config: InputConfig) -> float:
     start = time.process_time()
     for step in range(steps):
         stream[step]
-    return (time.process_time() - start) / steps / BATCH
+    seconds = time.process_time() - start
+
+    return seconds / (steps * BATCH)
 
 
 def measure(folder: Path, data: str, split: str) -> dict[str, float]:
@@ -142,15 +150,20 @@ def measure(folder: Path, data: str, split: str) -> dict[str, float]:
     # 50 MB of 100, as for data that do not fit into memory
     parquet._GROUPS = parquet._Groups(4 * 100 * 2**17)
 
+    in_order = range(count)
+    at_random = np.random.default_rng(0).permutation(count)
     return {
-        "in order": time_reading(source, range(count)),
-        "at random": time_reading(source, np.random.default_rng(0).permutation(count)),
+        "in order": time_reading(source, in_order),
+        "at random": time_reading(source, at_random),
         "training": time_training(source, config),
     }
 
 
 def take_medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    medians = {}
+    for name in rounds[0]:
+        medians[name] = statistics.median(one[name] for one in rounds)
+    return medians
 
 
 def main() -> None:
@@ -162,19 +175,23 @@ def main() -> None:
     words = parser.parse_args()
 
     data = pack(words.folder, words.count)
-    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in data}
+    rounds: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
     for _ in range(words.rounds):
         for kind, name in data.items():
             split = "all" if kind == "folder" else "train"
-            rounds[kind].append(measure(words.folder, name, split))
+            found = measure(words.folder, name, split)
+            rounds[kind].append(found)
 
     medians = {kind: take_medians(found) for kind, found in rounds.items()}
     print("| source | in order | at random | training | training, x folder |")
     print("|---|---|---|---|---|")
     for kind, seconds in medians.items():
-        speeds = " | ".join(f"{1 / value:,.0f}" for value in seconds.values())
+        cells = [kind]
+        for value in seconds.values():
+            cells.append(f"{1 / value:,.0f}")
         ratio = medians["folder"]["training"] / seconds["training"]
-        print(f"| {kind} | {speeds} | {ratio:.2f} |")
+        cells.append(f"{ratio:.2f}")
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def _name_of(node: ast.AST) -> str | None:
 
 def _is_value(function: ast.FunctionDef) -> bool:
     """Return True for a property, whose name is a noun."""
-    decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+    decorators = map(ast.unparse, function.decorator_list)
     return any("property" in decorator for decorator in decorators)
 
 

@@ -14,11 +14,20 @@ from tests.docs.language import (
 from tests.test_architecture import RANKS
 from tests.tiny import ROOT
 
-PAGES = ["README.md", "configs/README.md", "launch/README.md"]
-PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-RECORDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "vit_jax").rglob("*.md"))
+
+def list_files(folder, pattern):
+    """Return the paths of files below a folder of the repository, relative to the root."""
+    paths = (ROOT / folder).rglob(pattern)
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
+
+
+PAGES = ["README.md", "configs/README.md", "launch/README.md", *list_files("docs", "*.md")]
+RECORDS = list_files("vit_jax", "*.md")
 FOLDERS = ("vit_jax", "configs", "docs", "launch", "tests")
 CODE = re.compile(r"```.*?```|`[^`]*`|<!--.*?-->", re.DOTALL)
+BLOCK = re.compile(r"```.*?```", re.DOTALL)
+HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+LINKED = re.compile(r"\[([^]]*)\]\([^)]*\)")
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(?:#([^)\s]+))?")
 PLANTED = {
     "a word of the glossary in a comment": "x = 1  # The taps of the network.",
@@ -73,34 +82,39 @@ def resize_images(paths):
 '''
 
 
-def prose_of(page):
-    """The text of a page without code, in one line."""
-    return re.sub(
-        r"\s+",
-        " ",
-        CODE.sub("", (ROOT / page).read_text()),
-    )
+def read_prose(page):
+    """Return the text of a page without code, in one line."""
+    text = (ROOT / page).read_text()
+    return re.sub(r"\s+", " ", CODE.sub("", text))
 
 
-def headings_of(path):
-    """The anchors of the headings of a page, as GitHub and MkDocs form them."""
-    headings = re.findall(
-        r"^#+ +(.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL), re.MULTILINE
-    )
-    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
+def read_without_blocks(path):
+    """Return the text of a page without blocks of code."""
+    return BLOCK.sub("", path.read_text())
+
+
+def list_anchors(path):
+    """Return the anchors of the headings of a page, as GitHub and MkDocs form them."""
+    anchors = set()
+    for heading in HEADING.findall(read_without_blocks(path)):
+        plain = LINKED.sub(r"\1", heading).lower()
+        words = re.sub(r"[^\w\- ]", "", plain).strip()
+        anchors.add(words.replace(" ", "-"))
+    return anchors
 
 
 def test_the_glossary_has_few_terms_each_once():
-    terms = [term for term, _ in read_terms()]
+    terms = dict(read_terms())
 
-    assert len(set(terms)) == len(terms)
+    assert len(terms) == len(read_terms())
     assert 40 < len(terms) <= MOST_TERMS
 
 
 @pytest.mark.parametrize("text", PLANTED.values(), ids=PLANTED)
 def test_a_planted_problem_is_found(text):
-    assert len(list(find_problems(text))) == 1
+    (problem,) = find_problems(text)
+
+    assert problem
 
 
 @pytest.mark.parametrize("folder", ["vit_jax", "configs", "launch"])
@@ -112,20 +126,27 @@ def test_plain_text_has_no_problems():
     assert list(find_problems(PLAIN)) == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/glossary.md"])
+@pytest.mark.parametrize("page", sorted({*PAGES} - {"docs/glossary.md"}))
 def test_plain_terms(page):
-    assert find_phrases(prose_of(page)) == []
+    assert find_phrases(read_prose(page)) == []
+
+
+def is_broken(page, target, anchor):
+    """Return True if a link of a page leads to no file, or to no heading."""
+    file = (page.parent / target).resolve()
+    if not file.exists():
+        return True
+    if not anchor or file.suffix != ".md":
+        return False
+    return anchor not in list_anchors(file)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RECORDS, "CONTRIBUTING.md"])
 def test_links_resolve(page):
     path = ROOT / page
     broken = []
-    for target, anchor in LINK.findall(re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)):
-        file = (path.parent / target).resolve()
-        if not file.exists() or (
-            anchor and file.suffix == ".md" and anchor not in headings_of(file)
-        ):
+    for target, anchor in LINK.findall(read_without_blocks(path)):
+        if is_broken(path, target, anchor):
             broken.append(f"{target}#{anchor}")
 
     assert broken == []
@@ -133,39 +154,40 @@ def test_links_resolve(page):
 
 @pytest.fixture(scope="module")
 def modules():
-    return [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    """The paths of all modules, each with a line break behind it."""
+    modules = []
+    for folder in FOLDERS:
+        modules += list_files(folder, "*.py")
+    return "".join(f"/{module}\n" for module in modules)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RECORDS])
 def test_paths_exist(page, modules):
     """Modules and folders of the repository that a page names; of a module the end of its path suffices."""
-    text = re.sub(
-        r"```.*?```",
-        "",
-        (ROOT / page).read_text(),
-        flags=re.DOTALL,
-    )
-    named = re.findall(r"`((?:\w+/)*\w+\.py)`", text)
-    missing = [name for name in named if not any(path.endswith(f"/{name}") for path in modules)]
-    below = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)", text)
-    missing += [path for path in below if not (ROOT / path).exists()]
+    text = read_without_blocks(ROOT / page)
+    missing = set()
+    for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
+        if f"/{name}\n" not in modules:
+            missing.add(name)
+    for path in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)", text):
+        if not (ROOT / path).exists():
+            missing.add(path)
 
-    assert set(missing) <= {"setup.py"}
+    assert missing <= {"setup.py"}
 
 
 def test_the_architecture_page_has_the_ranks():
     text = (ROOT / "docs/architecture.md").read_text()
-    ranks = {
-        int(rank): set(names.split())
-        for rank, names in re.findall(
-            r"^rank (\d+) +(.*)$",
-            text,
-            re.MULTILINE,
-        )
-    }
+    ranks = re.findall(r"^rank (\d+) +(.*)$", text, re.MULTILINE)
 
-    assert ranks == {rank: set(names) for rank, names in enumerate(RANKS)}
-    folders = {
-        path.name for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").exists()
-    }
-    assert folders <= set(re.findall(r"`(\w+)/`", text))
+    assert len(ranks) == len(RANKS)
+    for rank, names in ranks:
+        assert set(names.split()) == set(RANKS[int(rank)])
+
+
+def test_the_architecture_page_has_every_folder():
+    text = (ROOT / "docs/architecture.md").read_text()
+    listed = re.findall(r"`(\w+)/`", text)
+
+    for file in (ROOT / "vit_jax").glob("*/__init__.py"):
+        assert file.parent.name in listed

@@ -26,7 +26,11 @@ MOST_LINES_OF_A_VERSION = 25
 def list_pages():
     """Return the pages in the repository; without git, as in an archive, all files."""
     listed = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if listed.returncode == 0:
         return listed.stdout.split()
