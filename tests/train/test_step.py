@@ -15,6 +15,7 @@ from vit_jax import pytree
 from vit_jax.arrays import Targets, normalise
 from vit_jax.train.step import (
     Gradients,
+    LossInputs,
     accumulate_gradients,
     divide_by_weight,
     split_batch,
@@ -347,8 +348,9 @@ def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives(
     )
 
 
-def squared_error(model, images, targets, key):
+def squared_error(model, inputs):
     """Return the sum of squared errors of a linear model over the examples that count."""
+    images, targets, _ = inputs
     errors = (images @ model["kernel"] - targets.label_BK) * targets.mask_B
     loss = jnp.square(errors).sum()
 
@@ -368,12 +370,15 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
     loss = np.square(errors).sum()
     gradient = 2 * errors @ images
 
-    summed = accumulate_gradients(
-        squared_error,
-        {"kernel": jnp.asarray(kernel)},
+    inputs = LossInputs(
         jnp.asarray(images),
         Targets(jnp.asarray(label), jnp.asarray(mask)),
         jax.random.key(0),
+    )
+    summed = accumulate_gradients(
+        squared_error,
+        {"kernel": jnp.asarray(kernel)},
+        inputs,
         num_micro_batches,
     )
     means, _ = divide_by_weight(summed)
@@ -392,12 +397,9 @@ def test_a_micro_batch_has_every_nth_example():
         [1, 3, 5],
     ]
 
-    images, split_targets, keys = split_batch(
-        jnp.arange(6),
-        targets,
-        jax.random.key(0),
-        2,
-    )
+    inputs = LossInputs(jnp.arange(6), targets, jax.random.key(0))
+
+    images, split_targets, keys = split_batch(inputs, 2)
 
     assert images.tolist() == expected
     assert split_targets.mask_B.tolist() == expected

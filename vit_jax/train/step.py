@@ -29,8 +29,18 @@ M = TypeVar("M", bound=nnx.Module)
 Metrics = dict[str, jax.Array]
 PrepareBatch = Callable[[Batch, jax.Array], tuple[jax.Array, Targets]]
 PrepareNetwork = Callable[[nnx.Module], nnx.Module]
-LossFunction = Callable[[M, jax.Array, Targets, jax.Array], tuple[jax.Array, Sums]]
-"""(model, images, targets, dropout key) -> (sum of the loss, all sums of the objective)."""
+
+
+class LossInputs(NamedTuple):
+    """Everything that the loss of a step depends on, besides the model."""
+
+    images: jax.Array
+    targets: Targets
+    dropout_key: jax.Array
+
+
+LossFunction = Callable[[M, LossInputs], tuple[jax.Array, Sums]]
+"""(model, inputs) -> (sum of the loss, all sums of the objective)."""
 
 
 class Gradients(NamedTuple, Generic[M]):
@@ -68,18 +78,8 @@ class StepParts:
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Take one optimizer step. Randomness depends on (seed, step) only."""
-        mix_key, dropout_key = step_keys(self.seed, state.step)
-        images, targets = self.prepare_batch(batch, mix_key)
-
-        summed = accumulate_gradients(
-            self.loss,
-            state.model,
-            images,
-            targets,
-            dropout_key,
-            self.num_micro_batches,
-        )
-        gradients, sums = divide_by_weight(summed)
+        inputs = self.prepare_inputs(state.step, batch)
+        gradients, sums = self.compute_gradients(state.model, inputs)
 
         with jax.named_scope("optimizer"):
             updates, optimizer_state = self.optimizer.update(
@@ -98,6 +98,17 @@ class StepParts:
 
         polyak = self.update_average(state.polyak, model, step)
         return TrainState(step, model, optimizer_state, polyak), metrics
+
+    def prepare_inputs(self, steps_done: jax.Array, batch: Batch) -> LossInputs:
+        """Return images, mixed as the config says, and targets of the next step."""
+        mix_key, dropout_key = step_keys(self.seed, steps_done)
+        images, targets = self.prepare_batch(batch, mix_key)
+        return LossInputs(images, targets, dropout_key)
+
+    def compute_gradients(self, model: M, inputs: LossInputs) -> Gradients[M]:
+        """Return mean gradients over the examples of a batch, and the sums of the objective."""
+        summed = accumulate_gradients(self.loss, model, inputs, self.num_micro_batches)
+        return divide_by_weight(summed)
 
     def measure_update(self, updates: optax.Updates, step: jax.Array) -> jax.Array:
         """Return the norm of the updates; NaN after steps that are not logged, to save its time.
@@ -204,27 +215,15 @@ class TrainingLoss:
     prepare_network: PrepareNetwork
     has_dropout: bool
 
-    def __call__(
-        self,
-        model: nnx.Module,
-        images: jax.Array,
-        targets: Targets,
-        key: jax.Array,
-    ) -> tuple[jax.Array, Sums]:
-        output = self.predict(model, images, targets, key)
+    def __call__(self, model: nnx.Module, inputs: LossInputs) -> tuple[jax.Array, Sums]:
+        output = self.predict(model, inputs)
         with jax.named_scope("loss"):
-            sums = self.objective.sums(output, targets)
+            sums = self.objective.sums(output, inputs.targets)
         return sums["loss"], sums
 
-    def predict(
-        self,
-        model: nnx.Module,
-        images: jax.Array,
-        targets: Targets,
-        key: jax.Array,
-        **options: object,
-    ) -> ModelOutput:
+    def predict(self, model: nnx.Module, inputs: LossInputs, **options: object) -> ModelOutput:
         """Return the output of the network; `options` are further arguments of its call."""
+        images, targets, key = inputs
         network = self.prepare_network(model)
         dropout_key = key if self.has_dropout else None
         return call_network(network, images, targets, dropout_key=dropout_key, **options)
@@ -257,9 +256,7 @@ def make_freeze(is_trained: Callable[[str], bool] | None) -> PrepareNetwork:
 def accumulate_gradients(
     loss: LossFunction[M],
     model: M,
-    images: jax.Array,
-    targets: Targets,
-    key: jax.Array,
+    inputs: LossInputs,
     num_micro_batches: int,
 ) -> Gradients[M]:
     """Return the gradients of a batch, added over its micro-batches.
@@ -270,36 +267,27 @@ def accumulate_gradients(
     Args:
       loss: the function to differentiate.
       model: the parameters.
-      images: images of the whole batch, as the network takes them.
-      targets: targets of the whole batch.
-      key: random key of dropout in this step.
+      inputs: the whole batch.
       num_micro_batches: number of equal parts, A.
     """
 
-    def differentiate(images: jax.Array, targets: Targets, key: jax.Array) -> Gradients[M]:
-        return Gradients(*jax.grad(loss, has_aux=True)(model, images, targets, key))
+    def differentiate(inputs: LossInputs) -> Gradients[M]:
+        return Gradients(*jax.grad(loss, has_aux=True)(model, inputs))
 
     if num_micro_batches == 1:
-        return differentiate(images, targets, key)
+        return differentiate(inputs)
 
-    micro_batches = split_batch(images, targets, key, num_micro_batches)
+    def add_micro_batch(total: Gradients[M], inputs: LossInputs) -> tuple[Gradients[M], None]:
+        return jax.tree.map(jnp.add, total, differentiate(inputs)), None
 
-    def add_micro_batch(total: Gradients[M], micro_batch: tuple) -> tuple[Gradients[M], None]:
-        return jax.tree.map(jnp.add, total, differentiate(*micro_batch)), None
-
-    shapes = jax.eval_shape(differentiate, images, targets, key)
-    zeros = jax.tree.map(jnp.zeros_like, shapes)
+    micro_batches = split_batch(inputs, num_micro_batches)
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, inputs))
     total, _ = jax.lax.scan(add_micro_batch, zeros, micro_batches)
     return total
 
 
-def split_batch(
-    images: jax.Array,
-    targets: Targets,
-    key: jax.Array,
-    num_micro_batches: int,
-) -> tuple[jax.Array, Targets, jax.Array]:
-    """Return images, targets and keys of micro-batches, with a first dimension A.
+def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
+    """Return the inputs of micro-batches, with a first dimension A.
 
     Each micro-batch gets a part of the examples of every device: examples a, A + a, 2 A + a, ...
     """
@@ -308,8 +296,8 @@ def split_batch(
         parts = x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:])
         return parts.swapaxes(0, 1)
 
-    images, targets = jax.tree.map(split, (images, targets))
-    return images, targets, jax.random.split(key, num_micro_batches)
+    images, targets = jax.tree.map(split, (inputs.images, inputs.targets))
+    return LossInputs(images, targets, jax.random.split(inputs.dropout_key, num_micro_batches))
 
 
 def divide_by_weight(summed: Gradients[M]) -> Gradients[M]:

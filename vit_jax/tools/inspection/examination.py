@@ -17,13 +17,7 @@ from vit_jax.arrays import Batch, ModelOutput, Targets
 from vit_jax.config import Architecture
 from vit_jax.objectives import Objective
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import (
-    StepParts,
-    accumulate_gradients,
-    divide_by_weight,
-    split_batch,
-    step_keys,
-)
+from vit_jax.train.step import LossInputs, StepParts, split_batch
 
 Figures = dict[str, Any]
 KINDS = ("parameters", "output", "largest", "gradient", "update")
@@ -67,21 +61,11 @@ class Examination:
 
     def examine(self, state: TrainState, batch: Batch) -> Figures:
         """Return figures of the step: `KINDS` by layer, and "loss_B" by example."""
-        mix_key, dropout_key = step_keys(self.parts.seed, state.step)
-        images, targets = self.parts.prepare_batch(batch, mix_key)
-
-        summed = accumulate_gradients(
-            self.parts.loss,
-            state.model,
-            images,
-            targets,
-            dropout_key,
-            self.parts.num_micro_batches,
-        )
-        gradients, _ = divide_by_weight(summed)
+        inputs = self.parts.prepare_inputs(state.step, batch)
+        gradients, _ = self.parts.compute_gradients(state.model, inputs)
         updates, _ = self.parts.optimizer.update(gradients, state.optimizer, state.model)
 
-        figures = self.observe_outputs(state.model, images, targets, dropout_key)
+        figures = self.observe_outputs(state.model, inputs)
         figures["parameters"] = compute_norms(state.model)
         figures["gradient"] = compute_norms(gradients)
         figures["update"] = compute_norms(updates)
@@ -89,28 +73,18 @@ class Examination:
         figures["mask_B"] = batch.mask_B
         return figures
 
-    def observe_outputs(
-        self,
-        model: nnx.Module,
-        images: jax.Array,
-        targets: Targets,
-        key: jax.Array,
-    ) -> Figures:
+    def observe_outputs(self, model: nnx.Module, inputs: LossInputs) -> Figures:
         """Return losses of examples and figures of layers, from one more forward pass.
 
-        Args:
-          model: the parameters before the step.
-          images: the complete batch.
-          targets: targets of the complete batch.
-          key: random key of dropout in this step, so that the pass equals the pass of the step.
+        It has the dropout of the step.
         """
         num_micro_batches = self.parts.num_micro_batches
         observe = functools.partial(self.observe_micro_batch, model)
         if num_micro_batches == 1:
-            observed = observe((images, targets, key))
+            observed = observe(inputs)
             observed_A = jax.tree.map(lambda x: x[None], observed)
         else:
-            micro_batches = split_batch(images, targets, key, num_micro_batches)
+            micro_batches = split_batch(inputs, num_micro_batches)
             observed_A = jax.lax.map(observe, micro_batches)
 
         figures: Figures = {"output": {}, "largest": {}}
@@ -122,18 +96,13 @@ class Examination:
         figures["loss_B"] = observed_A["loss"].T.reshape(-1)
         return figures
 
-    def observe_micro_batch(
-        self,
-        model: nnx.Module,
-        inputs: tuple[jax.Array, Targets, jax.Array],
-    ) -> Figures:
+    def observe_micro_batch(self, model: nnx.Module, inputs: LossInputs) -> Figures:
         """Return the results of `measure_output` for one micro-batch."""
-        images, targets, key = inputs
         options = {}
         if self.intermediates:  # another network need not know the argument
             options["intermediates"] = self.intermediates
-        output = self.parts.loss.predict(model, images, targets, key, **options)
-        return measure_output(self.parts.loss.objective, output, targets)
+        output = self.parts.loss.predict(model, inputs, **options)
+        return measure_output(self.parts.loss.objective, output, inputs.targets)
 
 
 def list_intermediates(architecture: Architecture) -> tuple[str, ...]:
