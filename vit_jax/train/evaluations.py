@@ -5,8 +5,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
-import jax
-
 from vit_jax.arrays import Batch
 from vit_jax.config import Architecture, EvaluatorConfig, RunConfig
 from vit_jax.config.directions import read_directions
@@ -127,12 +125,11 @@ class _EvaluatorBuilder:
 
         train = self._data.train_sources[name]
         test = self._data.others[name]
-        mesh = cast(jax.sharding.Mesh, self._run.batch_sharding.mesh)
         return build_frozen_evaluator(
             name,
             config,
             self._run.architecture,
-            mesh,
+            self._run.compiler.mesh,
             train=(self._open_split(name, train, transform), train.labels),
             test=(self._open_split(name, test, transform), test.labels),
         )

@@ -7,7 +7,6 @@ With a grid of learning rates it first chooses one on a held-out part of train, 
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 
@@ -49,13 +48,11 @@ class Trainer:
     Attributes:
       architecture: the network, with the layout of all runs.
       fitted: the weights that each run starts with.
-      devices: all devices of all processes.
       interruption: interruption of the command.
     """
 
     architecture: Architecture
     fitted: Fitted
-    devices: Sequence[jax.Device]
     interruption: Interruption
 
     def train(
@@ -72,7 +69,7 @@ class Trainer:
             self.architecture,
             num_examples=len(data.train),
             label_shape=data.train.label_shape,
-            devices=self.devices,
+            devices=jax.devices(),
         )
         session = Session(
             run=run,
@@ -101,13 +98,12 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     kept = keep_layout(config, workdir, jax.device_count())
     start = adapt(kept, data.train)
     fitted = start.fitted
-    devices = jax.devices()
     run = assemble(
         start.config,
         start.architecture,
         num_examples=len(data.train),
         label_shape=data.train.label_shape,
-        devices=devices,
+        devices=jax.devices(),
     )
     assert isinstance(run.config, FinetuneConfig)
     laid_out = run.config  # one layout for all runs
@@ -124,7 +120,6 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
             trainer = Trainer(
                 architecture=run.architecture,
                 fitted=fitted,
-                devices=devices,
                 interruption=interruption,
             )
             chosen = laid_out

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -189,59 +188,47 @@ def open_train_batches(
         inputs.max_image_megapixels,
         inputs.value_range,
     )
-    phases = PhaseBatches(assembly, source, log)
-    with phases:
-        yield phases.iterate(start_step), log
+    first_end, *later_ends = assembly.list_phase_ends(start_step)
+    with contextlib.ExitStack() as pipeline:
+        first_phase = open_phase(assembly, source, log, start_step, first_end)
+        batches = pipeline.enter_context(first_phase)
+
+        def iterate_phases() -> Iterator[Batch]:
+            yield from batches
+            steps_done = first_end
+            for end in later_ends:
+                pipeline.close()  # its threads and workers would take cores from the next one
+                phase = open_phase(assembly, source, log, steps_done, end)
+                yield from pipeline.enter_context(phase)
+                steps_done = end
+
+        yield iterate_phases(), log
 
 
-class PhaseBatches:
-    """The training batches of all phases, one pipeline after the other.
-
-    Only one pipeline is open at a time: its threads and workers would wait for cores of the other.
-    """
-
-    def __init__(self, assembly: Assembly, source: Source, log: UnreadableLog) -> None:
-        self._assembly = assembly
-        self._source = source
-        self._log = log
-        self._pipeline = contextlib.ExitStack()
-
-    def __enter__(self) -> "PhaseBatches":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._pipeline.__exit__(*error)
-
-    def iterate(self, start_step: int) -> Iterator[Batch]:
-        """Return the batches of the steps from `start_step` on; the first pipeline starts at once."""
-        first_end, *later_ends = self._assembly.list_phase_ends(start_step)
-        batches = self._open(start_step, first_end)
-        return self._chain(batches, first_end, later_ends)
-
-    def _chain(
-        self,
-        batches: Iterator[Batch],
-        last_step: int,
-        later_ends: list[int],
-    ) -> Iterator[Batch]:
-        """Yield the batches of the open pipeline, then open and yield those of each later phase."""
-        yield from batches
-        for end in later_ends:
-            self._pipeline.close()
-            yield from self._open(last_step, end)
-            last_step = end
-
-    def _open(self, start_step: int, end_step: int) -> Iterator[Batch]:
-        """Open the pipeline of the steps after `start_step` up to `end_step`, all of one phase."""
-        run = self._assembly
-        config = run.select_phase(start_step + 1).config
-        rows = find_local_rows(run.batch_sharding, config.global_batch)
-        first_image = run.images(start_step)
-        stream = train_stream(config, self._source, rows, start_step, end_step, first_image)
-        workers = run.config.input.num_workers
-        threads = run.config.input.num_threads
-        batches = open_placed(stream, run.batch_sharding, self._log, workers, threads)
-        return self._pipeline.enter_context(batches)
+def open_phase(
+    assembly: Assembly,
+    source: Source,
+    log: UnreadableLog,
+    start_step: int,
+    end_step: int,
+) -> contextlib.AbstractContextManager[Iterator[Batch]]:
+    """Return a context of placed batches of the steps after `start_step`, all of one phase."""
+    config = assembly.select_phase(start_step + 1).config
+    stream = train_stream(
+        config,
+        source,
+        find_local_rows(assembly.batch_sharding, config.global_batch),
+        start_step,
+        end_step,
+        first_image=assembly.images(start_step),
+    )
+    return open_placed(
+        stream,
+        assembly.batch_sharding,
+        log,
+        config.input.num_workers,
+        config.input.num_threads,
+    )
 
 
 def open_evaluation_batches(

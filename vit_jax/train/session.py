@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Session:
     """A run that `loop.train` trains: what its caller gives, and the parts that `open` adds.
 
-    Attributes:
+    Args:
       run: the parts of the run, from `assemble`.
       data: the open splits; the run is evaluated on `data.test`.
       workdir: the claimed folder.
@@ -50,6 +50,10 @@ class Session:
       pause_fraction: fraction of the steps; the run ends, saved, after the last evaluation up to
         there.
       later_steps: steps of the runs that follow in the same command, for the time that is shown.
+
+    Attributes:
+      folder: the workdir.
+      total_steps: steps of the complete run.
       config: config of the run, with the best metric and its direction resolved.
       own_checkpoints: reader of the checkpoints in the workdir.
       metadata: metadata of every checkpoint of the run.
@@ -104,10 +108,8 @@ class Session:
             batches = self._open_input(stack)
             self._start_clocks(stack)
             self._build_report()
+            self.batches = self.clock.time_input(batches, self.late_metrics.is_busy)
             self._build_hooks([*evaluators, *self.further])
-            self.batches: Iterator[Batch] = self.clock.time_input(
-                batches, self.late_metrics.is_busy
-            )
             yield
 
     def _find_start(self) -> str:
@@ -221,7 +223,7 @@ class Session:
             start_step=self.start_step,
             total_steps=self.total_steps,
             later_steps=self.later_steps,
-            platform=self.run.batch_sharding.mesh.devices.flat[0].platform,
+            platform=self.run.compiler.platform,
         )
         report = hooks.StepReport(
             self.unreadable,
