@@ -28,7 +28,7 @@ from vit_jax.config.schema import INTERPOLATIONS, Interpolation, PositionResize
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
-from vit_jax.storage.compiled_programs import use_compilation_cache
+from vit_jax.storage.files import use_compilation_cache
 from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.fit import cut_after_layer, fit, remove_head, set_classifier
 from vit_jax.weights.folding import read_normalisation

@@ -7,15 +7,18 @@ another system.
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vit_jax.config.execution import call_get_config, import_beside
-from vit_jax.config.migration.convert import Conversion, convert, is_config_dict
 from vit_jax.config.parsing import apply_change, apply_override, flatten, from_dict, to_dict
 from vit_jax.config.recipes import FOLDERS, find_file, is_shipped, run_recipe
 from vit_jax.config.schema import FinetuneConfig, PretrainConfig, RunConfig
 from vit_jax.storage.files import JsonObject, expand_path, read_json
+
+if TYPE_CHECKING:
+    from vit_jax.config.migration.convert import Conversion
 
 T = TypeVar("T")
 
@@ -39,9 +42,7 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
     Raises:
       ValueError: missing file, unknown field, or a value of the wrong type.
     """
-    config = _read_config(specification)
-    if isinstance(config, Conversion):
-        config = config.config
+    config, _ = _read_config(specification)
     values = to_dict(config)
     for override in overrides:
         apply_override(override, values, type(config))
@@ -78,8 +79,8 @@ def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]
 
 def describe_conversion(specification: str) -> str:
     """Return a line on the fields of another system that a recipe sets without effect; "" without."""
-    conversion = _read_config(specification)
-    if not isinstance(conversion, Conversion) or not conversion.ignored:
+    _, conversion = _read_config(specification)
+    if conversion is None or not conversion.ignored:
         return ""
     fields = ", ".join(conversion.ignored)
     return f"{specification} is of {conversion.system}; fields without effect here: {fields}"
@@ -103,29 +104,39 @@ def store_config(config: RunConfig, requested: RunConfig) -> JsonObject:
     return values
 
 
-def _read_config(specification: str) -> Any:
-    """Return the config of a recipe or of a JSON file, or the conversion of a foreign one."""
+def _read_config(specification: str) -> tuple[RunConfig, "Conversion | None"]:
+    """Return the config of a recipe or of a JSON file, and its conversion if it is foreign."""
     path, argument = _split_specification(specification)
     if _is_json(path):
         if argument:
             raise ValueError(f"{specification}: a JSON file takes no argument. Use {path} alone.")
-        return _read_json_config(path)
+        return _read_json_config(path), None
 
     file = find_file(path)
     names = run_recipe(file)
     with import_beside(file, FOLDERS):
         config = call_get_config(names["get_config"], file, argument, is_shipped=is_shipped(file))
-    if is_config_dict(config):
+    if _is_config_dict(config):
+        # Imported on use: other recipes do without eight modules.
+        from vit_jax.config.migration.convert import convert
+
         try:
-            return convert(config)
+            conversion = convert(config)
         except Exception as error:
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+        return conversion.config, conversion
     if not isinstance(config, RunConfig):
         kind = type(config).__name__
         raise ValueError(
             f"{path}: get_config must return a config such as PretrainConfig, not {kind}."
         )
-    return config
+    return config, None
+
+
+def _is_config_dict(value: object) -> bool:
+    """Return True for a ConfigDict; whoever made one has imported its library."""
+    library = sys.modules.get("ml_collections")
+    return library is not None and isinstance(value, library.ConfigDict)
 
 
 def _split_specification(specification: str) -> tuple[str, str]:

@@ -87,6 +87,14 @@ def cache_folder(name: str) -> pathlib.Path:
     return expand_path(home) / "vit_jax" / name
 
 
+def use_compilation_cache(enabled: bool) -> None:
+    """Keep compiled programs for other processes, unless the user has chosen a cache of JAX."""
+    import jax
+
+    if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
+
+
 def _open_address(address: str) -> "BucketPath":
     from vit_jax.storage import buckets
 

@@ -13,8 +13,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import Architecture, FinetuneConfig, resolve
 from vit_jax.config.check import validate
-from vit_jax.storage.compiled_programs import use_compilation_cache
-from vit_jax.storage.files import JsonObject
+from vit_jax.storage.files import JsonObject, use_compilation_cache
 from vit_jax.train import overview, rate_search
 from vit_jax.train.assemble import assemble
 from vit_jax.train.inputs import Datasets, open_datasets

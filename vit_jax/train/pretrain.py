@@ -5,8 +5,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import PretrainConfig
 from vit_jax.config.check import validate
-from vit_jax.storage.compiled_programs import use_compilation_cache
-from vit_jax.storage.files import JsonObject
+from vit_jax.storage.files import JsonObject, use_compilation_cache
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.inputs import open_datasets
 from vit_jax.train.layout import keep_layout

@@ -1,6 +1,5 @@
 """The config of a run from an `ml_collections.ConfigDict` of another system."""
 
-import sys
 from typing import Any, NamedTuple
 
 from vit_jax.config.migration.big_vision import convert_big_vision, is_big_vision
@@ -25,12 +24,6 @@ class Conversion(NamedTuple):
     config: RunConfig
     system: str
     ignored: tuple[str, ...]
-
-
-def is_config_dict(value: object) -> bool:
-    """Return True for a ConfigDict; whoever made one has imported its library."""
-    library = sys.modules.get("ml_collections")
-    return library is not None and isinstance(value, library.ConfigDict)
 
 
 def convert(config: Any) -> Conversion:

@@ -18,7 +18,7 @@ import numpy as np
 
 from vit_jax.config import RunConfig, load_recipe
 from vit_jax.data.sources import open_source
-from vit_jax.storage.compiled_programs import use_compilation_cache
+from vit_jax.storage.files import use_compilation_cache
 from vit_jax.tools.machine import numerics, together
 from vit_jax.tools.machine.bench import (
     Part,

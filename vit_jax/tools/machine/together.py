@@ -18,7 +18,7 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.config.check import validate
 from vit_jax.data.records import Source, few
-from vit_jax.storage.compiled_programs import use_compilation_cache
+from vit_jax.storage.files import use_compilation_cache
 from vit_jax.tools.machine.bench import time_input, time_step
 from vit_jax.tools.machine.checks import Finding
 from vit_jax.train.assemble import architecture_of, assemble

@@ -25,7 +25,7 @@ from vit_jax.config import (
 )
 from vit_jax.config.check import validate
 from vit_jax.data.records import Source
-from vit_jax.storage.compiled_programs import use_compilation_cache
+from vit_jax.storage.files import use_compilation_cache
 from vit_jax.tools.figures.drawing import BLUE, GREEN, GREY, RED, new_figure
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.assembly import Assembly
