@@ -94,15 +94,17 @@ class Encoder(nnx.Module):
         self.scan_unroll_on_accelerators = a.scan_unroll_on_accelerators
         self.has_block_positions = has_block_positions
         self.dropout_fraction = a.dropout_fraction
-        self.stochastic_depth_fraction = a.stochastic_depth_fraction
-        self.has_constant_depth_form = a.stochastic_depth_form == "constant"
+        self.first_drop_fraction = 0.0
+        self.last_drop_fraction = a.stochastic_depth_fraction
+        if a.stochastic_depth_form == "constant":
+            self.first_drop_fraction = self.last_drop_fraction
 
     def __call__(
         self,
         x_BSD: Array,
         key: Array | None,
-        intermediates: Collection[str] = (),
-        shared_positions: Positions | None = None,
+        intermediates: Collection[str],
+        shared_positions: Positions | None,
     ) -> EncoderOutput:
         """Run the blocks and the final norm.
 
@@ -141,7 +143,7 @@ class Encoder(nnx.Module):
         x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
 
         outputs_LBSD, weights_LBTSS = kept
-        if weights_LBTSS is not None:  # an axial block has two attentions
+        if weights_LBTSS is not None:  # axial blocks have (L, 2, B, T, S, S)
             shape_BTSS = weights_LBTSS.shape[-4:]
             weights_LBTSS = weights_LBTSS.reshape(-1, *shape_BTSS)
         if self.norm is not None:
@@ -153,13 +155,8 @@ class Encoder(nnx.Module):
 
         Fractions grow linearly with depth, or are constant.
         """
-        last_fraction = self.stochastic_depth_fraction
-        first_fraction = 0.0
-        if self.has_constant_depth_form:
-            first_fraction = last_fraction
-        fractions_L = jnp.linspace(first_fraction, last_fraction, self.depth)
-
-        is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
+        fractions_L = jnp.linspace(self.first_drop_fraction, self.last_drop_fraction, self.depth)
+        is_random = self.dropout_fraction > 0 or self.last_drop_fraction > 0
         if key is None or not is_random:
             return LayerInputs(fractions_L, None)
         keys_L = jax.random.split(key, self.depth)

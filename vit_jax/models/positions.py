@@ -31,8 +31,7 @@ class LearnedPositions1D(nnx.Module):
     With `position_tokens="patches"` prefix tokens have none.
     """
 
-    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
-        a = architecture
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         self.num_zeros = a.prefix_length if a.position_tokens == "patches" else 0
         num_rows = a.sequence_length - self.num_zeros
         self.table = build_table(a, rngs, 1, num_rows, a.width)
@@ -48,8 +47,7 @@ class LearnedPositions1D(nnx.Module):
 class LearnedPositions2D(nnx.Module):
     """A learned vector of D / 2 for each row and column of patches (ViT, App. D.4)."""
 
-    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
-        a = architecture
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         num_rows, num_columns = a.grid
         self.row_table = build_table(a, rngs, num_rows, a.width // 2)
         self.column_table = build_table(a, rngs, num_columns, a.width // 2)
@@ -60,13 +58,12 @@ class LearnedPositions2D(nnx.Module):
         rows_hD = self.row_table[...]
         columns_wD = self.column_table[...]
         num_rows, half_width = rows_hD.shape
-        shape_hwD = (num_rows, columns_wD.shape[0], half_width)
+        shape_hwD = (num_rows, len(columns_wD), half_width)
 
         column_half_hwD = jnp.broadcast_to(columns_wD[None], shape_hwD)
         row_half_hwD = jnp.broadcast_to(rows_hD[:, None], shape_hwD)
         grid_hwD = jnp.concatenate((column_half_hwD, row_half_hwD), axis=-1)
-        width = grid_hwD.shape[-1]
-        table_SD = grid_hwD.reshape(-1, width)
+        table_SD = grid_hwD.reshape(-1, 2 * half_width)
         if self.class_row is not None:
             table_SD = jnp.concatenate([self.class_row[...], table_SD])
         return table_SD[None]
@@ -79,13 +76,13 @@ class FixedPositions(nnx.Module):
     the same coordinates.
     """
 
-    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         del rngs
         self.reference_grid: Grid | None = None
-        self.grid = architecture.grid
-        self.width = architecture.width
-        self.kind = architecture.position_embedding
-        self.prefix_length = architecture.prefix_length
+        self.grid = a.grid
+        self.width = a.width
+        self.kind = a.position_embedding
+        self.prefix_length = a.prefix_length
 
     def __call__(self) -> Array:
         """Return positions_1SD."""
@@ -207,8 +204,7 @@ class RotaryPositions(nnx.Module):
     neighbours.
     """
 
-    def __init__(self, architecture: Architecture):
-        a = architecture
+    def __init__(self, a: Architecture):
         self.kind = a.rope
         self.grid = a.grid
         self.prefix_length = a.prefix_length

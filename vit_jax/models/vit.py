@@ -60,9 +60,9 @@ class VisionTransformer(nnx.Module):
 
         # Positions are added once, before the encoder ("stem"), or to the input of every block:
         # those of this module ("shared"), or those that each block has ("every").
-        self.position_layers = a.position_layers
         is_every = a.position_layers == "every"
         self.positions = None if is_every else build_positions(a, rngs=embedding_rngs)
+        self.adds_positions_once = a.position_layers == "stem"
         self.encoder = Encoder(a, encoder_key, has_block_positions=is_every)
         self.dropout_fraction = a.dropout_fraction
 
@@ -108,7 +108,7 @@ class VisionTransformer(nnx.Module):
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
         # Equations 2 and 3: attention and MLP, L times; then the final norm.
-        shared_positions = self.positions if self.position_layers == "shared" else None
+        shared_positions = None if self.adds_positions_once else self.positions
         encoded = self.encoder(tokens_BSD, encoder_key, intermediates, shared_positions)
         tokens_BSD = encoded.tokens_BSD
         tokens_BND = tokens_BSD[:, self.prefix_length :]
@@ -152,7 +152,7 @@ class VisionTransformer(nnx.Module):
             patches_BND = self.embedding_norm(patches_BND)
 
         tokens_BSD = self._prepend_prefix(patches_BND)
-        if self.position_layers == "stem":
+        if self.adds_positions_once:
             tokens_BSD = add_positions(tokens_BSD, self.positions)
         if self.normed_embedding == "tokens":
             tokens_BSD = self.embedding_norm(tokens_BSD)
