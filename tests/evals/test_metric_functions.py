@@ -23,7 +23,7 @@ from vit_jax.config.metric_names import METRICS, list_metrics
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, MultilabelEvaluator, Split
 from vit_jax.evals.label_map import Labelled, build_identity_map
-from vit_jax.evals.metric_functions import choose_metrics, make_measure
+from vit_jax.evals.metric_functions import choose_metrics, make_metric_rows
 from vit_jax.imports.references import resolve
 from vit_jax.objectives.sums import score_classes
 from vit_jax.sharding import build_mesh, replicate
@@ -149,7 +149,7 @@ def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, mo
 def run_evaluator(kind, chosen, logits_NK, labels, mask_N, objective_sums):
     """Evaluate logits in batches of 20."""
 
-    measure = make_measure(chosen)
+    measure = make_metric_rows(chosen)
 
     def step(scale, batch):
         logits_BK = batch.image_BHWC * scale

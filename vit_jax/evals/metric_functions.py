@@ -247,14 +247,14 @@ def choose_metrics(names: Iterable[str], field: str) -> ChosenMetrics:
     return ChosenMetrics(tuple(dict.fromkeys(built_in)), tuple(custom.values()))
 
 
-def make_measure(chosen: ChosenMetrics) -> Callable[[jax.Array, Batch], Results]:
+def make_metric_rows(chosen: ChosenMetrics) -> Callable[[jax.Array, Batch], Results]:
     """Return (logits_BK, batch) -> the rows that the evaluations of a run need for chosen metrics.
 
     Built-in metrics of multi-label data need no more than the rows of `score_classes`, which are
     always there.
     """
 
-    def measure(logits_BK: jax.Array, batch: Batch) -> Results:
+    def metric_rows(logits_BK: jax.Array, batch: Batch) -> Results:
         num_outputs = logits_BK.shape[1]
         rows: Results = {}
         if chosen.built_in and not batch.is_multilabel:
@@ -265,4 +265,4 @@ def make_measure(chosen: ChosenMetrics) -> Callable[[jax.Array, Batch], Results]
             rows["mask_B"] = batch.mask_B
         return rows
 
-    return measure
+    return metric_rows

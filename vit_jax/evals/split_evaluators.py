@@ -1,7 +1,7 @@
 """Evaluators of classification in a run: they measure training states on one split.
 
-Sums of the objective are divided by their sum "weight" (`compute_means`), counts of predictions by
-the number of images (`metric_functions`).
+Sums of the objective are divided by their sum "weight" (`compute_means`), counts of predictions and
+sums of custom metrics by the number of images (`metric_functions`).
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class ClassificationEvaluator(Generic[E]):
       split: the examples.
       step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count,
         as objectives return them; over patches if patches are predicted. With chosen metrics also
-        the rows of `make_measure`.
+        the rows of `make_metric_rows`.
       chosen: further metrics.
     """
 
@@ -52,24 +52,24 @@ class ClassificationEvaluator(Generic[E]):
         Raises:
           ValueError: no image of the split is readable.
         """
-        sums: Totals = {}
+        totals: Totals = {}
         counts = ClassCounts(build_identity_map(self.split.class_names))
         custom_sums = CustomSums(self.chosen.custom)
         for batch in iterate_batches(self.split.open_batches, self.step, state):
-            add_sums(sums, batch.sums)
+            add_sums(totals, batch.sums)
             custom_sums.add(batch.rows)
             if self.chosen.built_in:  # only then the step returns predictions
                 counts.add(batch.rows)
-        require_images(float(sums.get("weight", 0)), self.split.name)
+        require_images(float(totals.get("weight", 0)), self.split.name)
 
-        means = compute_means(sums)
+        means = compute_means(totals)
         for name, mean in means.items():
             yield name, float(mean)
         metrics = compute_metrics(self.chosen.built_in, counts) | custom_sums.values()
         for name, value in metrics.items():
             if value is not None and name not in means:  # the objective has its accuracy
                 yield name, value
-        yield "images", float(sums.get("images", sums["weight"]))
+        yield "images", float(totals.get("images", totals["weight"]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +93,17 @@ class MultilabelEvaluator(Generic[E]):
         Raises:
           ValueError: no image of the split is readable, or none has a label.
         """
-        sums: Totals = {}
+        totals: Totals = {}
         counts = LabelCounts(len(self.split.class_names))
         custom_sums = CustomSums(self.chosen.custom)
         for batch in iterate_batches(self.split.open_batches, self.step, state):
-            add_sums(sums, batch.sums)
+            add_sums(totals, batch.sums)
             custom_sums.add(batch.rows)
             counts.add(batch.rows)
         require_images(counts.images, self.split.name)
         counts.require_labels()
 
-        yield "loss", float(compute_means(sums)["loss"])
+        yield "loss", float(compute_means(totals)["loss"])
         names = self.chosen.list_names("several")
         metrics = compute_metrics(names, counts) | custom_sums.values()
         for name, value in metrics.items():

@@ -14,7 +14,7 @@ from flax import nnx
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.lengths import RunSteps
 from vit_jax.config.schema import EvaluationConfig, RunConfig
-from vit_jax.evals.metric_functions import choose_metrics, make_measure
+from vit_jax.evals.metric_functions import choose_metrics, make_metric_rows
 from vit_jax.models import build_model, lora
 from vit_jax.models.block import find_attention_form
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
@@ -202,10 +202,12 @@ class Composition:
         objective: Objective,
     ) -> JittedEvaluationStep:
         """Build the evaluation step, and jit it."""
-        measure = None
+        metric_rows = None
         if config.metrics:  # only a classifier has them: a network may predict patches alone
-            measure = make_measure(choose_metrics(config.metrics, "config.evaluation.metrics"))
-        return self.compiler.jit_observation(make_evaluation_step(architecture, objective, measure))
+            chosen = choose_metrics(config.metrics, "config.evaluation.metrics")
+            metric_rows = make_metric_rows(chosen)
+        step = make_evaluation_step(architecture, objective, metric_rows)
+        return self.compiler.jit_observation(step)
 
     def _count_macs(self, architecture: Architecture, *, count_padding: bool) -> int:
         """Return the multiply-adds of one image's forward pass; a network of the caller is traced."""

@@ -314,11 +314,12 @@ def divide_by_weight(summed: Gradients[M]) -> Gradients[M]:
 def make_evaluation_step(
     architecture: Architecture,
     objective: Objective,
-    measure: Callable[[jax.Array, Batch], Metrics] | None = None,
+    metric_rows: Callable[[jax.Array, Batch], Metrics] | None = None,
 ) -> Callable[[TrainState, Batch], Metrics]:
-    """Return (state, batch) -> sums of the objective; for several labels an image also scores.
+    """Return (state, batch) -> sums of the objective, and rows of images for other metrics.
 
-    `measure` returns the rows of further metrics from (logits_BK, batch).
+    Rows are those of `score_classes` for images with several labels, and those that `metric_rows`
+    returns for (logits_BK, batch). `evals.runner` describes both.
 
     Random numbers of an objective depend on the place in the batch only, so that every evaluation
     uses the same.
@@ -334,8 +335,8 @@ def make_evaluation_step(
         results = objective.sums(output, targets)
         if targets.is_multilabel:
             results |= score_classes(output.logits_BK, batch)
-        if measure is not None:
-            results |= measure(output.logits_BK, batch)
+        if metric_rows is not None:
+            results |= metric_rows(output.logits_BK, batch)
         return results
 
     return evaluation_step
