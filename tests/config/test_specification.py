@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 
 import pytest
 
 from tests.rejections import rejects
+from tests.tiny import ROOT
 from vit_jax import config as config_package
 from vit_jax.config import ScheduleConfig, derive, load_recipe, to_dict
 from vit_jax.config.parsing import flatten
@@ -58,6 +60,7 @@ WRONG = f"load_recipe({DIGITS!r}), global_batch='many'"
         ("nowhere/at_all.txt", None, "'nowhere/at_all.txt'.*one of digits, "),
         ("", None, "no recipe ''"),
         (".", None, "'.': it is a folder"),
+        ("mine", "x = 1", "'mine'. Use mine.py"),
         ("mine.py", "x = 1", "mine.py.*get_config"),
         ("mine.py", "get_config = 1", "mine.py.*get_config"),
         ("mine.py", "def get_config(_): return {}", "mine.py.*PretrainConfig.*dict"),
@@ -292,3 +295,27 @@ def test_wrong_changes(changes, rule):
 
 def test_public_names():
     assert config_package.derive is derive
+
+
+# Pages.
+
+
+def test_the_recipe_of_the_page_works(write):
+    page = (ROOT / "docs" / "custom_recipes.md").read_text()
+    source = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+
+    config = load_recipe(write("my/recipe.py", source))
+
+    assert config == derive(
+        load_recipe("pretrain_own:ViT-Ti/16"),
+        {"data": "folder:/data/birds", "model.width": 128, "total": "50 epochs"},
+    )
+
+
+def test_the_commands_of_migration_work():
+    page = (ROOT / "docs" / "migration.md").read_text()
+    commands = re.findall(r"`vit-jax \w+ --config=(\S+)(.*?)`", page)
+
+    assert len(commands) == 5
+    for recipe, words in commands:
+        load_recipe(recipe, re.findall(r"--config\.\S+", words))

@@ -138,9 +138,10 @@ def _describe_errors(
             message = f"{type(error).__name__}: {message}"
         if isinstance(error, SyntaxError):
             message = f"SyntaxError: {error.msg}"
-        message = message.rstrip(".")
+        if not message.endswith((".", "?")):
+            message += "."
         hint += _suggest_module(error)
-        raise ValueError(f"{file}{_find_line(error, file)}: {message}.{hint}") from error
+        raise ValueError(f"{file}{_find_line(error, file)}: {message}{hint}") from error
 
 
 def _find_line(error: BaseException, file: pathlib.Path) -> str:

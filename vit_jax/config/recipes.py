@@ -123,6 +123,9 @@ def _describe_missing(path: str, given: pathlib.Path) -> str:
     """Return the error for a path that is no recipe, with what may be meant."""
     if path and (given / CONFIG_FILE).is_file():
         return f"There is no recipe {path!r}. For the config of this run use {given / CONFIG_FILE}."
+    script = given.with_name(f"{given.name}.py") if given.name else given
+    if script.is_file():
+        return f"There is no recipe {path!r}. Use {script}."
     if path and given.is_dir():
         return f"There is no recipe {path!r}: it is a folder. Use the path of a file in it."
     known = sorted(find_recipe_files())

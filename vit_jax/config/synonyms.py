@@ -7,18 +7,20 @@ from vit_jax.text.nearest import closest
 _WORDS = {
     "data": "dataset dataset_name data_path data_set",
     "global_batch": "batch_size batch train_batch_size per_device_train_batch_size bs",
-    'total="N epochs"': "epochs num_epochs max_epochs train_epochs num_train_epochs",
+    'total="N epochs"': "epochs num_epochs max_epochs train_epochs num_train_epochs total_epochs",
     'total="N steps"': "steps num_steps max_steps total_steps train_steps training_steps",
     "init_from": "pretrained pretrained_path checkpoint_path weights model_init load_from ckpt",
     "resume_from": "resume resume_from_checkpoint",
     "seed": "random_seed rng_seed",
-    "model.name": "model model_name arch architecture backbone variant patch_size",
+    "model.name": "model model_name arch architecture backbone variant",
+    'model.name="ViT-B/PATCH"': "patch_size patch",
     "model.width": "hidden_size embed_dim hidden_dim dim",
     "model.depth": "layers num_layers num_hidden_layers",
     "model.num_heads": "heads num_attention_heads",
     "model.mlp_dim": "intermediate_size",
     "model.position_resize": "interpolate_pos_encoding interpolate_antialias interpolate_offset",
-    "model.pool": "pool_type global_pool",
+    "model.position_embedding": "posemb pos_embed",
+    "model.pool": "pool_type global_pool classifier",
     "model.compute_dtype": "dtype precision mixed_precision amp fp16 bf16",
     "model.remat": "gradient_checkpointing grad_checkpointing",
     "model.dropout_fraction": "dropout drop_rate dropout_rate hidden_dropout_prob",
@@ -49,10 +51,10 @@ _WORDS = {
     "optimizer.trained": "linear_probe head_only train_head",
     "optimizer.lora_rank": "lora lora_r peft use_lora",
     "optimizer.lora_layers": "target_modules lora_target_modules lora_modules",
-    "optimizer.name": "optimizer opt optim",
+    "optimizer.name": "optimizer opt optim optax_name",
     "optimizer.weight_decay": "wd",
     "optimizer.clip_global_norm": (
-        "clip_grad grad_clip grad_clip_norm max_grad_norm gradient_clip_val clip clip_norm"
+        "clip_grad grad_clip grad_clip_norm grad_norm_clip max_grad_norm gradient_clip_val clip clip_norm"
     ),
     "optimizer.accumulation_steps": (
         "accum_steps grad_accum_steps gradient_accumulation_steps accumulate_grad_batches"
@@ -72,12 +74,12 @@ _WORDS = {
         "save_steps save_every checkpoint_steps checkpoint_every ckpt_steps save_interval"
     ),
     'logging.every="N steps"': (
-        "log_every log_steps log_interval logging_steps log_training_steps print_freq"
+        "log_every log_steps log_interval logging_steps log_training_steps print_freq progress_every"
     ),
     "stop_early.patience": "early_stopping early_stopping_patience early_stop",
     "stop_early.min_delta": "early_stopping_threshold early_stopping_delta min_improvement",
     "evaluation.global_batch": (
-        "eval_batch_size val_batch_size test_batch_size per_device_eval_batch_size"
+        "eval_batch_size val_batch_size test_batch_size per_device_eval_batch_size batch_eval"
     ),
     "checkpoint.keep_latest": (
         "save_total_limit max_to_keep keep_checkpoints checkpoint_hist keep_last"
