@@ -128,7 +128,7 @@ def assemble(
     )
 
     freeze = make_freeze(make_is_trained(config.optimizer))
-    run = composition.join(config, trainable.architecture, freeze)
+    run = composition.join(config, trainable, freeze)
     phases = [join_phase(composition, run, phase) for phase in steps.phases]
     return dataclasses.replace(run, earlier=tuple(phases))
 
@@ -182,5 +182,5 @@ def join_phase(composition: Composition, run: Assembly, phase: Phase) -> Assembl
         architecture.grid,
     )
     freeze = run.step_parts.loss.prepare_network
-    parts = composition.join(config, architecture, lambda model: resize(freeze(model)))
+    parts = composition.join(config, of_phase, lambda model: resize(freeze(model)))
     return dataclasses.replace(parts, evaluation_step=run.evaluation_step)

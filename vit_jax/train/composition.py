@@ -138,29 +138,32 @@ class Composition:
     def join(
         self,
         config: RunConfig,
-        architecture: Architecture,
+        phase: Trainable,
         prepare_network: PrepareNetwork,
     ) -> Assembly:
-        """Join the parts of the run, or of an earlier phase with its config and network.
+        """Join the parts of the run, or of an earlier phase; both have the state of the run.
 
-        `prepare_network` is described in `TrainingLoss`.
+        Args:
+          config: config with the sizes of the phase.
+          phase: `trainable` with the network for images of the phase.
+          prepare_network: see `TrainingLoss`.
         """
-        trainable = self.trainable
+        architecture = phase.architecture
         compiler = self.compiler
         objective = self.objective or build_objective(config.objective, architecture)
         parts = self._build_step(config, architecture, objective, prepare_network)
-        padded_macs = self._count_macs(architecture, count_padding=True)
-        macs = self._count_macs(architecture, count_padding=False)
+        custom_network = None if phase.is_standard else phase.abstract_state.model
+        macs = forward_macs(architecture, custom_network, count_padding=False)
         return Assembly(
             config=config,
             steps=self.steps,
             architecture=architecture,
             compiler=compiler,
             label_shape=self.label_shape,
-            forward_macs=padded_macs,
+            forward_macs=forward_macs(architecture, custom_network),
             training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs,
-            init_state=compiler.jit_build(trainable.init),
-            state_of=compiler.jit_build(trainable.start_from),
+            init_state=compiler.jit_build(self.trainable.init),
+            state_of=compiler.jit_build(self.trainable.start_from),
             step_parts=parts,
             train_step=compiler.jit_train_step(parts.train_step),
             train_step_of_leaves=compiler.jit_train_step_of_leaves(parts.train_step),
@@ -208,14 +211,6 @@ class Composition:
             metric_rows = make_metric_rows(chosen)
         step = make_evaluation_step(architecture, objective, metric_rows)
         return self.compiler.jit_observation(step)
-
-    def _count_macs(self, architecture: Architecture, *, count_padding: bool) -> int:
-        """Return the multiply-adds of one image's forward pass; a network of the caller is traced."""
-        network = None
-        if not self.trainable.is_standard:
-            trainable = dataclasses.replace(self.trainable, architecture=architecture)
-            network = trainable.abstract_state.model
-        return forward_macs(architecture, network, count_padding=count_padding)
 
     def _make_attention_form(self, architecture: Architecture) -> Callable[[], str] | None:
         """Return the function that names the form of attention; None without standard blocks."""
