@@ -496,12 +496,19 @@ def _load_file(
     allowed: tuple[str, ...],
     adapter: tuple[Adapter, pathlib.Path] | None = None,
 ) -> Weights:
-    """Read the arrays of a network, with its configuration."""
+    """Read the arrays of a network, with its configuration.
+
+    Raises:
+      ValueError: the network is unknown, the caller names one that the file states, or arrays are
+        missing, left over or of another shape.
+    """
     with _open_network(path, adapter, allowed) as opened:
         file = opened.file
         with naming(str(path)):
             sidecar = _find_sidecar(sidecar, opened)
-            known = _recognise_network(file, sidecar, options)
+            known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
+            _reject_name(options, file, known)
+            _require_arrays(known, file)
             preprocessing = _complete_preprocessing(sidecar, file, known)
         network = _read_network(opened, known)
 
@@ -531,23 +538,6 @@ def _load_file(
     if sidecar.fields and options.get("image_size") is None:
         weights = _resize_for_processor(weights, sidecar)
     return _drop_wrong_names(weights)
-
-
-def _recognise_network(
-    file: ArrayFile,
-    sidecar: Sidecar,
-    options: Mapping[str, object],
-) -> Recognised:
-    """Return the format and the network of a file.
-
-    Raises:
-      ValueError: the network is unknown, the caller names one that the file states, or arrays are
-        missing, left over or of another shape.
-    """
-    known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
-    _reject_name(options, file, known)
-    _require_arrays(known, file)
-    return known
 
 
 class _Network(NamedTuple):

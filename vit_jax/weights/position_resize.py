@@ -241,8 +241,12 @@ def resize_positions(
     result = dict(parameters)
     statuses = []
     for name, array in parameters.items():
-        old_grid = _find_grid(name, old)
-        new_grid = _find_grid(name, new)
+        match = _TABLE.fullmatch(name)
+        if match is None:
+            continue
+        kind = match["attention_axis"] or match["table"]
+        old_grid = _select_sides(kind, old)
+        new_grid = _select_sides(kind, new)
         if old_grid == new_grid:
             continue
 
@@ -254,24 +258,18 @@ def resize_positions(
 
 
 _TABLE = re.compile(
-    r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?"
-    r"positions/(table|row_table|column_table)"
+    r"(?:encoder/blocks/)?(?:(?P<attention_axis>rows|columns)/)?(?:attention/)?"
+    r"positions/(?P<table>table|row_table|column_table)"
 )
 
 
-def _find_grid(name: str, grid: Grid) -> Grid:
-    """Return the grid of a table of positions on patches of this grid.
+def _select_sides(kind: str, grid: Grid) -> Grid:
+    """Return the grid of a table of positions for patches of this grid.
 
-    It is (0, 0) for any other parameter. Tables of rows and of columns are grids one wide. Tables
-    of attention along rows and along columns are grids one high.
+    Tables of rows and of columns are grids one wide. Tables of attention along rows and along
+    columns are grids one high.
     """
-    match = _TABLE.fullmatch(name)
-    if match is None:
-        return 0, 0
-
     rows, columns = grid
-    attention_axis, table = match.groups()
-    kind = attention_axis or table
     if kind == "row_table":
         return rows, 1
     if kind == "column_table":
