@@ -226,8 +226,10 @@ def choose_l2(results: Sequence[FewShotResult], protocol: FewShot) -> dict[int, 
     if protocol.penalty_choice == "mean_rank":
         rank_STL = accuracy_STL.argsort(axis=-1, kind="stable").argsort(axis=-1)
         best_S = rank_STL.mean(axis=1).argmax(axis=-1)
-        best_penalties = [protocol.l2[best] for best in best_S]
-        return dict(zip(protocol.shots, best_penalties, strict=True))
+        best_penalties = {}
+        for shots, best in zip(protocol.shots, best_S, strict=True):
+            best_penalties[shots] = protocol.l2[best]
+        return best_penalties
 
     most_shots = np.argmax(protocol.shots)
     mean_accuracy_L = accuracy_STL[most_shots].mean(axis=0)

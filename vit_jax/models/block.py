@@ -205,6 +205,12 @@ def build_attention(
     if a.position_embedding == "relative":
         num_patches = length or math.prod(a.grid)
         positions = RelativePositions(a, num_patches, rngs=rngs)
+    rotary = None
+    if a.rope is not None:
+        rotary = RotaryPositions(a)
+    norm = None
+    if a.attention_norm:
+        norm = build_norm(a)
 
     build: Callable[..., Attention] = Attention
     if length is not None:
@@ -216,8 +222,8 @@ def build_attention(
         rngs=rngs,
         form=a.block_attention,
         positions=positions,
-        rotary=RotaryPositions(a) if a.rope is not None else None,
-        norm=build_norm(a) if a.attention_norm else None,
+        rotary=rotary,
+        norm=norm,
         biases=biases,
     )
 

@@ -23,6 +23,10 @@ def build_referenced_optimizer(
 ) -> optax.GradientTransformation:
     """Build the optimiser that `config.name` refers to, adapted to a network.
 
+    It is called with `learning_rate=schedule` and `config.arguments`, and sees parameters by name,
+    those of each layer apart (`per_layer`). If its steps are proportional to the norm of the
+    parameter, it sees stand-ins of parameters close to zero (`optim.zero_start`).
+
     Raises:
       ValueError: the reference cannot be called with the schedule and the arguments, or gives no
         optimiser.
