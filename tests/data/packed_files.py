@@ -117,18 +117,19 @@ def write_parquet(
     label="label",
     group=4,
     images=None,
+    image_column="image",
     **columns,
 ):
     """Write images of level n with labels; with `names` also the metadata of Hugging Face."""
     if images is None:
         levels = range(first, first + len(labels))
         images = [make_row(image(level)) for level in levels]
-    columns["image"] = pa.array(images, IMAGE)
+    columns[image_column] = pa.array(images, IMAGE)
     columns[label] = pa.array(labels)
     table = pa.table(columns)
     if names is not None:
         features = {
-            "image": {"_type": "Image"},
+            image_column: {"_type": "Image"},
             label: {"names": list(names), "_type": "ClassLabel"},
         }
         metadata = json.dumps({"info": {"features": features}})

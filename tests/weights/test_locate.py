@@ -5,7 +5,11 @@ import types
 
 import pytest
 
+from tests.evals.samples import NAMES, sample_weights
+from tests.hub import hub as hub  # a fixture
+from tests.rejections import rejects
 from vit_jax.weights import load_weights
+from vit_jax.weights.saving import save_weights
 
 
 def fill(folder, *names):
@@ -49,6 +53,22 @@ def test_a_folder_without_weights(tmp_path):
 
     with pytest.raises(ValueError, match=message):
         load_weights(tmp_path)
+
+
+def test_weights_of_a_stand_in_of_the_hub(hub, tmp_path):
+    """The library itself asks it; a second call downloads nothing."""
+    save_weights(sample_weights(), tmp_path / "vit", "timm")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "vit").iterdir()}
+    commit = hub.push("owner/vit", files, kind="models")
+
+    weights = load_weights("hf://owner/vit")
+    num_requests = len(hub.list_downloads())
+    load_weights(f"hf://owner/vit@{commit}")
+
+    assert weights.class_names == NAMES
+    assert len(hub.list_downloads()) == num_requests >= 2
+    with rejects("hf://owner/bit cannot be fetched", "HF_TOKEN"):
+        load_weights("hf://owner/bit")
 
 
 @pytest.fixture

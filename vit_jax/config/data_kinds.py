@@ -21,6 +21,7 @@ class DataKind:
         split, data_dir) that returns a `Source`.
       is_listing: the text after the prefix is a path to a list of images.
       suffix: end of the names of its files, by which a path without a prefix is recognised.
+      is_on_hub: the path is of a repository of the Hugging Face Hub.
     """
 
     form: str
@@ -29,6 +30,7 @@ class DataKind:
     opener: str
     is_listing: bool = False
     suffix: str = ""
+    is_on_hub: bool = False
 
     @property
     def prefix(self) -> str:
@@ -66,6 +68,14 @@ KINDS = (
     ),
     DataKind(
         "csv:FILE", "table of paths and labels", "csv:photos.csv", "table:Table", True, ".csv"
+    ),
+    DataKind(
+        "hf://datasets/OWNER/NAME",
+        "Parquet files on the Hugging Face Hub",
+        "hf://datasets/AI-Lab-Makerere/beans",
+        "hub_parquet:HubParquet",
+        is_listing=True,
+        is_on_hub=True,
     ),
 )
 PREFIXES = tuple(kind.prefix for kind in KINDS)

@@ -126,14 +126,29 @@ def find_data_path(data: str, data_dir: str | None) -> Path | None:
 
 
 def normalize_data(data: str) -> str:
-    """Return the text of a list of images with its real path; other data unchanged."""
-    prefix, _, name = data.partition(":")
-    if is_address(name):
+    """Return the text of a list of images with its real path or commit; other data unchanged."""
+    if is_address(data.partition(":")[2]):
         return data.rstrip("/")
     listing = find_listing(data)
     if listing is None:
         return data
-    return f"{prefix}:{os.path.realpath(listing.path)}{listing.suffix}"
+    return listing.address
+
+
+def pin_data(data: str, stored: str | None = None) -> str:
+    """Return data on the Hub with their commit; other data unchanged.
+
+    `stored` are the data of an earlier run: its commit is used again if only this is missing.
+
+    Raises:
+      ValueError: the Hub does not have the data, or cannot be reached.
+    """
+    kind = find_kind(data)
+    if kind is None or not kind.is_on_hub:
+        return data
+    from vit_jax.data.kinds.hub_parquet import pin_address
+
+    return pin_address(data, stored)
 
 
 def holds_out(data: str, config: InputConfig) -> bool:
@@ -158,6 +173,10 @@ def require_known_data(data: str, field: str) -> None:
         from vit_jax.data.kinds.vtab_tasks import find_task
 
         find_task(data.partition(":")[2])
+    elif kind.is_on_hub:
+        from vit_jax.data.kinds.hub_parquet import parse_address
+
+        parse_address(data.partition("#")[0])
 
 
 def _build_listing(kind: DataKind, data: str) -> "Listing":
@@ -211,7 +230,9 @@ def _suggest_data(data: str) -> str | None:
     """Suggest data for a path without its kind, a misspelt kind or a name of TFDS."""
     path = Path(os.path.expanduser(data))
     for kind in KINDS:
-        if kind.is_listing and _load_opener(kind)(path).exists():
+        if kind.is_on_hub or not kind.is_listing:
+            continue
+        if _load_opener(kind)(path).exists():
             return f"{kind.prefix}:{data}"
     prefix = data.partition(":")[0]
     for known in closest(prefix, PREFIXES):

@@ -14,7 +14,7 @@ from vit_jax.config import InputConfig
 from vit_jax.config.data_kinds import REFERENCE_FORM, spell_forms
 from vit_jax.data.kinds.listing import WHOLE
 from vit_jax.data.records import Source, few, require_same_classes
-from vit_jax.data.sources import find_listing, holds_out, normalize_data, open_source
+from vit_jax.data.sources import find_listing, holds_out, normalize_data, open_source, pin_data
 from vit_jax.data.subset import (
     SubsetSource,
     TrainingData,
@@ -129,6 +129,9 @@ def plan_splits(
 ) -> Plan:
     """Return the splits of data: as chosen, as in training on the same data, or as usual."""
     usual = usual or Released(data, "train", "test")
+    # The commit of training holds out the same images.
+    trained_on = None if training is None else training.data
+    usual = usual._replace(data=pin_data(usual.data, trained_on))
     config = InputConfig(
         train_split=choice.train_split or usual.train_split,
         test_split=choice.test_split or usual.test_split,
@@ -283,7 +286,7 @@ def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = 
         source = _relabel_without_names(weights, opened, data, notes)
     else:
         source = _relabel_by_name(weights, opened, data)
-    words = f"{split} of {data}, {len(source):,} of {len(_find_whole(source)):,} images"
+    words = f"{split} of {plan.data}, {len(source):,} of {len(_find_whole(source)):,} images"
     return Labelled(source, words, notes, build_identity_map(source.class_names))
 
 
@@ -405,7 +408,7 @@ class _Choice(NamedTuple):
 def _choose_images(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Choice:
     plan = plan_splits(data, dataclasses.replace(choice, train_split=None), weights.training)
     split = choice.split or plan.config.test_split
-    listing = find_listing(data)
+    listing = find_listing(plan.data)
     if listing is None:
         reject_idle(data, choice, "train_split", "seed", "holdout_fraction")
         return _Choice(split, plan, [])

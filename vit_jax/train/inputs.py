@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from vit_jax.config.data_kinds import spell_descriptions
 from vit_jax.config.schema import EvaluatorConfig, RunConfig
 from vit_jax.data.placement import find_local_rows, open_placed
 from vit_jax.data.records import Source, require_same_classes
-from vit_jax.data.sources import open_source, require_known_data
+from vit_jax.data.sources import open_source, pin_data, require_known_data
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import (
     EvaluationTransform,
@@ -22,7 +23,11 @@ from vit_jax.data.transforms import (
 )
 from vit_jax.data.unreadable import UnreadableLog, require_readable
 from vit_jax.evals.runner import open_whole
+from vit_jax.storage.files import JsonObject, expand_path
 from vit_jax.train.assembly import Assembly
+from vit_jax.train.run_files import CONFIG_FILE, read_config
+
+R = TypeVar("R", bound=RunConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +47,32 @@ class Datasets:
     others: Mapping[str, Source] = dataclasses.field(default_factory=dict)
     train_sources: Mapping[str, Source] = dataclasses.field(default_factory=dict)
     test_name: str = "test"
+
+
+def pin_datasets(config: R, workdir: str) -> R:
+    """Return the config with the commits of data on the Hub, those of the workdir if it has them.
+
+    A resumed run reads the same images, and `config.json` records which.
+
+    Raises:
+      ValueError: the Hub does not have the data, or cannot be reached.
+    """
+    folder = expand_path(workdir)
+    stored: JsonObject = {}
+    if (folder / CONFIG_FILE).is_file():
+        stored = read_config(folder)
+    if config.data is not None:
+        config = dataclasses.replace(config, data=pin_data(config.data, stored.get("data")))
+
+    stored_evaluators = stored.get("evaluation", {}).get("evaluators", {})
+    evaluators = dict(config.evaluation.evaluators)
+    for name, evaluator in evaluators.items():
+        if evaluator.data is not None:
+            stored_data = stored_evaluators.get(name, {}).get("data")
+            data = pin_data(evaluator.data, stored_data)
+            evaluators[name] = dataclasses.replace(evaluator, data=data)
+    evaluation = dataclasses.replace(config.evaluation, evaluators=evaluators)
+    return dataclasses.replace(config, evaluation=evaluation)
 
 
 def open_datasets(config: RunConfig) -> Datasets:

@@ -173,6 +173,11 @@ def _describe_data(config: RunConfig, data: Datasets) -> list[str]:
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} "
         f"{data.test_name} images, {data.train.num_classes:,} classes{labels}{copy}"
     ]
+    if config.data is not None and config.data.startswith("hf:"):
+        from vit_jax.data.kinds.hub_parquet import read_licence
+
+        licence = read_licence(config.data) or "not stated: read the dataset's page on the Hub"
+        lines.append(f"licence  {licence}")
     excluded = num_excluded(data.train)
     if excluded:
         lines.append(f"excluded {excluded:,} images of {config.input.exclude}")

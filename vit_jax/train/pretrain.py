@@ -7,7 +7,7 @@ from vit_jax.config import PretrainConfig
 from vit_jax.config.check import validate
 from vit_jax.storage.files import JsonObject, use_compilation_cache
 from vit_jax.train.assemble import architecture_of, assemble
-from vit_jax.train.inputs import open_datasets
+from vit_jax.train.inputs import open_datasets, pin_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.agreement import require_agreement
@@ -36,6 +36,7 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
+    config = pin_datasets(config, workdir)
     data = open_datasets(config)
     require_agreement(config, data)
     kept = keep_layout(config, workdir, jax.device_count())

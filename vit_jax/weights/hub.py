@@ -7,7 +7,7 @@ import pathlib
 import re
 from typing import Any
 
-from vit_jax.imports.extras import install_command
+from vit_jax.storage.hub_files import SCHEME, explain_failure, import_library
 from vit_jax.weights.formats.pickled import advise, choose_pickles, name_replacement
 
 PATTERNS = [
@@ -22,7 +22,7 @@ _REPOSITORY = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-
 
 def is_hub_address(source: str) -> bool:
     """Return True for a source on the Hub, False for a path."""
-    return source.startswith("hf://")
+    return source.startswith(SCHEME)
 
 
 def fetch(source: str) -> pathlib.Path:
@@ -34,15 +34,12 @@ def fetch(source: str) -> pathlib.Path:
     match, library = _open(
         source, "download model.safetensors and config.json yourself and give the folder"
     )
-    try:
+    with explain_failure(source):
         folder = library.snapshot_download(
             match["name"],
             revision=match["revision"],
             allow_patterns=PATTERNS,
         )
-    # Errors of the network, the Hub or the address: the library has no class for all of them.
-    except Exception as error:
-        raise ValueError(f"{source} cannot be fetched: {error}") from error
 
     local = pathlib.Path(folder)
     if not any(local.glob("*.safetensors")):
@@ -109,10 +106,4 @@ def _open(address: str, instead: str) -> tuple[re.Match[str], Any]:
             f"{address!r} is not an address of the form hf://owner/name or "
             "hf://owner/name@revision."
         )
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ValueError(
-            f"{address} needs huggingface_hub: {install_command('hub')}, or {instead}."
-        ) from error
-    return match, huggingface_hub
+    return match, import_library(address, instead)

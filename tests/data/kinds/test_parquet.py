@@ -202,16 +202,16 @@ def test_different_long_labels_are_not_read_to_their_end(open_columns, tmp_path,
         (["image", "label", "label"], "2 columns have the name 'label'"),
         (["image", "image", "label"], "2 columns have the name 'image'"),
         (["image", "label", "image.bytes"], "several columns have the path 'image.bytes'"),
-        (["picture", "label", "other"], r"no column of images.*'picture' \(struct"),
+        (["picture", "photo", "label"], r"no column of images.*'picture' \(struct"),
     ],
 )
 def test_names_of_columns(open_columns, tmp_path, names, rule):
     values = {
         "image": IMAGES,
         "picture": IMAGES,
+        "photo": IMAGES,
         "image.bytes": [b""] * 4,
         "label": ALTERNATING,
-        "other": ALTERNATING,
     }
     columns = {}
     for number, name in enumerate(names):
@@ -219,6 +219,12 @@ def test_names_of_columns(open_columns, tmp_path, names, rule):
 
     with rejects(f"{tmp_path}/a.parquet", rule):
         open_columns(names=names, **columns)
+
+
+def test_the_only_column_of_images_may_have_another_name(open_columns):
+    source = open_columns(picture=IMAGES, other=[0, 1, 0, 1], label=[0, 1, 0, 1])
+
+    assert source.image_of(3) == image(3)
 
 
 def test_other_columns_may_have_one_name(open_columns):

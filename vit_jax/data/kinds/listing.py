@@ -124,6 +124,11 @@ class Listing(abc.ABC):
     def read(self, split: str | None, class_names: tuple[str, ...]) -> ListedSource:
         """Return the images of a split, or without splits."""
 
+    @property
+    def address(self) -> str:
+        """The text of the data with their real path, by which data are compared."""
+        return f"{self.kind}:{os.path.realpath(self.path)}{self.suffix}"
+
     def place(self, split: str | None) -> str:
         """Return the name of the data and the split, for messages."""
         name = f"{self.kind}:{self.path}"

@@ -13,9 +13,9 @@ import functools
 import io
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -334,18 +334,31 @@ class Parquet(Packed):
 
     kind = "parquet"
     extension = ".parquet"
+    card_features: Mapping[str, dict[str, Any]] = {}
+    """Columns that a card describes, for files without metadata of Hugging Face."""
 
     def require(self) -> None:
         super().require()
-        first = self._read_facts(self.files[0])
-        for file in self.files[1:]:
+        self._require_same_facts(self.files)
+
+    def _require_same_facts(self, files: Sequence[str]) -> None:
+        """Raise ValueError for a file with other columns or classes than the first one."""
+        first = self._read_facts(self._schema_file)
+        for file in files:
+            if file == self._schema_file:
+                continue
             for name, value in self._read_facts(file).items():
                 if value != first[name]:
                     raise ValueError(
-                        f"{file} and {self.files[0]} differ in their {name}: "
+                        f"{file} and {self._schema_file} differ in their {name}: "
                         f"{few(value or (), repr)} and {few(first[name] or (), repr)}. "
                         "Give files of one dataset.",
                     )
+
+    @property
+    def _schema_file(self) -> str:
+        """The file whose columns and metadata stand for those of all."""
+        return self.files[0]
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -357,9 +370,11 @@ class Parquet(Packed):
             return None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(
-                f"{self.files[0]}: the names of classes in its metadata are no list of texts.",
+                f"{self._schema_file}: the names of classes in its metadata are no list of texts.",
             )
-        require_distinct_names(f"{self.files[0]}, metadata of column {self._label_column!r}", names)
+        require_distinct_names(
+            f"{self._schema_file}, metadata of column {self._label_column!r}", names
+        )
         return tuple(names)
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
@@ -414,17 +429,17 @@ class Parquet(Packed):
 
     @functools.cached_property
     def _schema(self) -> pa.Schema:
-        metadata = _describe(_stat_file(self.files[0])).metadata
-        with _explain_damage(self.files[0], "the schema"):
+        metadata = _describe(_stat_file(self._schema_file)).metadata
+        with _explain_damage(self._schema_file, "the schema"):
             schema = metadata.schema.to_arrow_schema()
             _require_same_metadata(metadata.metadata or {})
             return schema
 
     @functools.cached_property
     def _features(self) -> dict[str, dict[str, object]]:
-        """The columns as Hugging Face describes them; empty without its metadata."""
+        """The columns as Hugging Face describes them; those of the card without its metadata."""
         text = (self._schema.metadata or {}).get(_HUGGING_FACE, b"{}")
-        described = {}
+        described = dict(self.card_features)
         try:
             info = parse_json(text)
             for name, feature in info.get("info", {}).get("features", {}).items():
@@ -432,7 +447,7 @@ class Parquet(Packed):
                     described[name] = feature
         except (ValueError, AttributeError) as error:
             raise ValueError(
-                f"{self.files[0]}: its metadata 'huggingface' are damaged ({error}).",
+                f"{self._schema_file}: its metadata 'huggingface' are damaged ({error}).",
             ) from error
         return described
 
@@ -446,8 +461,15 @@ class Parquet(Packed):
 
     @functools.cached_property
     def _image_path(self) -> str:
-        """The column with the bytes of images, as parquet writes its path."""
-        for name in (*self._list_features("Image"), "image"):
+        """The column with the bytes of images, as parquet writes its path.
+
+        Without metadata and the name "image", it is the only column of Hugging Face's type.
+        """
+        names = [*self._list_features("Image"), "image"]
+        structs = self._list_image_structs()
+        if len(structs) == 1:
+            names += structs
+        for name in names:
             if name not in self._schema.names:
                 continue
             kind = self._field(name).type
@@ -457,9 +479,20 @@ class Parquet(Packed):
             if _is_bytes(kind):
                 return self._require_one_column(name)
         raise ValueError(
-            f"{self.files[0]} has no column of images, with their bytes; it has "
+            f"{self._schema_file} has no column of images, with their bytes; it has "
             f"{few(self._describe_columns())}. Name it 'image', a struct with the field 'bytes'.",
         )
+
+    def _list_image_structs(self) -> list[str]:
+        """Return the columns of the type in which Hugging Face stores images: bytes and path."""
+        names = []
+        for field in self._schema:
+            if not pa.types.is_struct(field.type):
+                continue
+            parts = {part.name for part in field.type}
+            if parts == {"bytes", "path"}:
+                names.append(field.name)
+        return names
 
     @functools.cached_property
     def _label_column(self) -> str:
@@ -470,8 +503,8 @@ class Parquet(Packed):
             if name in self._schema.names and _is_label(self._field(name).type):
                 return self._require_one_column(name)
         raise ValueError(
-            f"{self.files[0]} has no column of labels {few(wanted, repr)}, integers or text; "
-            f"it has {few(self._describe_columns())}. Name it: parquet:PATH#COLUMN.",
+            f"{self._schema_file} has no column of labels {few(wanted, repr)}, integers or text; "
+            f"it has {few(self._describe_columns())}. Name it behind the data: #COLUMN.",
         )
 
     def _field(self, name: str) -> pa.Field:
@@ -479,7 +512,7 @@ class Parquet(Packed):
         indices = self._schema.get_all_field_indices(name)
         if len(indices) > 1:
             raise ValueError(
-                f"{self.files[0]}: {len(indices)} columns have the name {name!r}. "
+                f"{self._schema_file}: {len(indices)} columns have the name {name!r}. "
                 "Rename the others.",
             )
         return self._schema.field(indices[0])
@@ -490,9 +523,9 @@ class Parquet(Packed):
         Raises:
           ValueError: several columns have it, as a column "a.b" and the field "b" of "a".
         """
-        if path in _describe(_stat_file(self.files[0])).layout.repeated:
+        if path in _describe(_stat_file(self._schema_file)).layout.repeated:
             raise ValueError(
-                f"{self.files[0]}: several columns have the path {path!r}. Rename the others.",
+                f"{self._schema_file}: several columns have the path {path!r}. Rename the others.",
             )
         return path
 
@@ -501,6 +534,7 @@ class Parquet(Packed):
 
     def _read_facts(self, file: str) -> dict[str, tuple[str, ...] | None]:
         other = Parquet(Path(f"{file}{self.suffix}"))
+        other.card_features = self.card_features
         return {
             "columns": (other._image_path, other._label_column),
             "names of classes": other.names,
