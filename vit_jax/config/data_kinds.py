@@ -7,6 +7,9 @@ list the rows.
 import dataclasses
 import pathlib
 
+HUB_SCHEME = "hf://datasets/"
+"""Beginning of an address of data on the Hugging Face Hub."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DataKind:
@@ -41,6 +44,8 @@ class DataKind:
         """Return True if a text names data of this kind."""
         if ":" not in self.form:
             return data == self.form
+        if self.is_on_hub:  # other addresses of the Hub name weights
+            return data.startswith(HUB_SCHEME)
         prefix, _, name = data.partition(":")
         return prefix == self.prefix and name != ""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.data_kinds import (
+    HUB_SCHEME,
     KINDS,
     PREFIXES,
     REFERENCE_FORM,
@@ -234,6 +235,8 @@ def _suggest_data(data: str) -> str | None:
             continue
         if _load_opener(kind)(path).exists():
             return f"{kind.prefix}:{data}"
+    if data.startswith("hf://"):
+        return data.replace("hf://", HUB_SCHEME, 1)
     prefix = data.partition(":")[0]
     for known in closest(prefix, PREFIXES):
         if known != prefix:

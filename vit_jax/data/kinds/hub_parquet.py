@@ -90,13 +90,9 @@ def parse_address(text: str) -> Address:
     """
     match = _ADDRESS.fullmatch(text)
     if match is None:
-        example = text.replace("hf://", "hf://datasets/", 1)
-        near = ""
-        if _ADDRESS.fullmatch(example):
-            near = f" Did you mean {example}?"
         raise ValueError(
             f"{printable(text)!r}: data on the Hub must have the form {FORM}, {FORM}@REVISION or "
-            f"{FORM}/CONFIGURATION.{near}"
+            f"{FORM}/CONFIGURATION."
         )
     revision = match["revision"]
     if revision is not None:
