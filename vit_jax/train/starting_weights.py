@@ -147,7 +147,7 @@ def read_network(config: FinetuneConfig, num_classes: int) -> tuple[Architecture
     The outputs that `config.model.head` keeps are not compared with the classes of the data.
 
     Raises:
-      ValueError: as for `adapt`.
+      ValueError: weights are missing, cannot be read, or are of another network.
     """
     weights = initial_weights(config)
     config, _ = follow_weights(config, weights)
