@@ -39,6 +39,8 @@ LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"
 """Names of accounts and claims."""
 IMAGE = "[a-zA-Z0-9]+([-._:/@]+[a-zA-Z0-9]+)*"
+LABEL_NAME = "[a-zA-Z0-9]([-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?"
+"""Name of a label of Kubernetes, also its value."""
 FOLDER_LETTERS = "-a-zA-Z0-9._=+@,"
 PLANNED = {
     "tpu-v4-podslice": "v4",
@@ -98,6 +100,7 @@ def _list_cases(options: argparse.Namespace) -> set[str]:
         "claim": not is_bucket,
         "data": options.data_bucket,
         "limit": options.max_hours is not None,
+        "labels": options.label,
     }
     return {case for case, is_true in holds.items() if is_true}
 
@@ -266,6 +269,7 @@ def _read_values(options: argparse.Namespace) -> dict[str, Any]:
     words = [word.replace("$", "$$") for word in _read_words(options)]
     return {
         "name": options.name,
+        "labels": _read_labels(options.label),
         "job": JOB,
         "max_failures": options.max_failures,
         "replicas": options.slices,
@@ -285,6 +289,30 @@ def _read_values(options: argparse.Namespace) -> dict[str, Any]:
         "cache_mb": 1024 * options.cache_gib,
         "arguments": [*words, f"--workdir={workdir}"],
     }
+
+
+def _read_labels(texts: Sequence[str]) -> dict[str, str]:
+    """Return the values of labels by their keys.
+
+    Raises:
+      ValueError: a text is not KEY=VALUE as Kubernetes allows it, or a key is repeated.
+    """
+    labels: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        prefix, slash, name = key.rpartition("/")
+        has_prefix = len(prefix) <= 253 and re.fullmatch(SUBDOMAIN, prefix)
+        is_key = re.fullmatch(LABEL_NAME, name) and (has_prefix or not slash)
+        if not equals or not is_key or not re.fullmatch(f"({LABEL_NAME})?", value):
+            raise ValueError(
+                f"--label={text}: must be KEY=VALUE of letters, digits and - _ . with at most 63 in "
+                "the value and in the key, which may begin with a domain and /. "
+                "Use --label=kueue.x-k8s.io/queue-name=my-queue."
+            )
+        if key in labels:
+            raise ValueError(f"--label={text}: {key} is given twice. Give it once.")
+        labels[key] = value
+    return labels
 
 
 def _read_words(options: argparse.Namespace) -> list[str]:
@@ -474,6 +502,13 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "--max_hours",
         type=float,
         help="from each start, waiting for nodes included; then the run saves and stops",
+    )
+    add(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the JobSet, like kueue.x-k8s.io/queue-name=my-queue; may be repeated",
     )
     add("--spot", action="store_true", help="only nodes of spot pools")
     add(

@@ -13,18 +13,22 @@ source "$here/tpu_machine.sh"
 # shellcheck source=launch/tpu_attempt.sh
 source "$here/tpu_attempt.sh"
 
+manifest=vit_jax_data.txt # of vit-jax prepare, in the folder of datasets: the words by which a run reads the last one
+
 HELP="\
 tpu_pod.sh: train on a Cloud TPU pod, from creating it to deleting it.
 
-  tpu_pod.sh run --name=NAME --zone=ZONE --type=TYPE --workdir=gs://BUCKET/FOLDER [OPTIONS] -- pretrain --config=...
+  tpu_pod.sh run --zone=ZONE --type=TYPE --data_bucket=gs://BUCKET [OPTIONS] -- pretrain --config=RECIPE
       Check the recipe, look for its data in the bucket, print hours and price; create, wait, install, start on every
       worker, follow the log; start again after a preemption, on a new machine where the old one is gone; at the end
-      fetch the results and delete. The same command again continues with a run that is in progress. Give --workdir
-      before --, not among the arguments of vit-jax.
+      fetch the results and delete. The same command again continues with a run that is in progress. Without arguments
+      on data it trains on what the command data copied to the bucket. Give --workdir before --, not among the
+      arguments of vit-jax.
 
   tpu_pod.sh data --data_bucket=gs://BUCKET -- DATASET --data_dir=FOLDER [...]
       Write data as ArrayRecord files here, by vit-jax prepare with these words, and copy FOLDER to gs://BUCKET/tfds.
-      Interrupted, the same command goes on. No machine is rented.
+      Interrupted, the same command goes on. No machine is rented. The bucket gets tfds/$manifest, from which a run
+      has dataset, split and folder.
 
   One step alone:
   tpu_pod.sh create  --name= --zone= --type=                       requests the machine and returns at once
@@ -37,7 +41,7 @@ tpu_pod.sh: train on a Cloud TPU pod, from creating it to deleting it.
   tpu_pod.sh delete  --name= --zone=                               the machine; the bucket stays
 
 Machine:
-  --name=NAME               of the queued resource and its TPU
+  --name=NAME               of the queued resource and its TPU (default of run: the last folder of --workdir, or the recipe)
   --zone=ZONE  --project=P  --zone is needed; the project is gcloud's own unless given
   --type=TYPE               v2-N, v3-N, v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N as Google Cloud names them
   --slices=N                number of such slices, one run over all (default 1)
@@ -46,7 +50,8 @@ Machine:
   --create_flag=FLAG        passed to gcloud's create; may be repeated (--create_flag=--network=mine)
   --internal_ip             reach the workers by their internal addresses
 Run:
-  --workdir=gs://...        the bucket is mounted on every worker, and vit-jax gets the mounted folder
+  --workdir=gs://...        the bucket is mounted on every worker, and vit-jax gets the mounted folder (default of run:
+                            runs/NAME in the first --data_bucket)
   --data_bucket=gs://...    mounted for reading, with a cache on the disk, at /mnt/vit_jax_data/BUCKET; may be repeated
   --cache_dir=FOLDER        of every worker, for the cache: a local SSD or a RAM disk (default: in the home folder)
   --upload=PATH             copied with what git tracks: a file or folder of this checkout; may be repeated
@@ -87,12 +92,16 @@ main() {
     *) refuse "There is no command '$command': run, data, create, wait, install, start, log, status, fetch, delete." ;;
   esac
   read_options "$@"
+  if [[ "$command" == run ]]; then fill_names; fi
   check_options "$command"
   scratch="$(mktemp -d)"
   trap leave EXIT
   # shellcheck disable=SC2034 # read in tpu_steps.sh
   case "$command" in
-    run) run ;;
+    run)
+      read_manifest
+      run
+      ;;
     data) provide_data ;;
     wait) wait_until_active ;;
     install) install_everywhere || fail "the installation failed; its messages are above" ;;
@@ -219,8 +228,53 @@ provide_data() {
   execute "$venv/bin/vit-jax" prepare "${words[@]}"
   execute gcloud storage rsync --recursive "$folder" "$bucket/tfds"
   [[ -z "$dry_run" ]] || return 0
-  say "$(du -sh -- "$folder" | cut -f1) in $bucket/tfds. A run reads it by --data_bucket=$bucket and" \
-    "input.data_dir=/mnt/vit_jax_data/${bucket#gs://}/tfds."
+  say "$(du -sh -- "$folder" | cut -f1) in $bucket/tfds. A run with --data_bucket=$bucket trains on it:" \
+    "./launch/tpu_pod.sh run --zone=ZONE --type=TYPE --data_bucket=$bucket -- pretrain --config=RECIPE"
+}
+
+# read_manifest: adds the words of the first bucket's manifest, unless the command itself names data. The value "." is the
+# folder of the manifest.
+read_manifest() {
+  local word line address found=()
+  if ((${#data_buckets[@]} == 0)) || [[ "${words[1]:-}" != --* ]]; then return; fi # or data as a word
+  address="${data_buckets[0]}/tfds/$manifest"
+  if [[ -n "$dry_run" ]]; then
+    quoted gcloud storage cat "$address"
+    return
+  fi
+  while IFS= read -r line; do
+    [[ "$line" =~ ^--[a-z_.]+=[-a-zA-Z0-9_.:/]+$ ]] ||
+      refuse "$address: '$line' is not a word that vit-jax prepare writes. Remove the file, or name the data."
+    for word in "${words[@]}"; do
+      [[ "$word" != "${line%%=*}"=* ]] || return 0
+    done
+    [[ "$line" != *=. ]] || line="${line%.}/mnt/vit_jax_data/${data_buckets[0]#gs://}/tfds"
+    found+=("$line")
+  done < <(gcloud storage cat "$address" 2>/dev/null || true)
+  ((${#found[@]})) || return 0
+  words+=("${found[@]}")
+  say "data of $address: ${found[*]}"
+}
+
+# fill_names: --name from the workdir or the recipe, and --workdir from the first data bucket and the name.
+fill_names() {
+  local word from="${workdir%/}"
+  from="${from##*/}"
+  for word in ${words[@]+"${words[@]}"}; do
+    if [[ -z "$workdir" && "$word" == --config=* ]]; then
+      from="${word#--config=}"
+      from="${from#configs/}"
+      from="${from/.py/}"
+    fi
+  done
+  if [[ -z "$name" && -n "$from" ]]; then
+    name="$(tr '[:upper:]' '[:lower:]' <<<"$from" | tr -cs 'a-z0-9\n' '-' | cut -c 1-48 | sed 's/^[-0-9]*//; s/-*$//')"
+    say "--name=$name"
+  fi
+  if [[ -z "$workdir" && -n "$name" && ${#data_buckets[@]} -gt 0 ]]; then
+    workdir="${data_buckets[0]}/runs/$name"
+    say "--workdir=$workdir"
+  fi
 }
 
 # need_checkout: git decides which files are copied; checked before a machine costs money.

@@ -160,6 +160,16 @@ def test_slices_of_a_tpu():
     assert "env" not in container, "GKE sets the variables that JAX reads"
 
 
+def test_labels_are_those_of_the_jobset():
+    labels = ["--label=kueue.x-k8s.io/queue-name=team", "--label=owner=", "--label=a_b.C=1-x"]
+
+    manifest = render([*TPU, *labels, *WORDS])
+
+    expected = {"kueue.x-k8s.io/queue-name": "team", "owner": "", "a_b.C": "1-x"}
+    assert manifest["metadata"]["labels"] == expected
+    assert "labels" not in render([*TPU, *WORDS])["metadata"]
+
+
 def test_shares_of_a_study_are_jobsets_of_their_own():
     words = [
         *GPU,
@@ -422,6 +432,13 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
             "--accelerator='nvidia-l4-': must be cpu, nvidia-",
         ),
         ([*TPU, "--slices=0", *WORDS], "--slices=0: must be 1 or more"),
+        ([*TPU, "--label=queue", *WORDS], "--label=queue: must be KEY=VALUE"),
+        ([*TPU, "--label=-a=b", *WORDS], "--label=-a=b: must be KEY=VALUE"),
+        ([*TPU, "--label=a/b/c=d", *WORDS], "--label=a/b/c=d: must be KEY=VALUE"),
+        ([*TPU, "--label=a=b c", *WORDS], "--label=a=b c: must be KEY=VALUE"),
+        ([*TPU, "--label=a=" + 64 * "b", *WORDS], "with at most 63"),
+        ([*TPU, "--label=a=b\nc: d", *WORDS], "must be KEY=VALUE"),
+        ([*TPU, "--label=a=b", "--label=a=c", *WORDS], "--label=a=c: a is given twice"),
         ([*TPU], "give the command to run after --"),
         ([*TPU, "--", "pretrain", "--workdir=x"], "--workdir=x follows --"),
         ([*TPU, "--learning_rate=1", *WORDS], "unrecognized arguments: --learning_rate=1"),

@@ -139,8 +139,7 @@ def make_small(words):
     """
     small = []
     for word in words:
-        word = word.replace("gs://BUCKET", "gs://images").replace("/BUCKET/", "/images/")
-        small.append(word.replace("--workdir=gs://images", "--workdir=gs://bucket"))
+        small.append(word.replace("gs://BUCKET", "gs://images").replace("/BUCKET/", "/images/"))
 
     verb = small[small.index("--") + 1] if "--" in small else small[1]
     if verb in ("pretrain", "plan", "doctor"):
@@ -149,7 +148,8 @@ def make_small(words):
         small.append("--arithmetic")
     if small[1] == "run":
         # The status and the deletion follow.
-        small[2:2] = ["--poll_seconds=1", "--keep"]
+        workdir = "--workdir=gs://bucket/runs/pretrain-imagenet1k-vit-l-16"
+        small[2:2] = ["--poll_seconds=1", "--keep", workdir]
     return small
 
 
@@ -175,7 +175,7 @@ def execute(stage, words):
 
 
 def test_every_command_of_the_page(stage):
-    run_folder = stage.checkout / "runs/vit-l"
+    run_folder = stage.checkout / "runs/pretrain-imagenet1k-vit-l-16"
     (stage.checkout / "archives").mkdir()
     archive = stage.checkout / "archives/ILSVRC2012_img_train.tar"
     write_photos(stage.checkout / "my-images", archive)
@@ -183,7 +183,7 @@ def test_every_command_of_the_page(stage):
     outputs = [execute(stage, make_small(words)) for words in read_commands()]
 
     text = "\n".join(outputs)
-    states = re.findall(r"runs/vit-l +\| ended +\| +6 \|", text)
+    states = re.findall(r"runs/pretrain-imagenet1k-vit-l-16 +\| ended +\| +6 \|", text)
     assert "vit-jax: plan, by arithmetic: " in text
     assert len(states) == 2, "by tpu_pod.sh status and vit-jax status"
 

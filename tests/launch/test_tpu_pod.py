@@ -347,6 +347,14 @@ echo 'not visible from here: /mnt/vit_jax_data/images/tfds/cifar10'
 echo 'not visible from here: /mnt/vit_jax/bucket/my runs/a'
 """
 
+WRITTEN = ["--config.data=tfds:mine", "--config.input.data_dir=.", "--config.input.test_split=val"]
+DATA_WORDS = [
+    "--config.data=tfds:mine",
+    "--config.input.data_dir=/mnt/vit_jax_data/images/tfds",
+    "--config.input.test_split=val",
+]
+WRITE = f"printf '%s\\n' {' '.join(WRITTEN)}"
+MANIFEST = ["storage", "cat", "gs://images/tfds/vit_jax_data.txt"]
 LOOKS = [
     ["storage", "ls", "gs://images/tfds/cifar10"],
     ["storage", "ls", "gs://bucket/my runs/a"],
@@ -362,7 +370,7 @@ def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage)
     result = run(stage, "--data_bucket=gs://images")
 
     assert result.returncode == 0, result.stderr
-    assert stage.calls("gcloud")[:3] == [*LOOKS, SUMMARY]
+    assert stage.calls("gcloud")[:4] == [MANIFEST, *LOOKS, SUMMARY]
     assert result.stdout == "step 1\n"
     assert "checked: a recipe" in result.stderr
 
@@ -379,7 +387,7 @@ def test_data_that_are_missing_in_a_bucket_are_rejected(stage):
     assert result.returncode == 2
     assert "matched no objects" in result.stderr
     assert "gcloud storage rsync --recursive FOLDER 'gs://bucket/my runs/a'" in result.stderr
-    assert stage.calls("gcloud") == LOOKS
+    assert stage.calls("gcloud") == [MANIFEST, *LOOKS]
 
 
 @pytest.mark.parametrize(
@@ -399,7 +407,7 @@ def test_paths_that_the_workers_do_not_have_are_rejected(stage, path, message):
 
     assert result.returncode == 2
     assert message in result.stderr
-    assert stage.calls("gcloud") == []
+    assert stage.calls("gcloud") == [MANIFEST]
 
 
 def test_weights_must_be_known_to_git_or_uploaded(stage):
@@ -409,7 +417,7 @@ def test_weights_must_be_known_to_git_or_uploaded(stage):
 
     assert result.returncode == 2
     assert "weights.npz is not known to git and would not be on the workers" in result.stderr
-    assert stage.calls("gcloud") == []
+    assert stage.calls("gcloud") == [MANIFEST]
     assert run(stage, "--upload=weights.npz").returncode == 0
 
 
@@ -430,7 +438,7 @@ def test_without_a_check_the_data_that_arguments_name_are_looked_for(stage, opti
         calls = [shlex.split(line)[1:] for line in lines if line.startswith("gcloud")]
 
     assert result.returncode == 0, result.stderr
-    assert calls[:2] == [["storage", "ls", "gs://images/photos"], SUMMARY]
+    assert calls[:3] == [MANIFEST, ["storage", "ls", "gs://images/photos"], SUMMARY]
     assert not stage.calls("vit-jax")
 
 
@@ -804,10 +812,52 @@ def test_data_are_prepared_and_copied(stage):
 
     assert result.returncode == 0, result.stderr
     assert stage.calls() == [["vit-jax", "prepare", *words], ["gcloud", *copy]]
-    assert "input.data_dir=/mnt/vit_jax_data/images/tfds." in result.stderr
+    assert "A run with --data_bucket=gs://images trains on it" in result.stderr
 
     assert stage.run(*command).returncode == 1
     assert len(stage.calls("gcloud")) == 1, "nothing is copied before all is prepared"
+
+
+def test_four_values_are_enough(stage):
+    """The recipe gives the name, the bucket the workdir and what `data` wrote about it."""
+    for kind, scripts in UNDISTURBED.items():
+        stage.answers(kind, *scripts)
+    stage.answers("manifest", WRITE)
+    four = ["--zone=us-west4-a", "--type=v5litepod-16", "--data_bucket=gs://images"]
+
+    result = stage.run("tpu_pod.sh", "run", *four, "--poll_seconds=0", *WORDS[:3])
+
+    assert result.returncode == 0, result.stderr
+    assert "--name=x-vit-h-14\n" in result.stderr
+    assert "--workdir=gs://images/runs/x-vit-h-14\n" in result.stderr
+    assert MANIFEST in stage.calls("gcloud")
+    (check, *_) = [call for call in stage.calls("vit-jax") if "--check" in call]
+    assert set(DATA_WORDS) <= set(check)
+    (start,) = [call for call in stage.calls("gcloud") if is_start(call)]
+    assert "start gs://images/runs/x-vit-h-14 pretrain" in "".join(start)
+    assert "--config.data=tfds:mine" in "".join(start)
+
+
+def is_start(call):
+    return any("tpu_worker.sh start" in word for word in call)
+
+
+@pytest.mark.parametrize("field", ["data=tfds:other", "input.data_dir=/mnt/vit_jax_data/images/x"])
+def test_data_of_the_command_come_before_those_of_the_bucket(stage, field):
+    stage.answers("manifest", WRITE)
+
+    run(stage, "--data_bucket=gs://images", words=[*WORDS, f"--config.{field}"])
+
+    assert "tfds:mine" not in str(stage.calls())
+
+
+def test_other_words_in_the_bucket_are_rejected(stage):
+    stage.answers("manifest", "echo '--config.data=x:$(id)'")
+
+    result = run(stage, "--data_bucket=gs://images")
+
+    assert result.returncode == 2
+    assert "is not a word that vit-jax prepare writes" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ _NEEDED = {
     "TFDS": {},
 }
 Rule = Literal["reject", "skip"]
+WORDS_FILE = "vit_jax_data.txt"
+"""File in a folder of datasets with the words by which a run reads the last one."""
 
 
 @verb(
@@ -96,23 +98,42 @@ class Prepare(Options):
         """Return a training on the data that were written."""
         if self.output is not None:
             return format_command("pretrain", self.output)
-        name = self.name or self.datasets[0]
-        words = ["pretrain", f"tfds:{name}"]
-        if self.data_dir is not None:
-            words.append(f"--config.input.data_dir={self.data_dir}")
-        return format_command(*words)
+        words = self._name_data(self.data_dir or "")
+        if self.data_dir is None:
+            del words[1]
+        return format_command("pretrain", "--config=RECIPE", *words)
 
     def run(self) -> None:
         kind = self._choose_kind()
         self._require_options(kind)
         if kind == "tar":
             self._prepare_tars()
+            self._write_words()
         elif kind == "folder":
             self._prepare_folder()
         elif self.check:
             self._check()
         else:
             self._prepare_tfds()
+            self._write_words()
+
+    def _name_data(self, folder: str) -> list[str]:
+        """Return the words by which a run reads the dataset that was written."""
+        name = self.name or self.datasets[0].removeprefix("tfds:")
+        words = [f"--config.data=tfds:{name}", f"--config.input.data_dir={folder}"]
+        if self.holdout_per_class is not None:
+            words.append("--config.input.test_split=validation")
+        return words
+
+    def _write_words(self) -> None:
+        """Write these words into the folder of datasets, for launchers; "." is this folder."""
+        if self.data_dir is None:
+            return
+
+        from vit_jax.storage.files import expand_path, write_atomically
+
+        text = "\n".join(self._name_data("."))
+        write_atomically(expand_path(self.data_dir) / WORDS_FILE, f"{text}\n")
 
     def _choose_kind(self) -> str:
         """Return the kind of the datasets, which is one."""

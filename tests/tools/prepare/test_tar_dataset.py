@@ -953,6 +953,11 @@ def test_the_verb(tmp_path):
 
     assert outcome.code == 0
     assert outcome.out == f"{folder}: 17 train, 3 validation, 5 classes\n"
+    assert (tmp_path / "data/vit_jax_data.txt").read_text().splitlines() == [
+        "--config.data=tfds:mine",
+        "--config.input.data_dir=.",
+        "--config.input.test_split=validation",
+    ]
 
     check = ["prepare", "mine", f"--data_dir={tmp_path}/data", "--check"]
     assert run(check).code == 0
