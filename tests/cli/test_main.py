@@ -15,7 +15,7 @@ import vit_jax
 from tests.integration.commands import run, succeed
 from vit_jax import cli
 from vit_jax.cli.groups import GROUPS
-from vit_jax.cli.options import Recipe, list_arguments, list_options
+from vit_jax.cli.options import Options, Recipe, list_arguments, list_options
 from vit_jax.config.network_options import AddedTo, Gelu, PositionEmbedding, Rope
 from vit_jax.hosts import exits
 from vit_jax.tools.sweeps.catalogue import STUDIES
@@ -122,6 +122,11 @@ def test_the_help_of_a_verb_has_every_argument(verb):
     assert show(verb, "word", "-h") == text
     assert flags == cli.VERBS[verb].flags
     assert arguments == [word for word in read_positional(usage) if word not in positional]
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_a_verb_suggests_the_next_command(verb):
+    assert cli.VERBS[verb].options.suggest_next is not Options.suggest_next
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)

@@ -119,6 +119,37 @@ class Run(Recipe):
 VERB = verb("--data=x")(Some)
 
 
+class Pair(Options):
+    """Read a word and data."""
+
+    source: str = argument("SOURCE", "first word")
+    data: str = option("DATA", "second word, or an option", REQUIRED, is_positional=True)
+
+
+PAIR = verb("a b", "a --data=b")(Pair)
+
+
+@pytest.mark.parametrize("words", [["a", "b"], ["a", "--data=b"], ["--data", "b", "a"]])
+def test_an_option_may_be_a_word(words):
+    options = PAIR.parse(words)
+
+    assert (options.source, options.data) == ("a", "b")
+    assert PAIR.help(80).startswith("usage: vit-jax pair SOURCE DATA [OPTION …]")
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["a"], "Missing: DATA"),
+        (["a", "b", "--data=c"], "b, --data=: are two values of DATA"),
+        (["a", "b", "c"], "Unknown argument 'c'"),
+    ],
+)
+def test_words_for_an_option_that_are_wrong(words, rule):
+    with rejects(rule):
+        PAIR.parse(words)
+
+
 def test_the_last_override_of_a_field_counts():
     overrides = ["--config.seed=1", "--config.total=9", "--config.seed=2"]
     options = Run.parse(["--config=x", "--workdir=w", *overrides])

@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from vit_jax.config.data_kinds import KINDS, find_kind, spell_descriptions
+from vit_jax.config.data_kinds import KINDS, find_kind, infer_data, spell_descriptions
 from vit_jax.config.descriptions import read_sections
 from vit_jax.data.kinds.listing import Listing
 
@@ -28,6 +28,32 @@ def test_a_row_names_its_opener_and_recognises_its_example(kind):
 )
 def test_other_texts_name_no_kind(data):
     assert find_kind(data) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "data"),
+    [
+        (["photos/cat/1.png"], "photos", "folder:photos"),
+        (["photos/cat/1.png", "photos/labels.tar"], "photos", "folder:photos"),
+        (["shards/0.tar", "shards/1.tar"], "shards", "wds:shards"),
+        (["beans/data/train-0.parquet", "beans/README.md"], "beans", "parquet:beans"),
+        ([], "labels.csv", "csv:labels.csv"),
+        ([], "labels.csv#comma", "csv:labels.csv#comma"),
+        ([], "shards/*.tar", "wds:shards/*.tar"),
+        (["photos/cat/1.png"], "folder:photos", "folder:photos"),
+        ([], "digits", "digits"),
+        ([], "tfds:cifar10", "tfds:cifar10"),
+        ([], "missing", "missing"),
+        ([], "my.code:f", "my.code:f"),
+    ],
+)
+def test_the_kind_of_a_path(tmp_path, monkeypatch, files, text, data):
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("")
+
+    assert infer_data(text) == data
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.prefix)
