@@ -104,11 +104,13 @@ def test_round_trip_with_metadata(open_store, tmp_path):
     reader = CheckpointReader(tmp_path)
     restored = reader.restore(7, abstract)
 
+    kernel = restored["model"]["a"]["kernel"]
+    step = restored["progress"]["step"]
     assert has_checkpoints(tmp_path)
     assert max(reader.all_steps()) == 7
     assert reader.metadata(7) == {"class_names": ["x"], "pair": [1, 2]}
-    assert_array_equal(restored["model"]["a"]["kernel"], np.full((8, 3), 7.0))
-    assert int(restored["progress"]["step"]) == 7
+    assert_array_equal(kernel, np.full((8, 3), 7.0))
+    assert int(step) == 7
 
 
 def test_saving_does_not_use_the_service_that_counts_requests_of_a_run(open_store, monkeypatch):
@@ -145,7 +147,9 @@ def test_keeps_the_latest_and_the_best(open_store, tmp_path, name, values, kept)
     )
 
     for step, value in enumerate(values, start=1):
-        metrics = {} if value is None else {metric: value}
+        metrics = {}
+        if value is not None:
+            metrics[metric] = value
         save_step(store, step, **metrics)
     store.wait()
 
@@ -182,7 +186,8 @@ def saved(open_store, tmp_path):
 
 
 def test_restores_onto_another_layout(saved):
-    sharding = NamedSharding(build_mesh(jax.devices()), PartitionSpec("data"))
+    mesh = build_mesh(jax.devices())
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
     abstract = jax.ShapeDtypeStruct(
         (8, 3),
         jnp.float32,
@@ -253,38 +258,48 @@ def test_attention_with_an_axis_of_heads_is_read(with_axis_of_heads, num_devices
 
 
 def build_placeholders(arrays):
-    return {name: np.broadcast_to(np.float32(0), x.shape) for name, x in arrays.items()}
+    placeholders = {}
+    for name, array in arrays.items():
+        placeholders[name] = np.broadcast_to(np.float32(0), array.shape)
+    return placeholders
 
 
 def test_attention_with_an_axis_of_heads_is_read_into_memory(with_axis_of_heads):
     reader, expected = with_axis_of_heads
 
-    restored = reader.restore(1, {"model": build_placeholders(expected)})["model"]
+    placeholders = build_placeholders(expected)
 
-    assert_array_equal(restored["query/kernel"], expected["query/kernel"])
+    restored = reader.restore(1, {"model": placeholders})
+
+    found = restored["model"]["query/kernel"]
+    assert_array_equal(found, expected["query/kernel"])
 
 
 def test_attention_of_another_width_is_rejected(with_axis_of_heads):
     reader, expected = with_axis_of_heads
-    wrong = build_placeholders(expected) | {"query/kernel": np.zeros((1, 4, 5), np.float32)}
+    wrong = build_placeholders(expected)
+    wrong["query/kernel"] = np.zeros((1, 4, 5), np.float32)
 
     with pytest.raises(ValueError, match="shape: query/kernel is"):
         reader.restore(1, {"model": wrong})
 
 
 def test_no_program_is_compiled_to_save_a_small_array_that_all_devices_hold(open_store, caplog):
-    everywhere = NamedSharding(build_mesh(jax.devices()), PartitionSpec())
+    mesh = build_mesh(jax.devices())
+    everywhere = NamedSharding(mesh, PartitionSpec())
     kernel = jax.device_put(np.ones((24, 11), np.float32), everywhere)
+    store = open_store()
 
     with jax.log_compiles():
-        open_store().save(
+        store.save(
             1,
             {"model": {"kernel": kernel}},
             metadata={},
             metrics={},
         )
 
-    assert not [message for message in caplog.messages if "slice" in message]
+    for message in caplog.messages:
+        assert "slice" not in message
 
 
 def test_abandoned_writes_of_orbax_give_no_warning(monkeypatch):

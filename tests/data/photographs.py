@@ -1,20 +1,15 @@
 """A synthetic set of photographs, and planted copies of images, by kind."""
 
-from collections.abc import Callable, Mapping
-
 import cv2
 import numpy as np
-from numpy.random import Generator
 from sklearn.datasets import load_sample_images
 
 from vit_jax.data.crops import Box, cut
 
-Pixels = np.ndarray
-Change = Callable[[Pixels], Pixels]
 WINDOW = 140  # pixels of a crop of a real photograph
 
 
-def photographs(count: int, seed: int = 0, sides: tuple[int, int] = (240, 480)) -> list[Pixels]:
+def photographs(count, seed=0, sides=(240, 480)):
     """Return images, uint8 (H, W, 3), of random clouds of noise, gradients and shaded shapes.
 
     Sides in pixels are from the first number up to the second.
@@ -26,7 +21,7 @@ def photographs(count: int, seed: int = 0, sides: tuple[int, int] = (240, 480)) 
     return images
 
 
-def windows() -> list[Pixels]:
+def windows():
     """Return disjoint parts of the two photographs of scikit-learn.
 
     Neighbours are hard to tell apart: they show the same sky or petals.
@@ -42,7 +37,7 @@ def windows() -> list[Pixels]:
     return parts
 
 
-def _make_photograph(rng: Generator, sides: tuple[int, int]) -> Pixels:
+def _make_photograph(rng, sides):
     size = rng.integers(*sides, 2).tolist()
     image = _make_gradient(rng, *size)
     contrast = rng.uniform(20, 70)
@@ -58,7 +53,7 @@ def _make_photograph(rng: Generator, sides: tuple[int, int]) -> Pixels:
     return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def _draw_shape(rng: Generator, height: int, width: int) -> Pixels:
+def _draw_shape(rng, height, width):
     """Return the mask (H, W, 1) of a random ellipse or polygon with soft borders."""
     mask = np.zeros((height, width), np.float32)
     centre = rng.integers((width, height)).tolist()
@@ -76,7 +71,7 @@ def _draw_shape(rng: Generator, height: int, width: int) -> Pixels:
     return cv2.GaussianBlur(mask, (0, 0), softness)[..., None]
 
 
-def _make_gradient(rng: Generator, height: int, width: int) -> Pixels:
+def _make_gradient(rng, height, width):
     """Return colours (H, W, 3) between four random ones at the corners."""
     corners = rng.uniform(0, 255, (2, 2, 3)).astype(np.float32)
     mean = corners.mean(axis=(0, 1))
@@ -89,7 +84,7 @@ def _make_gradient(rng: Generator, height: int, width: int) -> Pixels:
     )
 
 
-def _make_clouds(rng: Generator, height: int, width: int) -> Pixels:
+def _make_clouds(rng, height, width):
     """Return noise (H, W, 1) of variance 1 whose amplitude falls with the frequency.
 
     Photographs have such spectra.
@@ -106,8 +101,8 @@ def _make_clouds(rng: Generator, height: int, width: int) -> Pixels:
     return clouds[..., None]
 
 
-def _make_jpeg_copy(quality: int) -> Change:
-    def copy(image: Pixels) -> Pixels:
+def _make_jpeg_copy(quality):
+    def copy(image):
         _, encoded = cv2.imencode(
             ".jpg",
             image,
@@ -118,8 +113,8 @@ def _make_jpeg_copy(quality: int) -> Change:
     return copy
 
 
-def _make_resized_copy(scale: float) -> Change:
-    def copy(image: Pixels) -> Pixels:
+def _make_resized_copy(scale):
+    def copy(image):
         return cv2.resize(
             image,
             None,
@@ -131,10 +126,10 @@ def _make_resized_copy(scale: float) -> Change:
     return copy
 
 
-def _make_crop(share: float, place: float) -> Change:
+def _make_crop(share, place):
     """Keep a share of each side, from the corner (0) to the centre (0.5)."""
 
-    def copy(image: Pixels) -> Pixels:
+    def copy(image):
         height, width = image.shape[:2]
         kept_height = round(share * height)
         kept_width = round(share * width)
@@ -148,33 +143,34 @@ def _make_crop(share: float, place: float) -> Change:
 
 
 def _make_shifted_copy(
-    factor: tuple[float, float, float],
-    offset: float,
-) -> Change:
+    factor,
+    offset,
+):
     """Multiply the channels by factors and add an offset, in grey levels."""
 
-    def copy(image: Pixels) -> Pixels:
+    def copy(image):
         shifted = image * np.array(factor) + offset
         return np.clip(shifted, 0, 255).astype(np.uint8)
 
     return copy
 
 
-def _remove_colour(image: Pixels) -> Pixels:
+def _remove_colour(image):
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
 
 
-def _mirror(image: Pixels) -> Pixels:
+def _mirror(image):
     return np.ascontiguousarray(image[:, ::-1])
 
 
-def _mirror_and_shrink(image: Pixels) -> Pixels:
+def _mirror_and_shrink(image):
     half = _make_resized_copy(0.5)(_mirror(image))
     return _make_jpeg_copy(50)(half)
 
 
-COPIES: Mapping[str, Change] = {
+# Changes that make a copy of an image; each takes and returns uint8 (H, W, 3).
+COPIES = {
     "JPEG quality 95": _make_jpeg_copy(95),
     "JPEG quality 75": _make_jpeg_copy(75),
     "JPEG quality 50": _make_jpeg_copy(50),
@@ -191,4 +187,3 @@ COPIES: Mapping[str, Change] = {
     "crop of 90 %, centre": _make_crop(0.9, 0.5),
     "crop of 90 %, corner": _make_crop(0.9, 0.0),
 }
-"""A change that makes a copy of an image; takes and returns uint8 (H, W, 3)."""

@@ -70,8 +70,16 @@ def write_classes(folder, labels, pixels):
 
 def logits_of(model, pixels):
     """Return float64 logits (B, K), one image at a time and without the evaluation."""
-    run = jax.jit(lambda image: model(normalise(image, "float32")).logits_BK)
-    logits = [run(jnp.asarray(image)[None]) for image in pixels]
+
+    @jax.jit
+    def run(image):
+        output = model(normalise(image, "float32"))
+        return output.logits_BK
+
+    logits = []
+    for image in pixels:
+        batch = jnp.asarray(image)[None]
+        logits.append(run(batch))
     return np.concatenate(logits).astype(np.float64)
 
 
@@ -91,7 +99,11 @@ def extractor_of(model, cache=None, **options):
     """Return the extractor of the features of a model; `cache` is a folder."""
     if cache is not None:
         cache = Cache(cache, WorkdirLock, is_abandoned)
-    options = {"layer": "pre_logits", "max_unreadable": 0, "transform": model.transform} | options
+    options = {
+        "layer": "pre_logits",
+        "max_unreadable": 0,
+        "transform": model.transform,
+    } | options
     return Extractor(
         module=model.module,
         architecture=model.architecture,
@@ -101,5 +113,6 @@ def extractor_of(model, cache=None, **options):
 
 
 def softmax(logits):
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return shifted / shifted.sum(axis=1, keepdims=True)
+    largest = logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(logits - largest)
+    return exponentials / exponentials.sum(axis=1, keepdims=True)

@@ -95,7 +95,10 @@ def test_accuracies_and_short_classes():
     accuracies = result.list_accuracies(3, 1e-3)
 
     assert result.num_test == 20
-    assert result.short == {1: (3,), 3: (1, 3)}
+    assert result.short == {
+        1: (3,),
+        3: (1, 3),
+    }
     assert set(result.accuracy) == set(measured)
     assert accuracies.tolist() == [0.75, 0.75]
 
@@ -231,28 +234,39 @@ def test_evaluator_yields_mean_and_spread():
         "2shot_accuracy",
         "2shot_spread",
     ]
+    expected_spread = np.std(expected, ddof=1)
     assert found["2shot_accuracy"] == pytest.approx(expected.mean())
-    assert found["2shot_spread"] == pytest.approx(np.std(expected, ddof=1))
+    assert found["2shot_spread"] == pytest.approx(expected_spread)
+
+
+def test_one_seed_has_no_spread():
     assert spread([0.5]) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("field", "value", "message"),
     [
-        ({"shots": ()}, "shots=().*whole numbers from 1"),
-        ({"shots": (5, 5)}, "different"),
-        ({"seeds": (-1,)}, "from 0"),
-        ({"l2": (0.0,)}, "positive"),
-        ({"sampling": "last"}, "random or first"),
-        ({"sampling": "first"}, "seeds=.*no effect"),
-        ({"l2": ()}, r"l2=\(\).*positive"),
+        ("shots", (), "shots=().*whole numbers from 1"),
+        ("shots", (5, 5), "different"),
+        ("seeds", (-1,), "from 0"),
+        ("l2", (0.0,), "positive"),
+        ("sampling", "last", "random or first"),
+        ("sampling", "first", "seeds=.*no effect"),
+        ("l2", (), r"l2=\(\).*positive"),
         (
-            {"penalty_choice": "median", "l2": (1.0, 2.0)},
-            "penalty_choice='median'.*mean_accuracy or mean_rank",
+            "penalty_choice",
+            "mean_rank",
+            "penalty_choice='mean_rank'.*one penalty.*Give several",
         ),
-        ({"penalty_choice": "mean_rank"}, "penalty_choice='mean_rank'.*one penalty.*Give several"),
     ],
 )
-def test_rejected_protocols(options, message):
+def test_rejected_protocols(field, value, message):
     with pytest.raises(ValueError, match=message):
-        FewShot(**options)
+        FewShot(**{field: value})
+
+
+def test_an_unknown_choice_of_penalties_is_rejected():
+    rule = "penalty_choice='median'.*mean_accuracy or mean_rank"
+
+    with pytest.raises(ValueError, match=rule):
+        FewShot(penalty_choice="median", l2=(1.0, 2.0))

@@ -15,11 +15,14 @@ def sample_examples(num, width, num_classes, seed=0):
     Features have unequal scales, are correlated, and far from zero. Every class may occur.
     """
     rng = np.random.default_rng(seed)
-    mixing = rng.normal(size=(width, width)) / width**0.5 * np.logspace(0, -2, width)
+    scales = np.logspace(0, -2, width) / width**0.5
+    mixing = rng.normal(size=(width, width)) * scales
     offset = rng.normal(size=width)
 
     def sample_features(count):
-        return (rng.normal(size=(count, width)) @ mixing + offset).astype(np.float32)
+        independent = rng.normal(size=(count, width))
+        features = independent @ mixing + offset
+        return features.astype(np.float32)
 
     features = sample_features(num)
     labels = rng.integers(0, num_classes, num)
@@ -36,11 +39,14 @@ def compute_released_scores(feature, label, num_classes, test, l2):
     std = feature.std(axis=0) + 1e-5
 
     def prepare(part):
-        return np.c_[(part - mean) / std, np.full(len(part), 100.0)]
+        standardised = (part - mean) / std
+        constant = np.full(len(part), 100.0)
+        return np.c_[standardised, constant]
 
     x = prepare(feature)
     targets = 2 * np.eye(num_classes)[label] - 1
-    weight = np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ targets)
+    penalty = l2 * np.eye(x.shape[1])
+    weight = np.linalg.solve(x.T @ x + penalty, x.T @ targets)
     return prepare(test.astype(np.float64)) @ weight
 
 
@@ -62,12 +68,14 @@ def assert_equals_float64(feature, label, test, num_classes):
         )
 
         scores = np.concatenate(list(classifier.scores(test)))
-        assert np.abs(scores - expected).max() < TOLERANCE, l2
+        difference = np.abs(scores - expected)
+        assert difference.max() < TOLERANCE, l2
 
-        ascending = np.sort(expected, axis=1)
-        is_clear = ascending[:, -1] - ascending[:, -2] > 2 * TOLERANCE
+        *_, second, first = np.sort(expected, axis=1).T
+        is_clear = first - second > 2 * TOLERANCE
+        classes = classifier.predict(test)
         expected_classes = expected.argmax(axis=1)
-        assert np.array_equal(classifier.predict(test)[is_clear], expected_classes[is_clear])
+        assert np.array_equal(classes[is_clear], expected_classes[is_clear])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +106,8 @@ def test_fits_more_features_than_images_with_a_small_penalty():
     """In float32 the factorisation lost this penalty, and most training images were wrong."""
     feature, label, _ = sample_examples(180, 182, 8)
 
-    classifier = LeastSquares(feature, label, 8).solve(1e-6)
+    summary = LeastSquares(feature, label, 8)
+    classifier = summary.solve(1e-6)
 
     assert np.array_equal(classifier.predict(feature), label)
 
@@ -106,7 +115,9 @@ def test_fits_more_features_than_images_with_a_small_penalty():
 def append_dependent_features(feature):
     """Append the negative sum of the features, and a constant."""
     constant = np.full(len(feature), 7.0)
-    return np.c_[feature, -feature.sum(axis=1), constant].astype(np.float32)
+    negative_sum = -feature.sum(axis=1)
+    appended = np.c_[feature, negative_sum, constant]
+    return appended.astype(np.float32)
 
 
 def test_dependent_and_constant_features():

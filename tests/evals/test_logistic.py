@@ -18,7 +18,8 @@ def sample_examples():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, CLASSES, NUM)
     centres = rng.normal(size=(CLASSES, WIDTH))
-    features = centres[labels] + 2 * rng.normal(size=(NUM, WIDTH))
+    noise = rng.normal(size=(NUM, WIDTH))
+    features = centres[labels] + 2 * noise
     return features.astype(np.float32), labels
 
 
@@ -26,8 +27,10 @@ def compute_objective(weight, bias, features, labels, penalty):
     """Return the penalised loss in float64."""
     logits = features.astype(np.float64) @ weight + bias
     logits -= logits.max(axis=1, keepdims=True)
-    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(NUM), labels]
-    return losses.sum() + penalty / 2 * np.square(weight).sum()
+    label_logits = logits[np.arange(NUM), labels]
+    losses = np.log(np.exp(logits).sum(axis=1)) - label_logits
+    squared_norm = np.square(weight).sum()
+    return losses.sum() + penalty / 2 * squared_norm
 
 
 def fit_by_scikit_learn(features, labels, penalty):
@@ -72,8 +75,9 @@ def test_reaches_the_minimum_of_scikit_learn(penalty):
         penalty,
     )
 
+    is_equal = found.predict(features) == reference.predict(features)
     assert objective == pytest.approx(expected, rel=1e-5)
-    assert (found.predict(features) == reference.predict(features)).mean() > 0.98
+    assert is_equal.mean() > 0.98
     assert 0 < found.iterations < logistic.MAX_ITERATIONS
 
 
@@ -91,7 +95,8 @@ def test_search_finds_the_best_penalty(best):
 
     found, tried = choose_penalty(compute_loss)
 
-    assert abs(np.log10(found / best)) <= 1 / 16 + 1e-9
+    deviation = np.log10(found / best)
+    assert abs(deviation) <= 1 / 16 + 1e-9
     assert len(calls) == len(tried) <= len(PENALTIES) + 8
 
     coarse = [penalty for penalty in tried if penalty in PENALTIES]
@@ -109,16 +114,22 @@ def test_equal_losses_prefer_the_larger_penalty():
 def test_probabilities_are_scikit_learns():
     features, labels = sample_examples()
 
-    found = fit_logistic(features, labels, CLASSES, 10.0).log_probabilities(features)
+    classifier = fit_logistic(features, labels, CLASSES, 10.0)
+    found = classifier.log_probabilities(features)
 
-    expected = fit_by_scikit_learn(features, labels, 10.0).predict_log_proba(features)
+    reference = fit_by_scikit_learn(features, labels, 10.0)
+    expected = reference.predict_log_proba(features)
     assert_allclose(found, expected, atol=2e-3)
 
 
 @pytest.mark.usefixtures("three_chunks")
 def test_several_labels_are_fitted_one_against_the_rest():
     features, labels = sample_examples()
-    label_columns = [labels == 0, labels < 2, features[:, 0] + features[:, 1] > 0]
+    label_columns = [
+        labels == 0,
+        labels < 2,
+        features[:, 0] + features[:, 1] > 0,
+    ]
     label_NK = np.stack(label_columns, axis=1).astype(np.int32)
 
     found = fit_logistic(features, label_NK, 3, 10.0)

@@ -44,7 +44,9 @@ def test_average_precision_by_hand():
         bool,
     )
 
-    expected = [(1 + 2 / 3 + 3 / 4) / 3, (1 / 3 + 2 / 4) / 2, 1, NAN]
+    first = (1 + 2 / 3 + 3 / 4) / 3
+    second = (1 / 3 + 2 / 4) / 2
+    expected = [first, second, 1, NAN]
     order = np.array([3, 0, 4, 1, 2])  # which must not matter
     for rows in (slice(None), order, order[::-1]):
         found = average_precisions(is_true_NK[rows], score_NK[rows])
@@ -80,9 +82,10 @@ def iterate_batches():
 
     The second has two rows of padding, which would be wrong in all classes.
     """
-    logits = np.log(PROBABILITY / (1 - PROBABILITY))
-    logits = np.concatenate([logits, 9 * np.ones((2, 3))]).astype(np.float32)
-    label = np.concatenate([LABEL, np.zeros((2, 3), int)]).astype(np.int32)
+    logits = np.full((6, 3), 9, np.float32)
+    logits[:4] = np.log(PROBABILITY / (1 - PROBABILITY))
+    label = np.zeros((6, 3), np.int32)
+    label[:4] = LABEL
     mask = np.array([1, 1, 1, 1, 0, 0], np.float32)
 
     for rows in (slice(0, 3), slice(3, 6)):
@@ -123,7 +126,8 @@ def test_an_evaluator_counts_every_example_once(scores):
     def step(_, batch):
         logits, labelled = batch
         images = labelled.mask_B.sum()
-        return score_classes(logits, labelled) | {"loss": images * 2.5, "weight": images}
+        sums = {"loss": images * 2.5, "weight": images}
+        return score_classes(logits, labelled) | sums
 
     split = Split(
         "test",
@@ -132,10 +136,12 @@ def test_an_evaluator_counts_every_example_once(scores):
         lambda: contextlib.nullcontext(iterate_batches()),
     )
 
-    results = dict(MultilabelEvaluator(split, step).run(None))
+    evaluator = MultilabelEvaluator(split, step)
 
-    expected = {name: pytest.approx(value) for name, value in scores.values().items()}
-    assert results == expected | {"images": 4.0}
+    results = dict(evaluator.run(None))
+
+    expected = scores.values() | {"images": 4.0}
+    assert results == pytest.approx(expected)
 
 
 def test_the_loss_is_the_cross_entropy_of_all_classes():
@@ -143,8 +149,8 @@ def test_the_loss_is_the_cross_entropy_of_all_classes():
 
     losses = score_classes(logits, batch)["loss_B"]
 
-    log_likelihood = LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)
-    expected = -log_likelihood.sum(axis=1)
+    of_truth = np.where(LABEL, PROBABILITY, 1 - PROBABILITY)
+    expected = -np.log(of_truth).sum(axis=1)
 
     assert_allclose(losses, expected[:3], rtol=1e-5)
 

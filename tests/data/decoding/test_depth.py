@@ -26,10 +26,10 @@ from vit_jax.data.unreadable import find_reason
 from vit_jax.evals.splits import SplitChoice, open_pair, open_split
 
 RNG = np.random.default_rng(0)
-GREY = RNG.integers(0, 4096, (7, 9)).astype(np.uint16)  # 12 bits
-GREY[0, :2] = 0, 4095
-RGB = RNG.integers(0, 4096, (7, 9, 3)).astype(np.uint16)
+RGB = RNG.integers(0, 4096, (7, 9, 3)).astype(np.uint16)  # 12 bits
 RGB[0, 0] = 0, 4095, 2047
+GREY = RNG.integers(0, 4096, (7, 9)).astype(np.uint16)
+GREY[0, :2] = 0, 4095
 SIGNED = GREY.astype(np.int16) - 1000
 UNIT = GREY.astype(np.float32) / 4095
 RAMP = np.arange(63, dtype=np.uint16).reshape(7, 9) * 65  # 12 bits
@@ -176,34 +176,66 @@ FULL = {
 def test_all_16_bits_are_converted_as_by_opencv(kind):
     file = FULL[kind]
 
-    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-    expected = cv2.imdecode(np.frombuffer(file, np.uint8), flags)
+    found = decode(file)
 
-    assert_array_equal(decode(file), expected)
+    content = np.frombuffer(file, np.uint8)
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    expected = cv2.imdecode(content, flags)
+    assert_array_equal(found, expected)
 
 
 FLOATS = GREY.astype(np.float32)
 NEGATIVE = GREY.astype(np.int16) - 500
 DIM = GREY // 16
 GIVEN = {
-    "PNG": (png(GREY), GREY),
-    "PNG in RGB": (png(RGB), RGB),
-    "PNG with sBIT": (png(GREY, 10), GREY),
-    "TIFF": (tiff(GREY), GREY),
-    "TIFF in RGB": (tiff(RGB, ">"), RGB),
-    "TIFF with MaxSampleValue": (tiff(GREY, most=60000), GREY),
-    "TIFF of signed values": (tiff(NEGATIVE), NEGATIVE),
+    "PNG": (
+        png(GREY),
+        GREY,
+    ),
+    "PNG in RGB": (
+        png(RGB),
+        RGB,
+    ),
+    "PNG with sBIT": (
+        png(GREY, 10),
+        GREY,
+    ),
+    "TIFF": (
+        tiff(GREY),
+        GREY,
+    ),
+    "TIFF in RGB": (
+        tiff(RGB, ">"),
+        RGB,
+    ),
+    "TIFF with MaxSampleValue": (
+        tiff(GREY, most=60000),
+        GREY,
+    ),
+    "TIFF of signed values": (
+        tiff(NEGATIVE),
+        NEGATIVE,
+    ),
     "TIFF of uint32": (
         tiff(GREY.astype(np.uint32)),
         GREY,
     ),
-    "TIFF of float32": (tiff(FLOATS), GREY),
+    "TIFF of float32": (
+        tiff(FLOATS),
+        GREY,
+    ),
     "TIFF of float32 with a range": (
         tiff(FLOATS, t341=("f", 1.0)),
         GREY,
     ),
-    "packed TIFF": (tiff(GREY, bits=12), GREY),
-    "PGM": (pnm(GREY, 4095), GREY),
+    "packed TIFF": (
+        tiff(GREY, bits=12),
+        GREY,
+    ),
+    "PGM": (
+        pnm(GREY, 4095),
+        GREY,
+    ),
     "TIFF of float16": (
         tiff(DIM.astype(np.float16)),
         DIM,
@@ -279,7 +311,8 @@ def test_deep_files_are_turned_upright(orientation):
     )
 
     assert_array_equal(stored, map_to_bytes(values))
-    expected = map_to_bytes(np.array(UPRIGHT[orientation]) * 500)
+    upright_values = np.array(UPRIGHT[orientation]) * 500
+    expected = map_to_bytes(upright_values)
     assert_array_equal(upright, expected)
 
 
@@ -417,8 +450,11 @@ def test_training_crops_take_the_range(make_config):
 def test_reasons_take_the_range():
     source = Images(tiff(UNIT))
 
-    assert "--images.value_range=" in find_reason(source, 0, 1.0)
-    assert "can be now" in find_reason(source, 0, 1.0, (0, 1))
+    without_range = find_reason(source, 0, 1.0)
+    with_range = find_reason(source, 0, 1.0, (0, 1))
+
+    assert "--images.value_range=" in without_range
+    assert "can be now" in with_range
 
 
 def write_files(folder, files):
@@ -468,8 +504,10 @@ def test_losses_are_counted(tmp_path):
     assert f"(first: {tmp_path}/float.tiff)" in floats
     assert pages == "1 of 13 checked files have several pages: page 1 of 3 is used."
 
-    assert survey(paths, (0, 4095), option) == [pages.replace("13", "12")]
-    assert survey(paths[4:6], None, option) == []
+    with_range = survey(paths, (0, 4095), option)
+    of_png = survey(paths[4:6], None, option)
+    assert with_range == [pages.replace("13", "12")]
+    assert of_png == []
 
 
 def encode_avif(pixels):

@@ -24,13 +24,19 @@ PIXELS = np.random.default_rng(0).integers(
     size=(HEIGHT, WIDTH, 4),
     dtype=np.uint8,
 )
-GREY = ("avif", "bmp", "jp2", "jpg", "pam", "pbm", "pgm", "png", "ras", "tiff", "webp")
-COLOUR = ("avif", "bmp", "gif", "jp2", "jpg", "pam", "png", "ppm", "ras", "tiff")
-ALPHA = ("avif", "bmp", "gif", "jp2", "png", "tiff", "webp")
+GREY = "avif bmp jp2 jpg pam pbm pgm png ras tiff webp"
+COLOUR = "avif bmp gif jp2 jpg pam png ppm ras tiff"
+ALPHA = "avif bmp gif jp2 png tiff webp"
+
+
+def list_kinds(extensions, channels):
+    return [(extension, channels) for extension in extensions.split()]
+
+
 KINDS = [  # extension, number of channels, options of OpenCV
-    *((extension, 3) for extension in COLOUR),
-    *((extension, 1) for extension in GREY),
-    *((extension, 4) for extension in ALPHA),
+    *list_kinds(COLOUR, 3),
+    *list_kinds(GREY, 1),
+    *list_kinds(ALPHA, 4),
     ("jpg", 3, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
     ("pgm", 1, cv2.IMWRITE_PXM_BINARY, 0),
     ("webp", 3, cv2.IMWRITE_WEBP_QUALITY, 50),
