@@ -142,7 +142,12 @@ def our_batches(folder):
         test_split="test",
         image_size=(SIZE, SIZE),
     )
-    source = open_source(f"folder:{folder}", "all", config, 0)
+    source = open_source(
+        f"folder:{folder}",
+        "all",
+        config,
+        0,
+    )
     steps = WARM_UP + STEPS
     stream = TrainStream(
         source,

@@ -79,7 +79,12 @@ def write_part(folder: Path, images: list[bytes], first: int) -> None:
 
     write_shard(folder / "wds" / f"train-{first:06}.tar", members)
     parquet_file = folder / "parquet" / f"train-{first:06}.parquet"
-    write_parquet(parquet_file, labels, group=100, images=stored)
+    write_parquet(
+        parquet_file,
+        labels,
+        group=100,
+        images=stored,
+    )
 
 
 def pack(folder: Path, count: int) -> dict[str, str]:

@@ -186,8 +186,16 @@ def test_a_search_of_the_penalty_needs_images_before_features_are_computed(
 ):
     monkeypatch.setattr(Extractor, "extract", None)
     few = tmp_path / "few"
-    write_classes(few / "train", np.arange(4), sample_pixels(4))
-    write_classes(few / "test", np.arange(4), sample_pixels(4))
+    write_classes(
+        few / "train",
+        np.arange(4),
+        sample_pixels(4),
+    )
+    write_classes(
+        few / "test",
+        np.arange(4),
+        sample_pixels(4),
+    )
 
     outcome = run_words(["probe", words[0], f"--data=folder:{few}"])
 
@@ -199,7 +207,11 @@ def test_features_of_a_folder_with_one_class_and_a_test_split(words, tmp_path):
     weights, *_ = words
     folder = tmp_path / "tested"
     output = tmp_path / "f.npz"
-    write_classes(folder / "test", np.zeros(3, int), sample_pixels(3))
+    write_classes(
+        folder / "test",
+        np.zeros(3, int),
+        sample_pixels(3),
+    )
     options = [f"--data=folder:{folder}", f"--output={output}", "--cache=none"]
 
     assert "3 x 16 float32" in succeed(["features", weights, *options])

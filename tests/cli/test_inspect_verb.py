@@ -283,7 +283,11 @@ def test_sheets_of_the_data_of_a_recipe(tmp_path):
 
     train = np.load(output / "train.npz")
     assert_array_equal(train["image"], expected_image)
-    assert_allclose(train["label"], expected_label, rtol=1e-5)
+    assert_allclose(
+        train["label"],
+        expected_label,
+        rtol=1e-5,
+    )
     assert np.array_equal(train["record"], host.record_index[:6])
     assert ((train["label"] > 0.05).sum(axis=1) == 2).any()
 

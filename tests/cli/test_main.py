@@ -105,7 +105,11 @@ def test_the_help_of_a_verb_has_every_argument(verb):
     text = show(verb, "--help")
     usage, _, entries = drop_recipe_fields(text).partition("\n\n")
     entries = entries.partition("Examples:\n")[0]
-    flags = re.findall(r"^  --([\w.]+)", entries, re.MULTILINE)
+    flags = re.findall(
+        r"^  --([\w.]+)",
+        entries,
+        re.MULTILINE,
+    )
     arguments = re.findall(
         r"^  (\[?[A-Z]+…?\]?)(?=  |$)",
         entries,
@@ -247,7 +251,11 @@ def test_only_these_options_of_weights_have_choices():
 
 def read_commands(document):
     """Return the lines in blocks of code, with arrays of the shell and continued lines joined."""
-    blocks = re.findall(r"```(?:sh)?\n(.*?)```", document, re.DOTALL)
+    blocks = re.findall(
+        r"```(?:sh)?\n(.*?)```",
+        document,
+        re.DOTALL,
+    )
     text = "\n".join(blocks).replace("\\\n", " ")
     for name, words in re.findall(r"^(\w+)=\((.*?)\)$", text, re.DOTALL | re.MULTILINE):
         text = text.replace(f'"${{{name}[@]}}"', words.replace("\n", " "))

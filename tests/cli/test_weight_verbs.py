@@ -239,7 +239,11 @@ def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding
     of classes.
     """
     names = (os.fsdecode(b"caf\xe9"), "café", *NAMES[2:])
-    save_weights(sample_weights(class_names=names), here / "w", OWN)
+    save_weights(
+        sample_weights(class_names=names),
+        here / "w",
+        OWN,
+    )
     write_image(here, os.fsdecode(b"\xe9.png"))
     output = io.BytesIO()
     monkeypatch.setattr(
@@ -360,7 +364,11 @@ def test_cells_that_a_spreadsheet_would_execute(here):
 @pytest.fixture
 def foreign(here):
     """Weights `foreign.npz` without a preparation of images or names of classes, and two images."""
-    write_npz(here / "foreign.npz", arrays_of(SQUARE, "released"), {})
+    write_npz(
+        here / "foreign.npz",
+        arrays_of(SQUARE, "released"),
+        {},
+    )
     (here / "names.txt").write_text("ant\nbee\ncat\n")
     pixels = sample_pixels(2, (12, 12))
     write_pngs(here, pixels)
@@ -466,7 +474,11 @@ def deep(here):
     (here / "float.tif").write_bytes(tiff(values.astype(np.float32), pages=2))
 
     preprocessing = DIRECT | {"value_range": [0.0, 4095.0]}
-    save_weights(sample_weights(), here / "w.npz", "released")
+    save_weights(
+        sample_weights(),
+        here / "w.npz",
+        "released",
+    )
     save_weights(
         sample_weights(preprocessing=preprocessing),
         here / "deep.npz",
@@ -555,7 +567,11 @@ def test_a_head_of_zeros_is_told(here):
     weights.parameters["head/linear/kernel"][:] = 0
     save_weights(weights, here / "zeros.npz", "released")
     write_pngs(here, sample_pixels(1))
-    write_classes(here / "images", np.arange(14) % 7, sample_pixels(14))
+    write_classes(
+        here / "images",
+        np.arange(14) % 7,
+        sample_pixels(14),
+    )
 
     assert "note: WARNING: the head is all zeros" in run("predict", "zeros.npz", "000.png")[2]
 
@@ -591,7 +607,12 @@ def write_run(folder):
     average = pytree.map_with_names(negate_head, model)
     items = {"model": model, "polyak": average}
     store = CheckpointStore(folder)
-    store.save(5, items, metadata=describe_weights(weights), metrics={})
+    store.save(
+        5,
+        items,
+        metadata=describe_weights(weights),
+        metrics={},
+    )
     store.close()
     return {"model": model, "average": average}
 
@@ -653,7 +674,11 @@ def test_folders_inside_a_run_are_no_checkpoints(here):
 def test_export_features(here, num_classes, words, names):
     a = dataclasses.replace(SEVEN, num_classes=num_classes)
     class_names = NAMES if num_classes else None
-    save_weights(sample_weights(a, class_names=class_names), here / "w.npz", "released")
+    save_weights(
+        sample_weights(a, class_names=class_names),
+        here / "w.npz",
+        "released",
+    )
 
     out, err = succeeds("export", "w.npz", "--to=stablehlo", "--output=w.stablehlo", *words)
 
@@ -709,7 +734,11 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
 
 def test_evaluate_a_part_of_a_folder_without_splits(weights, here):
     labels = [0] * 10 + [3] * 10 + [5] * 3
-    data = write_classes(here / "images", labels, sample_pixels(23))
+    data = write_classes(
+        here / "images",
+        labels,
+        sample_pixels(23),
+    )
     words = ("--split=train", "--holdout_fraction=0.3", "--seed=1", "--classes=ant,dog")
 
     out, err = succeeds("evaluate", "w.npz", data, *words)

@@ -30,7 +30,12 @@ def open_data(make_config):
     """Return a function that opens data with the seed 0 and fields of an `InputConfig`."""
 
     def open_with_fields(data, split="all", **fields):
-        return open_source(data, split, make_config(**fields), 0)
+        return open_source(
+            data,
+            split,
+            make_config(**fields),
+            0,
+        )
 
     return open_with_fields
 

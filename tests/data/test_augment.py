@@ -9,7 +9,11 @@ from PIL import Image, ImageFilter, ImageOps
 from vit_jax.data import augment
 
 RNG = np.random.default_rng
-IMAGE = RNG(0).integers(256, size=(32, 24, 3), dtype=np.uint8)
+IMAGE = RNG(0).integers(
+    256,
+    size=(32, 24, 3),
+    dtype=np.uint8,
+)
 LUMA_OF_RGB = np.array([0.299, 0.587, 0.114])
 
 

@@ -78,7 +78,12 @@ def test_the_records_are_those_of_the_files(data, split, local, make_config):
 
     found = pickle.loads(pickle.dumps(open_source(in_bucket, split, config, 0)))
 
-    expected = open_source(data.format(local), split, config, 0)
+    expected = open_source(
+        data.format(local),
+        split,
+        config,
+        0,
+    )
     assert len(found) == len(expected)
     assert found.class_names == expected.class_names
     assert found.labels.tolist() == expected.labels.tolist()

@@ -147,7 +147,11 @@ def test_random_crops_are_uniform(size):
         assert np.array_equal(crop, crops.cut(image, box))
         corners.append((top, left))
 
-    assert_uniform(corners, range(5 - height), range(6 - width))
+    assert_uniform(
+        corners,
+        range(5 - height),
+        range(6 - width),
+    )
 
 
 def test_shifts_are_uniform_and_fill_with_zeros():

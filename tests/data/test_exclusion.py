@@ -108,6 +108,7 @@ def test_ids_of_another_split_are_rejected_where_they_are_places(
     config = make_config(train_split="train[100:]", **fields)
     kept = open_source("digits", "train[100:]", config, 0)
     expected = np.delete(part.labels, [0, 5])
+
     assert np.array_equal(kept.labels, expected)
 
 

@@ -641,7 +641,11 @@ def test_tiffs_cannot_ask_for_time():
 
 
 def test_sparse_tiffs_are_unreadable():
-    tiled = write_tiff(SMOOTH, photometric="rgb", tile=(16, 16))
+    tiled = write_tiff(
+        SMOOTH,
+        photometric="rgb",
+        tile=(16, 16),
+    )
     tile_bytes = struct.pack("<H", 16 * 16 * 3)
     counts = tile_bytes * 6
     sparse_counts = b"\0\0" + tile_bytes * 5
@@ -787,7 +791,12 @@ def test_grey_avif(value_range, mode, is_sequence):
 
     exif = Image.Exif()
     exif[0x0112] = 6
-    file = write_by_pillow(image, "AVIF", exif=exif, **options)
+    file = write_by_pillow(
+        image,
+        "AVIF",
+        exif=exif,
+        **options,
+    )
     without_exif = write_by_pillow(image, "AVIF", **options)
     stored = read_by_pillow(without_exif)
 

@@ -78,7 +78,11 @@ def test_mixup_by_hand(unreadable):
             rtol=1e-5,
             atol=1e-6,
         )
-        assert_allclose(label[row], expected_label, rtol=1e-6)
+        assert_allclose(
+            label[row],
+            expected_label,
+            rtol=1e-6,
+        )
 
 
 @pytest.mark.parametrize("unreadable", [None, 2])
@@ -101,7 +105,11 @@ def test_cutmix_by_hand(unreadable):
         else:
             assert share == 1
         expected_label = blend(LABEL, row, share)
-        assert_allclose(label[row], expected_label, rtol=1e-6)
+        assert_allclose(
+            label[row],
+            expected_label,
+            rtol=1e-6,
+        )
 
         is_pasted = ~is_kept
         num_rows = is_pasted.any(axis=1).sum()

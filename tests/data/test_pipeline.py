@@ -104,7 +104,11 @@ def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(
         return empty(shape, *rest)
 
     monkeypatch.setattr(np, "empty", record_empty)
-    part = (slice(None), slice(2, None), slice(None, None, -1))
+    part = (
+        slice(None),
+        slice(2, None),
+        slice(None, None, -1),
+    )
 
     kept = {}
     with open_batches(stream) as batches:

@@ -30,7 +30,11 @@ def make_rng(seed=0):
 def apply(name, magnitude, rng=None):
     """Apply an operation to the image at a magnitude of 0 to 20."""
     operation = getattr(randaugment, name)
-    return operation(rng or make_rng(), IMAGE, magnitude / 10)
+    return operation(
+        rng or make_rng(),
+        IMAGE,
+        magnitude / 10,
+    )
 
 
 def autocontrast(magnitude):

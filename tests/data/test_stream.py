@@ -171,7 +171,11 @@ def uneven():
 @pytest.fixture(scope="module")
 def balanced(uneven):
     """Return 30 balanced batches of the source of uneven classes: 120 turns of three classes."""
-    stream = make_stream(uneven, num_steps=30, is_balanced=True)
+    stream = make_stream(
+        uneven,
+        num_steps=30,
+        is_balanced=True,
+    )
     return read_all(stream)
 
 

@@ -213,7 +213,12 @@ def folder(make_folder):
 
 def open_names(folder, split, config, seed=0):
     """Return a source and the names of its files below the folder of the split."""
-    source = open_source(f"folder:{folder}", split, config, seed)
+    source = open_source(
+        f"folder:{folder}",
+        split,
+        config,
+        seed,
+    )
     names = []
     for i in range(len(source)):
         path = pathlib.Path(source.name_of(i))
@@ -324,7 +329,11 @@ def test_few_examples_in_all_of_training(folder, make_config):
 )
 def test_classes_that_cannot_be_selected(folder, open_data, classes, rule):
     with rejects("config.input.classes", rule):
-        open_data(f"folder:{folder}", "train", classes=classes)
+        open_data(
+            f"folder:{folder}",
+            "train",
+            classes=classes,
+        )
 
 
 @pytest.mark.parametrize(

@@ -416,8 +416,19 @@ def cut_by_pillow(pixels, seed, size, resampling):
 def test_antialiased_crops_are_pillows_within_a_grey_level(train, interpolation, size):
     """Arrays and JPEG files give the same; files are not decoded at a fraction of their size."""
     image = make_photograph(1, (201, 280), 1.2)
-    image = cv2.normalize(image, None, 0, 255, cv2.NORM_MINMAX)
-    file = encode(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, 95)
+    image = cv2.normalize(
+        image,
+        None,
+        0,
+        255,
+        cv2.NORM_MINMAX,
+    )
+    file = encode(
+        ".jpg",
+        image,
+        cv2.IMWRITE_JPEG_QUALITY,
+        95,
+    )
     decoded = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
     resampling = PIL.Image.Resampling[interpolation.upper()]
     fields = {

@@ -43,7 +43,12 @@ class Damaged(MemorySource):
 def batch_of(records, unreadable):
     records = np.array(records)
     mask = ~np.isin(records, list(unreadable))
-    return HostBatch(None, None, mask.astype(np.float32), records)
+    return HostBatch(
+        None,
+        None,
+        mask.astype(np.float32),
+        records,
+    )
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,11 @@ def test_choice_by_cores(monkeypatch, cores, given, expected):
 
 def test_too_little_shared_memory(tmp_path):
     with pytest.raises(ValueError, match=r"--shm-size=.*num_workers=0"):
-        choose_parallelism(2, batch_bytes=2**60, folder=tmp_path)
+        choose_parallelism(
+            2,
+            batch_bytes=2**60,
+            folder=tmp_path,
+        )
 
     assert choose_parallelism(0, 1, batch_bytes=2**60, folder=tmp_path) == (0, 1)
     assert choose_parallelism(2, 1, batch_bytes=2**60, folder=tmp_path / "absent") == (2, 1)

@@ -13,7 +13,11 @@ from tensorflow_datasets.core import example_serializer
 
 from tests.data.packed_files import encode
 
-THREE_SPLITS = {"train": 1000, "validation": 300, "test": 300}
+THREE_SPLITS = {
+    "train": 1000,
+    "validation": 300,
+    "test": 300,
+}
 SIZES = {  # splits with parts have TFDS's sizes; the others are shorter
     "caltech101": {"train": 3060, "test": 300},
     "cifar100": {"train": 50_000, "test": 300},

@@ -212,6 +212,7 @@ def test_equal_pixels_have_equal_hashes_and_others_have_not():
 
     found = join_hash_words(np.asarray(rows["hash_B2"]))
     num_different = len(np.unique(found))
+
     assert found[3] == found[7]
     assert num_different == 39
 

@@ -119,6 +119,7 @@ def test_probabilities_are_scikit_learns():
 
     reference = fit_by_scikit_learn(features, labels, 10.0)
     expected = reference.predict_log_proba(features)
+
     assert_allclose(found, expected, atol=2e-3)
 
 

@@ -174,6 +174,7 @@ def test_a_split_with_ties(num_classes, split_with_ties):
 
     top1_interval = wilson_interval(top1, images)
     top5_interval = wilson_interval(top5, images)
+
     assert values["accuracy"] == top1 / images
     assert values["accuracy_interval"] == list(top1_interval)
     assert values["top5_accuracy"] == top5 / images
@@ -190,6 +191,7 @@ def test_records_are_the_numbers_in_the_split(num_classes, split_with_ties):
     for rows in parts:
         records += rows["record_B"].tolist()
     counted = np.flatnonzero(mask)
+
     assert records == counted.tolist()
 
 
@@ -210,6 +212,7 @@ def test_predictions_ignore_outputs_that_are_not_allowed():
     classes = found["class_BT"][:, :3]
     first, others = np.split(found["probability_BT"], [3], axis=1)
     expected = np.take_along_axis(probabilities, order, 1)
+
     assert np.array_equal(classes, allowed[order])
     assert first == pytest.approx(expected, rel=1e-5)
     assert not others.any()
@@ -217,6 +220,7 @@ def test_predictions_ignore_outputs_that_are_not_allowed():
     numbers = np.arange(30)
     places = np.searchsorted(allowed, output[labels])
     expected_loss = -np.log(probabilities[numbers, places])
+
     assert found["loss_B"] == pytest.approx(expected_loss, rel=1e-4)
 
 
@@ -325,7 +329,12 @@ def test_memory_is_bounded():
     assert metrics.confusion_2LA is None
 
     for confidence in confidences:
-        add_predictions(metrics, [7] * 50, [3] * 50, confidence)
+        add_predictions(
+            metrics,
+            [7] * 50,
+            [3] * 50,
+            confidence,
+        )
 
     found = [one.probability for one in metrics.wrong]
     worst = sorted(confidences.ravel(), reverse=True)

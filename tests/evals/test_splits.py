@@ -188,7 +188,11 @@ def test_names_of_the_run_are_names_here(make):
     assert judge(data, weights, split="test") == held_out
     assert judge(data, weights, split="fit") == train
     with rejects("--split=vla", "train, test, all, fit, val"):
-        open_labelled(data, weights, SplitChoice(split="vla"))
+        open_labelled(
+            data,
+            weights,
+            SplitChoice(split="vla"),
+        )
 
 
 def test_classes_of_the_run_are_those_judged(make):
@@ -537,7 +541,12 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
     folder = make("my-images")
     table = tmp_path / "my-images/table.csv"
     write_table(table, TEN_EACH[:14])
-    held_out = open_source(f"csv:{table}", "test", HOLDOUT, 7)
+    held_out = open_source(
+        f"csv:{table}",
+        "test",
+        HOLDOUT,
+        7,
+    )
     weights = make_weights(f"csv:{table}", held_up_to=read_held_hashes(held_out, 7))
 
     before, notes = judge("csv:./my-images/table.csv", weights)
@@ -706,6 +715,11 @@ def test_the_only_split_is_searched_for_duplicates(make, data, split, other, exp
     make("parts", list_splits("train", "val"))
     make("whole")
 
-    found = split_to_search(data, split, SplitChoice(), [other])
+    found = split_to_search(
+        data,
+        split,
+        SplitChoice(),
+        [other],
+    )
 
     assert found == expected

@@ -181,6 +181,7 @@ def test_all_16_bits_are_converted_as_by_opencv(kind):
     content = np.frombuffer(file, np.uint8)
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     expected = cv2.imdecode(content, flags)
+
     assert_array_equal(found, expected)
 
 
@@ -506,6 +507,7 @@ def test_losses_are_counted(tmp_path):
 
     with_range = survey(paths, (0, 4095), option)
     of_png = survey(paths[4:6], None, option)
+
     assert with_range == [pages.replace("13", "12")]
     assert of_png == []
 

@@ -46,7 +46,11 @@ KINDS = [  # extension, number of channels, options of OpenCV
 
 def encode(extension, channels, *options):
     pixels = PIXELS[..., :channels]
-    return packed_files.encode(f".{extension}", pixels, *options)
+    return packed_files.encode(
+        f".{extension}",
+        pixels,
+        *options,
+    )
 
 
 def name_kind(kind):

@@ -139,7 +139,12 @@ def make_riff_chunk(kind, content):
 
 def encode_webp(order, orientation):
     bgr = STORED_PIXELS[..., ::-1]
-    encoded = encode(".webp", bgr, cv2.IMWRITE_WEBP_QUALITY, 101)
+    encoded = encode(
+        ".webp",
+        bgr,
+        cv2.IMWRITE_WEBP_QUALITY,
+        101,
+    )
     chunk_of_pixels = encoded[12:]
     with_exif = b"\x08\0\0\0"
     sizes_less_1 = b"\2\0\0\1\0\0"

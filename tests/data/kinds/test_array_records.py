@@ -57,7 +57,11 @@ def test_records_are_those_that_the_library_wrote(tmp_path, options):
 
 def test_a_footer_of_several_blocks(tmp_path):
     path = tmp_path / "x"
-    written = write_records(path, "group_size:1", [1] * 12_000)
+    written = write_records(
+        path,
+        "group_size:1",
+        [1] * 12_000,
+    )
 
     source = open_records(path, len(written))
 

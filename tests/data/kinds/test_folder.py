@@ -18,7 +18,12 @@ from vit_jax.data.sources import holds_out, open_source
 
 def open_names(path, split, config, seed=0):
     """Return a source and the names of its files below the folder."""
-    source = open_source(f"folder:{path}", split, config, seed)
+    source = open_source(
+        f"folder:{path}",
+        split,
+        config,
+        seed,
+    )
     names = [source.name_of(i).removeprefix(f"{path}/") for i in range(len(source))]
     return source, names
 

@@ -127,7 +127,11 @@ def test_files_without_splits_hold_out_a_part(tmp_path, make_config, open_data, 
     for number in range(2):
         first = 10 * number
         write_shard(folder / f"{number}.tar", samples(ten, first))
-        write_parquet(folder / f"{number}.parquet", ten, first)
+        write_parquet(
+            folder / f"{number}.parquet",
+            ten,
+            first,
+        )
     data = f"{kind}:{folder}"
 
     train = open_data(data, "train")

@@ -269,6 +269,7 @@ def test_some_classes_of_several_labels(several_labels, open_table):
 
     expected = [[1, 1], [0, 0], [0, 0], [0, 1]]
     labels = [source[i].label.tolist() for i in range(4)]
+
     assert source.labels.tolist() == expected
     assert labels == expected
     assert source.records_sha256 != everything.records_sha256
@@ -364,6 +365,7 @@ def test_another_separator_of_labels_is_named_and_can_be_chosen(
 
     chosen = open_table(f"{path}#{name}")
     expected = open_table(usual)
+
     assert chosen.class_names == expected.class_names
     assert chosen.labels.tolist() == expected.labels.tolist()
 
@@ -453,7 +455,13 @@ def test_held_out_images_stay_held_out(make_table, make_config):
     hashes = read_held_hashes(source, 3)
     text = "\n".join(SEVERAL)
     path.write_text(text.replace("even", "odd"))
-    test = open_source(f"csv:{path}", "test", config, 3, hashes)
+    test = open_source(
+        f"csv:{path}",
+        "test",
+        config,
+        3,
+        hashes,
+    )
     train = open_source(
         f"csv:{path}",
         "train",
@@ -488,7 +496,12 @@ def test_batches_of_several_labels(make_table, make_config, open_table):
     """The third batch of eight is padded with four images without labels."""
     source = open_table(make_table(*SEVERAL))
     transform = build_evaluation_transform(make_config())
-    stream = EvaluationStream(source, transform, 8, np.arange(8))
+    stream = EvaluationStream(
+        source,
+        transform,
+        8,
+        np.arange(8),
+    )
 
     with open_batches(stream) as opened:
         batches = list(opened)
@@ -497,6 +510,7 @@ def test_batches_of_several_labels(make_table, make_config, open_table):
     mask = np.concatenate([batch.mask for batch in batches])
     padding = np.zeros((4, 2))
     expected = np.concatenate([source.labels, padding])
+
     assert labels.dtype == np.int32
     assert np.array_equal(labels, expected)
     assert mask.tolist() == [1] * 20 + [0] * 4
@@ -543,9 +557,15 @@ def test_special_files_in_a_table_are_unreadable_images(make_table, make_config,
             source.image_of(number)
 
     transform = build_evaluation_transform(make_config())
-    stream = EvaluationStream(source, transform, 4, np.arange(4))
+    stream = EvaluationStream(
+        source,
+        transform,
+        4,
+        np.arange(4),
+    )
     with open_batches(stream) as opened:
         (batch,) = opened
+
     assert batch.mask.tolist() == [0, 0, 0, 1]
 
 

@@ -124,7 +124,11 @@ def set_size(header, size):
 TWO_GIB = b"%011o\0" % 2**31
 HUGE = set_size(HEADER, TWO_GIB) + REST
 NEGATIVE = set_size(HEADER, b"\xff" * 12) + REST
-LONG_NAME = replace_bytes(HEADER, 156, tarfile.GNUTYPE_LONGNAME)
+LONG_NAME = replace_bytes(
+    HEADER,
+    156,
+    tarfile.GNUTYPE_LONGNAME,
+)
 HUGE_NAME = set_size(LONG_NAME, TWO_GIB) + REST
 
 

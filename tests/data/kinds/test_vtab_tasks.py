@@ -215,7 +215,11 @@ def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, open_data
 )
 def test_tasks_that_cannot_be_opened(tmp_path, open_data, name, split, rule):
     with rejects(name, rule):
-        open_data(f"vtab:{name}", split, data_dir=str(tmp_path))
+        open_data(
+            f"vtab:{name}",
+            split,
+            data_dir=str(tmp_path),
+        )
 
 
 def test_another_version_is_rejected_and_one_beside_it_is_found(tmp_path, make_config):
@@ -263,7 +267,11 @@ def test_a_dataset_of_other_classes_is_rejected(tmp_path, open_data):
     features.write_text(description.replace('"47"', '"46"'))
 
     with rejects("47 classes", "'dtd/.*46"):
-        open_data("vtab:dtd", "val200", data_dir=str(tmp_path))
+        open_data(
+            "vtab:dtd",
+            "val200",
+            data_dir=str(tmp_path),
+        )
 
 
 def test_a_label_that_is_no_class_is_named(tmp_path, open_data):
