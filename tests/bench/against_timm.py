@@ -399,8 +399,12 @@ def flops_per_image(model):
 def run_child(words):
     """Print one line of JSON for each batch, and end at the first that does not fit or fails."""
     if words.ceiling:
-        ceiling = max(measure_ceiling(words.contender, side, words.steps) for side in words.ceiling)
-        print(json.dumps({"flops_per_second": ceiling, **versions(words.contender)}), flush=True)
+        ceilings = []
+        for side in words.ceiling:
+            ceilings.append(measure_ceiling(words.contender, side, words.steps))
+        figures = {"flops_per_second": max(ceilings)}
+        figures |= versions(words.contender)
+        print(json.dumps(figures), flush=True)
         return
 
     for batch in words.batches:

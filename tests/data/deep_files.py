@@ -161,9 +161,10 @@ def tiff(
 
 def _describe_pixels(values, num_bytes, bits):
     """Return the tags that every TIFF has: sizes, bits, photometric interpretation, one strip."""
-    height, width, *channels = values.shape
-    samples = channels[0] if channels else 1
+    height, width = values.shape[:2]
+    samples = values.size // (height * width)
     bits_per_sample = bits or values.dtype.itemsize * 8
+    kind = _FORMATS[values.dtype.kind]
 
     return {
         256: ("H", width),
@@ -175,5 +176,5 @@ def _describe_pixels(values, num_bytes, bits):
         277: ("H", samples),
         278: ("H", height),
         279: ("I", num_bytes),
-        339: ("H", *[_FORMATS[values.dtype.kind]] * samples),
+        339: ("H", *[kind] * samples),
     }

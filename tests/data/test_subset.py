@@ -106,13 +106,14 @@ def test_a_subset_of_a_subset_under_new_numbers():
     inner_numbers = read_numbers(inner)
     assert inner_numbers == indices.tolist()
 
-    expected_numbers = [inner_numbers[3], inner_numbers[0]]
-    assert read_numbers(outer) == expected_numbers
+    numbers = read_numbers(outer)
     labels = read_labels(outer)
-    for i, number in enumerate(expected_numbers):
+    assert numbers == [inner_numbers[3], inner_numbers[0]]
+    for i, number in enumerate(numbers):
         assert outer.name_of(i) == f"record {number}"
         assert outer.key_of(i) == b"%d" % number
-        name = source.class_names[source.labels[number]]
+        label = source.labels[number]
+        name = source.class_names[label]
         assert outer.class_names[labels[i]] == name
     assert outer.class_names == ("c", "a")
     assert outer.num_classes == 2
@@ -121,11 +122,11 @@ def test_a_subset_of_a_subset_under_new_numbers():
 @pytest.mark.parametrize(
     ("sizes", "fraction", "held_sizes"),
     [
-        ((10, 20, 5), 0.2, [2, 4, 1]),
-        ((10, 20, 5), 0.01, [1, 1, 1]),
-        ((10, 20, 5), 0.99, [9, 19, 4]),
-        ((2, 1, 3), 0.5, [1, 0, 2]),  # 1.5 rounds to 2; the only example stays
-        ((4, 0), 0.25, [1, 0]),
+        ((10, 20, 5), 0.2, (2, 4, 1)),
+        ((10, 20, 5), 0.01, (1, 1, 1)),
+        ((10, 20, 5), 0.99, (9, 19, 4)),
+        ((2, 1, 3), 0.5, (1, 0, 2)),  # 1.5 rounds to 2; the only example stays
+        ((4, 0), 0.25, (1, 0)),
     ],
 )
 def test_hold_out_by_class(sizes, fraction, held_sizes):
@@ -135,7 +136,7 @@ def test_hold_out_by_class(sizes, fraction, held_sizes):
     rest, held = hold_out(source, fraction, seed=3)
 
     counts = np.bincount(held.labels, minlength=len(sizes))
-    assert counts.tolist() == held_sizes
+    assert np.array_equal(counts, held_sizes)
 
     rest_numbers = read_numbers(rest)
     held_numbers = read_numbers(held)

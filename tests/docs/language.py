@@ -75,7 +75,8 @@ def build_pattern() -> re.Pattern[str]:
 def find_phrases(text: str) -> list[str]:
     """Return the phrases of a text that are not used."""
     one_line = re.sub(r"\s+", " ", QUOTED.sub("", text))
-    return [match[0] for match in build_pattern().finditer(one_line)]
+    pattern = build_pattern()
+    return [match[0] for match in pattern.finditer(one_line)]
 
 
 def find_problems(text: str) -> Iterator[Problem]:

@@ -62,7 +62,11 @@ def test_every_file_is_run_here():
 
 def list_steps(lines, name):
     """Return the steps of the lines of metrics that have this one."""
-    return [line["step"] for line in lines if name in line]
+    steps = []
+    for line in lines:
+        if name in line:
+            steps.append(line["step"])
+    return steps
 
 
 @pytest.mark.slow

@@ -47,7 +47,12 @@ def test_choice_is_that_of_the_released_evaluator():
     shuffled = choose_examples(LABELS, 4, seed=1)
     in_order = choose_examples(LABELS, 4, seed=None)
 
-    indices_of_classes = [[1, 3, 6, 8, 9], [2, 7], [0, 4, 5], []]
+    indices_of_classes = [
+        [1, 3, 6, 8, 9],
+        [2, 7],
+        [0, 4, 5],
+        [],
+    ]
     assert to_lists(in_order) == indices_of_classes
 
     rng = np.random.default_rng(1)
@@ -74,8 +79,9 @@ def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
 
     few_shot(protocol, support, test, 4)
 
-    counts = [np.bincount(labels, minlength=4) for labels in seen]
-    assert to_lists(counts) == [[2, 2, 2, 0], [4, 2, 3, 0]]
+    two, four = seen
+    assert np.bincount(two).tolist() == [2, 2, 2]
+    assert np.bincount(four).tolist() == [4, 2, 3]
 
 
 def test_accuracies_and_short_classes():
@@ -91,7 +97,11 @@ def test_accuracies_and_short_classes():
 
     result = few_shot(protocol, support, test, 4)
 
-    measured = itertools.product((1, 3), (0, 1), (1e-3, 1.0))
+    measured = itertools.product(
+        protocol.shots,
+        protocol.seeds,
+        protocol.l2,
+    )
     accuracies = result.list_accuracies(3, 1e-3)
 
     assert result.num_test == 20
@@ -148,7 +158,8 @@ def make_results():
     for dataset in range(3):
         accuracy = {}
         for shots, rows in ACCURACIES.items():
-            for l2, mean in zip(PENALTIES, rows[dataset], strict=True):
+            means = rows[dataset]
+            for l2, mean in zip(PENALTIES, means, strict=True):
                 accuracy[shots, 0, l2] = mean - 0.05
                 accuracy[shots, 1, l2] = mean + 0.05
         results.append(FewShotResult(accuracy, num_test=100, short={}))

@@ -33,7 +33,9 @@ def sample_features(num, seed, num_classes=5, width=16):
 @pytest.fixture
 def sides():
     """Features of 12 training images and 5 test images."""
-    return sample_features(12, 0), sample_features(5, 1)
+    train = sample_features(12, 0)
+    test = sample_features(5, 1)
+    return train, test
 
 
 def normalise_rows(features):
@@ -47,11 +49,13 @@ def measure_by_hand(train, test, k, temperature):
     keys = normalise_rows(train.feature_ND)
     queries = normalise_rows(test.feature_ND)
     similarity = queries @ keys.T
-    index = np.argsort(-similarity)[:, :k]
+    order = np.argsort(-similarity)
+    index = order[:, :k]
     nearest = np.take_along_axis(similarity, index, axis=1)
     weight = np.exp(nearest / temperature)
 
-    one_hot = np.eye(5)[train.label_N[index]]
+    labels = train.label_N[index]
+    one_hot = np.eye(5)[labels]
     votes = np.einsum("qk,qkc->qc", weight, one_hot)
     predicted = votes.argmax(axis=1)
     return np.mean(predicted == test.label_N)
@@ -80,8 +84,15 @@ def test_equals_numpy_over_all_pairs(temperature):
 @pytest.mark.parametrize("keys_at_once", [1, 3, 4])
 @pytest.mark.parametrize("k", [2, 4])
 def test_nearest_are_sorted_by_similarity_then_by_index(k, keys_at_once):
-    keys = np.array([[0, 1], [1, 0], [2, 0], [1, 1]], np.float32)
-    query = np.array([[3, 0]], np.float32)
+    keys = np.float32(
+        [
+            [0, 1],
+            [1, 0],
+            [2, 0],
+            [1, 1],
+        ]
+    )
+    query = np.float32([[3, 0]])
 
     ((similarity, index),) = find_nearest(
         keys,
@@ -102,11 +113,11 @@ def test_votes_are_weighted():
     similarity = np.array([[0.9, 0.8, 0.7]])
     label = np.array([[1, 0, 0]])
 
-    cold = vote(similarity, label, 2, temperature=0.05)
-    warm = vote(similarity, label, 2, temperature=1.0)
+    (cold,) = vote(similarity, label, 2, temperature=0.05)
+    (warm,) = vote(similarity, label, 2, temperature=1.0)
 
-    assert cold.tolist() == [1]
-    assert warm.tolist() == [0]
+    assert cold == 1
+    assert warm == 0
 
 
 def test_numbers_of_neighbours_beyond_the_images_are_not_measured(sides):

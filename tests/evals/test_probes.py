@@ -44,8 +44,9 @@ class LabelSource(MemorySource):
     """A source of black images with these labels; the seed is that of their features."""
 
     def __init__(self, labels, seed, is_same):
+        labels = np.array(labels)
         pixels = np.zeros((len(labels), 1, 1, 1), np.uint8)
-        super().__init__(pixels, np.array(labels), NAMES)
+        super().__init__(pixels, labels, NAMES)
         self.seed = seed
         self.is_same = is_same
 
@@ -99,14 +100,21 @@ def test_few_shot_table():
     second = found["datasets"]["second"]["2"]
     average = (first["mean"] + second["mean"]) / 2
 
-    assert len(first["seeds"]) == 2
-    assert first["mean"] == pytest.approx(np.mean(first["seeds"]))
+    one, other = first["seeds"]
+    assert first["mean"] == pytest.approx((one + other) / 2)
     assert found["average"]["2"] == pytest.approx(average)
 
     lines = table.to_text().splitlines()
     names = [line.split()[0] for line in lines]
-
-    assert names == ["data"] + ["first"] * 2 + ["second"] * 2 + ["average"] * 2
+    assert names == [
+        "data",
+        "first",
+        "first",
+        "second",
+        "second",
+        "average",
+        "average",
+    ]
     assert "second: fewer than 2 images of ant, bee, cat; those there are are used." in table.notes
 
 
@@ -127,8 +135,9 @@ def test_penalties_are_chosen_for_all_datasets(choice):
     )
 
     found = table.to_dict()
-    assert set(found["l2_used"]) == {"1", "2"}
-    for shots, l2 in found["l2_used"].items():
+    l2_used = found["l2_used"]
+    assert set(l2_used) == {"1", "2"}
+    for shots, l2 in l2_used.items():
         result = found["datasets"]["first"][shots]
         assert result["mean"] == result["mean_by_l2"][f"{l2:g}"]
 
@@ -160,7 +169,7 @@ def test_probes(balanced_sides):
 
 def test_a_search_needs_enough_images(balanced_sides):
     _, test = balanced_sides
-    few = features(np.array([0, 1, 2, 3], np.int32))
+    few = features(np.arange(4))
 
     with rejects("", "enough images.*--penalty="):
         probe(few, test, 4, "logistic")
@@ -212,7 +221,13 @@ def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkey
     train = make_noisy(120, seed=1)
     test = make_noisy(2000, seed=2)
 
-    _, found = probe(train, test, 4, "logistic", seed=3)
+    _, found = probe(
+        train,
+        test,
+        4,
+        "logistic",
+        seed=3,
+    )
 
     folds = list(linear_probe._split_folds(train, 4, 3, 3))
     expected = {}
@@ -235,20 +250,29 @@ def test_metrics_of_out_of_fold_predictions():
     train = make_noisy(80, seed=1)
     test = make_noisy(80, seed=2)
 
-    _, found = probe(train, test, 4, "logistic", 1.0, folds=4)
+    _, found = probe(
+        train,
+        test,
+        4,
+        "logistic",
+        1.0,
+        folds=4,
+    )
 
     metrics = found["out_of_fold"]
     folds = list(linear_probe._split_folds(train, 4, 4, 0))
     expected_loss = compute_held_out_loss(folds, 1.0)
 
+    expected_accuracy = np.mean(found["folds"])
     assert metrics["loss"] == pytest.approx(expected_loss, rel=1e-3)
-    assert metrics["accuracy"] == pytest.approx(np.mean(found["folds"]))
+    assert metrics["accuracy"] == pytest.approx(expected_accuracy)
     assert metrics["images"] == [20] * 4
 
     confusion = np.array(metrics["confusion"])
+    num_correct = confusion.trace()
     assert confusion.sum() == 80
-    assert metrics["correct"] == confusion.diagonal().tolist()
-    assert confusion.trace() / 80 == pytest.approx(metrics["accuracy"])
+    assert np.array_equal(metrics["correct"], confusion.diagonal())
+    assert num_correct / 80 == pytest.approx(metrics["accuracy"])
 
     lines = to_text({"x": found}).splitlines()
     of_test, of_folds = (line for line in lines if "calibration error" in line)
@@ -260,7 +284,12 @@ def test_metrics_of_out_of_fold_predictions():
 def make_multilabel(num, seed):
     """Return features of three classes that may occur together, hidden by noise."""
     rng = np.random.default_rng(seed)
-    label_NK = rng.integers(0, 2, size=(num, 3)).astype(np.int32)
+    label_NK = rng.integers(
+        0,
+        2,
+        size=(num, 3),
+        dtype=np.int32,
+    )
     feature_ND = 0.6 * rng.normal(size=(num, 8))
     feature_ND[:, :3] += label_NK
 
@@ -276,7 +305,13 @@ def test_several_labels():
     train = make_multilabel(120, seed=1)
     test = make_multilabel(400, seed=2)
 
-    classifier, found = probe(train, test, 3, "logistic", folds=3)
+    classifier, found = probe(
+        train,
+        test,
+        3,
+        "logistic",
+        folds=3,
+    )
 
     logits_NK = classifier.logits(test.feature_ND)
     probability_NK = 1 / (1 + np.exp(-logits_NK))
@@ -289,8 +324,9 @@ def test_several_labels():
     assert found["mean_average_precision"] == pytest.approx(expected_precision, abs=1e-3)
 
     expected_loss = 0
-    for labels, probabilities in zip(test.label_N.T, probability_NK.T, strict=True):
-        expected_loss += log_loss(labels, probabilities)
+    for k in range(3):
+        labels = test.label_N[:, k]
+        expected_loss += log_loss(labels, probability_NK[:, k])
 
     assert found["loss"] == pytest.approx(expected_loss, rel=1e-4)
     assert found["calibration_error"] < 0.06
@@ -298,7 +334,7 @@ def test_several_labels():
     classes = found["out_of_fold"]["classes"]
     images = [row["images"] for row in classes]
 
-    assert images == train.label_N.sum(axis=0).tolist()
+    assert np.array_equal(images, train.label_N.sum(axis=0))
 
     lines = to_text({"x": found}).splitlines()
     assert "test mean average precision" in lines[0]
@@ -341,7 +377,8 @@ def test_each_fold_is_measured_by_a_classifier_of_the_others():
     """Random labels can be learnt by heart, but not predicted."""
     rng = np.random.default_rng(0)
     noise_ND = rng.normal(size=(48, 100))
-    random = replace_features(features(np.array(BALANCED)), noise_ND)
+    balanced = features(np.array(BALANCED))
+    random = replace_features(balanced, noise_ND)
 
     _, found = probe(
         random,

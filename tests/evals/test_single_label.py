@@ -38,17 +38,18 @@ def make_batch(labels, mask, images=None):
 def count_by_hand(logits, labels, mask):
     """Return loss and counts in float64, one example after the other; ranks come from sorting."""
     num_classes = logits.shape[1]
-    counted = mask > 0
     loss = 0.0
     images = np.zeros(num_classes)
     top1 = np.zeros(num_classes)
     top5 = np.zeros(num_classes)
 
-    for row, label in zip(logits[counted], labels[counted], strict=True):
-        row = row.astype(np.float64)
+    for index in np.flatnonzero(mask):
+        row = logits[index].astype(np.float64)
+        label = labels[index]
         order = np.argsort(-row, kind="stable").tolist()
         rank = order.index(label)
-        loss += np.log(np.exp(row).sum()) - row[label]
+        sum_of_exponentials = np.exp(row).sum()
+        loss += np.log(sum_of_exponentials) - row[label]
         images[label] += 1
         top1[label] += rank == 0
         top5[label] += rank < 5
@@ -109,11 +110,9 @@ def predict_batches(batches, num_outputs, output=None):
 
 def make_metrics(names, **changes):
     """Return metrics of these classes, which are the outputs if nothing is changed."""
-    source = MemorySource(
-        np.zeros((1, 1, 1, 3), np.uint8),
-        np.zeros(1, int),
-        names,
-    )
+    pixels = np.zeros((1, 1, 1, 3), np.uint8)
+    labels = np.zeros(1, int)
+    source = MemorySource(pixels, labels, names)
     label_map = build_identity_map(names)
     label_map = dataclasses.replace(label_map, **changes)
     labelled = Labelled(source, "", [], label_map)
@@ -234,9 +233,11 @@ def test_logits_that_are_not_finite_are_seen_in_images_and_not_in_padding():
 
     (found,) = predict_batches([batch], 3)
 
-    assert np.isfinite(found["probability_BT"]).all()
+    is_finite = np.isfinite(found["probability_BT"])
+    first_loss = found["loss_B"][0]
     expected_loss = np.log(1 + np.exp(-1) + np.exp(-2))
-    assert found["loss_B"][0] == pytest.approx(expected_loss, rel=1e-6)
+    assert is_finite.all()
+    assert first_loss == pytest.approx(expected_loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
@@ -245,7 +246,8 @@ def test_logits_that_are_not_finite_give_no_probability(odd):
 
     (found,) = predict_batches([batch], 3)
 
-    assert not np.isfinite(found["probability_BT"]).any()
+    is_finite = np.isfinite(found["probability_BT"])
+    assert not is_finite.any()
 
 
 def add_predictions(metrics, labels, classes, confidence):
@@ -314,7 +316,8 @@ def test_mistakes_by_hand(confused_metrics):
         (1, 0, 5),
         (6, 2, 2),
     ]
-    assert mistakes[0].probability == pytest.approx(0.8)
+    first, *_ = mistakes
+    assert first.probability == pytest.approx(0.8)
 
 
 def test_memory_is_bounded():
@@ -393,8 +396,13 @@ def test_nothing_to_evaluate(num_batches):
 
 def format_share(correct, count):
     """Return the cells of a share: its value and its interval."""
+    share = correct / count
     low, high = wilson_interval(correct, count)
-    return [f"{value:.6f}" for value in (correct / count, low, high)]
+    return [
+        f"{share:.6f}",
+        f"{low:.6f}",
+        f"{high:.6f}",
+    ]
 
 
 def test_the_table_of_classes():
@@ -450,9 +458,11 @@ def test_wilson_by_hand():
     none = wilson_interval(0, 20)
     all_of_them = wilson_interval(20, 20)
 
+    upper_end_of_none = 3.841459 / 23.841459
+    lower_end_of_all = 20 / 23.841459
     assert eight_of_ten == pytest.approx((0.490162, 0.943318), abs=1e-6)
-    assert none == pytest.approx((0, 3.841459 / 23.841459), abs=1e-6)
-    assert all_of_them == pytest.approx((20 / 23.841459, 1), abs=1e-6)
+    assert none == pytest.approx((0, upper_end_of_none), abs=1e-6)
+    assert all_of_them == pytest.approx((lower_end_of_all, 1), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +479,8 @@ def test_wilson_ends_are_at_the_limit_of_a_normal_test(correct, images):
     observed_share = correct / images
 
     for share in wilson_interval(correct, images):
-        deviation = math.sqrt(share * (1 - share) / images)
+        variance = share * (1 - share) / images
+        deviation = math.sqrt(variance)
         z = abs(observed_share - share) / deviation
         assert z == pytest.approx(1.959964, abs=1e-6)
 
@@ -495,7 +506,8 @@ def test_calibration_by_hand():
     images = [one.images for one in bins]
 
     assert starts == [number / BINS for number in range(BINS)]
-    assert np.flatnonzero(images).tolist() == [2, 3, 9, 14]
+    filled = np.flatnonzero(images)
+    assert filled.tolist() == [2, 3, 9, 14]
     assert images[9] == 2
     assert sum(images) == 5
     assert bins[9].confidence == pytest.approx(0.64)
@@ -504,7 +516,8 @@ def test_calibration_by_hand():
 
 def test_confidence_at_the_ends_of_the_scale():
     """A probability of float32 may be 0, 1, or by rounding a little more."""
-    more_than_1 = np.nextafter(np.float32(1), np.float32(2))
+    one = np.float32(1)
+    more_than_1 = np.nextafter(one, 2 * one)
     probabilities = np.array([0.0, 1.0, more_than_1])
     calibration = Calibration()
 

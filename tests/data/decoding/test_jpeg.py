@@ -21,7 +21,8 @@ SMOOTH = cv2.resize(
     (WIDTH, HEIGHT),
     interpolation=cv2.INTER_CUBIC,
 )
-PHOTO = np.clip(SMOOTH + RNG.normal(0, 6, (HEIGHT, WIDTH, 1)), 0, 255).astype(np.uint8)
+NOISE = RNG.normal(0, 6, (HEIGHT, WIDTH, 1))
+PHOTO = np.clip(SMOOTH + NOISE, 0, 255).astype(np.uint8)
 
 
 def encode(pixels, *options):
@@ -95,7 +96,11 @@ def boxes(draw):
     return Box(top, left, height, width)
 
 
-@pytest.mark.parametrize("is_installed", [True, False], ids=["simplejpeg", "OpenCV"])
+@pytest.mark.parametrize(
+    "is_installed",
+    [True, False],
+    ids=["simplejpeg", "OpenCV"],
+)
 @settings(derandomize=True, deadline=None, max_examples=120)
 @given(file=st.sampled_from(FILES), box=boxes())
 def test_a_crop_has_the_very_pixels_of_the_complete_image(is_installed, file, box):
@@ -135,7 +140,8 @@ def test_only_the_needed_part_of_a_file_reaches_the_decoder(decoder, monkeypatch
     crop_file(PLAIN, box, (20, 30))
     crop_file(WITH_MARKERS, box, (20, 30))
 
-    assert decoded_rows == [80 if decoder == "simplejpeg" else HEIGHT, 32]
+    plain_rows = 80 if decoder == "simplejpeg" else HEIGHT
+    assert decoded_rows == [plain_rows, 32]
     assert file_sizes[1] < len(WITH_MARKERS) / 2
 
 
@@ -214,9 +220,13 @@ def test_images_other_than_usual_jpegs_are_decoded_in_full(decoder, image):
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
-@given(file=st.sampled_from(FILES), length=st.floats(0, 1, exclude_max=True))
+@given(
+    file=st.sampled_from(FILES),
+    length=st.floats(0, 1, exclude_max=True),
+)
 def test_a_file_that_is_cut_off_is_unreadable_wherever_the_crop_is(file, length):
-    cut_off = file[: int(length * len(file))]
+    num_bytes = int(length * len(file))
+    cut_off = file[:num_bytes]
 
     for top in (0, 100):
         box = Box(top, 0, 8, 8)
@@ -232,7 +242,8 @@ def test_a_file_that_is_cut_off_is_unreadable_wherever_the_crop_is(file, length)
 )
 def test_a_damaged_file_is_unreadable_or_an_image(file, place, byte):
     damaged = bytearray(file)
-    damaged[int(place * len(file))] = byte
+    index = int(place * len(file))
+    damaged[index] = byte
 
     def choose_box(height, width):
         return Box(0, 0, min(9, height), 1)

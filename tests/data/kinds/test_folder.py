@@ -399,7 +399,8 @@ def test_skipped_files_are_reported_once(make_folder, make_config, caplog):
 
 def test_a_class_of_files_to_convert_is_an_error_that_names_them(make_folder, open_data):
     others = ("emu/0.HEIC", "emu/1.dng", "emu/2.dng", "emu/a.txt")
-    path = make_folder(make_flat(2) | dict.fromkeys(others, b""))
+    files = make_flat(2) | dict.fromkeys(others, b"")
+    path = make_folder(files)
     rule = (
         r"no images.*2 \.dng files are skipped: convert to JPEG or PNG\."
         r".*1 \.heic file is skipped.*1 file that is not .* \.txt"
