@@ -82,10 +82,12 @@ def make_extract(weights: str):
     def extract(images: Sequence[np.ndarray]) -> np.ndarray:
         mirrored = [image[:, ::-1] for image in images]
         with contextlib.redirect_stderr(io.StringIO()):
-            plain_ND = extractor.extract(Images(images)).feature_ND
-            mirrored_ND = extractor.extract(Images(mirrored)).feature_ND
-        feature_2ND = np.stack([plain_ND, mirrored_ND])
-        return feature_2ND / np.linalg.norm(feature_2ND, axis=2, keepdims=True)
+            plain = extractor.extract(Images(images))
+            flipped = extractor.extract(Images(mirrored))
+
+        feature_2ND = np.stack([plain.feature_ND, flipped.feature_ND])
+        norms = np.linalg.norm(feature_2ND, axis=2, keepdims=True)
+        return feature_2ND / norms
 
     return extract
 
@@ -151,8 +153,8 @@ def build_rows(images: Sequence[np.ndarray], extract) -> list[list[str]]:
 def enlarge_digit(image: np.ndarray) -> np.ndarray:
     """Return a digit of 8 x 8 pixels with 32 x 32 pixels and three colours."""
     pixels = (image * 255 / 16).astype(np.uint8)
-    enlarged = np.kron(pixels, np.ones((4, 4), np.uint8))
-    return np.repeat(enlarged[..., None], 3, axis=2)
+    enlarged = pixels.repeat(4, axis=0).repeat(4, axis=1)
+    return np.dstack([enlarged, enlarged, enlarged])
 
 
 def main(weights: str | None = None) -> None:

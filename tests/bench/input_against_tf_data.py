@@ -93,8 +93,9 @@ def draw_jpeg(rng, photos):
     noise = draw_noise(rng, height, width)
     strength = rng.gamma(2.0, 0.5)
 
-    image = enlarge(window, (width, height)) + strength * noise
-    image = np.clip(image, 0, 255).astype(np.uint8)
+    enlarged = enlarge(window, (width, height))
+    image = np.clip(enlarged + strength * noise, 0, 255)
+    image = image.astype(np.uint8)
     if rng.random() < 0.02:
         image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
 
@@ -264,20 +265,22 @@ def round_figures(figures):
     return {name: round(value, 2) for name, value in figures.items()}
 
 
+def compute_median_ratio(figures, other_figures, name):
+    """Return the median of the ratios of a figure in the same rounds."""
+    ratios = []
+    for one, other in zip(figures, other_figures, strict=True):
+        ratios.append(one[name] / other[name])
+    return statistics.median(ratios)
+
+
 def print_medians(name, figures, tf_figures):
     """Print the medians of the rounds, and the medians of their ratios to tf.data."""
     medians = {}
     for key in figures[0]:
         medians[key] = statistics.median(one[key] for one in figures)
 
-    speeds = []
-    cpu_times = []
-    for one, tf_one in zip(figures, tf_figures, strict=True):
-        speeds.append(one["images_per_second"] / tf_one["images_per_second"])
-        cpu_times.append(tf_one["cpu_ms_per_image"] / one["cpu_ms_per_image"])
-
-    speed = statistics.median(speeds)
-    cpu = statistics.median(cpu_times)
+    speed = compute_median_ratio(figures, tf_figures, "images_per_second")
+    cpu = compute_median_ratio(tf_figures, figures, "cpu_ms_per_image")
     print(f"{name:<15}", round_figures(medians))
     print(f"{'':<15} x tf.data: {speed:.2f} by time, {cpu:.2f} by CPU time")
 

@@ -56,19 +56,30 @@ def _make_photograph(rng, sides):
 def _draw_shape(rng, height, width):
     """Return the mask (H, W, 1) of a random ellipse or polygon with soft borders."""
     mask = np.zeros((height, width), np.float32)
-    centre = rng.integers((width, height)).tolist()
-    axes = rng.integers(10, (width // 2, height // 2)).tolist()
+    size = np.array([width, height])
+    centre = rng.integers(size).tolist()
+    axes = rng.integers(10, size // 2).tolist()
 
     if rng.random() < 0.5:
         angle = float(rng.uniform(0, 180))
-        cv2.ellipse(mask, centre, axes, angle, 0, 360, 1.0, -1)
+        cv2.ellipse(
+            mask,
+            centre,
+            axes,
+            angle,
+            startAngle=0,
+            endAngle=360,
+            color=1.0,
+            thickness=-1,
+        )
     else:
         num_corners = rng.integers(3, 6)
-        corners = rng.integers(0, (width, height), (num_corners, 2))
+        corners = rng.integers(0, size, (num_corners, 2))
         cv2.fillPoly(mask, [corners.astype(np.int32)], 1.0)
 
     softness = float(rng.uniform(0.5, 4))
-    return cv2.GaussianBlur(mask, (0, 0), softness)[..., None]
+    soft_mask = cv2.GaussianBlur(mask, (0, 0), softness)
+    return soft_mask[..., None]
 
 
 def _make_gradient(rng, height, width):
@@ -93,8 +104,9 @@ def _make_clouds(rng, height, width):
     column_frequency = np.fft.rfftfreq(width)[None]
     frequency = np.hypot(row_frequency, column_frequency) + 1 / max(height, width)
 
-    white_noise = np.fft.rfft2(rng.standard_normal((height, width)))
-    spectrum = white_noise / frequency ** rng.uniform(1, 2)
+    white_noise = rng.standard_normal((height, width))
+    white_spectrum = np.fft.rfft2(white_noise)
+    spectrum = white_spectrum / frequency ** rng.uniform(1, 2)
     noise = np.fft.irfft2(spectrum, (height, width)).astype(np.float32)
 
     clouds = (noise - noise.mean()) / noise.std()

@@ -54,14 +54,16 @@ def test_three_augment_takes_one_of_three():
 def test_blur_is_that_of_pillow(monkeypatch):
     """Pillow approximates a Gaussian by boxes: within 3 grey levels of a smooth image."""
     image = Image.fromarray(IMAGE)
-    smooth_image = image.filter(ImageFilter.GaussianBlur(1.5))
+    blur = ImageFilter.GaussianBlur(1.5)
+    smooth_image = image.filter(blur)
     smooth = np.asarray(smooth_image)
     monkeypatch.setattr(augment, "BLUR_PIXELS", (1.0, 1.0))
 
     found = augment.apply_three_augment(FixedChoice(2), smooth)
 
     found = found.astype(int)
-    expected = smooth_image.filter(ImageFilter.GaussianBlur(1.0))
+    narrower_blur = ImageFilter.GaussianBlur(1.0)
+    expected = smooth_image.filter(narrower_blur)
     difference = np.abs(found - np.asarray(expected))
     change = np.abs(found - smooth)
 

@@ -14,8 +14,10 @@ K = 4
 H = 8
 W = 10
 KEY = jax.random.key(0)
-IMAGE = np.random.default_rng(0).normal(size=(B, H, W, 3)).astype(np.float32)
-LABEL = np.eye(K, dtype=np.float32)[np.arange(B) % K]
+RNG = np.random.default_rng(0)
+IMAGE = RNG.normal(size=(B, H, W, 3)).astype(np.float32)
+CLASSES = np.arange(B) % K
+LABEL = np.eye(K, dtype=np.float32)[CLASSES]
 
 
 def make_config(**fields):
@@ -51,7 +53,8 @@ def mix_readable(unreadable, **fields):
 
 def blend(rows, row, weight):
     """Return the weighted mean of a row and the row before it."""
-    return weight * rows[row] + (1 - weight) * rows[row - 1]
+    before = rows[row - 1]
+    return before + weight * (rows[row] - before)
 
 
 def is_mixed(row, unreadable):
@@ -91,11 +94,13 @@ def test_cutmix_by_hand(unreadable):
     image, label = mix_readable(unreadable, cutmix_alpha=1.0)
 
     for row in range(B):
-        is_kept = (image[row] == IMAGE[row]).all(axis=2)
+        original = IMAGE[row]
+        before = IMAGE[row - 1]
+        is_kept = (image[row] == original).all(axis=2)
         expected_image = np.where(
             is_kept[..., None],
-            IMAGE[row],
-            IMAGE[row - 1],
+            original,
+            before,
         )
         assert np.array_equal(image[row], expected_image)
 
@@ -183,22 +188,26 @@ def test_boxes_of_cutmix():
 
     inside = 1 - np.asarray(sample(keys))
 
+    expected_mean = 1 / 2 - 1 / 5 + 1 / 48
     assert set(np.unique(inside)) == {0, 1}
-    assert inside.mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.02)
+    assert inside.mean() == pytest.approx(expected_mean, abs=0.02)
 
     boxes = inside[find_uncut_boxes(inside)]
     heights = boxes.any(axis=2).sum(axis=1)
     widths = boxes.any(axis=1).sum(axis=1)
 
     assert len(boxes) > 200
-    assert np.abs(heights / 64 - widths / 96).max() < 1 / 64 + 1e-9, "sides are rounded down"
+    differences = np.abs(heights / 64 - widths / 96)
+    assert differences.max() < 1 / 64 + 1e-9, "sides are rounded down"
     assert (heights % 2 == 1).any()
 
 
 def count_covered(centre, side, pixels):
     """Return the pixels that a box of this side covers in one direction."""
-    first = max(centre - side // 2, 0)
-    end = min(centre + (side + 1) // 2, pixels)
+    half = side // 2
+    larger_half = side - half
+    first = max(centre - half, 0)
+    end = min(centre + larger_half, pixels)
     return end - first
 
 
@@ -206,7 +215,8 @@ def test_boxes_of_odd_sides_keep_their_last_pixel():
     """The mean area of a box on 16 pixels is that of the sum over all sides and centres."""
     pixels = 16
     uniform_areas = np.linspace(0, 1, 100_001)[1:]
-    all_sides = np.floor(pixels * np.sqrt(uniform_areas)).astype(int)
+    exact_sides = pixels * np.sqrt(uniform_areas)
+    all_sides = np.floor(exact_sides).astype(int)
     sides, counts = np.unique(all_sides, return_counts=True)
 
     mean_covered = []

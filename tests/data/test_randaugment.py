@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
 
 from vit_jax.data import randaugment
 
@@ -65,8 +66,8 @@ def invert(magnitude):
 
 
 def posterize(magnitude):
-    bits = dict(zip(MAGNITUDES, (1, 2, 4, 6, 8), strict=True))
-    unit = 2 ** (8 - bits[magnitude])
+    bits = (1, 2, 4, 6, 8)[MAGNITUDES.index(magnitude)]
+    unit = 2 ** (8 - bits)
     return VALUES // unit * unit
 
 
@@ -104,7 +105,7 @@ def change_color(magnitude):
 
 def sharpen(magnitude):
     """Blend with the image after a 3 x 3 filter; the border is not filtered."""
-    windows = np.lib.stride_tricks.sliding_window_view(VALUES, (3, 3), axis=(0, 1))
+    windows = sliding_window_view(VALUES, (3, 3), axis=(0, 1))
     neighbourhood = windows.sum(axis=(-2, -1))
     inner = (slice(1, -1), slice(1, -1))
     filtered = (neighbourhood + 4 * VALUES[inner]) / 13
@@ -168,9 +169,10 @@ def rotate(angle):
 @pytest.mark.parametrize("magnitude", [0, 1, 5, 10])
 def test_operations_on_places(sign, magnitude):
     """Ties of rounding may fall either way, so that a few pixels may differ."""
-    shear = sign * 0.03 * magnitude
-    pixels = sign * 10 * magnitude
-    angle = sign * np.deg2rad(3 * magnitude)
+    signed = sign * magnitude
+    shear = 0.03 * signed
+    pixels = 10 * signed
+    angle = np.deg2rad(3 * signed)
     rng_of_sign = types.SimpleNamespace(random=lambda: 0.5 - 0.25 * sign)
 
     expected = {
@@ -277,8 +279,10 @@ def test_layers_sample_all_operations_equally(monkeypatch):
         strengths.add(strength)
         return image
 
-    operations = tuple(functools.partial(record_operation, number) for number in range(16))
-    monkeypatch.setattr(randaugment, "OPERATIONS", operations)
+    operations = []
+    for number in range(16):
+        operations.append(functools.partial(record_operation, number))
+    monkeypatch.setattr(randaugment, "OPERATIONS", tuple(operations))
     rng = make_rng()
     for _ in range(800):
         randaugment.apply_randaugment(rng, IMAGE, 2, 15)
@@ -294,7 +298,11 @@ def test_small_images(operation):
     rng = make_rng()
 
     for size in ((1, 1), (2, 5), (8, 8)):
-        image = rng.integers(256, size=(*size, 3), dtype=np.uint8)
+        image = rng.integers(
+            256,
+            size=(*size, 3),
+            dtype=np.uint8,
+        )
 
         found = operation(rng, image, 1.0)
 

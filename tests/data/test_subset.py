@@ -24,8 +24,8 @@ def make_source(*sizes):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(len(sizes)), sizes)
     labels = rng.permutation(labels)
-    numbers = np.arange(len(labels), dtype=np.uint8)
-    pixels = numbers.reshape(-1, 1, 1, 1)
+    numbers = np.arange(len(labels))
+    pixels = numbers.astype(np.uint8).reshape(-1, 1, 1, 1)
     names = tuple("abcdefgh"[: len(sizes)])
 
     return MemorySource(pixels, labels, names)
@@ -41,7 +41,9 @@ def read_numbers(source):
 
 def read_labels(source):
     """Return the labels of the records, which must be those of the source."""
-    labels = [source[i].label for i in range(len(source))]
+    labels = []
+    for i in range(len(source)):
+        labels.append(source[i].label)
     assert source.labels.tolist() == labels
     return labels
 
@@ -266,7 +268,9 @@ def test_few_examples_of_each_class_of_training(choose_per_class):
     """Fewer examples are among more; a seed has its examples."""
     two = choose_per_class(2)
     three = choose_per_class(3)
-    of_other_seeds = [choose_per_class(3, seed=seed) for seed in (1, 2, 3)]
+    of_other_seeds = []
+    for seed in (1, 2, 3):
+        of_other_seeds.append(choose_per_class(3, seed=seed))
     cats_and_bees = choose_per_class(3, classes=("cat", "bee"))
 
     assert two < three

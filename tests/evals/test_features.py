@@ -207,10 +207,11 @@ def test_the_feature_of_a_stage_is_the_mean(a):
 def test_equal_pixels_have_equal_hashes_and_others_have_not():
     """Images that differ in one bit, or by a flip, have other hashes."""
     pixels = sample_pixels(40, VIT.image_size)
-    pixels[7] = pixels[3]
-    pixels[8] = pixels[3]
+    third = pixels[3]
+    pixels[7] = third
+    pixels[8] = third
     pixels[8, 0, 0, 0] ^= 1
-    pixels[9] = pixels[3][:, ::-1]
+    pixels[9] = third[:, ::-1]
     pixels[10] = 0
     pixels[11] = 1
     step = make_feature_step("pooled", VIT)
@@ -235,8 +236,9 @@ def fake_step(_, batch):
     """Return the first two values of each image as its features."""
     count = len(batch.image_BHWC)
     values = batch.image_BHWC.reshape(count, -1)
+    first_values = values[:, :2]
     return {
-        "feature_BD": values[:, :2].astype(jnp.float32),
+        "feature_BD": first_values.astype(jnp.float32),
         "hash_B2": jnp.zeros((count, 2), jnp.uint32),
         "mask_B": batch.mask_B,
     }
@@ -436,9 +438,9 @@ def test_files_of_equal_size_and_time_that_change_places(source, cache, tmp_path
     """Decoders ignore the zeros after an image that make its file longer."""
     first = pathlib.Path(source.name_of(0))
     second = pathlib.Path(source.name_of(5))
-    longest = max(first.stat().st_size, second.stat().st_size)
-    for path in (first, second):
-        content = path.read_bytes()
+    contents = {path: path.read_bytes() for path in (first, second)}
+    longest = max(map(len, contents.values()))
+    for path, content in contents.items():
         path.write_bytes(content.ljust(longest, b"\0"))
         os.utime(path, ns=(1, 1))
 
@@ -509,9 +511,9 @@ def change_shape(content):
     return content.replace(b"13,", b"12,")
 
 
-def keep(part):
-    """Return damage that keeps a part of a file, a slice."""
-    return lambda content: content[part]
+def truncate(length):
+    """Return damage that cuts a file off after this number of bytes."""
+    return lambda content: content[:length]
 
 
 def write_instead(content):
@@ -522,11 +524,11 @@ def write_instead(content):
 DAMAGE = {
     "flipped bits": ("feature.npy", flip_bits),
     "rows of zeros": ("feature.npy", zero_second_half),
-    "truncated": ("feature.npy", keep(slice(-100))),
-    "truncated header": ("hash.npy", keep(slice(50))),
+    "truncated": ("feature.npy", truncate(-100)),
+    "truncated header": ("hash.npy", truncate(50)),
     "empty": ("is_read.npy", write_instead(b"")),
     "another record": ("about.json", write_instead(b"{}")),
-    "no JSON": ("about.json", keep(slice(-10))),
+    "no JSON": ("about.json", truncate(-10)),
     "no object": ("about.json", write_instead(b"[]")),
     "recorded shape": ("about.json", change_shape),
 }

@@ -97,7 +97,9 @@ def predict_batches(batches, num_outputs, output=None):
             jnp.asarray(output),
         )
 
-    num_examples = sum(len(batch.mask_B) for batch in batches)
+    num_examples = 0
+    for batch in batches:
+        num_examples += len(batch.mask_B)
     parts = iterate_rows(
         open_batches(batches),
         step,
@@ -142,7 +144,8 @@ def split_with_ties(num_classes):
     mask[60:] = 0
 
     batches = []
-    for rows in np.split(np.arange(64), [20, 40]):
+    thirds = np.split(np.arange(64), [20, 40])
+    for rows in thirds:
         batch = make_batch(
             labels[rows],
             mask[rows],
@@ -209,7 +212,9 @@ def test_predictions_ignore_outputs_that_are_not_allowed():
     order = np.argsort(-allowed_logits, axis=1)
     probabilities = softmax(allowed_logits)
     classes = found["class_BT"][:, :3]
-    first, others = np.split(found["probability_BT"], [3], axis=1)
+    found_probabilities = found["probability_BT"]
+    first = found_probabilities[:, :3]
+    others = found_probabilities[:, 3:]
     expected = np.take_along_axis(probabilities, order, 1)
 
     assert np.array_equal(classes, allowed[order])
@@ -299,8 +304,18 @@ def test_confusions_by_hand(confused_metrics):
     all_confusions = confused_metrics.list_confusions(9)
     assert len(all_confusions) == 3
     assert confused_metrics.list_confusions(2) == [
-        {"class": "0", "answer": "5", "images": 2, "of": 3},
-        {"class": "2", "answer": "2", "images": 2, "of": 3},
+        {
+            "class": "0",
+            "answer": "5",
+            "images": 2,
+            "of": 3,
+        },
+        {
+            "class": "2",
+            "answer": "2",
+            "images": 2,
+            "of": 3,
+        },
     ]
 
 
@@ -308,7 +323,9 @@ def test_mistakes_by_hand(confused_metrics):
     """Mistakes are sorted by confidence, then by their order."""
     mistakes = confused_metrics.wrong
 
-    found = [(one.record, one.label, one.predicted) for one in mistakes]
+    found = []
+    for one in mistakes:
+        found.append((one.record, one.label, one.predicted))
     assert found == [
         (2, 0, 5),
         (4, 1, 2),

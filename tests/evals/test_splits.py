@@ -81,7 +81,10 @@ def make_weights(data, **details):
 def list_names(source):
     """Return the names of images below the folder."""
     length = len(TEN_EACH[0])
-    return [source.name_of(index)[-length:] for index in range(len(source))]
+    names = []
+    for index in range(len(source)):
+        names.append(source.name_of(index)[-length:])
+    return names
 
 
 def judge(data, weights, **choice):

@@ -3,7 +3,6 @@
 import io
 import logging
 import pickle
-import struct
 import types
 
 import cv2
@@ -39,11 +38,11 @@ UNIT_RAMP = RAMP.astype(np.float32) / 4095
 def map_to_bytes(values, low=0, high=4095):
     """Return values mapped from a range to RGB of 8 bits, in float64."""
     shifted = values.astype(np.float64) - low
-    exact = np.clip(shifted / (high - low), 0, 1) * 255
-    pixels = np.rint(exact).astype(np.uint8)
+    fractions = np.clip(shifted / (high - low), 0, 1)
+    pixels = np.rint(fractions * 255).astype(np.uint8)
     if pixels.ndim == 3:
         return pixels
-    return np.stack([pixels] * 3, axis=-1)
+    return np.dstack([pixels, pixels, pixels])
 
 
 LEVELS = map_to_bytes(GREY)
@@ -286,14 +285,18 @@ def test_a_range_is_for_more_than_8_bits(file):
 def test_values_that_are_not_finite():
     """NaN and negative infinity become black, infinity becomes white."""
     values = np.array([[np.nan, np.inf, -np.inf, 0.5]], np.float32)
+    file = tiff(values)
 
-    found = decode(tiff(values), value_range=(0, 1))
+    found = decode(file, value_range=(0, 1))
 
-    assert found[0, :, 0].tolist() == [0, 255, 0, 128]
+    levels = found[0, :, 0]
+    assert levels.tolist() == [0, 255, 0, 128]
 
 
 def test_a_range_of_a_tiff_in_which_white_is_zero():
-    inverted = decode(tiff(GREY, photometric=0), value_range=(0, 2000))
+    file = tiff(GREY, photometric=0)
+
+    inverted = decode(file, value_range=(0, 2000))
 
     expected = 255 - map_to_bytes(GREY, 0, 2000)
     assert_array_equal(inverted, expected)
@@ -301,7 +304,7 @@ def test_a_range_of_a_tiff_in_which_white_is_zero():
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_deep_files_are_turned_upright(orientation):
-    values = np.array([[1, 2, 3], [4, 5, 6]], np.uint16) * 500
+    values = 500 * np.array(UPRIGHT[1], np.uint16)
     file = tiff(values, t274=("H", orientation))
 
     stored = decode(file, value_range=(0, 4095))
@@ -393,8 +396,8 @@ def test_headers_that_are_damaged_state_nothing(file):
 
 def test_a_directory_of_pages_that_leads_to_itself():
     endless = bytearray(tiff(GREY))
-    (first,) = struct.unpack_from("<I", endless, 4)
-    endless[-4:] = struct.pack("<I", first)
+    first = endless[4:8]
+    endless[-4:] = first
     reader = make_reader(bytes(endless))
 
     assert count_pages(reader) == 1
@@ -422,7 +425,12 @@ def test_training_and_evaluation_take_the_range(make_config):
 
 
 def test_the_files_of_these_tests_are_packed_as_specified():
-    twelve = np.array([[0xABC, 0x123], [0xFFF, 0]])
+    twelve = np.array(
+        [
+            [0xABC, 0x123],
+            [0xFFF, 0],
+        ]
+    )
     ten = np.array([[0b1000000001]])
 
     assert packed(twelve, 12) == b"\xab\xc1\x23\xff\xf0\x00"
@@ -521,8 +529,9 @@ def encode_avif(pixels):
 
 def test_bands_that_are_ignored_are_noted(tmp_path):
     """One line counts the files of all formats with further bands."""
-    rgba = np.dstack([RGB // 16, GREY // 16]).astype(np.uint8)
-    rgba = rgba.repeat(8, axis=0).repeat(8, axis=1)
+    values = np.dstack([RGB, GREY]) // 16
+    rgba = values.astype(np.uint8).repeat(8, axis=0)
+    rgba = rgba.repeat(8, axis=1)
     rgb = rgba[..., :3]
     deep = rgba.astype(np.uint16) * 257
     with_further_band = {
@@ -557,7 +566,8 @@ def test_bands_that_are_ignored_are_noted(tmp_path):
 @pytest.fixture
 def thousand_files(tmp_path):
     """Paths of 1,000 files, of which the fifth is a large TIFF and the others are empty."""
-    large = tiff(np.zeros((600, 600), np.uint16))
+    pixels = np.zeros((600, 600), np.uint16)
+    large = tiff(pixels)
     files = {f"{number:04}.tif": b"" for number in range(1000)}
     return write_files(tmp_path, files | {"0004.tif": large})
 

@@ -73,7 +73,8 @@ def make_png(rows, depth, color_type, *chunks):
     width = len(rows[0]) * 8 // (depth * num_channels)
     sizes = struct.pack(">II", width, len(rows))
     header = sizes + bytes([depth, color_type, 0, 0, 0])
-    data = zlib.compress(b"".join(b"\0" + row for row in rows))
+    filtered = b"".join(b"\0" + row for row in rows)
+    data = zlib.compress(filtered)
 
     all_chunks = [
         (b"IHDR", header),
@@ -92,7 +93,11 @@ ALPHA = (b"tRNS", b"\x00\x80")
 PNGS = {  # a row of pixels, and its colours or grey levels
     "transparent palette": (
         make_png([b"\0\1\2"], 8, 3, PALETTE, ALPHA),
-        [(9, 8, 7), (250, 100, 50), (0, 0, 255)],
+        [
+            (9, 8, 7),
+            (250, 100, 50),
+            (0, 0, 255),
+        ],
     ),
     "grey and alpha": (
         make_png([b"\x11\x00\x63\xff"], 8, 4),
@@ -195,6 +200,8 @@ def test_the_first_frame_of_an_animation_is_decoded():
     assert np.array_equal(decoded, expected)
 
 
+HALF_A_PNG = PNG[: len(PNG) // 2]
+DAMAGED_PNG = PNG[:60] + b"\0\0\0\0" + PNG[64:]
 UNREADABLE = {
     "empty": (b"", "^The file is empty$"),
     "page": (
@@ -203,8 +210,8 @@ UNREADABLE = {
     ),
     "text": (b"cat, 3\n", r"no known image format \(7 bytes\)"),
     "JPEG without its end": (JPEG[:-2], "starts as JPEG but is cut off"),
-    "half a PNG": (PNG[: len(PNG) // 2], "starts as PNG"),
-    "damaged PNG": (PNG[:60] + b"\0\0\0\0" + PNG[64:], "starts as PNG but is cut off, damaged"),
+    "half a PNG": (HALF_A_PNG, "starts as PNG"),
+    "damaged PNG": (DAMAGED_PNG, "starts as PNG but is cut off, damaged"),
 }
 
 
@@ -217,7 +224,8 @@ def test_the_stored_pixels_of_a_turned_photograph_are_decoded():
 
     decoded = images.decode(tagged)
 
-    by_opencv = cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR)
+    content = np.frombuffer(tagged, np.uint8)
+    by_opencv = cv2.imdecode(content, cv2.IMREAD_COLOR)
     assert by_opencv.shape == (60, 50, 3)
     assert np.array_equal(decoded, images.decode(JPEG))
 

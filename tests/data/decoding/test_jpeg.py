@@ -199,7 +199,8 @@ def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, 
     monkeypatch.setattr(jpeg, "find_layout", lambda file: None)
     exact = make_crops()
 
-    assert 0 < np.abs(found - exact).mean() <= 0.5
+    difference = np.abs(found - exact)
+    assert 0 < difference.mean() <= 0.5
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def test_an_index_is_made_once_for_a_state_of_a_shard(shard, reads):
     assert find_labels(shard) == ALTERNATING
     assert len(reads) == 2
 
-    assert find_labels(shard, Selection(suffixes=("png",))) == ALTERNATING
+    of_png = Selection(suffixes=("png",))
+    assert find_labels(shard, of_png) == ALTERNATING
     assert len(reads) == 3
 
 
@@ -175,7 +176,8 @@ def test_an_index_of_an_earlier_form_is_made_again(tmp_path, reads, caplog):
     }
     header = json.dumps({"about": about, "letters": [9, 1]})
     rows = np.zeros(2, shard_index._build_row_type(9, 1))
-    (tmp_path / "a.tar.index").write_bytes(header.encode() + rows.tobytes())
+    content = header.encode() + rows.tobytes()
+    (tmp_path / "a.tar.index").write_bytes(content)
 
     assert find_labels(path) == ["0", "1"]
     assert find_labels(path) == ["0", "1"]
@@ -289,15 +291,18 @@ def test_a_suffix_of_images_can_be_chosen(tmp_path, open_data):
 
 
 def write_one_sample(path, names):
-    images = [(f"x.{name}", image(0)) for name in names]
-    return write_shard(path, [("x.cls", b"0"), *images])
+    members = [("x.cls", b"0")]
+    for name in names:
+        members.append((f"x.{name}", image(0)))
+    return write_shard(path, members)
 
 
 def test_the_order_of_suffixes(tmp_path):
     """The first image is removed again and again."""
-    names = ["b.jpg", "jpg", "PNG", "webp", "jpeg", "a.png", "a.b.jpg"]
+    in_order = ["jpg", "jpeg", "PNG", "webp", "b.jpg", "a.png", "a.b.jpg"]
+    names = sorted(in_order)
 
-    for expected in ["jpg", "jpeg", "PNG", "webp", "b.jpg", "a.png", "a.b.jpg"]:
+    for expected in in_order:
         path = write_one_sample(tmp_path / "a.tar", names)
 
         index, *_ = read_index(str(path), ANY)
@@ -308,7 +313,11 @@ def test_the_order_of_suffixes(tmp_path):
 
 
 def test_a_mask_without_its_image_is_an_error(tmp_path):
-    members = [*make_masked_samples(2), ("z.seg.png", image(0)), ("z.cls", b"0")]
+    members = [
+        *make_masked_samples(2),
+        ("z.seg.png", image(0)),
+        ("z.cls", b"0"),
+    ]
     path = write_shard(tmp_path / "a.tar", members)
 
     with rejects(str(path), r"'z\.seg\.png' is the only image.*#\.seg\.png"):
@@ -317,7 +326,11 @@ def test_a_mask_without_its_image_is_an_error(tmp_path):
     both = Selection(suffixes=("png", "seg.png"))
     index, *_ = read_index(str(path), both)
 
-    assert index.rows["name"].tolist() == [b"000.PNG", b"001.PNG", b"z.seg.png"]
+    assert index.rows["name"].tolist() == [
+        b"000.PNG",
+        b"001.PNG",
+        b"z.seg.png",
+    ]
 
 
 def test_labels_without_an_image_are_reported(tmp_path, open_data, caplog):
