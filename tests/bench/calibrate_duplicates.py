@@ -80,7 +80,7 @@ def make_extract(weights: str):
     )
 
     def extract(images: Sequence[np.ndarray]) -> np.ndarray:
-        mirrored = [image[:, ::-1] for image in images]
+        mirrored = list(map(np.fliplr, images))
         with contextlib.redirect_stderr(io.StringIO()):
             plain = extractor.extract(Images(images))
             flipped = extractor.extract(Images(mirrored))

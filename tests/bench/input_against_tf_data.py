@@ -102,13 +102,15 @@ def draw_jpeg(rng, photos):
     sampling = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
     if rng.random() < 0.7:
         sampling = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420
+    quality = int(rng.integers(82, 97))
+    is_progressive = rng.random() < 0.03
     options = [
         cv2.IMWRITE_JPEG_QUALITY,
-        int(rng.integers(82, 97)),
+        quality,
         cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
         sampling,
         cv2.IMWRITE_JPEG_PROGRESSIVE,
-        int(rng.random() < 0.03),
+        int(is_progressive),
     ]
     _, file = cv2.imencode(".jpg", image, options)
     return file.tobytes()
@@ -125,7 +127,8 @@ def make(folder, count=2000):
     photos = [cv2.imread(str(path)) for path in paths]
 
     for number in range(count):
-        path = folder / str(number % 10) / f"{number:04}.jpg"
+        folder_of_class = folder / str(number % 10)
+        path = folder_of_class / f"{number:04}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(draw_jpeg(rng, photos))
 
@@ -249,7 +252,10 @@ def run_child(python, folder, name):
         f"--only={contender}",
     ]
     root = str(Path(__file__).parents[2])
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": root}
+    environment = os.environ | {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": root,
+    }
     done = subprocess.run(
         command,
         env=environment,
@@ -302,12 +308,13 @@ def main():
 
     if not words.folder.exists():
         make(words.folder)
+    ours = sys.executable
     runs = {
         "tf.data": (words.tensorflow, words.folder),
-        "ours": (sys.executable, words.folder),
+        "ours": (ours, words.folder),
     }
     if words.prepared:
-        runs["ours, prepared"] = (sys.executable, words.prepared)
+        runs["ours, prepared"] = (ours, words.prepared)
 
     found = collections.defaultdict(list)
     for number in range(words.rounds):

@@ -61,7 +61,11 @@ class BenchSources(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for n in range(len(self.source)):
-            yield n, {"image": self.source[n].image, "label": n % 10}
+            example = {
+                "image": self.source[n].image,
+                "label": n % 10,
+            }
+            yield n, example
 
 
 def write_part(folder: Path, images: list[bytes], first: int) -> None:
@@ -99,7 +103,9 @@ def pack(folder: Path, count: int) -> dict[str, str]:
         0,
     )
     if not (folder / "wds").exists():
-        images = [source[n].image for n in range(len(source))]
+        images = []
+        for n in range(len(source)):
+            images.append(source[n].image)
         for first in range(0, count, PER_FILE):
             write_part(folder, images, first)
         builder = BenchSources(

@@ -4,6 +4,8 @@ import dataclasses
 import struct
 import zlib
 
+import numpy as np
+
 from tests.data.packed_files import encode
 
 _TIFF_TYPES = {"H": 3, "I": 4, "f": 11, "d": 12}
@@ -37,12 +39,13 @@ def with_chunk(file, chunk):
 
 def pnm(values, most):
     """Return a PGM (H, W) or PPM (H, W, 3) whose largest value is `most`."""
-    kind = b"P5" if values.ndim == 2 else b"P6"
+    kind = "P5" if values.ndim == 2 else "P6"
     height, width = values.shape[:2]
-    header = b"%b\n# made by hand\n%d %d\n%d\n" % (kind, width, height, most)
-
+    header = f"{kind}\n# made by hand\n{width} {height}\n{most}\n"
     dtype = ">u2" if most > 255 else "u1"
-    return header + values.astype(dtype).tobytes()
+    pixels = values.astype(dtype).tobytes()
+
+    return header.encode() + pixels
 
 
 def packed(values, bits):
@@ -50,9 +53,8 @@ def packed(values, bits):
     rows = []
     for row in values.tolist():
         digits = "".join(f"{value:0{bits}b}" for value in row)
-        num_bytes = -(-len(digits) // 8)
-        filled = digits.ljust(num_bytes * 8, "0")
-        rows.append(int(filled, 2).to_bytes(num_bytes, "big"))
+        is_set = np.array(list(digits), int)
+        rows.append(np.packbits(is_set).tobytes())
     return b"".join(rows)
 
 

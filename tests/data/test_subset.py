@@ -1,6 +1,5 @@
 """Subsets of a source: chosen records, hold-outs, classes, few examples; and the cache."""
 
-import itertools
 import pathlib
 import pickle
 
@@ -242,7 +241,8 @@ def test_classes_are_numbered_in_their_order(folder, make_config, split):
     for label, name in zip(labels, names, strict=True):
         assert name.startswith(f"{classes[label]}/")
     first = folder / split / names[0]
-    assert source[0].image == first.read_bytes()
+    record = source[0]
+    assert record.image == first.read_bytes()
 
 
 @pytest.fixture
@@ -314,12 +314,11 @@ def test_few_examples_in_all_of_training(folder, make_config):
         assert len(source) == count
         return set(names)
 
-    subsets = [choose(count) for count in (2, 5, 11, 15)]
+    two, five, eleven, all_names = map(choose, (2, 5, 11, 15))
     of_other_seeds = [choose(5, seed) for seed in (1, 2, 3)]
 
-    for smaller, larger in itertools.pairwise(subsets):
-        assert smaller < larger
-    assert of_other_seeds != [subsets[1]] * 3
+    assert two < five < eleven < all_names
+    assert of_other_seeds != [five] * 3
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,11 @@ def compute_feature(a: Architecture, layer: str, pixels):
 def compute_layers(a, pixels, *intermediates):
     network = filled(a)
     images = normalise(jnp.asarray(pixels), "float32")
-    return apply(network, images, intermediates=intermediates)
+    return apply(
+        network,
+        images,
+        intermediates=intermediates,
+    )
 
 
 def average_tokens(output):
@@ -294,7 +298,9 @@ def test_images_on_both_sides():
     train = make_side([1, 2, 3, 4], unreadable=[4])
     test = make_side([3, 3, 2, 4, 9])
 
-    assert count_common_images(train, test) == 3
+    num_common = count_common_images(train, test)
+
+    assert num_common == 3
 
 
 AS_IT_IS = InputConfig(
@@ -419,9 +425,12 @@ def test_other_layers_and_weights_are_computed_anew(source, cache):
 
 def test_another_image_under_the_same_name_is_computed_anew(source, cache, tmp_path):
     """Image 3 becomes a copy of the image 00.png."""
-    paths = [source.name_of(i) for i in range(13)]
-    (first,) = (path for path in paths if path.endswith("00.png"))
-    copied = paths.index(first)
+    paths = []
+    for i in range(13):
+        path = source.name_of(i)
+        paths.append(path)
+        if path.endswith("00.png"):
+            copied = i
     extract(source, cache)
 
     third = pathlib.Path(paths[3])
@@ -495,9 +504,11 @@ def test_custom_sources_and_no_cache_keep_nothing(source, cache):
 def flip_bits(content):
     """Flip 200 bits, spread over the second half, of all positions in a byte."""
     changed = bytearray(content)
-    places = np.linspace(len(changed) // 2, len(changed) - 1, 200)
-    for number, place in enumerate(places.astype(int)):
-        changed[place] ^= 1 << number % 8
+    last = len(changed) - 1
+    places = np.linspace(last // 2, last, 200).astype(int)
+    for number, place in enumerate(places):
+        bit = number % 8
+        changed[place] ^= 1 << bit
     return bytes(changed)
 
 
@@ -574,7 +585,8 @@ def test_digests_are_of_files(source, cache):
     extract(source, cache)
 
     (folder,) = cache.iterdir()
-    record = json.loads((folder / "about.json").read_text())
+    text = (folder / "about.json").read_text()
+    record = json.loads(text)
     arrays = record["arrays"]
     files = {path.name for path in folder.iterdir()}
 

@@ -18,7 +18,11 @@ def sample_features(num, seed, num_classes=5, width=16):
     centres_rng = np.random.default_rng(9)
     centres = centres_rng.normal(size=(num_classes, width))
     rng = np.random.default_rng(seed)
-    labels = rng.integers(0, num_classes, num).astype(np.int32)
+    labels = rng.integers(
+        num_classes,
+        size=num,
+        dtype=np.int32,
+    )
     noise = rng.normal(size=(num, width))
     features = centres[labels] + 2 * noise
 

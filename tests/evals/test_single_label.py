@@ -209,7 +209,7 @@ def test_predictions_ignore_outputs_that_are_not_allowed():
 
     allowed = np.sort(output)
     allowed_logits = logits[:, allowed]
-    order = np.argsort(-allowed_logits, axis=1)
+    order = np.argsort(-allowed_logits)
     probabilities = softmax(allowed_logits)
     classes = found["class_BT"][:, :3]
     found_probabilities = found["probability_BT"]
@@ -259,14 +259,14 @@ def add_predictions(metrics, labels, classes, confidence):
     """Add images whose most probable outputs are `classes`, one or several each."""
     count = len(labels)
     classes = np.reshape(classes, (count, -1))
-    probability = np.reshape(confidence, (count, 1))
+    probability = np.float32(confidence)[:, None]
     metrics.add(
         {
             "record_B": np.arange(count),
             "label_B": np.array(labels),
             "class_BT": classes,
             "loss_B": np.zeros(count),
-            "probability_BT": probability.astype(np.float32),
+            "probability_BT": probability,
         }
     )
 
@@ -275,10 +275,11 @@ def add_predictions(metrics, labels, classes, confidence):
 def confused_metrics():
     """Metrics of eight images; class k of three is output (2, 5, 7)[k] of eight."""
     output_L = np.array([2, 5, 7])
+    outputs = np.arange(8)
     metrics = make_metrics(
         name_by_number(3),
         output_names=name_by_number(8),
-        is_allowed_K=np.isin(np.arange(8), output_L),
+        is_allowed_K=np.isin(outputs, output_L),
         output_L=output_L,
     )
     add_predictions(
@@ -356,7 +357,9 @@ def test_memory_is_bounded():
             confidence,
         )
 
-    found = [one.probability for one in metrics.wrong]
+    found = []
+    for one in metrics.wrong:
+        found.append(one.probability)
     worst = sorted(confidences.ravel(), reverse=True)
 
     assert found == pytest.approx(worst[: len(found)])
@@ -381,7 +384,8 @@ def evaluate_losses(batches):
 
     split = Split("test", (), 3, open_batches(batches))
     evaluator = ClassificationEvaluator(split, step)
-    return dict(evaluator.run(jnp.float32(2)))
+    scale = jnp.float32(2)
+    return dict(evaluator.run(scale))
 
 
 def test_loss_and_accuracy_by_hand():
@@ -433,7 +437,9 @@ def test_the_table_of_classes():
         metrics,
         labels=[0] * 4 + [2] * 3,
         classes=[
-            *[[0, 1]] * 3,
+            [0, 1],
+            [0, 1],
+            [0, 1],
             [1, 0],
             [2, 1],
             [1, 2],
@@ -519,10 +525,10 @@ def test_calibration_by_hand():
     assert calibration.error == pytest.approx(sum(gaps) / 5)
 
     bins = list(calibration.bins())
-    starts = [one.low for one in bins]
     images = [one.images for one in bins]
-
-    assert starts == [number / BINS for number in range(BINS)]
+    for number, one in enumerate(bins):
+        assert one.low == number / BINS
+    assert len(bins) == BINS
     filled = np.flatnonzero(images)
     assert filled.tolist() == [2, 3, 9, 14]
     assert images[9] == 2

@@ -65,10 +65,15 @@ def test_split_folders_are_used(make_folder, make_config):
     assert train_names == ["train/cat/a.PNG", "train/dog/deep/er/b.png"]
     assert val_names == ["val/dog/c.png"]
     assert train.class_names == val.class_names == ("cat", "dog")
-    assert val[0].label == 1
     assert val.num_classes == 2
-    assert val[0].image == (path / "val/dog/c.png").read_bytes()
-    assert list_names(path, "sketches", config) == ["sketches/cat/d.png"]
+
+    record = val[0]
+    content = (path / "val/dog/c.png").read_bytes()
+    assert record.label == 1
+    assert record.image == content
+
+    sketches = list_names(path, "sketches", config)
+    assert sketches == ["sketches/cat/d.png"]
 
 
 @pytest.mark.parametrize(
