@@ -92,7 +92,12 @@ def make_extract(weights: str):
     return extract
 
 
-def measure_recall(hash_N2, unit_2ND, copies: Sequence[np.ndarray], extract) -> list[str]:
+def measure_recall(
+    hash_N2,
+    unit_2ND,
+    copies: Sequence[np.ndarray],
+    extract,
+) -> list[str]:
     """Return the recall of one copy of each image at each distance and at each cosine."""
     distances = compute_distances(hash_N2, hash_images(copies))
     bits_N = np.diagonal(distances)
@@ -127,6 +132,7 @@ def count_unrelated(hash_N2, unit_2ND) -> list[str]:
     plain_ND, mirrored_ND = unit_2ND
     plain_NN = plain_ND @ plain_ND.T
     mirrored_NN = plain_ND @ mirrored_ND.T
+
     cosine = np.maximum(plain_NN, mirrored_NN)[pairs]
     for least in COSINES:
         count = np.sum(cosine >= least)

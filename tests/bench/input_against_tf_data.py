@@ -78,7 +78,8 @@ def draw_noise(rng, height, width):
         noise += deviation * enlarged[..., None]
 
     colours = rng.normal(0, 4, (height // 4, width // 4, 3))
-    return noise + enlarge(colours.astype(np.float32), size)
+    enlarged = enlarge(colours.astype(np.float32), size)
+    return noise + enlarged
 
 
 def draw_jpeg(rng, photos):
@@ -268,7 +269,10 @@ def run_child(python, folder, name):
 
 
 def round_figures(figures):
-    return {name: round(value, 2) for name, value in figures.items()}
+    rounded = {}
+    for name, value in figures.items():
+        rounded[name] = round(value, 2)
+    return rounded
 
 
 def compute_median_ratio(figures, other_figures, name):
@@ -285,8 +289,16 @@ def print_medians(name, figures, tf_figures):
     for key in figures[0]:
         medians[key] = statistics.median(one[key] for one in figures)
 
-    speed = compute_median_ratio(figures, tf_figures, "images_per_second")
-    cpu = compute_median_ratio(tf_figures, figures, "cpu_ms_per_image")
+    speed = compute_median_ratio(
+        figures,
+        tf_figures,
+        "images_per_second",
+    )
+    cpu = compute_median_ratio(
+        tf_figures,
+        figures,
+        "cpu_ms_per_image",
+    )
     print(f"{name:<15}", round_figures(medians))
     print(f"{'':<15} x tf.data: {speed:.2f} by time, {cpu:.2f} by CPU time")
 

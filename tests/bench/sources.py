@@ -181,8 +181,16 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=1000,
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+    )
     words = parser.parse_args()
 
     data = pack(words.folder, words.count)

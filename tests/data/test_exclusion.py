@@ -30,7 +30,12 @@ def file(tmp_path):
     return tmp_path / "x.json"
 
 
-def test_an_excluded_record_is_never_sampled(folder, make_config, open_data, file):
+def test_an_excluded_record_is_never_sampled(
+    folder,
+    make_config,
+    open_data,
+    file,
+):
     everything = open_data(folder, "train")
     write_exclusion(file, "train", everything, [2, 7])
     config = make_config(
@@ -63,7 +68,12 @@ def test_an_excluded_record_is_never_sampled(folder, make_config, open_data, fil
     assert len(keys) == 6
 
 
-def test_other_splits_and_parts_with_an_exclusion(folder, make_config, open_data, file):
+def test_other_splits_and_parts_with_an_exclusion(
+    folder,
+    make_config,
+    open_data,
+    file,
+):
     everything = open_data(folder, "train")
     write_exclusion(file, "train", everything, [2, 7])
 
@@ -96,7 +106,10 @@ def test_other_files_are_rejected(folder, open_data, file, content, rule):
 
 
 def test_ids_of_another_split_are_rejected_where_they_are_places(
-    data_dir, make_config, open_data, file
+    data_dir,
+    make_config,
+    open_data,
+    file,
 ):
     part = open_data("digits", "train[100:]", data_dir=data_dir)
     write_exclusion(file, "train[100:]", part, [0, 5])

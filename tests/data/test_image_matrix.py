@@ -1195,7 +1195,12 @@ def test_sun_rasters(bits, pixels, expected):
     ],
     ids=["bits", "type", "colours"],
 )
-def test_sun_rasters_that_are_not_supported_are_named(bits, data, options, layout):
+def test_sun_rasters_that_are_not_supported_are_named(
+    bits,
+    data,
+    options,
+    layout,
+):
     file = encode_sun_raster(bits, data, **options)
 
     with pytest.raises(UnreadableImage, match=f"Sun raster with {layout}"):
@@ -1211,7 +1216,12 @@ def test_sun_rasters_that_are_not_supported_are_named(bits, data, options, layou
     ],
     ids=["jpeg8", "ljpeg", "jpegls"],
 )
-def test_jpegs_that_are_not_supported_are_named(codec, values, options, process):
+def test_jpegs_that_are_not_supported_are_named(
+    codec,
+    values,
+    options,
+    process,
+):
     encode_jpeg = getattr(imagecodecs, f"{codec}_encode")
     file = encode_jpeg(values, **options)
 

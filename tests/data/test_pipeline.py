@@ -80,7 +80,12 @@ def assert_equal_batches(batches, stream):
         (1, STEPS),
     ],
 )
-def test_the_stream_comes_through_in_order(train, evaluate, threads, start_step):
+def test_the_stream_comes_through_in_order(
+    train,
+    evaluate,
+    threads,
+    start_step,
+):
     for stream in (train(start_step=start_step), evaluate()):
         with open_batches(stream, Parallelism(0, threads)) as opened:
             batches = list(opened)

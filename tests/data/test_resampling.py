@@ -124,7 +124,13 @@ def test_large_images_are_resized_in_bands_to_the_same_pixels(monkeypatch):
     width=st.integers(1, 60),
     interpolation=st.sampled_from(resizing.FILTERS),
 )
-def test_any_size_keeps_a_colour(old_height, old_width, height, width, interpolation):
+def test_any_size_keeps_a_colour(
+    old_height,
+    old_width,
+    height,
+    width,
+    interpolation,
+):
     colour = (0, 17, 255)
     image = np.full((old_height, old_width, 3), colour, np.uint8)
 

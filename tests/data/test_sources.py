@@ -111,7 +111,12 @@ def test_some_classes_and_records_of_a_custom_source(custom_data, make_config):
         ("nothing", "NoneType.*class_names, num_classes, labels.*vit_jax.data.records.Source"),
     ],
 )
-def test_a_custom_source_is_validated_when_opened(custom_data, open_data, name, rule):
+def test_a_custom_source_is_validated_when_opened(
+    custom_data,
+    open_data,
+    name,
+    rule,
+):
     with rejects(f"config.data='own_data:{name}', split 'train'", rule):
         open_data(f"own_data:{name}", "train")
 

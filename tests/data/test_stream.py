@@ -200,7 +200,12 @@ def test_balanced_classes_come_equally_often(uneven, balanced):
         (3, 14),
     ],
 )
-def test_balanced_records_of_a_class_come_equally_often(uneven, balanced, label, size):
+def test_balanced_records_of_a_class_come_equally_often(
+    uneven,
+    balanced,
+    label,
+    size,
+):
     """Each pass over a class has all its records once, mostly in a new order."""
     index = concatenate_indices(balanced)
     records_of_class = index[uneven.labels[index] == label]

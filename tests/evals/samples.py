@@ -40,7 +40,9 @@ def sample_pixels(count, size=(8, 12), seed=0):
     rng = np.random.default_rng(seed)
     colours = rng.integers(0, 256, (count, 1, 1, 3))
     noise = rng.normal(0, 60, (count, *size, 3))
-    return np.clip(colours + noise, 0, 255).astype(np.uint8)
+    pixels = np.clip(colours + noise, 0, 255)
+
+    return pixels.astype(np.uint8)
 
 
 def to_png(pixels):

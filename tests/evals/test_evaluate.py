@@ -60,7 +60,8 @@ def compute_expected(weights, pixels, labels):
     losses = -np.log(probabilities[numbers, labels])
 
     def count_images(is_counted):
-        return np.bincount(labels[is_counted], minlength=num_classes)
+        counted = labels[is_counted]
+        return np.bincount(counted, minlength=num_classes)
 
     return Expected(
         loss=float(losses.mean()),

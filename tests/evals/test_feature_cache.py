@@ -288,7 +288,12 @@ OWNERS = {  # what a lock says of its owner, its age, whether the folder is remo
 
 
 @pytest.mark.parametrize(("changes", "age", "is_removed"), OWNERS.values(), ids=OWNERS)
-def test_folders_of_processes_that_were_killed(tmp_path, changes, age, is_removed):
+def test_folders_of_processes_that_were_killed(
+    tmp_path,
+    changes,
+    age,
+    is_removed,
+):
     entry = make_entry(tmp_path)
     left = tmp_path / ".unfinished_0_1_entry"  # also of an earlier version
     left.mkdir()
@@ -301,9 +306,9 @@ def test_folders_of_processes_that_were_killed(tmp_path, changes, age, is_remove
             owner = json.loads(file.read_text())
             file.write_text(json.dumps(owner | changes))
 
-        now = left.stat().st_mtime
+        written = left.stat().st_mtime - age
         for path in (*left.iterdir(), left):
-            os.utime(path, (now - age, now - age))
+            os.utime(path, (written, written))
 
         write(entry)
 

@@ -50,11 +50,13 @@ from vit_jax.storage.files import WriteError, cache_folder
 
 
 def make_batch(pixels, mask=None):
+    count = len(pixels)
     if mask is None:
-        mask = np.ones(len(pixels))
+        mask = np.ones(count)
+
     return Batch(
         image_BHWC=jnp.asarray(pixels),
-        label_B=jnp.zeros(len(pixels), jnp.int32),
+        label_B=jnp.zeros(count, jnp.int32),
         mask_B=jnp.asarray(mask, jnp.float32),
     )
 
@@ -221,7 +223,8 @@ def test_equal_pixels_have_equal_hashes_and_others_have_not():
     step = make_feature_step("pooled", VIT)
     batch = make_batch(pixels)
 
-    rows = step(filled(VIT), batch)
+    network = filled(VIT)
+    rows = step(network, batch)
 
     words_B2 = np.asarray(rows["hash_B2"])
     found = join_hash_words(words_B2)
@@ -261,7 +264,8 @@ def test_padding_is_excluded_and_unreadable_images_keep_their_place():
         labels,
     )
 
-    expected = pixels.reshape(6, -1)[:5, :2]
+    values = pixels.reshape(6, -1)
+    expected = values[:5, :2]
     readable = found.readable()
 
     unread = np.flatnonzero(~found.is_read_N)

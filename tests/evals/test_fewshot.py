@@ -87,7 +87,8 @@ def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
 def test_accuracies_and_short_classes():
     """The class without an example is never predicted."""
     support = features(LABELS, noise=0.01)
-    labels = np.repeat(np.arange(4), 5).astype(np.int32)
+    classes = np.arange(4, dtype=np.int32)
+    labels = classes.repeat(5)
     test = features(labels, 1, noise=0.01)
     protocol = FewShot(
         shots=(1, 3),

@@ -44,7 +44,8 @@ def compute_released_scores(feature, label, num_classes, test, l2):
         return np.c_[standardised, constant]
 
     x = prepare(feature)
-    targets = 2 * np.eye(num_classes)[label] - 1
+    one_hot = np.eye(num_classes)[label]
+    targets = 2 * one_hot - 1
     penalty = l2 * np.eye(x.shape[1])
     weight = np.linalg.solve(x.T @ x + penalty, x.T @ targets)
     return prepare(test.astype(np.float64)) @ weight

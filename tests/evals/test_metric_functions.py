@@ -122,7 +122,12 @@ CHOSEN = ("f1_macro", "top5_accuracy", "calibration_error", BRIER)
         (3, 10),
     ],
 )
-def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, monkeypatch):
+def test_evaluate_reports_chosen_metrics(
+    num_devices,
+    global_batch,
+    expected,
+    monkeypatch,
+):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
     mesh = build_mesh(devices)

@@ -62,7 +62,9 @@ def measure_by_hand(train, test, k, temperature):
     one_hot = np.eye(5)[labels]
     votes = np.einsum("qk,qkc->qc", weight, one_hot)
     predicted = votes.argmax(axis=1)
-    return np.mean(predicted == test.label_N)
+    is_right = predicted == test.label_N
+
+    return is_right.mean()
 
 
 @pytest.mark.parametrize("temperature", [0.07, 1.0])
@@ -117,8 +119,18 @@ def test_votes_are_weighted():
     similarity = np.array([[0.9, 0.8, 0.7]])
     label = np.array([[1, 0, 0]])
 
-    (cold,) = vote(similarity, label, 2, temperature=0.05)
-    (warm,) = vote(similarity, label, 2, temperature=1.0)
+    (cold,) = vote(
+        similarity,
+        label,
+        2,
+        temperature=0.05,
+    )
+    (warm,) = vote(
+        similarity,
+        label,
+        2,
+        temperature=1.0,
+    )
 
     assert cold == 1
     assert warm == 0

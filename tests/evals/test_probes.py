@@ -336,9 +336,9 @@ def test_several_labels():
 
     assert np.array_equal(images, train.label_N.sum(axis=0))
 
-    lines = to_text({"x": found}).splitlines()
-    assert "test mean average precision" in lines[0]
-    assert "held-out mean average precision" in lines[1]
+    of_test, of_folds, *_ = to_text({"x": found}).splitlines()
+    assert "test mean average precision" in of_test
+    assert "held-out mean average precision" in of_folds
 
     with rejects("--method=least_squares", "must be logistic"):
         probe(train, test, 3, "least_squares")
@@ -354,7 +354,8 @@ def test_folds(balanced_sides):
 
     assert found["folds"] == [1.0] * 5
 
-    test_line, folds_line = to_text({"x": found}).splitlines()
+    text = to_text({"x": found})
+    test_line, folds_line = text.splitlines()
     test_words = " ".join(test_line.split())
     folds_words = " ".join(folds_line.split())
 

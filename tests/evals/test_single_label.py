@@ -39,15 +39,14 @@ def count_by_hand(logits, labels, mask):
     """Return loss and counts in float64, one example after the other; ranks come from sorting."""
     num_classes = logits.shape[1]
     loss = 0.0
-    images = np.zeros(num_classes)
-    top1 = np.zeros(num_classes)
-    top5 = np.zeros(num_classes)
+    images, top1, top5 = np.zeros((3, num_classes))
 
     for index in np.flatnonzero(mask):
         row = logits[index].astype(np.float64)
         label = labels[index]
         order = np.argsort(-row, kind="stable").tolist()
         rank = order.index(label)
+
         sum_of_exponentials = np.exp(row).sum()
         loss += np.log(sum_of_exponentials) - row[label]
         images[label] += 1
@@ -462,14 +461,23 @@ def test_the_table_of_classes():
         "top5_low",
         "top5_high",
     ]
-    cats, dogs, best = rows
-    assert cats[:3] == ["cat", "4", "3"]
-    assert cats[3:6] == format_share(3, 4)
-    assert cats[6:] == format_share(4, 4)
-    assert dogs == ["dog, wet", "0", "0"] + [""] * 6
-    assert best[:3] == ['the "best"', "3", "1"]
-    assert best[3:6] == format_share(1, 3)
-    assert best[6:] == format_share(2, 3)
+    assert rows == [
+        [
+            "cat",
+            "4",
+            "3",
+            *format_share(3, 4),
+            *format_share(4, 4),
+        ],
+        ["dog, wet", "0", "0"] + [""] * 6,
+        [
+            'the "best"',
+            "3",
+            "1",
+            *format_share(1, 3),
+            *format_share(2, 3),
+        ],
+    ]
 
 
 def test_wilson_by_hand():

@@ -450,7 +450,8 @@ UNNAMED = dataclasses.replace(sample_weights(), class_names=None)
 def match_folders(data, **details):
     """Return the output of each folder for weights without names, and the only note."""
     weights = dataclasses.replace(UNNAMED, **details)
-    source, _, (note,), _ = open_labelled(data, weights)
+    source, _, notes, _ = open_labelled(data, weights)
+    (note,) = notes
 
     outputs = {}
     for index, label in enumerate(source.labels.tolist()):
@@ -577,7 +578,16 @@ class FakeSource:
 def test_released_datasets_have_their_splits(monkeypatch):
     opened = []
 
-    def open_source(data, split, config, seed, held_hashes, range_option, *, is_classified):
+    def open_source(
+        data,
+        split,
+        config,
+        seed,
+        held_hashes,
+        range_option,
+        *,
+        is_classified,
+    ):
         assert range_option == "--images.value_range"
         opened.append((data, split, config.data_dir))
         return FakeSource("a", "b")
@@ -713,7 +723,13 @@ def test_a_split_without_images(make):
         ("digits", "test", "folder:tested", "test"),
     ],
 )
-def test_the_only_split_is_searched_for_duplicates(make, data, split, other, expected):
+def test_the_only_split_is_searched_for_duplicates(
+    make,
+    data,
+    split,
+    other,
+    expected,
+):
     make("tested", list_splits("val"))
     make("parts", list_splits("train", "val"))
     make("whole")

@@ -645,7 +645,12 @@ def test_a_folder_warns_once(deep_folder, open_data, caplog):
     assert "page 1 of 2" in pages
 
 
-def test_a_table_with_a_range_warns_of_pages_alone(deep_folder, tmp_path, make_config, caplog):
+def test_a_table_with_a_range_warns_of_pages_alone(
+    deep_folder,
+    tmp_path,
+    make_config,
+    caplog,
+):
     caplog.set_level(logging.WARNING)
     lines = ["image,label"]
     for path in sorted(deep_folder.rglob("*.tif")):

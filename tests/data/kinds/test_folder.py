@@ -85,7 +85,13 @@ def test_split_folders_are_used(make_folder, make_config):
         ("training", "test"),
     ],
 )
-def test_usual_names_of_splits_are_known(make_folder, make_config, caplog, train, test):
+def test_usual_names_of_splits_are_known(
+    make_folder,
+    make_config,
+    caplog,
+    train,
+    test,
+):
     train_files = put_below(train, make_flat(2))
     test_files = put_below(test, make_flat(1))
     path = make_folder(train_files | test_files)
@@ -239,7 +245,14 @@ TEST = put_below("test", FLAT)
         (TRAIN | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "'test'.*'train'.*emu"),
     ],
 )
-def test_mistakes_are_named(make_folder, open_data, files, split, fields, rule):
+def test_mistakes_are_named(
+    make_folder,
+    open_data,
+    files,
+    split,
+    fields,
+    rule,
+):
     path = make_folder(files)
 
     with rejects("", rule):
@@ -309,7 +322,13 @@ def test_names_that_clash(make_folder, open_data, names, rule, layout):
         ("test_set", "training_set"),
     ],
 )
-def test_splits_under_other_names_are_no_classes(make_folder, make_config, open_data, test, train):
+def test_splits_under_other_names_are_no_classes(
+    make_folder,
+    make_config,
+    open_data,
+    test,
+    train,
+):
     """Otherwise a network would learn to tell training images from test images."""
     test_files = put_below(test, make_flat(2))
     path = make_folder(test_files | put_below(train, make_flat(2)))
@@ -438,7 +457,12 @@ def test_special_files_and_links_to_themselves_are_no_traceback(make_folder, mak
 
 
 @pytest.mark.parametrize("closed", ["images", "images/cat", "images/cat/deep"])
-def test_a_folder_that_cannot_be_read_is_an_error(make_folder, open_data, monkeypatch, closed):
+def test_a_folder_that_cannot_be_read_is_an_error(
+    make_folder,
+    open_data,
+    monkeypatch,
+    closed,
+):
     path = make_folder(make_flat(2) | {"cat/deep/x.png": 1})
     closed_folder = path.parent / closed
     scandir = os.scandir

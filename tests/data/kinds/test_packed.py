@@ -121,7 +121,12 @@ def test_the_location_keeps_the_column_of_labels(request, kind):
 
 
 @pytest.mark.parametrize("kind", ["wds", "parquet"])
-def test_files_without_splits_hold_out_a_part(tmp_path, make_config, open_data, kind):
+def test_files_without_splits_hold_out_a_part(
+    tmp_path,
+    make_config,
+    open_data,
+    kind,
+):
     folder = tmp_path / "a"
     ten = TWENTY[:10]
     for number in range(2):
@@ -209,7 +214,13 @@ DEVICE = (tarfile.CHRTYPE, "")
         ("a.cls", b" " * 2**21, "'a.cls' has 2,097,152 bytes"),
     ],
 )
-def test_labels_that_cannot_be_read_are_named(tmp_path, open_data, name, label, rule):
+def test_labels_that_cannot_be_read_are_named(
+    tmp_path,
+    open_data,
+    name,
+    label,
+    rule,
+):
     members = [(name, label), ("a.png", IMAGE)]
     write_shard(tmp_path / "a-0.tar", members)
 
@@ -257,7 +268,12 @@ def test_mistakes_in_shards_are_named(tmp_path, open_data, members, rule):
         ([0, 0], "at least two classes.*'0'"),
     ],
 )
-def test_mistakes_in_labels_of_shards_are_named(tmp_path, open_data, labels, rule):
+def test_mistakes_in_labels_of_shards_are_named(
+    tmp_path,
+    open_data,
+    labels,
+    rule,
+):
     write_shard(tmp_path / "a-0.tar", samples(labels))
 
     with rejects("", rule):
@@ -330,7 +346,13 @@ def test_labels_of_shards(tmp_path, open_data):
         ("dog\n\ndog\n", "", "empty or repeated: 'dog', ''"),
     ],
 )
-def test_names_of_classes_must_fit_the_labels(tmp_path, open_data, names, key, rule):
+def test_names_of_classes_must_fit_the_labels(
+    tmp_path,
+    open_data,
+    names,
+    key,
+    rule,
+):
     path = tmp_path / "a.tar"
     members = samples(["dog", "cat"] * 5, kind="json")
     write_shard(path, members)
@@ -370,7 +392,13 @@ def test_numbers_without_images_keep_their_place(tmp_path, open_data):
         ([0, 5], {"names": CAT_AND_DOG}, "not among the 2 classes.*: 5"),
     ],
 )
-def test_mistakes_in_parquet_are_named(tmp_path, open_data, labels, options, rule):
+def test_mistakes_in_parquet_are_named(
+    tmp_path,
+    open_data,
+    labels,
+    options,
+    rule,
+):
     path = write_parquet(
         tmp_path / "a.parquet",
         labels,

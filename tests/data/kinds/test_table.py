@@ -56,7 +56,12 @@ def list_names(source, path):
 
 
 @pytest.mark.parametrize("split", ["train", "test", "all", "train[:50%]"])
-def test_a_table_is_read_as_the_folder_that_it_lists(make_table, make_config, open_data, split):
+def test_a_table_is_read_as_the_folder_that_it_lists(
+    make_table,
+    make_config,
+    open_data,
+    split,
+):
     """The same images are held out, by the same hashes, and the same parts are taken."""
     path = make_table(*LINES)
     folder = path.parent
@@ -83,7 +88,14 @@ def test_a_table_is_read_as_the_folder_that_it_lists(make_table, make_config, op
         ('"image", label ,split', '"./{0}", {1} ,{2}', "table.csv", "utf-8"),
     ],
 )
-def test_columns_in_any_order_and_separators(make_table, make_config, header, line, name, encoding):
+def test_columns_in_any_order_and_separators(
+    make_table,
+    make_config,
+    header,
+    line,
+    name,
+    encoding,
+):
     """The first five images of each class are for training, the others for validation."""
     lines = [header]
     train_files = []
@@ -287,7 +299,12 @@ def one_hot(make_table):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_columns_of_0_and_1_are_several_labels(one_hot, make_table, open_data, split):
+def test_columns_of_0_and_1_are_several_labels(
+    one_hot,
+    make_table,
+    open_data,
+    split,
+):
     """Labels are the same as in one cell, also without any label and with a split."""
     cells = make_table(
         "image,labels,split",
@@ -387,7 +404,12 @@ def test_another_separator_of_labels_is_named_and_can_be_chosen(
         (["C++", "C++", "cat"], ("C++", "cat")),
     ],
 )
-def test_names_with_other_separators_are_kept(make_table, open_table, cells, expected):
+def test_names_with_other_separators_are_kept(
+    make_table,
+    open_table,
+    cells,
+    expected,
+):
     lines = label_lines(f'"{cell}"' for cell in cells)
     path = make_table(*many(*lines))
 
@@ -414,7 +436,13 @@ def test_names_with_other_separators_are_kept(make_table, open_table, cells, exp
         (many("cat/0.png,\"['cat', 'dog']\""), "#comma", "lists in brackets"),
     ],
 )
-def test_mistakes_with_separators_are_named(make_table, open_table, lines, suffix, rule):
+def test_mistakes_with_separators_are_named(
+    make_table,
+    open_table,
+    lines,
+    suffix,
+    rule,
+):
     path = make_table(*lines)
 
     with rejects("csv:", rule):

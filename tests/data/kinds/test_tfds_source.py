@@ -209,7 +209,15 @@ def test_names_that_cannot_be_opened(tmp_path, open_data, name, rule):
         ("features.json", '"label"', '"number"', "features.*'number'.*'image'"),
     ],
 )
-def test_datasets_that_cannot_be_used(data_dir, tmp_path, open_data, file, before, after, rule):
+def test_datasets_that_cannot_be_used(
+    data_dir,
+    tmp_path,
+    open_data,
+    file,
+    before,
+    after,
+    rule,
+):
     copy = shutil.copytree(data_dir, tmp_path / "tfds")
     path = next(copy.glob(f"**/{file}"))
 
@@ -278,7 +286,12 @@ def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
         ("train[:0]", "1437"),
     ],
 )
-def test_split_without_examples_lists_the_known(data_dir, open_data, split, rule):
+def test_split_without_examples_lists_the_known(
+    data_dir,
+    open_data,
+    split,
+    rule,
+):
     with rejects(split, rule):
         open_data("digits", split, data_dir=data_dir)
 

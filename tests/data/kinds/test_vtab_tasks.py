@@ -185,7 +185,12 @@ def test_records_of_splits(vtab_dir, open_data, task, split):
         ("smallnorb_azimuth", {0, 1}),
     ],
 )
-def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, open_data, name, values):
+def test_images_of_one_channel_are_repeated_and_masks_scaled(
+    vtab_dir,
+    open_data,
+    name,
+    values,
+):
     source = open_data(
         f"vtab:{name}",
         "train800",
