@@ -126,8 +126,10 @@ def name_by_number(num_classes):
 
 def measure_batches(batches, num_classes):
     metrics = make_metrics(name_by_number(num_classes))
-    for rows in predict_batches(batches, num_classes):
+    predictions = predict_batches(batches, num_classes)
+    for rows in predictions:
         metrics.add(rows)
+
     return metrics
 
 
