@@ -61,6 +61,7 @@ WRONG = f"load_recipe({DIGITS!r}), global_batch='many'"
         ("", None, "no recipe ''"),
         (".", None, "'.': it is a folder"),
         ("mine", "x = 1", "'mine'. Use mine.py"),
+        ("gs://bucket/mine.py:tiny", "", "--config=gs://bucket/mine.py:tiny.*address of a bucket"),
         ("mine.py", "x = 1", "mine.py.*get_config"),
         ("mine.py", "get_config = 1", "mine.py.*get_config"),
         ("mine.py", "def get_config(_): return {}", "mine.py.*PretrainConfig.*dict"),

@@ -367,9 +367,8 @@ class Recipe(Overrides):
 
     config: str = option(
         "RECIPE[:ARGUMENT]",
-        "recipe: a file (configs/digits.py), an installed one (digits), or a config as JSON",
+        "recipe: digits, configs/digits.py, or a config as JSON",
         REQUIRED,
-        reads_bucket=True,
     )
 
     def load(self) -> Any:

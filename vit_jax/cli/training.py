@@ -59,7 +59,7 @@ _REQUIRED_FIELDS = {"pretrain": ("data",), "finetune": ("data", "init_from")}
 class _Run(Overrides):
     config: str | None = option(
         "RECIPE[:ARGUMENT]",
-        "recipe: a file (configs/digits.py), or an installed one (digits); default: by the words",
+        "recipe: digits, configs/digits.py, or a config as JSON; default: by the words",
     )
     workdir: str | None = option(
         "FOLDER",

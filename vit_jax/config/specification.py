@@ -15,7 +15,7 @@ from vit_jax.config.execution import call_get_config, import_beside
 from vit_jax.config.parsing import apply_change, apply_override, flatten, from_dict, to_dict
 from vit_jax.config.recipes import FOLDERS, find_file, is_shipped, run_recipe
 from vit_jax.config.schema import FinetuneConfig, PretrainConfig, RunConfig
-from vit_jax.storage.files import JsonObject, expand_path, read_json
+from vit_jax.storage.files import JsonObject, expand_path, read_json, reject_bucket
 
 if TYPE_CHECKING:
     from vit_jax.config.migration.convert import Conversion
@@ -140,10 +140,14 @@ def _is_config_dict(value: object) -> bool:
 
 
 def _split_specification(specification: str) -> tuple[str, str]:
-    """Return the path and the argument of "PATH:ARGUMENT"; the path may be an address gs://."""
-    scheme, slashes, rest = specification.rpartition("://")
-    path, _, argument = rest.partition(":")
-    return f"{scheme}{slashes}{path}", argument
+    """Return the path and the argument of "PATH:ARGUMENT".
+
+    Raises:
+      ValueError: it is an address of a bucket.
+    """
+    reject_bucket(specification, f"--config={specification}")
+    path, _, argument = specification.partition(":")
+    return path, argument
 
 
 def _is_json(path: str) -> bool:
