@@ -376,6 +376,7 @@ def test_the_copy_of_the_hub_has_a_folder_for_each_configuration(several):
         "small/test-0.parquet",
         "small/train-0.parquet",
     ]
+    assert list(list_files(f"{DATA}@~parquet/small/test-0.parquet")) == ["small/test-0.parquet"]
     with rejects(f"{DATA}@~parquet", "has several configurations"):
         list_files(f"{DATA}@~parquet")
 

@@ -163,31 +163,41 @@ def choose_files(text: str, address: Address, index: DatasetIndex) -> ChosenFile
     if address.revision == _CONVERTED and not configurations:
         configurations = _group_by_folder(names)
 
+    if not address.path:
+        return _choose_all(text, names, configurations, index.card)
     configuration, _, split = address.path.partition("/")
-    if configuration in configurations:
-        files = configurations[configuration]
-        if split:
-            files = {name: split for name, its_split in files.items() if its_split == split}
-        if files:
-            return ChosenFiles(files, configuration)
-    elif address.path:
-        pattern = _compile_pattern(address.path)
-        chosen = [name for name in names if pattern.match(name)]
-        if chosen:
-            return ChosenFiles(dict.fromkeys(chosen, ""), None)
-    elif len(configurations) > 1:
-        return _choose_default(text, configurations, index.card)
-    elif configurations:
-        ((configuration, files),) = configurations.items()
+    files = {}
+    for name, stated_split in configurations.get(configuration, {}).items():
+        if split in ("", stated_split):
+            files[name] = stated_split
+    if files:
         return ChosenFiles(files, configuration)
-    else:
-        return ChosenFiles(dict.fromkeys(names, ""), None)
 
-    known = [*configurations, *sorted({os.path.dirname(name) for name in names} - {""})]
+    pattern = _compile_pattern(address.path)
+    chosen = [name for name in names if pattern.match(name)]
+    if chosen:
+        return ChosenFiles(dict.fromkeys(chosen, ""), None)
+    folders = {os.path.dirname(name) for name in names} - {""}
+    known = [*configurations, *sorted(folders)]
     raise ValueError(
         f"{text}: has no Parquet files in {address.path!r}."
         f"{did_you_mean(address.path, known)} Use one of {few(known)}."
     )
+
+
+def _choose_all(
+    text: str,
+    names: Sequence[str],
+    configurations: Mapping[str, Mapping[str, str]],
+    card: Mapping[str, Any],
+) -> ChosenFiles:
+    """Return all files without configurations, else those of the only or default one."""
+    if not configurations:
+        return ChosenFiles(dict.fromkeys(names, ""), None)
+    if len(configurations) > 1:
+        return _choose_default(text, configurations, card)
+    ((configuration, files),) = configurations.items()
+    return ChosenFiles(files, configuration)
 
 
 def _choose_default(
