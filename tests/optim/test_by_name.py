@@ -250,7 +250,11 @@ def replace_frozen(model, value):
 )
 def test_frozen_parameters_stay_to_the_bit(name, value, fields):
     settings = {} if ":" in name else SETTINGS
-    config = OptimizerConfig(name=name, **fields, **settings)
+    config = OptimizerConfig(
+        name=name,
+        **fields,
+        **settings,
+    )
     model = replace_frozen(fill(abstract(), seed=0), value)
     gradients = [fill(model, seed=1), fill(model, seed=2)]
 

@@ -102,7 +102,11 @@ POOLS = ("token", "gap", "map")
 HEADS = ("mlp", "linear")
 EVERY_KIND = [
     *(
-        {"name": "ViT-S/16", "pool": pool, "head": head}
+        {
+            "name": "ViT-S/16",
+            "pool": pool,
+            "head": head,
+        }
         for pool, head in itertools.product(POOLS, HEADS)
     ),
     {"name": "ViT-S/16", "position_embedding": "learned_1d"},
@@ -167,7 +171,11 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
     for options in EVERY_KIND:
         names.update(parameters(**options))
     model = abstract_model("ViT-B/16", mlp="swiglu")
-    lora = Lora(rank=2, scale=1.0, layers=())
+    lora = Lora(
+        rank=2,
+        scale=1.0,
+        layers=(),
+    )
     names.update(list_factor_shapes(list_shapes(model), lora))
 
     indices = [(pattern, index) for index, pattern in enumerate(patterns)]

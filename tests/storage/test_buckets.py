@@ -283,6 +283,7 @@ def test_requests_share_the_time_of_silence(monkeypatch):
 
     path = BucketPath(f"{ROOT}/x")
     cause = exceptions.ServiceUnavailable("gone")
+
     with (
         pytest.raises(gcs_client.NoAnswer),
         gcs_client.raise_system_errors(path),

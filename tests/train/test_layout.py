@@ -277,7 +277,13 @@ def test_a_verb_that_resumes_a_run_keeps_its_layout(tiny_run, data_dir, tmp_path
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"model": {"remat": "auto"}}', '{"sharding": {"parameters": 3}}', "{}"],
+    [
+        "{",
+        "[]",
+        '{"model": {"remat": "auto"}}',
+        '{"sharding": {"parameters": 3}}',
+        "{}",
+    ],
 )
 def test_a_stored_config_without_a_layout(tmp_path, text):
     add_checkpoint(tmp_path)

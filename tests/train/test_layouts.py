@@ -68,7 +68,11 @@ def test_every_layout_gives_the_run_of_one_device(
         runs.losses(expected_curve),
         rtol=1e-5,
     )
-    assert_same_parameters(state.model, expected.model, atol=1e-5)
+    assert_same_parameters(
+        state.model,
+        expected.model,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.slow

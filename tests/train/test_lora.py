@@ -195,7 +195,11 @@ def test_every_layout_gives_the_same_run(options, devices):
         runs.losses(expected_curve),
         rtol=1e-5,
     )
-    assert_same_parameters(state.polyak, expected.polyak, atol=1e-5)
+    assert_same_parameters(
+        state.polyak,
+        expected.polyak,
+        atol=1e-5,
+    )
 
 
 def measure_memory(*fields):

@@ -167,7 +167,12 @@ def test_a_search_prints_its_steps_and_classes_without_validation_images(
     training = FakeTraining()
     steps = resolve(SEARCHING, num_examples=sum(sizes), num_devices=8).total
 
-    choose_learning_rate(SEARCHING, Datasets(source, source), tmp_path, training)
+    choose_learning_rate(
+        SEARCHING,
+        Datasets(source, source),
+        tmp_path,
+        training,
+    )
     lines = capsys.readouterr().out.splitlines()
     notes = [line for line in lines if line.startswith("note")]
     (search,) = [line for line in lines if line.startswith("search   2 trials")]

@@ -100,7 +100,12 @@ def test_the_data_of_a_run_in_phases():
         "global_batch": 16,
     }
 
-    stored_phases = {"phases": [[2, 8], [4, 24]]}
+    stored_phases = {
+        "phases": [
+            [2, 8],
+            [4, 24],
+        ]
+    }
     stored_phase = {"phases": [[2, 8]]}
 
     assert restore(FACTS | stored_phases, FACTS) == 5

@@ -48,7 +48,13 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["one.npz", "hf", "hf/model.safetensors", "shards", "shards/model.safetensors.index.json"],
+    [
+        "one.npz",
+        "hf",
+        "hf/model.safetensors",
+        "shards",
+        "shards/model.safetensors.index.json",
+    ],
 )
 def test_files_are_downloaded_once(cloud, weights_folder, name):
     here = load_weights(weights_folder / name)

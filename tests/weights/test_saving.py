@@ -220,7 +220,12 @@ def test_without_the_head_the_features_remain(format_name, tmp_path):
         "head/linear/bias": np.zeros(0, np.float32),
     }
 
-    statuses, _ = save_weights(build_weights(a), path, format_name, without_head=True)
+    statuses, _ = save_weights(
+        build_weights(a),
+        path,
+        format_name,
+        without_head=True,
+    )
     left_out = []
     for status in statuses:
         if status.status == "dropped":

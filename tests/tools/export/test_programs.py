@@ -418,7 +418,11 @@ def test_an_onnx_file_describes_itself(tmp_path):
 
 HEADLESS = {
     "vit": dataclasses.replace(SEVEN, num_classes=0),
-    "registers": dataclasses.replace(SEVEN, num_classes=0, registers=2),
+    "registers": dataclasses.replace(
+        SEVEN,
+        num_classes=0,
+        registers=2,
+    ),
     "resnet": dataclasses.replace(RESNET, num_classes=0),
     "timm/dinov3": None,
     "timm/dinov2_reg": None,
@@ -440,7 +444,11 @@ def check_features(model, found, pixels):
     expected = model(pixels)
     for name, array in (("features", expected.features_BD), ("tokens", expected.tokens_BND)):
         largest = float(np.abs(array).max())
-        np.testing.assert_allclose(found[name], array, atol=1e-5 * max(1, largest))
+        np.testing.assert_allclose(
+            found[name],
+            array,
+            atol=1e-5 * max(1, largest),
+        )
         assert np.std(found[name], axis=0).max() > 0.01 * largest, "images must differ"
 
 
@@ -490,7 +498,10 @@ def test_stablehlo_features_of_weights_without_classes(name, tmp_path):
     assert described["class_names"] == []
     width = model.architecture.width
     assert described["outputs"]["features"]["shape"] == ["batch", width]
-    assert described["outputs"]["tokens"]["shape"] == ["batch", *found["tokens"].shape[1:]]
+    assert described["outputs"]["tokens"]["shape"] == [
+        "batch",
+        *found["tokens"].shape[1:],
+    ]
 
 
 def test_chosen_outputs_of_a_classifier(tmp_path):
@@ -512,7 +523,11 @@ def test_chosen_outputs_of_a_classifier(tmp_path):
         features, logits, probabilities = found
         np.testing.assert_allclose(features, expected.features_BD, atol=1e-5)
         np.testing.assert_allclose(logits, expected.logits_BK, atol=1e-5)
-        np.testing.assert_allclose(probabilities, softmax(logits), atol=1e-5)
+        np.testing.assert_allclose(
+            probabilities,
+            softmax(logits),
+            atol=1e-5,
+        )
 
 
 @pytest.mark.parametrize(

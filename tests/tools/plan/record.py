@@ -241,7 +241,13 @@ def scaling_table() -> str:
             ]
         )
     return table(
-        ("", "chips", "step, ms", "of that of 16 chips", "dearest collective"),
+        (
+            "",
+            "chips",
+            "step, ms",
+            "of that of 16 chips",
+            "dearest collective",
+        ),
         lines,
     )
 

@@ -267,8 +267,20 @@ def test_the_least_time_of_a_resnet_is_not_known():
 def weights_path(tmp_path_factory):
     """Return weights that differ from their namesake: width, registers and layer scale."""
     path = tmp_path_factory.mktemp("weights") / "network"
-    options = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 2, "registers": 3}
-    model = create_model("ViT-Ti/16", image_size=32, num_classes=5, layer_scale=0.1, **options)
+    options = {
+        "width": 24,
+        "depth": 2,
+        "mlp_dim": 48,
+        "num_heads": 2,
+        "registers": 3,
+    }
+    model = create_model(
+        "ViT-Ti/16",
+        image_size=32,
+        num_classes=5,
+        layer_scale=0.1,
+        **options,
+    )
     model.save(path, to="vit_jax")
     return path
 
@@ -281,7 +293,12 @@ def load_finetuning(*overrides):
 
 def test_fine_tuning_is_planned_for_the_network_of_its_weights(weights_path):
     config = load_finetuning(f"init_from={weights_path}")
-    plan = make_plan(config, parse_topology("h100"), small.dataset(config), can_compile=False)
+    plan = make_plan(
+        config,
+        parse_topology("h100"),
+        small.dataset(config),
+        can_compile=False,
+    )
     trained, *_ = adapt(config, tiny.source(20))
 
     assert plan.network.architecture == trained
@@ -306,7 +323,12 @@ def test_a_plan_of_lora_keeps_moments_of_the_factors_alone(weights_path):
 
 def test_a_search_keeps_the_network_of_the_weights(weights_path):
     config = load_finetuning(f"init_from={weights_path}")
-    result = search(config, parse_topology("h100:2"), small.dataset(config), can_compile=False)
+    result = search(
+        config,
+        parse_topology("h100:2"),
+        small.dataset(config),
+        can_compile=False,
+    )
 
     assert result.winner.run.architecture.registers == 3
 
@@ -314,9 +336,16 @@ def test_a_search_keeps_the_network_of_the_weights(weights_path):
 def test_weights_on_another_machine_are_planned_by_the_name():
     overrides = ("model.name=ViT-Ti/16", "init_from=/nowhere/weights")
     config = load_finetuning(*overrides)
-    plan = make_plan(config, parse_topology("h100"), small.dataset(config), can_compile=False)
+    plan = make_plan(
+        config,
+        parse_topology("h100"),
+        small.dataset(config),
+        can_compile=False,
+    )
 
     assert plan.run.architecture.name == "ViT-Ti/16"
     assert "/nowhere/weights is not on this machine" in to_text(plan)
-    with pytest.raises(ValueError, match="/nowhere/weights: there is no such file"):
+
+    message = "/nowhere/weights: there is no such file"
+    with pytest.raises(ValueError, match=message):
         estimate.find_network(load_finetuning("init_from=/nowhere/weights"), 10)

@@ -149,7 +149,10 @@ def test_data_of_an_evaluator_that_only_the_machines_have():
     assert unseen == ["not visible from here: /mnt/remote/table.csv"]
 
 
-@pytest.mark.parametrize("split", ["train", "train[:99%]", "train[99%:]", "train[:1000]"])
+@pytest.mark.parametrize(
+    "split",
+    ["train", "train[:99%]", "train[99%:]", "train[:1000]"],
+)
 def test_a_plan_counts_the_steps_of_the_run(split):
     """Opened data and the table of a plan give one number of steps."""
     overrides = ("total=90 epochs", f"input.train_split={split}", "global_batch=8")
@@ -196,7 +199,11 @@ def test_a_plan_opens_data_of_this_machine(tmp_path):
 
 def test_relative_paths_are_looked_for_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _, line = check("data=digits", "input.data_dir=tfds", remote=pathlib.Path("/"))
+    _, line = check(
+        "data=digits",
+        "input.data_dir=tfds",
+        remote=pathlib.Path("/"),
+    )
 
     assert line == "looked for here: tfds"
 

@@ -288,7 +288,10 @@ frontend_attributes={kernel_metadata={
 
 def test_a_kernel_costs_its_bundles_times_its_programs():
     """XLA counts no cycles for it, and the lines of its metadata end no computation."""
-    line = simulate(KERNEL, bundles={"attention.1": 70, "other": 9})
+    line = simulate(
+        KERNEL,
+        bundles={"attention.1": 70, "other": 9},
+    )
     kernel_seconds = 3 * 20 * 70 * CYCLE
 
     assert line.kernel_seconds == pytest.approx(kernel_seconds)

@@ -244,6 +244,7 @@ def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatc
         data_dir=str(tmp_path / "input"),
         options=Options(shards=4),
     )
+
     assert read_content(from_input) == expected
 
 

@@ -105,7 +105,11 @@ def test_a_run_that_has_begun_rejects_other_data_and_other_weights(begun):
     before = (begun / "start.json").read_bytes()
 
     with rejects("num_train_examples", "48.*72"):
-        require_same_start(begun, start("1", num_train_examples=72), "runs/pretrain")
+        require_same_start(
+            begun,
+            start("1", num_train_examples=72),
+            "runs/pretrain",
+        )
     with rejects("weights", "config.init_from='runs/pretrain'"):
         require_same_start(begun, start("2"), "runs/pretrain")
 

@@ -85,7 +85,11 @@ def arguments_for(model: torch.nn.Module) -> list[dict[str, Any]]:
             **classes,
             **reference,
         },
-        {**sizes, "img_size": image, **classes},
+        {
+            **sizes,
+            "img_size": image,
+            **classes,
+        },
         {**sizes, **classes},
         {**layers, **classes},
         classes,
