@@ -23,10 +23,11 @@ def filled(architecture):
     Initialisers take long to compile.
     """
     rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)),
-        abstract(architecture),
-    )
+
+    def sample(leaf):
+        return jnp.float32(0.2 * rng.normal(size=leaf.shape))
+
+    return jax.tree.map(sample, abstract(architecture))
 
 
 def apply(model, image_BHWC, intermediates=None, **options):
@@ -75,7 +76,8 @@ def find_equations(program, name):
 
 
 def size(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    leaves = jax.tree.leaves(tree)
+    return sum(leaf.size for leaf in leaves)
 
 
 def layers_of(stacked, depth=2):

@@ -27,7 +27,9 @@ SHAPES = [
     (1, 700, 2, 64),
 ]
 
-SLOW_SHAPES = [pytest.param(*shape, marks=pytest.mark.slow) for shape in SHAPES[1:]]
+FIRST_SHAPE, *OTHER_SHAPES = SHAPES
+SLOW = pytest.mark.slow
+SLOW_SHAPES = [pytest.param(*shape, marks=SLOW) for shape in OTHER_SHAPES]
 # The bound of the relative norm of a difference; bfloat16 rounds to 4e-3.
 TOLERANCE = {
     "float32": 5e-6,
@@ -63,7 +65,8 @@ def results(form, operands, gradient, heads):
         gradients = pull_back(gradient.astype(output.dtype))
         return output, *gradients
 
-    return [np.float32(x) for x in compute(operands, gradient)]
+    arrays = compute(operands, gradient)
+    return list(map(np.float32, arrays))
 
 
 def distances(actual, expected):
@@ -71,13 +74,14 @@ def distances(actual, expected):
     relative_norms = []
     for here, there in zip(actual, expected, strict=True):
         norm = np.linalg.norm(here - there)
-        relative_norms.append(float(norm / np.linalg.norm(there)))
+        relative_norm = norm / np.linalg.norm(there)
+        relative_norms.append(float(relative_norm))
     return relative_norms
 
 
 @pytest.mark.parametrize(
     ("images", "tokens", "heads", "head_dim"),
-    [SHAPES[0], *SLOW_SHAPES],
+    [FIRST_SHAPE, *SLOW_SHAPES],
 )
 def test_the_kernel_computes_attention_and_its_gradient(
     images,
@@ -191,7 +195,8 @@ def test_the_norm_in_one_pass_loses_what_its_bound_says(mean):
 
     Its error is some float32 epsilons of the square of mean over deviation.
     """
-    norm = LayerNorm(small(width=768, num_heads=12))
+    architecture = small(width=768, num_heads=12)
+    norm = LayerNorm(architecture)
     rng = np.random.default_rng(0)
     sample = rng.normal(mean, 1.0, size=(64, 768))
     x = jnp.float32(sample)
@@ -209,7 +214,8 @@ def test_the_norm_in_one_pass_loses_what_its_bound_says(mean):
 
 
 def test_the_norm_of_a_constant_is_finite():
-    norm = LayerNorm(small(width=768, num_heads=12))
+    architecture = small(width=768, num_heads=12)
+    norm = LayerNorm(architecture)
 
     constant = jnp.full((2, 768), 1000.1)
     normed = np.asarray(norm(constant))

@@ -27,9 +27,14 @@ GRID = (2, 3)
 
 
 def small(**options):
-    options = {"name": "ViT-mu/4", "depth": 2, "compute_dtype": "float32"} | options
+    defaults = {
+        "name": "ViT-mu/4",
+        "depth": 2,
+        "compute_dtype": "float32",
+    }
+    config = ModelConfig(**defaults | options)
     return build_architecture(
-        ModelConfig(**options),
+        config,
         image_size=(8, 12),
         num_classes=5,
     )
@@ -55,7 +60,8 @@ def compute_weights_by_loops(attention, x, key_of, sees):
         logits = np.full(length, -np.inf)
         for s in range(length):
             if sees(q, s):
-                logits[s] = query[b, q, t] @ (key[b, s, t] + key_of(q, s))
+                seen_key = key[b, s, t] + key_of(q, s)
+                logits[s] = query[b, q, t] @ seen_key
         exponentials = np.exp(logits / np.sqrt(head_dim))
         weights[b, t, q] = exponentials / exponentials.sum()
 
@@ -213,9 +219,15 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
             )
 
             value = heads(half.attention.value, normed)
-            attended = np.einsum("btqs,bsth->bqth", weights, value).reshape(tokens.shape)
-            tokens = tokens + half.attention.out(jnp.float32(attended))
-            tokens = tokens + half.mlp(half.mlp_norm(tokens))
+            attended = np.einsum(
+                "btqs,bsth->bqth",
+                weights,
+                value,
+            )
+            attended = jnp.float32(attended.reshape(tokens.shape))
+            tokens = tokens + half.attention.out(attended)
+            normed = half.mlp_norm(tokens)
+            tokens = tokens + half.mlp(normed)
 
         assert_allclose(
             output.blocks_LBSD[layer],
@@ -252,7 +264,8 @@ def gradient(**options):
     def loss(model):
         output = model(x, dropout_key=jax.random.key(5))
         tokens = output.tokens_BND[:, :, :4]
-        return jnp.square(output.logits_BK).mean() + jnp.square(tokens).mean()
+        logits_loss = jnp.square(output.logits_BK).mean()
+        return logits_loss + jnp.square(tokens).mean()
 
     return jax.jit(jax.grad(loss))(model)
 

@@ -46,8 +46,11 @@ def test_programs_count_what_formulas_count(options):
         "image_size": options.get("image_size", (96, 160)),
         "num_classes": options.get("num_classes", 10),
     }
-    network = {name: value for name, value in options.items() if name not in sizes}
-    architecture = build_architecture(ModelConfig(**network), **sizes)
+    network = dict(options)
+    for name in sizes:
+        network.pop(name, None)
+    config = ModelConfig(**network)
+    architecture = build_architecture(config, **sizes)
 
     for count_padding in (True, False):
         expected = formulas.forward_macs(architecture, count_padding=count_padding)
@@ -98,7 +101,14 @@ def sum_sines(x):
         (subtract_in_a_loop, 0),
         (jax.grad(sum_sines), 192),
     ],
-    ids=["cond", "fori_loop", "relu", "vmap", "while_loop", "grad"],
+    ids=[
+        "cond",
+        "fori_loop",
+        "relu",
+        "vmap",
+        "while_loop",
+        "grad",
+    ],
 )
 def test_by_hand(function, macs):
     assert count_macs(function, SQUARE) == macs
@@ -132,5 +142,13 @@ def test_convolutions_with_dilation_and_groups(dilation, groups, outputs, inside
     x = jnp.zeros((1, 12, 4))
     kernel = jnp.zeros((3, 4 // groups, 4))
 
-    assert count_macs(convolve, x, kernel) == outputs * 3 * 16 // groups
-    assert count_macs(convolve, x, kernel, count_padding=False) == inside * 16 // groups
+    macs = count_macs(convolve, x, kernel)
+    macs_inside = count_macs(
+        convolve,
+        x,
+        kernel,
+        count_padding=False,
+    )
+
+    assert macs == outputs * 3 * 16 // groups
+    assert macs_inside == inside * 16 // groups

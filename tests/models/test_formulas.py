@@ -57,7 +57,8 @@ def test_gmacs_to_a_thousandth_of_the_table(row: dict[str, Any]) -> None:
     rounding = 0.5 * 10.0 ** -len(decimals)
     allowed = max(1e-3 * float(printed), rounding)
 
-    gmacs = forward_macs(build_named(row["name"], row["image_size"])) / 1e9
+    architecture = build_named(row["name"], row["image_size"])
+    gmacs = forward_macs(architecture) / 1e9
 
     assert gmacs == pytest.approx(float(printed), abs=allowed)
 
@@ -116,7 +117,12 @@ def count_macs_of_b32(**options: str) -> int:
         pool="gap",
         **options,
     )
-    return forward_macs(build_architecture(config, image_size=(224, 224), num_classes=0))
+    architecture = build_architecture(
+        config,
+        image_size=(224, 224),
+        num_classes=0,
+    )
+    return forward_macs(architecture)
 
 
 def test_axial_blocks_and_relative_positions_by_hand() -> None:

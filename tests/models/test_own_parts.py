@@ -24,11 +24,14 @@ class ScaledPositions(nnx.Module):
     """One learned row, times the number of the token."""
 
     def __init__(self, architecture, *, rngs):
-        self.row = nnx.Param(jax.random.normal(rngs.params(), (1, 1, architecture.width)))
+        shape = (1, 1, architecture.width)
+        row = jax.random.normal(rngs.params(), shape)
+        self.row = nnx.Param(row)
         self.length = architecture.sequence_length
 
     def __call__(self):
-        return self.row[...] * jnp.arange(self.length, dtype=jnp.float32)[None, :, None]
+        position_S = jnp.arange(1.0 * self.length)
+        return self.row[...] * position_S[None, :, None]
 
 
 class ShortPositions(ScaledPositions):
@@ -41,11 +44,13 @@ class GatedBlock(nnx.Module):
 
     def __init__(self, architecture, *, rngs):
         width = architecture.width
-        self.novelty = nnx.Param(jax.random.normal(rngs.params(), (width, width)) / 8)
+        sample = jax.random.normal(rngs.params(), (width, width))
+        self.novelty = nnx.Param(sample / 8)
         self.gate = nnx.Param(jnp.full((width,), 0.5))
 
     def __call__(self, x_BSD, drop_fraction, key):
-        return x_BSD + self.gate[...] * jnp.tanh(x_BSD @ self.novelty[...])
+        hidden_BSD = jnp.tanh(x_BSD @ self.novelty[...])
+        return x_BSD + self.gate[...] * hidden_BSD
 
 
 class MaxPooling(nnx.Module):

@@ -84,7 +84,8 @@ def test_rematerialisation_and_unrolling_change_no_gradient_of_parts(changes):
 def test_the_kernel_for_tpus_takes_rotary_positions():
     x = images(EVERYTHING)
     model = filled(EVERYTHING)
-    model_with_kernel = filled(dataclasses.replace(EVERYTHING, attention="pallas"))
+    with_kernel = dataclasses.replace(EVERYTHING, attention="pallas")
+    model_with_kernel = filled(with_kernel)
     devices = FakeDevices(
         platform="cpu",
         map_shards=lambda function, *_: function,
@@ -132,13 +133,21 @@ def test_rotary_positions_turn_pairs_of_patches_alone(kind):
     )
     num_heads = architecture.num_heads
     shape = (2, architecture.sequence_length, architecture.width)
-    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = jnp.float32(rng.normal(size=shape))
     heads = x.reshape(*shape[:2], num_heads, -1)
+    angles_Np = compute_rotary_angles(
+        kind,
+        architecture.grid,
+        16,
+        has_class_token=True,
+    )
+    rotation_N1p = np.exp(1j * angles_Np)[:, None]
+    pairs = read_pairs(heads[:, 2:], kind)
+    expected = pairs * rotation_N1p
 
-    turned = np.asarray(RotaryPositions(architecture)(jnp.asarray(x), num_heads))
-    turned = turned.reshape(heads.shape)
-    angles_Np = compute_rotary_angles(kind, architecture.grid, 16, has_class_token=True)[:, None]
-    expected = read_pairs(heads[:, 2:], kind) * np.exp(1j * angles_Np)
+    rotate = RotaryPositions(architecture)
+    turned = rotate(x, num_heads).reshape(heads.shape)
 
     assert_array_equal(turned[:, :2], heads[:, :2])
     assert_allclose(
@@ -184,7 +193,12 @@ def test_coordinates_of_rotary_positions(kind, frequency, expected):
         ),
         ({"layer_scale": -0.1}, "layer_scale=-0.1: must not be negative"),
         (
-            {"rope": "grid", "width": 12, "num_heads": 2, "position_embedding": "none"},
+            {
+                "rope": "grid",
+                "width": 12,
+                "num_heads": 2,
+                "position_embedding": "none",
+            },
             "divisible by 4",
         ),
         ({"rope": "grid", "position_embedding": "relative"}, "have no rotary positions"),

@@ -35,7 +35,11 @@ def compute_moments(kernel):
     return kernel.mean(axes), kernel.var(axes)
 
 
-def small(name="R26x0.5", image_size=(48, 40), **options):
+def small(
+    name="R26x0.5",
+    image_size=(48, 40),
+    **options,
+):
     options.setdefault("compute_dtype", "float32")
     config = ModelConfig(name=name, **options)
     return build_architecture(
@@ -55,7 +59,13 @@ def test_kernels_are_standardised_by_definition(added_to):
         standardization_epsilon=0.4,
         standardization_epsilon_added_to=added_to,
     )
-    layer = StandardizedConv(1, 64, 3, architecture, rngs=nnx.Rngs(0))
+    layer = StandardizedConv(
+        1,
+        64,
+        3,
+        architecture,
+        rngs=nnx.Rngs(0),
+    )
     layer.kernel[...] /= layer.kernel[...].std()
     kernel = np.float64(layer.kernel[...])
     x = sample_map()
@@ -73,24 +83,27 @@ def test_kernels_are_standardised_by_definition(added_to):
 
 def sample_map():
     rng = np.random.default_rng(0)
-    return np.float32(rng.normal(size=(2, 5, 4, 64)))
+    sample = rng.normal(size=(2, 5, 4, 64))
+    return np.float32(sample)
 
 
 def norm_groups(x, num_groups, epsilon):
     """Return a map normed by groups of channels in float64, by definition."""
-    flat = np.float64(x).reshape(len(x), -1, x.shape[-1])
-    normed = np.empty_like(flat)
-    for channels in np.split(np.arange(x.shape[-1]), num_groups):
-        group = flat[..., channels]
-        mean = group.mean((1, 2), keepdims=True)
+    num_channels = x.shape[-1]
+    flat = np.float64(x).reshape(len(x), -1, num_channels)
+    normed = []
+    for group in np.split(flat, num_groups, axis=-1):
+        centred = group - group.mean((1, 2), keepdims=True)
         variance = group.var((1, 2), keepdims=True)
-        normed[..., channels] = (group - mean) / np.sqrt(variance + epsilon)
+        normed.append(centred / np.sqrt(variance + epsilon))
 
-    return normed.reshape(x.shape)
+    joined = np.concatenate(normed, axis=-1)
+    return joined.reshape(x.shape)
 
 
 def test_groups_are_normed_by_definition():
-    norm = GroupNorm(64, small(group_norm_epsilon=0.5))
+    architecture = small(group_norm_epsilon=0.5)
+    norm = GroupNorm(64, architecture)
     x = sample_map()
     expected = norm_groups(x, 32, 0.5)
 
@@ -141,7 +154,9 @@ def test_stages_are_run_in_order(name, image_size, unit):
     )
     model = filled(architecture)
     x = images(architecture)
-    body = model.stem if architecture.has_transformer else model.body
+    body = model.body
+    if architecture.has_transformer:
+        body = model.stem
 
     output = apply(model, x, intermediates=("stages",))
     plain = apply(model, x)
@@ -151,8 +166,9 @@ def test_stages_are_run_in_order(name, image_size, unit):
     assert len(maps) == len(architecture.units)
     for found, expected in zip(output.stages_BHWC, maps, strict=True):
         assert_near(found, expected)
-    assert last.shape[1:3] == architecture.map_size
-    assert last.shape[3] == architecture.map_channels
+    _, *map_size, map_channels = last.shape
+    assert tuple(map_size) == architecture.map_size
+    assert map_channels == architecture.map_channels
     assert plain.stages_BHWC is None
 
     if architecture.has_transformer:
@@ -162,10 +178,11 @@ def test_stages_are_run_in_order(name, image_size, unit):
         last = nnx.relu(model.norm(last))
     pooled = last.mean((1, 2))
     tokens = last.reshape(2, -1, architecture.width)
+    logits = model.head.linear(pooled)
 
     assert_near(output.tokens_BND, tokens)
     assert_near(output.features_BD, pooled)
-    assert_near(output.logits_BK, model.head.linear(pooled))
+    assert_near(output.logits_BK, logits)
 
     message = "names that this network has: stages"
     with pytest.raises(ValueError, match=message):
@@ -200,7 +217,14 @@ def test_group_norm_of_bfloat16_does_not_centre_and_is_as_exact(mean):
     assert_allclose(normed, exact, rtol=0.01, atol=2e-3)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (7, 9), (1, 2)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (8, 8),
+        (7, 9),
+        (1, 2),
+    ],
+)
 def test_the_root_pools_among_zeros(size):
     rng = np.random.default_rng(0)
     sample = rng.normal(-0.5, 1.0, (2, *size, 3))
@@ -257,7 +281,13 @@ def test_bfloat16_computes_near_float32_and_keeps_parameters(name):
 def test_initial_values_of_a_unit(form):
     """A post-activation unit begins as the identity; kernels are LeCun normal."""
     architecture = small("R14x0.5", residual_unit=form)
-    unit = Unit(64, 128, 2, architecture, rngs=nnx.Rngs(0))
+    unit = Unit(
+        64,
+        128,
+        2,
+        architecture,
+        rngs=nnx.Rngs(0),
+    )
     last_scale = 0 if form == "postactivation" else 1
 
     for name, leaf in pytree.name_leaves(unit).items():
@@ -273,8 +303,14 @@ def test_initial_values_of_a_unit(form):
             assert float(leaf.std()) == expected, name
 
 
+def build_stage(architecture, stride=1):
+    """Build a stage of three units."""
+    key = jax.random.key(0)
+    return Stage(32, 128, stride, 3, architecture, key)
+
+
 def test_units_of_a_stage_do_not_start_alike():
-    stage = Stage(32, 128, 1, 3, small(), jax.random.key(0))
+    stage = build_stage(small())
     first, second = stage.rest.conv2.kernel[...]
 
     assert not np.array_equal(first, second)
@@ -283,7 +319,10 @@ def test_units_of_a_stage_do_not_start_alike():
 @pytest.mark.newest
 @pytest.mark.parametrize(
     "change",
-    [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}],
+    [
+        {"remat": "dots"},
+        {"remat": "full", "scan_unroll": 2},
+    ],
     ids=str,
 )
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
@@ -306,13 +345,10 @@ def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(platform, remat, unr
     architecture = small(remat=remat)
     x = jnp.zeros((1, 8, 8, 32))
 
-    def build():
-        return Stage(32, 128, 1, 3, architecture, jax.random.key(0))
-
     def run(stage, x):
         return stage(x)
 
-    stage = nnx.eval_shape(build)
+    stage = nnx.eval_shape(lambda: build_stage(architecture))
     with trace_for(FakeDevices(platform=platform)):
         program = jax.make_jaxpr(run)(stage, x)
     (loop,) = find_equations(program, "scan")
@@ -323,8 +359,9 @@ def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(platform, remat, unr
 @functools.cache
 def stage_gradient(**options):
     architecture = small("R14x0.5", **options)
-    stage = Stage(32, 128, 2, 3, architecture, jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (2, 8, 8, 32))
+    stage = build_stage(architecture, stride=2)
+    key = jax.random.key(1)
+    x = jax.random.normal(key, (2, 8, 8, 32))
 
     @jax.jit
     @jax.grad

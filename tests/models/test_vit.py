@@ -27,7 +27,11 @@ from vit_jax.models import build_model
 from vit_jax.models.dropout import drop_examples
 
 
-def small(image_size=(16, 8), num_classes=10, **options) -> Architecture:
+def small(
+    image_size=(16, 8),
+    num_classes=10,
+    **options,
+) -> Architecture:
     defaults = {
         "name": "ViT-mu/4",
         "depth": 2,
@@ -75,11 +79,12 @@ def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype
     assert output.pooled_BD.shape == (2, 32)
     assert output.blocks_LBSD.shape == (2, 2, length, 32)
     assert output.attention_LBTQS.shape == (2, 2, 2, length, length)
+    sums = output.attention_LBTQS.sum(-1)
     assert output.logits_BK.dtype == jnp.float32
     assert output.attention_LBTQS.dtype == jnp.float32
-    assert output.tokens_BND.dtype == jnp.dtype(dtype)
-    assert output.blocks_LBSD.dtype == jnp.dtype(dtype)
-    assert_allclose(output.attention_LBTQS.sum(-1), 1.0, rtol=1e-5)
+    assert output.tokens_BND.dtype == dtype
+    assert output.blocks_LBSD.dtype == dtype
+    assert_allclose(sums, 1.0, rtol=1e-5)
     for leaf in jax.tree.leaves(model):
         assert leaf.dtype == jnp.float32
 
@@ -151,7 +156,8 @@ def test_intermediates_are_the_blocks_one_after_the_other():
     def run_block(block, x):
         return block(x, 0.0, None)
 
-    for layer, block in enumerate(layers_of(model.encoder.blocks)):
+    blocks = layers_of(model.encoder.blocks)
+    for layer, block in enumerate(blocks):
         normed = np.float64(block.attention_norm(tokens))
         weights = compute_attention_weights(block.attention, normed)
         assert_allclose(
@@ -173,8 +179,18 @@ def test_intermediates_are_the_blocks_one_after_the_other():
     pooled = normed[:, 0]
     logits, _ = model.head(pooled)
 
-    assert_allclose(output.pooled_BD, pooled, rtol=1e-4, atol=1e-4)
-    assert_allclose(output.logits_BK, logits, rtol=1e-4, atol=1e-4)
+    assert_allclose(
+        output.pooled_BD,
+        pooled,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert_allclose(
+        output.logits_BK,
+        logits,
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def count_outputs(intermediates=None):
@@ -248,7 +264,11 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
         ("tpu", {"remat": "dots"}, 3),
         ("tpu", {"remat": "attention"}, 1),
         ("tpu", {"remat": "full"}, 1),
-        ("tpu", {"remat": "full", "scan_unroll": 3}, 3),
+        (
+            "tpu",
+            {"remat": "full", "scan_unroll": 3},
+            3,
+        ),
         ("tpu", {"scan_unroll": 1}, 1),
         ("gpu", {"remat": "dots"}, 3),
         ("gpu", {"remat": "full"}, 1),
@@ -276,11 +296,12 @@ def gradient(architecture):
     x = images(architecture)
     key = jax.random.key(5)
 
-    def loss(model):
+    @jax.jit
+    @jax.grad
+    def differentiate(model):
         output = model(x, dropout_key=key)
         return jnp.square(output.logits_BK).mean()
 
-    differentiate = jax.jit(jax.grad(loss))
     return differentiate(filled(architecture))
 
 
@@ -307,12 +328,20 @@ def test_dropout_needs_a_key_and_is_a_function_of_it():
 def test_stochastic_depth_drops_whole_examples():
     branch = jnp.ones((1000, 3, 4))
 
-    kept = drop_examples(branch, 0.25, jax.random.key(0), site=0, batch=1000)
+    key = jax.random.key(0)
+    kept = drop_examples(
+        branch,
+        0.25,
+        key,
+        site=0,
+        batch=1000,
+    )
     example = kept[:, :1, :1]
+    values = np.unique(example)
 
     # An example is kept or dropped as a whole.
     assert (kept == example).all()
-    assert_allclose(np.unique(example), [0.0, 1 / 0.75], rtol=1e-6)
+    assert_allclose(values, [0.0, 1 / 0.75], rtol=1e-6)
     assert float(kept.mean()) == pytest.approx(1.0, abs=0.1)
 
 
@@ -382,11 +411,17 @@ def test_initial_values():
 
     limit = (6 / (192 + 192)) ** 0.5
     attention = model.encoder.blocks.attention
-    for projection in (attention.query, attention.key, attention.value, attention.out):
-        kernel = projection.kernel[...]
-        largest = float(jnp.abs(kernel).max())
+    for projection in (
+        attention.query,
+        attention.key,
+        attention.value,
+        attention.out,
+    ):
+        first, second = projection.kernel[...]
+        largest = float(jnp.abs(first).max())
         assert 0.99 * limit < largest <= limit
-        assert not np.array_equal(kernel[0], kernel[1]), "layers must not start alike"
+        # Layers must not start alike.
+        assert not np.array_equal(first, second)
 
     output = apply(model, images(architecture))
     assert output.logits_BK.tolist() == 2 * [10 * [-10.0]]

@@ -33,7 +33,12 @@ def build_config(target="mean_colour", **options):
     )
 
 
-def build_task(target="mean_colour", grid=(2, 3), patch_size=(4, 4), **options):
+def build_task(
+    target="mean_colour",
+    grid=(2, 3),
+    patch_size=(4, 4),
+    **options,
+):
     config = build_config(target, **options)
     return MaskedPatch(config, grid, patch_size)
 
@@ -60,7 +65,8 @@ def build_targets(target, mask, is_corrupted):
 
 def sample_images(count, height=8, width=12):
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (count, height, width, 3), np.uint8)
+    shape = (count, height, width, 3)
+    return rng.integers(0, 256, shape, np.uint8)
 
 
 def compute_targets(task, image):
@@ -187,7 +193,8 @@ def test_the_loss_of_parts_is_their_mean():
         targets,
     )
 
-    assert sums["loss"] == pytest.approx(log_sum - 2 * share, rel=1e-6)
+    loss = log_sum - 2 * share
+    assert sums["loss"] == pytest.approx(loss, rel=1e-6)
     assert sums["correct"] == pytest.approx(share)
     assert sums["majority"] == pytest.approx(share)
 
@@ -225,10 +232,16 @@ def test_proportions_are_within_binomial_bounds(fraction, shares):
         corrupted_fraction=fraction,
         corruption_shares=shares,
     )
-    batch = build_batch(sample_images(200, 14, 14))
+    images = sample_images(200, 14, 14)
+    batch = build_batch(images)
     patch_count = 200 * 196
 
-    targets = task.prepare(batch, None, jnp.ones(200), KEY)
+    targets = task.prepare(
+        batch,
+        None,
+        jnp.ones(200),
+        KEY,
+    )
     is_corrupted = np.asarray(targets.is_corrupted_BN)
     is_masked = np.asarray(targets.corruption.is_masked_BN)
     source = np.asarray(targets.corruption.source_BN)
@@ -238,7 +251,8 @@ def test_proportions_are_within_binomial_bounds(fraction, shares):
     is_kept = is_corrupted & ~is_changed
 
     def check_share(is_chosen, share):
-        deviation = np.sqrt(share * (1 - share) / patch_count)
+        variance = share * (1 - share) / patch_count
+        deviation = np.sqrt(variance)
         error = is_chosen.mean() - share
         assert abs(error) <= 5 * deviation + 1e-12
 
@@ -264,8 +278,12 @@ def test_another_key_hides_other_patches():
     task = build_task()
 
     def find_corrupted(seed):
-        key = jax.random.key(seed)
-        targets = task.prepare(batch, None, jnp.ones(2), key)
+        targets = task.prepare(
+            batch,
+            None,
+            jnp.ones(2),
+            jax.random.key(seed),
+        )
         return targets.is_corrupted_BN.tolist()
 
     assert find_corrupted(0) == find_corrupted(0)

@@ -26,8 +26,20 @@ def test_counts_are_no_metrics_and_every_other_sum_is_divided_by_the_weight():
 
 
 def test_classes_are_scored_one_by_one():
-    logits_BK = np.array([[0.0, 2.0], [-1.0, 1.0]], np.float32)
-    label_BK = np.array([[0, 1], [1, 1]], np.int32)
+    logits_BK = np.array(
+        [
+            [0.0, 2.0],
+            [-1.0, 1.0],
+        ],
+        np.float32,
+    )
+    label_BK = np.array(
+        [
+            [0, 1],
+            [1, 1],
+        ],
+        np.int32,
+    )
     mask_B = np.ones(2, np.float32)
     probability_BK = 1 / (1 + np.exp(-logits_BK))
     likelihood_BK = np.where(label_BK == 1, probability_BK, 1 - probability_BK)
