@@ -238,7 +238,14 @@ def test_the_explicit_form_is_rejected_with_the_rule(devices, sizes, rule):
     [
         ({}, "cudnn"),
         ({"pool": "gap", "block": "axial"}, "xla"),
-        ({"pool": "gap", "block": "axial", "attention": "cudnn"}, "cudnn"),
+        (
+            {
+                "pool": "gap",
+                "block": "axial",
+                "attention": "cudnn",
+            },
+            "cudnn",
+        ),
         ({"pool": "gap", "position_embedding": "relative"}, "xla"),
     ],
     ids=["plain", "axial", "axial by cuDNN", "relative positions"],
@@ -259,7 +266,11 @@ def test_forms_of_architectures(options, form):
 
 @pytest.mark.parametrize(
     ("remat", "forwards"),
-    [("dots", 1), ("attention", 1), ("full", 2)],
+    [
+        ("dots", 1),
+        ("attention", 1),
+        ("full", 2),
+    ],
 )
 def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
     attention = Attention(

@@ -19,11 +19,24 @@ def sample_array(shape, seed):
     return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (7, 9)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [
+        (8, 8),
+        (7, 9),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("padding", ["SAME", "border"])
 @pytest.mark.parametrize(
     ("kernel_size", "stride"),
-    [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)],
+    [
+        (1, 1),
+        (1, 2),
+        (3, 1),
+        (3, 2),
+        (7, 2),
+    ],
 )
 def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(
     kernel_size,
@@ -51,7 +64,8 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(
         gradient = sample_array(y.shape, seed=2)
         return y, *pull_back(gradient)
 
-    actual = jax.jit(compute, static_argnums=0)(convolve_on_cpu)
+    compute_compiled = jax.jit(compute, static_argnums=0)
+    actual = compute_compiled(convolve_on_cpu)
     expected = compute(convolve)
 
     assert_each_close(actual, expected, TOLERANCE)

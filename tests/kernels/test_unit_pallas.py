@@ -164,7 +164,11 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
     assert_array_less(by_kernel, 1.2 * by_xla + 0.02)
 
 
-LARGER = {"stride": 2, "inputs": 128, "inner": 128}
+LARGER = {
+    "stride": 2,
+    "inputs": 128,
+    "inner": 128,
+}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,12 @@ LARGER = {"stride": 2, "inputs": 128, "inner": 128}
     ],
 )
 def test_the_kernel_is_taken_where_it_fits(kind, size, options, is_taken):
-    options = {"dtype": "bfloat16", "inputs": 64, "inner": 64} | options
+    defaults = {
+        "dtype": "bfloat16",
+        "inputs": 64,
+        "inner": 64,
+    }
+    options = defaults | options
     devices = FakeDevices(
         platform="tpu",
         device_kind=kind,

@@ -38,11 +38,14 @@ def compute_updates(**config):
         lambda step: jnp.float32(RATE),
         RATE,
     )
-    updates, _ = jax.jit(optimizer.update)(gradients, jax.jit(optimizer.init)(model), model)
+    init = jax.jit(optimizer.init)
+    update = jax.jit(optimizer.update)
+    updates, _ = update(gradients, init(model), model)
 
     assert jax.tree.structure(updates) == jax.tree.structure(model)
 
-    return {name: np.asarray(leaf) for name, leaf in pytree.name_leaves(updates).items()}
+    leaves = pytree.name_leaves(updates)
+    return jax.tree.map(np.asarray, leaves)
 
 
 # Layer decay.
@@ -67,8 +70,14 @@ STAGES = {
     ("options", "expected"),
     [
         ({}, TRANSFORMER | {"class_token": {4}}),
-        ({"pool": "map", "position_embedding": "learned_2d"}, TRANSFORMER | {"pooling": {0}}),
-        ({"name": "R26+ViT-B/32"}, TRANSFORMER | {"class_token": {4}, "stem": {4}}),
+        (
+            {"pool": "map", "position_embedding": "learned_2d"},
+            TRANSFORMER | {"pooling": {0}},
+        ),
+        (
+            {"name": "R26+ViT-B/32"},
+            TRANSFORMER | {"class_token": {4}, "stem": {4}},
+        ),
         (
             {"registers": 2, "embedding_norm": "tokens", "final_norm": "pooled"},
             {
@@ -82,7 +91,15 @@ STAGES = {
                 "head": {0},
             },
         ),
-        ({"name": "R26"}, {"body/root": {5}, **STAGES, "norm": {0}, "head": {0}}),
+        (
+            {"name": "R26"},
+            {
+                "body/root": {5},
+                **STAGES,
+                "norm": {0},
+                "head": {0},
+            },
+        ),
     ],
 )
 def test_layers_between_a_parameter_and_the_head(options, expected):
@@ -221,7 +238,11 @@ def is_of_head(name):
 
 
 def select_head(model):
-    return {name: leaf for name, leaf in pytree.name_leaves(model).items() if is_of_head(name)}
+    head = {}
+    for name, leaf in pytree.name_leaves(model).items():
+        if is_of_head(name):
+            head[name] = leaf
+    return head
 
 
 def replace_frozen(model, value):
@@ -262,7 +283,8 @@ def test_frozen_parameters_stay_to_the_bit(name, value, fields):
     after = pytree.name_leaves(run(config, model, gradients))
 
     for leaf, array in after.items():
-        is_same = np.asarray(array).tobytes() == np.asarray(before[leaf]).tobytes()
+        old_array = np.asarray(before[leaf])
+        is_same = np.asarray(array).tobytes() == old_array.tobytes()
         assert is_same == (not is_of_head(leaf)), leaf
 
 
@@ -270,7 +292,10 @@ def test_frozen_parameters_stay_to_the_bit(name, value, fields):
 def test_the_head_is_trained_as_if_it_stood_alone(name):
     """Also clipping ignores the gradients of frozen parameters, even NaN."""
     model = fill(abstract(), seed=0)
-    gradients = [replace_frozen(fill(model, seed=seed), float("nan")) for seed in (1, 2, 3)]
+    gradients = []
+    for seed in (1, 2, 3):
+        gradient = fill(model, seed=seed)
+        gradients.append(replace_frozen(gradient, float("nan")))
     gradients_of_head = [select_head(gradient) for gradient in gradients]
     settings = OptimizerConfig(name=name, **SETTINGS)
     frozen_settings = OptimizerConfig(
@@ -302,4 +327,5 @@ def test_frozen_parameters_have_no_moments(name, moments):
     state = jax.eval_shape(optimizer.init, model)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim)
 
-    assert numbers == moments * sum(leaf.size for leaf in select_head(model).values())
+    head_numbers = sum(leaf.size for leaf in select_head(model).values())
+    assert numbers == moments * head_numbers

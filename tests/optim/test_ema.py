@@ -7,14 +7,14 @@ import pytest
 from flax import nnx
 from numpy.testing import assert_allclose, assert_array_equal
 
-from vit_jax import pytree
 from vit_jax.optim import ema
 
 
 def sample_history(num_steps):
     """Return parameters before the first step and after each: (num_steps + 1, 3)."""
     rng = np.random.default_rng(0)
-    return rng.normal(loc=2.0, size=(num_steps + 1, 3)).astype(np.float32)
+    sample = rng.normal(loc=2.0, size=(num_steps + 1, 3))
+    return np.float32(sample)
 
 
 def compute_average(parameters, **settings):
@@ -109,7 +109,10 @@ def test_warm_up_against_a_float64_loop(warmup):
     factor = 0.9
     start = 7
     seen = parameters[start + 1 :]
-    weights = [min(factor, compute_warmup_weight(warmup, n)) for n in range(len(seen))]
+    weights = []
+    for n in range(len(seen)):
+        weight = compute_warmup_weight(warmup, n)
+        weights.append(min(factor, weight))
     expected = average_by_loop(parameters[start], seen, weights)
 
     average = compute_average(
@@ -126,7 +129,8 @@ def test_warm_up_against_a_float64_loop(warmup):
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_constant_parameters_are_their_own_average(bias_correction):
-    parameters = np.full((3001, 3), [0.1, -3.0, 1e-8], np.float32)
+    constants = np.array([0.1, -3.0, 1e-8], np.float32)
+    parameters = np.tile(constants, (3001, 1))
 
     average = compute_average(
         parameters,
@@ -144,12 +148,17 @@ def test_the_average_of_a_module_is_one_of_float32_that_shares_no_buffer():
         lambda leaf: leaf.astype(jnp.bfloat16),
         network,
     )
-    settings = {"factor": 0.9, "start_step": 0, "bias_correction": True}
+    settings = {
+        "factor": 0.9,
+        "start_step": 0,
+        "bias_correction": True,
+    }
     update = jax.jit(ema.update, static_argnames=tuple(settings))
 
     average = ema.init(network)
     updated = update(average, half, jnp.int32(1), **settings)
-    dtypes = {str(leaf.dtype) for leaf in pytree.name_leaves(updated).values()}
+    leaves = jax.tree.leaves(updated)
+    dtypes = {str(leaf.dtype) for leaf in leaves}
     buffer = average.kernel[...].unsafe_buffer_pointer()
 
     assert isinstance(updated, nnx.Linear)

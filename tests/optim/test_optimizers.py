@@ -24,7 +24,8 @@ def clip_by_norm(gradients, largest_norm):
     scale = 1.0
     if largest_norm is not None:
         squares = sum(np.square(g).sum() for g in gradients.values())
-        scale = min(1.0, largest_norm / np.sqrt(squares))
+        norm = np.sqrt(squares)
+        scale = min(1.0, largest_norm / norm)
 
     return {name: g * scale for name, g in gradients.items()}
 

@@ -46,14 +46,17 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     schedule = build_schedule(config(decay), LENGTHS)
     warming_up = BASE * np.arange(WARMUP + 1) / WARMUP
 
-    traced = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(TOTAL + 10)))
+    steps = jnp.arange(TOTAL + 10)
+    compute_traced = jax.jit(jax.vmap(schedule))
+    traced = np.asarray(compute_traced(steps))
     not_traced = schedule(345)
 
     assert traced.dtype == jnp.float32
     assert_allclose(traced[: WARMUP + 1], warming_up, rtol=1e-6)
     assert (np.diff(traced[WARMUP:]) <= 0).all()
     assert not_traced.shape == ()
-    assert float(not_traced) == pytest.approx(float(traced[345]), rel=1e-5)
+    expected = pytest.approx(float(traced[345]), rel=1e-5)
+    assert float(not_traced) == expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,9 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
 def test_a_schedule_without_warm_up_begins_at_the_base(decay):
     lengths = dataclasses.replace(LENGTHS, warmup=0)
 
-    assert compute_rates(decay, 0, lengths=lengths) == pytest.approx([BASE], rel=1e-6)
+    rates = compute_rates(decay, 0, lengths=lengths)
+
+    assert rates == pytest.approx([BASE], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,11 @@ def test_decay_on_its_way(decay, end, step, expected):
 @pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
 @pytest.mark.parametrize(
     ("end", "step"),
-    [(0.0, TOTAL), (1e-5, TOTAL), (1e-5, TOTAL + 9)],
+    [
+        (0.0, TOTAL),
+        (1e-5, TOTAL),
+        (1e-5, TOTAL + 9),
+    ],
 )
 def test_decay_ends_at_the_end_learning_rate(decay, end, step):
     rates = compute_rates(decay, step, end_learning_rate=end)
@@ -114,7 +123,10 @@ def test_runs_of_all_lengths_share_the_stable_part():
     shorter = dataclasses.replace(LENGTHS, total=800, cooldown=100)
     steps = range(0, 701, 7)
 
-    assert compute_rates("wsd", *steps, lengths=shorter) == compute_rates("wsd", *steps)
+    rates = compute_rates("wsd", *steps)
+    shorter_rates = compute_rates("wsd", *steps, lengths=shorter)
+
+    assert shorter_rates == rates
 
 
 def test_staircase_of_bit_hyperrule():
@@ -132,7 +144,9 @@ def test_staircase_of_bit_hyperrule():
     falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]
     expected = np.repeat(falling, [2500, 3000, 3000, 1000])
 
-    rates = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(500, 10_000)))
+    steps = jnp.arange(500, 10_000)
+    compute_each = jax.vmap(jax.jit(schedule))
+    rates = np.asarray(compute_each(steps))
 
     assert_allclose(rates, expected, rtol=1e-6)
 

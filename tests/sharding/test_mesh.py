@@ -40,7 +40,11 @@ def slices(count, side=2, **changes):
     [
         # The data axis takes the remaining chips.
         (1, ShardingConfig(num_replicas=2), (2, 2, 1)),
-        (1, ShardingConfig(num_replicas=2, num_model_shards=2), (2, 1, 2)),
+        (
+            1,
+            ShardingConfig(num_replicas=2, num_model_shards=2),
+            (2, 1, 2),
+        ),
         (2, ShardingConfig(), (2, 4, 1)),
         (4, ShardingConfig(num_model_shards=2), (4, 2, 2)),
         (2, ShardingConfig(num_replicas=4), (4, 2, 1)),
@@ -54,7 +58,8 @@ def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(num_slices, 
     slice_indices = np.vectorize(lambda chip: chip.slice_index)(mesh.devices)
 
     assert mesh.devices.shape == shape
-    assert sorted(chip.id for chip in mesh.devices.flat) == list(range(len(chips)))
+    ids = sorted(chip.id for chip in mesh.devices.flat)
+    assert ids == list(range(len(chips)))
     # One slice holds all shards of a model.
     assert (slice_indices == slice_indices[:, :, :1]).all()
     # The chips of a slice are neighbours in the batch.

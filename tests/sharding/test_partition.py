@@ -45,7 +45,11 @@ def abstract_model(name, num_classes=18_291, **options):
         image_size=(224, 224),
         num_classes=num_classes,
     )
-    return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+
+    def build():
+        return build_model(architecture, jax.random.key(0))
+
+    return jax.eval_shape(build)
 
 
 @functools.cache

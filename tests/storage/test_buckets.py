@@ -41,7 +41,8 @@ def test_a_path_is_pathlibs_with_the_scheme_kept():
     assert path.bucket == "b"
     assert path.key == "runs/a"
     assert path.with_name("c") == BucketPath("gs://b/runs/c")
-    assert (path / "x").relative_to(path).parts == ("x",)
+    inner = path / "x"
+    assert inner.relative_to(path).parts == ("x",)
     assert isinstance(path.with_suffix(".x"), BucketPath)
     assert path.absolute() is path
     assert len({path, BucketPath("gs://b/runs//a/")}) == 1

@@ -84,7 +84,10 @@ def test_temporary_names_are_never_shared(tmp_path, monkeypatch):
 
     with open_atomically(tmp_path / "a") as file:
         file.write(b"first")
-        with pytest.raises(WriteError, match="File exists"), open_atomically(tmp_path / "a"):
+        with (
+            pytest.raises(WriteError, match="File exists"),
+            open_atomically(tmp_path / "a"),
+        ):
             pass
 
         write_atomically(tmp_path / "a", "second")
@@ -96,9 +99,11 @@ def test_temporary_names_are_never_shared(tmp_path, monkeypatch):
 def test_a_new_file_has_the_usual_permissions(tmp_path):
     (tmp_path / "usual").touch()
     write_atomically(tmp_path / "a", "x")
-    expected = stat.S_IMODE((tmp_path / "usual").stat().st_mode)
+    usual = (tmp_path / "usual").stat()
+    expected = stat.S_IMODE(usual.st_mode)
 
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == expected
+    written = (tmp_path / "a").stat()
+    assert stat.S_IMODE(written.st_mode) == expected
 
 
 def test_a_long_name_can_be_written(tmp_path):
@@ -164,8 +169,10 @@ def test_a_pipe_is_written_into(tmp_path):
 
 def test_an_error_writes_nothing_into_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with os.fdopen(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
-        with pytest.raises(TypeError), open_atomically(tmp_path / "pipe") as file:
+    pipe = tmp_path / "pipe"
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(end, "rb") as reader:
+        with pytest.raises(TypeError), open_atomically(pipe) as file:
             file.writelines([b"half", "no bytes"])
 
         assert reader.read() == b""
@@ -202,7 +209,8 @@ def test_what_cannot_be_a_file_is_rejected(tmp_path, monkeypatch):
         }
 
         for name, problem in problems.items():
-            with rejects(str(tmp_path / name), problem), open_atomically(tmp_path / name):
+            path = tmp_path / name
+            with rejects(str(path), problem), open_atomically(path):
                 raise AssertionError("rejected before the content is computed")
 
     assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe", "socket"]
@@ -240,9 +248,11 @@ def test_standard_output_of_any_kind(tmp_path, kind):
         stdout=writing,
         check=True,
     )
-    printed = os.read(reading, 1000).decode().replace("\r\n", "\n")
+    output = os.read(reading, 1000).decode()
+    printed = output.replace("\r\n", "\n")
 
-    assert printed == ("kept\n" if kind == "file" else "") + "before\ncontent\nafter\n"
+    kept = "kept\n" if kind == "file" else ""
+    assert printed == f"{kept}before\ncontent\nafter\n"
     assert sorted(os.listdir(tmp_path)) == ["file", "stdout"]
 
     for descriptor in (reading, writing):
@@ -260,10 +270,11 @@ def test_a_folder_is_made_where_a_link_leads(tmp_path):
         raise KeyError
 
     os.mkfifo(tmp_path / "pipe")
-    with rejects(str(tmp_path / "pipe"), "it is not a folder"), make_folder(tmp_path / "pipe"):
+    pipe = tmp_path / "pipe"
+    with rejects(str(pipe), "it is not a folder"), make_folder(pipe):
         pass
 
-    assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
 @pytest.mark.parametrize("name", ["missing/a", "folder"])
@@ -284,7 +295,8 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
     path.write_bytes(b"12345")
 
     assert read_bounded(path, 5) == b"12345"
-    assert (read_range(path, 1, 3), read_range(path, 1, -1)) == (b"234", b"")
+    assert read_range(path, 1, 3) == b"234"
+    assert read_range(path, 1, -1) == b""
     with pytest.raises(ValueError, match="larger than 4 bytes"):
         read_bounded(path, 4)
 
@@ -305,7 +317,8 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
         read_bounded(tmp_path / "sparse", 5)
 
     # It states a size of 0.
-    assert read_bounded("/proc/self/stat", 4096).startswith(f"{os.getpid()} ".encode())
+    content = read_bounded("/proc/self/stat", 4096)
+    assert content.startswith(f"{os.getpid()} ".encode())
     with rejects("", "larger than 5 bytes"):
         read_bounded("/proc/self/stat", 5)
 
@@ -356,6 +369,7 @@ def test_json_of_the_greatest_depth():
 
 
 def test_lines_are_bounded():
-    assert list(read_lines(io.BytesIO(b"ab\n\nc"), 3)) == [b"ab\n", b"\n", b"c"]
+    lines = read_lines(io.BytesIO(b"ab\n\nc"), 3)
+    assert list(lines) == [b"ab\n", b"\n", b"c"]
     with rejects("line 2", "longer than 3 characters"):
         list(read_lines(io.StringIO("ab\nabcd"), 3))
