@@ -200,14 +200,17 @@ def test_the_loss_of_parts_is_their_mean():
 
 
 def test_the_loss_of_pixels_is_the_squared_error():
+    first_patch = [0.5, -0.5]
+    second_patch = [1.0, 1.0]
     targets = build_targets(
-        target=[[[0.5, -0.5], [1.0, 1.0]]],
+        target=[[first_patch, second_patch]],
         mask=[1],
         is_corrupted=[[True, False]],
     )
     predicted = jnp.zeros((1, 2, 2))
+    task = build_task("pixels")
 
-    sums = compute_sums(build_task("pixels"), predicted, targets)
+    sums = compute_sums(task, predicted, targets)
 
     assert sums == {
         "loss": 0.25,

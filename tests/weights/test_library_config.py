@@ -165,16 +165,19 @@ def test_the_processor_decides_the_image_size(folder, processor, size):
     message = f"makes images of {pixels} pixels, config.json says 16x16: {pixels} is taken"
 
     read = load_weights(folder)
-    (note,) = [note for note in read.notes if "preprocessor_config.json" in note]
+    notes = [note for note in read.notes if "preprocessor_config.json" in note]
+    (note,) = notes
 
     assert read.architecture.image_size == size
     assert read.preprocessing["image_size"] == list(size)
     assert message in note
-    assert_same(read.parameters, resize_weights(before, size).parameters)
+    expected = resize_weights(before, size)
+    assert_same(read.parameters, expected.parameters)
 
     larger = load_weights(folder, image_size=(20, 16))
     assert larger.architecture.image_size == (20, 16)
-    assert_same(larger.parameters, resize_weights(before, (20, 16)).parameters)
+    expected = resize_weights(before, (20, 16))
+    assert_same(larger.parameters, expected.parameters)
 
     same = load_weights(folder, image_size=(16, 16))
     assert same.architecture.image_size == (16, 16)
@@ -233,7 +236,8 @@ def test_published_networks_have_a_name_in_timm(name, expected):
 def test_ratios_of_mlps_give_their_size_as_timm_computes_it(width):
     for mlp_dim in [816, *range(1, 3 * width, 7)]:
         a = dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim)
-        ratio = build_timm_config(a, NAMES, PREPROCESSING)["model_args"]["mlp_ratio"]
+        config = build_timm_config(a, NAMES, PREPROCESSING)
+        ratio = config["model_args"]["mlp_ratio"]
         assert int(width * ratio) == mlp_dim
 
 
@@ -285,7 +289,11 @@ def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessi
     assert load_weights(tmp_path).preprocessing is None
 
 
-@pytest.mark.parametrize("a", [HYBRID, RESNET, ROOT_HYBRID], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "a",
+    [HYBRID, RESNET, ROOT_HYBRID],
+    ids=lambda a: a.name,
+)
 def test_networks_that_timm_has_no_name_for_get_no_config(a, tmp_path):
     """The config of other weights in the folder is removed."""
     save_weights(weights_of(VIT), tmp_path, "timm")

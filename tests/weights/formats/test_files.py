@@ -48,7 +48,15 @@ def path(tmp_path):
     return tmp_path / "weights"
 
 
-@pytest.mark.parametrize("suffix", ["", ".npz", ".safetensors", ".bin"])
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        "",
+        ".npz",
+        ".safetensors",
+        ".bin",
+    ],
+)
 def test_every_dtype_and_shape_with_any_suffix(write, tmp_path, suffix):
     arrays = list_every_kind()
     path = f"{tmp_path}/weights{suffix}"
@@ -73,7 +81,8 @@ def test_arrays_outlive_the_file_and_may_be_changed(write, path):
 
     x += 1
     assert x.tolist() == [1, 2, 3]
-    assert read_all(path)[0]["x"].tolist() == [0, 1, 2]
+    arrays, _ = read_all(path)
+    assert arrays["x"].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="weights"):
         file.read("x")
 
@@ -144,18 +153,28 @@ def list_cases():
     """Return arrays and metadata that cannot be written, with the reason."""
     cases = []
     for name in NAMES:
-        cases.append(({name: np.zeros(2)}, {}, "the array name .* is not allowed"))
+        arrays = {name: np.zeros(2)}
+        cases.append((arrays, {}, "the array name .* is not allowed"))
     for dtype in DTYPES:
-        cases.append(({"fine": np.zeros(2), "x": np.zeros(2, dtype)}, {}, WRONG_DTYPE))
+        arrays = {
+            "fine": np.zeros(2),
+            "x": np.zeros(2, dtype),
+        }
+        cases.append((arrays, {}, WRONG_DTYPE))
     for metadata in NOT_JSON:
-        cases.append(({"x": np.zeros(2)}, metadata, "metadata "))
+        arrays = {"x": np.zeros(2)}
+        cases.append((arrays, metadata, "metadata "))
     return cases
 
 
 CASES = list_cases()
 
 
-@pytest.mark.parametrize(("arrays", "metadata", "words"), CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize(
+    ("arrays", "metadata", "words"),
+    CASES,
+    ids=range(len(CASES)),
+)
 def test_arrays_that_cannot_be_written_are_rejected_before_a_file_is_touched(
     write, path, arrays, metadata, words
 ):
@@ -211,7 +230,9 @@ def test_more_than_the_memory_is_rejected(write, path, monkeypatch):
 
 
 def tensors(header, data=b"12345678"):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text = header
+    if not isinstance(header, bytes):
+        text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 
@@ -359,7 +380,8 @@ def test_more_arrays_than_any_network_has_are_rejected_before_their_headers_are_
 @pytest.mark.parametrize("length", [0x0280, 0x8B1F, 0x7B, 0x3C])
 def test_a_header_length_that_looks_like_another_format(tmp_path, length):
     path = tmp_path / "x.safetensors"
-    path.write_bytes(length.to_bytes(8, "little") + b'{"__metadata__":{}}'.ljust(length))
+    header = b'{"__metadata__":{}}'.ljust(length)
+    path.write_bytes(length.to_bytes(8, "little") + header)
 
     with open_arrays(path) as file:
         assert file.arrays == {}
@@ -400,8 +422,10 @@ def test_a_library_that_is_too_old_is_no_damaged_file(tmp_path, monkeypatch):
         raise AssertionError("this version has no argument backend")
 
     monkeypatch.setattr(formats.safetensors, "safe_open", open_as_version_0_7)
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["safetensors>=0.8.0"])
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.7.0")
+    requirements = ["safetensors>=0.8.0"]
+    metadata = importlib.metadata
+    monkeypatch.setattr(metadata, "requires", lambda name: requirements)
+    monkeypatch.setattr(metadata, "version", lambda name: "0.7.0")
 
     message = r"weights\.safetensors: it cannot be read: safetensors 0\.7\.0 is installed: pip "
     with pytest.raises(ValueError, match=message) as caught:

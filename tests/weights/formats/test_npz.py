@@ -55,7 +55,8 @@ def test_a_large_directory_is_rejected_before_it_is_read(path, monkeypatch):
     words = r"its directory takes 2,\d+,\d+ bytes, more than any network's\.$"
     assert hasattr(zipfile, npz.PRIVATE), moved
 
-    content = build_archive([(f"{number}.npy", b"") for number in range(50_000)])
+    members = [(f"{number}.npy", b"") for number in range(50_000)]
+    content = build_archive(members)
     monkeypatch.setattr(zipfile, "ZipFile", None)
 
     assert re.search(words, read_rejection(path, content)), moved
@@ -85,11 +86,31 @@ def test_files_of_numpy_are_read(path, save):
     assert_read(path, arrays, {})
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)], ids=str)
+@pytest.mark.parametrize(
+    "version",
+    [
+        (1, 0),
+        (2, 0),
+        (3, 0),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["<f4", ">f4", ">i8", ">u2", ">f2", "|i1", "|b1"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "<f4",
+        ">f4",
+        ">i8",
+        ">u2",
+        ">f2",
+        "|i1",
+        "|b1",
+    ],
+)
 def test_versions_byte_orders_and_layouts(path, dtype, order, version):
-    values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
+    bits = np.arange(24) % 2
+    values = bits.reshape(2, 3, 4).astype(dtype)
     member = write_npy(
         np.asarray(values, order=order),
         version=version,
@@ -103,6 +124,7 @@ def test_versions_byte_orders_and_layouts(path, dtype, order, version):
 
 
 HALVES = np.array([1.5, -0.0]).astype(BFLOAT16)
+NOT_NUMBERS = np.array([0x7F800001, 0x7FC12345], ">u4")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +134,7 @@ HALVES = np.array([1.5, -0.0]).astype(BFLOAT16)
         (PLAIN.replace("<f4", "<V2"), HALVES),
         (PLAIN.replace("<f4", "bfloat16"), HALVES),
         # Every bit is kept.
-        (PLAIN.replace("<f4", ">f4"), np.array([0x7F800001, 0x7FC12345], ">u4").view(">f4")),
+        (PLAIN.replace("<f4", ">f4"), NOT_NUMBERS.view(">f4")),
         ("{'shape':(2,),'descr':'<f4','fortran_order':False}", np.float32([1, 2])),
         # A header of Python 2.
         (PLAIN.replace("(2,)", "(2L,)"), np.float32([1, 2])),
@@ -176,7 +198,8 @@ def list_damaged_members():
     """Return members whose headers lie or are damaged, with words of the message."""
     members = []
     for shape in SHAPES:
-        members.append((build_npy(PLAIN.replace("(2,)", shape), DATA), "member 'x.npy': "))
+        header = PLAIN.replace("(2,)", shape)
+        members.append((build_npy(header, DATA), "member 'x.npy': "))
     for dtype in TYPES:
         header = PLAIN.replace("'<f4'", dtype)
         words = "it is of type .*which is not read. Allowed: fl"
@@ -198,9 +221,14 @@ def list_damaged_members():
     ]
 
 
-@pytest.mark.parametrize(("content", "words"), list_damaged_members(), ids=range(22))
+@pytest.mark.parametrize(
+    ("content", "words"),
+    list_damaged_members(),
+    ids=range(22),
+)
 def test_lying_and_damaged_headers_are_rejected_and_take_no_memory(path, content, words):
-    message = read_rejection_with_little_memory(path, build_archive([("x.npy", content)]))
+    archive = build_archive([("x.npy", content)])
+    message = read_rejection_with_little_memory(path, archive)
 
     assert re.search(words, message)
     assert len(message) < 1000
@@ -236,8 +264,14 @@ ENCRYPTED[6] |= 1
         ),
         (TWO.replace(b"y.npy", b"x.npy"), "a member is in it twice"),
         (bytes(ENCRYPTED), "is encrypted"),
-        (build_archive([("x.npy", ONE)], zipfile.ZIP_LZMA), "compressed by method 14"),
-        (change_entry(ALONE, 24, "<I", len(ONE) + 8), "it claims to hold 168 bytes in 160, "),
+        (
+            build_archive([("x.npy", ONE)], zipfile.ZIP_LZMA),
+            "compressed by method 14",
+        ),
+        (
+            change_entry(ALONE, 24, "<I", len(ONE) + 8),
+            "it claims to hold 168 bytes in 160, ",
+        ),
         (
             change_entry(ALONE, 20, "<2I", 2**30, 2**30),
             "its directory: it starts at byte 195, and the part before it",
@@ -285,9 +319,11 @@ def test_a_checksum_is_compared_when_the_array_is_read(path):
     assert "array 'x': Bad CRC-32" in read_rejection(path, damaged)
 
 
-FOUR_THOUSAND = build_archive([("x.npy", write_npy(np.zeros(4000)))])
+FLAT = write_npy(np.zeros(4000))
+SQUARE = write_npy(np.zeros((40, 100)))
+FOUR_THOUSAND = build_archive([("x.npy", FLAT)])
 
-SAME_SIZE = build_archive([("x.npy", write_npy(np.zeros((40, 100))))])
+SAME_SIZE = build_archive([("x.npy", SQUARE)])
 
 
 @pytest.mark.parametrize(
@@ -305,6 +341,8 @@ def test_a_file_that_changes_or_shrinks_under_the_reader(path, other):
 
 
 # Metadata in the comment.
+
+CUT = zlib.compress(b'{"a": 1}')[:-6]
 
 
 def comment(packing, packed):
@@ -350,7 +388,8 @@ def test_other_comments_are_ignored(path, other):
 
 
 def test_metadata_that_do_not_fit_are_rejected_with_their_size(path):
-    metadata = {"noise": np.random.default_rng(0).bytes(50_000).hex()}
+    rng = np.random.default_rng(0)
+    metadata = {"noise": rng.bytes(50_000).hex()}
     message = r"takes 100,\d+ bytes, \d\d,\d+ when compressed; a \.npz file holds 65,535"
 
     with pytest.raises(ValueError, match=message):
@@ -368,7 +407,7 @@ def test_metadata_that_do_not_fit_are_rejected_with_their_size(path):
         (comment(b"json", b'{"a": "\xff"}'), "ascii"),
         (comment(b"json", b'{"a":' + b"[" * 30_000), "damaged"),
         (comment(b"zlib", base64.b85encode(b"not zlib")), "header"),
-        (comment(b"zlib", base64.b85encode(zlib.compress(b'{"a": 1}')[:-6])), "ends early"),
+        (comment(b"zlib", base64.b85encode(CUT)), "ends early"),
         (comment(b"json", b"{}").replace(b"{}", b"{ "), "checksum"),
     ],
     ids=range(8),

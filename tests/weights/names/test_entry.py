@@ -20,13 +20,31 @@ def count_up(*shape, start=0):
         (1, "", (3,), (3,), "copied"),
         (1, "io->oi", (2, 3), (3, 2), "transposed"),
         (1, "io->oi11", (2, 3), (3, 2, 1, 1), "transposed"),
-        (1, "hwio->oihw", (2, 3, 4, 5), (5, 4, 2, 3), "transposed"),
-        (1, "C->111C", (3,), (1, 1, 1, 3), "reshaped"),
+        (
+            1,
+            "hwio->oihw",
+            (2, 3, 4, 5),
+            (5, 4, 2, 3),
+            "transposed",
+        ),
+        (
+            1,
+            "C->111C",
+            (3,),
+            (1, 1, 1, 3),
+            "reshaped",
+        ),
         (2, STACKED, (3,), (2, 3), "copied"),
         (1, STACKED, (3,), (1, 3), "copied"),
     ],
 )
-def test_layouts(count, layout, part, shape, status):
+def test_layouts(
+    count,
+    layout,
+    part,
+    shape,
+    status,
+):
     names = ("a", "b")[:count]
     entry = Entry("x", names, layout, part)
     ours = {}
@@ -57,7 +75,12 @@ def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
         "k": count_up(2, 2, 3, start=100),
         "v": count_up(2, 2, 3, start=200),
     }
-    entry = Entry("qkv", tuple(parts), "DTh->(Th)D", (2, 2, 3))
+    entry = Entry(
+        "qkv",
+        tuple(parts),
+        "DTh->(Th)D",
+        (2, 2, 3),
+    )
 
     written = entry.write(parts)
 

@@ -55,9 +55,9 @@ def images_of_libraries() -> dict[str, np.ndarray]:
                     interpolation=name,
                     normalize=False,
                 )
-                recorded[key("timm", name, size, fraction)] = np.asarray(
-                    timm(photograph)
-                ).transpose(1, 2, 0)
+                pixels = np.asarray(timm(photograph))
+                name_of_case = key("timm", name, size, fraction)
+                recorded[name_of_case] = pixels.transpose(1, 2, 0)
 
         asis = {
             "do_rescale": False,
@@ -75,18 +75,25 @@ def images_of_libraries() -> dict[str, np.ndarray]:
         )
 
         for word, processor in (("crop", crop), ("squash", squash)):
-            pixels = processor(photograph, return_tensors="np")["pixel_values"][0]
-            recorded[key("huggingface", name, word)] = pixels.transpose(1, 2, 0).astype(np.uint8)
+            pixels = run_processor(processor, photograph)
+            recorded[key("huggingface", name, word)] = pixels.astype(np.uint8)
 
     # Resizes floating point.
     dinov3 = DINOv3ViTImageProcessor(
         size={"height": 12, "width": 8},
         do_normalize=False,
     )
-    pixels = np.asarray(dinov3(photograph, return_tensors="np")["pixel_values"][0])
-    recorded["dinov3"] = (pixels.transpose(1, 2, 0) * 255).astype(np.float32)
+    pixels = run_processor(dinov3, photograph)
+    recorded["dinov3"] = (pixels * 255).astype(np.float32)
 
     return recorded
+
+
+def run_processor(processor, photograph) -> np.ndarray:
+    """Return the pixels (H, W, 3) of one image by a processor of transformers."""
+    batch = processor(photograph, return_tensors="np")
+    pixels = np.asarray(batch["pixel_values"][0])
+    return pixels.transpose(1, 2, 0)
 
 
 def positions_of_libraries() -> dict[str, np.ndarray]:
@@ -99,18 +106,17 @@ def positions_of_libraries() -> dict[str, np.ndarray]:
         old_hwD: np.ndarray,
         new: tuple[int, int],
     ) -> np.ndarray:
+        old_height, old_width, depth = old_hwD.shape
         old_1Dhw = torch.tensor(old_hwD).permute(2, 0, 1)[None]
         match name:
             case "timm":
-                flat_1SD = torch.tensor(old_hwD).reshape(1, -1, old_hwD.shape[2])
-                options = {
-                    "old_size": list(old_hwD.shape[:2]),
-                    "num_prefix_tokens": 0,
-                }
-
-                return (
-                    resample_abs_pos_embed(flat_1SD, list(new), **options).reshape(*new, -1).numpy()
+                new_1SD = resample_abs_pos_embed(
+                    torch.tensor(old_hwD).reshape(1, -1, depth),
+                    list(new),
+                    old_size=[old_height, old_width],
+                    num_prefix_tokens=0,
                 )
+                return new_1SD.reshape(*new, -1).numpy()
             case "huggingface":
                 new_1Dhw = interpolate(
                     old_1Dhw,
@@ -119,10 +125,13 @@ def positions_of_libraries() -> dict[str, np.ndarray]:
                     align_corners=False,
                 )
             case "dinov2":  # interpolate_pos_encoding with its interpolate_offset
-                scale = tuple((n + 0.1) / o for n, o in zip(new, old_hwD.shape[:2], strict=True))
+                new_height, new_width = new
                 new_1Dhw = interpolate(
                     old_1Dhw,
-                    scale_factor=scale,
+                    scale_factor=(
+                        (new_height + 0.1) / old_height,
+                        (new_width + 0.1) / old_width,
+                    ),
                     mode="bicubic",
                     antialias=False,
                 )
@@ -137,11 +146,11 @@ def positions_of_libraries() -> dict[str, np.ndarray]:
 
         return new_1Dhw[0].permute(1, 2, 0).numpy()
 
-    return {
-        key(name, *grids): resized(name, table(grids[0]), grids[1])
-        for name in POSITIONS
-        for grids in GRIDS
-    }
+    recorded = {}
+    for name in POSITIONS:
+        for old, new in GRIDS:
+            recorded[key(name, old, new)] = resized(name, table(old), new)
+    return recorded
 
 
 def main() -> None:

@@ -65,13 +65,19 @@ def build_timm(a: dict) -> torch.nn.Module:
 
 
 def logits_of(model: torch.nn.Module, images: np.ndarray) -> np.ndarray:
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     with torch.inference_mode():
-        output = model.eval()(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous())
+        output = model.eval()(x)
 
     if isinstance(output, torch.Tensor):
         return output.numpy()
+    if "logits" in output:
+        return output.logits.numpy()
+    return output.pooler_output.numpy()
 
-    return (output.logits if "logits" in output else output.pooler_output).numpy()
+
+def list_shapes(arrays: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(array.shape) for name, array in arrays.items()}
 
 
 def run_timm(
@@ -90,12 +96,11 @@ def run_timm(
     from_npz = build_timm(a)
     from_npz.load_pretrained(str(folder / f"{case}.npz"))
 
-    for (name, one), other in zip(
-        model.state_dict().items(),
-        from_npz.state_dict().values(),
-        strict=True,
-    ):
-        assert torch.equal(one, other), f"{case}: {name} of the .npz differs"
+    state = model.state_dict()
+    state_of_npz = from_npz.state_dict()
+    assert state.keys() == state_of_npz.keys()
+    for name, array in state.items():
+        assert torch.equal(array, state_of_npz[name]), f"{case}: {name} of the .npz differs"
 
     if (folder / case / "config.json").exists():
         made = timm.create_model(f"local-dir:{folder / case}", pretrained=True)
@@ -104,7 +109,7 @@ def run_timm(
         )
         assert made.pretrained_cfg["label_names"][0] == "class 0"
 
-    return {name: list(array.shape) for name, array in model.state_dict().items()}, logits
+    return list_shapes(state), logits
 
 
 def run_huggingface(
@@ -114,24 +119,28 @@ def run_huggingface(
     images: np.ndarray,
 ) -> tuple[dict, np.ndarray]:
     """Loads by config.json alone, with no key missing or unexpected, and writes the library's own file names down."""
-    kind = transformers.ViTForImageClassification if a["num_classes"] else transformers.ViTModel
+    kind = transformers.ViTModel
+    if a["num_classes"]:
+        kind = transformers.ViTForImageClassification
     model, info = kind.from_pretrained(folder / case, output_loading_info=True)
     wrong = {kind: keys for kind, keys in info.items() if keys}
 
     assert not wrong, f"{case}: {wrong}"
     assert not a["num_classes"] or model.config.id2label[0] == "class 0"
 
-    model.save_pretrained(folder / f"{case}_saved")
-    saved = load_file(folder / f"{case}_saved" / "model.safetensors")
+    saved_folder = folder / f"{case}_saved"
+    model.save_pretrained(saved_folder)
+    saved = load_file(saved_folder / "model.safetensors")
 
-    return {name: list(array.shape) for name, array in saved.items()}, logits_of(model, images)
+    return list_shapes(saved), logits_of(model, images)
 
 
 def main(folder: pathlib.Path, golden: pathlib.Path) -> None:
     torch.manual_seed(0)
     cases = {}
 
-    for case, a in json.loads((folder / "cases.json").read_text()).items():
+    architectures = json.loads((folder / "cases.json").read_text())
+    for case, a in architectures.items():
         run = run_timm if case.startswith("timm") else run_huggingface
         arrays, logits = run(
             folder,
@@ -151,7 +160,8 @@ def main(folder: pathlib.Path, golden: pathlib.Path) -> None:
         )
 
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
-    golden.write_text(json.dumps({"versions": versions, "cases": cases}, indent=1) + "\n")
+    content = {"versions": versions, "cases": cases}
+    golden.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

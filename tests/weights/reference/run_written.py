@@ -91,8 +91,9 @@ def run_by_transformers(folder: pathlib.Path, golden: dict) -> dict[str, np.ndar
     model = load_model(folder, config["architectures"][0], golden)
     mean, std = read_normalisation(folder, config["model_type"])
 
-    normalised = ((pixels(golden["size"]) - mean) / std).astype(np.float32)
-    images = torch.from_numpy(normalised).permute(0, 3, 1, 2).contiguous()
+    normalised = (pixels(golden["size"]) - mean) / std
+    tensor = torch.from_numpy(normalised.astype(np.float32))
+    images = tensor.permute(0, 3, 1, 2).contiguous()
     with torch.inference_mode():
         output = model(images)
 
@@ -113,7 +114,8 @@ def compare(folder: pathlib.Path, golden: dict) -> float:
     differences = []
     for name in sorted(names):
         expected = np.array(golden[name])
-        difference = np.abs(np.asarray(outputs[name]) - expected).max() / np.abs(expected).max()
+        error = np.abs(np.asarray(outputs[name]) - expected)
+        difference = error.max() / np.abs(expected).max()
         differences.append(difference)
         line += f" {name} {difference:.1e}"
 
@@ -123,7 +125,8 @@ def compare(folder: pathlib.Path, golden: dict) -> float:
 
 def main() -> None:
     folders = sorted(pathlib.Path(sys.argv[1]).glob("*/*"))
-    cases = json.loads(pathlib.Path(sys.argv[2]).read_text())["cases"]
+    golden_file = pathlib.Path(sys.argv[2])
+    cases = json.loads(golden_file.read_text())["cases"]
 
     worst = 0.0
     for folder in folders:
