@@ -167,7 +167,10 @@ def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
 
     assert "Traceback" not in ended.stderr, ended.stderr
 
-    messages = [line for line in ended.stderr.splitlines() if line.startswith("vit-jax: ")]
+    messages = []
+    for line in ended.stderr.splitlines():
+        if line.startswith("vit-jax: "):
+            messages.append(line)
 
     assert all(
         line.startswith(f"vit-jax: JAX_PLATFORMS={platform}: the platform") for line in messages
@@ -318,7 +321,11 @@ def test_the_plugin_for_cuda_is_hidden_without_a_gpu(
     reason="there may be an accelerator",
 )
 def test_a_command_prints_no_errors_of_absent_accelerators():
-    variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    variables = {}
+    for name, value in os.environ.items():
+        if name != "JAX_PLATFORMS":
+            variables[name] = value
+
     result = subprocess.run(
         [sys.executable, "-m", "vit_jax", "doctor"],
         env=variables

@@ -89,5 +89,8 @@ def test_an_environment_of_uv_has_no_pip(environment, monkeypatch):
 
 def test_no_other_message_names_a_package_index():
     """A message with an extra takes its command from here."""
-    sources = {path.name: path.read_text() for path in (ROOT / "vit_jax").rglob("*.py")}
+    sources = {}
+    for path in (ROOT / "vit_jax").rglob("*.py"):
+        sources[path.name] = path.read_text()
+
     assert [name for name, text in sources.items() if "pip install 'vit_jax[" in text] == []

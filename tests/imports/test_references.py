@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.columns import list_column
 from tests.weights.small_networks import VIT
 from vit_jax.imports.references import (
     CodeNotAllowed,
@@ -185,7 +186,7 @@ def test_marks_stay():
     references = [marked["a"], marked["b"]["c"][0], marked["b"]["c"][4]["d"], marked["e"]]
 
     expected = ["a", "b.c.0", "b.c.4.d", "e"]
-    assert [reference.field for reference in references] == expected
+    assert list_column(references, "field") == expected
     assert type(marked["b"]["c"][3]) is str
 
     a = dataclasses.replace(VIT, block=references[0])

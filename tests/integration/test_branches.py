@@ -68,7 +68,10 @@ def branch(trunk, data_dir, tmp_path_factory):
 
 def test_learning_rates_of_trunk_and_branch(trunk, branch):
     of_trunk = read_rates(trunk)
-    before_branch = {step: rate for step, rate in of_trunk.items() if step <= 4}
+    before_branch = {}
+    for step, rate in of_trunk.items():
+        if step <= 4:
+            before_branch[step] = rate
 
     assert of_trunk == pytest.approx(compute_rates(10), rel=1e-5)
     assert before_branch | read_rates(branch) == pytest.approx(compute_rates(8), rel=1e-5)

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from tests.columns import list_column
 from tests.integration import commands
 from tests.integration.commands import run, succeed
 from tests.tiny import NETWORK, ROOT, flags
@@ -135,7 +136,7 @@ def test_a_second_run_is_rejected_before_its_first_trial(tuning, tmp_path):
 
     with WorkdirLock(workdir):
         outcome = run(tuning(workdir))
-        names = [path.name for path in workdir.iterdir()]
+        names = list_column(workdir.iterdir(), "name")
 
     assert names == [LOCK]
     assert outcome.code == 2

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from tests.columns import list_column
 from tests.evals.test_evaluate import LABELS, NAMES, PIXELS, sample_weights, write_folder
 from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, succeed
@@ -113,7 +114,7 @@ def test_resumed_runs_are_equal_to_the_bit_and_go_on_counting(in_two, damaged_wo
 
     outcomes = finish(commands.start_all(words, explicit(2), devices=2))
 
-    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    assert list_column(outcomes, "code") == [0, 0], outcomes
     assert counts[-1] == len(records[0])
     assert set(records[0]) != set(records[1])
     assert read_counts(workdir) == (counts, records)
@@ -127,7 +128,11 @@ def test_resumed_runs_are_equal_to_the_bit_and_go_on_counting(in_two, damaged_wo
 def test_doctor_examines_both_processes(in_two):
     first, _ = in_two["doctor"]
 
-    lines = [line for line in spoken(first.out) if line.startswith(("good", "wrong"))]
+    lines = []
+    for line in spoken(first.out):
+        if line.startswith(("good", "wrong")):
+            lines.append(line)
+
     assert [line.split("  ")[0] for line in lines] == ["good"] * 9
     assert "4 x cpu in 2 process(es), 2 of each" in first.out
     assert "all-reduce        4 MiB of each of 4 devices" in first.out

@@ -97,7 +97,7 @@ def test_the_kernel_computes_attention_and_its_gradient(
         head_dim,
         "bfloat16",
     )
-    exact_operands = [x.astype(jnp.float32) for x in operands]
+    exact_operands = list(map(jnp.float32, operands))
     exact = results("xla", exact_operands, gradient, heads)
 
     def measure_errors(form, operands):

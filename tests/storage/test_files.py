@@ -97,48 +97,55 @@ def test_temporary_names_are_never_shared(tmp_path, monkeypatch):
 
 
 def test_a_new_file_has_the_usual_permissions(tmp_path):
-    (tmp_path / "usual").touch()
-    write_atomically(tmp_path / "a", "x")
-    usual = (tmp_path / "usual").stat()
-    expected = stat.S_IMODE(usual.st_mode)
+    usual = tmp_path / "usual"
+    written = tmp_path / "a"
 
-    written = (tmp_path / "a").stat()
-    assert stat.S_IMODE(written.st_mode) == expected
+    usual.touch()
+    write_atomically(written, "x")
+
+    assert written.stat().st_mode == usual.stat().st_mode
 
 
 def test_a_long_name_can_be_written(tmp_path):
-    write_atomically(tmp_path / ("é" * 127), "x")
+    name = "é" * 127
+
+    write_atomically(tmp_path / name, "x")
+
     assert len(os.listdir(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("existing", [True, False])
 def test_a_link_stays_and_its_target_is_written(tmp_path, existing):
-    (tmp_path / "folder").mkdir()
-    target = tmp_path / "folder/target"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    target = folder / "target"
+    relative = folder / "relative"
+    link = tmp_path / "link"
 
     if existing:
         target.write_text("old")
 
-    (tmp_path / "folder/relative").symlink_to("target")
-    (tmp_path / "link").symlink_to(tmp_path / "folder/relative")
+    relative.symlink_to("target")
+    link.symlink_to(relative)
 
-    with open_atomically(tmp_path / "link") as file:
+    with open_atomically(link) as file:
         file.write(b"new")
-        assert os.path.dirname(file.name) == str(tmp_path / "folder")
+        assert os.path.dirname(file.name) == str(folder)
 
     assert target.read_text() == "new"
     assert not target.is_symlink()
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "folder/relative").is_symlink()
-    assert sorted(os.listdir(tmp_path / "folder")) == ["relative", "target"]
+    assert link.is_symlink()
+    assert relative.is_symlink()
+    assert sorted(os.listdir(folder)) == ["relative", "target"]
 
 
 def test_links_in_a_circle_are_rejected(tmp_path):
-    (tmp_path / "a").symlink_to("b")
+    first = tmp_path / "a"
+    first.symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
-    with rejects(str(tmp_path / "a"), "Too many levels of symbolic links"):
-        write_atomically(tmp_path / "a", "x")
+    with rejects(str(first), "Too many levels of symbolic links"):
+        write_atomically(first, "x")
 
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
@@ -153,7 +160,11 @@ def test_a_pipe_is_written_into(tmp_path):
     os.set_blocking(end, True)
 
     with os.fdopen(end, "rb") as reader:
-        thread = threading.Thread(target=lambda: found.append(reader.read()))
+
+        def read_all():
+            found.append(reader.read())
+
+        thread = threading.Thread(target=read_all)
         with open_atomically(tmp_path / "link") as file:
             thread.start()
             file.write(bytes(200_000))
@@ -168,8 +179,8 @@ def test_a_pipe_is_written_into(tmp_path):
 
 
 def test_an_error_writes_nothing_into_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
     pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(end, "rb") as reader:
         with pytest.raises(TypeError), open_atomically(pipe) as file:
@@ -180,8 +191,9 @@ def test_an_error_writes_nothing_into_a_pipe(tmp_path):
 
 def test_a_device_stays_a_device(tmp_path):
     device = tmp_path / "null"
+    dev_null = os.makedev(1, 3)
     try:
-        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # another name of /dev/null
+        os.mknod(device, 0o666 | stat.S_IFCHR, dev_null)
         device.write_bytes(b"")
     except PermissionError:
         pytest.skip("only root can create devices, and only on some file systems")
@@ -213,8 +225,9 @@ def test_what_cannot_be_a_file_is_rejected(tmp_path, monkeypatch):
             with rejects(str(path), problem), open_atomically(path):
                 raise AssertionError("rejected before the content is computed")
 
+    status = (tmp_path / "socket").lstat()
     assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe", "socket"]
-    assert stat.S_ISSOCK((tmp_path / "socket").lstat().st_mode)
+    assert stat.S_ISSOCK(status.st_mode)
 
 
 PRINT = r"""
@@ -238,9 +251,9 @@ def test_standard_output_of_any_kind(tmp_path, kind):
     elif kind == "pipe":
         reading, writing = os.pipe()
     else:
-        reading, writing = (
-            os.open(tmp_path / "file", mode) for mode in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND)
-        )
+        file = tmp_path / "file"
+        reading = os.open(file, os.O_RDONLY)
+        writing = os.open(file, os.O_WRONLY | os.O_APPEND)
 
     subprocess.run(
         [sys.executable, "-c", PRINT, str(tmp_path / "stdout")],
@@ -260,17 +273,18 @@ def test_standard_output_of_any_kind(tmp_path, kind):
 
 
 def test_a_folder_is_made_where_a_link_leads(tmp_path):
-    (tmp_path / "link").symlink_to("target")
-    with make_folder(tmp_path / "link"):
-        write_atomically(tmp_path / "link/a", "x")
+    link = tmp_path / "link"
+    link.symlink_to("target")
+    with make_folder(link):
+        write_atomically(link / "a", "x")
 
     assert (tmp_path / "target/a").read_text() == "x"
-    assert (tmp_path / "link").is_symlink()
-    with pytest.raises(KeyError), make_folder(tmp_path / "link"):
+    assert link.is_symlink()
+    with pytest.raises(KeyError), make_folder(link):
         raise KeyError
 
-    os.mkfifo(tmp_path / "pipe")
     pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     with rejects(str(pipe), "it is not a folder"), make_folder(pipe):
         pass
 
@@ -282,9 +296,8 @@ def test_refusals_of_the_system_are_explained(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/b").touch()
 
-    with pytest.raises(
-        ValueError, match=rf"{name} cannot be written: .*choose a path in an existing folder"
-    ):
+    message = rf"{name} cannot be written: .*choose a path in an existing folder"
+    with pytest.raises(ValueError, match=message):
         write_atomically(tmp_path / name, "x")
 
     assert os.listdir(tmp_path) == ["folder"]

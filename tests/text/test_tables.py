@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.columns import list_column
 from vit_jax.text.tables import columns, to_csv
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def test_there_is_one_writer_of_csv():
         if re.search(r"csv\.(Dict)?[wW]riter", path.read_text())
     )
 
-    assert [path.name for path in files] == ["tables.py"]
+    assert list_column(files, "name") == ["tables.py"]
 
 
 def test_columns_align_cells_of_rows_that_may_end_early():

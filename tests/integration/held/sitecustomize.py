@@ -31,11 +31,11 @@ if folder := os.environ.get("HELD_FOLDER"):
     def held(self):
         """Asked after every step, and after every batch of an evaluation."""
         requested = is_requested(self)
-        complete = {
-            path.name
-            for path in pathlib.Path(folder, "checkpoints").glob("*")
-            if path.name.isdigit()
-        }
+        complete = set()
+        for path in pathlib.Path(folder, "checkpoints").glob("*"):
+            if path.name.isdigit():
+                complete.add(path.name)
+
         while complete - set(before) and not self._requested and not release.exists():
             time.sleep(0.05)
         return requested or self._requested

@@ -54,7 +54,12 @@ def here(tmp_path, monkeypatch):
 
 
 def read_lines(axes):
-    return [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.get_lines()]
+    curves = []
+    for line in axes.get_lines():
+        xs = line.get_xdata().tolist()
+        ys = line.get_ydata().tolist()
+        curves.append((xs, ys))
+    return curves
 
 
 def read_curve(log, name):
@@ -108,7 +113,8 @@ def test_values_that_axes_cannot_hold_are_not_drawn():
     ],
 )
 def test_positions_on_an_axis(here, axis, positions, label):
-    (axes,) = draw_curves(read_runs(["study/a"]), ["test_accuracy"], axis).axes
+    runs = read_runs(["study/a"])
+    (axes,) = draw_curves(runs, ["test_accuracy"], axis).axes
 
     assert read_lines(axes) == [(positions, [25, 50])]
     assert axes.get_xlabel() == label
@@ -117,7 +123,8 @@ def test_positions_on_an_axis(here, axis, positions, label):
 
 def test_long_runs_have_hours():
     lines = [{"step": 1, "train_loss": 1.0, "wall_seconds": 36_000.0}]
-    (axes,) = draw_curves([RunLog("long", {}, lines)], ["loss"], "time").axes
+    log = RunLog("long", {}, lines)
+    (axes,) = draw_curves([log], ["loss"], "time").axes
 
     assert read_lines(axes) == [([10], [1])]
     assert axes.get_xlabel() == "time since the start (hours)"
@@ -143,8 +150,12 @@ def test_runs_of_a_folder_have_their_own_colours(here):
     assert test_a != train_b
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
-    many = draw_curves([runs[0]] * 9, ["train_loss"]).axes[0].get_lines()
-    assert len({tuple(np.ravel(line.get_color())) for line in many}) == 9
+    (axes,) = draw_curves([runs[0]] * 9, ["train_loss"]).axes
+    colours = set()
+    for line in axes.get_lines():
+        colours.add(tuple(np.ravel(line.get_color())))
+
+    assert len(colours) == 9
 
 
 WITHOUT_TIME = '{"step": 1, "train_loss": 2.0}\n'
@@ -176,8 +187,12 @@ def test_a_run_of_a_folder_that_has_just_begun_is_excluded(here):
 
 
 def test_a_value_that_was_written_once_is_a_point():
-    (axes,) = draw_curves([RunLog("short", {}, LINES[:1])], ["learning_rate"]).axes
-    assert [line.get_marker() for line in axes.get_lines()] == ["o"]
+    log = RunLog("short", {}, LINES[:1])
+
+    (axes,) = draw_curves([log], ["learning_rate"]).axes
+    (line,) = axes.get_lines()
+
+    assert line.get_marker() == "o"
 
 
 def test_the_verb(here):

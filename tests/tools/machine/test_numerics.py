@@ -48,8 +48,13 @@ def attend_with_wrong_gradient(projections, num_heads):
 
 
 def differentiate(num_heads, projections, gradient):
-    (right,) = jax.vjp(lambda given: XLA(given, num_heads), projections)[1](gradient)
-    return (right._replace(key_BSE=right.key_BSE * jnp.bfloat16(1.05)),)
+    def attend(given):
+        return XLA(given, num_heads)
+
+    _, pull_back = jax.vjp(attend, projections)
+    (right,) = pull_back(gradient)
+    wrong_key = right.key_BSE * jnp.bfloat16(1.05)
+    return (right._replace(key_BSE=wrong_key),)
 
 
 attend_with_wrong_gradient.defvjp(
@@ -74,7 +79,10 @@ def attend_to_nan(projections, num_heads):
 def test_an_attention_form_with_an_error(
     monkeypatch, core, has_right_values, may_have_right_gradients
 ):
-    monkeypatch.setattr(numerics, "attend", lambda given, num_heads, _: core(given, num_heads))
+    def attend(given, num_heads, _):
+        return core(given, num_heads)
+
+    monkeypatch.setattr(numerics, "attend", attend)
     finding = numerics.check_attention("xla", 2)
     values, gradients = finding.figures.values()
 
@@ -97,7 +105,11 @@ def test_a_norm_with_an_error(monkeypatch, layer, check):
     assert check().is_good
 
     call = layer.__call__
-    monkeypatch.setattr(layer, "__call__", lambda self, x: call(self, x) * jnp.bfloat16(1.05))
+
+    def call_wrongly(self, x):
+        return call(self, x) * jnp.bfloat16(1.05)
+
+    monkeypatch.setattr(layer, "__call__", call_wrongly)
 
     assert not check().is_good
 

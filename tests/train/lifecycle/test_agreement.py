@@ -83,10 +83,16 @@ def test_a_run_compares_itself_with_the_others(data_dir, monkeypatch):
     monkeypatch.setattr(hosts, "gather", gather_alone)
     require_agreement(config, data)
 
-    monkeypatch.setattr(hosts, "gather", lambda facts: [*facts_of_processes, facts])
+    def gather_with_first(facts):
+        return [*facts_of_processes, facts]
+
+    monkeypatch.setattr(hosts, "gather", gather_with_first)
     require_agreement(other, data)
 
-    monkeypatch.setattr(hosts, "gather", lambda facts: [facts, facts | {"config.seed": 7}])
+    def gather_with_other_seed(facts):
+        return [facts, facts | {"config.seed": 7}]
+
+    monkeypatch.setattr(hosts, "gather", gather_with_other_seed)
 
     message = r"process 1: config\.seed is 7, in process 0 0"
     with pytest.raises(ValueError, match=message):
@@ -151,9 +157,13 @@ def test_other_bytes_under_the_same_names_are_noticed(kind, tmp_path, monkeypatc
         kind,
         [*range(7), 99, *range(8, 12)],
     )
-    same = [{"training images": first}, {"training images": second}]
+    same = [
+        {"training images": first},
+        {"training images": second},
+    ]
+    changed = {"training images": third}
 
-    message = describe_differences([*same, {"training images": third}])
+    message = describe_differences([*same, changed])
     (other,) = [key for key in first if first[key] != third[key]]
 
     assert len(first) == 12
@@ -200,7 +210,8 @@ def test_an_unreadable_image_is_compared(tmp_path):
     )
 
     complete = digest_images(source, 0)
-    (tmp_path / "images" / "1" / "3.png").unlink()
+    (tmp_path / "images/1/3.png").unlink()
     damaged = digest_images(source, 0)
 
-    assert damaged.items() - complete.items() == {("1/3.png", "unreadable")}
+    changed = damaged.items() - complete.items()
+    assert changed == {("1/3.png", "unreadable")}
