@@ -193,7 +193,8 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     tokens = model.embedding(x)
     attentions = iter(output.attention_LBTQS)
 
-    for layer, block in enumerate(layers_of(model.encoder.blocks)):
+    stack = layers_of(model.encoder.blocks)
+    for layer, block in enumerate(stack):
         for half, axis in ((block.rows, 1), (block.columns, 0)):
             table = np.float64(half.attention.positions.table[...])
             normed = half.attention_norm(tokens)
@@ -289,7 +290,10 @@ def test_every_parameter_learns(options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
-    [{"remat": "dots"}, {"scan_unroll": 2}],
+    [
+        {"remat": "dots"},
+        {"scan_unroll": 2},
+    ],
     ids=str,
 )
 def test_rematerialisation_and_unrolling_change_no_gradient(change):

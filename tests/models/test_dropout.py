@@ -97,7 +97,7 @@ def test_every_site_of_a_key_has_another_mask():
         kept = dropout(ones, 0.5, key, site=site)
         return np.sign(kept) * 2 - 1
 
-    signs_by_site = [sample_signs_at(site) for site in range(5)]
+    signs_by_site = list(map(sample_signs_at, range(5)))
 
     for first, second in itertools.combinations(signs_by_site, 2):
         product = first * second
@@ -105,7 +105,8 @@ def test_every_site_of_a_key_has_another_mask():
 
 
 def test_values_are_scaled_and_the_gradient_has_the_same_mask():
-    x = jnp.arange(1.0, 4097.0).reshape(8, 512)
+    numbers = jnp.arange(1.0, 4097.0)
+    x = numbers.reshape(8, 512)
     key = jax.random.key(3)
 
     def drop(x):

@@ -14,15 +14,31 @@ from vit_jax.models.flops import count_macs, forward_macs
 @pytest.mark.parametrize(
     "options",
     [
-        {"name": "ViT-S/16", "pool": "map", "head": "mlp"},
-        {"name": "ViT-Ti/16", "remat": "full", "scan_unroll": 2},
+        {
+            "name": "ViT-S/16",
+            "pool": "map",
+            "head": "mlp",
+        },
+        {
+            "name": "ViT-Ti/16",
+            "remat": "full",
+            "scan_unroll": 2,
+        },
         {"name": "R26x1", "remat": "dots"},
         {"name": "R26x0.5", "residual_unit": "postactivation"},
         {"name": "R50+ViT-S/32"},
-        {"name": "ViT-mu/16", "pool": "gap", "head": "mlp"},
+        {
+            "name": "ViT-mu/16",
+            "pool": "gap",
+            "head": "mlp",
+        },
         {"name": "ViT-mu/16", "num_classes": 0},
         {"name": "ViT-mu/16", "position_embedding": "relative"},
-        {"name": "ViT-mu/16", "block": "axial", "depth": 2},
+        {
+            "name": "ViT-mu/16",
+            "block": "axial",
+            "depth": 2,
+        },
         {
             "name": "ViT-mu/16",
             "block": "axial",

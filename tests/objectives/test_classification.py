@@ -13,8 +13,12 @@ from vit_jax.objectives.classification import Classification, build_classificati
 
 def prepare_targets(objective, labels, mask):
     """Return the targets of a batch; classification needs neither pixels nor random numbers."""
-    label_B = jnp.zeros(len(labels), jnp.int32)
-    batch = Batch(None, label_B, mask)
+    count = len(labels)
+    batch = Batch(
+        image_BHWC=None,
+        label_B=jnp.zeros(count, jnp.int32),
+        mask_B=mask,
+    )
     return objective.prepare(batch, labels, mask, None)
 
 
@@ -67,7 +71,8 @@ def test_the_softmax_loss_equals_numpy(soft_example):
     logits, labels = soft_example
     weights = np.exp(logits)
     probability = weights / weights.sum(-1, keepdims=True)
-    expected = -(labels * np.log(probability)).sum()
+    likelihood = labels * np.log(probability)
+    expected = -likelihood.sum()
 
     loss = compute_loss("softmax", logits, labels)
 
@@ -77,9 +82,10 @@ def test_the_softmax_loss_equals_numpy(soft_example):
 def test_the_sigmoid_loss_equals_numpy(soft_example):
     logits, labels = soft_example
     probability = sigmoid(logits)
-    present = labels * np.log(probability)
-    absent = (1 - labels) * np.log(1 - probability)
-    expected = -(present + absent).sum()
+    log_present = np.log(probability)
+    log_absent = np.log(1 - probability)
+    likelihood = labels * log_present + (1 - labels) * log_absent
+    expected = -likelihood.sum()
 
     loss = compute_loss("sigmoid", logits, labels)
 
@@ -140,6 +146,7 @@ def test_masked_examples_add_nothing():
         labels[:1],
     )
 
+    assert masked.keys() == alone.keys()
     for name, value in masked.items():
         assert float(value) == float(alone[name])
     assert float(masked["correct"]) == 1.0

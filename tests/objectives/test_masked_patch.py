@@ -14,7 +14,11 @@ from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets
 from vit_jax.config import ObjectiveConfig
 from vit_jax.config.networks import read_architecture
 from vit_jax.objectives import build_objective
-from vit_jax.objectives.masked_patch import CLASSES, MaskedPatch, count_patch_outputs
+from vit_jax.objectives.masked_patch import (
+    CLASSES,
+    MaskedPatch,
+    count_patch_outputs,
+)
 
 KEY = jax.random.key(5)
 PREDICTING = dataclasses.replace(
@@ -44,11 +48,11 @@ def build_task(
 
 
 def build_batch(image):
-    image_count = len(image)
+    count = len(image)
     return Batch(
         image_BHWC=jnp.asarray(image),
-        label_B=jnp.zeros(image_count, jnp.int32),
-        mask_B=jnp.ones(image_count),
+        label_B=jnp.zeros(count, jnp.int32),
+        mask_B=jnp.ones(count),
     )
 
 
@@ -63,10 +67,10 @@ def build_targets(target, mask, is_corrupted):
     )
 
 
-def sample_images(count, height=8, width=12):
+def sample_images(*shape):
+    """Return random images; the shape is their number, height and width."""
     rng = np.random.default_rng(0)
-    shape = (count, height, width, 3)
-    return rng.integers(0, 256, shape, np.uint8)
+    return rng.integers(256, size=(*shape, 3), dtype=np.uint8)
 
 
 def compute_targets(task, image):
@@ -99,7 +103,8 @@ def test_mean_colours_by_hand():
         5 * 8,
     ]
 
-    targets = compute_targets(build_task(), image[None])
+    task = build_task()
+    targets = compute_targets(task, image[None])
 
     assert targets.ravel().tolist() == expected
 
@@ -121,7 +126,7 @@ def test_colours_of_sixteen_parts_are_in_raster_order_within_the_patch():
 
 
 def test_pixels_are_those_of_the_patch():
-    image = sample_images(2)
+    image = sample_images(2, 8, 12)
     last_patch = image[1, 4:8, 8:12]
     expected = last_patch.reshape(-1) / 127.5 - 1
 
@@ -173,7 +178,8 @@ def test_loss_and_metrics_by_hand():
         "images": 1.0,
     }
 
-    sums = compute_sums(build_task(), logits, targets)
+    task = build_task()
+    sums = compute_sums(task, logits, targets)
 
     assert sums == pytest.approx(expected, rel=1e-6)
 
@@ -188,7 +194,8 @@ def test_the_loss_of_parts_is_their_mean():
     )
     logits = np.zeros((1, 2, 16, CLASSES), np.float32)
     logits[..., 0] = 2
-    log_sum = np.log(np.exp(2) + 511)
+    exponentials = np.exp(2) + 511
+    log_sum = np.log(exponentials)
     share = 12 / 16
 
     sums = compute_sums(
@@ -211,8 +218,8 @@ def test_the_loss_of_pixels_is_the_squared_error():
         mask=[1],
         is_corrupted=[[True, False]],
     )
-    predicted = jnp.zeros((1, 2, 2))
     task = build_task("pixels")
+    predicted = np.zeros((1, 2, 2), np.float32)
 
     sums = compute_sums(task, predicted, targets)
 
@@ -281,7 +288,7 @@ def test_proportions_are_within_binomial_bounds(fraction, shares):
 
 
 def test_another_key_hides_other_patches():
-    batch = build_batch(sample_images(2))
+    batch = build_batch(sample_images(2, 8, 12))
     task = build_task()
 
     def find_corrupted(seed):
@@ -300,7 +307,7 @@ def test_another_key_hides_other_patches():
 def test_nothing_of_a_hidden_patch_reaches_its_prediction():
     """No prediction has a gradient with respect to pixels of masked or replaced patches."""
     model = filled(PREDICTING)
-    image = jnp.float32(sample_images(1)) / 255
+    image = sample_images(1, 8, 12) / np.float32(255)
     is_masked_N = np.arange(6) == 1
     source_N = np.arange(6, dtype=np.int32)
     source_N[4] = 3
@@ -345,7 +352,12 @@ def test_the_number_of_outputs_of_a_patch():
         (VIT, {"head": "mlp"}),
         (VIT, {"num_classes": 3}),
     ],
-    ids=["hybrid", "resnet", "mlp head", "classes"],
+    ids=[
+        "hybrid",
+        "resnet",
+        "mlp head",
+        "classes",
+    ],
 )
 def test_networks_that_cannot_predict_patches_are_rejected(architecture, changes):
     values = dataclasses.asdict(architecture)
@@ -358,7 +370,10 @@ def test_networks_that_cannot_predict_patches_are_rejected(architecture, changes
 
 
 def test_a_network_of_one_patch_is_rejected():
-    one_patch = dataclasses.replace(PREDICTING, image_size=(4, 4))
+    one_patch = dataclasses.replace(
+        PREDICTING,
+        image_size=(4, 4),
+    )
     config = build_config("colours_4x4")
 
     with pytest.raises(ValueError, match="have one patch"):

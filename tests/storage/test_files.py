@@ -82,17 +82,18 @@ def test_temporary_names_are_never_shared(tmp_path, monkeypatch):
     tokens = iter(["11", "11", "22"])
     monkeypatch.setattr(secrets, "token_hex", lambda *_: next(tokens))
 
-    with open_atomically(tmp_path / "a") as file:
+    path = tmp_path / "a"
+    with open_atomically(path) as file:
         file.write(b"first")
         with (
             pytest.raises(WriteError, match="File exists"),
-            open_atomically(tmp_path / "a"),
+            open_atomically(path),
         ):
             pass
 
-        write_atomically(tmp_path / "a", "second")
+        write_atomically(path, "second")
 
-    assert (tmp_path / "a").read_text() == "first"
+    assert path.read_text() == "first"
     assert os.listdir(tmp_path) == ["a"]
 
 
@@ -313,27 +314,32 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
     with pytest.raises(ValueError, match="larger than 4 bytes"):
         read_bounded(path, 4)
 
-    (tmp_path / "link").symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "pipe")
-
-    for name in ("link", "pipe", "."):
-        with pytest.raises(ValueError, match="not a regular file"):
-            read_bounded(tmp_path / name, 5)
-
     with pytest.raises(FileNotFoundError):
         read_bounded(tmp_path / "none", 5)
 
-    with open(tmp_path / "sparse", "wb") as file:
+    sparse = tmp_path / "sparse"
+    with open(sparse, "wb") as file:
         file.truncate(60 * 10**9)
 
     with rejects("", "larger than 5 bytes"):
-        read_bounded(tmp_path / "sparse", 5)
+        read_bounded(sparse, 5)
 
     # It states a size of 0.
     content = read_bounded("/proc/self/stat", 4096)
     assert content.startswith(f"{os.getpid()} ".encode())
     with rejects("", "larger than 5 bytes"):
         read_bounded("/proc/self/stat", 5)
+
+
+def test_only_regular_files_are_read(tmp_path):
+    link = tmp_path / "link"
+    pipe = tmp_path / "pipe"
+    link.symlink_to("/dev/zero")
+    os.mkfifo(pipe)
+
+    for path in (link, pipe, tmp_path):
+        with pytest.raises(ValueError, match="not a regular file"):
+            read_bounded(path, 5)
 
 
 def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
@@ -346,6 +352,10 @@ def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypat
         read_bounded(path, 5)
 
 
+def nest_lists(depth):
+    return b"[" * depth + b"]" * depth
+
+
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
@@ -354,9 +364,9 @@ def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypat
         (b"\xff", "not JSON"),
         (b"\x00", "not JSON"),
         (b"1" * 5000, "limit"),
-        (b"[" * 10_000 + b"]" * 10_000, "deeper than 64"),
-        (b"[" * 66 + b"]" * 66, "deeper than 64"),
-        (b'"' + b"x" * 2**15 + b'"', "larger than 32,768 bytes"),
+        (nest_lists(10_000), "deeper than 64"),
+        (nest_lists(66), "deeper than 64"),
+        (b'"%s"' % bytes(2**15), "larger than 32,768 bytes"),
     ],
     ids=[
         "empty",
@@ -370,9 +380,11 @@ def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypat
     ],
 )
 def test_what_is_no_json_is_one_error(tmp_path, content, rule):
-    (tmp_path / "a.json").write_bytes(content)
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+
     with rejects("a.json", rule):
-        read_json(tmp_path / "a.json", 2**15)
+        read_json(path, 2**15)
 
 
 def test_json_of_the_greatest_depth():

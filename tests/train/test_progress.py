@@ -41,7 +41,11 @@ def build_clock(first_step, peak_flops=None):
     )
 
 
-METRICS = {"train_loss": 1.25, "learning_rate": 1e-3, "images_per_second": 1234.0}
+METRICS = {
+    "train_loss": 1.25,
+    "learning_rate": 1e-3,
+    "images_per_second": 1234.0,
+}
 
 
 def test_the_clock_ignores_pauses_and_earlier_steps(now):
@@ -87,10 +91,19 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
 
     Display(100, 0, enabled=False).say("other processes are silent")
     display.advance()
-    display.show(10, METRICS | {"mfu": 0.5}, seconds_left=75)
-    display.show(11, METRICS | {"input_wait_fraction": 0.004}, seconds_left=75)
-    display.show(12, METRICS | {"input_wait_fraction": 0.124}, seconds_left=75)
-    display.show(13, METRICS, seconds_left=75, seconds_to_end=3600)
+
+    def show(step, **metrics):
+        display.show(step, METRICS | metrics, seconds_left=75)
+
+    show(10, mfu=0.5)
+    show(11, input_wait_fraction=0.004)
+    show(12, input_wait_fraction=0.124)
+    display.show(
+        13,
+        METRICS,
+        seconds_left=75,
+        seconds_to_end=3600,
+    )
     display.close()
     lines = capsys.readouterr().out.splitlines()
 
@@ -103,7 +116,11 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4, "0s"), (3600, "1h 00m"), (7270, "2h 01m")],
+    [
+        (0.4, "0s"),
+        (3600, "1h 00m"),
+        (7270, "2h 01m"),
+    ],
 )
 def test_durations(seconds, text):
     assert duration_text(seconds) == text
@@ -150,12 +167,18 @@ def test_the_estimate_names_probe_for_long_runs_on_a_cpu():
 )
 def test_due_every_so_often_and_at_the_end(every, last, expected):
     cadence = Cadence(every, last)
-    assert [step for step in range(last + 1) if cadence.is_due(step)] == expected
+    due = [step for step in range(last + 1) if cadence.is_due(step)]
+
+    assert due == expected
 
 
 def test_metrics_are_reported_one_step_late_each_once_and_in_order():
     seen = []
-    late = LateMetrics(lambda step, metrics: seen.append((step, metrics["x"])))
+
+    def record(step, metrics):
+        seen.append((step, metrics["x"]))
+
+    late = LateMetrics(record)
     late.after_step(1, {"x": jnp.float32(1)})
 
     assert seen == []

@@ -151,7 +151,8 @@ def elsewhere(tmp_path_factory):
     half = from_weights(sample_weights(), compute_dtype="bfloat16")
     expected["half"] = write_exported(folder, "half", half)
 
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = dict(os.environ)
+    environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-I", "-c", FOREIGN, json.dumps(BATCHES)]
     result = subprocess.run(
         command,
@@ -254,8 +255,10 @@ def test_the_words_on_preparation_are_true(case):
     complete = resize_by_weights(image, case.resized_size, case.weights)
     expected = complete[top : top + 8, left : left + 12]
 
-    bgra = np.dstack([image[..., ::-1], np.full(case.size, 90, np.uint8)])
-    found = model.transform(Record(cv2.imencode(".png", bgra)[1].tobytes(), 0))
+    alpha = np.full(case.size, 90, np.uint8)
+    bgra = np.dstack([image[..., ::-1], alpha])
+    _, file = cv2.imencode(".png", bgra)
+    found = model.transform(Record(file.tobytes(), 0))
 
     # Half a level for each of two passes.
     assert np.abs(found - expected).max() <= 1 + 1e-9
@@ -264,7 +267,8 @@ def test_the_words_on_preparation_are_true(case):
 @pytest.mark.slow
 def test_the_words_on_direct_preparation(elsewhere):
     folder, _, _ = elsewhere
-    words = json.loads((folder / "vit.stablehlo.json").read_text())["preprocessing"]
+    description = (folder / "vit.stablehlo.json").read_text()
+    words = json.loads(description)["preprocessing"]
 
     assert words.pop("filter").startswith("bilinear")
     assert words.pop("meaning") == "both sides are resized to those of the input"
@@ -318,7 +322,8 @@ def test_the_description_beside_it_prepares_images(tmp_path):
 
     assert files == [tmp_path / "net.bin", tmp_path / "net.bin.json"]
     assert json.loads(files[1].read_text()) == DESCRIPTION
-    assert np.array_equal(prepared, model.transform(Record(to_png(image), 0)))
+    record = Record(to_png(image), 0)
+    assert np.array_equal(prepared, model.transform(record))
 
     program = export.deserialize(files[0].read_bytes())
     assert program.call(prepared[None])[0] == pytest.approx(expected, abs=1e-5)
@@ -348,7 +353,10 @@ def test_existing_files_are_overwritten_on_request(tmp_path):
 
     export_stablehlo(model, tmp_path / "net", overwrite=True)
 
-    written = sorted(path.name for path in tmp_path.iterdir() if path.stat().st_size)
+    written = []
+    for path in sorted(tmp_path.iterdir()):
+        if path.stat().st_size:
+            written.append(path.name)
     assert written == ["net", "net.json"]
     with rejects("nowhere"):
         export_stablehlo(model, tmp_path / "nowhere" / "net")
@@ -373,7 +381,8 @@ def test_an_onnx_file_answers_as_the_model(name, tmp_path):
     a = IN_ONNX[name]
     model = from_weights(sample_weights(a))
     pixels = sample_pixels(3, a.image_size)
-    expected = np.asarray(jax.nn.softmax(model(pixels).logits_BK))
+    logits_BK = model(pixels).logits_BK
+    expected = np.asarray(jax.nn.softmax(logits_BK))
 
     assert export_onnx(model, tmp_path / "net.onnx") == [tmp_path / "net.onnx"]
     onnx.checker.check_model(
@@ -586,7 +595,8 @@ def test_programs_of_multi_label_weights_of_hugging_face_have_sigmoids(
 
     found = export.deserialize(program.read_bytes()).call(pixels)
     assert_allclose(found, expected, atol=1e-6)
-    assert word in json.loads(description.read_text())["output"]["meaning"]
+    described = json.loads(description.read_text())
+    assert word in described["output"]["meaning"]
 
 
 def sort_logits(module, images):

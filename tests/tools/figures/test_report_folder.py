@@ -126,7 +126,8 @@ def test_the_confusion_matrix(reported, shares):
     np.add.at(counts, (LABELS, predictions), 1)
 
     header, *rows = read_rows(folder / "report/confusion.csv")
-    result = json.loads((folder / "report/result.json").read_text())
+    written = (folder / "report/result.json").read_text()
+    result = json.loads(written)
 
     assert header == ["class", *NAMES]
     for name, row, expected in zip(NAMES, rows, counts, strict=True):

@@ -150,7 +150,8 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
         compiled.bundles,
     )
 
-    (bundles,) = (size for name, size in compiled.bundles.items() if "attention" in name)
+    (name,) = [name for name in compiled.bundles if "attention" in name]
+    bundles = compiled.bundles[name]
     passes = read_last_pass("attention") - 2
     seconds = bundles * passes / topology.fabric.clock_hertz
 
@@ -234,8 +235,10 @@ def test_a_step_is_compiled_for_four_chips(plan):
     assert "ms by the compiled schedule" in text
 
     assert min(dataclasses.astuple(memory)) >= 0
-    assert memory.parameters == pytest.approx(arithmetic.parameters, rel=0.01)
-    assert memory.optimizer == pytest.approx(arithmetic.optimizer, rel=0.01)
+    parameters = pytest.approx(arithmetic.parameters, rel=0.01)
+    optimizer = pytest.approx(arithmetic.optimizer, rel=0.01)
+    assert memory.parameters == parameters
+    assert memory.optimizer == optimizer
     # The optimiser has two moments.
     assert memory.optimizer == pytest.approx(2 * memory.parameters, rel=0.01)
 
@@ -288,7 +291,8 @@ def test_custom_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch
     assert values["totals"]["days"] == plan.totals.days
     assert "no arithmetic estimate" in to_text(result)
 
-    monkeypatch.setattr(aot, "compile_step", lambda _: aot.TooLarge(None, None, "too large"))
+    too_large = aot.TooLarge(None, None, "too large")
+    monkeypatch.setattr(aot, "compile_step", lambda _: too_large)
     result = make_plan(plan.config, plan.topology, plan.dataset)
 
     assert result.step_seconds is None
