@@ -137,11 +137,13 @@ def is_in_column(device):
 
 
 def is_in_quarter_column(device):
-    return device.coords[0] == 3 and device.coords[1] < 4
+    x, y, _ = device.coords
+    return x == 3 and y < 4
 
 
 def is_every_fourth_in_column(device):
-    return device.coords[0] == 3 and device.coords[1] % 4 == 1
+    x, y, _ = device.coords
+    return x == 3 and y % 4 == 1
 
 
 def is_in_plane(device):

@@ -40,7 +40,10 @@ def build_share(number, count=2):
 
 
 def read_times(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")}
+    times = {}
+    for path in folder.glob("runs/*/*.json*"):
+        times[path] = path.stat().st_mtime_ns
+    return times
 
 
 def read_results(folder):
@@ -158,7 +161,7 @@ def test_the_table_has_means_deviations_and_the_best_setting(pretended, tmp_path
     deviations = list_column(content["rows"], "test_accuracy_deviation")
     row = r"^\| (0.\d) +\| +([\d.]+%) \| +([\d.]+%) .* (\d of \d) \|$"
 
-    assert [name for name, _ in ran] == list_names(0.1, 0.2, 0.3)
+    assert list_column(ran, 0) == list_names(0.1, 0.2, 0.3)
     assert re.findall(row, out, re.MULTILINE) == [
         ("0.1", "61.00%", f"{DEVIATION:.2%}", "3 of 3"),
         ("0.2", "71.00%", f"{DEVIATION:.2%}", "3 of 3"),
@@ -208,7 +211,9 @@ def test_machines_share_the_runs_and_an_interrupted_sweep_goes_on(pretended, tmp
     ran, special = pretended
     first = build_words(tmp_path, *GRID, *build_share(0))
     second = build_words(tmp_path, *GRID, *build_share(1))
-    missing = ", ".join([list_names(0.2)[1], list_names(0.3)[0], list_names(0.3)[2]])
+    _, second, _ = list_names(0.2)
+    third, _, fourth = list_names(0.3)
+    missing = f"{second}, {third}, {fourth}"
     special[list_names(0.2)[1]] = Interrupted("stopped after step 3")
 
     outcome = run(first)
@@ -220,7 +225,7 @@ def test_machines_share_the_runs_and_an_interrupted_sweep_goes_on(pretended, tmp
     assert f"Not ended: {missing}." in out
 
     assert f"Best: {RATE}=0.3" in succeed(first)
-    assert sorted(name for name, _ in ran) == list_names(0.1, 0.2, 0.3)
+    assert sorted(list_column(ran, 0)) == list_names(0.1, 0.2, 0.3)
 
 
 def test_a_recipe_for_fine_tuning_is_fine_tuned(pretended, tmp_path):
@@ -253,7 +258,8 @@ def test_only_the_best_settings_go_on(pretended, tmp_path):
     assert ran == paused + completed
     assert f"0 of 3, stopped at {stopped_at:.2%}" in out
     assert f"Best: {RATE}=0.3" in out
-    assert read_results(tmp_path)["rows"][0]["stopped_at"] == pytest.approx(stopped_at)
+    row, *_ = read_results(tmp_path)["rows"]
+    assert row["stopped_at"] == pytest.approx(stopped_at)
 
     ran.clear()
     assert out.endswith(succeed(words))

@@ -33,7 +33,11 @@ def find_differences(task, part):
     """Return the fields of a run that differ from the recipe, and their values."""
     before = flatten(to_dict(CONFIG))
     after = flatten(to_dict(build_run_config(CONFIG, task, part, LONG)))
-    return {name: after[name] for name in after if after[name] != before[name]}
+    changed = {}
+    for name, value in after.items():
+        if value != before[name]:
+            changed[name] = value
+    return changed
 
 
 def test_the_grid_is_two_rates_by_two_lengths_the_papers_choice_among_them():
@@ -144,8 +148,11 @@ def make_results(*accuracies, loss=1.0):
 def test_the_mean_over_tasks_decides():
     slow = Setting(500, 100, 0.003)
 
-    assert choose({SHORT: make_results(0.9, 0.1), LONG: make_results(0.6, 0.5)}) == LONG
-    assert choose({LONG: make_results(0.9, 0.1), SHORT: make_results(0.6, 0.5)}) == SHORT
+    spread = make_results(0.9, 0.1)
+    steady = make_results(0.6, 0.5)
+
+    assert choose({SHORT: spread, LONG: steady}) == LONG
+    assert choose({LONG: spread, SHORT: steady}) == SHORT
     # Ties: the lower loss, then the shorter run, then the lower rate.
     assert choose({SHORT: make_results(0.5, 0.5), LONG: make_results(0.5, 0.5, loss=0.9)}) == LONG
     assert (
