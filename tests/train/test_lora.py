@@ -208,7 +208,9 @@ def measure_memory(*fields):
     loop = ("global_batch=2", "model.scan_unroll=1", "model.remat=full")
     run = build(*fields, *loop, network=network)
 
-    step = run.train_step.lower(run.abstract_state, runs.first_batch(run)).compile()
+    batch = runs.first_batch(run)
+    lowered = run.train_step.lower(run.abstract_state, batch)
+    step = lowered.compile()
     sizes = step.memory_analysis()
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes
 
@@ -376,7 +378,8 @@ def test_the_first_loss_is_that_of_full_fine_tuning_and_readers_see_a_plain_netw
 
     assert "; trained " in out
     assert read_first_loss(full) == read_first_loss(adapted)
-    assert weights.parameters.keys() == load_weights(str(full)).parameters.keys()
+    expected = load_weights(str(full))
+    assert weights.parameters.keys() == expected.parameters.keys()
     assert any("LoRA" in note for note in weights.notes)
     assert weights.training.lora_rank == 4
     assert not np.array_equal(weights.parameters[kernel], source.parameters[kernel])

@@ -17,7 +17,10 @@ def write_images(folder, number, names=("cat", "dog")):
         inside = folder / name
         inside.mkdir(parents=True)
         for index in range(number):
-            cv2.imwrite(str(inside / f"{index}.png"), np.full((8, 8, 3), index % 256, np.uint8))
+            cv2.imwrite(
+                str(inside / f"{index}.png"),
+                np.full((8, 8, 3), index % 256, np.uint8),
+            )
     return f"folder:{folder}"
 
 
@@ -74,7 +77,11 @@ def test_the_length_follows_the_number_of_images(start, number, given, overrides
 def test_many_images_have_a_limit_of_steps(start, monkeypatch):
     monkeypatch.setattr(run_defaults, "MOST_STEPS", 210)
 
-    defaults = choose_finetuning(None, start("huggingface/dinov2", 400), uses_devices=False)
+    defaults = choose_finetuning(
+        None,
+        start("huggingface/dinov2", 400),
+        uses_devices=False,
+    )
 
     assert defaults.overrides == ["total=210steps"]
 

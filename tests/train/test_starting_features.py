@@ -16,7 +16,7 @@ from vit_jax import load_model
 from vit_jax.config import load_recipe
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import build_evaluation_transform
-from vit_jax.models import build_model
+from vit_jax.models import abstract_model
 from vit_jax.train.starting_weights import adapt
 from vit_jax.weights.description import describe_preparation
 
@@ -39,7 +39,10 @@ def photographs(tmp_path_factory):
             inside.mkdir(parents=True)
             for number in range(4):
                 image = rng.integers(0, 256, (70, 101 + number, 3), np.uint8)
-                cv2.imwrite(str(inside / f"{number}.png"), cv2.GaussianBlur(image, (9, 9), 3))
+                cv2.imwrite(
+                    str(inside / f"{number}.png"),
+                    cv2.GaussianBlur(image, (9, 9), 3),
+                )
     return folder
 
 
@@ -62,14 +65,18 @@ def download(tmp_path):
 
 def load_finetuning(weights, data, recipe="finetune:any,own", *overrides):
     fields = [f"init_from={weights}", f"data=folder:{data}", "model.compute_dtype=float32"]
-    return load_recipe(recipe, [f"--config.{field}" for field in (*fields, *overrides)])
+    return load_recipe(
+        recipe,
+        [f"--config.{field}" for field in (*fields, *overrides)],
+    )
 
 
 def extract_start(start, images):
     """Return the features of the network that a run starts with."""
-    abstract = jax.eval_shape(lambda: build_model(start.architecture, jax.random.key(0)))
-    leaves = [jnp.asarray(array) for array in start.fitted.parameters.values()]
-    model = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    abstract = abstract_model(start.architecture)
+    leaves = map(jnp.asarray, start.fitted.parameters.values())
+    structure = jax.tree.structure(abstract)
+    model = jax.tree.unflatten(structure, leaves)
     transform = build_evaluation_transform(start.config.input)
     pixels = np.stack([transform(image) for image in images])
     return np.asarray(model(jnp.asarray(pixels)).features_BD)
@@ -92,7 +99,11 @@ def test_fine_tuning_starts_with_the_features_of_the_weights(case, photographs, 
     # Runs on your images turn photographs upright, which is no choice of the weights.
     transform = dataclasses.replace(transform, exif_orientation=False)
     assert describe_preparation(transform) == describe_preparation(model.transform)
-    np.testing.assert_allclose(extract_start(start, records), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        extract_start(start, records),
+        expected,
+        atol=1e-6,
+    )
     height, width = CASES[case]
     assert f"{height}x{width} pixels of the weights" in start.report
     assert "Test images are prepared as for the weights: test_resize=" in start.report
@@ -117,9 +128,17 @@ def test_positions_are_resized_as_in_the_library_of_the_weights(photographs, dow
 def test_values_of_the_command_line_stay(photographs, download):
     weights = download("huggingface/dinov2")
     overrides = ("input.test_resize=direct", "input.image_size=48")
-    config = load_finetuning(weights, photographs, "finetune:any,own", *overrides)
+    config = load_finetuning(
+        weights,
+        photographs,
+        "finetune:any,own",
+        *overrides,
+    )
 
-    start = adapt(config, open_source(config.data, "train", config.input, 0))
+    start = adapt(
+        config,
+        open_source(config.data, "train", config.input, 0),
+    )
 
     assert start.config.input == config.input
 
@@ -157,4 +176,8 @@ def test_probe_features_and_a_run_have_the_same_features(case, photographs, down
     expected = features[weights]
     assert expected.std() > 0.01
     for source in features:
-        np.testing.assert_allclose(features[source], expected, atol=1e-5)
+        np.testing.assert_allclose(
+            features[source],
+            expected,
+            atol=1e-5,
+        )

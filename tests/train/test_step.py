@@ -25,14 +25,21 @@ from vit_jax.train.step import (
 
 def assert_trees_close(actual, expected, atol):
     def check(leaf, expected_leaf):
-        difference = np.float64(leaf) - np.float64(expected_leaf)
+        exact = np.float64(expected_leaf)
+        difference = np.float64(leaf) - exact
         assert np.abs(difference).max() <= atol
 
     jax.tree.map(check, actual, expected)
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("masked", [(), (0, 5, 6)])
+@pytest.mark.parametrize(
+    "masked",
+    [
+        (),
+        (0, 5, 6),
+    ],
+)
 def test_accumulation_equals_the_large_batch_of_one_device(masked):
     """Masked examples are spread unevenly over the micro-batches, with mixup, over devices."""
     accumulated = runs.build("optimizer.accumulation_steps=4", devices=2)
@@ -82,7 +89,8 @@ def test_masked_examples_do_not_change_the_step():
     state, metrics = take_step(run, batch)
     changed_state, changed_metrics = take_step(run, changed)
 
-    assert float(metrics["train_loss"]) == float(changed_metrics["train_loss"])
+    loss = float(metrics["train_loss"])
+    assert float(changed_metrics["train_loss"]) == loss
     jax.tree.map(assert_array_equal, state, changed_state)
 
 
@@ -120,7 +128,8 @@ def test_class_weights_count_in_proportion():
     _, metrics = take_step(run, batch)
 
     assert 0 in batch.label_B
-    assert float(metrics["train_loss"]) == pytest.approx(expected, rel=1e-5)
+    train_loss = float(metrics["train_loss"])
+    assert train_loss == pytest.approx(expected, rel=1e-5)
 
 
 SIGMOID = ("model.head_bias_init=-10.0", "objective.loss=sigmoid")
@@ -138,7 +147,9 @@ def test_initial_loss(options, expected, tolerance):
 
     _, curve = runs.train(run, 1)
 
-    assert curve[0]["train_loss"] == pytest.approx(expected, abs=tolerance)
+    first = curve[0]
+
+    assert first["train_loss"] == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.slow
@@ -146,7 +157,8 @@ def test_a_step_is_a_function_of_seed_and_step():
     options = ("model.dropout_fraction=0.2", "model.stochastic_depth_fraction=0.2")
 
     def compute_losses(*seed):
-        _, curve = runs.train(runs.build(*options, *seed), 4)
+        run = runs.build(*options, *seed)
+        _, curve = runs.train(run, 4)
         return runs.losses(curve)
 
     first = compute_losses()
@@ -169,7 +181,8 @@ SHORT = ("input.mixup_alpha=0.0", "total=7 steps")
 
 def test_metrics_norms_and_learning_rate():
     run = runs.build(*SHORT, "logging.every=1 steps")
-    norm = compute_norm(jax.device_get(run.init_state().model))
+    model = jax.device_get(run.init_state().model)
+    norm = compute_norm(model)
 
     _, curve = runs.train(run, 7)
     first = curve[0]
@@ -351,10 +364,15 @@ def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives(
 def squared_error(model, inputs):
     """Return the sum of squared errors of a linear model over the examples that count."""
     images, targets, _ = inputs
-    errors = (images @ model["kernel"] - targets.label_BK) * targets.mask_B
+    predicted = images @ model["kernel"]
+    errors = (predicted - targets.label_BK) * targets.mask_B
     loss = jnp.square(errors).sum()
+    sums = {
+        "loss": loss,
+        "weight": targets.mask_B.sum(),
+    }
 
-    return loss, {"loss": loss, "weight": targets.mask_B.sum()}
+    return loss, sums
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 4])
@@ -396,8 +414,11 @@ def test_a_micro_batch_has_every_nth_example():
         [0, 2, 4],
         [1, 3, 5],
     ]
-
-    inputs = LossInputs(jnp.arange(6), targets, jax.random.key(0))
+    inputs = LossInputs(
+        jnp.arange(6),
+        targets,
+        jax.random.key(0),
+    )
 
     images, split_targets, keys = split_batch(inputs, 2)
 
