@@ -177,6 +177,41 @@ def test_tables_of_positions_of_blocks(layers, name, shape):
     assert leaves[name].shape == shape
 
 
+CELL = [np.unravel_index(token, GRID) for token in range(6)]
+
+
+def compute_weights_along(half, tokens, axis):
+    """Return the weights (B, T, S, S) of each patch to those of its line along an axis."""
+    table = np.float64(half.attention.positions.table[...])
+
+    def key_of(query, key):
+        offset = CELL[query][axis] - CELL[key][axis]
+        return table[offset + GRID[axis] - 1]
+
+    def is_in_line(query, key):
+        return CELL[query][1 - axis] == CELL[key][1 - axis]
+
+    return compute_weights_by_loops(
+        half.attention,
+        half.attention_norm(tokens),
+        key_of,
+        is_in_line,
+    )
+
+
+def run_half(half, tokens, weights):
+    """Return the tokens after half of an axial block with these attention weights."""
+    normed = half.attention_norm(tokens)
+    attended = np.einsum(
+        "btqs,bsth->bqth",
+        weights,
+        heads(half.attention.value, normed),
+    )
+    attended = jnp.float32(attended.reshape(tokens.shape))
+    tokens = tokens + half.attention.out(attended)
+    return tokens + half.mlp(half.mlp_norm(tokens))
+
+
 def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     """First along rows, then along columns; relative positions are offsets within a line."""
     architecture, model, x = block_and_inputs(block="axial", position_embedding="relative")
@@ -189,46 +224,19 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     assert architecture.pool == "gap"
     assert output.attention_LBTQS.shape == (4, 2, 2, 6, 6)
 
-    cell = [np.unravel_index(token, GRID) for token in range(6)]
     tokens = model.embedding(x)
     attentions = iter(output.attention_LBTQS)
-
     stack = layers_of(model.encoder.blocks)
     for layer, block in enumerate(stack):
         for half, axis in ((block.rows, 1), (block.columns, 0)):
-            table = np.float64(half.attention.positions.table[...])
-            normed = half.attention_norm(tokens)
-
-            def key_of(query, key, table=table, axis=axis):
-                offset = cell[query][axis] - cell[key][axis]
-                return table[offset + GRID[axis] - 1]
-
-            def is_in_line(query, key, axis=axis):
-                return cell[query][1 - axis] == cell[key][1 - axis]
-
-            weights = compute_weights_by_loops(
-                half.attention,
-                normed,
-                key_of,
-                is_in_line,
-            )
+            weights = compute_weights_along(half, tokens, axis)
             assert_allclose(
                 next(attentions),
                 weights,
                 rtol=1e-4,
                 atol=1e-6,
             )
-
-            value = heads(half.attention.value, normed)
-            attended = np.einsum(
-                "btqs,bsth->bqth",
-                weights,
-                value,
-            )
-            attended = jnp.float32(attended.reshape(tokens.shape))
-            tokens = tokens + half.attention.out(attended)
-            normed = half.mlp_norm(tokens)
-            tokens = tokens + half.mlp(normed)
+            tokens = run_half(half, tokens, weights)
 
         assert_allclose(
             output.blocks_LBSD[layer],
