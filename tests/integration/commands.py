@@ -196,7 +196,11 @@ def metrics(workdir):
 
 def losses(workdir):
     """Return the training loss by step."""
-    return {line["step"]: line["train_loss"] for line in metrics(workdir) if "train_loss" in line}
+    losses_by_step = {}
+    for line in metrics(workdir):
+        if "train_loss" in line:
+            losses_by_step[line["step"]] = line["train_loss"]
+    return losses_by_step
 
 
 def curve(workdir):
