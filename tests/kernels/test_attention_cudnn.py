@@ -273,13 +273,7 @@ def test_forms_of_architectures(options, form):
     ],
 )
 def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
-    attention = Attention(
-        64,
-        2,
-        dtype=BFLOAT16,
-        rngs=nnx.Rngs(0),
-        form="cudnn",
-    )
+    attention = Attention(64, 2, dtype=BFLOAT16, rngs=nnx.Rngs(0), form="cudnn")
     x = jnp.zeros((2, 17, 64), BFLOAT16)
 
     @functools.partial(

@@ -170,12 +170,7 @@ def test_auto_takes_the_kernel_on_tpus_in_bfloat16(
         return projections.query_BQE
 
     monkeypatch.setattr(attentions, "attend", record_form)
-    attention = Attention(
-        384,
-        2,
-        dtype=jnp.dtype(dtype),
-        rngs=nnx.Rngs(0),
-    )
+    attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)
     first = x[:, :1]
     devices = None

@@ -33,7 +33,10 @@ from vit_jax.models.flops import count_macs, forward_macs
             "head": "mlp",
         },
         {"name": "ViT-mu/16", "num_classes": 0},
-        {"name": "ViT-mu/16", "position_embedding": "relative"},
+        {
+            "name": "ViT-mu/16",
+            "position_embedding": "relative",
+        },
         {
             "name": "ViT-mu/16",
             "block": "axial",

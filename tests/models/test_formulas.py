@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.columns import list_column
 from tests.models.formulas import convolution_macs, forward_macs
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP
@@ -22,13 +23,13 @@ from vit_jax.sharding.memory import count_kept_bytes
 def select_rows(field):
     """Return the published rows that state a field, with their names as ids."""
     rows = [row for row in PUBLISHED if field in row]
-    return pytest.mark.parametrize("row", rows, ids=[row["name"] for row in rows])
+    names = list_column(rows, "name")
+    return pytest.mark.parametrize("row", rows, ids=names)
 
 
 JFT_IMAGES = 303e6
-PUBLISHED = json.loads(
-    (pathlib.Path(__file__).parents[1] / "golden/published_flops.json").read_text()
-)
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden/published_flops.json"
+PUBLISHED = json.loads(GOLDEN.read_text())
 
 
 def build_named(name: str, image_size: int) -> Architecture:
@@ -165,7 +166,8 @@ def test_xla_skips_the_same_multiplications(
     )
     padding = "SAME"
     if evenly:
-        padding = ((kernel // 2, kernel // 2),) * 2
+        border = kernel // 2
+        padding = 2 * [(border, border)]
 
     def convolve(image: jax.Array, weights: jax.Array) -> jax.Array:
         return jax.lax.conv_general_dilated(
@@ -176,8 +178,8 @@ def test_xla_skips_the_same_multiplications(
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
 
-    image = jax.ShapeDtypeStruct((1, 12, 9, 2), jnp.float32)
-    weights = jax.ShapeDtypeStruct((kernel, kernel, 2, 3), jnp.float32)
+    image = jnp.zeros((1, 12, 9, 2))
+    weights = jnp.zeros((kernel, kernel, 2, 3))
     lowered = jax.jit(convolve).lower(image, weights)
     macs = convolution_macs(convolution, count_padding=False)
     with_padding = convolution_macs(convolution, count_padding=True)

@@ -29,12 +29,6 @@ from vit_jax.models.resnet import (
 )
 
 
-def compute_moments(kernel):
-    """Return the mean and the variance of each output channel."""
-    axes = (0, 1, 2)
-    return kernel.mean(axes), kernel.var(axes)
-
-
 def small(
     name="R26x0.5",
     image_size=(48, 40),
@@ -59,18 +53,14 @@ def test_kernels_are_standardised_by_definition(added_to):
         standardization_epsilon=0.4,
         standardization_epsilon_added_to=added_to,
     )
-    layer = StandardizedConv(
-        1,
-        64,
-        3,
-        architecture,
-        rngs=nnx.Rngs(0),
-    )
+    layer = StandardizedConv(1, 64, 3, architecture, rngs=nnx.Rngs(0))
     layer.kernel[...] /= layer.kernel[...].std()
     kernel = np.float64(layer.kernel[...])
     x = sample_map()
-    mean, variance = compute_moments(kernel)
 
+    axes = (0, 1, 2)
+    mean = kernel.mean(axes)
+    variance = kernel.var(axes)
     if added_to == "variance":
         divisor = np.sqrt(variance + 0.4)
     else:
@@ -281,13 +271,7 @@ def test_bfloat16_computes_near_float32_and_keeps_parameters(name):
 def test_initial_values_of_a_unit(form):
     """A post-activation unit begins as the identity; kernels are LeCun normal."""
     architecture = small("R14x0.5", residual_unit=form)
-    unit = Unit(
-        64,
-        128,
-        2,
-        architecture,
-        rngs=nnx.Rngs(0),
-    )
+    unit = Unit(64, 128, 2, architecture, rngs=nnx.Rngs(0))
     last_scale = 0 if form == "postactivation" else 1
 
     for name, leaf in pytree.name_leaves(unit).items():

@@ -198,15 +198,21 @@ def test_a_reference_is_the_loss_and_gives_the_gradient():
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (f"{__name__}:mean_margin", r"config\.objective\.loss returns shape \(\): must be \(2,\)"),
-        ("math:pi", "config.objective.loss='math:pi' is float, not a function"),
+        (
+            f"{__name__}:mean_margin",
+            r"config\.objective\.loss returns shape \(\): must be \(3,\)",
+        ),
+        (
+            "math:pi",
+            "config.objective.loss='math:pi' is float, not a function",
+        ),
         ("optax:no_such", "optax has no 'no_such'"),
     ],
 )
 def test_what_is_no_loss_is_rejected(loss, message):
     config = ObjectiveConfig(loss=loss)
-    logits = np.zeros((2, 3))
-    labels = np.eye(3)[:2]
+    logits = np.zeros((3, 3))
+    labels = np.eye(3)
 
     def build_and_compute():
         objective = build_classification(config)

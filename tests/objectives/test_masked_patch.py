@@ -94,19 +94,15 @@ def test_mean_colours_by_hand():
     green[:] = 200
     # The mean of 16 pixels is 187.5.
     green[0, 0] = 0
-    expected = [
-        7 * 64 + 1,
-        7 * 8 + 4,
-        0,
-        0,
-        0,
-        5 * 8,
-    ]
+    expected = np.zeros(6, int)
+    expected[0] = 7 * 64 + 1
+    expected[1] = 7 * 8 + 4
+    expected[5] = 5 * 8
 
     task = build_task()
     targets = compute_targets(task, image[None])
 
-    assert targets.ravel().tolist() == expected
+    assert targets.ravel().tolist() == expected.tolist()
 
 
 def test_colours_of_sixteen_parts_are_in_raster_order_within_the_patch():

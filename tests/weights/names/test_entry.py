@@ -115,12 +115,7 @@ def test_rules_name_and_join_parameters():
         "io->oi",
         (2, 3),
     )
-    assert renamed == Entry(
-        "b.5",
-        ("b/4",),
-        "",
-        (5,),
-    )
+    assert renamed == Entry("b.5", ("b/4",), "", (5,))
 
 
 def test_a_parameter_without_a_name_is_an_error():
