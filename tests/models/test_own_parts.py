@@ -143,8 +143,11 @@ def test_positions_of_another_shape_are_rejected():
     architecture = small(position_embedding="ShortPositions")
     message = r"ShortPositions returns positions \(1, 1, 32\) for \(1, 7, 32\)"
 
+    model = filled(architecture)
+    x = images(architecture)
+
     with pytest.raises(ValueError, match=message):
-        apply(filled(architecture), images(architecture))
+        apply(model, x)
 
 
 def test_a_pooling_and_a_head():
@@ -174,7 +177,10 @@ def test_a_pooling_and_a_head():
 def test_a_resnet_has_a_custom_head():
     architecture = small("R14x0.5", head="QuadraticHead")
 
-    output = apply(filled(architecture), images(architecture))
+    model = filled(architecture)
+    x = images(architecture)
+
+    output = apply(model, x)
 
     assert_allclose(
         output.features_BD,

@@ -104,7 +104,10 @@ def test_the_kernel_for_tpus_takes_rotary_positions():
 
 
 def test_pooling_reads_class_tokens_and_patches_but_no_registers():
-    output = apply(filled(EVERYTHING), images(EVERYTHING))
+    model = filled(EVERYTHING)
+    x = images(EVERYTHING)
+
+    output = apply(model, x)
     mean_of_patches = output.tokens_BND.mean(axis=1)
 
     assert output.tokens_BND.shape == (2, 6, 32)

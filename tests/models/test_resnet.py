@@ -61,6 +61,7 @@ def test_kernels_are_standardised_by_definition(added_to):
     axes = (0, 1, 2)
     mean = kernel.mean(axes)
     variance = kernel.var(axes)
+
     if added_to == "variance":
         divisor = np.sqrt(variance + 0.4)
     else:
