@@ -211,10 +211,10 @@ def test_machines_share_the_runs_and_an_interrupted_sweep_goes_on(pretended, tmp
     ran, special = pretended
     first = build_words(tmp_path, *GRID, *build_share(0))
     second = build_words(tmp_path, *GRID, *build_share(1))
-    _, second, _ = list_names(0.2)
-    third, _, fourth = list_names(0.3)
-    missing = f"{second}, {third}, {fourth}"
-    special[list_names(0.2)[1]] = Interrupted("stopped after step 3")
+    _, interrupted, _ = list_names(0.2)
+    earlier, _, later = list_names(0.3)
+    missing = f"{interrupted}, {earlier}, {later}"
+    special[interrupted] = Interrupted("stopped after step 3")
 
     outcome = run(first)
     assert outcome.code == 75
