@@ -8,7 +8,7 @@ heads, Q queries (= S).
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +84,13 @@ class Targets:
     is_multilabel: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
+ABSENT: Any = None
+"""Value of an output that a network does not have.
+
+Outputs have the types of arrays nevertheless, because a caller knows which ones its network has.
+"""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelOutput:
@@ -104,15 +111,20 @@ class ModelOutput:
       stages_BHWC: the intermediate "stages": the map after each stage of a ResNet.
     """
 
-    logits_BK: Any = None
-    features_BD: Any = None
-    pooled_BD: Any = None
-    tokens_BND: Any = None
-    prefix_BPD: Any = None
-    blocks_LBSD: Any = None
-    attention_LBTQS: Any = None
-    stages_BHWC: Any = None
-    patches_BNO: Any = None
+    logits_BK: jax.Array = ABSENT
+    features_BD: jax.Array = ABSENT
+    pooled_BD: jax.Array = ABSENT
+    tokens_BND: jax.Array = ABSENT
+    prefix_BPD: jax.Array = ABSENT
+    blocks_LBSD: jax.Array = ABSENT
+    attention_LBTQS: jax.Array = ABSENT
+    stages_BHWC: tuple[jax.Array, ...] = ABSENT
+    patches_BNO: jax.Array = ABSENT
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **outputs: Any) -> None:
+            """Take outputs by name; each may be absent."""
 
 
 def validate_intermediates(intermediates: Collection[str], allowed: Sequence[str]) -> None:

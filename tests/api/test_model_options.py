@@ -71,6 +71,7 @@ vit_jax.create_model("ViT-B/16", detph=2)
 vit_jax.create_model("ViT-B/16", gelu="exakt")
 vit_jax.load_model("w.npz", num_head=4)
 vit_jax.load_model("w.npz", resize="sideways")
+text: str = model([]).logits_BK
 """
 
 
@@ -84,4 +85,4 @@ def test_a_type_checker_finds_wrong_options(tmp_path):
     checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     numbers = re.findall(r"program\.py:(\d+): error", checked.stdout)
-    assert numbers == ["6", "7", "8", "9"], checked.stdout
+    assert numbers == ["6", "7", "8", "9", "10"], checked.stdout

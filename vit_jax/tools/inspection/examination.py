@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.arrays import Batch, ModelOutput, Targets
+from vit_jax.arrays import ABSENT, Batch, ModelOutput, Targets
 from vit_jax.config import Architecture
 from vit_jax.objectives import Objective
 from vit_jax.train.state import TrainState
@@ -137,9 +137,9 @@ def measure_output(
 
     predictions = dataclasses.replace(
         output,
-        blocks_LBSD=None,
-        attention_LBTQS=None,
-        stages_BHWC=None,
+        blocks_LBSD=ABSENT,
+        attention_LBTQS=ABSENT,
+        stages_BHWC=ABSENT,
     )
     figures: Figures = {"loss": jax.vmap(compute_loss)(predictions, targets)}
     figures["square"] = {}
