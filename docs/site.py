@@ -16,6 +16,8 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
+from docs import tables
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 OUTSIDE = "repository"
@@ -29,6 +31,7 @@ def on_files(files: Any, config: Any) -> Any:
     generated = {
         "commands.md": build_commands_page(),
         "config.md": build_config_page(),
+        "families.md": f"# Families of weights\n\n{tables.families()}",
         **build_python_pages(),
     }
     for page, text in generated.items():

@@ -135,7 +135,6 @@ def examples() -> str:
 
 
 PAGES = {  # page: the functions of its blocks, by name
-    "vit_jax/weights/README.md": {"families": families},
     "docs/vtab.md": {"VTAB tasks": vtab_tasks},
     "docs/frozen_features.md": {"few-shot datasets": released_datasets},
     "docs/extend.md": {"examples": examples},

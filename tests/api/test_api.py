@@ -689,7 +689,7 @@ def test_preparations_that_are_rejected(stored, options, rule):
 
 def test_the_package_names_its_parts():
     """`tests/test_architecture.py` checks that importing the package imports no jax."""
-    public = {"create_model", "list_models", "load_model", "Model"}
+    public = {"Data", "Model", "create_model", "list_models", "load_model", "open_data"}
 
     folder = pathlib.Path(vit_jax.__file__).parent
     assert vit_jax.list_models("ViT-B/8") == ["ViT-B/8"]

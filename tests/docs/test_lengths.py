@@ -11,6 +11,7 @@ MOST_WORDS = {
     "README.md": 700,
     "CONTRIBUTING.md": 1_200,
     "CHANGELOG.md": 1_200,
+    ".github/": 100,
     "docs/": 1_300,  # a guide answers one question
     "tests/": 500,
     "launch/": 2_800,  # reference pages of a folder

@@ -50,6 +50,8 @@ def test_pages_made_of_the_code(site):
         "position_stddev float > 0 default 0.02 Transformer: standard deviation of learned positions"
         in config
     )
+    families = read_words(site / "families.html")
+    assert "hf://facebook/dinov2-{small,base,large,giant}" in families
     assert "The network to train: name selects its sizes" in config
     assert "config.model: ModelConfig" in config
     assert "config.evaluation.evaluators.NAME: EvaluatorConfig" in config

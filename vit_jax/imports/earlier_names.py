@@ -75,7 +75,7 @@ class EarlierNames:
             # With the argument `name`, `from vit_jax import utils` would hide the message.
             raise ModuleNotFoundError(
                 f"{fullname} is a module of google-research/vision_transformer, which installs "
-                "another package named vit_jax: use an environment of its own for each. "
+                "another package named vit_jax: use a separate environment for each. "
                 "This package: vit_jax.create_model, vit_jax.load_model."
             )
         if find_present_name(fullname) is None:

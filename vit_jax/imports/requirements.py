@@ -39,7 +39,7 @@ def find_other_distribution() -> str:
         return ""
     return (
         "google-research/vision_transformer is installed, whose package is named vit_jax too: "
-        "install this code into an environment of its own"
+        "install this code into a separate environment"
     )
 
 
