@@ -90,6 +90,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
+    requested = config
     config = pin_datasets(config, workdir)
     data = open_datasets(config)
     # Before weights are fetched: lengths that do not suit the data.
@@ -108,7 +109,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     assert isinstance(run.config, FinetuneConfig)
     laid_out = run.config  # one layout for all runs
 
-    with workdirs.claim(workdir, laid_out, config) as claimed:
+    with workdirs.claim(workdir, laid_out, requested) as claimed:
         identity = overview.start_of(laid_out, data, fitted.parameters)
         require_agreement(laid_out, data, identity["parameters_sha256"])
         workdirs.require_same_start(claimed.folder, identity, laid_out.init_from)
@@ -130,7 +131,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
                     data,
                     claimed.folder,
                     trainer.train,
-                    requested=config,
+                    requested=requested,
                 )
             summary = trainer.train(chosen, data, claimed, pause_fraction=pause_fraction)
 

@@ -36,6 +36,7 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     hosts.start()  # before a user's own code is imported, which may use devices
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
+    requested = config
     config = pin_datasets(config, workdir)
     data = open_datasets(config)
     require_agreement(config, data)
@@ -48,7 +49,7 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
         devices=jax.devices(),
     )
     with (
-        workdirs.claim(workdir, run.config, config) as claimed,
+        workdirs.claim(workdir, run.config, requested) as claimed,
         Interruption() as interruption,
     ):
         session = Session(
