@@ -213,11 +213,11 @@ def test_the_feature_of_a_stage_is_the_mean(a):
 def test_equal_pixels_have_equal_hashes_and_others_have_not():
     """Images that differ in one bit, or by a flip, have other hashes."""
     pixels = sample_pixels(40, VIT.image_size)
-    third = pixels[3]
-    pixels[7] = third
-    pixels[8] = third
+    original = pixels[3]
+    pixels[7] = original
+    pixels[8] = original
     pixels[8, 0, 0, 0] ^= 1
-    pixels[9] = third[:, ::-1]
+    pixels[9] = original[:, ::-1]
     pixels[10] = 0
     pixels[11] = 1
     step = make_feature_step("pooled", VIT)
@@ -437,9 +437,10 @@ def test_another_image_under_the_same_name_is_computed_anew(source, cache, tmp_p
             copied = i
     extract(source, cache)
 
-    third = pathlib.Path(paths[3])
-    third.write_bytes(to_png(PIXELS[0]))
-    os.utime(third, ns=(1, 1))
+    replaced = pathlib.Path(paths[3])
+    replaced.write_bytes(to_png(PIXELS[0]))
+    os.utime(replaced, ns=(1, 1))
+
     changed = extract(open_folder(tmp_path), cache)
 
     assert count_entries(cache) == 2
