@@ -32,7 +32,16 @@ class Hub(http.server.ThreadingHTTPServer):
         self._commits = {}  # by (kind, name, revision)
         self._contents = {}  # by (kind, name, commit)
 
-    def push(self, name, files, card=None, *, kind="datasets", revision="main", private=False):
+    def push(
+        self,
+        name,
+        files,
+        card=None,
+        *,
+        kind="datasets",
+        revision="main",
+        private=False,
+    ):
         """Make a commit, to which the revision then points; return it."""
         words = json.dumps([name, sorted(files), card, len(self._contents)])
         commit = hashlib.sha1(words.encode()).hexdigest()
@@ -98,7 +107,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         file = re.fullmatch(r"/(?:(datasets)/)?([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)", path)
         if file:
             kind, name, revision, file_name = file.groups()
-            self._answer_file(kind or "models", name, revision, file_name, sends_content)
+            self._answer_file(
+                kind or "models",
+                name,
+                revision,
+                file_name,
+                sends_content,
+            )
             return
         self._reply(404, {})
 
@@ -124,15 +139,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if action == "tree":
             entries = []
             for file, content in files.items():
-                entry = {"type": "file", "path": file, "size": len(content), "oid": "0" * 40}
+                entry = {
+                    "type": "file",
+                    "path": file,
+                    "size": len(content),
+                    "oid": "0" * 40,
+                }
                 entries.append(entry | _describe_large(file, content, "oid"))
             self._reply(200, {}, json.dumps(entries).encode())
             return
         siblings = []
         for file, content in files.items():
-            sibling = {"rfilename": file, "size": len(content), "blobId": "0" * 40}
+            sibling = {
+                "rfilename": file,
+                "size": len(content),
+                "blobId": "0" * 40,
+            }
             siblings.append(sibling | _describe_large(file, content, "sha256"))
-        info = {"id": name, "sha": commit, "siblings": siblings, "cardData": card}
+        info = {
+            "id": name,
+            "sha": commit,
+            "siblings": siblings,
+            "cardData": card,
+        }
         self._reply(200, {}, json.dumps(info).encode())
 
     def _answer_file(self, kind, name, revision, file, sends_content):
@@ -178,7 +207,11 @@ def _describe_large(file, content, key):
     """Return the entry of Git LFS for a large file."""
     if not file.endswith(_LARGE_FILES):
         return {}
-    facts = {"size": len(content), "pointerSize": 130, key: hashlib.sha256(content).hexdigest()}
+    facts = {
+        "size": len(content),
+        "pointerSize": 130,
+        key: hashlib.sha256(content).hexdigest(),
+    }
     return {"lfs": facts}
 
 

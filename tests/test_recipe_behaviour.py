@@ -145,6 +145,7 @@ def test_drop_rate_of_each_block(family):
 
     rates = np.array(DROP_RATES[family][1:])
     unchanged = np.asarray(unchanged)
+
     assert_allclose(unchanged, rates**2, atol=0.035)
     assert np.all(unchanged[rates > 0.09] > 0)
 
@@ -241,6 +242,7 @@ def test_initial_values_of_deit3_are_truncated():
     for name in DEIT3_STDDEVS:
         assert np.abs(parameters[name]).max() <= largest + 1e-6
     attention_scale = parameters["encoder/blocks/attention_scale"]
+
     assert np.all(attention_scale == np.float32(1e-4))
 
 
@@ -351,7 +353,12 @@ def take_first_step(
     return {name: np.asarray(update) for name, update in updates.items()}
 
 
-LAYER_DECAY = {"MAE": 0.65, "DINOv3": 0.75, "SigLIP 2": 0.6, "paper": 1.0}
+LAYER_DECAY = {
+    "MAE": 0.65,
+    "DINOv3": 0.75,
+    "SigLIP 2": 0.6,
+    "paper": 1.0,
+}
 
 
 @pytest.mark.parametrize("family", LAYER_DECAY)
@@ -368,7 +375,11 @@ def test_learning_rate_of_each_layer(family):
         clip_global_norm=None,
     )
 
-    updates = take_first_step(without_weight_decay, peak=1.0, gradient=0.5)
+    updates = take_first_step(
+        without_weight_decay,
+        peak=1.0,
+        gradient=0.5,
+    )
 
     powers = {
         "embedding/kernel": DEPTH + 1,

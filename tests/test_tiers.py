@@ -48,7 +48,11 @@ def run_sample(folder, *words):
 
 def test_a_limit_on_cpu_time(tmp_path):
     out = run_sample(tmp_path, "--cpu-limit=0.25", "-rA")
-    results = re.findall(r"^(PASSED|FAILED) .*::test_(\w+)", out, re.MULTILINE)
+    results = re.findall(
+        r"^(PASSED|FAILED) .*::test_(\w+)",
+        out,
+        re.MULTILINE,
+    )
     failed = {name for result, name in results if result == "FAILED"}
 
     assert len(set(results)) == 6

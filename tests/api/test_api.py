@@ -432,7 +432,13 @@ def used_devices(monkeypatch):
         (37, 20),
     ],
 )
-def test_every_image_once_on_all_devices(seven, tmp_path, used_devices, count, batch_size):
+def test_every_image_once_on_all_devices(
+    seven,
+    tmp_path,
+    used_devices,
+    count,
+    batch_size,
+):
     pixels = sample_pixels(count)
     expected = softmax(logits_of(seven.module, pixels))
     paths = write_pngs(tmp_path, pixels)

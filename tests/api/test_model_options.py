@@ -49,7 +49,12 @@ def test_options_of_load_model_are_those_of_its_two_steps():
 
 
 def test_options_of_load_model_are_split():
-    given = {"num_heads": 4, "compute_dtype": "bfloat16", "gelu": "exact", "resize": "direct"}
+    given = {
+        "num_heads": 4,
+        "compute_dtype": "bfloat16",
+        "gelu": "exact",
+        "resize": "direct",
+    }
 
     build_options, stated = model_options.split_load_options(given)
 
@@ -82,7 +87,13 @@ def test_a_type_checker_finds_wrong_options(tmp_path):
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(program)]
 
-    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     numbers = re.findall(r"program\.py:(\d+): error", checked.stdout)
     assert numbers == ["6", "7", "8", "9", "10"], checked.stdout

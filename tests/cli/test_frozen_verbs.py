@@ -99,7 +99,13 @@ def test_features(words, tmp_path):
         ("least_squares", [], (8, 12)),
     ],
 )
-def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more, image_size):
+def test_a_saved_probe_is_used_as_weights(
+    words,
+    tmp_path,
+    method,
+    more,
+    image_size,
+):
     """`evaluate` finds the accuracy that `probe` reports, on the images that were not trained on."""
     output = tmp_path / "probe"
     _, data, _ = words
@@ -172,7 +178,11 @@ def test_mistakes(words, verb, argument, more):
     ],
 )
 def test_too_few_images_are_an_error_before_features_are_computed(
-    words, monkeypatch, verb, more, message
+    words,
+    monkeypatch,
+    verb,
+    more,
+    message,
 ):
     monkeypatch.setattr(Extractor, "extract", None)
     outcome = run_words([verb, *words, *more])

@@ -90,7 +90,11 @@ def run_files(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("verb", "words", "option"), CASES)
 def test_outputs_that_would_change_a_run_are_rejected_first(
-    verb, words, option, tmp_path, run_files
+    verb,
+    words,
+    option,
+    tmp_path,
+    run_files,
 ):
     name, _, output = option.partition("=")
     suffix = pathlib.Path(output).suffix

@@ -38,7 +38,11 @@ def here(tmp_path, monkeypatch):
 
 def read_command(text):
     """Return the words of the long command that a short form prints."""
-    (command,) = re.findall(r"^command:? +vit-jax (.*)$", text, re.MULTILINE)
+    (command,) = re.findall(
+        r"^command:? +vit-jax (.*)$",
+        text,
+        re.MULTILINE,
+    )
     return shlex.split(command)
 
 
@@ -178,8 +182,10 @@ def test_the_name_of_data(data, name):
 
 def test_a_new_folder_is_free(here):
     (here / "runs/a").mkdir(parents=True)
+
     assert choose_new_folder("a") == "runs/a"
 
     (here / "runs/a/file").write_text("")
     pathlib.Path("runs/a-2").symlink_to("nowhere")
+
     assert choose_new_folder("a") == "runs/a-3"

@@ -446,7 +446,10 @@ def test_programs_of_a_foreign_file_need_a_preparation(foreign):
     ids=["bicubic", "area"],
 )
 def test_programs_of_a_foreign_file_describe_the_preparation(
-    foreign, here, preparation, is_antialiased
+    foreign,
+    here,
+    preparation,
+    is_antialiased,
 ):
     options = [f"--{name}={value}" for name, value in preparation.items()]
     succeeds(*EXPORT_FOREIGN, *options)

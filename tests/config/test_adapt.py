@@ -222,9 +222,17 @@ def test_a_pooling_that_the_weights_do_not_allow_is_rejected(a, options, rule):
 
 
 def test_only_rotary_positions_that_count_patches_have_a_grid_to_be_scaled_to():
-    a = build_network("ViT-B/16", rope="index", position_embedding="none")
+    a = build_network(
+        "ViT-B/16",
+        rope="index",
+        position_embedding="none",
+    )
     scaled = adapt(a, image_size=(384, 384), rope_rescale=True)
-    scaled_again = adapt(scaled, image_size=(448, 448), rope_rescale=True)
+    scaled_again = adapt(
+        scaled,
+        image_size=(448, 448),
+        rope_rescale=True,
+    )
 
     assert adapt(a, image_size=(384, 384)).rope_grid is None
     # The grid is always that of pre-training.

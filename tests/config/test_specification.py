@@ -242,7 +242,11 @@ def test_a_missing_json_and_an_argument_are_rejected(write):
 
 def test_derive_changes_these_fields_only():
     config = load_recipe("digits")
-    schedule = ScheduleConfig(learning_rate=1, warmup="5 steps", decay="constant")
+    schedule = ScheduleConfig(
+        learning_rate=1,
+        warmup="5 steps",
+        decay="constant",
+    )
     derived = derive(
         config,
         {

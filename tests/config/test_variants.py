@@ -147,12 +147,20 @@ def test_resnet_has_no_transformer(name):
     ],
 )
 @pytest.mark.parametrize("pixels", [192, 384])
-def test_hybrid_stands_for_numbers(name, units, channels, patch, downsampling, pixels):
+def test_hybrid_stands_for_numbers(
+    name,
+    units,
+    channels,
+    patch,
+    downsampling,
+    pixels,
+):
     """The tokens do not include the class token."""
     a = build(name, image_size=(pixels, pixels))
 
     rows, columns = a.grid
     tokens = (pixels // downsampling) ** 2
+
     assert a.family == "hybrid"
     assert a.has_transformer
     assert a.has_resnet
@@ -174,7 +182,14 @@ def test_hybrid_stands_for_numbers(name, units, channels, patch, downsampling, p
         ("R50+B/16", None, "postactivation", 1e-6, 1e-5, "std"),
     ],
 )
-def test_each_form_of_unit_has_its_constants(name, form, unit, norm_epsilon, epsilon, added_to):
+def test_each_form_of_unit_has_its_constants(
+    name,
+    form,
+    unit,
+    norm_epsilon,
+    epsilon,
+    added_to,
+):
     a = build(name, residual_unit=form)
 
     assert a.residual_unit == unit
@@ -384,6 +399,7 @@ def test_listed_models_can_be_built_and_hold_every_size():
     for name in MODEL_NAMES:
         sizes.add(parse_name(name).size)
         assert build(name).name == name
+
     assert sizes == {*VIT_SIZES, None}
 
 

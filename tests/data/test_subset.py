@@ -109,6 +109,7 @@ def test_a_subset_of_a_subset_under_new_numbers():
 
     numbers = read_numbers(outer)
     labels = read_labels(outer)
+
     assert numbers == [inner_numbers[3], inner_numbers[0]]
     for i, number in enumerate(numbers):
         assert outer.name_of(i) == f"record {number}"

@@ -42,10 +42,12 @@ def test_copies_in_an_archive_are_found_and_not_trained_on(tmp_path, monkeypatch
         _, _, result = out.partition("copied test images")
         count, *_ = result.split(" of ")
         copies += int(count)
+
     assert copies == 9  # every planted copy, and no other image
 
     inputs = config("input.data_dir=DATA", "input.exclude=duplicates.json").input
     train = open_source("tfds:animals", "train", inputs, 0)
     validation = open_source("tfds:animals", "validation", inputs, 0)
+
     assert len(train) == 98
     assert len(validation) == 15

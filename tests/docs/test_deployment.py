@@ -62,6 +62,7 @@ def test_the_comparison(programs, monkeypatch):
 
     names = re.findall(r"^\| (\w[^|]*) \|", text, re.MULTILINE)
     rows = dict(re.findall(r"^\| (\w[^|]*) \|.* \| ([\d.e+-]+) \|$", text, re.MULTILINE))
+
     assert names[0] == "runtime"
     assert {"StableHLO", "ONNX Runtime, float32", "ONNX Runtime, int8"} <= rows.keys()
     assert float(rows["ONNX Runtime, float32"]) < 1e-4

@@ -26,7 +26,11 @@ def build(**changes):
     config.log_training_steps = 20
     config.ckpt_steps = 200
     config.model_name = "vit"
-    config.model = {"variant": "S/16", "rep_size": True, "pool_type": "tok"}
+    config.model = {
+        "variant": "S/16",
+        "rep_size": True,
+        "pool_type": "tok",
+    }
     config.optax_name = "scale_by_adam"
     config.optax = {"mu_dtype": "bfloat16", "b2": 0.95}
     config.grad_clip_norm = 1.0
@@ -34,8 +38,18 @@ def build(**changes):
     config.wd = 0.0003
     config.schedule = {"warmup_steps": 100, "decay_type": "cosine"}
     config.mixup = {"p": 0.2, "fold_in": None}
-    test = {"type": "classification", "data": {"name": "flowers", "split": "test"}, "pp_fn": TEST}
-    config.evals = {"val": dict(**test, loss_name="softmax_xent", log_steps=50)}
+    test = {
+        "type": "classification",
+        "data": {"name": "flowers", "split": "test"},
+        "pp_fn": TEST,
+    }
+    config.evals = {
+        "val": dict(
+            **test,
+            loss_name="softmax_xent",
+            log_steps=50,
+        )
+    }
 
     values = config.to_dict()
     for name, value in changes.items():
@@ -237,7 +251,11 @@ def test_further_evaluators():
 
 
 def test_one_split_by_two_names_is_one_evaluation():
-    again = {"type": "classification", "data": {"name": "flowers", "split": "test"}, "pp_fn": TEST}
+    again = {
+        "type": "classification",
+        "data": {"name": "flowers", "split": "test"},
+        "pp_fn": TEST,
+    }
 
     assert read(evals__test=dict(**again, log_steps=50)).evaluation == read().evaluation
 

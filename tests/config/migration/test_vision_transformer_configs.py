@@ -31,7 +31,11 @@ def build(**changes):
             "model_name": "ViT-B_16",
             "hidden_size": 768,
             "patches": {"size": (16, 16)},
-            "transformer": {"dropout_rate": 0.1, "attention_dropout_rate": 0.0, "num_layers": 12},
+            "transformer": {
+                "dropout_rate": 0.1,
+                "attention_dropout_rate": 0.0,
+                "num_layers": 12,
+            },
         },
         "model_or_filename": None,
         "pp": {"train": "train[:98%]", "test": "test", "crop": 384},

@@ -226,6 +226,7 @@ def test_the_stored_pixels_of_a_turned_photograph_are_decoded():
 
     content = np.frombuffer(tagged, np.uint8)
     by_opencv = cv2.imdecode(content, cv2.IMREAD_COLOR)
+
     assert by_opencv.shape == (60, 50, 3)
     assert np.array_equal(decoded, images.decode(JPEG))
 

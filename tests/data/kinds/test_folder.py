@@ -69,6 +69,7 @@ def test_split_folders_are_used(make_folder, make_config):
 
     record = val[0]
     content = (path / "val/dog/c.png").read_bytes()
+
     assert record.label == 1
     assert record.image == content
 

@@ -51,7 +51,12 @@ def make_parquet(tmp_path):
     """Return a function from labels to a file as bytes, whose first image has this level."""
 
     def make(labels, first=0, **options):
-        path = write_parquet(tmp_path / "made.parquet", labels, first, **options)
+        path = write_parquet(
+            tmp_path / "made.parquet",
+            labels,
+            first,
+            **options,
+        )
         return path.read_bytes()
 
     return make
@@ -62,7 +67,12 @@ def unnamed(make_parquet):
     """Files without metadata of Hugging Face, with the columns `img` and `kind`."""
 
     def make(labels, first=0):
-        return make_parquet(labels, first, image_column="img", label="kind")
+        return make_parquet(
+            labels,
+            first,
+            image_column="img",
+            label="kind",
+        )
 
     return {
         "README.md": b"---",
@@ -113,8 +123,18 @@ def test_metadata_in_the_files_need_no_card(hub, make_parquet, make_config):
 def test_files_without_splits_are_held_out(hub, make_parquet, make_config):
     hub.push("owner/pets", {"all.parquet": make_parquet([0, 1] * 10, names=NAMES)})
 
-    train = open_source(DATA, "train", make_config(holdout_fraction=0.2), 0)
-    test = open_source(DATA, "test", make_config(holdout_fraction=0.2), 0)
+    train = open_source(
+        DATA,
+        "train",
+        make_config(holdout_fraction=0.2),
+        0,
+    )
+    test = open_source(
+        DATA,
+        "test",
+        make_config(holdout_fraction=0.2),
+        0,
+    )
 
     assert (len(train), len(test)) == (16, 4)
 
@@ -135,7 +155,12 @@ def test_files_of_different_datasets_are_rejected(hub, make_parquet, make_config
 
 
 def test_a_revision_becomes_a_commit(hub, pets, unnamed):
-    tagged = hub.push("owner/pets", unnamed | {"new": b""}, CARD, revision="v2/b")
+    tagged = hub.push(
+        "owner/pets",
+        unnamed | {"new": b""},
+        CARD,
+        revision="v2/b",
+    )
 
     assert pin_data(DATA) == f"{DATA}@{pets}"
     assert pin_data(f"{DATA}/data/test#kind") == f"{DATA}@{pets}/data/test#kind"
@@ -176,7 +201,12 @@ def test_a_commit_is_asked_for_once(hub, pets, make_config):
 # Downloads.
 
 
-def test_a_download_that_is_cut_off_is_resumed(hub, pets, make_config, monkeypatch):
+def test_a_download_that_is_cut_off_is_resumed(
+    hub,
+    pets,
+    make_config,
+    monkeypatch,
+):
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
     hub.cuts.append(1100)
@@ -262,9 +292,19 @@ def test_unknown_data_offline_are_one_error(pets, make_config, offline):
 
 
 def test_a_file_outside_of_the_repository_is_ignored(hub, make_parquet, make_config):
-    files = {"test.parquet": make_parquet([0, 1]), "../../test.parquet": b"", "/test.parquet": b""}
+    files = {
+        "test.parquet": make_parquet([0, 1]),
+        "../../test.parquet": b"",
+        "/test.parquet": b"",
+    }
     hub.push("owner/pets", files)
-    open_source(DATA, "test", make_config(train_split="val"), 0, is_classified=False)
+    open_source(
+        DATA,
+        "test",
+        make_config(train_split="val"),
+        0,
+        is_classified=False,
+    )
 
     (index,) = cache_folder("hub").glob("owner--pets/main.json")
     assert list(json.loads(index.read_text())["files"]) == ["test.parquet"]

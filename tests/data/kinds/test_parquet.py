@@ -152,6 +152,7 @@ def test_kinds_of_labels(open_columns, kind):
     names = ("a", "b", "c")
     if kind.startswith("numbers"):
         names = ("0", "1", "2")
+
     assert source.labels.tolist() == NUMBERS
     assert source.class_names == names
 
@@ -224,7 +225,11 @@ def test_names_of_columns(open_columns, tmp_path, names, rule):
 
 
 def test_the_only_column_of_images_may_have_another_name(open_columns):
-    source = open_columns(picture=IMAGES, other=[0, 1, 0, 1], label=[0, 1, 0, 1])
+    source = open_columns(
+        picture=IMAGES,
+        other=[0, 1, 0, 1],
+        label=[0, 1, 0, 1],
+    )
 
     assert source.image_of(3) == image(3)
 
