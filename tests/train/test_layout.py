@@ -289,3 +289,11 @@ def test_a_stored_config_without_a_layout(tmp_path, text):
     add_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text(text)
     assert keep_layout(runs.config(), str(tmp_path), 1) == runs.config()
+
+
+def test_the_config_of_a_run_chooses_its_layout_again(tiny_run):
+    stored = load_recipe(str(tiny_run.workdir / "config.json"))
+
+    assert stored == tiny_run.config
+    assert stored.model.remat == "auto"
+    assert stored_config(tiny_run.workdir)["model"]["remat"] == "none"
