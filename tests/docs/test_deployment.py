@@ -12,7 +12,13 @@ from tests.integration.commands import succeed
 from vit_jax.api import load_model
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs/deployment.md").read_text()
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tiny")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("tiny"),
+    # The telemetry of OpenVINO forks a process.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+]
 
 
 def list_blocks(language):
@@ -24,16 +30,15 @@ def list_blocks(language):
 def programs(tiny_run, tmp_path, monkeypatch):
     """Run the commands of the page in an empty folder, with the tiny run as runs/mine."""
     pytest.importorskip("onnxruntime")
-    workdir, _ = tiny_run
     monkeypatch.chdir(tmp_path)
     pathlib.Path("runs").mkdir()
-    pathlib.Path("runs/mine").symlink_to(workdir)
+    pathlib.Path("runs/mine").symlink_to(tiny_run.workdir)
     (commands,) = list_blocks("sh")
     for line in commands.splitlines():
         words = line.partition("#")[0].split()
         assert words[0] == "vit-jax"
         succeed(words[1:])
-    return load_model(str(workdir))
+    return load_model(str(tiny_run.workdir))
 
 
 def test_the_blocks_of_the_page(programs):
