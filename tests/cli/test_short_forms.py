@@ -62,6 +62,7 @@ def read_command(text):
         ("finetune", "Missing: WEIGHTS DATA"),
         ("pretrain", r"Missing: DATA\. Use vit-jax pretrain DATA"),
         ("evaluate dino", "Missing: DATA"),
+        ("pretrain pics --doctor", "--doctor: must be with --config= and --workdir="),
         ("finetune dino pics --config.data=digits", "two values of data"),
         ("probe dino pics --data=digits", "two values of DATA"),
         ("evaluate dino pics", "has no classes, only features.*Fine-tune it first"),

@@ -93,6 +93,11 @@ class _Run(Overrides):
         data = getattr(self, "data", None)
         if self.config is not None and self.workdir is not None and not (weights or data):
             return self
+        if self.doctor:  # it needs the devices, which a choice by their memory takes
+            raise UsageError(
+                "--doctor: must be with --config= and --workdir=. Use --check in its place: it "
+                "prints the command with both."
+            )
 
         from vit_jax.cli.short_forms import complete_run
 
