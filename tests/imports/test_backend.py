@@ -337,4 +337,4 @@ def test_a_command_prints_no_errors_of_absent_accelerators():
     )
 
     assert result.returncode == 0
-    assert result.stderr == ""
+    assert result.stderr == "next: vit-jax pretrain digits\n"

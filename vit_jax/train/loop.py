@@ -26,7 +26,7 @@ def train(session: "Session") -> JsonObject:
       Interrupted: SIGTERM or Ctrl-C; the state is saved.
       Paused: it has been trained to `session.pause_fraction`.
     """
-    with session.open():
+    with session.begin():
         session.run_owed_evaluation()
         take_steps(session)
         summary = session.summarize()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Session:
-    """A run that `loop.train` trains: what its caller gives, and the parts that `open` adds.
+    """A run that `loop.train` trains: what its caller gives, and the parts that `begin` adds.
 
     Args:
       run: the parts of the run, from `assemble`.
@@ -89,7 +89,7 @@ class Session:
         self.total_steps = self.run.steps.total
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
+    def begin(self) -> Iterator[None]:
         """Open what the loop needs.
 
         Nothing is written into the workdir before the code and the config of the user have been

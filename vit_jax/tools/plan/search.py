@@ -125,15 +125,28 @@ def search(
             can_compile=can_compile,
         )
 
-    fitting = [candidate for candidate in ordered if candidate.fits]
-    winner = min(fitting, key=_get_cost, default=None)
-    return SearchResult(
+    result = SearchResult(
         candidates=tuple(candidates),
-        winner=winner.plan if winner is not None else None,
-        overrides=_list_overrides(config, winner.config) if winner is not None else (),
+        winner=None,
+        overrides=(),
         usable_bytes=topology.fabric.usable_bytes,
         num_rejected=len(rejections),
     )
+    return _add_winner(result, config, ordered)
+
+
+def _add_winner(
+    result: SearchResult,
+    config: RunConfig,
+    planned: Sequence[Candidate],
+) -> SearchResult:
+    """Return the result with the fastest candidate that fits, if one does."""
+    fitting = [candidate for candidate in planned if candidate.fits]
+    winner = min(fitting, key=_get_cost, default=None)
+    if winner is None:
+        return result
+    overrides = _list_overrides(config, winner.config)
+    return dataclasses.replace(result, winner=winner.plan, overrides=overrides)
 
 
 def _get_cost(candidate: Candidate) -> float:
