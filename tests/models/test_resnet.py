@@ -145,14 +145,15 @@ def test_stages_are_run_in_order(name, image_size, unit):
     )
     model = filled(architecture)
     x = images(architecture)
-    body = model.body
     if architecture.has_transformer:
         body = model.stem
+    else:
+        body = model.body
 
     output = apply(model, x, intermediates=("stages",))
     plain = apply(model, x)
-    _, *maps = run_stages(architecture, body, x)
-    last = maps[-1]
+    root, *maps = run_stages(architecture, body, x)
+    last = maps[-1] if maps else root
 
     assert len(maps) == len(architecture.units)
     for found, expected in zip(output.stages_BHWC, maps, strict=True):
