@@ -123,7 +123,8 @@ def _read_config(specification: str) -> tuple[RunConfig, "Conversion | None"]:
         try:
             conversion = convert(config)
         except Exception as error:
-            raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+            message = " ".join(str(error).split()).rstrip(".")
+            raise ValueError(f"{path}: {message}.") from error
         return conversion.config, conversion
     if not isinstance(config, RunConfig):
         kind = type(config).__name__
