@@ -55,6 +55,7 @@ def get_config(argument: str = "") -> PretrainConfig:
             name=arguments["model"],
             head="linear",
             compute_dtype="float32",
+            remat="none",
             scan_unroll=4,  # on a CPU, unrolled layers are 1.6 times as fast
             **numbers,
         ),

@@ -101,7 +101,7 @@ def get_config(argument: str = "") -> PretrainConfig:
         data="digits",
         total=Duration(f"{arguments['epochs']} epochs"),
         global_batch=32,
-        model=ModelConfig(head="linear", compute_dtype="float32", **network),
+        model=ModelConfig(head="linear", compute_dtype="float32", remat="none", **network),
         input=InputConfig(
             train_split="train",
             test_split="test",

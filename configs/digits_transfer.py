@@ -64,6 +64,7 @@ def configure_pretraining(total: str, *, learning_rate: float) -> PretrainConfig
             num_heads=4,
             pool="gap",
             compute_dtype="float32",
+            remat="none",
             scan_unroll=3,
         ),
         input=configure_input(SEEN, image_size=(8, 8), shift_pixels=1, mixup_alpha=0.4),
@@ -85,7 +86,7 @@ def configure_finetuning(optimizer: OptimizerConfig, rates: tuple[float, ...]) -
         data="digits",
         total=Duration("100 steps"),
         global_batch=50,
-        model=AdaptConfig(compute_dtype="float32", scan_unroll=3),
+        model=AdaptConfig(compute_dtype="float32", remat="none", scan_unroll=3),
         input=configure_input(
             UNSEEN, image_size=(16, 16), shift_pixels=2, train_examples_per_class=10
         ),

@@ -44,7 +44,7 @@ def train(config):
 def with_network(name):
     return dataclasses.replace(
         runs.config(*IMAGES),
-        model=ModelConfig(name=name, compute_dtype="float32"),
+        model=ModelConfig(name=name, compute_dtype="float32", remat="none"),
     )
 
 

@@ -56,14 +56,51 @@ def fits(run, machine):
     return needed <= (1 - RESERVE) * usable_bytes(run.batch_sharding.mesh.devices.flat[0])
 
 
-def test_on_cpus_nothing_is_computed_again_and_nothing_is_split():
+def test_on_cpus_all_but_products_is_recomputed_and_nothing_is_split():
     run = runs.assemble_config(
         runs.config("model.remat=auto", "sharding.parameters=auto"),
         devices=4,
     )
 
-    assert layout(run.config) == ("none", 1, "replicated", None)
-    assert run.architecture.remat == "none"
+    assert layout(run.config) == ("dots", 1, "replicated", None)
+    assert run.architecture.remat == "dots"
+
+
+@pytest.mark.parametrize(
+    ("platform", "override", "dtype"),
+    [
+        ("cpu", "auto", "float32"),
+        ("gpu", "auto", "bfloat16"),
+        ("tpu", "auto", "bfloat16"),
+        ("cpu", "bfloat16", "bfloat16"),
+        ("gpu", "float32", "float32"),
+    ],
+)
+def test_the_compute_dtype_is_that_of_the_platform(platform, override, dtype):
+    machine = "v5e:1x1" if platform == "tpu" else "h100:1"
+    overrides = (f"model.compute_dtype={override}", "global_batch=64")
+    run = assemble_recipe(B16, machine, *overrides, platform=platform)
+
+    assert run.config.model.compute_dtype == dtype
+    assert run.architecture.compute_dtype == dtype
+
+
+def test_residual_units_on_a_cpu_keep_all_maps():
+    run = assemble_recipe("configs/pretrain_jft.py:R50x1", "h100:1", platform="cpu")
+
+    assert run.config.model.remat == "none"
+    assert run.config.model.compute_dtype == "float32"
+
+
+def test_a_resumed_run_keeps_its_dtype_and_policy(tmp_path):
+    stored = runs.config("model.compute_dtype=bfloat16", "model.remat=full")
+    claim_and_end(tmp_path / "run", stored)
+    add_checkpoint(tmp_path / "run")
+    resumed = runs.config("model.compute_dtype=auto", "model.remat=auto")
+    kept = keep_layout(resumed, str(tmp_path / "run"), 1)
+
+    assert kept.model.compute_dtype == "bfloat16"
+    assert kept.model.remat == "full"
 
 
 def test_the_tiny_run_has_written_its_layout(tiny_run):
@@ -234,7 +271,7 @@ RESOLVED = (
 )
 def test_a_resumed_run_keeps_its_layout(tmp_path, num_devices, expected):
     """It keeps its policy, and micro-batches and replicas that divide the batch and the devices."""
-    auto = runs.config()
+    auto = runs.config("model.remat=auto")
     claim_and_end(tmp_path, runs.config(*RESOLVED))
     assert keep_layout(auto, str(tmp_path), num_devices) == auto, "there is no checkpoint to resume"
 
@@ -269,7 +306,8 @@ def test_a_verb_that_resumes_a_run_keeps_its_layout(tiny_run, data_dir, tmp_path
     config = stored_config(workdir)
     config["model"]["remat"] = "dots"
     (workdir / "config.json").write_text(json.dumps(config))
-    out = commands.succeed(commands.pretraining(data_dir, workdir, *tiny.LENGTH))
+    words = commands.pretraining(data_dir, workdir, *tiny.LENGTH, "model.remat=auto")
+    out = commands.succeed(words)
 
     assert "remat dots" in out
     assert stored_config(workdir)["model"]["remat"] == "dots"

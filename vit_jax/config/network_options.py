@@ -35,6 +35,7 @@ AddedTo = Literal["variance", "std"]
 InitialValues = Literal["paper", "truncated_normal"]
 StochasticDepthForm = Literal["linear", "constant"]
 ComputeDtype = Literal["float32", "bfloat16"]
+DtypeChoice = Literal["auto", "float32", "bfloat16"]
 Policy = Literal["none", "dots", "attention", "full"]
 Remat = Literal["auto", "none", "dots", "attention", "full"]
 AttentionForm = Literal["auto", "xla", "pallas", "cudnn"]
@@ -46,13 +47,14 @@ LEARNED_POSITIONS = ("learned_1d", "learned_2d", "relative")
 class ComputeOptions:
     """How a network computes, also that of the weights in fine-tuning."""
 
-    compute_dtype: ComputeDtype = "bfloat16"
+    compute_dtype: DtypeChoice = "auto"
     """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay
-    in float32."""
+    in float32. auto: float32 on CPUs, where bfloat16 is slower, else bfloat16."""
     remat: Remat = "auto"
     """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products
     (dots), all but attention outputs (attention), or each block from its input (full). Later values
-    use less memory and more time. auto: the first that fits the memory of the devices."""
+    use less memory and more time. auto: the first that fits the memory of the devices; on CPUs
+    dots for transformers."""
     scan_unroll: Count | None = None
     """Blocks or residual units per iteration of the loop over layers. None: all where remat is none
     or dots (blocks on TPUs and GPUs, residual units on TPUs) and all residual units on a CPU; else

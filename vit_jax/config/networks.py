@@ -93,13 +93,15 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
 
 
 def read_compute_options(config: ComputeOptions) -> dict[str, Any]:
-    """Return the options of computing; a run on devices replaces the policy of `auto`."""
+    """Return the options of computing; a run on devices replaces those of `auto`."""
     options = {}
     for field in dataclasses.fields(ComputeOptions):
         options[field.name] = getattr(config, field.name)
 
     if config.remat == "auto":
         options["remat"] = "none"
+    if config.compute_dtype == "auto":
+        options["compute_dtype"] = "bfloat16"
     return options
 
 

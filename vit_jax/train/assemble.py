@@ -116,7 +116,7 @@ def assemble(
 
     trainable = build_trainable(config, architecture, steps, network, schedule, optimizer)
     config = choose_layout(config, trainable, devices, steps.phases)
-    trainable = set_remat(trainable, config.model)
+    trainable = set_compute_options(trainable, config.model)
     check_optimizer(config.optimizer, trainable)
 
     composition = Composition(
@@ -133,12 +133,17 @@ def assemble(
     return dataclasses.replace(run, earlier=tuple(phases))
 
 
-def set_remat(trainable: Trainable, model: ModelConfig | AdaptConfig) -> Trainable:
-    """Return the network with the policy of rematerialisation that the layout has chosen."""
+def set_compute_options(trainable: Trainable, model: ModelConfig | AdaptConfig) -> Trainable:
+    """Return the network with the rematerialisation and the dtype that the layout has chosen."""
     assert model.remat != "auto"
-    if model.remat == trainable.architecture.remat:
+    assert model.compute_dtype != "auto"
+    architecture = dataclasses.replace(
+        trainable.architecture,
+        remat=model.remat,
+        compute_dtype=model.compute_dtype,
+    )
+    if architecture == trainable.architecture:
         return trainable
-    architecture = dataclasses.replace(trainable.architecture, remat=model.remat)
     return dataclasses.replace(trainable, architecture=architecture)
 
 

@@ -64,7 +64,7 @@ def _draw_training(config: RunConfig, source: Source, shown: int) -> Figure:
 
     key, _ = step_keys(config.seed, 0)
     num_classes = len(source.class_names)
-    dtype = config.model.compute_dtype
+    dtype = _find_dtype(config)
     image_NHWC, label_NK = mix_batch(config.input, num_classes, dtype, batch, key)
     if config.objective.kind == "classification":
         objective = build_classification(config.objective)
@@ -95,11 +95,17 @@ def _draw_evaluation(
     return _draw_images(
         f"Evaluation images: {config.data}, {config.input.test_split}",
         class_names,
-        normalise(jnp.asarray(examples.image), config.model.compute_dtype),
+        normalise(jnp.asarray(examples.image), _find_dtype(config)),
         np.asarray(_to_batch(examples).label_BK(len(class_names))),
         examples.mask,
         records,
     )
+
+
+def _find_dtype(config: RunConfig) -> str:
+    """Return the dtype of pixels; without devices `auto` is float32."""
+    dtype = config.model.compute_dtype
+    return "float32" if dtype == "auto" else dtype
 
 
 def _to_batch(examples: HostBatch) -> Batch:
