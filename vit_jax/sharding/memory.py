@@ -215,6 +215,11 @@ def count_kept_bytes(
     return sum(_Sizes(architecture, images, model_shards, tiled).kept(architecture.remat))
 
 
+def is_unrolled(architecture: Architecture, *, tiled: bool) -> bool:
+    """Return True if XLA sees all blocks at once, with attention in a kernel; `tiled` on TPUs."""
+    return _Sizes(architecture, 1, 1, tiled).is_unrolled
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
     """Bytes of a network's arrays on one of the devices that share its model.

@@ -1,7 +1,7 @@
 """Renew the recorded plans: `python -m tests.tools.plan.record [NAME ...]` compiles cases in turn.
 
-Figures are stored in tests/golden/plan.json, with which tests compare arithmetic, and shown in the
-tables of the README beside this file. Rows of other cases stay as they are. Needs libtpu and a
+Figures are stored in tests/golden/plan.json and plan_gpus.json, with which tests compare arithmetic,
+and shown in the tables of `vit_jax/bench/PLANS.md`. Rows of other cases stay as they are. Needs libtpu and a
 checkout of the repository.
 """
 
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from docs.tables import renew, table
+from tests.tools.plan import record_gpus
+from tests.tools.plan.calibration import calibration_table
 from tests.tools.plan.layouts import layouts_table
 from tests.tools.plan.record_gpus import machine_table, recipe_table
 from vit_jax.config import load_recipe
-from vit_jax.sharding.memory import Memory
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import Plan, make_plan
 from vit_jax.tools.plan.report import GIB, to_json
@@ -163,6 +164,7 @@ def record(case: Case) -> Row:
         "dearest_collectives": timeline.get("collectives", [])[:3],
         "versions": versions,
         "date": datetime.date.today().isoformat(),
+        "commit": record_gpus.find_commit(),
     }
 
 
@@ -225,88 +227,9 @@ def headline_table() -> str:
     return table(HEADLINE_COLUMNS, lines)
 
 
-def scaling_table() -> str:
-    """Return the table of L/16 at 64 images a chip on growing numbers of chips."""
-    scaled = [row for name, row in load().items() if name.startswith("L/16 on v5e")]
-    first_seconds = scaled[0]["step_seconds"]
-    lines = []
-    for row in scaled:
-        lines.append(
-            [
-                row["name"],
-                str(row["num_chips"]),
-                f"{1e3 * row['step_seconds']:,.1f}",
-                f"{row['step_seconds'] / first_seconds:.3f}",
-                _describe_collective(row["dearest_collectives"][0]),
-            ]
-        )
-    return table(
-        (
-            "",
-            "chips",
-            "step, ms",
-            "of that of 16 chips",
-            "dearest collective",
-        ),
-        lines,
-    )
-
-
-def _describe_collective(fact: dict[str, Any]) -> str:
-    megabytes = fact["num_bytes"] / 1e6
-    waited_ms = 1e3 * fact["count"] * fact["waited_seconds"]
-    operations = f"{fact['count']} × {fact['operation']} of {megabytes:,.1f} MB"
-    return f"{operations} over {fact['devices']}: {waited_ms:.1f} ms waited"
-
-
-SPREAD_COLUMNS = (
-    "",
-    "machine",
-    "images a chip",
-    "remat",
-    "parameters",
-    "state, GB",
-    "arithmetic",
-    "total, GB",
-    "arithmetic",
-    "step, ms",
-    "arithmetic, ms",
-)
-
-
-def spread_table() -> str:
-    """Return the table of compiled memory and time beside arithmetic."""
-    rows = load()
-    lines = []
-    for case in CASES:
-        row = rows.get(case.name, {})
-        if not row.get("memory"):
-            continue
-        plan = plan_of(case, can_compile=False)
-        compiled = Memory(**row["memory"])
-        formula = plan.memory
-        lines.append(
-            [
-                row["name"],
-                row["topology"],
-                f"{row['global_batch'] // row['num_chips']:,}",
-                row["remat"],
-                row["sharding"],
-                f"{compiled.state / 1e9:.3f}",
-                f"{formula.state / compiled.state - 1:+.2%}",
-                f"{compiled.total / 1e9:.2f}",
-                f"{formula.total / compiled.total - 1:+.1%}",
-                f"{1e3 * row['step_seconds']:,.0f}",
-                f"{1e3 * plan.roofline.seconds:,.0f}",
-            ]
-        )
-    return table(SPREAD_COLUMNS, lines)
-
-
 TABLES = {
     "headlines": headline_table,
-    "scaling": scaling_table,
-    "spread": spread_table,
+    "calibration": calibration_table,
     "layouts": layouts_table,
     "gpus": machine_table,
     "gpu recipes": recipe_table,
@@ -314,11 +237,12 @@ TABLES = {
 
 
 def main(names: Sequence[str]) -> None:
-    """Record the named cases, or all."""
+    """Record the named cases of TPUs and GPUs, or all."""
     for case in CASES:
         if not names or case.name in names:
             print(case.command, flush=True)
             write(load() | {case.name: record(case)})
+    record_gpus.main(names)
 
 
 if __name__ == "__main__":

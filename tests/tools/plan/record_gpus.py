@@ -9,16 +9,19 @@ import datetime
 import importlib.metadata
 import json
 import pathlib
+import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
 from docs.tables import renew, table
-from vit_jax.config import load_recipe
+from vit_jax.config import ModelConfig, RunConfig, adapt_architecture, load_recipe
+from vit_jax.config.networks import build_architecture
+from vit_jax.config.parsing import from_dict
 from vit_jax.tools.plan import gpu_kernels, hlo
-from vit_jax.tools.plan.dataset import choose_dataset
-from vit_jax.tools.plan.estimate import Plan, make_plan
+from vit_jax.tools.plan.dataset import Dataset, choose_dataset
+from vit_jax.tools.plan.estimate import Network, Plan, find_network, make_plan
 from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import make_collective_seconds, parse_topology
 
@@ -33,7 +36,8 @@ class Case(NamedTuple):
     """A recipe, its overrides without `--config.`, and the images of each GPU; None: the recipe's batch.
 
     `dataset` has the numbers that a recipe without a dataset needs. `peer_ms` is the roofline of a
-    step of big_vision on H100s with the same images of each.
+    step of big_vision on H100s with the same images of each. `weights` are the fields of the
+    network of the weights that a fine-tuning recipe begins with.
     """
 
     name: str
@@ -43,6 +47,32 @@ class Case(NamedTuple):
     machines: tuple[str, ...] = MACHINES
     dataset: tuple[tuple[str, int], ...] = ()
     peer_ms: float | None = None
+    weights: tuple[tuple[str, Any], ...] = ()
+
+    def find_network(self, machine: str) -> Network:
+        """Return the network, which that of the weights decides where there are any."""
+        config = self.load(machine)
+        num_classes = self.find_dataset(machine).num_classes
+        if not self.weights:
+            return find_network(config, num_classes)
+        model = from_dict(ModelConfig, dict(self.weights), "model.")
+        before = build_architecture(model, image_size=(518, 518), num_classes=0)
+        adapted = adapt_architecture(
+            before,
+            config.model,
+            image_size=config.input.image_size,
+            num_classes=num_classes,
+        )
+        return Network(adapted)
+
+    def load(self, machine: str) -> RunConfig:
+        """Return the config on a machine."""
+        words = self.command(machine)
+        return load_recipe(self.recipe, [word for word in words if word.startswith("--config.")])
+
+    def find_dataset(self, machine: str) -> Dataset:
+        """Return the training data."""
+        return choose_dataset(self.recipe, self.load(machine), **dict(self.dataset))
 
     def command(self, machine: str) -> list[str]:
         """Return the words of the verb plan."""
@@ -118,9 +148,34 @@ DATASETS = {
 RECIPES = tuple(
     Case(name, name, machines=_EIGHT, dataset=DATASETS.get(name, ())) for name in RECIPE_NAMES
 )
+_DINOV2 = (
+    ("name", "ViT-B/14"),
+    ("registers", 4),
+    ("layer_scale", 1e-5),
+    ("gelu", "exact"),
+    ("head", "linear"),
+)
+_FROM_DINOV2 = "init_from=hf://facebook/dinov2-with-registers-base"
+FINETUNING = (
+    Case(
+        "finetune:dinov3,imagenet from DINOv2 B/14",
+        "finetune:dinov3,imagenet",
+        _FROM_DINOV2,
+        machines=_EIGHT,
+        weights=_DINOV2,
+    ),
+    Case(
+        "the same, LoRA of rank 8",
+        "finetune:dinov3,imagenet",
+        f"{_FROM_DINOV2} optimizer.lora_rank=8",
+        machines=_EIGHT,
+        weights=_DINOV2,
+    ),
+)
 _NODES = ("h100:8", "2*h100:8", "4*h100:8", "a100-80gb:8")
 _G14 = "model.name=ViT-g/14 model.remat=dots model.scan_unroll=1"
 PUBLIC = (Case("g/14", f"{_JFT}ViT-H/14", _G14, 64, _NODES),)  # NVIDIA has measured it with NeMo
+CASES = (*TABLE, *RECIPES, *FINETUNING, *PUBLIC)
 Row = dict[str, Any]
 
 
@@ -128,15 +183,9 @@ def record(case: Case, machine: str) -> Row:
     """Compile a case and return the figures to store."""
     words = case.command(machine)
     topology = parse_topology(machine)
-    config = load_recipe(
-        case.recipe,
-        [word for word in words if word.startswith("--config.")],
-    )
-    plan = make_plan(
-        config,
-        topology,
-        choose_dataset(case.recipe, config, **dict(case.dataset)),
-    )
+    config = case.load(machine)
+    network = case.find_network(machine)
+    plan = make_plan(config, topology, case.find_dataset(machine), network=network)
     line = plan.timeline
     totals = plan.totals
     needed = plan.needed_bytes
@@ -160,7 +209,14 @@ def record(case: Case, machine: str) -> Row:
         "compile_seconds": round(getattr(plan.compiled, "compile_seconds", 0)),
         "jax": importlib.metadata.version("jax"),
         "date": datetime.date.today().isoformat(),
+        "commit": find_commit(),
     }
+
+
+def find_commit() -> str:
+    """Return the commit of the checkout."""
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    return subprocess.check_output(command, cwd=ROOT, text=True).strip()
 
 
 def _roofline_seconds(plan: Plan) -> float:
@@ -209,6 +265,11 @@ def _rows(cases: Sequence[Case]) -> list[tuple[Case, Row]]:
     return [(case, rows[key]) for case, key in _list_keys(cases) if key in rows]
 
 
+def list_rows() -> list[tuple[Case, str, Row]]:
+    """Return each recorded case, its machine and its figures."""
+    return [(case, row["machine"], row) for case, row in _rows((*TABLE, *RECIPES, *PUBLIC))]
+
+
 MACHINE_COLUMNS = (
     "",
     "machine",
@@ -246,7 +307,7 @@ def machine_table() -> str:
 def recipe_table() -> str:
     """Return the table of all recipes on eight H100s."""
     lines = []
-    for case, row in _rows(RECIPES):
+    for case, row in _rows((*RECIPES, *FINETUNING)):
         fits = "" if row["fits"] else ", does not fit"
         lines.append(
             [

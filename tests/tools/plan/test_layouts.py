@@ -37,7 +37,7 @@ def test_defaults_are_within_5_percent_of_the_best_compiled_layout_that_fits():
 
 
 def test_extrapolation_from_two_depths():
-    layout = layouts.parse("B/16 h100:8 none unrolled /1 x2")
+    layout = layouts.parse("B/16 v5e:4x4 none unrolled /1 x2")
     assert layouts.parse(layout.name) == layout
 
     two = {"ms": 5.0, "waits_ms": 1.0, "gib": 1.0}
@@ -58,6 +58,9 @@ def test_extrapolation_from_two_depths():
         gib=3.0,
     )
     assert layouts.at_full_depth(layout, {"2": two, "4": four, "12": twelve}) == expected
+
+    gpus = layouts.parse("B/16 h100:8 none unrolled /1 x2")
+    assert layouts.at_full_depth(gpus, {"2": two, "4": four}) is None
 
     failed = {"error": "too large"}
     assert layouts.at_full_depth(layout, {"2": two, "4": failed}) is None

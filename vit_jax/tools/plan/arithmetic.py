@@ -1,6 +1,7 @@
 """A plan without a compiler: exact sizes of the state, formulas for the rest.
 
-Temporary memory and the time of a step are formulas.
+The time of a step is a sum of work at rates, which are fitted to compiled steps
+(`tests/tools/plan/calibration.py`, table in `bench/PLANS.md`).
 
 Used where the compiler is missing, and to order the candidates of a search.
 """
@@ -10,28 +11,92 @@ import math
 
 import jax
 
-from vit_jax.optim.by_name import make_is_trained
-from vit_jax.sharding.memory import ROWS, Memory, count_kept_bytes
+from vit_jax.config import Architecture
+from vit_jax.optim.by_name import make_is_trained, select_trained
+from vit_jax.pytree import name_leaves
+from vit_jax.sharding.memory import ROWS, Memory, count_kept_bytes, is_unrolled
 from vit_jax.tools.plan.hlo import list_mesh_members
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.step_memory import list_updated_leaves, shard_bytes, step_memory, values_of
 
-ATTAINABLE = 0.6
-"""Fraction of its peak at which a chip multiplies matrices: an assumption."""
-PASSES = 4
-"""Transfers over the memory bus of all activations without rematerialisation: an assumption."""
+ERROR = 0.15
+"""Largest error of time and memory beside the compiled rows of transformers, as a fraction."""
 RECOMPUTED = {"none": 1.0, "dots": 1.05, "attention": 1.2, "full": 4 / 3}
 """FLOPs of a step by policy.
 
 `dots` recomputes scores, `attention` projections and hidden units, `full` everything.
 """
+REFERENCE_WIDTH = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Factors of a platform: how often each part of the work takes its time at full speed.
+
+    Attributes:
+      products: matrix products at the peak.
+      results: the same by `REFERENCE_WIDTH` / width: TPUs write results of short products slowly.
+      passes: activations of blocks over the memory bus.
+      maps: activations of networks with residual units over the memory bus.
+      updates: the updated state over the memory bus.
+      copies: the same in a step with loops, which copy the gradients of their layers.
+      stacks: kept activations of a loop without rematerialisation, with their copies in bfloat16,
+        over the memory bus.
+      layer_seconds: starts of the kernels of one layer.
+      step_seconds: starts of all other kernels.
+      overlapped: share of FSDP's collectives for which a step without loops waits.
+      exposed: the same for other collectives and with loops.
+    """
+
+    products: float
+    results: float = 0.0
+    passes: float = 0.0
+    maps: float = 0.9
+    updates: float = 1.0
+    copies: float = 1.0
+    stacks: float = 2.0
+    layer_seconds: float = 0.0
+    step_seconds: float = 0.0
+    overlapped: float = 0.25
+    exposed: float = 1.1
+
+
+_GPU = Rates(
+    products=1.3,
+    passes=3.04,
+    maps=3.0,
+    updates=2.55,
+    copies=2.55,
+    stacks=5.05,
+    layer_seconds=116e-6,
+    step_seconds=0.566e-3,
+    exposed=0.25,
+)
+_V5E = Rates(products=0.87, results=0.57, copies=3.45, stacks=1.92)
+_V5P = Rates(products=0.94, results=0.62)
+_V6E = Rates(products=0.0, results=3.3)
+RATES: dict[str, Rates] = {"TPU v4": _V5P, "TPU v5e": _V5E, "TPU v5p": _V5P, "TPU v6e": _V6E}
+"""Rates by chip; all GPUs have `_GPU`. v4 has no compiled rows and takes those of v5p."""
+GPU_KEPT = 0.75
+"""Activations that XLA for GPUs keeps outside of loops, of those that the formula counts."""
+GPU_KEPT_FLOAT32 = 0.45
+"""The same for float32 in loops without rematerialisation: no copies in a compute dtype."""
+
+UNIT_TEMPORARY = 0.4
+"""Temporary memory of networks with residual units on TPUs, whose kernels keep maps on the chip, of
+that by formula."""
+
+
+def get_rates(topology: Topology) -> Rates:
+    """Return the rates of the chips of a machine."""
+    return RATES.get(topology.chip.name, _GPU)
 
 
 def estimate_memory(run: Assembly, topology: Topology) -> Memory:
     """Return the memory of one chip by kind."""
     config = run.config
-    return step_memory(
+    memory = step_memory(
         run.architecture,
         run.abstract_state,
         global_batch=config.global_batch,
@@ -39,6 +104,28 @@ def estimate_memory(run: Assembly, topology: Topology) -> Memory:
         is_trained=make_is_trained(config.optimizer),
         tiled=topology.is_tpu,
     )
+    if topology.is_tpu:
+        if not run.architecture.has_resnet:
+            return memory
+        return dataclasses.replace(memory, temporary=int(UNIT_TEMPORARY * memory.temporary))
+    activations = int(_get_kept_share(run) * memory.activations)
+    temporary = memory.temporary
+    if run.architecture.remat == "dots" and not is_unrolled(run.architecture, tiled=False):
+        # XLA for GPUs, unlike that for TPUs, copies no gradients of a loop
+        temporary = max(0, temporary - memory.gradients)
+    return dataclasses.replace(memory, activations=activations, temporary=temporary)
+
+
+def _get_kept_share(run: Assembly) -> float:
+    """Return the share of the activations by formula that XLA for GPUs keeps."""
+    a = run.architecture
+    if not a.has_transformer:
+        return 1.0
+    if is_unrolled(a, tiled=False):
+        return GPU_KEPT
+    if a.compute_dtype == "float32" and a.remat == "none":
+        return GPU_KEPT_FLOAT32
+    return 1.0
 
 
 def _count_images(run: Assembly) -> int:
@@ -48,17 +135,103 @@ def _count_images(run: Assembly) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Roofline:
-    """The time of a step as a sum in which nothing overlaps."""
+class Work:
+    """The work of a step on one device, in seconds at full speed unless stated.
 
-    # Matrix products, recomputation included, at `ATTAINABLE` of the peak
+    Attributes:
+      products: matrix products at the peak, recomputation included.
+      results: the same by `REFERENCE_WIDTH` / width; 0 with residual units.
+      activations: one pass over the activations of all blocks.
+      maps: one pass over those of a network with residual units.
+      stacks: one pass over the kept activations of a loop without rematerialisation.
+      update: one pass over the updated state.
+      collectives: collectives that have the links to themselves.
+      num_layers: layers of all micro-batches, a number.
+      is_looped: a loop runs the layers.
+      is_overlapped: products run beside FSDP's collectives.
+    """
+
+    products: float
+    results: float
+    activations: float
+    maps: float
+    stacks: float
+    update: float
+    collectives: float
+    num_layers: int
+    is_looped: bool
+    is_overlapped: bool
+
+
+def measure_work(run: Assembly, topology: Topology) -> Work:
+    """Return the work of a step on one device."""
+    a = run.architecture
+    micro_batches = run.config.optimizer.accumulation_steps or 1
+    bandwidth = topology.chip.memory_bandwidth_bytes_per_second
+    flops_per_image = run.training_flops_per_image * RECOMPUTED[a.remat] * _count_passes(run)
+    flops = flops_per_image * run.config.global_batch / topology.num_chips
+    products = flops / _get_peak_flops(run, topology)
+
+    unrolled = is_unrolled(a, tiled=topology.is_tpu)
+    all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
+    one_pass = _count_kept(run, all_kept, topology) / bandwidth
+    stacks = 0.0
+    if a.remat == "none" and a.compute_dtype == "bfloat16" and not (unrolled or a.has_resnet):
+        stacks = _count_kept(run, a, topology) / bandwidth
+    return Work(
+        products=products,
+        results=0.0 if a.has_resnet else products * REFERENCE_WIDTH / a.width,
+        activations=0.0 if a.has_resnet else one_pass,
+        maps=one_pass if a.has_resnet else 0.0,
+        stacks=stacks,
+        update=_count_updated_bytes(run) / bandwidth,
+        collectives=_estimate_collectives(run, topology),
+        num_layers=micro_batches * (a.depth + sum(a.units)),
+        is_looped=not unrolled and not a.has_resnet,
+        is_overlapped=unrolled and run.config.sharding.parameters == "fsdp",
+    )
+
+
+def _count_kept(run: Assembly, architecture: Architecture, topology: Topology) -> int:
+    """Return the bytes that the forward pass of all images keeps on one device."""
+    return count_kept_bytes(
+        architecture,
+        _count_images(run),
+        model_shards=run.batch_sharding.mesh.shape["model"],
+        tiled=topology.is_tpu,
+    )
+
+
+def _count_passes(run: Assembly) -> float:
+    """Return the FLOPs of the passes that training needs, as a fraction of all three.
+
+    Frozen parameters need no gradients, and below the first trained one there is no backward pass.
+    """
+    is_trained = make_is_trained(run.config.optimizer)
+    if is_trained is None:
+        return 1.0
+    trained = select_trained(run.abstract_state.model, is_trained)
+    if all(name.startswith("head/") for name in trained):
+        return 1 / 3
+    num_trained = sum(leaf.size for leaf in trained.values())
+    num_parameters = sum(leaf.size for leaf in name_leaves(run.abstract_state.model).values())
+    return (2 + num_trained / num_parameters) / 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """The time of a step as a sum of work at the rates of the machine."""
+
+    # Matrix products, recomputation included
     compute_seconds: float
-    # Norms, softmax, GELU and their gradients: `PASSES` over activations
+    # Norms, softmax, GELU and their gradients, copies of loops
     elementwise_seconds: float
-    # Gathering parameters and summing gradients, and sums of tensor parallelism
+    # Waiting for gathered parameters, sums of gradients and of tensor parallelism
     collective_seconds: float
-    # The optimiser's passes over the state, at the memory's bandwidth
+    # The optimiser's passes over the state
     update_seconds: float
+    # Starts of kernels
+    launch_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -67,35 +240,29 @@ class Roofline:
 
 def estimate_roofline(run: Assembly, topology: Topology) -> Roofline:
     """Estimate the time of a step by arithmetic."""
-    a = run.architecture
-    bandwidth = topology.chip.memory_bandwidth_bytes_per_second
-    flops_per_image = run.training_flops_per_image * RECOMPUTED[a.remat]
-    flops = flops_per_image * run.config.global_batch / topology.num_chips
-    all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
-    activation_bytes = count_kept_bytes(
-        all_kept,
-        _count_images(run),
-        model_shards=run.batch_sharding.mesh.shape["model"],
-        tiled=topology.is_tpu,
-    )
+    work = measure_work(run, topology)
+    rates = get_rates(topology)
+    passes = rates.passes * work.activations + rates.maps * work.maps + rates.stacks * work.stacks
+    waited = rates.overlapped if work.is_overlapped else rates.exposed
     return Roofline(
-        compute_seconds=flops / (ATTAINABLE * _get_peak_flops(run, topology)),
-        elementwise_seconds=PASSES * activation_bytes / bandwidth,
-        collective_seconds=_estimate_collectives(run, topology),
-        update_seconds=_count_updated_bytes(run) / bandwidth,
+        compute_seconds=rates.products * work.products + rates.results * work.results,
+        elementwise_seconds=passes,
+        collective_seconds=waited * work.collectives,
+        update_seconds=(rates.copies if work.is_looped else rates.updates) * work.update,
+        launch_seconds=rates.step_seconds + rates.layer_seconds * work.num_layers,
     )
 
 
 def _get_peak_flops(run: Assembly, topology: Topology) -> float:
     """Return FLOP/s of one chip in the compute dtype.
 
-    XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; on GPUs it takes
-    about four times.
+    XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; GPUs take TF32,
+    at half of the speed, which the fit to `pretrain_s16_baseline` confirms.
     """
     peak = topology.chip.peak_bf16_flops
     if run.architecture.compute_dtype == "bfloat16" or topology.is_tpu:
         return peak
-    return peak / 4
+    return peak / 2
 
 
 def _get_value_bytes(run: Assembly) -> int:

@@ -8,7 +8,7 @@ from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding.memory import Memory
 from vit_jax.text.tables import columns
 from vit_jax.tools.plan.aot import Executable
-from vit_jax.tools.plan.arithmetic import ATTAINABLE, Roofline
+from vit_jax.tools.plan.arithmetic import ERROR, Roofline
 from vit_jax.tools.plan.estimate import Plan, Totals
 from vit_jax.tools.plan.gpu_kernels import BANDWIDTH, PRODUCTS
 from vit_jax.tools.plan.search import Candidate, SearchResult
@@ -139,11 +139,12 @@ def _describe_roofline(roofline: Roofline | None) -> str:
     if roofline is None:
         return "no arithmetic estimate: no formula gives the cost of a user's own code"
     return (
-        f"{_format_ms(roofline.seconds)} ms by arithmetic: "
-        f"{_format_ms(roofline.compute_seconds)} matrix products at "
-        f"{ATTAINABLE:.0%} of the peak, {_format_ms(roofline.elementwise_seconds)} elementwise, "
+        f"{_format_ms(roofline.seconds)} ms by arithmetic, within {ERROR:.0%} of compiled steps: "
+        f"{_format_ms(roofline.compute_seconds)} matrix products, "
+        f"{_format_ms(roofline.elementwise_seconds)} elementwise, "
         f"{_format_ms(roofline.collective_seconds)} collectives, "
-        f"{_format_ms(roofline.update_seconds)} update"
+        f"{_format_ms(roofline.update_seconds)} update, "
+        f"{_format_ms(roofline.launch_seconds)} launches"
     )
 
 
