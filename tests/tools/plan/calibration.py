@@ -19,7 +19,7 @@ from tests.tools.plan import layouts, record_gpus
 from vit_jax.config import RunConfig, load_recipe
 from vit_jax.tools.plan.arithmetic import get_rates, measure_work
 from vit_jax.tools.plan.dataset import Dataset, choose_dataset
-from vit_jax.tools.plan.estimate import make_plan
+from vit_jax.tools.plan.estimate import Network, make_plan
 from vit_jax.tools.plan.topology import parse_topology
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -65,6 +65,7 @@ class Compiled(NamedTuple):
     ms: float
     gib: float | None
     has_waits: bool = True
+    network: Network | None = None
 
 
 def list_compiled() -> Iterator[Compiled]:
@@ -91,6 +92,7 @@ def list_compiled() -> Iterator[Compiled]:
             case.find_dataset(machine),
             row["ms"],
             row["gib"],
+            network=case.find_network(machine),
         )
     for case in record.CASES:
         if case.name in UNITS:
@@ -123,7 +125,13 @@ def _list_layouts() -> Iterator[Compiled]:
 def compare(step: Compiled) -> Row:
     """Return the work, and the time and memory by arithmetic, of a compiled step."""
     topology = parse_topology(step.topology)
-    plan = make_plan(step.config, topology, step.dataset, can_compile=False)
+    plan = make_plan(
+        step.config,
+        topology,
+        step.dataset,
+        network=step.network,
+        can_compile=False,
+    )
     work = measure_work(plan.run, topology)
     rates = get_rates(topology)
     waited = rates.overlapped if work.is_overlapped else rates.exposed

@@ -252,7 +252,7 @@ def write(row: Row) -> None:
 
     rows = load() | {f"{row['name']} on {row['machine']}": row}
     keys = []
-    for _, key in _list_keys((*TABLE, *RECIPES, *PUBLIC)):
+    for _, key in _list_keys(CASES):
         keys.append(key)
 
     ordered = {key: rows[key] for key in keys if key in rows}
@@ -267,7 +267,7 @@ def _rows(cases: Sequence[Case]) -> list[tuple[Case, Row]]:
 
 def list_rows() -> list[tuple[Case, str, Row]]:
     """Return each recorded case, its machine and its figures."""
-    return [(case, row["machine"], row) for case, row in _rows((*TABLE, *RECIPES, *PUBLIC))]
+    return [(case, row["machine"], row) for case, row in _rows(CASES)]
 
 
 MACHINE_COLUMNS = (
@@ -334,7 +334,7 @@ def recipe_table() -> str:
 
 def main(names: Sequence[str]) -> None:
     """Record the named cases, such as "B/16" or "B/16 on h100:8", or all."""
-    for case in (*TABLE, *RECIPES, *PUBLIC):
+    for case in CASES:
         for machine in case.machines:
             key = f"{case.name} on {machine}"
             if not names or case.name in names or key in names:

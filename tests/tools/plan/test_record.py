@@ -67,7 +67,7 @@ def test_256_chips_are_not_slower_than_16():
 def test_recorded_plans_for_gpus():
     rows = record_gpus.load()
     commands = {}
-    for case in (*record_gpus.TABLE, *record_gpus.RECIPES, *record_gpus.PUBLIC):
+    for case in record_gpus.CASES:
         for machine in case.machines:
             words = ["vit-jax plan", *case.command(machine)]
             commands[f"{case.name} on {machine}"] = " ".join(words)
