@@ -96,17 +96,15 @@ def search(
       report: receives a line before each plan; a compilation may take minutes.
 
     Raises:
-      ValueError: the machine allows no layout, or the network has user-defined components, for
-        which there is no formula.
+      ValueError: the machine allows no layout, or no formula knows the user-defined components.
     """
     validate(config)
     network = find_network(config, dataset.num_classes)
     factors = (1, *BATCH_FACTORS) if other_batches else (1,)
     candidates, rejections = _build_candidates(config, topology, dataset, network, factors)
     if not candidates:
-        raise ValueError(
-            f"No layout of this recipe is possible on {topology.name}: {rejections[0]}"
-        )
+        problem = f"No layout of this recipe is possible on {topology.name}"
+        raise ValueError(f"{problem}: {rejections[0]}")
 
     candidates.sort(key=_get_cost)
     doubt = DOUBT if can_compile else 0.0
