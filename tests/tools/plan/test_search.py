@@ -11,6 +11,7 @@ from tests.tools.plan import small_plans as small
 from vit_jax.config import ShardingConfig, load_recipe
 from vit_jax.tools.plan import search as module
 from vit_jax.tools.plan.dataset import JFT
+from vit_jax.tools.plan.estimate import Network
 from vit_jax.tools.plan.report import result_to_json, result_to_text
 from vit_jax.tools.plan.search import search
 from vit_jax.tools.plan.topology import parse_topology
@@ -219,7 +220,7 @@ def test_the_compiler_decides_between_the_best(monkeypatch, result):
 def test_custom_code_cannot_be_ordered_by_arithmetic(monkeypatch):
     config = load_recipe(H14)
     own = dataclasses.replace(architecture_of(config, 10), block="mine:Block")
-    monkeypatch.setattr(module, "architecture_of", lambda *_: own)
+    monkeypatch.setattr(module, "find_network", lambda *_: Network(own))
 
     with pytest.raises(ValueError, match="mine:Block: no formula"):
         search(config, parse_topology("v5e:8x8"), JFT)
@@ -227,7 +228,7 @@ def test_custom_code_cannot_be_ordered_by_arithmetic(monkeypatch):
 
 def test_no_layout_is_possible():
     config = small.recipe("global_batch=3")
-    message = "No layout of this recipe is possible on h100:8"
+    message = "No layout of this recipe fits h100:8"
 
     with pytest.raises(ValueError, match=message):
         search(
