@@ -228,7 +228,7 @@ def test_custom_code_cannot_be_ordered_by_arithmetic(monkeypatch):
 
 def test_no_layout_is_possible():
     config = small.recipe("global_batch=3")
-    message = "No layout of this recipe fits h100:8"
+    message = "No layout of this recipe is possible on h100:8"
 
     with pytest.raises(ValueError, match=message):
         search(
