@@ -281,7 +281,10 @@ def make_report(rng, model, evaluation):
     if rng.random() < 0.8:
         fields["summary"] = make_summary(rng)
     if rng.random() < 0.5:
-        architecture = dataclasses.replace(model.architecture, name=draw_name(rng))
+        architecture = dataclasses.replace(
+            model.architecture,
+            name=draw_name(rng),
+        )
         names = tuple(f"{draw_name(rng)} {number}" for number in range(SEVEN.num_classes))
         fields["model"] = dataclasses.replace(model, architecture=architecture)
         fields["evaluation"] = rename_classes(evaluation, names, draw_name(rng))

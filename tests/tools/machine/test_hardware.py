@@ -266,7 +266,10 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
     def fail():
         raise RuntimeError("out of memory")
 
-    more = {"determinism": fail, "input": lambda: Finding("fast")}
+    more = {
+        "determinism": fail,
+        "input": lambda: Finding("fast"),
+    }
     monkeypatch.setattr(checks, "check_compilation", lambda: Finding("wrong", "repair it"))
     monkeypatch.setattr(hardware, "list_checks", lambda workdir: more)
 

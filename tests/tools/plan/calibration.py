@@ -39,7 +39,14 @@ PARTS = {
 }
 """Names of a step's parts of work, and of their rates."""
 FITTED = {
-    "GPU": ("products", "activations", "update", "stacks", "layers", "steps"),
+    "GPU": (
+        "products",
+        "activations",
+        "update",
+        "stacks",
+        "layers",
+        "steps",
+    ),
     "TPU v5e": ("products", "results", "copies", "stacks"),
     "TPU v5p": ("products", "results"),
     "TPU v6e": ("products", "results"),
@@ -83,7 +90,14 @@ def list_compiled() -> Iterator[Compiled]:
         dataset = choose_dataset(case.recipe, config)
         gib = row["needed_bytes"] / GIB
         name = f"{case.name} {case.topology}" if case.topology not in case.name else case.name
-        yield Compiled(name, case.topology, config, dataset, 1e3 * row["step_seconds"], gib)
+        yield Compiled(
+            name,
+            case.topology,
+            config,
+            dataset,
+            1e3 * row["step_seconds"],
+            gib,
+        )
     for case, machine, row in record_gpus.list_rows():
         yield Compiled(
             f"{case.name} on {machine}",
@@ -98,7 +112,13 @@ def list_compiled() -> Iterator[Compiled]:
         if case.name in UNITS:
             config = load_recipe(case.recipe, case.options)
             dataset = choose_dataset(case.recipe, config)
-            yield Compiled(case.name, case.topology, config, dataset, *UNITS[case.name])
+            yield Compiled(
+                case.name,
+                case.topology,
+                config,
+                dataset,
+                *UNITS[case.name],
+            )
     yield from _list_layouts()
 
 
@@ -138,7 +158,11 @@ def compare(step: Compiled) -> Row:
     waits_ms = 1e3 * waited * work.collectives if step.has_waits else 0.0
     arithmetic_ms = 1e3 * (plan.roofline.seconds - plan.roofline.collective_seconds) + waits_ms
 
-    parts = {"layers": work.num_layers, "steps": 1, "copies": 0.0}
+    parts = {
+        "layers": work.num_layers,
+        "steps": 1,
+        "copies": 0.0,
+    }
     for field in dataclasses.fields(work):
         if field.name in PARTS:
             parts[field.name] = getattr(work, field.name)
@@ -168,7 +192,10 @@ def fit(rows: Sequence[Row], names: Sequence[str]) -> dict[str, float]:
     work = np.array([[row["parts"][name] for name in names] for row in rows])
     compiled = np.array([row["compiled_ms"] for row in rows]) / 1e3
     assumed = np.array([row["waits_ms"] / 1e3 + row["assumed"] for row in rows])
-    rates, _ = scipy.optimize.nnls(work / compiled[:, None], 1 - assumed / compiled)
+    rates, _ = scipy.optimize.nnls(
+        work / compiled[:, None],
+        1 - assumed / compiled,
+    )
     return dict(zip(names, map(float, rates), strict=True))
 
 
@@ -203,7 +230,14 @@ def select(platform: str, kind: str) -> list[Row]:
     return [row for row in load().values() if (row["platform"], row["kind"]) == (platform, kind)]
 
 
-COLUMNS = ("platform", "network", "rows", "time", "time, fitted without the row", "memory")
+COLUMNS = (
+    "platform",
+    "network",
+    "rows",
+    "time",
+    "time, fitted without the row",
+    "memory",
+)
 
 
 def calibration_table() -> str:

@@ -367,7 +367,12 @@ def find_recipe_row(network: str, machine: str) -> Estimate | None:
     row = record_gpus.load().get(f"{recipe} on {machine}")
     if row is None:
         return None
-    return Estimate(row["ms"] - row["collectives_ms"], None, row["ms"], row["gib"])
+    return Estimate(
+        row["ms"] - row["collectives_ms"],
+        None,
+        row["ms"],
+        row["gib"],
+    )
 
 
 def _default_cells(estimate: Estimate | None, least_ms: float) -> list[str]:

@@ -73,9 +73,24 @@ _H14 = f"{_JFT}ViT-H/14"
 _FULL = "model.remat=full sharding.parameters=fsdp"
 HEADLINES = (
     Case("H/14 on v5e:16x16", _H14, "v5e:16x16", _FULL),
-    Case("L/16 on v5e:4x4", _L16, "v5e:4x4", "global_batch=1024 model.scan_unroll=1"),
-    Case("L/16 on v5e:8x8", _L16, "v5e:8x8", "global_batch=4096 model.scan_unroll=1"),
-    Case("L/16 on v5e:16x16", _L16, "v5e:16x16", "global_batch=16384 model.scan_unroll=1"),
+    Case(
+        "L/16 on v5e:4x4",
+        _L16,
+        "v5e:4x4",
+        "global_batch=1024 model.scan_unroll=1",
+    ),
+    Case(
+        "L/16 on v5e:8x8",
+        _L16,
+        "v5e:8x8",
+        "global_batch=4096 model.scan_unroll=1",
+    ),
+    Case(
+        "L/16 on v5e:16x16",
+        _L16,
+        "v5e:16x16",
+        "global_batch=16384 model.scan_unroll=1",
+    ),
 )
 SPREAD = (
     Case("H/14 on v4:4x4x8", _H14, "v4:4x4x8", _FULL),
@@ -86,7 +101,12 @@ SPREAD = (
         f"model.name=ViT-G/14 {_FULL} sharding.num_replicas=4",
     ),
     Case("S/16 dots", _S16, "v5e:2x2", "model.remat=dots"),
-    Case("B/16 none", _B16, "v5e:2x2", "global_batch=128 model.remat=none model.scan_unroll=1"),
+    Case(
+        "B/16 none",
+        _B16,
+        "v5e:2x2",
+        "global_batch=128 model.remat=none model.scan_unroll=1",
+    ),
     Case("B/16 dots", _B16, "v5e:2x2", "global_batch=256 model.scan_unroll=1"),
     Case("B/16 full", _B16, "v5e:2x2", "global_batch=512 model.remat=full"),
     Case(
@@ -95,13 +115,33 @@ SPREAD = (
         "v5e:4x4",
         "global_batch=1024 sharding.parameters=fsdp model.scan_unroll=1",
     ),
-    Case("B/16 unrolled", _B16, "v5e:4x4", "global_batch=1024 model.remat=none"),
-    Case("B/16 on v6e", _B16, "v6e:2x2", "global_batch=256 model.scan_unroll=1"),
+    Case(
+        "B/16 unrolled",
+        _B16,
+        "v5e:4x4",
+        "global_batch=1024 model.remat=none",
+    ),
+    Case(
+        "B/16 on v6e",
+        _B16,
+        "v6e:2x2",
+        "global_batch=256 model.scan_unroll=1",
+    ),
     Case(
         "B/16 average", _B16, "v5e:2x2", "global_batch=128 polyak.factor=0.9999 model.scan_unroll=1"
     ),
-    Case("B/16 4 parts", _B16, "v5e:2x2", "global_batch=1024 optimizer.accumulation_steps=4"),
-    Case("B/16 2 model", _B16, "v5e:2x2", "global_batch=256 sharding.num_model_shards=2"),
+    Case(
+        "B/16 4 parts",
+        _B16,
+        "v5e:2x2",
+        "global_batch=1024 optimizer.accumulation_steps=4",
+    ),
+    Case(
+        "B/16 2 model",
+        _B16,
+        "v5e:2x2",
+        "global_batch=256 sharding.num_model_shards=2",
+    ),
     Case("L/16 none", _L16, "v5p:2x2x1", "global_batch=256 model.remat=none"),
     Case(
         "L/16 fsdp", _L16, "v5e:4x4", "global_batch=1024 model.remat=full sharding.parameters=fsdp"

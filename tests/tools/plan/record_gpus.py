@@ -56,7 +56,11 @@ class Case(NamedTuple):
         if not self.weights:
             return find_network(config, num_classes)
         model = from_dict(ModelConfig, dict(self.weights), "model.")
-        before = build_architecture(model, image_size=(518, 518), num_classes=0)
+        before = build_architecture(
+            model,
+            image_size=(518, 518),
+            num_classes=0,
+        )
         adapted = adapt_architecture(
             before,
             config.model,
@@ -68,11 +72,18 @@ class Case(NamedTuple):
     def load(self, machine: str) -> RunConfig:
         """Return the config on a machine."""
         words = self.command(machine)
-        return load_recipe(self.recipe, [word for word in words if word.startswith("--config.")])
+        return load_recipe(
+            self.recipe,
+            [word for word in words if word.startswith("--config.")],
+        )
 
     def find_dataset(self, machine: str) -> Dataset:
         """Return the training data."""
-        return choose_dataset(self.recipe, self.load(machine), **dict(self.dataset))
+        return choose_dataset(
+            self.recipe,
+            self.load(machine),
+            **dict(self.dataset),
+        )
 
     def command(self, machine: str) -> list[str]:
         """Return the words of the verb plan."""
@@ -185,7 +196,12 @@ def record(case: Case, machine: str) -> Row:
     topology = parse_topology(machine)
     config = case.load(machine)
     network = case.find_network(machine)
-    plan = make_plan(config, topology, case.find_dataset(machine), network=network)
+    plan = make_plan(
+        config,
+        topology,
+        case.find_dataset(machine),
+        network=network,
+    )
     line = plan.timeline
     totals = plan.totals
     needed = plan.needed_bytes

@@ -7,7 +7,12 @@ from vit_jax.tools.plan.arithmetic import _GPU, ERROR, RATES
 
 ROWS = calibration.load()
 SMALLEST_GIB = 0.1  # below, a program's instructions are most of its memory
-LEFT_OUT = {"GPU": 0.2, "TPU v5e": 0.25, "TPU v5p": 0.15, "TPU v6e": 0.2}
+LEFT_OUT = {
+    "GPU": 0.2,
+    "TPU v5e": 0.25,
+    "TPU v5p": 0.15,
+    "TPU v6e": 0.2,
+}
 """Largest errors of rows that the rates were not fitted to. Single rows decide the rate of a part,
 such as `stacks`: these are excluded."""
 SAMPLES = (
@@ -45,7 +50,10 @@ def test_rows_are_predicted_without_being_fitted(platform):
     names = calibration.FITTED[platform]
     rows = calibration.select(platform, "transformer")
     common = [row for row in rows if not row["parts"]["stacks"]]
-    errors = calibration.leave_out(common, [name for name in names if name != "stacks"])
+    errors = calibration.leave_out(
+        common,
+        [name for name in names if name != "stacks"],
+    )
 
     assert len(common) > len(names)
     assert max(map(abs, errors)) < LEFT_OUT[platform]

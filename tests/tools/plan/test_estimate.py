@@ -73,7 +73,11 @@ def test_what_is_too_large_does_not_fit():
 
 
 def test_json_holds_the_same_numbers():
-    plan = make_small_plan("2*h100:8", price_per_chip_hour=2.0, can_compile=False)
+    plan = make_small_plan(
+        "2*h100:8",
+        price_per_chip_hour=2.0,
+        can_compile=False,
+    )
     values = json.loads(json.dumps(to_json(plan)))
 
     assert values["basis"] == "arithmetic"
@@ -205,7 +209,11 @@ def test_totals_of_phases():
 def test_totals_of_custom_code_on_gpus():
     """GPUs have no TPU cores, and custom code has no known FLOPs."""
     custom = dataclasses.replace(H14, block="mine:Block")
-    total = compute_totals("h100:8", price=None, architecture=custom)
+    total = compute_totals(
+        "h100:8",
+        price=None,
+        architecture=custom,
+    )
 
     assert total.price is None
     assert total.core_days == pytest.approx(8)
@@ -217,7 +225,11 @@ def test_totals_of_the_paper():
     """The paper counts 2,500 TPUv3-core-days for 4,262 exaFLOPs: these are 32 % of their peak."""
     steps = round(14 * 303e6 / 4096)
     seconds = 4262e18 / steps / (0.32 * 256 * 197e12)
-    total = compute_totals("v5e:16x16", steps=steps, seconds=seconds)
+    total = compute_totals(
+        "v5e:16x16",
+        steps=steps,
+        seconds=seconds,
+    )
 
     assert total.tpu_v3_core_days == pytest.approx(2500, rel=0.03)
 

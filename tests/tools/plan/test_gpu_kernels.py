@@ -175,7 +175,10 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
     """Loops count by their known length, libraries' calls apart, and a collective beside the loop
     is hidden.
     """
-    fabric = types.SimpleNamespace(network_bytes_per_second=1e9, clock_hertz=0)
+    fabric = types.SimpleNamespace(
+        network_bytes_per_second=1e9,
+        clock_hertz=0,
+    )
     machine = types.SimpleNamespace(
         is_tpu=False,
         chip=H100,

@@ -220,7 +220,10 @@ def test_the_compiler_decides_between_the_best(monkeypatch, result):
 
 def test_custom_code_cannot_be_ordered_by_arithmetic(monkeypatch):
     config = load_recipe(H14)
-    own = dataclasses.replace(architecture_of(config, 10), block="mine:Block")
+    own = dataclasses.replace(
+        architecture_of(config, 10),
+        block="mine:Block",
+    )
     monkeypatch.setattr(module, "find_network", lambda *_: Network(own))
 
     with pytest.raises(ValueError, match="mine:Block: no formula"):
