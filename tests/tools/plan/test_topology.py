@@ -100,6 +100,7 @@ def test_other_names_of_machines(name, usual):
         ("h100-8", "Did you mean h100:8?"),
         ("12xH100", "with 1 to 8 GPUs of a node"),
         ("0xH100", "is not a machine"),
+        ("h100:16", "2*h100:8 for two nodes"),
         ("v5x:4x4", "Did you mean v5"),
         ("tpu:4x4", "Kinds: v4, v5e"),
         ("v5e:3x3", "one of 1x1, 2x2"),

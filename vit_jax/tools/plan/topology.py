@@ -224,6 +224,8 @@ def _normalize_name(name: str) -> str:
     kind = _find_gpu_kind(gpu)
     if kind is None or not number:
         return lower
+    if times is None:
+        return f"{slices}{star}{kind}:{number}"
     return _format_gpus(slices + star, kind, number)
 
 
