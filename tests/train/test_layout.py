@@ -10,7 +10,8 @@ from tests import tiny
 from tests.integration import commands
 from tests.train import small_runs as runs
 from tests.train.lifecycle.test_workdir import add_checkpoint, claim_and_end, stored_config
-from vit_jax.config import load_recipe
+from vit_jax.config import derive, load_recipe
+from vit_jax.config.specification import store_config
 from vit_jax.sharding.fabrics import GIB
 from vit_jax.tools.plan.arithmetic import estimate_memory
 from vit_jax.tools.plan.dataset import choose_dataset
@@ -329,9 +330,17 @@ def test_a_stored_config_without_a_layout(tmp_path, text):
     assert keep_layout(runs.config(), str(tmp_path), 1) == runs.config()
 
 
-def test_the_config_of_a_run_chooses_its_layout_again(tiny_run):
+def test_the_config_of_a_run_is_the_requested_one(tiny_run):
     stored = load_recipe(str(tiny_run.workdir / "config.json"))
 
     assert stored == tiny_run.config
-    assert stored.model.remat == "auto"
-    assert stored_config(tiny_run.workdir)["model"]["remat"] == "none"
+
+
+def test_a_stored_config_chooses_its_layout_again(tiny_run, tmp_path):
+    requested = derive(tiny_run.config, {"model.remat": "auto"})
+    content = store_config(tiny_run.config, requested)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(content))
+
+    assert content["model"]["remat"] == "none"
+    assert load_recipe(str(file)) == requested

@@ -209,7 +209,7 @@ CUDA_12 = "jax_cuda12_plugin-1"
             [],
             "cpu",
             f"{H100}; JAX computes on: cpu",
-            install_command("cuda"),
+            "[cuda]'",
         ),
         (
             "550.5",
