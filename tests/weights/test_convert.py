@@ -179,6 +179,11 @@ def test_the_report_names_every_array_on_both_sides(report):
     assert written == set(arrays_of(SQUARE, "timm"))
 
 
+def test_a_notebook_shows_a_line_for_each_status(report):
+    assert repr(report) == report.text(is_complete=False)
+    assert len(repr(report).splitlines()) < 20
+
+
 def test_the_complete_report_has_a_line_for_each_array_and_notes(report):
     lines = report.text(is_complete=True).splitlines()
     (qkv,) = [line for line in lines if " blocks.1.attn.qkv.weight " in line]

@@ -39,6 +39,10 @@ class Report(NamedTuple):
     written: Sequence[ArrayStatus]
     notes: Sequence[str]
 
+    def __repr__(self) -> str:
+        """Return the table that a notebook shows: a line for each status."""
+        return self.text(is_complete=False)
+
     def text(self, *, is_complete: bool) -> str:
         """Return the report for a terminal, with a line for each array or for each status.
 
