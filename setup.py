@@ -12,8 +12,8 @@ VERSION = re.search(
 assert VERSION, "vit_jax/__init__.py must hold a line __version__ = ..."
 README = ROOT / "README.md"
 
-# CI runs all tests with these lower bounds on Python 3.11, the oldest supported, and the fast ones
-# with the newest versions on the newest Python.
+# CI runs the tests of data, evaluations and formats with these lower bounds, and all tests with the
+# newest versions for Python 3.11. Newer Pythons get newer JAX.
 REQUIREMENTS = [
     "absl-py>=2.3",  # flags, which grain's worker processes parse
     "array_record>=0.8.6",
