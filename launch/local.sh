@@ -40,9 +40,9 @@ fi
 (($#)) || set -- --help
 extra="$(accelerator /)"
 if [[ -z "$dry_run" ]]; then
-  prepare_environment "$extra" figures hub
+  prepare_environment "$extra" figures hub onnx
 else
-  show_installation "$extra" figures hub
+  show_installation "$extra" figures hub onnx
 fi
 describe "$extra"
 # JAX need not look for an absent accelerator; with libtpu, installed for plans, it would print many warnings.

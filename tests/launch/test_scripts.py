@@ -49,9 +49,9 @@ def read_calls(sandbox):
     return calls.read_text().splitlines() if calls.exists() else []
 
 
-PACKAGES = "pip .[cpu,figures,hub]"
+PACKAGES = "pip .[cpu,figures,hub,onnx]"
 
-TEST_PACKAGES = "pip .[cpu,test,figures,hub]"
+TEST_PACKAGES = "pip .[cpu,test,figures,hub,onnx]"
 
 
 def write_program(path: Path, text: str) -> Path:
@@ -356,7 +356,7 @@ def test_accelerators_are_named_and_the_environment_is_left_alone(
     added = [line for line in result.stdout.splitlines() if line.partition("=")[0] not in before]
     assert message in result.stderr
     assert set(added) == {f"{name}={value}" for name, value in expected.items()}
-    assert read_calls(sandbox) == ["venv", f"pip .[{accelerator},figures,hub]"]
+    assert read_calls(sandbox) == ["venv", f"pip .[{accelerator},figures,hub,onnx]"]
 
 
 def test_an_unknown_accelerator_is_rejected(sandbox):
@@ -380,7 +380,7 @@ def test_dry_run_of_a_first_run_executes_nothing(sandbox):
 
     assert result.stdout.splitlines() == [
         f"python3 -m venv --clear -- '{venv}'",
-        f"'{venv}/bin/python' {pip} '{sandbox.checkout}[cpu,figures,hub]'",
+        f"'{venv}/bin/python' {pip} '{sandbox.checkout}[cpu,figures,hub,onnx]'",
         f"'{venv}/bin/vit-jax' pretrain '--workdir=my runs'",
     ]
     assert read_calls(sandbox) == []
