@@ -18,6 +18,7 @@ from tests.train import small_runs as runs
 from vit_jax.config.check import validate
 from vit_jax.train import progress
 from vit_jax.train.cadence import Cadence
+from vit_jax.train.hooks import Progress
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.progress import Display, TrainingClock, duration_text, estimate_text
 from vit_jax.train.writers import JsonLines, Writers
@@ -39,6 +40,54 @@ def build_clock(first_step, peak_flops=None):
         lambda step: 40.0 * step,
         peak_flops,
     )
+
+
+class Lines:
+    """A display without a bar, which notes the steps of its lines."""
+
+    is_bar = False
+
+    def __init__(self):
+        self.steps = []
+
+    def advance(self):
+        pass
+
+    def say(self, text):
+        pass
+
+    def show(self, step, *values):
+        self.steps.append(step)
+
+
+def show_run(now, total_steps, every, seconds_per_step):
+    """Return the steps with a line of a run."""
+    display = Lines()
+    shown = Progress(
+        display,
+        build_clock(0),
+        Cadence(every, total_steps),
+        start_step=0,
+        total_steps=total_steps,
+        later_steps=0,
+        platform="cpu",
+    )
+    for step in range(1, total_steps + 1):
+        now[0] += seconds_per_step
+        shown.show(step, {})
+    return display.steps
+
+
+def test_a_short_run_shows_few_lines(now):
+    steps = show_run(now, total_steps=100, every=1, seconds_per_step=0.1)
+
+    assert steps == [*range(1, 100, 4), 100]
+
+
+def test_a_slow_run_shows_all_due_lines(now):
+    steps = show_run(now, total_steps=1000, every=10, seconds_per_step=3)
+
+    assert steps == list(range(10, 1001, 10))
 
 
 METRICS = {

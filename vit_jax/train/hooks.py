@@ -31,6 +31,10 @@ DeviceMetrics = Mapping[str, jax.Array]
 Metrics = dict[str, float]
 OpenBetweenSteps = Callable[[], contextlib.AbstractContextManager[None]]
 """Opens a context in which no step runs: see `BetweenSteps`."""
+MOST_LINES = 25
+"""Number of lines that a run shows unless it takes long."""
+SECONDS_BETWEEN_LINES = 30
+"""Training time after which a due step gets a line in any case."""
 
 
 class Hook(Protocol):
@@ -153,10 +157,13 @@ class MetricsLog:
 
 @dataclasses.dataclass
 class Progress:
-    """Shows metrics and the time left: at every step in a bar, when they are due in a line.
+    """Shows metrics and the time left: at every step in a bar, or at some of the due steps in a line.
+
+    A line comes with the last step, after each 1/`MOST_LINES` of the run, and when the last one is
+    `SECONDS_BETWEEN_LINES` old.
 
     Args:
-      cadence: steps with a line.
+      cadence: steps that may have a line.
       start_step: steps before this start of the command.
       total_steps: number of steps of the run.
       later_steps: steps of the runs that follow in the same command.
@@ -172,6 +179,10 @@ class Progress:
     later_steps: int
     platform: str
 
+    def __post_init__(self) -> None:
+        self._last_line_step = -math.inf
+        self._last_line_seconds = 0.0
+
     def show(self, step: int, metrics: Metrics) -> None:
         """Show metrics and rates of a step."""
         self.display.advance()
@@ -179,13 +190,27 @@ class Progress:
         if step == self.start_step + ESTIMATE_AFTER_STEPS:
             seconds = self.clock.seconds_left(step, steps_of_all_runs)
             self.display.say(estimate_text(seconds, self.platform))
-        if not (self.display.is_bar or self.cadence.is_due(step)):
+        if not (self.display.is_bar or self._is_line_due(step)):
             return
         seconds_to_end = None
         if self.later_steps:
             seconds_to_end = self.clock.seconds_left(step, steps_of_all_runs)
         seconds_left = self.clock.seconds_left(step, self.total_steps)
         self.display.show(step, metrics, seconds_left, seconds_to_end)
+
+    def _is_line_due(self, step: int) -> bool:
+        """Return whether a step gets a line, and note its place and time."""
+        if not self.cadence.is_due(step):
+            return False
+        seconds = self.clock.seconds
+        is_last = step == self.total_steps
+        is_far = step - self._last_line_step >= self.total_steps / MOST_LINES
+        is_old = seconds - self._last_line_seconds >= SECONDS_BETWEEN_LINES
+        if not (is_last or is_far or is_old):
+            return False
+        self._last_line_step = step
+        self._last_line_seconds = seconds
+        return True
 
 
 @dataclasses.dataclass
