@@ -18,7 +18,6 @@ from typing import Generic
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from vit_jax import hosts
 from vit_jax.arrays import Batch, ModelOutput, normalise
@@ -39,6 +38,7 @@ from vit_jax.evals.runner import (
 )
 from vit_jax.pytree import parameters_sha256
 from vit_jax.storage.files import open_atomically
+from vit_jax.text.progress_bar import ProgressBar, open_progress
 
 LAYERS = {
     "pre_logits": "the input of the last linear layer, after the head's hidden layer if there is "
@@ -396,18 +396,12 @@ class Extractor:
         return json.dumps(about, sort_keys=True)
 
 
-def _open_progress(num_images: int) -> tqdm:
-    """Announce the images in the first process, and return a bar of their progress there."""
-    is_hidden: bool | None = True
-    if hosts.is_first():
+def _open_progress(num_images: int) -> ProgressBar:
+    """Announce the images in the first process, and return their progress, shown there."""
+    is_first = hosts.is_first()
+    if is_first:
         print(f"computing features of {num_images:,} images", file=sys.stderr, flush=True)
-        is_hidden = None  # shown on terminals only
-    return tqdm(
-        total=num_images,
-        unit=" images",
-        desc="features",
-        disable=is_hidden,
-    )
+    return open_progress("features", num_images, is_shown=is_first)
 
 
 def _build_features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:

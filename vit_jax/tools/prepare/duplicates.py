@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from vit_jax import hosts
 from vit_jax.config.schema import InputConfig
@@ -28,6 +27,7 @@ from vit_jax.data.workers import choose_parallelism, count_cores
 from vit_jax.evals.features import Extractor
 from vit_jax.evals.neighbours import find_nearest
 from vit_jax.storage.files import write_atomically
+from vit_jax.text.progress_bar import open_progress
 from vit_jax.text.tables import columns, to_csv
 from vit_jax.tools.prepare.perceptual import SIDE, Reduction, compute_hashes, find_near
 
@@ -95,8 +95,7 @@ def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np
     log = UnreadableLog(source, max_unreadable, option="--max_unreadable")
     hash_N2 = np.zeros((len(source), 2), np.uint64)
     is_read_N = np.zeros(len(source), bool)
-    is_hidden = None if hosts.is_first() else True  # None: without a terminal
-    progress = tqdm(total=len(source), unit=" images", desc="hashes", disable=is_hidden)
+    progress = open_progress("hashes", len(source), is_shown=hosts.is_first())
     parallelism = choose_parallelism(batch_bytes=_BATCH * SIDE * SIDE * 3)
     with progress, open_batches(stream, parallelism) as batches:
         for batch in log.watch(batches):
