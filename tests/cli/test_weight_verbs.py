@@ -31,7 +31,7 @@ from vit_jax.api import from_weights
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.storage.files import WriteError
 from vit_jax.weights import load_weights
-from vit_jax.weights.formats import write_npz
+from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.saving import OWN, describe_weights, save_weights
 
 
@@ -375,16 +375,23 @@ def foreign(here):
     return pixels
 
 
-def test_predictions_of_a_foreign_file_need_a_preparation(foreign):
-    message = fails(
-        "predict",
-        "foreign.npz",
-        "000.png",
-        "--weights.num_heads=2",
-    )
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["predict", "foreign.safetensors", "000.png"],
+        ["export", "foreign.safetensors", "--to=stablehlo", "--output=p"],
+    ],
+    ids=["predict", "export"],
+)
+def test_images_of_a_foreign_file_need_a_preparation(foreign, here, verb):
+    write_safetensors(here / "foreign.safetensors", arrays_of(SQUARE, "timm"))
+
+    message = fails(*verb, "--weights.num_heads=2")
 
     assert "does not state how images are prepared: add --images.resize=direct" in message
 
+
+def test_images_of_a_released_file_are_prepared_as_by_its_authors(foreign):
     words = [
         "predict",
         "foreign.npz",
@@ -396,10 +403,15 @@ def test_predictions_of_a_foreign_file_need_a_preparation(foreign):
     ]
     weights = load_weights("foreign.npz", num_heads=2)
     expected = compute_probabilities(weights, foreign, resize="direct")[0]
-    out, err = succeeds(*words, "--images.resize=direct")
+    out, err = succeeds(*words)
 
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
+    assert "by the authors of the format, with --images.resize=direct" in err
     assert read_probabilities(json.loads(out)[0], NAMES[:3]) == pytest.approx(expected, abs=1e-6)
+
+    same, err = succeeds(*words, "--images.resize=direct")
+    assert same == out
+    assert "by the authors" not in err
 
     cropped, _ = succeeds(
         *words,
@@ -416,10 +428,6 @@ EXPORT_FOREIGN = [
     "--weights.num_heads=2",
     "--output=p",
 ]
-
-
-def test_programs_of_a_foreign_file_need_a_preparation(foreign):
-    assert "add --images.resize=direct" in fails(*EXPORT_FOREIGN)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,17 @@ _FOREIGN_ARGUMENTS = {
 }
 """Arguments of other libraries, and what to do here."""
 
+_BOTH_SIDES = {"resize": "direct", "crop_fraction": 1.0}
+_AUTHORS_PREPARATION: Mapping[str, Mapping[str, Any]] = {
+    "released": _BOTH_SIDES,
+    "bit": _BOTH_SIDES,
+    "big_vision": {"resize": "short_side", "crop_fraction": 0.875},
+}
+"""Preparation of test images in the authors' code, by format of files that do not state one."""
+_ASSUMED_PREPARATION = (
+    "Images are prepared as by the authors of the format, with --images.resize={}."
+)
+
 
 def create_model(
     name: str,
@@ -187,8 +198,7 @@ def from_weights(
 
     Args:
       weights: from `vit_jax.weights.load_weights`.
-      num_classes: the same as for `load_model`.
-      image_size: the same as for `load_model`.
+      num_classes, image_size: the same as for `load_model`.
       compute_dtype: "float32" or "bfloat16".
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
       crop_fraction: share of the short side that the crop keeps, for the same.
@@ -206,8 +216,10 @@ def from_weights(
     is_multilabel = weights.is_multilabel and num_classes is None
     weights, architecture, notes = _adapt(weights, num_classes, compute_dtype, position_resize)
 
+    is_requested = resize is not None or crop_fraction is not None
+    preprocessing, assumption = _find_preparation(weights, is_requested=is_requested)
     transform = build_stored_transform(
-        weights.preprocessing,
+        preprocessing,
         architecture.image_size,
         weights.source,
         resize=resize,
@@ -222,12 +234,27 @@ def from_weights(
         class_names=weights.class_names or number_classes(architecture.num_classes),
         transform=transform,
         source=weights.source,
-        notes=notes,
+        notes=(*notes, *assumption),
         training=weights.training,
         is_multilabel=is_multilabel,
         normalisation=read_normalisation(weights.preprocessing),
         licence=weights.licence,
     )
+
+
+def _find_preparation(
+    weights: Weights,
+    *,
+    is_requested: bool,
+) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
+    """Return the preparation of images that weights state, or that of their authors, with a note.
+
+    The authors' is not used if the caller requests another.
+    """
+    preparation = _AUTHORS_PREPARATION.get(weights.format)
+    if weights.preprocessing or is_requested or preparation is None:
+        return weights.preprocessing, ()
+    return preparation, (_ASSUMED_PREPARATION.format(preparation["resize"]),)
 
 
 def _adapt(

@@ -186,6 +186,9 @@ def load_model(
         sharding=sharding,
         **image_fields.collect_options(),
     )
+    if hosts.is_first():
+        printed = {*weights.notes, *weights.warnings()}
+        note(*(text for text in model.notes if text not in printed))
     if needs_classes:
         model.require_classes()
     if needs_transform:
