@@ -198,7 +198,8 @@ def from_weights(
 
     Args:
       weights: from `vit_jax.weights.load_weights`.
-      num_classes, image_size: the same as for `load_model`.
+      num_classes: the same as for `load_model`.
+      image_size: the same as for `load_model`.
       compute_dtype: "float32" or "bfloat16".
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
       crop_fraction: share of the short side that the crop keeps, for the same.
@@ -216,8 +217,7 @@ def from_weights(
     is_multilabel = weights.is_multilabel and num_classes is None
     weights, architecture, notes = _adapt(weights, num_classes, compute_dtype, position_resize)
 
-    is_requested = resize is not None or crop_fraction is not None
-    preprocessing, assumption = _find_preparation(weights, is_requested=is_requested)
+    preprocessing, assumption = _find_preparation(weights, resize, crop_fraction)
     transform = build_stored_transform(
         preprocessing,
         architecture.image_size,
@@ -244,14 +244,15 @@ def from_weights(
 
 def _find_preparation(
     weights: Weights,
-    *,
-    is_requested: bool,
+    resize: Resize | None,
+    crop_fraction: float | None,
 ) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
     """Return the preparation of images that weights state, or that of their authors, with a note.
 
     The authors' is not used if the caller requests another.
     """
     preparation = _AUTHORS_PREPARATION.get(weights.format)
+    is_requested = resize is not None or crop_fraction is not None
     if weights.preprocessing or is_requested or preparation is None:
         return weights.preprocessing, ()
     return preparation, (_ASSUMED_PREPARATION.format(preparation["resize"]),)

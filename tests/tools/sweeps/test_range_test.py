@@ -99,8 +99,8 @@ def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
     found = json.loads(text)
     suggested = min(found["suggestions"].values())
 
-    first, second, *_ = found["learning_rates"]
-    assert first == pytest.approx(1e-4)
+    lowest, second, *_ = found["learning_rates"]
+    assert lowest == pytest.approx(1e-4)
     assert second == pytest.approx(1e-4 * 1e5 ** (1 / 29))
     assert len(found["learning_rates"]) < 30, "it diverges before the last"
     assert f"try --config.schedule.learning_rate={suggested:.2g}" in first

@@ -13,7 +13,7 @@ import pytest
 
 from tests.rejections import rejects
 from tests.train import small_runs as runs
-from vit_jax.config import load_recipe, to_dict
+from vit_jax.config import derive, load_recipe, to_dict
 from vit_jax.storage.files import WriteError
 from vit_jax.train import rate_search
 from vit_jax.train.lifecycle import workdir as workdirs
@@ -22,6 +22,7 @@ from vit_jax.train.lifecycle.workdir import (
     claim,
     prepare_shared,
     reject_as_source,
+    require_same_config,
     require_same_start,
 )
 from vit_jax.train.run_files import write_summary
@@ -98,6 +99,18 @@ def test_a_run_that_has_begun_rejects_another_config(begun):
         claim_and_end(begun, LONGER)
 
     assert stored_config(begun) == as_json(FINETUNING)
+
+
+def test_a_run_that_has_begun_keeps_the_dtype_that_auto_has_chosen(tmp_path):
+    chosen = derive(FINETUNING, {"model.compute_dtype": "float32"})
+    automatic = derive(FINETUNING, {"model.compute_dtype": "auto"})
+    other = derive(FINETUNING, {"model.compute_dtype": "bfloat16"})
+    claim_and_end(tmp_path, chosen)
+    add_checkpoint(tmp_path)
+
+    require_same_config(tmp_path, automatic)
+    with rejects("model.compute_dtype", "'float32'.*'bfloat16'"):
+        require_same_config(tmp_path, other)
 
 
 def test_a_run_that_has_begun_rejects_other_data_and_other_weights(begun):

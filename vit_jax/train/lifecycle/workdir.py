@@ -293,6 +293,10 @@ def _require_own_files(path: pathlib.Path) -> None:
             )
 
 
+_KEPT_FIELDS = ("model.compute_dtype",)
+"""Fields whose `auto` stands for the value of an earlier start (`layout.keep_layout`)."""
+
+
 def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
     """Raise ValueError, with the fields, if the folder belongs to a run with another config."""
     if not (path / CONFIG_FILE).exists():
@@ -307,6 +311,8 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
         )
     lines = ""
     for name in _list_differences(stored, now):
+        if name in _KEPT_FIELDS and now.get(name) == "auto":
+            continue
         there = _format_value(stored, name)
         given = _format_value(now, name)
         lines += f"  {name[:MAX_SHOWN]}: there {there}, given {given}\n"
