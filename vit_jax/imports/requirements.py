@@ -34,7 +34,7 @@ def find_other_distribution() -> str:
         metadata = importlib.metadata.metadata(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    addresses = [metadata["Home-page"] or "", *(metadata.get_all("Project-URL") or [])]
+    addresses = [*(metadata.get_all("Home-page") or []), *(metadata.get_all("Project-URL") or [])]
     if not any("google-research/vision_transformer" in address for address in addresses):
         return ""
     return (
