@@ -10,12 +10,8 @@ from vit_jax.config import InputConfig, from_dict
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.records import Source, require_same_classes
 from vit_jax.data.sources import open_source, require_known_data
-from vit_jax.data.stream import EvaluationStream, HostBatch, Stream, TrainStream
-from vit_jax.data.transforms import (
-    TrainTransform,
-    build_evaluation_transform,
-    check_augmentations,
-)
+from vit_jax.data.stream import EvaluationStream, HostBatch, Stream, build_train_stream
+from vit_jax.data.transforms import build_evaluation_transform, check_augmentations
 from vit_jax.data.workers import Parallelism, count_cores
 
 _MIXING = ("mixup_alpha", "cutmix_alpha")
@@ -64,16 +60,14 @@ class Data:
 
         A loop that goes on after `start_step` steps gets the batches that it would have got.
         """
-        stream = TrainStream(
-            source=self.train,
-            transform=TrainTransform(self.inputs),
+        stream = build_train_stream(
+            self.train,
+            self.inputs,
             seed=self.seed,
             global_batch=self.batch_size,
             rows=np.arange(self.batch_size),
             start_step=start_step,
             num_steps=num_steps,
-            is_balanced=self.inputs.sampling == "balanced",
-            repeats=self.inputs.repeats,
         )
         return self._iterate(stream)
 

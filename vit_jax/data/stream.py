@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.config.schema import InputConfig
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.order import augmentation_rng, pick_balanced, pick_record
 from vit_jax.data.records import Record, Source
@@ -227,6 +228,32 @@ class TrainStream(Stream):
         by_class = np.argsort(labels, kind="stable")
         first_of_class = np.flatnonzero(np.diff(labels[by_class])) + 1
         return np.split(by_class, first_of_class)
+
+
+def build_train_stream(
+    source: Source,
+    inputs: InputConfig,
+    *,
+    seed: int,
+    global_batch: int,
+    rows: np.ndarray,
+    start_step: int,
+    num_steps: int,
+    first_image: int | None = None,
+) -> TrainStream:
+    """Return the stream of training batches that the options of the input describe."""
+    return TrainStream(
+        source=source,
+        transform=TrainTransform(inputs),
+        seed=seed,
+        global_batch=global_batch,
+        rows=rows,
+        start_step=start_step,
+        num_steps=num_steps,
+        is_balanced=inputs.sampling == "balanced",
+        repeats=inputs.repeats,
+        first_image=first_image,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

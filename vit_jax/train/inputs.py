@@ -14,10 +14,9 @@ from vit_jax.config.schema import EvaluatorConfig, RunConfig
 from vit_jax.data.placement import find_local_rows, open_placed
 from vit_jax.data.records import Source, require_same_classes
 from vit_jax.data.sources import open_source, pin_data, require_known_data
-from vit_jax.data.stream import TrainStream
+from vit_jax.data.stream import TrainStream, build_train_stream
 from vit_jax.data.transforms import (
     EvaluationTransform,
-    TrainTransform,
     build_evaluation_transform,
     check_augmentations,
 )
@@ -188,16 +187,14 @@ def train_stream(
     first_image: int | None = None,
 ) -> TrainStream:
     """Return the stream of training batches, of which this process supplies `rows`."""
-    return TrainStream(
-        source=source,
-        transform=TrainTransform(config.input),
+    return build_train_stream(
+        source,
+        config.input,
         seed=config.seed,
         global_batch=config.global_batch,
         rows=rows,
         start_step=start_step,
         num_steps=num_steps,
-        is_balanced=config.input.sampling == "balanced",
-        repeats=config.input.repeats,
         first_image=first_image,
     )
 
