@@ -66,7 +66,7 @@ def test_a_recipe_of_the_user_stays():
     ],
 )
 def test_the_length_follows_the_number_of_images(start, number, given, overrides):
-    """Of 20 images of each class 18 are for training; a few make at least 200 steps."""
+    """18 of 20 images of each class are for training; a few make at least 200 steps."""
     words = [*start("huggingface/dinov2", number), *given]
 
     defaults = choose_finetuning(None, words, uses_devices=False)

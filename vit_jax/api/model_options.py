@@ -1,6 +1,6 @@
 """Options of `create_model` and `load_model`, which type checkers compare with their calls."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal, TypedDict, cast
 
 from vit_jax.config.network_options import (
@@ -116,24 +116,14 @@ def split_load_options(
     Raises:
       TypeError: an unknown option.
     """
-    require_options("load_model", options, LoadOptions.__optional_keys__)
     build_options = {}
     stated = {}
     for name, value in options.items():
         if name in StatedOptions.__optional_keys__:
             stated[name] = value
-        else:
+        elif name in BuildOptions.__optional_keys__:
             build_options[name] = value
+        else:
+            hint = did_you_mean(name, LoadOptions.__optional_keys__)
+            raise TypeError(f"load_model has no option {name}=.{hint}")
     return cast(BuildOptions, build_options), stated
-
-
-def require_options(
-    function: str,
-    options: Collection[str],
-    allowed: Collection[str],
-) -> None:
-    """Raise TypeError for an option that a function does not have."""
-    for name in options:
-        if name not in allowed:
-            hint = did_you_mean(name, allowed)
-            raise TypeError(f"{function} has no option {name}=.{hint}")

@@ -3,7 +3,6 @@
 A default is an override of the recipe, which the short forms of `pretrain` and `finetune` print.
 """
 
-import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import jax
 from vit_jax.config import FinetuneConfig, load_recipe
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
+from vit_jax.evals.least_squares import memory_bytes
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding.fabrics import GIB
 from vit_jax.storage.files import read_bounded
@@ -229,7 +229,7 @@ def _count_available_bytes() -> int:
 
 def _read_host_bytes() -> int:
     """Return the memory of this machine, or of its container."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = memory_bytes()
     try:
         limit = int(read_bounded(_MEMORY_LIMIT, 100))
     except (OSError, ValueError):  # another system, or "max": there is no limit
