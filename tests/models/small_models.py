@@ -41,6 +41,17 @@ def apply(model, image_BHWC, intermediates=None, **options):
     return jax.jit(run)(model, image_BHWC, options)
 
 
+def assert_intermediates_change_nothing(model, x, output):
+    """Assert that the logits of an output with intermediates are those without."""
+    plain = apply(model, x)
+    assert_allclose(
+        plain.logits_BK,
+        output.logits_BK,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
 def assert_same_up_to_rounding(a, b, tolerance=1e-5):
     """Sums in another order differ by some float32 epsilons of the largest term, here the largest value."""
     leaves = jax.tree.leaves(a)
