@@ -13,7 +13,7 @@ from vit_jax.imports.public_names import import_on_use
 if TYPE_CHECKING:
     from vit_jax.api import Data, Model, create_model, list_models, load_model, open_data
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 __all__ = [
     "Data",
     "Model",
