@@ -117,6 +117,8 @@ def read_table(path):
         ("predict w.npz a.png --image-size=9", "must divide the image height of 9"),
         ("predict w.npz a.png --weights.compute_dtype=int8", "--weights.compute_dtype=int8: "),
         ("convert w.npz o.npz --compute_dtype=bfloat16", "--compute_dtype=bfloat16: has no effect"),
+        ("convert w.npz,w.npz o.npz", "Use --average for the mean of several."),
+        ("convert w.npz o.npz --average", "must be at least two weights to average"),
         ("evaluate nowhere --data=digits", "nowhere: "),
         ("export w.npz --to=npz", "w.npz exists: "),
         ("export w.npz --to=stablehlo --output=a.png", "a.png exists"),
@@ -664,6 +666,18 @@ def test_polyak_average_or_raw_parameters(here, options, kind, description):
     )
     assert description in out
     assert_same(load_weights("out.npz").parameters, leaves)
+
+
+def test_the_mean_of_a_step_and_a_file(here):
+    leaves = write_run(here / "run")["model"]
+    average = load_weights("run").parameters
+    save_weights(sample_weights(), here / "w.npz", "released")
+
+    run("convert", "run@5,w.npz", "mean.npz", "--average")
+    means = load_weights("mean.npz").parameters
+
+    for name, leaf in pytree.name_leaves(leaves).items():
+        np.testing.assert_allclose(means[name], (average[name] + leaf) / 2, rtol=1e-6, err_msg=name)
 
 
 def test_folders_inside_a_run_are_no_checkpoints(here):

@@ -284,6 +284,7 @@ def read_workdir(
     folder: pathlib.Path,
     compute_shapes: ComputeShapes,
     *,
+    step: int | None = None,
     polyak: bool = True,
     allowed: tuple[str, ...] = (),
 ) -> tuple[dict[str, np.ndarray], JsonObject, str]:
@@ -294,6 +295,7 @@ def read_workdir(
     Args:
       folder: a workdir that has checkpoints.
       compute_shapes: a function from the metadata of a checkpoint to the shape of every parameter.
+      step: read the checkpoint of this step, and no other.
       polyak: take the Polyak average where the checkpoint has one, which was evaluated.
       allowed: packages whose code the metadata may name, from `references.parse_allowed_code`.
 
@@ -301,14 +303,18 @@ def read_workdir(
       Parameters by name, the metadata, and a description: "Polyak average of step 5".
 
     Raises:
-      ValueError: no checkpoint is complete, or names or shapes differ from the stored ones;
-        differences are listed.
+      ValueError: no checkpoint is complete, there is none of `step`, or names or shapes differ from
+        the stored ones; differences are listed.
     """
     reader = CheckpointReader(folder, allowed)
+    if step is not None:
+        _require_step(reader, step)
+        return _read_weights(reader, step, compute_shapes, polyak=polyak)
+
     problems: list[str] = []
-    for step in _list_steps_to_read(reader):
+    for candidate in _list_steps_to_read(reader):
         try:
-            weights = _read_weights(reader, step, compute_shapes, polyak=polyak)
+            weights = _read_weights(reader, candidate, compute_shapes, polyak=polyak)
         except DamagedCheckpoint as error:
             problems.append(str(error))
             continue
@@ -322,6 +328,17 @@ def read_workdir(
     reasons = problems or ["None is completely on disk."]
     lines = [f"No checkpoint in {reader.folder} can be used. {advice}", *reasons]
     raise ValueError("\n".join(lines))
+
+
+def _require_step(reader: CheckpointReader, step: int) -> None:
+    """Raise ValueError, with the steps that exist, if the step has no complete checkpoint."""
+    steps = reader.all_steps()
+    if step not in steps:
+        known = ", ".join(map(str, steps))
+        raise ValueError(
+            f"{reader.folder.parent}@{step}: there is no checkpoint of step {step}. "
+            f"Use one of {known}; config.checkpoint.keep_latest keeps more of them."
+        )
 
 
 def _list_steps_to_read(reader: CheckpointReader) -> list[int]:

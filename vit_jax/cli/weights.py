@@ -66,7 +66,7 @@ class _Conversion(Names):
 
     def convert(
         self,
-        source: str,
+        source: str | Sequence[str],
         destination: str,
         to: str | None,
         *,
@@ -99,13 +99,18 @@ class _Conversion(Names):
         print(report.text(is_complete=verbose))
 
 
-@verb("ViT-B_16.npz weights/", "runs/mine my-vit/ --to=huggingface --without_head")
+@verb(
+    "ViT-B_16.npz weights/",
+    "runs/mine my-vit/ --to=huggingface --without_head",
+    "runs/mine@900,runs/mine@1000 mean.npz --average",
+)
 class Convert(_Conversion):
     """Read weights in any format and write them in any other."""
 
     source: str = argument(
         "SOURCE",
-        "weights in any format: a file, a folder, a workdir or hf://owner/name",
+        "weights in any format: a file, a folder, a workdir, one of its steps (WORKDIR@STEP) or "
+        "hf://owner/name",
         reads_bucket=True,
     )
     destination: str = argument(
@@ -114,6 +119,7 @@ class Convert(_Conversion):
     to: Literal["released", "bit", "timm", "huggingface", "vit_jax"] | None = option(
         "", "format; a .npz and a folder have defaults"
     )
+    average: bool = switch("write the mean of several weights of one network, A,B,…")
     without_head: bool = switch("remove the classifier")
     verbose: bool = switch("list every array with its use")
     push: str | None = option(
@@ -128,13 +134,25 @@ class Convert(_Conversion):
         self.reject_ineffective(["weights.compute_dtype"], "on convert, which runs no network")
         self._require_hub()
         self.convert(
-            self.source,
+            self._list_sources(),
             self.destination,
             self.to,
             without_head=self.without_head,
             verbose=self.verbose,
         )
         self._push()
+
+    def _list_sources(self) -> str | list[str]:
+        """Return the weights, with --average all of them."""
+        if self.average:
+            return self.source.split(",")
+        is_one = "," not in self.source or expand_path(self.source).exists()
+        if is_one:
+            return self.source
+        raise UsageError(
+            f"SOURCE={self.source}: must be one source of weights. Use --average for the mean of "
+            "several."
+        )
 
     def _require_hub(self) -> None:
         """Check --push= before anything is converted."""

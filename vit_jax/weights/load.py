@@ -155,8 +155,8 @@ def load_weights(
     Args:
       source: a .npz or .safetensors file; a folder with one .safetensors, model.safetensors among
         several, or shards with their index; a folder with an adapter of PEFT (LoRA), which names
-        its base; a workdir; or "hf://owner/name". All but the last also at gs://..., from where
-        files are downloaded and kept.
+        its base; a workdir, or the checkpoint of a step, "WORKDIR@STEP"; or "hf://owner/name". All
+        but the last also at gs://..., from where files are downloaded and kept.
       polyak: take the Polyak average of a workdir that has one; False is for workdirs only.
       class_names: class names of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
@@ -176,10 +176,11 @@ def load_weights(
 
     address = str(source)
     allowed = parse_allowed_code(allow_code)
-    path = locate.fetch_source(source)
+    location, step = locate.split_step(source)
+    path = locate.fetch_source(location)
 
     if has_checkpoints(path):
-        weights = _load_workdir(path, polyak, options, allowed)
+        weights = _load_workdir(path, step, polyak, options, allowed)
     else:
         weights = _load_arrays(address, path, polyak, options, allowed)
 
@@ -326,11 +327,12 @@ def _set_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights:
 
 def _load_workdir(
     path: pathlib.Path,
+    step: int | None,
     polyak: bool,
     options: Mapping[str, object],
     allowed: tuple[str, ...],
 ) -> Weights:
-    """Read the weights of a run."""
+    """Read the weights of a run, of one step if it is not None."""
     if options.get("architecture") is not None:
         raise ValueError(
             f"architecture: must not be set, as {path} states its network. Omit the option."
@@ -346,7 +348,9 @@ def _load_workdir(
             factor_shapes = lora.list_factor_shapes(shapes, factors)
             return {**shapes, **factor_shapes}
 
-    parameters, metadata, kind = read_workdir(path, compute_shapes, polyak=polyak, allowed=allowed)
+    parameters, metadata, kind = read_workdir(
+        path, compute_shapes, step=step, polyak=polyak, allowed=allowed
+    )
     statuses = [ArrayStatus.describe(name, array, "copied") for name, array in parameters.items()]
 
     notes = []

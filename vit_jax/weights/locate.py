@@ -29,6 +29,20 @@ def find_class_names_file(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(f"{path.name}.classes.txt")
 
 
+def split_step(source: str | pathlib.Path) -> tuple[str, int | None]:
+    """Return the workdir and the step of "WORKDIR@STEP"; another source, and None.
+
+    A path that exists is never split, and an address of the Hub has a revision after its @.
+    """
+    text = str(source)
+    workdir, at, step = text.rpartition("@")
+    if not at or not step.isdecimal() or hub.is_hub_address(text):
+        return text, None
+    if expand_path(text).exists() or not has_checkpoints(workdir):
+        return text, None
+    return workdir, int(step)
+
+
 # Download.
 
 

@@ -14,6 +14,7 @@ from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.storage.files import expand_path, make_folder, reject_bucket, write_atomically
 from vit_jax.weights import fit
+from vit_jax.weights.averaging import load_average
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
 from vit_jax.weights.folding import OURS, read_normalisation, unfold
@@ -398,7 +399,7 @@ def _describe_array(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayS
 
 
 def convert(
-    source: str,
+    sources: str | Sequence[str],
     destination: str,
     *,
     to: str | None = None,
@@ -409,18 +410,16 @@ def convert(
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Report:
-    """Read weights and write them in another format.
+    """Read weights, or several whose mean is taken, and write them in another format.
 
-    Arguments and errors are those of `load_weights` and `save`.
+    Other arguments and errors are those of `load_weights`, `load_average` and `save`.
     """
     require_destination(destination, to, overwrite)
-    weights = load_weights(
-        source,
-        polyak=polyak,
-        class_names=class_names,
-        allow_code=allow_code,
-        **options,
-    )
+    options |= {"polyak": polyak, "class_names": class_names, "allow_code": allow_code}
+    if isinstance(sources, str):
+        weights = load_weights(sources, **options)
+    else:
+        weights = load_average(sources, **options)
     return save(
         weights,
         destination,
