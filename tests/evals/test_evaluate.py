@@ -75,7 +75,7 @@ def compute_expected(weights, pixels, labels):
 
 def assert_same_result(found, expected):
     counts = found.metrics.counts
-    mean_loss = counts.loss / found.metrics.images
+    mean_loss = counts.loss_sum / found.metrics.images
 
     assert mean_loss == pytest.approx(expected.loss, rel=1e-5)
     assert found.values()["loss"] == mean_loss

@@ -331,7 +331,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         """Evaluate all datasets, then print and write the results in the first process."""
         from vit_jax import hosts
         from vit_jax.evals.evaluate import make_evaluate
-        from vit_jax.evals.metric_functions import choose_metrics
+        from vit_jax.evals.running_metrics import choose_metrics
         from vit_jax.tools.figures.drawing import require_drawing
         from vit_jax.tools.figures.report_folder import write_report
 

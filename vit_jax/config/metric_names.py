@@ -1,9 +1,9 @@
-"""The metrics of vit_jax: names, better values, form as text, and the functions that compute them.
+"""The metrics of vit_jax: names, better values, and form as text.
 
 The training loop, `vit-jax evaluate`, sweeps, figures and pages take names and directions from
 `METRICS`. A result is named after its metric: "test_accuracy" is the accuracy on the test split.
-Metrics of the user are objects that the config names by references
-(`evals.metric_functions.CustomMetric`).
+`evals.running_metrics` computes them. Metrics of the user are objects that the config names by
+references.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,6 @@ Mode = Literal["max", "min"]
 BestMode = Literal["auto", "max", "min"]
 Labels = Literal["one", "several"]
 
-_FUNCTIONS = "vit_jax.evals.metric_functions"
-
 
 class Metric(NamedTuple):
     """A metric.
@@ -24,35 +22,23 @@ class Metric(NamedTuple):
     Attributes:
       mode: "max" if higher is better, "min" if lower is better.
       is_share: printed in percent.
-      function: reference to the function that computes it from counts of predictions; "" if it is
-        not computed so.
-      labels: numbers of labels of an image for which `function` is defined.
+      labels: numbers of labels of an image for which it is computed from counts of predictions:
+        "one" by the property of this name of `ClassCounts`, "several" by the one of `LabelCounts`.
     """
 
     mode: Mode
     is_share: bool = False
-    function: str = ""
     labels: tuple[Labels, ...] = ()
 
 
 METRICS: Mapping[str, Metric] = {
-    "accuracy": Metric("max", True, f"{_FUNCTIONS}:compute_accuracy", ("one",)),
-    "top5_accuracy": Metric("max", True, f"{_FUNCTIONS}:compute_top5_accuracy", ("one",)),
-    "mean_average_precision": Metric(
-        "max",
-        True,
-        f"{_FUNCTIONS}:compute_mean_average_precision",
-        ("several",),
-    ),
-    "f1_micro": Metric("max", True, f"{_FUNCTIONS}:compute_f1_micro", ("several",)),
-    "f1_macro": Metric("max", True, f"{_FUNCTIONS}:compute_f1_macro", ("one", "several")),
-    "loss": Metric("min", False, f"{_FUNCTIONS}:compute_loss", ("one", "several")),
-    "calibration_error": Metric(
-        "min",
-        True,
-        f"{_FUNCTIONS}:compute_calibration_error",
-        ("one", "several"),
-    ),
+    "accuracy": Metric("max", True, ("one",)),
+    "top5_accuracy": Metric("max", True, ("one",)),
+    "mean_average_precision": Metric("max", True, ("several",)),
+    "f1_micro": Metric("max", True, ("several",)),
+    "f1_macro": Metric("max", True, ("one", "several")),
+    "loss": Metric("min", False, ("one", "several")),
+    "calibration_error": Metric("min", True, ("one", "several")),
     "error": Metric("min"),
     "images_per_second": Metric("max"),
     "goodput": Metric("max"),
@@ -86,7 +72,7 @@ EARLIER_NAMES: Mapping[str, str] = {
 
 SHARES = tuple(name for name in METRICS if METRICS[name].is_share)
 """Metrics that are printed in percent."""
-_COMPUTED = tuple(name for name in METRICS if METRICS[name].function)
+_COMPUTED = tuple(name for name in METRICS if METRICS[name].labels)
 """Metrics that can be chosen."""
 
 

@@ -1,4 +1,4 @@
-"""Counts of the predictions of images with one label, from which their metrics are computed.
+"""Counts of the predictions of images with one label, and the metrics that follow from them.
 
 `predict` runs on the devices. Every process gets the predictions of all images and adds them up on
 the host, so that memory does not grow with the images.
@@ -19,38 +19,36 @@ from vit_jax.evals.runner import Results, Rows
 MOST_PROBABLE = 5
 
 
-def predict(
-    logits_BK: jax.Array,
-    batch: Batch,
-    is_allowed_K: jax.Array,
-    output_L: jax.Array,
-) -> Results:
-    """Return "label_B", "class_BT", "probability_BT", "loss_B" and "mask_B" of a batch.
+def predict(logits_BK: jax.Array, batch: Batch, output_B: jax.Array) -> Results:
+    """Return the most probable outputs and the loss of each image of a batch.
 
-    "class_BT" has the numbers of outputs, the most probable first, of equal ones the lower number;
-    "probability_BT" has their softmax probabilities, float32, not finite if a logit is not;
-    "loss_B" is the cross-entropy.
+    Args:
+      logits_BK: -inf for outputs that cannot be predicted.
+      batch: labels and mask of the images.
+      output_B: the output that is right for each image, for the loss.
 
-    Outputs that are not allowed are ignored, as if the network did not have them. `output_L` is the
-    output of each class of the data, for the loss.
+    Returns:
+      "label_B" and "mask_B" of the batch; "class_BT", numbers of outputs, the most probable first,
+      of equal ones the lower number; "probability_BT", their softmax probabilities, float32, not
+      finite if a logit is not; "loss_B", the cross-entropy.
     """
-    allowed_BK = jnp.where(is_allowed_K, logits_BK, -jnp.inf)
-    log_BK = jax.nn.log_softmax(allowed_BK)
     num_predictions = min(MOST_PROBABLE, logits_BK.shape[1])
-    class_BT = jax.lax.top_k(allowed_BK, num_predictions)[1]
-    output_B = output_L[batch.label_B]
-    log_B1 = jnp.take_along_axis(log_BK, output_B[:, None], axis=1)
+    _, class_BT = jax.lax.top_k(logits_BK, num_predictions)
+
+    log_probability_BK = jax.nn.log_softmax(logits_BK)
+    log_probability_BT = jnp.take_along_axis(log_probability_BK, class_BT, axis=1)
+    log_likelihood_B1 = jnp.take_along_axis(log_probability_BK, output_B[:, None], axis=1)
     return {
         "label_B": batch.label_B,
-        "class_BT": class_BT,
-        "probability_BT": jnp.exp(jnp.take_along_axis(log_BK, class_BT, axis=1)),
-        "loss_B": -log_B1[:, 0],
         "mask_B": batch.mask_B,
+        "class_BT": class_BT,
+        "probability_BT": jnp.exp(log_probability_BT),
+        "loss_B": -log_likelihood_B1[:, 0],
     }
 
 
 class ClassCounts:
-    """Counts of predictions by class, and sums over all images.
+    """Counts of predictions by class. Its properties are the metrics of images with one label.
 
     Attributes:
       label_map: the outputs of the network that are right for each class.
@@ -58,7 +56,7 @@ class ClassCounts:
       top1_L: number of images of each class whose most probable output is right.
       top5_L: number of images of each class with a right output among the five most probable ones.
       predicted_K: number of images by their most probable output.
-      loss: sum of softmax cross-entropy.
+      loss_sum: sum of softmax cross-entropy.
       calibration: calibration of the most probable outputs.
     """
 
@@ -69,7 +67,7 @@ class ClassCounts:
         self.top1_L = np.zeros(num_classes, np.int64)
         self.top5_L = np.zeros(num_classes, np.int64)
         self.predicted_K = np.zeros(len(label_map.is_allowed_K), np.int64)
-        self.loss = 0.0
+        self.loss_sum = 0.0
         self.calibration = Calibration()
 
     def add(self, rows: Rows) -> None:
@@ -86,36 +84,45 @@ class ClassCounts:
         self.top1_L += self._count(label_N[is_right_N])
         self.top5_L += self._count(label_N[is_right_NT.any(axis=1)])
         self.predicted_K += np.bincount(most_probable_N, minlength=len(self.predicted_K))
-        self.loss += float(rows["loss_B"].astype(np.float64).sum())
+        self.loss_sum += float(rows["loss_B"].astype(np.float64).sum())
         self.calibration.add(rows["probability_BT"][:, 0], is_right_N)
 
     def find_right(self, rows: Rows) -> np.ndarray:
         """Return which predictions are right, bool (N, T); arguments as for `add`."""
         return self.label_map.is_right(rows.get("record_B"), rows["label_B"], rows["class_BT"])
 
-    def f1_by_class(self) -> np.ndarray | None:
-        """Return F1 of each class, (L,), NaN without images.
-
-        Return None if an image has not exactly one right output.
-        """
-        if not self.label_map.has_loss:
-            return None
-        predicted_L = self.predicted_K[self.label_map.output_L]
-        f1_L = np.full(len(self.images_L), np.nan)
-        has_images_L = self.images_L > 0
-        total_L = predicted_L + self.images_L
-        f1_L[has_images_L] = 2 * self.top1_L[has_images_L] / total_L[has_images_L]
-        return f1_L
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Mean cross-entropy; None if an image has not exactly one right output."""
-        return self.loss / self.images if self.label_map.has_loss else None
+    def _count(self, label_N: np.ndarray) -> np.ndarray:
+        return np.bincount(label_N, minlength=len(self.images_L))
 
     @property
     def images(self) -> int:
         """Number of images."""
         return int(self.images_L.sum())
 
-    def _count(self, label_N: np.ndarray) -> np.ndarray:
-        return np.bincount(label_N, minlength=len(self.images_L))
+    @property
+    def accuracy(self) -> float:
+        """Fraction of images whose most probable output is right."""
+        return int(self.top1_L.sum()) / self.images
+
+    @property
+    def top5_accuracy(self) -> float:
+        """Fraction of images with a right output among the five most probable ones."""
+        return int(self.top5_L.sum()) / self.images
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy, if each image has exactly one right output."""
+        return self.loss_sum / self.images
+
+    @property
+    def f1_macro(self) -> float:
+        """Mean of F1 over the classes with images, if each image has exactly one right output."""
+        has_images_L = self.images_L > 0
+        predicted_L = self.predicted_K[self.label_map.output_L]
+        f1_L = 2 * self.top1_L[has_images_L] / (predicted_L + self.images_L)[has_images_L]
+        return float(f1_L.mean())
+
+    @property
+    def calibration_error(self) -> float:
+        """Expected calibration error (Guo et al., ICML 2017)."""
+        return self.calibration.error

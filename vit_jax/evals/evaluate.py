@@ -21,7 +21,6 @@ from vit_jax.config.metric_names import USUAL_METRICS, format_metric
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.class_counts import predict
 from vit_jax.evals.label_map import Labelled
-from vit_jax.evals.metric_functions import NO_FURTHER_METRICS, ChosenMetrics
 from vit_jax.evals.multilabel import MultilabelMetrics
 from vit_jax.evals.runner import (
     Module,
@@ -31,6 +30,7 @@ from vit_jax.evals.runner import (
     require_finite,
     require_images,
 )
+from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics
 from vit_jax.evals.single_label import INTERVAL_OF, ClassMetrics
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.objectives.sums import score_classes
@@ -214,9 +214,10 @@ def _compile_step(
             label_BK = batch.label_BK(num_outputs)
             return rows | chosen.compute_custom_rows(logits_BK, label_BK)
 
-        rows = predict(logits_BK, batch, is_allowed_K, output_K)
         allowed_BK = jnp.where(is_allowed_K, logits_BK, -jnp.inf)
-        label_BK = jax.nn.one_hot(output_K[batch.label_B], num_outputs)
+        output_B = output_K[batch.label_B]
+        rows = predict(allowed_BK, batch, output_B)
+        label_BK = jax.nn.one_hot(output_B, num_outputs)
         return rows | chosen.compute_custom_rows(allowed_BK, label_BK)
 
     everywhere = replicate(runner.mesh)

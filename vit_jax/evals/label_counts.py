@@ -1,4 +1,4 @@
-"""Predictions of images that may have several labels, from which their metrics are computed.
+"""Predictions of images that may have several labels, and the metrics that follow from them.
 
 Each class is a yes-no question. All probabilities are kept: average precision needs them.
 
@@ -36,16 +36,16 @@ class LabelTotals(NamedTuple):
 
 
 class LabelCounts:
-    """Probabilities and labels of images.
+    """Probabilities and labels of images. Its properties are their metrics.
 
     Attributes:
       images: number of images.
-      loss: sum over them.
+      loss_sum: sum of the losses of the images.
     """
 
     def __init__(self, num_classes: int) -> None:
         self.images = 0
-        self.loss = 0.0
+        self.loss_sum = 0.0
         self._probabilities = [np.zeros((0, num_classes), np.float32)]
         self._labels = [np.zeros((0, num_classes), bool)]
         self._per_class: PerClass | None = None  # the metrics of all images so far
@@ -56,25 +56,43 @@ class LabelCounts:
         self._labels.append(rows["label_BK"] > 0)
         self._per_class = None
         self.images += len(rows["loss_B"])
-        self.loss += float(rows["loss_B"].astype(np.float64).sum())
+        self.loss_sum += float(rows["loss_B"].astype(np.float64).sum())
 
     @property
-    def mean_loss(self) -> float:
+    def mean_average_precision(self) -> float:
+        """Mean of the average precisions of the classes with images.
+
+        Raises:
+          ValueError: no image has a label.
+        """
+        if not self.count().labelled.any():
+            raise ValueError("No readable image has a label: there is nothing to evaluate.")
+        return float(np.nanmean(self.per_class().average_precision))
+
+    @property
+    def f1_micro(self) -> float:
+        """F1 of all predicted classes of all images."""
+        totals = self.count()
+        return float(2 * totals.right.sum() / (totals.predicted.sum() + totals.labelled.sum()))
+
+    @property
+    def f1_macro(self) -> float:
+        """Mean of F1 over the classes with images."""
+        return float(np.nanmean(self.per_class().f1))
+
+    @property
+    def loss(self) -> float:
         """Mean of the losses of the images."""
-        return self.loss / self.images
+        return self.loss_sum / self.images
 
     @property
-    def calibration(self) -> Calibration:
-        """Calibration of the probabilities, each the answer to one yes-no question."""
+    def calibration_error(self) -> float:
+        """Expected calibration error of the probabilities, each the answer to a yes-no question."""
         calibration = Calibration()
         probability_NK = np.concatenate(self._probabilities)
         label_NK = np.concatenate(self._labels)
         calibration.add(probability_NK.ravel(), label_NK.ravel())
-        return calibration
-
-    def f1_by_class(self) -> np.ndarray:
-        """Return F1 of each class, (K,), NaN without images."""
-        return self.per_class().f1
+        return calibration.error
 
     def per_class(self) -> PerClass:
         """Return the metrics of each class.
@@ -108,11 +126,6 @@ class LabelCounts:
             predicted=is_predicted_NK.sum(axis=0),
             labelled=is_labelled_NK.sum(axis=0),
         )
-
-    def require_labels(self) -> None:
-        """Raise ValueError if no image has a label."""
-        if not self.count().labelled.any():
-            raise ValueError("No readable image has a label: there is nothing to evaluate.")
 
 
 def describe_classes(class_names: Sequence[str], per_class: PerClass) -> list[dict[str, Any]]:

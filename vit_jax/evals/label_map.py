@@ -75,8 +75,8 @@ class LabelMap:
         return (class_NT[:, :, None] == right_NS[:, None, :]).any(axis=2)
 
     @property
-    def has_loss(self) -> bool:
-        """True if each image has one right output."""
+    def has_single_outputs(self) -> bool:
+        """True if each image has exactly one right output: only then it has a loss."""
         return self.right_NS is None and bool((self.output_L[self.listed] >= 0).all())
 
     def arguments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -85,7 +85,7 @@ class LabelMap:
         The latter is padded to (K,), so that one step fits all data.
         """
         output_K = np.zeros(len(self.is_allowed_K), np.int32)
-        if self.has_loss:
+        if self.has_single_outputs:
             output_K[: len(self.output_L)] = self.output_L
         return self.is_allowed_K, output_K
 

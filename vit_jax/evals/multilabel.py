@@ -9,16 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config.metric_names import format_metric
+from vit_jax.config.metric_names import USUAL_METRICS, format_metric
 from vit_jax.data.kinds.table import BETWEEN
 from vit_jax.evals.label_counts import THRESHOLD, LabelCounts, PerClass, describe_classes
-from vit_jax.evals.metric_functions import (
-    NO_FURTHER_METRICS,
-    ChosenMetrics,
-    CustomSums,
-    compute_metrics,
-)
 from vit_jax.evals.runner import Rows
+from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
 
 WORST_SHOWN = 3
 
@@ -45,8 +40,7 @@ class MultilabelMetrics:
             *class_names,
         )  # names for `image_rows`
         self._class_names = class_names
-        self._names = chosen.list_names("several")
-        self._custom_sums = CustomSums(chosen.custom)
+        self._metrics = RunningMetrics(self.counts, USUAL_METRICS["several"], chosen)
 
     @property
     def images(self) -> int:
@@ -55,20 +49,17 @@ class MultilabelMetrics:
 
     def add(self, rows: Rows) -> None:
         """Add the rows of `score_classes` for images that count."""
-        self.counts.add(rows)
-        self._custom_sums.add(rows)
+        self._metrics.add(rows)
 
     def values(self) -> dict[str, Any]:
-        """Return the metrics by name.
+        """Return the metrics by name, None for NaN and infinity.
 
         Raises:
           ValueError: no image has a label.
         """
-        self.counts.require_labels()
-        values: dict[str, Any] = {**compute_metrics(self._names, self.counts)}
-        for name, value in self._custom_sums.values().items():
-            is_known = math.isfinite(value)
-            values[name] = value if is_known else None
+        values: dict[str, Any] = {}
+        for name, value in self._metrics.compute().items():
+            values[name] = value if math.isfinite(value) else None
         return values
 
     def shown(self) -> dict[str, str]:

@@ -17,7 +17,6 @@ from vit_jax.evals.intervals import wilson_interval
 from vit_jax.evals.label_counts import LabelCounts, describe_classes
 from vit_jax.evals.least_squares import LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier
-from vit_jax.evals.metric_functions import compute_metric
 
 Classifier = LogisticClassifier | LinearClassifier
 
@@ -105,19 +104,14 @@ class LabelPredictions:
     @property
     def headline(self) -> float:
         """Mean average precision."""
-        return self.compute("mean_average_precision")
-
-    def compute(self, metric: str) -> float:
-        """Return the value of a metric."""
-        value = compute_metric(metric, self._count())
-        assert value is not None
-        return value
+        return self._count().mean_average_precision
 
     def test_metrics(self) -> dict[str, Any]:
         """Return the metrics, and "test_images"."""
+        counts = self._count()
         metrics: dict[str, Any] = {}
         for name in list_metrics("several"):
-            metrics[name] = self.compute(name)
+            metrics[name] = getattr(counts, name)
         metrics["test_images"] = len(self.label_NK)
         return metrics
 

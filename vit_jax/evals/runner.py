@@ -250,7 +250,7 @@ def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], s
     return output_B
 
 
-def require_images(num_readable: float, name: str) -> None:
+def require_images(num_readable: float | np.ndarray, name: str) -> None:
     """Raise TooManyUnreadable if no image of a split could be read."""
     if not num_readable:
         raise TooManyUnreadable(f"{name}: no image could be read. There is nothing to evaluate.")

@@ -10,17 +10,12 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from vit_jax.config.metric_names import format_metric
+from vit_jax.config.metric_names import USUAL_METRICS, format_metric
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.intervals import wilson_interval
 from vit_jax.evals.label_map import Labelled
-from vit_jax.evals.metric_functions import (
-    NO_FURTHER_METRICS,
-    ChosenMetrics,
-    CustomSums,
-    compute_metrics,
-)
 from vit_jax.evals.runner import Rows
+from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
 
 LARGEST_CONFUSION = 4_000_000  # classes times outputs, for example 2,000 by 2,000: 64 MB
 MOST_MISTAKES = 24  # in memory
@@ -28,6 +23,8 @@ CONFUSED_SHOWN = 3
 CONFUSED_KEPT = 50
 INTERVAL_OF = {"accuracy": "accuracy_interval", "top5_accuracy": "top5_interval"}
 """Names of the 95 % intervals of metrics."""
+METRICS_OF_SEVERAL_OUTPUTS = ("accuracy", "top5_accuracy", "calibration_error")
+"""Metrics that are defined where an image has several right outputs, or none."""
 
 
 class Mistake(NamedTuple):
@@ -86,10 +83,9 @@ class ClassMetrics:
         self.counts = ClassCounts(label_map)
         self.output_A = np.flatnonzero(label_map.is_allowed_K)
         self.wrong = list[Mistake]()
-        self._names = chosen.list_names("one")
-        self._custom_sums = CustomSums(chosen.custom)
         self.confusion_2LA = self._make_confusion()
-        if chosen and not label_map.has_loss:
+        self._metrics = RunningMetrics(self.counts, USUAL_METRICS["one"], chosen)
+        if chosen and not label_map.has_single_outputs:
             labelled.notes.append(
                 "chosen metrics that need exactly one right output for each image are skipped."
             )
@@ -109,8 +105,7 @@ class ClassMetrics:
 
     def add(self, rows: Rows) -> None:
         """Add the rows of `predict`, and "record_B", for images that count."""
-        self.counts.add(rows)
-        self._custom_sums.add(rows)
+        self._metrics.add(rows)
 
         is_right_N = self.counts.find_right(rows)[:, 0]
         self._add_confusions(rows, is_right_N)
@@ -150,21 +145,20 @@ class ClassMetrics:
     def values(self) -> dict[str, Any]:
         """Return the metrics by name, with 95 % intervals.
 
-        Return None if an image has several right outputs.
+        Metrics are None that are not finite, or not defined for images with several right outputs.
         """
         values: dict[str, Any] = {}
-        for name, value in compute_metrics(self._names, self.counts).items():
-            values[name] = value
-            if name in INTERVAL_OF and value is not None:
+        for name, value in self._metrics.compute().items():
+            is_known = self._is_defined(name) and math.isfinite(value)
+            values[name] = value if is_known else None
+            if name in INTERVAL_OF:
                 num_correct = value * self.images
                 interval = wilson_interval(num_correct, self.images)
                 values[INTERVAL_OF[name]] = list(interval)
-
-        has_loss = self.labelled.label_map.has_loss
-        for name, value in self._custom_sums.values().items():
-            is_known = has_loss and math.isfinite(value)
-            values[name] = value if is_known else None
         return values
+
+    def _is_defined(self, name: str) -> bool:
+        return self.labelled.label_map.has_single_outputs or name in METRICS_OF_SEVERAL_OUTPUTS
 
     def shown(self) -> dict[str, str]:
         """Return `values` as text: intervals beside their accuracies."""

@@ -1,7 +1,6 @@
 """Evaluators of classification in a run: they measure training states on one split.
 
-Sums of the objective are divided by their sum "weight" (`compute_means`), counts of predictions and
-sums of custom metrics by the number of images (`metric_functions`).
+An evaluator is any object with a method `run(state)` that yields names and values of metrics.
 """
 
 import dataclasses
@@ -9,15 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Generic
 
 from vit_jax.arrays import Batch
+from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.label_counts import LabelCounts
 from vit_jax.evals.label_map import build_identity_map
-from vit_jax.evals.metric_functions import (
-    NO_FURTHER_METRICS,
-    ChosenMetrics,
-    CustomSums,
-    compute_metrics,
-)
 from vit_jax.evals.runner import (
     E,
     Results,
@@ -27,18 +21,18 @@ from vit_jax.evals.runner import (
     iterate_batches,
     require_images,
 )
+from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
 from vit_jax.objectives.sums import compute_means
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationEvaluator(Generic[E]):
-    """Accuracy and mean loss over a split, and chosen metrics.
+    """Mean loss and accuracy over a split, and chosen metrics.
 
     Attributes:
-      split: the examples.
-      step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count,
-        as objectives return them; over patches if patches are predicted. With chosen metrics also
-        the rows of `make_metric_rows`.
+      split: the images.
+      step: (state, batch) -> the sums of the objective over the images that count, and the rows of
+        the images for the metrics; `train.step.make_evaluation_step` returns it.
       chosen: further metrics.
     """
 
@@ -47,66 +41,35 @@ class ClassificationEvaluator(Generic[E]):
     chosen: ChosenMetrics = NO_FURTHER_METRICS
 
     def run(self, state: E) -> Iterator[tuple[str, float]]:
-        """Yield "loss" and "accuracy", the chosen metrics, and "images", their number.
-
-        Raises:
-          ValueError: no image of the split is readable.
-        """
-        totals: Totals = {}
-        counts = ClassCounts(build_identity_map(self.split.class_names))
-        custom_sums = CustomSums(self.chosen.custom)
-        for batch in iterate_batches(self.split.open_batches, self.step, state):
-            add_sums(totals, batch.sums)
-            custom_sums.add(batch.rows)
-            if self.chosen.built_in:  # only then the step returns predictions
-                counts.add(batch.rows)
-        require_images(float(totals.get("weight", 0)), self.split.name)
-
-        means = compute_means(totals)
-        for name, mean in means.items():
-            yield name, float(mean)
-        metrics = compute_metrics(self.chosen.built_in, counts) | custom_sums.values()
-        for name, value in metrics.items():
-            if value is not None and name not in means:  # the objective has its accuracy
-                yield name, value
-        yield "images", float(totals.get("images", totals["weight"]))
-
-
-@dataclasses.dataclass(frozen=True)
-class MultilabelEvaluator(Generic[E]):
-    """Mean average precision, F1 and mean loss over a split, and chosen metrics.
-
-    Attributes:
-      split: the examples.
-      step: (state, batch) -> the objective's sums "loss" and "weight", and the rows of
-        `score_classes`.
-      chosen: further metrics.
-    """
-
-    split: Split
-    step: Callable[[E, Batch], Results]
-    chosen: ChosenMetrics = NO_FURTHER_METRICS
-
-    def run(self, state: E) -> Iterator[tuple[str, float]]:
-        """Yield the objective's loss, usual and chosen metrics, and "images", their number.
+        """Yield the means of the objective, the metrics, and "images", their number.
 
         Raises:
           ValueError: no image of the split is readable, or none has a label.
         """
         totals: Totals = {}
-        counts = LabelCounts(len(self.split.class_names))
-        custom_sums = CustomSums(self.chosen.custom)
-        for batch in iterate_batches(self.split.open_batches, self.step, state):
-            add_sums(totals, batch.sums)
-            custom_sums.add(batch.rows)
-            counts.add(batch.rows)
-        require_images(counts.images, self.split.name)
-        counts.require_labels()
+        metrics = self.start_metrics()
+        for sums, rows in iterate_batches(self.split.open_batches, self.step, state):
+            add_sums(totals, sums)
+            metrics.add(rows)
+        require_images(totals.get("weight", 0), self.split.name)
 
-        yield "loss", float(compute_means(totals)["loss"])
-        names = self.chosen.list_names("several")
-        metrics = compute_metrics(names, counts) | custom_sums.values()
-        for name, value in metrics.items():
-            if name != "loss" and value is not None:  # the objective has its loss
-                yield name, value
-        yield "images", float(counts.images)
+        results = {name: float(mean) for name, mean in compute_means(totals).items()}
+        for name, value in metrics.compute().items():
+            results.setdefault(name, value)  # a loss of the objective stays
+        results["images"] = float(totals.get("images", totals["weight"]))
+        yield from results.items()
+
+    def start_metrics(self) -> RunningMetrics:
+        """Return the metrics of no image yet."""
+        counts = ClassCounts(build_identity_map(self.split.class_names))
+        return RunningMetrics(counts, (), self.chosen)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultilabelEvaluator(ClassificationEvaluator[E]):
+    """Mean loss over a split of images that may have several labels, average precision and F1."""
+
+    def start_metrics(self) -> RunningMetrics:
+        """Return the metrics of no image yet."""
+        counts = LabelCounts(len(self.split.class_names))
+        return RunningMetrics(counts, MULTILABEL_RESULTS, self.chosen)

@@ -13,7 +13,7 @@ from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
-from vit_jax.evals.metric_functions import choose_metrics
+from vit_jax.evals.running_metrics import choose_metrics
 from vit_jax.imports.references import explain_call, is_reference, resolve
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator

@@ -22,9 +22,10 @@ from vit_jax.arrays import Batch
 from vit_jax.config.metric_names import METRICS, list_metrics
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, MultilabelEvaluator, Split
+from vit_jax.evals.class_counts import ClassCounts
+from vit_jax.evals.label_counts import LabelCounts
 from vit_jax.evals.label_map import Labelled, build_identity_map
-from vit_jax.evals.metric_functions import choose_metrics, make_metric_rows
-from vit_jax.imports.references import resolve
+from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.objectives.sums import score_classes
 from vit_jax.sharding import build_mesh, replicate
 
@@ -48,11 +49,14 @@ class NotCallable:
     direction = "max"
 
 
-def test_every_function_exists_and_is_used():
+COUNTS = {"one": ClassCounts, "several": LabelCounts}
+
+
+def test_every_metric_exists_and_is_used():
     for name, metric in METRICS.items():
-        assert bool(metric.function) == bool(metric.labels), name
-        if metric.function:
-            assert callable(resolve(metric.function, name))
+        for labels, counts in COUNTS.items():
+            is_computed = isinstance(getattr(counts, name, None), property)
+            assert is_computed == (labels in metric.labels), (name, labels)
 
     assert list_metrics("one") == [
         "accuracy",

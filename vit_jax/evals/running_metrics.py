@@ -1,8 +1,8 @@
-"""Functions of the metrics in `config.metric_names.METRICS`, and metrics of the user.
+"""Metrics of an evaluation: built-in ones by name, and metrics of the user.
 
-A built-in metric is a function of the counts of all predictions: `ClassCounts` for images with one
-label, `LabelCounts` for images with several. A metric of the user is the mean over the images of
-values that are computed on the devices.
+A built-in metric is a property of the counts of all predictions: of `ClassCounts` for images with
+one label, of `LabelCounts` for images with several. `config.metric_names.METRICS` lists their names.
+A metric of the user is the mean over the images of values that are computed on the devices.
 
 Legend: B global batch, K outputs of the network, N images that count.
 """
@@ -17,7 +17,6 @@ import numpy as np
 from vit_jax.arrays import Batch
 from vit_jax.config.metric_names import (
     METRICS,
-    USUAL_METRICS,
     Labels,
     list_metrics,
     name_custom_metric,
@@ -29,66 +28,6 @@ from vit_jax.evals.runner import Results, Rows
 from vit_jax.imports.references import is_reference, resolve
 
 Counts = ClassCounts | LabelCounts
-
-
-# Functions of the built-in metrics.
-
-
-def compute_accuracy(counts: ClassCounts) -> float:
-    """Return the fraction of images whose most probable output is right."""
-    return int(counts.top1_L.sum()) / counts.images
-
-
-def compute_top5_accuracy(counts: ClassCounts) -> float:
-    """Return the fraction of images with a right output among the five most probable ones."""
-    return int(counts.top5_L.sum()) / counts.images
-
-
-def compute_loss(counts: Counts) -> float | None:
-    """Return the mean cross-entropy; None if an image has several right outputs."""
-    return counts.mean_loss
-
-
-def compute_calibration_error(counts: Counts) -> float:
-    """Return the expected calibration error (Guo et al., ICML 2017)."""
-    return counts.calibration.error
-
-
-def compute_f1_macro(counts: Counts) -> float | None:
-    """Return the mean of F1 over the classes with images.
-
-    Return None if an image has several right outputs.
-    """
-    f1_by_class = counts.f1_by_class()
-    if f1_by_class is None:
-        return None
-    return float(np.nanmean(f1_by_class))
-
-
-def compute_f1_micro(counts: LabelCounts) -> float:
-    """Return F1 of all predicted classes of all images."""
-    totals = counts.count()
-    return float(2 * totals.right.sum() / (totals.predicted.sum() + totals.labelled.sum()))
-
-
-def compute_mean_average_precision(counts: LabelCounts) -> float:
-    """Return the mean of the average precisions of the classes with images."""
-    return float(np.nanmean(counts.per_class().average_precision))
-
-
-def compute_metric(name: str, counts: Counts) -> float | None:
-    """Return the value of a metric of `METRICS`; None if it is not defined for these images."""
-    function = resolve(METRICS[name].function, f"METRICS[{name!r}].function")
-    value: float | None = function(counts)
-    return value
-
-
-def compute_metrics(names: Iterable[str], counts: Counts) -> dict[str, float | None]:
-    """Return the values of metrics of `METRICS` by name."""
-    return {name: compute_metric(name, counts) for name in names}
-
-
-# Metrics of the user.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,32 +98,23 @@ def load_custom_metric(reference: str, field: str) -> CustomMetric:
     return CustomMetric(name_custom_metric(reference), reference, measure, summarise)
 
 
-class CustomSums:
-    """Float64 sums of the values of custom metrics over the images that count."""
+class CustomMean:
+    """The mean of the values of a metric of the user, in float64, over the images that count."""
 
-    def __init__(self, metrics: Sequence[CustomMetric]) -> None:
-        self._metrics = metrics
-        self._totals: dict[str, np.ndarray] = {}
+    def __init__(self, metric: CustomMetric) -> None:
+        self.metric = metric
+        self._total: np.ndarray | float = 0.0
         self._images = 0
 
     def add(self, rows: Rows) -> None:
         """Add the rows of a step for images that count."""
-        if not self._metrics:
-            return
-        self._images += len(rows["mask_B"])
-        for metric in self._metrics:
-            total = rows[metric.row_name].astype(np.float64).sum(axis=0)
-            self._totals[metric.name] = self._totals.get(metric.name, 0.0) + total
+        value_N = rows[self.metric.row_name].astype(np.float64)
+        self._total += value_N.sum(axis=0)
+        self._images += len(value_N)
 
-    def values(self) -> dict[str, float]:
-        """Return the metrics by name."""
-        return {
-            metric.name: float(metric.summarise(self._totals[metric.name] / self._images))
-            for metric in self._metrics
-        }
-
-
-# The choice of metrics.
+    def summarise(self) -> float:
+        """Return the metric."""
+        return float(self.metric.summarise(np.asarray(self._total / self._images)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,10 +131,6 @@ class ChosenMetrics:
 
     def __bool__(self) -> bool:
         return bool(self.built_in or self.custom)
-
-    def list_names(self, labels: Labels) -> tuple[str, ...]:
-        """Return the usual built-in metrics of images with these labels, then the chosen ones."""
-        return tuple(dict.fromkeys((*USUAL_METRICS[labels], *self.built_in)))
 
     def require_labels(self, labels: Labels, field: str) -> None:
         """Raise ValueError if a chosen metric is not defined for images with these labels."""
@@ -255,14 +181,42 @@ def make_metric_rows(chosen: ChosenMetrics) -> Callable[[jax.Array, Batch], Resu
     """
 
     def metric_rows(logits_BK: jax.Array, batch: Batch) -> Results:
-        num_outputs = logits_BK.shape[1]
         rows: Results = {}
         if chosen.built_in and not batch.is_multilabel:
-            is_allowed_K = jnp.ones(num_outputs, bool)
-            rows |= predict(logits_BK, batch, is_allowed_K, jnp.arange(num_outputs))
+            rows |= predict(logits_BK, batch, batch.label_B)
         if chosen.custom:
-            rows |= chosen.compute_custom_rows(logits_BK, batch.label_BK(num_outputs))
+            label_BK = batch.label_BK(logits_BK.shape[1])
+            rows |= chosen.compute_custom_rows(logits_BK, label_BK)
             rows["mask_B"] = batch.mask_B
         return rows
 
     return metric_rows
+
+
+class RunningMetrics:
+    """Metrics of a split: `add` takes the rows of each batch, `compute` returns the metrics.
+
+    Attributes:
+      names: names of the built-in metrics, properties of the counts.
+      counts: counts of the predictions.
+      means: metrics of the user.
+    """
+
+    def __init__(self, counts: Counts, usual: Sequence[str], chosen: ChosenMetrics) -> None:
+        self.names = list(dict.fromkeys((*usual, *chosen.built_in)))
+        self.counts = counts
+        self.means = [CustomMean(metric) for metric in chosen.custom]
+
+    def add(self, rows: Rows) -> None:
+        """Add the rows of a batch for images that count."""
+        if self.names:
+            self.counts.add(rows)
+        for mean in self.means:
+            mean.add(rows)
+
+    def compute(self) -> dict[str, float]:
+        """Return the metrics by name."""
+        metrics = {name: getattr(self.counts, name) for name in self.names}
+        for mean in self.means:
+            metrics[mean.metric.name] = mean.summarise()
+        return metrics
