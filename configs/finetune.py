@@ -121,6 +121,8 @@ FOLLOWED = {
 """Periods of evaluations, checkpoints and log lines."""
 CROPS = ("inception", "resize", "resize_short_side")
 TEST_RESIZES = ("direct", "short_side", "weights")
+ORIENTATIONS = ("upright", "any")
+"""Upright photographs, or images without an upright direction: microscopes, satellites."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,15 +227,18 @@ class Arguments:
     image_size: int = 0
     examples: int = 0
     test_resize: str = ""
+    orientation: str = "upright"
 
 
 def get_config(argument: str = "") -> FinetuneConfig:
-    """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW], of `TASKS` and `RULES`.
+    """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW][,orientation=any].
 
-    MODEL is what `config.init_from` must hold, "any", or one of `NAMED_RULES` for any network with
-    this rule. `examples` is the number of training images, for the BiT rule on your data. The rule
-    "quick" is the paper's with the rate 0.01 instead of a search: one run instead of five. HOW is
-    direct, short_side or weights.
+    TASK and RULE are of `TASKS` and `RULES`. MODEL is what `config.init_from` must hold, "any", or
+    one of `NAMED_RULES` for any network with this rule. `examples` is the number of training
+    images, for the BiT rule on your data. The rule "quick" is the paper's with the rate 0.01
+    instead of a search: one run instead of five. HOW is direct, short_side or weights.
+    orientation=any, for microscopes and satellites, also turns training images upside down and by
+    90 degrees.
     """
     arguments = read_arguments(argument)
     task = TASKS[arguments.task]
@@ -270,6 +275,7 @@ def read_arguments(argument: str) -> Arguments:
     require_known("rule", arguments.rule, RULES)
     require_known("crop", arguments.crop, ("", *CROPS))
     require_known("test_resize", arguments.test_resize, ("", *TEST_RESIZES))
+    require_known("orientation", arguments.orientation, ORIENTATIONS)
     if arguments.model != "any":
         parse_name(arguments.model)
     return arguments
@@ -541,6 +547,7 @@ def configure_input(
     size, too, unless the argument or the crop needs another one.
     """
     train_crop = arguments.crop or task.crop
+    has_any_orientation = arguments.orientation == "any"
     image_size: tuple[int, int] | None = (pixels, pixels)
     if follows_weights(arguments) and train_crop == "inception" and not arguments.image_size:
         image_size = None
@@ -550,6 +557,8 @@ def configure_input(
         image_size=image_size,
         train_crop=train_crop,
         test_resize=arguments.test_resize or choose_test_resize(arguments),
+        vertical_flip=has_any_orientation,
+        rotate90=has_any_orientation,
         exif_orientation=arguments.task == "own",
     )
     if config.train_crop != "inception":

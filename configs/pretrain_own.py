@@ -27,8 +27,16 @@ ROWS = ((3_000, 600, 64, 15, 0.5), (20_000, 300, 128, 15, 0.5), (100_000, 200, 2
 
 
 def get_config(argument: str = "") -> PretrainConfig:
-    """Argument: MODEL[,examples=N][,image_size=N]; N training images, about."""
-    arguments = parse_argument(argument, model="ViT-Ti/16", examples=10_000, image_size=224)
+    """Argument: MODEL[,examples=N][,image_size=N][,orientation=any]; N training images, about.
+
+    orientation=any is for images without an upright direction: microscopes, satellites.
+    """
+    arguments = parse_argument(
+        argument, model="ViT-Ti/16", examples=10_000, image_size=224, orientation="upright"
+    )
+    orientation = arguments["orientation"]
+    if orientation not in ("upright", "any"):
+        raise ValueError(f"orientation={orientation!r} is not one of upright, any.")
     examples = arguments["examples"]
     if not 1 <= examples <= ROWS[-1][0]:
         raise ValueError(
@@ -53,6 +61,8 @@ def get_config(argument: str = "") -> PretrainConfig:
             randaugment_layers=2,
             randaugment_magnitude=magnitude,
             mixup_alpha=alpha,
+            vertical_flip=orientation == "any",
+            rotate90=orientation == "any",
             exif_orientation=True,
         ),
         objective=ObjectiveConfig(loss="softmax"),

@@ -325,6 +325,8 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
             "no effect.*rule=bit",
         ),
         ("finetune.py:ViT-B/16,pets,examples=5", "examples=", "rule=bit"),
+        ("finetune.py:any,own,orientation=up", "orientation='up'", "upright, any"),
+        ("pretrain_own.py:ViT-Ti/16,orientation=up", "orientation='up'", "upright, any"),
         (
             "pretrain_own.py:ViT-Ti/16,examples=200000",
             "examples=200000",

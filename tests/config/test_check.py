@@ -7,7 +7,9 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import (
+    Duration,
     EvaluatorConfig,
+    PhaseConfig,
     RunSteps,
     check,
     from_dict,
@@ -280,6 +282,17 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
         ),
         *(({"input.value_range": values}, "finite numbers, low < high") for values in NO_VALUES),
         ({"input.shift_pixels": 0}, "=0.*at least 1.*train_crop='shift'"),
+        (
+            {"input.rotate90": True, "input.image_size": (8, 10)},
+            r"image_size=\(8, 10\), which is not square. Use image_size=10,10",
+        ),
+        (
+            {
+                "input.rotate90": True,
+                "phases": {"small": PhaseConfig(until=Duration("9 steps"), image_size=(4, 6))},
+            },
+            r"image_size=\(4, 6\)",
+        ),
         ({"input.train_resize_pixels": None, **RESIZE}, "=None.*train_crop='resize'"),
         (
             {"input.train_resize_pixels": 9, **RESIZE, "input.image_size": (8, 10)},

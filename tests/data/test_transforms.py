@@ -1,5 +1,6 @@
 """The two transforms: shapes, purity, options, and a user's augmentations."""
 
+import collections
 import pickle
 
 import cv2
@@ -162,6 +163,46 @@ def test_randomness_comes_from_the_generator_alone_and_the_record_stays(train, f
     assert np.array_equal(first, again)
     assert np.any(np.stack(others) != first)
     assert np.array_equal(IMAGE, before)
+
+
+def list_orientations(image):
+    """Return the image in its eight orientations: the rotations, then those of its mirror image."""
+    orientations = []
+    for start in (image, image[:, ::-1]):
+        orientations += [np.rot90(start, turns) for turns in range(4)]
+    return orientations
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"vertical_flip": True}, {0, 6}),
+        ({"flip": True, "vertical_flip": True}, {0, 2, 4, 6}),
+        ({"rotate90": True}, {0, 1, 2, 3}),
+        ({"flip": True, "vertical_flip": True, "rotate90": True}, set(range(8))),
+    ],
+    ids=["vertical", "both flips", "rotations", "all"],
+)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_orientations_are_equally_frequent(fields, expected, in_memory, make_config):
+    """Of 800 images each of n orientations has 800 / n, within 4.5 standard deviations."""
+    image = IMAGE[:, :40]
+    before = image.copy()
+    orientations = [orientation.tobytes() for orientation in list_orientations(image)]
+    transform = TrainTransform(make_config(**UNCHANGED | {"image_size": (40, 40)} | fields))
+    rng = np.random.default_rng(0)
+
+    counts = collections.Counter()
+    for _ in range(800):
+        memory = np.empty((40, 40, 3), np.uint8) if in_memory else None
+        found = transform.plan(Record(image, 0), rng, memory)()
+        counts[orientations.index(found.tobytes())] += 1
+
+    assert counts.keys() == expected
+    share = 1 / len(expected)
+    tolerance = 4.5 * np.sqrt(800 * share * (1 - share))
+    assert all(abs(count - 800 * share) < tolerance for count in counts.values())
+    assert np.array_equal(image, before)
 
 
 @pytest.mark.parametrize(

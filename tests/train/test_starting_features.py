@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from tests.integration.commands import succeed
+from tests.rejections import rejects
+from tests.weights.small_networks import VIT, weights_of
 from tests.weights.test_families import write
 from tests.weights.test_photographs import GOLDEN as PHOTOGRAPHS
 from vit_jax import load_model
@@ -17,7 +19,7 @@ from vit_jax.config import load_recipe
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.models import abstract_model
-from vit_jax.train.starting_weights import adapt
+from vit_jax.train.starting_weights import adapt, follow_weights
 from vit_jax.weights.description import describe_preparation
 
 CASES = {
@@ -141,6 +143,15 @@ def test_values_of_the_command_line_stay(photographs, download):
     )
 
     assert start.config.input == config.input
+
+
+def test_images_of_rectangular_weights_are_not_rotated():
+    config = load_recipe("configs/finetune.py:any,own,orientation=any")
+    assert config.input.vertical_flip
+    assert config.input.rotate90
+
+    with rejects("config.input.rotate90=True", "not square.*image_size=12,12"):
+        follow_weights(config, weights_of(VIT))
 
 
 @pytest.mark.slow

@@ -75,6 +75,23 @@ def check_shift(config: RunConfig) -> str | None:
     )
 
 
+def check_rotation(config: RunConfig) -> str | None:
+    """Only square images keep their size when they are rotated by 90 degrees."""
+    if not config.input.rotate90:
+        return None
+    sizes = [config.input.image_size]
+    for phase in get_phases(config).values():
+        sizes.append(phase.image_size)
+    for size in sizes:
+        if size is not None and size[0] != size[1]:
+            side = max(size)
+            return (
+                f"input.rotate90=True: must be False with image_size={size}, which is not square. "
+                f"Use image_size={side},{side}, or vertical_flip."
+            )
+    return None
+
+
 def check_number_of_examples(config: RunConfig) -> str | None:
     """The number of training examples must be stated once."""
     per_class = config.input.train_examples_per_class
@@ -125,6 +142,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     check_crop_area,
     check_value_range,
     check_shift,
+    check_rotation,
     check_number_of_examples,
     check_train_resize,
     check_image_size,

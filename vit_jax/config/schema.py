@@ -215,6 +215,12 @@ class InputConfig:
     """Largest shift in pixels in each direction."""
     flip: bool = True
     """Flip half of the training images from left to right."""
+    vertical_flip: bool = False
+    """Flip half of the training images upside down: for microscopes and satellites, whose images
+    have no upright direction."""
+    rotate90: bool = False
+    """Rotate each training image by 0, 90, 180 or 270 degrees with equal probability. Images must be
+    square."""
     randaugment_layers: Number = 0
     """Number of RandAugment operations per training image (AugReg uses 2). 0: off."""
     randaugment_magnitude: Annotated[Number, When("randaugment_layers")] = 0

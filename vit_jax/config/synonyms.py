@@ -28,6 +28,8 @@ _WORDS = {
     "model.stochastic_depth_fraction": "drop_path drop_path_rate stochastic_depth stochdepth",
     "input.image_size": "img_size input_size resolution size res crop_size",
     "input.flip": "hflip horizontal_flip",
+    "input.vertical_flip": "vflip flip_ud random_vertical_flip",
+    "input.rotate90": "rot90 random_rotate90 rotate",
     "input.mixup_alpha": "mixup",
     "input.cutmix_alpha": "cutmix",
     "input.cutmix_fraction": "mixup_switch_prob cutmix_prob",

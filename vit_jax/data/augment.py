@@ -49,6 +49,16 @@ def convert_to_grey(image: np.ndarray) -> np.ndarray:
     return cv2.cvtColor(luma, cv2.COLOR_GRAY2RGB)
 
 
+def rotate_90_randomly(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+    """Rotate a square image by 0, 90, 180 or 270 degrees; it may be returned itself."""
+    height, width = image.shape[:2]
+    assert height == width, "config.run_rules.check_rotation"
+    quarter_turns = int(rng.integers(4))
+    if quarter_turns == 0:
+        return image
+    return np.ascontiguousarray(np.rot90(image, quarter_turns))
+
+
 def jitter_colors(
     rng: np.random.Generator,
     image: np.ndarray,

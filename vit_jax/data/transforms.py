@@ -87,6 +87,10 @@ class TrainTransform:
         image = crop()
         if config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1, dst=image if image is out else None)
+        if config.vertical_flip and rng.random() < 0.5:
+            image = cv2.flip(image, 0, dst=image if image is out else None)
+        if config.rotate90:
+            image = augment.rotate_90_randomly(rng, image)
         if config.randaugment_layers:
             image = randaugment.apply_randaugment(
                 rng,

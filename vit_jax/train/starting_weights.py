@@ -15,6 +15,7 @@ from vit_jax.config import (
 )
 from vit_jax.config.network_options import LEARNED_POSITIONS
 from vit_jax.config.parsing import find_references
+from vit_jax.config.run_rules import check_rotation
 from vit_jax.data.records import Source
 from vit_jax.evals.imagenet_classes import match_outputs
 from vit_jax.models.initial_values import sample_truncated_normal
@@ -96,6 +97,9 @@ def follow_weights(
     if inputs.image_size is None:
         image_size = weights.architecture.image_size
         inputs = dataclasses.replace(inputs, image_size=image_size)
+        problem = check_rotation(dataclasses.replace(config, input=inputs))
+        if problem is not None:
+            raise ValueError(f"config.{problem}")
         notes.append(
             f"Images have the {image_size[0]}x{image_size[1]} pixels of the weights: "
             "config.input.image_size."
