@@ -57,6 +57,12 @@ KINDS = (
         "digits",
         "tfds_source:open_unnamed_digits",
     ),
+    DataKind(
+        "fashion",
+        "Fashion-MNIST, 70,000 grey photographs of clothes",
+        "fashion",
+        "fashion:open_fashion",
+    ),
     DataKind("tfds:NAME", "dataset of the TFDS catalogue", "tfds:cifar10", "tfds_source:open_tfds"),
     DataKind("vtab:TASK", "task of VTAB", "vtab:caltech101", "tfds_source:open_vtab"),
     DataKind("folder:PATH", "folders of images", "folder:my-images", "folder:Folder", True),
@@ -75,6 +81,12 @@ KINDS = (
         "csv:FILE", "table of paths and labels", "csv:photos.csv", "table:Table", True, ".csv"
     ),
     DataKind(
+        "npz:FILE", "arrays in a file, as MedMNIST", "npz:pathmnist.npz", "array_listing:Npz", True
+    ),
+    DataKind(
+        "idx:FOLDER", "arrays in four files, as MNIST", "idx:mnist", "array_listing:Idx", True
+    ),
+    DataKind(
         "hf://datasets/OWNER/NAME",
         "Parquet files on the Hugging Face Hub",
         "hf://datasets/AI-Lab-Makerere/beans",
@@ -84,6 +96,8 @@ KINDS = (
     ),
 )
 PREFIXES = tuple(kind.prefix for kind in KINDS)
+EMBEDDED = tuple(kind.form for kind in KINDS if ":" not in kind.form)
+"""Data that one word names, for which there are recipes of the same name."""
 _FORMS = tuple(kind.form for kind in KINDS)
 _PACKED = (".tar", ".parquet")
 """Ends of files that hold many images."""
@@ -103,7 +117,8 @@ def find_kind(data: str) -> DataKind | None:
 def infer_data(text: str) -> str:
     """Return data with its kind: "folder:photos" for the folder photos, "csv:a.csv" for a table.
 
-    A folder with nothing but tars or Parquet files has their kind. A text that names data already,
+    A folder with nothing but tars or Parquet files has their kind, and so has one with MNIST's
+    files. A ".npz" file has none, because it may hold weights. A text that names data already,
     or no file or folder of this machine, is unchanged.
     """
     if find_kind(text) is not None:
@@ -121,6 +136,8 @@ def infer_data(text: str) -> str:
 def _find_kind_of_folder(folder: pathlib.Path) -> str:
     """Return the prefix of the data in a folder; with class folders these are folders of images."""
     paths = list(folder.iterdir())
+    if any("-ubyte" in path.name for path in paths):
+        return "idx"
     if any(path.is_dir() and path.name != _HUB_FOLDER for path in paths):
         return "folder"
     if _HUB_FOLDER in [path.name for path in paths]:

@@ -167,7 +167,8 @@ class InputConfig:
     test_split: str
     """Split to evaluate on, such as "validation" or "train[99%:]"."""
     data_dir: str | None = None
-    """Folder of prepared TFDS datasets. None: the default of TFDS, ~/tensorflow_datasets."""
+    """Folder of prepared TFDS datasets, or of the files of fashion. None: the default of TFDS,
+    ~/tensorflow_datasets; of fashion Debian's folder, else downloaded files."""
     holdout_fraction: Fraction = 0.1
     """Fraction of each class that is held out as test split; only for images in files without
     splits."""

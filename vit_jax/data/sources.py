@@ -30,7 +30,7 @@ from vit_jax.text.nearest import closest
 if TYPE_CHECKING:
     from vit_jax.data.kinds.listing import Listing
 
-_FILE = re.compile(r"[*?\[{#]|\.(csv|tar|parquet)$")
+_FILE = re.compile(r"[*?\[{#]|\.(csv|tar|parquet|npz)$")
 """Parts of an address that name a file or a pattern, not a folder."""
 
 

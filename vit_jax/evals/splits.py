@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import InputConfig
-from vit_jax.config.data_kinds import REFERENCE_FORM, spell_forms
+from vit_jax.config.data_kinds import EMBEDDED, REFERENCE_FORM, find_kind, spell_forms
 from vit_jax.data.kinds.listing import WHOLE
 from vit_jax.data.records import Source, few, require_same_classes
 from vit_jax.data.sources import find_listing, holds_out, normalize_data, open_source, pin_data
@@ -241,7 +241,7 @@ def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence
 
 def _plan_data(name: str, choice: SplitChoice, training: TrainingData | None) -> Plan:
     known = RELEASED.get(name)
-    if known is None and ":" not in name and name != "digits":
+    if known is None and ":" not in name and find_kind(name) is None:
         raise _build_unknown_error(name)
     if known is None and name.startswith("vtab:"):
         known = Released(name, "train800val200", "test")
@@ -252,7 +252,7 @@ def _plan_data(name: str, choice: SplitChoice, training: TrainingData | None) ->
 
 def _build_unknown_error(name: str) -> ValueError:
     """Return the error for data of an unknown name, with the nearest names."""
-    near = closest(name, [*RELEASED, "digits"], 2)
+    near = closest(name, [*RELEASED, *EMBEDDED], 2)
     if name.isidentifier():
         near.append(f"tfds:{name}")
     hint = f"Did you mean {' or '.join(near)}? " if near else ""

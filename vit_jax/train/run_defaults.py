@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 
 from vit_jax.config import FinetuneConfig, load_recipe
+from vit_jax.config.data_kinds import EMBEDDED
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.evals.least_squares import memory_bytes
@@ -253,8 +254,8 @@ def choose_pretraining(recipe: str | None, data: str, overrides: Sequence[str]) 
     """
     if recipe is not None:
         return Defaults(recipe, [], [])
-    if data == "digits":
-        return Defaults("digits", [], [])
+    if data in EMBEDDED:
+        return Defaults(data, [], [])
 
     config = load_recipe("pretrain_own", overrides)
     train = open_source(data, config.input.train_split, config.input, config.seed)

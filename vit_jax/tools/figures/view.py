@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.api import Model
 from vit_jax.api.model import Images
+from vit_jax.config.data_kinds import EMBEDDED
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds.image_files import list_images
 from vit_jax.data.records import Source, few
@@ -150,7 +151,7 @@ def _open(
     """Return a source of at most `num_images` of the images."""
     transform = model.require_transform()
     choice = SplitChoice(split=split, data_dir=data_dir, value_range=transform.value_range)
-    is_data = images in (*RELEASED, "digits") or ":" in images
+    is_data = images in (*RELEASED, *EMBEDDED) or ":" in images
     if is_data and not os.path.exists(os.path.expanduser(images)):
         source = open_split(images, split, choice, model.training)
         return SubsetSource(source, spread(len(source), num_images))

@@ -36,6 +36,7 @@ _COMPLETE = ("train", "train800val200")
 """Splits whose images the tables count."""
 _BY_DATA = {
     "digits": Dataset("digits", 1437, 10, "scikit-learn"),
+    "fashion": Dataset("Fashion-MNIST", 60_000, 10, "its training split"),
     "tfds:imagenet2012": IMAGENET,
     "tfds:imagenet1k": IMAGENET,  # docs/imagenet21k.md uses this name and the next
     "tfds:imagenet21k": IMAGENET_21K,
