@@ -411,7 +411,7 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     )
     batch = abstract_batch(
         config.global_batch,
-        architecture.image_size,
+        architecture.image_shape,
         run.batch_sharding,
     )
     before = run.abstract_state

@@ -1,6 +1,6 @@
 """Values that pass between the folders of vit_jax, with shapes, dtypes and ranges.
 
-Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K
+Legend: B global batch, H W image height and width in pixels, C channels (RGB, or bands), K
 classes, N patch tokens, P class tokens and registers, D model width; L blocks, S = P + N tokens, T
 heads, Q queries (= S).
 """
@@ -23,7 +23,7 @@ class Batch:
     """Examples as they arrive on the device.
 
     Attributes:
-      image_BHWC: uint8, 0 to 255, RGB.
+      image_BHWC: uint8, 0 to 255, RGB; or float32, bands that the data layer has normalised.
       label_B: int32, 0 to K - 1; where an image may have several labels (B, K), 0 or 1 for each
         class.
       mask_B: float32, 1 for an example that counts, 0 for padding or an image that could not be
@@ -156,7 +156,12 @@ def accept_earlier_name(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
-    """Return uint8 pixels in [-1, 1], the range of every network: (x - 127.5) / 127.5."""
+    """Return uint8 pixels in [-1, 1], the range of every network: (x - 127.5) / 127.5.
+
+    Other images are normalised already.
+    """
+    if image_BHWC.dtype != jnp.uint8:
+        return image_BHWC.astype(dtype)
     pixels_BHWC = image_BHWC.astype(jnp.float32)
     scaled_BHWC = (pixels_BHWC - 127.5) / 127.5
     return scaled_BHWC.astype(dtype)
@@ -164,20 +169,21 @@ def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
 
 def abstract_batch(
     global_batch: int,
-    image_size: tuple[int, int],
+    image_shape: tuple[int, int, int],
     sharding: Any = None,
     label_shape: tuple[int, ...] = (),
+    image_dtype: Any = jnp.uint8,
 ) -> Batch:
     """Return the shapes and dtypes of a `Batch`, for tracing without data.
 
-    `label_shape` is the shape of the label of one image.
+    `image_shape` (H, W, C) and `label_shape` are the shapes of one image and of its label.
     """
 
     def describe(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     return Batch(
-        image_BHWC=describe((global_batch, *image_size, 3), jnp.uint8),
+        image_BHWC=describe((global_batch, *image_shape), image_dtype),
         label_B=describe((global_batch, *label_shape), jnp.int32),
         mask_B=describe((global_batch,), jnp.float32),
     )

@@ -61,7 +61,7 @@ def test_labels_that_are_no_classes(labels, message):
         MemorySource(IMAGES, np.array(labels), ("a", "b"))
 
 
-@pytest.mark.parametrize("images", [IMAGES.astype(np.float32), IMAGES[0]])
+@pytest.mark.parametrize("images", [IMAGES.astype(np.complex64), IMAGES[0]])
 def test_arrays_that_are_no_images(images):
     labels = [0, 0, 0]
 

@@ -351,10 +351,9 @@ def compile_case(step, num_gpus, fields):
     if step == "train":
         return aot.compile_step(run)
 
-    image_size = run.architecture.image_size
     batch = abstract_batch(
         run.evaluation_batch,
-        image_size,
+        run.architecture.image_shape,
         run.batch_sharding,
     )
 

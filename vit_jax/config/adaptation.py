@@ -34,8 +34,11 @@ def adapt_architecture(
     *,
     image_size: tuple[int, int],
     num_classes: int,
+    channels: int | None = None,
 ) -> Architecture:
     """Return the network that fine-tunes weights of `a` on images of this height and width.
+
+    `channels` are those of the images; None: as in `a`.
 
     Raises:
       ValueError: `a` is not the network that `config.name` names (every difference is listed), or
@@ -63,6 +66,7 @@ def adapt_architecture(
     adapted = dataclasses.replace(
         pooled,
         num_classes=num_classes,
+        channels=a.channels if channels is None else channels,
         patch_outputs=0,
         head=head,
         head_bias_init=0.0,

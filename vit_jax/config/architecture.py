@@ -8,11 +8,11 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from vit_jax.config import network_options as options
-from vit_jax.config.rules import Count, Number, Positive, Reference, Transformer
-from vit_jax.config.sizes import BOTTLENECK, ROOT_CHANNELS, resnet_downsampling
+from vit_jax.config.rules import Count, Number, Positive, Range, Reference, Transformer
+from vit_jax.config.sizes import BOTTLENECK, RGB_CHANNELS, ROOT_CHANNELS, resnet_downsampling
 from vit_jax.imports.reference_form import is_reference
 
 _MODERN_OPTIONS = (
@@ -46,6 +46,8 @@ class Architecture(options.NetworkOptions):
     family: Family = "vit"
     image_size: tuple[int, int]
     """Height and width of the input in pixels."""
+    channels: Annotated[int, Range("[1, 32]")] = RGB_CHANNELS
+    """Channels C of the input."""
     patch_size: tuple[int, int]
     """Height and width, in pixels for a ViT, in cells of the ResNet's map for a hybrid."""
     num_classes: Number
@@ -128,12 +130,17 @@ class Architecture(options.NetworkOptions):
 
     @property
     def map_channels(self) -> int:
-        """Channels of the map that is cut into patches: the image's colours or the ResNet's map."""
+        """Channels of the map that is cut into patches: those of the image or the ResNet's map."""
         if not self.has_resnet:
-            return 3
+            return self.channels
         if not self.units:
             return self.root_channels
         return self.stage_channels(len(self.units) - 1)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the input."""
+        return *self.image_size, self.channels
 
     @property
     def map_size(self) -> tuple[int, int]:

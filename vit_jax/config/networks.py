@@ -11,7 +11,13 @@ from vit_jax.config.network_options import ComputeOptions
 from vit_jax.config.parsing import from_dict
 from vit_jax.config.rules import Component, read_rules
 from vit_jax.config.schema import ModelConfig
-from vit_jax.config.sizes import BOTTLENECK, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES
+from vit_jax.config.sizes import (
+    BOTTLENECK,
+    RESIDUAL_UNITS,
+    RGB_CHANNELS,
+    ROOT_CHANNELS,
+    VIT_SIZES,
+)
 from vit_jax.config.variants import ModelName, parse_name
 
 _MISSING_COMPONENT = {"vit": "ResNet", "resnet": "Transformer"}
@@ -24,6 +30,7 @@ def build_architecture(
     image_size: tuple[int, int],
     num_classes: int,
     patch_outputs: int = 0,
+    channels: int = RGB_CHANNELS,
 ) -> Architecture:
     """Return the network of a config, with every number of its name.
 
@@ -32,6 +39,7 @@ def build_architecture(
       image_size: height and width in pixels.
       num_classes: number of logits; 0 for a network without them.
       patch_outputs: numbers predicted for each masked patch; 0 without masked patches.
+      channels: channels of the images.
 
     Raises:
       ValueError: unknown name, an option that this family has no use for, or numbers that do not
@@ -60,6 +68,7 @@ def build_architecture(
         units=units,
         width_factor=name.width_factor,
         image_size=image_size,
+        channels=channels,
         patch_size=patch_size,
         num_classes=num_classes,
         patch_outputs=patch_outputs,

@@ -13,6 +13,12 @@ from vit_jax.config.lengths import get_phases
 from vit_jax.config.schema import FinetuneConfig, RunConfig
 from vit_jax.imports.references import parse_allowed_code, resolve
 
+RGB_AUGMENTATIONS = {
+    "randaugment_layers": "autocontrast, equalize, posterize, solarize, color and others",
+    "three_augment": "grayscale and solarize",
+    "color_jitter": "saturation and the mean luma",
+}
+"""Augmentations of images with three channels of 8 bits, with the operations that need them."""
 TRACKER_METHODS = ("start", "write", "close")
 Rule = Callable[[RunConfig], str | None]
 
@@ -63,6 +69,54 @@ def check_value_range(config: RunConfig) -> str | None:
         f"input.value_range={value_range}: must be finite numbers, low < high. "
         "Use 0,4095 for 12 bits."
     )
+
+
+def check_bands(config: RunConfig) -> str | None:
+    """Each channel must have one band, if bands are chosen."""
+    inputs = config.input
+    count = len(inputs.bands)
+    if count in (0, inputs.channels):
+        return None
+    fix = f"Set config.input.channels={count}, or change the bands"
+    return f"input.bands={inputs.bands}: must be {inputs.channels} numbers, one a channel. {fix}."
+
+
+def check_channel_scale(config: RunConfig) -> str | None:
+    """Mean and standard deviation must be those of all channels, in place of a range."""
+    inputs = config.input
+    mean = inputs.channel_mean
+    std = inputs.channel_std
+    if not mean and not std:
+        return None
+    field = f"input.channel_mean={mean}, channel_std={std}"
+    if not inputs.reads_bands:
+        fix = "Remove both, or set config.input.bands=1,2,3"
+        return f"{field}: has no effect on RGB of 8 bits, which becomes -1 to 1. {fix}."
+    if inputs.value_range is not None:
+        return f"{field}: must be empty with value_range={inputs.value_range}. Choose one."
+    if {len(mean), len(std)} == {inputs.channels}:
+        return None
+    fix = "Give both, or neither: the training images are measured then"
+    return f"{field}: must be {inputs.channels} numbers each, one a channel. {fix}."
+
+
+def check_rgb_augmentations(config: RunConfig) -> str | None:
+    """Augmentations of colours need RGB of 8 bits."""
+    inputs = config.input
+    if not inputs.reads_bands:
+        return None
+    for name, operations in RGB_AUGMENTATIONS.items():
+        value = getattr(inputs, name)
+        if value:
+            bands = f"channels={inputs.channels}"
+            if inputs.bands:
+                bands = f"bands={inputs.bands}"
+            return (
+                f"input.{name}={value}: must be off with input.{bands}: {operations} need RGB of 8 "
+                f"bits. Set config.input.{name}={type(value)()}; crops, shift, flip, erasing, mixup "
+                "and CutMix work with all bands."
+            )
+    return None
 
 
 def check_shift(config: RunConfig) -> str | None:
@@ -141,6 +195,9 @@ INPUT_RULES: tuple[Rule, ...] = (
     check_splits,
     check_crop_area,
     check_value_range,
+    check_bands,
+    check_channel_scale,
+    check_rgb_augmentations,
     check_shift,
     check_rotation,
     check_number_of_examples,

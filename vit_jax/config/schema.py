@@ -53,6 +53,7 @@ from vit_jax.config.rules import (
     Transformer,
     When,
 )
+from vit_jax.config.sizes import RGB_CHANNELS
 from vit_jax.config.variants import parse_name
 
 Duration = NewType("Duration", str)
@@ -271,9 +272,21 @@ class InputConfig:
     exif_orientation: bool = False
     """Rotate photographs upright by their EXIF orientation, in training and wherever the weights
     are used."""
+    channels: Annotated[int, Range("[1, 32]")] = RGB_CHANNELS
+    """Channels of the network's input. 3: RGB of 8 bits, to which grey and deeper files are
+    converted. Other numbers, and bands: the values of each band as stored, normalised."""
+    bands: tuple[Count, ...] = ()
+    """Numbers of the stored bands to read, in this order, counted from 1, such as 4,3,2. (): all
+    bands, or RGB for channels=3."""
+    channel_mean: tuple[float, ...] = ()
+    """Stored value of each channel that becomes 0. (): by value_range, else the mean of the training
+    images, which the run stores."""
+    channel_std: tuple[Positive, ...] = ()
+    """Difference from channel_mean that becomes 1. (): by value_range, else the standard deviation
+    of the training images."""
     value_range: tuple[float, float] | None = None
-    """Values that become 0 and 255 beyond 8 bits: (0.0, 4095.0) for 12 bits. None: as a file
-    states, else 16 bits."""
+    """Values that become 0 and 255 beyond 8 bits: (0.0, 4095.0) for 12 bits; with other channels or
+    bands, values that become -1 and 1. None: as a file states, else 16 bits."""
     max_image_megapixels: Positive = 180.0
     """Largest image in millions of pixels; a larger one counts as unreadable."""
     max_unreadable: Number | None = None
@@ -285,6 +298,16 @@ class InputConfig:
     cores."""
     num_threads: Count | None = None
     """Decoding threads of each process. None: chosen by the number of cores."""
+
+    @property
+    def reads_bands(self) -> bool:
+        """True for bands as stored, False for RGB of 8 bits."""
+        return self.channels != RGB_CHANNELS or bool(self.bands)
+
+    @property
+    def pixel_dtype(self) -> str:
+        """Dtype of prepared images: uint8 for RGB, float32 for normalised bands."""
+        return "float32" if self.reads_bands else "uint8"
 
     @property
     def pixels(self) -> tuple[int, int]:

@@ -3,6 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
+RGB_CHANNELS = 3
+"""Channels of a colour image: red, green and blue."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TransformerSize:

@@ -1,6 +1,7 @@
 """Augmentations beside RandAugment: ThreeAugment, colour jitter and random erasing.
 
-All take and return uint8 (H, W, 3), RGB. The image is not modified unless the docstring says so.
+All take and return uint8 (H, W, 3), RGB; `erase` also float32 (H, W, C). The image is not modified
+unless the docstring says so.
 """
 
 import math
@@ -100,6 +101,8 @@ def erase(
 ) -> np.ndarray:
     """Replace a random rectangle by uniform noise. Writes into the image.
 
+    The noise has all values of 8 bits, or of normalised channels those from -1 to 1.
+
     Source: Random Erasing (1708.04896), with the largest area of timm (1/3; the paper has 0.4).
     """
     height, width = image.shape[:2]
@@ -114,11 +117,12 @@ def erase(
 
         top = int(rng.integers(height - rows + 1))
         left = int(rng.integers(width - columns + 1))
-        noise = rng.integers(
-            256,
-            size=(rows, columns, 3),
-            dtype=np.uint8,
-        )
+        shape = (rows, columns, image.shape[-1])
+        noise: np.ndarray
+        if image.dtype == np.uint8:
+            noise = rng.integers(256, size=shape, dtype=np.uint8)
+        else:
+            noise = rng.uniform(-1, 1, size=shape)
         image[top : top + rows, left : left + columns] = noise
         break
     return image

@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:
-    """Return the view of an image (H, W, 3) that a box selects."""
+    """Return the view of an image (H, W, C) that a box selects."""
     bottom = box.top + box.height
     right = box.left + box.width
     return image[box.top : bottom, box.left : right]
@@ -138,7 +138,7 @@ def crop_randomly(
     image: np.ndarray,
     size: tuple[int, int],
 ) -> np.ndarray:
-    """Return a random part of `size` (height, width) of an image (H, W, 3) that covers it."""
+    """Return a random part of `size` (height, width) of an image (H, W, C) that covers it."""
     height, width = image.shape[:2]
     return cut(image, _sample_place(rng, height, width, *size))
 
@@ -154,7 +154,7 @@ def crop_simply(
     """
     borders = (SIMPLE_BORDER,) * 4
     mirrored = cv2.copyMakeBorder(image, *borders, cv2.BORDER_REFLECT_101)
-    return crop_randomly(rng, mirrored, size)
+    return crop_randomly(rng, _restore_channel(mirrored), size)
 
 
 def shift_randomly(
@@ -162,7 +162,7 @@ def shift_randomly(
     image: np.ndarray,
     pixels: int,
 ) -> np.ndarray:
-    """Move an image (H, W, 3) by up to `pixels` in each direction; new pixels are 0."""
+    """Move an image (H, W, C) by up to `pixels` in each direction; new pixels are 0."""
     height, width = image.shape[:2]
     # One after the other, which is faster than an array of both.
     top = int(rng.integers(2 * pixels + 1))
@@ -172,6 +172,13 @@ def shift_randomly(
         image,
         *borders,
         cv2.BORDER_CONSTANT,
-        value=(0, 0, 0),
+        value=0,
     )
-    return cut(padded, Box(top, left, height, width))
+    return cut(_restore_channel(padded), Box(top, left, height, width))
+
+
+def _restore_channel(image: np.ndarray) -> np.ndarray:
+    """Return (H, W, C) of an image whose single channel OpenCV has dropped."""
+    if image.ndim == 2:
+        return image[..., None]
+    return image

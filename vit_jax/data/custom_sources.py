@@ -6,6 +6,7 @@ from typing import cast
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.decoding.bands import choose_bands, name_wrong_bands
 from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.records import Source, check_labels, few
 
@@ -41,13 +42,13 @@ def open_custom_source(
         )
     source = opener(split, config, seed)
     try:
-        _require_source(source)
+        _require_source(source, config)
     except ValueError as error:
         raise ValueError(f"config.data={data!r}, split {split!r}: {error}") from error
     return cast(Source, source)
 
 
-def _require_source(source: Source) -> None:
+def _require_source(source: Source, config: InputConfig) -> None:
     """Raise ValueError unless an object has the members of a source, and labels of its classes."""
     missing = [name for name in _MEMBERS if not hasattr(source, name)]
     if missing:
@@ -56,8 +57,9 @@ def _require_source(source: Source) -> None:
     _require_class_names(source)
     _require_label_array(source)
     check_labels(source)
-    with contextlib.suppress(UnreadableImage):  # counted while training
-        decode(source[0].image)
+    # Unreadable images are counted while training.
+    with contextlib.suppress(UnreadableImage), name_wrong_bands(source.name_of, 0):
+        decode(source[0].image, bands=choose_bands(config))
 
 
 def _require_class_names(source: Source) -> None:

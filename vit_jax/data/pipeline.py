@@ -104,7 +104,7 @@ class _SharedRows:
             filled.result()
         return batch
 
-    def _lend(self, shape: tuple[int, ...], dtype: type[np.uint8]) -> np.ndarray:
+    def _lend(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Return an array, if possible in used memory: the system clears new memory."""
         try:
             memory = self._free.pop()

@@ -6,6 +6,7 @@ only.
 
 import collections
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -76,8 +77,9 @@ def open_placed(
     Raises:
       ValueError: see `open_batches`, `choose_parallelism` and, while iterating, the log.
     """
-    height, width = stream.transform.image_size
-    batch_bytes = len(stream.rows) * height * width * 3
+    transform = stream.transform
+    image_bytes = math.prod(transform.image_shape) * transform.dtype.itemsize
+    batch_bytes = len(stream.rows) * image_bytes
     parallelism = choose_parallelism(num_workers, num_threads, batch_bytes=batch_bytes)
 
     def place_batch(batch: HostBatch) -> Batch:

@@ -20,7 +20,7 @@ class Record(NamedTuple):
 
     Attributes:
       image: an encoded file (JPEG, PNG, ...) as bytes, or pixels as uint8 (H, W), (H, W, 1) or (H,
-        W, 3) in RGB.
+        W, 3) in RGB, or with `input.channels` any numbers (H, W, bands).
       label: class number, 0 to num_classes - 1; multi-label: 0 or 1 for each class, (K,).
     """
 

@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse
 
 from vit_jax.config.schema import Interpolation
+from vit_jax.config.sizes import RGB_CHANNELS
 
 _RADIUS = {"bilinear": 1, "bicubic": 2}
 _BAND = 128
@@ -29,10 +30,10 @@ def resize(
     interpolation: Interpolation,
     library: Library = "huggingface",
 ) -> np.ndarray:
-    """Resize to `size` (height, width) in two passes, each rounded to 8 bits.
+    """Resize to `size` (height, width) in two passes, each rounded to 8 bits if the image has 8.
 
     Args:
-      image: uint8 (H, W, 3).
+      image: uint8 or float32 (H, W, C).
       size: height and width of the result.
       interpolation: the filter; where an image shrinks, it widens with the scale (antialiasing).
       library: timm resizes rows first if an image loses more than twice as many rows as columns.
@@ -81,10 +82,15 @@ def _resize_columns(
     new: int,
     interpolation: Interpolation,
 ) -> np.ndarray:
-    transposed = cv2.transpose(image)
+    resized = _resize_rows(_transpose(image), new, interpolation)
+    return _transpose(resized)
 
-    resized = _resize_rows(transposed, new, interpolation)
-    return cv2.transpose(resized)
+
+def _transpose(image: np.ndarray) -> np.ndarray:
+    """Exchange rows and columns; OpenCV is faster, but not for all numbers of channels."""
+    if image.dtype == np.uint8 and image.shape[-1] == RGB_CHANNELS:
+        return cv2.transpose(image)
+    return np.ascontiguousarray(image.swapaxes(0, 1))
 
 
 def _resize_rows(
@@ -96,14 +102,15 @@ def _resize_rows(
 
     weights = _make_weights(height, new, interpolation)
 
-    resized = np.empty((new, width, channels), np.uint8)
+    resized = np.empty((new, width, channels), image.dtype)
 
     for left in range(0, width, _BAND):
         band = image[:, left : left + _BAND]
         band = band.reshape(height, -1).astype(np.float32)
         pixels = weights @ band
-        pixels += 0.5  # halves are rounded up
-        np.clip(pixels, 0, 255, out=pixels)
+        if image.dtype == np.uint8:
+            pixels += 0.5  # halves are rounded up
+            np.clip(pixels, 0, 255, out=pixels)
         resized[:, left : left + _BAND] = pixels.reshape(new, -1, channels)
     return resized
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.decoding.bands import name_wrong_bands
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.order import augmentation_rng, pick_balanced, pick_record
 from vit_jax.data.records import Record, Source
@@ -37,7 +38,8 @@ class HostBatch(NamedTuple):
     """The rows of one global batch that this process supplies; R of them.
 
     Attributes:
-      image: uint8 (R, H, W, 3), RGB; zeros where mask is 0.
+      image: uint8 (R, H, W, 3), RGB, or float32 (R, H, W, C) of normalised bands; zeros where mask
+        is 0.
       label: int32 (R,), or (R, K) where an image may have several.
       mask: float32 (R,), 1 for an example that counts, 0 for padding and for an image that could
         not be read.
@@ -62,7 +64,7 @@ class Stream:
 
     Attributes:
       source: the records, at least one.
-      transform: returns uint8 (H, W, 3) for a record.
+      transform: returns an image of its shape and dtype for a record.
       global_batch: number of examples of a step, over all processes.
       rows: rows of the global batch that this process supplies, (R,).
     """
@@ -85,7 +87,7 @@ class Stream:
         record: Record,
         memory: np.ndarray,
     ) -> Callable[[], np.ndarray]:
-        """Return a function that decodes a record to uint8 (H, W, 3), perhaps in this memory."""
+        """Return a function that decodes a record, perhaps in this memory."""
         raise NotImplementedError
 
     def records(self, i: int) -> np.ndarray:
@@ -109,27 +111,31 @@ class Stream:
                 continue
             batch.record_index[row] = example.record_index
             # The mask of an unreadable image stays 0, and `UnreadableLog` counts it.
-            with contextlib.suppress(UnreadableImage):
+            with contextlib.suppress(UnreadableImage), self._name_wrong_bands(example.record_index):
                 record = self.source[example.record_index]
                 batch.label[row] = record.label
                 planned.append((row, self._plan(example, record, batch.image[row])))
         for row, decode in planned:
-            with contextlib.suppress(UnreadableImage):
+            index = int(batch.record_index[row])
+            with contextlib.suppress(UnreadableImage), self._name_wrong_bands(index):
                 batch.image[row] = decode()
                 batch.mask[row] = 1.0
         filled = slice(part.start, part.stop)
         batch.image[filled][batch.mask[filled] == 0] = 0
 
+    def _name_wrong_bands(self, index: int) -> contextlib.AbstractContextManager[None]:
+        return name_wrong_bands(self.source.name_of, index)
+
     def empty_batch(
         self,
-        allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty,
+        allocate: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty,
     ) -> HostBatch:
         """Return a batch of padding; `allocate` returns its images for a shape and a dtype."""
         num_rows = len(self.rows)
-        image_shape = (num_rows, *self.transform.image_size, 3)
+        image_shape = (num_rows, *self.transform.image_shape)
         label_shape = (num_rows, *self.source.label_shape)
         return HostBatch(
-            image=allocate(image_shape, np.uint8),
+            image=allocate(image_shape, self.transform.dtype),
             label=np.zeros(label_shape, np.int32),
             mask=np.zeros(num_rows, np.float32),
             record_index=np.full(num_rows, -1, np.int64),

@@ -15,8 +15,10 @@ import cv2
 import numpy as np
 
 from vit_jax.config.schema import InputConfig, Interpolation
+from vit_jax.config.sizes import RGB_CHANNELS
 from vit_jax.data import augment, crops, randaugment, resampling
 from vit_jax.data.decoding import images
+from vit_jax.data.decoding.bands import BandChoice, choose_bands
 from vit_jax.data.decoding.depth import ValueRange
 from vit_jax.data.records import Record
 from vit_jax.imports.references import explain_call, resolve
@@ -50,8 +52,22 @@ class TrainTransform:
     def image_size(self) -> tuple[int, int]:
         return self.config.pixels
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        return *self.config.pixels, self.config.channels
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.config.pixel_dtype)
+
+    @functools.cached_property
+    def bands(self) -> BandChoice | None:
+        """The bands to read; None: RGB."""
+        return choose_bands(self.config)
+
     def __call__(self, record: Record, rng: np.random.Generator) -> np.ndarray:
-        """Return uint8 (height, width, 3), RGB; errors as `plan` and its function."""
+        """Return uint8 (height, width, 3), RGB, or float32; errors as `plan` and its function."""
         return self.plan(record, rng)()
 
     def plan(
@@ -65,11 +81,14 @@ class TrainTransform:
         Returns:
           A function that returns uint8 (height, width, 3), RGB: a new array, or `out`, which may
           also hold intermediate results. It raises `UnreadableImage`, and ValueError if an
-          augmentation returns another shape or dtype.
+          augmentation returns another shape or dtype. With bands it returns them normalised, in
+          float32, and may raise `WrongBands`.
 
         Raises:
           UnreadableImage: the record cannot be decoded.
         """
+        if self.bands is not None:
+            out = None  # OpenCV writes only into some arrays of other numbers of channels
         crop = self._plan_crop(record.image, rng, out)
         return functools.partial(self._finish, crop, rng, out)
 
@@ -86,9 +105,9 @@ class TrainTransform:
         config = self.config
         image = crop()
         if config.flip and rng.random() < 0.5:
-            image = cv2.flip(image, 1, dst=image if image is out else None)
+            image = _flip(image, 1, out)
         if config.vertical_flip and rng.random() < 0.5:
-            image = cv2.flip(image, 0, dst=image if image is out else None)
+            image = _flip(image, 0, out)
         if config.rotate90:
             image = augment.rotate_90_randomly(rng, image)
         if config.randaugment_layers:
@@ -105,6 +124,8 @@ class TrainTransform:
             image = augment.jitter_colors(rng, image, config.color_jitter)
         for reference in config.augmentations:
             image = _apply_custom(reference, image, rng)
+        if self.bands is not None:
+            image = self.bands.normalise(image)
         if config.erasing_fraction and rng.random() < config.erasing_fraction:
             if image is not out:
                 image = image.copy()  # it may be the stored record
@@ -133,10 +154,13 @@ class TrainTransform:
         megapixels = config.max_image_megapixels
         is_upright = config.exif_orientation
         values = config.value_range
+        bands = self.bands
+        size = config.pixels if config.train_interpolation is None else _UNREDUCED
+        decode = images.plan_crop(stored, choose, size, megapixels, is_upright, values, bands)
+        if bands is not None:
+            return lambda: self._resize(bands.complete(decode()), config.pixels)
         if config.train_interpolation is not None:
-            decode = images.plan_crop(stored, choose, _UNREDUCED, megapixels, is_upright, values)
             return lambda: self._resize(decode(), config.pixels)
-        decode = images.plan_crop(stored, choose, config.pixels, megapixels, is_upright, values)
         return lambda: images.resize_bilinear(decode(), config.pixels, out)
 
     def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -148,7 +172,10 @@ class TrainTransform:
             config.max_image_megapixels,
             config.exif_orientation,
             config.value_range,
+            self.bands,
         )
+        if self.bands is not None:
+            image = self.bands.complete(image)
         if pixels is not None:
             resize = self._resize if crop == "resize" else self._cover
             resized = resize(image, (pixels, pixels))
@@ -182,6 +209,7 @@ class EvaluationTransform:
 
     With "direct_crop" both sides are resized, as with "direct", to a larger image, of which the
     middle is kept. With `interpolation` the filter and the arithmetic are those of `library`.
+    `bands` are read as stored and normalised; None: RGB.
     """
 
     image_size: tuple[int, int]
@@ -192,19 +220,38 @@ class EvaluationTransform:
     value_range: ValueRange | None = None
     interpolation: Interpolation | None = None
     library: resampling.Library = "huggingface"
+    bands: BandChoice | None = None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        channels = RGB_CHANNELS if self.bands is None else self.bands.count
+        return *self.image_size, channels
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint8 if self.bands is None else np.float32)
 
     def __call__(self, record: Record) -> np.ndarray:
-        """Return uint8 (height, width, 3), RGB.
+        """Return uint8 (height, width, 3), RGB; with bands float32 (height, width, channels).
 
         Raises:
           UnreadableImage: the record cannot be decoded.
+          WrongBands: the record does not have the bands.
         """
         image = images.decode(
             record.image,
             self.max_image_megapixels,
             self.exif_orientation,
             self.value_range,
+            self.bands,
         )
+        if self.bands is None:
+            return self._resize_and_crop(image)
+        prepared = self._resize_and_crop(self.bands.complete(image))
+        return self.bands.normalise(prepared)
+
+    def _resize_and_crop(self, image: np.ndarray) -> np.ndarray:
         if self.interpolation is not None:
             size = self._choose_resized_size(image)
             resized = resampling.resize(image, size, self.interpolation, self.library)
@@ -249,6 +296,7 @@ def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
         value_range=config.value_range,
         interpolation=config.test_interpolation,
         library=config.test_resize_library,
+        bands=choose_bands(config),
     )
 
 
@@ -257,6 +305,7 @@ def build_fewshot_transform(
     max_image_megapixels: float = InputConfig.max_image_megapixels,
     exif_orientation: bool = False,
     value_range: ValueRange | None = None,
+    bands: BandChoice | None = None,
 ) -> EvaluationTransform:
     """Build the transform of the released few-shot evaluator: 224 of 256 pixels, in proportion."""
     return EvaluationTransform(
@@ -266,6 +315,7 @@ def build_fewshot_transform(
         max_image_megapixels,
         exif_orientation,
         value_range,
+        bands=bands,
     )
 
 
@@ -301,4 +351,13 @@ def _apply_custom(reference: str, image: np.ndarray, rng: np.random.Generator) -
         if result.dtype == image.dtype and result.shape == image.shape:
             return result
         kind = f"{result.dtype} {result.shape}"
-    raise ValueError(f"The augmentation {reference} returned {kind}; return uint8 {image.shape}.")
+    raise ValueError(
+        f"The augmentation {reference} returned {kind}; return {image.dtype} {image.shape}."
+    )
+
+
+def _flip(image: np.ndarray, axis: int, out: np.ndarray | None) -> np.ndarray:
+    """Return the mirrored image, in the same memory if this is `out`; axis 1 is left to right."""
+    if image.dtype != np.uint8:
+        return np.ascontiguousarray(np.flip(image, axis))
+    return cv2.flip(image, axis, dst=image if image is out else None)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.decoding.bands import BandChoice, name_wrong_bands
 from vit_jax.data.decoding.depth import ValueRange
 from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.records import Source
@@ -44,11 +45,12 @@ class UnreadableLog:
         max_image_megapixels: float = InputConfig.max_image_megapixels,
         value_range: ValueRange | None = None,
         option: str = OPTION,
+        bands: BandChoice | None = None,
     ) -> None:
         self._source = source
         self._max_unreadable = max_unreadable
         self._option = option
-        self._decoding = (max_image_megapixels, value_range)
+        self._decoding = (max_image_megapixels, value_range, bands)
         self._batches = 0  # number of batches so far
         self._defers = False
         self.met: dict[int, int] = {}
@@ -184,6 +186,7 @@ def require_readable(
     max_unreadable: int | None,
     max_image_megapixels: float,
     value_range: ValueRange | None = None,
+    bands: BandChoice | None = None,
 ) -> None:
     """Read images, spread over a split, until one can be read.
 
@@ -196,7 +199,7 @@ def require_readable(
     reasons: dict[int, str] = {}
     most = max(MOST, count_allowed(len(source), max_unreadable))
     for index in itertools.islice(spread_indices(len(source)), most + 1):
-        problem = find_problem(source, index, max_image_megapixels, value_range)
+        problem = find_problem(source, index, max_image_megapixels, value_range, bands)
         if problem is None:
             return
         reasons[index] = problem
@@ -221,9 +224,10 @@ def find_reason(
     index: int,
     max_image_megapixels: float,
     value_range: ValueRange | None = None,
+    bands: BandChoice | None = None,
 ) -> str:
     """Return the reason why a record arrived with mask 0; it is read once more."""
-    problem = find_problem(source, index, max_image_megapixels, value_range)
+    problem = find_problem(source, index, max_image_megapixels, value_range, bands)
     if problem is None:
         return "It could not be read at first, but it can be now"
     return problem
@@ -234,10 +238,17 @@ def find_problem(
     index: int,
     max_image_megapixels: float,
     value_range: ValueRange | None = None,
+    bands: BandChoice | None = None,
 ) -> str | None:
-    """Return the reason why a record cannot be read; None if it can."""
+    """Return the reason why a record cannot be read; None if it can.
+
+    Raises:
+      ValueError: the record does not have the bands.
+    """
     try:
-        decode(source[index].image, max_image_megapixels, value_range=value_range)
+        with name_wrong_bands(source.name_of, index):
+            image = source[index].image
+            decode(image, max_image_megapixels, value_range=value_range, bands=bands)
     except UnreadableImage as error:
         return str(error)
     return None

@@ -224,9 +224,10 @@ def _compile_step(
     label_shape = (num_outputs,) if is_multilabel else ()
     batch = abstract_batch(
         runner.global_batch,
-        runner.transform.image_size,
+        runner.transform.image_shape,
         batch_sharding(runner.mesh),
         label_shape,
+        runner.transform.dtype,
     )
     is_allowed_K = jax.ShapeDtypeStruct((num_outputs,), bool, sharding=everywhere)
     output_K = jax.ShapeDtypeStruct((num_outputs,), np.int32, sharding=everywhere)

@@ -143,6 +143,7 @@ class Runner:
             self.transform.max_image_megapixels,
             self.transform.value_range,
             option="--max_unreadable",
+            bands=self.transform.bands,
         )
         log.defer_errors()  # no process may stop alone
 

@@ -60,7 +60,7 @@ def _count_standard_macs(architecture: Architecture, count_padding: bool) -> int
 
 def _count_network_macs(architecture: Architecture, network: Network, count_padding: bool) -> int:
     """Return the multiply-adds of a network for one image."""
-    shape_1HWC = (1, *architecture.image_size, 3)
+    shape_1HWC = (1, *architecture.image_shape)
     image = jax.ShapeDtypeStruct(shape_1HWC, jnp.dtype(architecture.compute_dtype))
 
     def apply(network: Network, image: Array) -> ModelOutput:

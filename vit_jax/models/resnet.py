@@ -416,7 +416,7 @@ class Root(nnx.Module):
     ):
         self.conv = StandardizedConv(
             7,
-            3,  # colours
+            a.channels,
             a.root_channels,
             a,
             stride=2,

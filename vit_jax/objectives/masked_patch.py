@@ -13,32 +13,45 @@ import optax
 
 from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets
 from vit_jax.config import Architecture, ObjectiveConfig
+from vit_jax.config.sizes import RGB_CHANNELS
 from vit_jax.objectives.sums import Sums
 
-LEVELS = 8  # levels of each colour: 3 bits
-CLASSES = LEVELS**3
+LEVELS = 8  # levels of each channel: 3 bits
+CLASSES = LEVELS**RGB_CHANNELS
+MOST_CLASSIFIED = 4
+"""Largest number of channels whose levels are classes together: 4,096 of them."""
 SIDE = 4  # cells along a side of a patch of "colours_4x4"
 
 
-def count_patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
+def count_patch_outputs(
+    config: ObjectiveConfig,
+    patch_size: tuple[int, int],
+    channels: int = RGB_CHANNELS,
+) -> int:
     """Return the number of values that a network predicts for each patch; 0 for classification.
 
     Raises:
-      ValueError: patches that cannot be divided into 4 x 4 cells.
+      ValueError: patches that cannot be divided into 4 x 4 cells, or too many channels for classes.
     """
     if config.kind != "masked_patch":
         return 0
-    if config.patch_target == "mean_colour":
-        return CLASSES
     height, width = patch_size
     if config.patch_target == "pixels":
-        return height * width * 3
+        return height * width * channels
+    if channels > MOST_CLASSIFIED:
+        raise ValueError(
+            f"config.objective.patch_target={config.patch_target!r}: must have at most "
+            f"{MOST_CLASSIFIED} channels, not {channels}. Use pixels."
+        )
+    classes = LEVELS**channels
+    if config.patch_target == "mean_colour":
+        return classes
     if height % SIDE or width % SIDE:
         raise ValueError(
             f"config.objective.patch_target='colours_4x4': must have patches of {SIDE}x{SIDE} "
             f"equal cells, not {height}x{width} pixels. Use mean_colour or pixels."
         )
-    return SIDE * SIDE * CLASSES
+    return SIDE * SIDE * classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,25 +114,26 @@ class MaskedPatch:
     def compute_targets(self, image_BHWC: jax.Array) -> jax.Array:
         """Return patch_BNT: int32 classes of colours, or float32 pixels of each patch.
 
-        Pixels are in [-1, 1], row by row.
+        Pixels are as the network sees them, row by row.
         """
         rows, columns = self.grid
         height, width = self.patch_size
         covered_height = rows * height
         covered_width = columns * width
         covered_BHWC = image_BHWC[:, :covered_height, :covered_width]
+        channels = image_BHWC.shape[-1]
 
         if self.config.patch_target == "pixels":
             pixels_BNT = _cut(covered_BHWC, rows, columns)
-            return pixels_BNT.astype(jnp.float32) / 127.5 - 1.0
+            return _scale_pixels(pixels_BNT)
         if self.config.patch_target == "mean_colour":
             pixels_BNV = _cut(covered_BHWC, rows, columns)
-            class_BN = _classify_colours(pixels_BNV)
+            class_BN = _classify_colours(pixels_BNV, channels)
             return class_BN[..., None]
 
         # Cells are in raster order over the image; those of a patch must be side by side.
         cells_BMV = _cut(covered_BHWC, rows * SIDE, columns * SIDE)
-        class_BM = _classify_colours(cells_BMV)
+        class_BM = _classify_colours(cells_BMV, channels)
         classes = class_BM.reshape(-1, rows, SIDE, columns, SIDE)
         classes = classes.transpose(0, 1, 3, 2, 4)
         return classes.reshape(-1, rows * columns, SIDE * SIDE)
@@ -154,7 +168,7 @@ def _sum_colours(
     counts_BN: jax.Array,
 ) -> Sums:
     """Return the sums "loss", "correct" and "majority" of predicted classes of colours."""
-    logits_BNTK = outputs_BNO.reshape(*patch_BNT.shape, CLASSES)
+    logits_BNTK = outputs_BNO.reshape(*patch_BNT.shape, -1)
     loss_BNT = optax.softmax_cross_entropy_with_integer_labels(logits_BNTK, patch_BNT)
     loss_BN = loss_BNT.mean(axis=-1)
     is_correct_BNT = logits_BNTK.argmax(axis=-1) == patch_BNT
@@ -164,7 +178,7 @@ def _sum_colours(
     share_BNT = jnp.broadcast_to(share_BN1, patch_BNT.shape)
     classes = patch_BNT.reshape(-1)
     shares = share_BNT.reshape(-1)
-    frequency_K = jnp.zeros(CLASSES).at[classes].add(shares)
+    frequency_K = jnp.zeros(logits_BNTK.shape[-1]).at[classes].add(shares)
     return {
         "loss": (loss_BN * counts_BN).sum(),
         "correct": (correct_BN * counts_BN).sum(),
@@ -187,7 +201,7 @@ def build_masked_patch(config: ObjectiveConfig, a: Architecture) -> MaskedPatch:
 
 
 def _cut(image_BHWC: jax.Array, rows: int, columns: int) -> jax.Array:
-    """Return patches in raster order, their pixels row by row: (B, rows * columns, pixels * 3)."""
+    """Return patches in raster order, their pixels row by row: (B, rows * columns, pixels * C)."""
     batch, height, width, channels = image_BHWC.shape
     patches = image_BHWC.reshape(
         batch,
@@ -201,19 +215,29 @@ def _cut(image_BHWC: jax.Array, rows: int, columns: int) -> jax.Array:
     return patches.reshape(batch, rows * columns, -1)
 
 
-def _classify_colours(part_BNV: jax.Array) -> jax.Array:
-    """Return the mean colour in 3 bits a channel as one class, red first.
+def _scale_pixels(pixels: jax.Array) -> jax.Array:
+    """Return pixels of 8 bits in [-1, 1]; other images are normalised already."""
+    if pixels.dtype != jnp.uint8:
+        return pixels.astype(jnp.float32)
+    return pixels.astype(jnp.float32) / 127.5 - 1.0
 
-    It is computed in integers, so that no edge is rounded.
+
+def _classify_colours(part_BNV: jax.Array, channels: int) -> jax.Array:
+    """Return the mean colour in 3 bits a channel as one class, the first channel first.
+
+    It is computed in integers, so that no edge is rounded. Normalised channels have their levels
+    between -1 and 1.
     """
+    if part_BNV.dtype != jnp.uint8:
+        part_BNV = jnp.clip(127.5 * part_BNV + 127.5, 0, 255)
     batch, num_parts, _ = part_BNV.shape
-    values = part_BNV.astype(jnp.int32).reshape(batch, num_parts, -1, 3)
+    values = part_BNV.astype(jnp.int32).reshape(batch, num_parts, -1, channels)
     num_pixels = values.shape[2]
     total = values.sum(axis=2)
     level = LEVELS * total // (255 * num_pixels)
     level = jnp.minimum(level, LEVELS - 1)
 
-    red = level[..., 0]
-    green = level[..., 1]
-    blue = level[..., 2]
-    return red * LEVELS**2 + green * LEVELS + blue
+    colour = level[..., 0]
+    for channel in range(1, channels):
+        colour = colour * LEVELS + level[..., channel]
+    return colour

@@ -181,7 +181,7 @@ def count_passing_bytes(
 
     if gathered_parameters and tiled and sizes.is_unrolled:
         temporary += DELAYED * sum(sizes.kept(remat))
-    pixels = sizes.count_padded(images * 3, *architecture.image_size)
+    pixels = sizes.count_padded(images * architecture.channels, *architecture.image_size)
     temporary += 2 * pixels
     logits = sizes.count_padded(images, architecture.num_classes or 1, itemsize=4)
     temporary += 2 * logits  # with their gradient

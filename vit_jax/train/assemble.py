@@ -53,13 +53,16 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
         if config.objective.kind == "masked_patch":
             from vit_jax.objectives.masked_patch import count_patch_outputs
 
-            num_outputs = count_patch_outputs(config.objective, parse_name(model.name).patch)
+            patch_size = parse_name(model.name).patch
+            channels = config.input.channels
+            num_outputs = count_patch_outputs(config.objective, patch_size, channels)
             num_classes = 0
         return build_architecture(
             model,
             image_size=config.input.pixels,
             num_classes=num_classes,
             patch_outputs=num_outputs,
+            channels=config.input.channels,
         )
     if model.name is None:
         raise ValueError(
@@ -78,6 +81,7 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
         model,
         image_size=config.input.image_size,
         num_classes=num_classes,
+        channels=config.input.channels,
     )
 
 

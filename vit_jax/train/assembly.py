@@ -117,9 +117,10 @@ class Assembly:
         """
         batch = abstract_batch(
             self.config.global_batch,
-            self.architecture.image_size,
+            self.architecture.image_shape,
             self.batch_sharding,
             self.label_shape,
+            self.config.input.pixel_dtype,
         )
         return self.train_step_of_leaves.trace(pytree.name_leaves(self.abstract_state), batch)
 
@@ -137,7 +138,7 @@ class Assembly:
         compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
         for steps_done in (start_step, *phase_ends):
             parts = self.select_phase(steps_done + 1)
-            shape = (parts.config.global_batch, *parts.architecture.image_size, 3)
+            shape = (parts.config.global_batch, *parts.architecture.image_shape)
             if shape not in compiled:
                 compiled[shape] = parts.trace_train_step().lower().compile()
 

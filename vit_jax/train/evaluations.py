@@ -9,8 +9,12 @@ from vit_jax.arrays import Batch
 from vit_jax.config import Architecture, EvaluatorConfig, RunConfig
 from vit_jax.config.directions import read_directions
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
+from vit_jax.data.decoding.bands import choose_bands
 from vit_jax.data.records import Source
-from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
+from vit_jax.data.transforms import (
+    EvaluationTransform,
+    build_fewshot_transform,
+)
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
 from vit_jax.evals.running_metrics import choose_metrics
@@ -121,6 +125,7 @@ class _EvaluatorBuilder:
                 inputs.max_image_megapixels,
                 inputs.exif_orientation,
                 inputs.value_range,
+                choose_bands(inputs),
             )
 
         train = self._data.train_sources[name]
@@ -147,6 +152,7 @@ class _EvaluatorBuilder:
             inputs.max_unreadable,
             inputs.max_image_megapixels,
             inputs.value_range,
+            bands=choose_bands(inputs),
         )
         log.defer_errors()  # no process may stop alone
 

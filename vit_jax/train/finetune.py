@@ -16,7 +16,7 @@ from vit_jax.config.check import validate
 from vit_jax.storage.files import JsonObject, use_compilation_cache
 from vit_jax.train import overview, rate_search
 from vit_jax.train.assemble import assemble
-from vit_jax.train.inputs import Datasets, open_datasets, pin_datasets
+from vit_jax.train.inputs import Datasets, measure_channels, open_datasets, pin_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.agreement import require_agreement
@@ -93,6 +93,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     requested = config
     config = pin_datasets(config, workdir)
     data = open_datasets(config)
+    config = measure_channels(config, data.train, workdir)
     # Before weights are fetched: lengths that do not suit the data.
     resolve(config, num_examples=len(data.train), num_devices=jax.device_count())
     workdirs.reject_as_source(config.init_from, workdir)

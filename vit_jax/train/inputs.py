@@ -11,6 +11,7 @@ from vit_jax.arrays import Batch
 from vit_jax.config.check import require_labels
 from vit_jax.config.data_kinds import spell_descriptions
 from vit_jax.config.schema import EvaluatorConfig, RunConfig
+from vit_jax.data.decoding.bands import choose_bands
 from vit_jax.data.placement import find_local_rows, open_placed
 from vit_jax.data.records import Source, require_same_classes
 from vit_jax.data.sources import open_source, pin_data, require_known_data
@@ -72,6 +73,33 @@ def pin_datasets(config: R, workdir: str) -> R:
             evaluators[name] = dataclasses.replace(evaluator, data=data)
     evaluation = dataclasses.replace(config.evaluation, evaluators=evaluators)
     return dataclasses.replace(config, evaluation=evaluation)
+
+
+def measure_channels(config: R, source: Source, workdir: str) -> R:
+    """Return the config with mean and standard deviation of each channel, if it reads bands.
+
+    A resumed run has those of its workdir; otherwise they are measured on training images.
+
+    Raises:
+      ValueError: an image does not have the bands of the config.
+    """
+    inputs = config.input
+    if not inputs.reads_bands or inputs.channel_mean or inputs.value_range is not None:
+        return config
+
+    folder = expand_path(workdir)
+    stored: JsonObject = {}
+    if (folder / CONFIG_FILE).is_file():
+        stored = read_config(folder).get("input", {})
+    if stored.get("channel_mean") and stored.get("channels") == inputs.channels:
+        mean = tuple(stored["channel_mean"])
+        std = tuple(stored["channel_std"])
+    else:
+        from vit_jax.data.channel_statistics import measure_bands
+
+        mean, std = measure_bands(source, inputs)
+    measured = dataclasses.replace(inputs, channel_mean=mean, channel_std=std)
+    return dataclasses.replace(config, input=measured)
 
 
 def open_datasets(config: RunConfig) -> Datasets:
@@ -175,6 +203,7 @@ def _require_readable_splits(config: RunConfig, data: Datasets) -> None:
             inputs.max_unreadable,
             inputs.max_image_megapixels,
             inputs.value_range,
+            choose_bands(inputs),
         )
 
 
@@ -215,6 +244,7 @@ def open_train_batches(
         inputs.max_unreadable,
         inputs.max_image_megapixels,
         inputs.value_range,
+        bands=choose_bands(inputs),
     )
     first_end, *later_ends = assembly.list_phase_ends(start_step)
     with contextlib.ExitStack() as pipeline:

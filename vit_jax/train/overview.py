@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import importlib.metadata
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -217,12 +218,12 @@ def _describe_devices(run: Assembly) -> list[str]:
 def _describe_input(run: Assembly) -> str:
     """Return the threads and processes that prepare images."""
     config = run.config.input
-    height, width = config.pixels
+    image_bytes = math.prod(run.architecture.image_shape) * np.dtype(config.pixel_dtype).itemsize
     local_images = run.config.global_batch // jax.process_count()
     workers, threads = choose_parallelism(
         config.num_workers,
         config.num_threads,
-        batch_bytes=local_images * height * width * 3,
+        batch_bytes=local_images * image_bytes,
     )
     parallelism = str(threads)
     if workers:

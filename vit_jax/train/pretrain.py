@@ -7,7 +7,7 @@ from vit_jax.config import PretrainConfig
 from vit_jax.config.check import validate
 from vit_jax.storage.files import JsonObject, use_compilation_cache
 from vit_jax.train.assemble import architecture_of, assemble
-from vit_jax.train.inputs import open_datasets, pin_datasets
+from vit_jax.train.inputs import measure_channels, open_datasets, pin_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.agreement import require_agreement
@@ -39,6 +39,7 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     requested = config
     config = pin_datasets(config, workdir)
     data = open_datasets(config)
+    config = measure_channels(config, data.train, workdir)
     require_agreement(config, data)
     kept = keep_layout(config, workdir, jax.device_count())
     run = assemble(

@@ -73,6 +73,7 @@ def adapt(config: FinetuneConfig, train: Source, weights: Weights | None = None)
         config.model,
         image_size=config.input.pixels,
         num_classes=train.num_classes,
+        channels=config.input.channels,
     )
     fitted = fit(kept, architecture, position_resize=config.model.position_resize)
     if config.model.head_stddev:
@@ -162,6 +163,7 @@ def read_network(config: FinetuneConfig, num_classes: int) -> tuple[Architecture
         config.model,
         image_size=config.input.pixels,
         num_classes=num_classes,
+        channels=config.input.channels,
     )
     return architecture, printable(weights.source)
 

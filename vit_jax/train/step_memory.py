@@ -9,6 +9,7 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
+from vit_jax.config.sizes import RGB_CHANNELS
 from vit_jax.optim.by_name import select_trained
 from vit_jax.sharding import BATCH_AXES
 from vit_jax.sharding.memory import Memory, count_padded_bytes, count_passing_bytes
@@ -60,11 +61,16 @@ def step_memory(
         tiled=tiled,
     )
 
+    image_dimensions = (images * architecture.channels, *architecture.image_size)
+    image_itemsize = 4
+    if architecture.channels == RGB_CHANNELS:
+        image_itemsize = 1
+
     return Memory(
         parameters=sum_bytes(state.model, tiled=tiled),
         optimizer=sum_bytes(state.optimizer, tiled=tiled),
         average=sum_bytes(state.polyak, tiled=tiled),
-        batch=count_padded_bytes((images * 3, *architecture.image_size), 1, tiled=tiled),
+        batch=count_padded_bytes(image_dimensions, image_itemsize, tiled=tiled),
         **passing,
         program=_PROGRAM_BYTES,
     )

@@ -8,6 +8,7 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.decoding import jpeg, rasters
+from vit_jax.data.decoding.bands import BandChoice, apply_by_channels
 from vit_jax.data.decoding.depth import (
     ValueRange,
     contradicts,
@@ -73,8 +74,9 @@ def decode(
     max_image_megapixels: float = InputConfig.max_image_megapixels,
     exif_orientation: bool = False,
     value_range: ValueRange | None = None,
+    bands: BandChoice | None = None,
 ) -> np.ndarray:
-    """Decode a file or complete an array to three channels.
+    """Decode a file or complete an array to three channels, or to the chosen bands.
 
     Args:
       image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is
@@ -83,18 +85,23 @@ def decode(
       exif_orientation: turn the image upright by its Exif data.
       value_range: values of a file of more than 8 bits that become 0 and 255, in place of the range
         that the file states.
+      bands: bands to return as stored, in place of RGB; arrays have (H, W) or (H, W, bands) then.
 
     Returns:
-      uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range
-      that the file states (see `depth`); else 16 bits lose their low 8 (of a TIFF in colour they
-      are rounded). Of an animation or several pages this is the first. CMYK becomes RGB by (1 -
-      ink) x (1 - black), without colour profiles. Alpha and any other fourth band are dropped;
-      stored colours are unchanged. Of two bands, the first is grey and the second is dropped.
+      uint8 (H, W, 3), RGB; or uint8, uint16 or float32 (H, W, C) of `bands`. Of RGB, values of more
+      than 8 bits are mapped from `value_range` or the range that the file states (see `depth`); else
+      16 bits lose their low 8 (of a TIFF in colour they are rounded). Of an animation or several
+      pages this is the first. CMYK becomes RGB by (1 - ink) x (1 - black), without colour profiles.
+      Alpha and any other fourth band are dropped; stored colours are unchanged. Of two bands, the
+      first is grey and the second is dropped.
 
     Raises:
       UnreadableImage: the bytes cannot be decoded, are too large, have five or more bands, lack a
         range of values, or their colours are ambiguous; the message says which.
+      WrongBands: the image does not have these bands.
     """
+    if isinstance(image, np.ndarray) and bands is not None:
+        return bands.select(image)
     if isinstance(image, np.ndarray):
         return _convert_to_rgb(image)
     stated = count_stated_pixels(image)
@@ -103,7 +110,10 @@ def decode(
     if not stated:
         raise UnreadableImage(_explain_unreadable(image))
     try:
-        pixels = _decode_pixels(image, value_range)
+        if bands is not None:
+            pixels = bands.decode(image)
+        else:
+            pixels = _decode_pixels(image, value_range)
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
     if pixels is None:
@@ -124,6 +134,7 @@ def plan_crop(
     max_image_megapixels: float = InputConfig.max_image_megapixels,
     exif_orientation: bool = False,
     value_range: ValueRange | None = None,
+    bands: BandChoice | None = None,
 ) -> Callable[[], np.ndarray]:
     """Choose a part of an image; decode little more than that part of a JPEG.
 
@@ -136,9 +147,10 @@ def plan_crop(
       max_image_megapixels: see `decode`.
       exif_orientation: see `decode`; `choose` takes the sides of the upright image.
       value_range: see `decode`.
+      bands: see `decode`; the complete file is decoded then.
 
     Returns:
-      A function that decodes the part to uint8 (H, W, 3), RGB.
+      A function that decodes the part to uint8 (H, W, 3), RGB, or as `decode` with `bands`.
 
     Raises:
       UnreadableImage: see `decode`; here or in the returned function; damage outside the part
@@ -146,10 +158,10 @@ def plan_crop(
     """
 
     def decode_and_cut() -> np.ndarray:
-        pixels = decode(image, max_image_megapixels, exif_orientation, value_range)
+        pixels = decode(image, max_image_megapixels, exif_orientation, value_range, bands)
         return cut(pixels, choose(*pixels.shape[:2]))
 
-    if isinstance(image, np.ndarray):
+    if isinstance(image, np.ndarray) or bands is not None:
         return decode_and_cut
     layout = jpeg.find_layout(image)
     if layout is None:
@@ -245,7 +257,8 @@ def _convert_to_rgb(pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype != np.uint8 or not has_known_bands:
         raise ValueError(
             f"An image array is {pixels.dtype} {pixels.shape}; "
-            "give uint8 (H, W) or (H, W, 1, 3 or 4).",
+            "give uint8 (H, W) or (H, W, 1, 3 or 4), or read the values as stored: "
+            "--config.input.channels=N (for 3 channels also --config.input.bands=1,2,3).",
         )
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_GRAY2RGB)
@@ -317,7 +330,10 @@ def resize_bilinear(
     """
     if image.shape[:2] == tuple(size):
         return image
-    return cv2.resize(image, (size[1], size[0]), dst=out, interpolation=cv2.INTER_LINEAR)
+    resized = cv2.resize(image, (size[1], size[0]), dst=out, interpolation=cv2.INTER_LINEAR)
+    if resized.ndim == 2:  # OpenCV drops a single channel
+        return resized[..., None]
+    return resized
 
 
 def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -333,8 +349,14 @@ def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if new_height > height or new_width > width:
         wider = _enlarge(image, new_width, axis=1)
         enlarged = _enlarge(wider, new_height, axis=0)
-        return np.rint(enlarged).astype(np.uint8)
-    return cv2.resize(image, (new_width, new_height), interpolation=cv2.INTER_AREA)
+        if image.dtype == np.uint8:
+            return np.rint(enlarged).astype(np.uint8)
+        return enlarged
+
+    def average(pixels: np.ndarray) -> np.ndarray:
+        return cv2.resize(pixels, (new_width, new_height), interpolation=cv2.INTER_AREA)
+
+    return apply_by_channels(average, image)
 
 
 def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:

@@ -14,6 +14,8 @@ import numpy as np
 _COLOURS = cv2.IMREAD_IGNORE_ORIENTATION
 _VALUES = cv2.IMREAD_IGNORE_ORIENTATION | cv2.IMREAD_ANYDEPTH
 _GIF_BACKGROUND_AT = 11
+_PNG_COLOURS_AT = 25
+_PNG_GREY_ALPHA = 4
 _PAM_START = b"P7"
 _SUN_START = b"\x59\xa6\x6a\x95"
 _BITMAP_STARTS = (_PAM_START, b"BM", _SUN_START)
@@ -75,6 +77,28 @@ def decode_stored_values(file: bytes) -> np.ndarray | None:
         if heif.is_monochrome(file):
             return _decode_grey_avif(file)
     return _decode_by_opencv(_repair(file), _VALUES)
+
+
+def decode_bands(file: bytes) -> np.ndarray | None:
+    """Return all bands as stored, (H, W) or (H, W, bands): grey, grey and alpha, RGB, or RGBA.
+
+    Grey is three equal bands in JPEG 2000, AVIF, PAM, BMP and Sun raster. Return None and raise
+    exceptions as `decode_colours`.
+    """
+    if file.startswith((_PAM_START, *_JPEG_2000_STARTS)) or file[4:8] == _BOXES:
+        return decode_stored_values(file)
+    if file.startswith(_BITMAP_STARTS):
+        return decode_colours(file)
+
+    encoded = np.frombuffer(_repair(file), np.uint8)
+    values: np.ndarray | None = cv2.imdecode(encoded, cv2.IMREAD_UNCHANGED)
+    if values is None or values.ndim == 2:
+        return values
+    if file.startswith(b"\x89PNG") and file[_PNG_COLOURS_AT] == _PNG_GREY_ALPHA:
+        return values[..., [0, 3]]
+    if values.shape[-1] == 4:
+        return values[..., [2, 1, 0, 3]]
+    return values[..., ::-1]
 
 
 def _decode_grey_avif(file: bytes) -> np.ndarray | None:

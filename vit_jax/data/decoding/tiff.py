@@ -31,8 +31,14 @@ from vit_jax.data.decoding.headers import (
 # It would log damage that the exceptions of this module name.
 logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)
 
-CHOOSE_BANDS = "Choose three, for example with: gdal_translate -b 1 -b 2 -b 3 FILE NEW_FILE"
+CHOOSE_BANDS = (
+    "Choose some with --config.input.channels=3 --config.input.bands=1,2,3 (any bands), or with: "
+    "gdal_translate -b 1 -b 2 -b 3 FILE NEW_FILE"
+)
 MOST_BANDS = 4
+"""Bands of an image that becomes RGB."""
+MOST_STORED_BANDS = 256
+"""Bands of an image whose values are read as stored."""
 
 _WIDTH = 256
 _HEIGHT = 257
@@ -197,8 +203,8 @@ class Layout(NamedTuple):
         return _describe(self.compression, self.bands, str(self.bits), self.format)
 
 
-def read_layout(file: bytes) -> Layout:
-    """Return the layout of the first page.
+def read_layout(file: bytes, most_bands: int = MOST_BANDS) -> Layout:
+    """Return the layout of the first page, which has at most `most_bands`.
 
     Raises:
       UnreadableImage: the layout is not supported, or its tags are damaged.
@@ -210,7 +216,7 @@ def read_layout(file: bytes) -> Layout:
             "The file starts as TIFF but its directory is cut off or damaged",
         ) from error
 
-    _require_known_tags(tags)
+    _require_known_tags(tags, most_bands)
     bands = _get_first_value(tags, _SAMPLES, 1)
     photometric = _get_first_value(tags, _PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
     layout = Layout(
@@ -242,7 +248,7 @@ def _get_distinct_values(tags: Mapping[int, Tag], number: int) -> set[float]:
     return {*tags[number].values}
 
 
-def _require_known_tags(tags: Mapping[int, Tag]) -> None:
+def _require_known_tags(tags: Mapping[int, Tag], most_bands: int) -> None:
     """Raise UnreadableImage for samples, compressions and colours that are not supported."""
     compression = _get_first_value(tags, _COMPRESSION, 1)
     bands = _get_first_value(tags, _SAMPLES, 1)
@@ -252,9 +258,9 @@ def _require_known_tags(tags: Mapping[int, Tag]) -> None:
     words = " and ".join(str(int(bits)) for bits in sorted(all_bits))
     description = _describe(compression, bands, words, sample_format)
 
-    if not 1 <= bands <= MOST_BANDS:
+    if not 1 <= bands <= most_bands:
         raise UnreadableImage(
-            f"The file is a TIFF of {bands} bands, and images have 1 to {MOST_BANDS}. "
+            f"The file is a TIFF of {bands} bands, and images have 1 to {most_bands}. "
             f"{CHOOSE_BANDS}",
         )
     if compression not in COMPRESSIONS:
@@ -294,6 +300,26 @@ def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
     if layout.bands < 3:
         return values[..., 0], layout
     return values[..., :3], layout
+
+
+def decode_bands(file: bytes) -> np.ndarray:
+    """Return all bands of the first page as stored, (H, W, bands); a palette and YCbCr as RGB.
+
+    White is the highest value also where the file has it as 0.
+
+    Raises:
+      UnreadableImage: see `read_values`.
+    """
+    layout = read_layout(file, MOST_STORED_BANDS)
+    if layout.photometric in (Photometric.PALETTE, Photometric.YCBCR):
+        return decode_page(file)
+
+    values = _decode_segments(file, layout)
+    has_integers = layout.format in (_UNSIGNED, _UNDEFINED)
+    if layout.photometric is Photometric.WHITE_IS_ZERO and has_integers:
+        highest = (1 << layout.bits) - 1
+        return values.dtype.type(highest) - values
+    return values
 
 
 def decode_page(file: bytes) -> np.ndarray:

@@ -16,15 +16,18 @@ class MemorySource(Source):
         labels: np.ndarray,
         class_names: tuple[str, ...],
     ) -> None:
-        """Take images, uint8 (N, H, W, 1 or 3), and labels, integers (N,) or 0 and 1 (N, K).
+        """Take images, numbers (N, H, W, bands), and labels, integers (N,) or 0 and 1 (N, K).
+
+        Images that become RGB are uint8 of one or three bands; a run reads others as stored with
+        `input.channels` or `input.bands`.
 
         Raises:
           ValueError: the arrays have other types or shapes, or a label has no class.
         """
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+        if images.ndim != 4 or images.dtype.kind not in "buif":
             raise ValueError(
-                f"Images are {images.dtype} {images.shape}; "
-                "give uint8 (N, H, W, 3) or (N, H, W, 1).",
+                f"Images are {images.dtype} {images.shape}; give numbers (N, H, W, bands), such as "
+                "uint8 (N, H, W, 3).",
             )
         self.images = images
         self.labels = labels

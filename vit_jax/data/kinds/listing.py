@@ -188,8 +188,9 @@ def open_listing(
     listed = find_innermost(source)
     assert isinstance(listed, ListedSource)
     # All images of a list without splits are checked, for one warning.
-    for line in listed.survey(config.value_range, range_option):
-        warn_once(f"{listing.path}: {line}")
+    if not config.reads_bands:  # all values and bands are read
+        for line in listed.survey(config.value_range, range_option):
+            warn_once(f"{listing.path}: {line}")
 
     if (low, high) == (0.0, 1.0):
         return source

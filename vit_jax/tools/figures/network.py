@@ -508,7 +508,7 @@ def _attention_shape(model: Model) -> tuple[int, ...]:
 
 def _output_shape(model: Model, field: str, *intermediates: str) -> tuple[int, ...] | None:
     """Return the shape of an output for one image without computing it; None if there is none."""
-    image = jax.ShapeDtypeStruct((1, *model.architecture.image_size, 3), jnp.uint8)
+    image = jax.ShapeDtypeStruct((1, *model.architecture.image_shape), jnp.uint8)
     try:
         output = jax.eval_shape(lambda images: model(images, intermediates=intermediates), image)
     except (TypeError, ValueError):

@@ -314,14 +314,24 @@ class _StopAfter(Interruption):
         return self._steps_left <= 0
 
 
+def _sample_pixels(
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    dtype: str,
+) -> np.ndarray:
+    if dtype == "uint8":
+        return rng.integers(0, 256, shape, np.uint8)
+    return rng.uniform(-1, 1, shape).astype(dtype)
+
+
 def random_batch(run: Assembly, batch_size: int) -> Batch:
     """Return random images and labels, the same at every call."""
     rng = np.random.default_rng(0)
-    image_shape = (batch_size, *run.architecture.image_size, 3)
+    image_shape = (batch_size, *run.architecture.image_shape)
     label_shape = (batch_size, *run.label_shape)
     num_classes = max(run.architecture.num_classes, 1)
     return Batch(
-        image_BHWC=rng.integers(0, 256, image_shape, np.uint8),
+        image_BHWC=_sample_pixels(rng, image_shape, run.config.input.pixel_dtype),
         label_B=rng.integers(0, num_classes, label_shape, np.int32),
         mask_B=np.ones(batch_size, np.float32),
     )

@@ -98,7 +98,7 @@ def _make_measurement(architecture: Architecture) -> GetSeconds:
     model = jax.device_put(initialise(jax.random.key(0)), sharding)
 
     def measure_seconds(batch: int) -> float | None:
-        image = jax.device_put(np.zeros((batch, *architecture.image_size, 3), np.uint8), sharding)
+        image = jax.device_put(np.zeros((batch, *architecture.image_shape), np.uint8), sharding)
         try:
             return float(np.median(time_calls(lambda: infer(model, image), NUM_STEPS)))
         except jax.errors.JaxRuntimeError as error:
@@ -119,7 +119,7 @@ def _make_estimate(architecture: Architecture, topology: Topology) -> GetSeconds
     )
 
     def estimate_seconds(batch: int) -> float | None:
-        shape = (batch, *architecture.image_size, 3)
+        shape = (batch, *architecture.image_shape)
         image = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=sharding)
         compiled = aot.compile_program(lambda: infer.lower(model, image), devices[0])
         if not isinstance(compiled, aot.Executable):

@@ -1,0 +1,172 @@
+"""Images of any number of bands, with their values as stored.
+
+Without a `BandChoice` an image is 8-bit RGB, which the module `images` makes of any file.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from vit_jax.config.schema import InputConfig
+from vit_jax.data.decoding import rasters
+from vit_jax.data.decoding.headers import TIFF_STARTS
+from vit_jax.text.printable import printable
+
+_OPENCV_CHANNELS = 4
+"""Most channels that all functions of OpenCV take."""
+_EXACT = (np.uint8, np.uint16, np.float32)
+"""Dtypes of bands; other numbers become float32."""
+
+
+class WrongBands(ValueError):
+    """An image has other bands than the run wants."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BandChoice:
+    """The bands that a network reads, and their normalisation.
+
+    Attributes:
+      count: channels of the network.
+      numbers: stored bands in this order, counted from 1; (): all.
+      mean, std: a value v becomes (v - mean) / std, by channel; (): values stay as stored.
+    """
+
+    count: int
+    numbers: tuple[int, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def decode(self, file: bytes) -> np.ndarray | None:
+        """Return the chosen bands of a file as stored, (H, W, count); None if it is damaged.
+
+        Raises:
+          UnreadableImage: the layout is not supported.
+          WrongBands: the file has other bands.
+          cv2.error: the file states more pixels than OpenCV takes.
+        """
+        if file.startswith(TIFF_STARTS):
+            from vit_jax.data.decoding import tiff
+
+            return self.select(tiff.decode_bands(file))
+
+        values = rasters.decode_bands(file)
+        if values is None:
+            return None
+        return self.select(values)
+
+    def select(self, values_HWC: np.ndarray) -> np.ndarray:
+        """Return the chosen bands of an array (H, W) or (H, W, bands), (H, W, count).
+
+        The dtype is uint8, uint16 or float32, to which other numbers are converted. Colours of
+        three equal bands count as one band, grey, where one is wanted.
+
+        Raises:
+          WrongBands: the array has other bands.
+        """
+        if values_HWC.ndim == 2:
+            values_HWC = values_HWC[..., None]
+        if values_HWC.ndim != 3 or values_HWC.dtype.kind not in "buif":
+            raise WrongBands(
+                f"it is an array {values_HWC.dtype} {values_HWC.shape}; give numbers (H, W, bands)."
+            )
+
+        if self.count == 1 and not self.numbers and _is_grey(values_HWC):
+            values_HWC = values_HWC[..., :1]
+
+        num_bands = values_HWC.shape[-1]
+        if self.numbers:
+            self._require_numbers(num_bands)
+            values_HWC = values_HWC[..., [number - 1 for number in self.numbers]]
+        elif num_bands != self.count:
+            raise WrongBands(
+                f"it has {_spell_bands(num_bands)}, and input.channels={self.count}. Give files of "
+                f"{_spell_bands(self.count)}, choose bands with input.bands, or set "
+                f"input.channels={num_bands}."
+            )
+
+        if values_HWC.dtype not in _EXACT:
+            values_HWC = values_HWC.astype(np.float32)
+        return np.ascontiguousarray(values_HWC)
+
+    def _require_numbers(self, num_bands: int) -> None:
+        last = max(self.numbers)
+        if last > num_bands:
+            raise WrongBands(
+                f"it has {_spell_bands(num_bands)}, and input.bands={self.numbers} wants band "
+                f"{last}. Choose bands from 1 to {num_bands}."
+            )
+
+    def complete(self, values_HWC: np.ndarray) -> np.ndarray:
+        """Return values as float32; NaN and infinity, missing values, become the mean."""
+        if values_HWC.dtype != np.float32:
+            return values_HWC.astype(np.float32)
+
+        is_missing_HWC = ~np.isfinite(values_HWC)
+        if not is_missing_HWC.any():
+            return values_HWC
+        mean_C = np.zeros(self.count, np.float32)
+        if self.mean:
+            mean_C = np.asarray(self.mean, np.float32)
+        return np.where(is_missing_HWC, mean_C, values_HWC)
+
+    def normalise(self, values_HWC: np.ndarray) -> np.ndarray:
+        """Return float32 values normalised by channel."""
+        if not self.mean:
+            return values_HWC
+        mean_C = np.asarray(self.mean, np.float32)
+        std_C = np.asarray(self.std, np.float32)
+        return (values_HWC - mean_C) / std_C
+
+
+def choose_bands(config: InputConfig) -> BandChoice | None:
+    """Return the bands that a config reads as stored, and their normalisation; None for RGB."""
+    if not config.reads_bands:
+        return None
+    mean = config.channel_mean
+    std = config.channel_std
+    if not mean and config.value_range is not None:
+        low, high = config.value_range
+        mean = ((low + high) / 2,) * config.channels
+        std = ((high - low) / 2,) * config.channels
+    return BandChoice(config.channels, config.bands, mean, std)
+
+
+def _is_grey(values_HWC: np.ndarray) -> bool:
+    """Return True for colours of three equal bands."""
+    if values_HWC.shape[-1] != 3:
+        return False
+    return bool((values_HWC == values_HWC[..., :1]).all())
+
+
+def _spell_bands(number: int) -> str:
+    return f"{number} band" if number == 1 else f"{number} bands"
+
+
+@contextlib.contextmanager
+def name_wrong_bands(name_of: Callable[[int], str], index: int) -> Iterator[None]:
+    """Name the record in the error of its bands."""
+    try:
+        yield
+    except WrongBands as error:
+        raise ValueError(f"{printable(name_of(index))}: {error}") from error
+
+
+def apply_by_channels(
+    operation: Callable[[np.ndarray], np.ndarray],
+    image_HWC: np.ndarray,
+) -> np.ndarray:
+    """Apply a function of OpenCV, which may drop a single channel, or take four at most."""
+    count = image_HWC.shape[-1]
+    if count == 1:
+        return operation(image_HWC)[..., None]
+    if count <= _OPENCV_CHANNELS:
+        return operation(image_HWC)
+
+    parts = []
+    for first in range(0, count, _OPENCV_CHANNELS):
+        part = np.ascontiguousarray(image_HWC[..., first : first + _OPENCV_CHANNELS])
+        parts.append(apply_by_channels(operation, part))
+    return np.concatenate(parts, axis=-1)
