@@ -37,6 +37,7 @@ FROZEN = {
 }
 STAIRCASE = {"schedule.decay": "staircase"}
 NO_AREAS = ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
+RGB_OPTIONS = {"randaugment_layers": 2, "three_augment": True, "color_jitter": 0.3}
 NO_VALUES = ((1.0, 1.0), (4095.0, 0.0))
 NO_DROPS = ((), (0.0, 0.5), (0.5, 1.0), (0.6, 0.3), (0.3, 0.3))
 NO_RATES = (
@@ -281,6 +282,15 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
             for area in NO_AREAS
         ),
         *(({"input.value_range": values}, "finite numbers, low < high") for values in NO_VALUES),
+        ({"input.channels": 33}, r"\[1, 32\]"),
+        ({"input.bands": (1, 2, 3, 8)}, "must be 3 numbers.*input.channels=4"),
+        ({"input.bands": (0, 1, 2)}, "at least 1"),
+        ({"input.channel_mean": (1.0,) * 3, "input.channel_std": (1.0,) * 3}, "no effect on RGB"),
+        ({"input.channel_mean": (1.0, 2.0), "input.channels": 2}, "Give both"),
+        *(
+            ({f"input.{name}": value, "input.channels": 4}, f"must be off with.*{name}=")
+            for name, value in RGB_OPTIONS.items()
+        ),
         ({"input.shift_pixels": 0}, "=0.*at least 1.*train_crop='shift'"),
         (
             {"input.rotate90": True, "input.image_size": (8, 10)},
