@@ -111,6 +111,7 @@ def read_table(path):
         ("predict w.npz a.png --class_names=a.png", "--class_names=a.png"),
         ("predict w.npz a.png --weights.num_heads=two", "--weights.num_heads=two: must be int"),
         ("predict w.npz a.png --weights.image_size=9", "must divide the image height of 9"),
+        ("predict w.npz a.png --views=rotations", "--views=rotations: images of"),
         ("predict w.npz a.png --weights.raw", "w.npz has no Polyak average"),
         ("predict w.npz a.png --weights.raw", "omit --weights.raw."),
         ("predict w.npz a.png --raw", "omit --raw."),
@@ -755,6 +756,26 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
         "--csv=table.csv",
     )
     assert read_figures(out)["images"] == "20"
+
+
+def test_evaluate_and_predict_average_over_views(weights, here):
+    pixels = sample_pixels(6)
+    logits = logits_of(from_weights(weights).module, pixels)
+    mirrored = logits_of(from_weights(weights).module, pixels[:, :, ::-1])
+    expected = softmax((logits + mirrored) / 2)
+    data = write_classes(here / "images", expected.argmax(axis=1), pixels)
+    (file, *_) = sorted((here / "images").rglob("000.png"))
+
+    evaluated, _ = succeeds("evaluate", "w.npz", data, "--split=all", "--views=flip", "--json")
+    plain, _ = succeeds("evaluate", "w.npz", data, "--split=all", "--json")
+    predicted, _ = succeeds("predict", "w.npz", str(file), "--views=flip", "--top=1", "--json")
+
+    result = json.loads(evaluated)
+    assert result["accuracy"] == 1
+    assert result["loss"] == pytest.approx(-np.log(expected.max(axis=1)).mean(), rel=1e-5)
+    assert result["gflops_per_image"] == 2 * json.loads(plain)["gflops_per_image"]
+    (likely,) = json.loads(predicted)[0]["predictions"]
+    assert likely["probability"] == pytest.approx(expected[0].max(), rel=1e-5)
 
 
 def test_evaluate_a_part_of_a_folder_without_splits(weights, here):

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.arrays import ModelOutput, accept_earlier_name, normalise
 from vit_jax.config import Architecture
+from vit_jax.config.network_options import Views
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds.image_files import read_file
 from vit_jax.data.pipeline import open_batches
@@ -28,6 +29,7 @@ from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import find_reason
 from vit_jax.data.workers import Parallelism, count_cores
+from vit_jax.models.views import ViewAverage
 from vit_jax.sharding import batch_sharding, build_mesh, replicate
 from vit_jax.weights.folding import OURS, Normalisation
 
@@ -98,6 +100,8 @@ class Model:
       is_multilabel: images may have several labels: sigmoid instead of softmax.
       normalisation: normalisation of pixels in the library of the weights, folded into them.
       licence: licence of the weights in the words of the Hub; "" if unknown.
+      views: views of an image over which outputs are averaged, see `average_views`; None: the image
+        alone.
     """
 
     module: nnx.Module
@@ -110,6 +114,7 @@ class Model:
     is_multilabel: bool = False
     normalisation: Normalisation = OURS
     licence: str = ""
+    views: Views | None = None
 
     def __repr__(self) -> str:
         a = self.architecture
@@ -124,6 +129,34 @@ class Model:
     def num_parameters(self) -> int:
         """Number of parameters, with those of the head."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.module))
+
+    def average_views(self, views: Views) -> "Model":
+        """Return the model whose logits and features are means over views of each image.
+
+        Args:
+          views: "flip", the image and its mirror image; "flips", both also upside down; "rotations",
+            both at four angles, for square images. Time grows with the 2, 4 or 8 views.
+
+        Raises:
+          ValueError: other views, or rotations where images are not square.
+        """
+        allowed = get_args(Views)
+        if views not in allowed:
+            raise ValueError(f"views={views!r}: must be one of {', '.join(allowed)}.")
+        height, width = self.architecture.image_size
+        if views == "rotations" and height != width:
+            raise ValueError(
+                f"views={views}: images of {self.source} must be square, and have {height}x{width} "
+                "pixels. Use flips."
+            )
+        return dataclasses.replace(self, views=views)
+
+    @property
+    def averaging_module(self) -> nnx.Module:
+        """The module, averaged over the views if there are any."""
+        if self.views is None:
+            return self.module
+        return ViewAverage(self.module, self.views)
 
     def save(
         self,
@@ -216,7 +249,7 @@ class Model:
         if isinstance(intermediates, str):
             intermediates = (intermediates,)
         return _forward(
-            self.module,
+            self.averaging_module,
             self._require_prepared(images_BHWC),
             self.architecture.compute_dtype,
             tuple(intermediates),
@@ -328,7 +361,7 @@ class Model:
     def _on_local_devices(self) -> tuple[jax.sharding.Mesh, nnx.Module]:
         """The mesh of the devices of this process, and the module on all of them."""
         mesh = build_mesh(jax.local_devices())
-        return mesh, jax.device_put(self.module, replicate(mesh))
+        return mesh, jax.device_put(self.averaging_module, replicate(mesh))
 
     def _make_batches(self, source: Images, size: int) -> Any:
         """Return batches of images; those of an array are prepared already."""

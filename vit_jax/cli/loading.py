@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.cli.groups import ImageFields, WeightFields, load_model
 from vit_jax.cli.options import Options, UsageError, argument, group, option
 from vit_jax.config.data_kinds import find_kind, infer_data
+from vit_jax.config.network_options import Views
 from vit_jax.config.rules import Count, Number
 from vit_jax.storage.files import expand_path
 
@@ -148,3 +149,19 @@ class Reading(Options):
     def load(self, checkpoint: str, **needs: Any) -> "tuple[Model, Weights]":
         """Load a model as `load_model` does."""
         return load_model(checkpoint, self.weights, self.images, **needs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Averaging(Options):
+    """Views of an image over which logits are averaged."""
+
+    views: Views | None = option("", "average logits over the 2, 4 or 8 views of an image")
+
+    def average(self, model: "Model") -> "Model":
+        """Return the model, averaged over the views if they are requested."""
+        if self.views is None:
+            return model
+        try:
+            return model.average_views(self.views)
+        except ValueError as error:
+            raise UsageError(f"--{error}") from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from vit_jax.cli.groups import WeightFields
 from vit_jax.cli.loading import (
+    Averaging,
     Checkpoint,
     Limits,
     Names,
@@ -102,7 +103,6 @@ class _Conversion(Names):
 @verb(
     "ViT-B_16.npz weights/",
     "runs/mine my-vit/ --to=huggingface --without_head",
-    "runs/mine@900,runs/mine@1000 mean.npz --average",
 )
 class Convert(_Conversion):
     """Read weights in any format and write them in any other."""
@@ -270,19 +270,18 @@ def _name_classes(model: "Model", weights: "Weights") -> "Model":
     "runs/mine my-images --csv=classes.csv",
     "ViT-B_16.npz --data=imagenet --data_dir=DATA --report=reports",
 )
-class Evaluate(Limits, Reading, Names, Checkpoint):
+class Evaluate(Limits, Averaging, Reading, Names, Checkpoint):
     """Accuracy, loss and calibration of weights on a labelled dataset, with intervals.
 
     Data that the weights were trained on are split as in training. Other data are evaluated on
     their split "test", or on all images of a folder without split sub-folders (--split=all), unless
     --holdout_fraction= or --seed= selects a hold-out. imagenet stands for all available sets of
-    validation, ReaL, V2, -A, -R, Sketch and ObjectNet, in one table.
+    validation, ReaL, V2, -A, -R, Sketch and ObjectNet, in one table; imagenet:NAME,… for some.
     """
 
     data: Annotated[str, read_data] = option(
         "DATA",
-        f"dataset: {spell_forms()}, or a folder or file; imagenet, or imagenet:NAME,… for some of "
-        "its sets",
+        f"dataset: {spell_forms()}, or a folder or file; imagenet, imagenet:NAME,…",
         REQUIRED,
         reads_bucket=True,
         is_positional=True,
@@ -348,10 +347,11 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         model, weights = self.load(
             self.checkpoint, class_names=self.read_class_names(), is_placed=True
         )
+        model = self.average(model)
         opened, missing = self._open(model, weights)
         transform = model.require_transform()
         evaluate = make_evaluate(
-            model.module,
+            model.averaging_module,
             model.architecture,
             transform,
             source=model.source,
@@ -458,7 +458,7 @@ def _write_csv(path: pathlib.Path | None, table: str) -> None:
     "runs/mine cat.jpg photos/",
     "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --images.resize=direct",
 )
-class Predict(Reading, Names, Checkpoint):
+class Predict(Averaging, Reading, Names, Checkpoint):
     """Classes of image files: a table, JSON or CSV.
 
     Multi-label weights print all classes that are probable enough. Exit code 1 if an image is unreadable; the
@@ -498,7 +498,7 @@ class Predict(Reading, Names, Checkpoint):
         from vit_jax.data.decoding.depth import survey
 
         model, weights = self.load(self.checkpoint, class_names=self.read_class_names())
-        model = _name_classes(model, weights)
+        model = _name_classes(self.average(model), weights)
         note(*survey(images, model.require_transform().value_range, "--images.value_range"))
         top, threshold = self._choose_limits(model)
         records = list(predict(model, images, top, threshold))

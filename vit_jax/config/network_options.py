@@ -38,6 +38,8 @@ ComputeDtype = Literal["float32", "bfloat16"]
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 Policy = Literal["none", "dots", "attention", "full"]
 Remat = Literal["auto", "none", "dots", "attention", "full"]
+Views = Literal["flip", "flips", "rotations"]
+"""Views of an image over which an evaluation averages: `models.views`."""
 AttentionForm = Literal["auto", "xla", "pallas", "cudnn"]
 LORA_FACTORS = ("lora_a", "lora_b")  # the last parts of the names of parameters
 LEARNED_POSITIONS = ("learned_1d", "learned_2d", "relative")

@@ -33,6 +33,7 @@ from vit_jax.evals.runner import (
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics
 from vit_jax.evals.single_label import INTERVAL_OF, ClassMetrics
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
+from vit_jax.models.views import ViewAverage, count_views
 from vit_jax.objectives.sums import score_classes
 from vit_jax.sharding import batch_sharding, replicate
 from vit_jax.text.tables import columns
@@ -249,12 +250,16 @@ def _compute_gflops(module: Module, a: Architecture) -> float | None:
 
     Return None if they cannot be counted.
     """
+    num_views = 1
+    if isinstance(module, ViewAverage):
+        num_views = count_views(module.views)
+        module = module.network
     custom_module = None if a.is_standard else module
     try:
         macs = forward_macs(a, custom_module)
     except ValueError:
         return None
-    return FLOPS_PER_MAC * macs / 1e9
+    return FLOPS_PER_MAC * num_views * macs / 1e9
 
 
 def to_json(values: Mapping[str, object]) -> str:
