@@ -95,7 +95,7 @@ class Checkpoint(Options):
 
     checkpoint: str = argument(
         "CHECKPOINT",
-        "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name",
+        "a workdir, .npz, .safetensors, folder of weights or hf://owner/name",
         reads_bucket=True,
     )
 

@@ -281,7 +281,7 @@ class Evaluate(Limits, Averaging, Reading, Names, Checkpoint):
 
     data: Annotated[str, read_data] = option(
         "DATA",
-        f"dataset: {spell_forms()}, or a folder or file; imagenet, imagenet:NAME,…",
+        f"dataset: {spell_forms()}, a folder or file, imagenet",
         REQUIRED,
         reads_bucket=True,
         is_positional=True,
