@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from vit_jax.evals.features import Features, FrozenEvaluator
+from vit_jax.evals.few_shot_table import choose_l2
 from vit_jax.evals.fewshot import (
     FewShot,
     FewShotResult,
-    choose_examples,
-    choose_l2,
+    compute_spread,
     few_shot,
     make_few_shot_measure,
-    spread,
+    order_examples,
 )
 from vit_jax.evals.least_squares import LeastSquares
 
@@ -44,8 +44,8 @@ def to_lists(arrays):
 
 def test_choice_is_that_of_the_released_evaluator():
     """Each class is permuted by one generator; without a seed, images come in their order."""
-    shuffled = choose_examples(LABELS, 4, seed=1)
-    in_order = choose_examples(LABELS, 4, seed=None)
+    shuffled = order_examples(LABELS, 4, seed=1)
+    in_order = order_examples(LABELS, 4, seed=None)
 
     indices_of_classes = [
         [1, 3, 6, 8, 9],
@@ -98,20 +98,15 @@ def test_accuracies_and_short_classes():
 
     result = few_shot(protocol, support, test, 4)
 
-    measured = itertools.product(
-        protocol.shots,
-        protocol.seeds,
-        protocol.l2,
-    )
-    accuracies = result.list_accuracies(3, 1e-3)
+    measured = itertools.product(protocol.shots, protocol.l2)
 
     assert result.num_test == 20
     assert result.short == {
         1: (3,),
         3: (1, 3),
     }
-    assert set(result.accuracy) == set(measured)
-    assert accuracies.tolist() == [0.75, 0.75]
+    assert set(result.accuracies) == set(measured)
+    assert result.accuracies[3, 1e-3] == [0.75, 0.75]
 
 
 def test_unreadable_images_are_neither_learnt_from_nor_counted():
@@ -157,13 +152,12 @@ def make_results():
     """
     results = []
     for dataset in range(3):
-        accuracy = {}
+        accuracies = {}
         for shots, rows in ACCURACIES.items():
             means = rows[dataset]
             for l2, mean in zip(PENALTIES, means, strict=True):
-                accuracy[shots, 0, l2] = mean - 0.05
-                accuracy[shots, 1, l2] = mean + 0.05
-        results.append(FewShotResult(accuracy, num_test=100, short={}))
+                accuracies[shots, l2] = [mean - 0.05, mean + 0.05]
+        results.append(FewShotResult(accuracies, num_test=100, short={}))
     return results
 
 
@@ -208,7 +202,7 @@ def test_mean_rank_of_equal_accuracies_follows_the_order_given():
     """In scenic, two argsorts make the ranks: the later of equal penalties has the higher rank."""
     penalties = (100.0, 1.0, 10.0)
     result = FewShotResult(
-        {(1, 0, l2): 0.5 for l2 in penalties},
+        {(1, l2): [0.5] for l2 in penalties},
         num_test=2,
         short={},
     )
@@ -238,7 +232,7 @@ def test_evaluator_yields_mean_and_spread():
 
     protocol = FewShot(shots=(1, 2))
     result = few_shot(protocol, support, test, 3)
-    expected = result.list_accuracies(2, 1024.0)
+    expected = result.accuracies[2, 1024.0]
 
     assert list(found) == [
         "1shot_accuracy",
@@ -247,12 +241,12 @@ def test_evaluator_yields_mean_and_spread():
         "2shot_spread",
     ]
     expected_spread = np.std(expected, ddof=1)
-    assert found["2shot_accuracy"] == pytest.approx(expected.mean())
+    assert found["2shot_accuracy"] == pytest.approx(np.mean(expected))
     assert found["2shot_spread"] == pytest.approx(expected_spread)
 
 
 def test_one_seed_has_no_spread():
-    assert spread([0.5]) == 0.0
+    assert compute_spread([0.5]) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     result = few_shot(FewShot(shots=(1, 2)), train, test, 10)
 
     for shots in (1, 2):
-        mean = result.list_accuracies(shots, 1024.0).mean()
+        mean = np.mean(result.accuracies[shots, 1024.0])
         assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(mean)
 
 

@@ -8,11 +8,11 @@ Sources: ViT, section 4.1, for the idea; the released evaluator (big_vision, `fe
 everything that the paper does not state. The first examples of each class and a list of penalties
 are the older variant (scenic).
 
-Legend: N images, D numbers of a feature, S numbers of shots, T datasets, L penalties.
+Legend: N images, D numbers of a feature, K classes.
 """
 
+import collections
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -39,7 +39,7 @@ class FewShot:
       l2: penalties on the weights; each is one result.
       sampling: "random" images of each class, or the "first" in the order of the records, which
         takes one seed.
-      penalty_choice: the rule of `choose_l2` that selects one of several penalties.
+      penalty_choice: the rule of `few_shot_table.choose_l2` that selects one of several penalties.
     """
 
     shots: tuple[int, ...] = SHOTS
@@ -47,6 +47,11 @@ class FewShot:
     l2: tuple[float, ...] = (L2,)
     sampling: Sampling = "random"
     penalty_choice: PenaltyChoice = "mean_accuracy"
+
+    @property
+    def orders(self) -> tuple[int | None, ...]:
+        """Seeds of the random orders of the images; None for the order of the records."""
+        return (None,) if self.sampling == "first" else self.seeds
 
     def __post_init__(self) -> None:
         require_counts("shots", self.shots, lowest=1)
@@ -67,69 +72,20 @@ class FewShot:
             )
 
 
-def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
-    """Raise ValueError unless values are different whole numbers, at least one."""
-    are_different = len(set(values)) == len(values)
-    is_valid = bool(values) and are_different
-    for value in values:
-        if type(value) is not int or value < lowest:
-            is_valid = False
-
-    if not is_valid:
-        raise ValueError(
-            f"{name}={values!r}: must be one or more different whole numbers from {lowest}."
-        )
-
-
-def require_positive(name: str, values: Sequence[float]) -> None:
-    """Raise ValueError unless the values of an argument are positive, at least one."""
-    if not values:
-        raise ValueError(f"{name}={values!r}: must be a positive number.")
-    for value in values:
-        if not isinstance(value, int | float) or not value > 0:
-            raise ValueError(f"{name}={value!r}: must be a positive number.")
-
-
 @dataclasses.dataclass(frozen=True)
 class FewShotResult:
-    """Accuracies.
+    """Accuracies on one dataset.
 
     Attributes:
-      accuracy: fraction of the readable test images, by (shots, seed, l2).
+      accuracies: fractions of the readable test images that are right, one for each seed, by
+        (shots, l2).
       num_test: number of these images.
       short: for each number of shots, the classes with fewer images, of which all are used.
     """
 
-    accuracy: Mapping[tuple[int, int, float], float]
+    accuracies: Mapping[tuple[int, float], list[float]]
     num_test: int
     short: Mapping[int, tuple[int, ...]]
-
-    def list_accuracies(self, shots: int, l2: float) -> np.ndarray:
-        """Return the accuracies of the seeds."""
-        accuracies = []
-        for (result_shots, _, result_l2), accuracy in self.accuracy.items():
-            if (result_shots, result_l2) == (shots, l2):
-                accuracies.append(accuracy)
-        return np.array(accuracies)
-
-
-def choose_examples(
-    label_N: np.ndarray,
-    num_classes: int,
-    seed: int | None,
-) -> list[np.ndarray]:
-    """Return the indices of the examples of each class in random order, or with None as stored.
-
-    As released, one NumPy generator permutes the classes one after another.
-    """
-    order = np.argsort(label_N, kind="stable")
-    starts = np.searchsorted(label_N[order], np.arange(num_classes + 1))
-    members = [order[first:last] for first, last in itertools.pairwise(starts)]
-    if seed is None:
-        return members
-
-    rng = np.random.default_rng(seed)
-    return [rng.permutation(indices) for indices in members]
 
 
 def few_shot(
@@ -144,29 +100,44 @@ def few_shot(
       ValueError: no readable image on one of the sides, or too little memory.
     """
     train, test = select_readable(train, test)
-    accuracy = {}
-    for seed in protocol.seeds:
-        order_seed = None if protocol.sampling == "first" else seed
-        examples_by_class = choose_examples(train.label_N, num_classes, order_seed)
+    accuracies = collections.defaultdict(list)
+    for order in protocol.orders:
+        examples_by_class = order_examples(train.label_N, num_classes, order)
         for shots in protocol.shots:
             chosen = np.concatenate([examples[:shots] for examples in examples_by_class])
             least_squares = LeastSquares(
-                train.feature_ND[chosen],
-                train.label_N[chosen],
-                num_classes,
+                train.feature_ND[chosen], train.label_N[chosen], num_classes
             )
             for l2 in protocol.l2:
                 classifier = least_squares.solve(l2)
-                is_correct_N = classifier.predict(test.feature_ND) == test.label_N
-                accuracy[shots, seed, l2] = float(is_correct_N.mean())
+                is_right_N = classifier.predict(test.feature_ND) == test.label_N
+                accuracies[shots, l2].append(float(is_right_N.mean()))
 
     num_examples_K = np.bincount(train.label_N, minlength=num_classes)
     short = {}
     for shots in protocol.shots:
         short_classes = np.flatnonzero(num_examples_K < shots)
         short[shots] = tuple(short_classes.tolist())
+    return FewShotResult(accuracies, len(test), short)
 
-    return FewShotResult(accuracy, len(test), short)
+
+def order_examples(
+    label_N: np.ndarray,
+    num_classes: int,
+    seed: int | None,
+) -> list[np.ndarray]:
+    """Return the indices of the examples of each class in random order, or with None as stored.
+
+    As released, one NumPy generator permutes the classes one after another.
+    """
+    by_class = np.argsort(label_N, kind="stable")
+    ends_K = np.cumsum(np.bincount(label_N, minlength=num_classes))
+    members = np.split(by_class, ends_K[:-1])
+    if seed is None:
+        return members
+
+    rng = np.random.default_rng(seed)
+    return [rng.permutation(indices) for indices in members]
 
 
 def make_few_shot_measure(
@@ -195,56 +166,38 @@ def make_few_shot_measure(
     def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
         result = few_shot(protocol, train, test, num_classes)
         for number in protocol.shots:
-            values = result.list_accuracies(number, l2)
-            yield f"{number}shot_accuracy", float(values.mean())
-            yield f"{number}shot_spread", spread(values)
+            accuracies = result.accuracies[number, l2]
+            yield f"{number}shot_accuracy", float(np.mean(accuracies))
+            yield f"{number}shot_spread", compute_spread(accuracies)
 
     return measure
 
 
-def spread(values: Sequence[float] | np.ndarray) -> float:
+def compute_spread(values: Sequence[float]) -> float:
     """Return the sample standard deviation over seeds; 0 for a single one."""
     if len(values) <= 1:
         return 0.0
     return float(np.std(values, ddof=1))
 
 
-def choose_l2(results: Sequence[FewShotResult], protocol: FewShot) -> dict[int, float]:
-    """Return for each number of shots the penalty that is used for all datasets.
+def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
+    """Raise ValueError unless values are different whole numbers, at least one."""
+    are_different = len(set(values)) == len(values)
+    is_valid = bool(values) and are_different
+    for value in values:
+        if type(value) is not int or value < lowest:
+            is_valid = False
 
-    `protocol.penalty_choice` selects the rule:
-
-    * "mean_accuracy", of this project: the highest mean accuracy over datasets at the most shots,
-      used for all numbers of shots. Of equal penalties it is the largest.
-    * "mean_rank", of scenic: for each number of shots, the highest mean over datasets of the
-      penalty's rank. Ranks start at 0 for the lowest accuracy, and equal accuracies have ranks in
-      the order of `protocol.l2`. Of equal mean ranks it is the first.
-
-    The accuracy of several seeds is their mean.
-    """
-    accuracy_STL = _tabulate_accuracies(results, protocol)
-    if protocol.penalty_choice == "mean_rank":
-        rank_STL = accuracy_STL.argsort(axis=-1, kind="stable").argsort(axis=-1)
-        best_S = rank_STL.mean(axis=1).argmax(axis=-1)
-        best_penalties = {}
-        for shots, best in zip(protocol.shots, best_S, strict=True):
-            best_penalties[shots] = protocol.l2[best]
-        return best_penalties
-
-    most_shots = np.argmax(protocol.shots)
-    mean_accuracy_L = accuracy_STL[most_shots].mean(axis=0)
-    _, best_penalty = max(zip(mean_accuracy_L, protocol.l2, strict=True))
-    return dict.fromkeys(protocol.shots, best_penalty)
+    if not is_valid:
+        raise ValueError(
+            f"{name}={values!r}: must be one or more different whole numbers from {lowest}."
+        )
 
 
-def _tabulate_accuracies(results: Sequence[FewShotResult], protocol: FewShot) -> np.ndarray:
-    """Return the mean accuracy over the seeds, (S, T, L)."""
-    shape_STL = (len(protocol.shots), len(results), len(protocol.l2))
-    accuracy_STL = np.zeros(shape_STL)
-    for s, shots in enumerate(protocol.shots):
-        for t, result in enumerate(results):
-            for k, l2 in enumerate(protocol.l2):
-                accuracies = result.list_accuracies(shots, l2)
-                accuracy_STL[s, t, k] = accuracies.mean()
-
-    return accuracy_STL
+def require_positive(name: str, values: Sequence[float]) -> None:
+    """Raise ValueError unless the values of an argument are positive, at least one."""
+    if not values:
+        raise ValueError(f"{name}={values!r}: must be a positive number.")
+    for value in values:
+        if not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"{name}={value!r}: must be a positive number.")

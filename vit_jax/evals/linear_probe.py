@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.evals.features import Features, count_by_class, select_readable
-from vit_jax.evals.fewshot import choose_examples
+from vit_jax.evals.fewshot import order_examples
 from vit_jax.evals.least_squares import L2, LeastSquares
 from vit_jax.evals.logistic import choose_penalty, fit_logistic
 from vit_jax.evals.probe_predictions import (
@@ -171,7 +171,7 @@ def _split_folds(
     if train.label_N.ndim == 2:
         members = np.random.default_rng(seed).permutation(len(train))
     else:
-        members_by_class = choose_examples(train.label_N, num_classes, seed)
+        members_by_class = order_examples(train.label_N, num_classes, seed)
         members = np.concatenate(members_by_class)
 
     for fold in range(folds):
