@@ -17,8 +17,7 @@ from vit_jax.arrays import abstract_batch
 from vit_jax.config import ShardingConfig, load_recipe
 from vit_jax.kernels import attention_cudnn, dispatch
 from vit_jax.kernels.devices import trace_for
-from vit_jax.models.attention import Attention
-from vit_jax.models.block import find_attention_form
+from vit_jax.models.attention import Attention, find_attention_form
 from vit_jax.models.encoder import REMAT_POLICIES
 from vit_jax.sharding import Placement, build_mesh
 from vit_jax.tools.plan import aot

@@ -1,12 +1,12 @@
-"""Multi-head attention (ViT, App. A): of all tokens, or of the tokens of a row or column.
+"""Multi-head attention (ViT, App. A).
 
-Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h; l lines
-of s tokens.
+Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
 """
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,19 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import ATTENTION_OUTPUT, dispatch
 from vit_jax.kernels.devices import constrain
+from vit_jax.models.norm import build_norm
+from vit_jax.models.positions import RelativePositions, RotaryPositions
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 PROJECTIONS = ("query", "key", "value", "out")
+QKV_BIASES: dict[str, tuple[str, ...]] = {
+    "all": ("query", "key", "value"),
+    "query_value": ("query", "value"),
+    "none": (),
+}
 
 
 class Projections(NamedTuple):
@@ -246,50 +254,71 @@ def attend_with_weights(
     return output_BQE, weights_BTQS
 
 
-class LineAttention(Attention):
-    """Attention of each token to the `length` tokens of its line: its row or its column."""
+class RecordedAttention:
+    """A call of an attention that also keeps its weights, for a block that returns them."""
 
-    def __init__(self, *arguments: Any, length: int, **options: Any):
-        super().__init__(*arguments, **options)
-        self.length = length
+    def __init__(self, attention: Attention):
+        self.attention = attention
+        self.weights_BTQS: Array | None = None
 
-    def __call__(
-        self,
-        queries_BSD: Array,
-        tokens_BSD: Array,
-    ) -> Array:
-        """Return (B, S, D), as `Attention` with queries of the same length."""
-        line_queries = self._split_lines(queries_BSD)
-        line_tokens = self._split_lines(tokens_BSD)
-        output = super().__call__(line_queries, line_tokens)
-        return output.reshape(queries_BSD.shape)
+    def __call__(self, queries_BQD: Array, tokens_BSD: Array) -> Array:
+        """Return the attention output (B, Q, D), and keep the weights."""
+        output_BQD, self.weights_BTQS = self.attention.with_weights(queries_BQD, tokens_BSD)
+        return output_BQD
 
-    def with_weights(
-        self,
-        queries_BSD: Array,
-        tokens_BSD: Array,
-    ) -> tuple[Array, Array]:
-        """Return output and weights as `Attention`; weights (B, T, S, S) are 0 outside of lines."""
-        line_queries = self._split_lines(queries_BSD)
-        line_tokens = self._split_lines(tokens_BSD)
-        output, weights = super().with_weights(line_queries, line_tokens)
 
-        batch, length, _ = tokens_BSD.shape
-        num_lines = length // self.length
-        shape_BlTss = (
-            batch,
-            num_lines,
-            self.num_heads,
-            self.length,
-            self.length,
-        )
-        weights_BlTss = weights.reshape(shape_BlTss)
-        is_same_line = jnp.eye(num_lines)
-        weights_BTlsls = jnp.einsum("BlTqs,lm->BTlqms", weights_BlTss, is_same_line)
-        weights_BTSS = weights_BTlsls.reshape(batch, -1, length, length)
-        return output.reshape(queries_BSD.shape), weights_BTSS
+def build_attention(
+    a: Architecture,
+    *,
+    rngs: nnx.Rngs,
+    attention_class: Callable[..., Attention] = Attention,
+    num_patches: int | None = None,
+) -> Attention:
+    """Return the attention of a block.
 
-    def _split_lines(self, x_BSD: Array) -> Array:
-        """Return the lines of all images one after the other, (B l, s, D)."""
-        width = x_BSD.shape[-1]
-        return x_BSD.reshape(-1, self.length, width)
+    Args:
+      a: network.
+      rngs: random keys.
+      attention_class: class of the attention.
+      num_patches: number of patches that attend to each other; None: all.
+    """
+    biases = QKV_BIASES[a.qkv_bias]
+    if a.linear_bias:
+        biases = (*biases, "out")
+
+    positions = None
+    if a.position_embedding == "relative":
+        positions = RelativePositions(a, num_patches or math.prod(a.grid), rngs=rngs)
+    rotary = None
+    if a.rope is not None:
+        rotary = RotaryPositions(a)
+    norm = None
+    if a.attention_norm:
+        norm = build_norm(a)
+
+    return attention_class(
+        a.width,
+        a.num_heads,
+        dtype=jnp.dtype(a.compute_dtype),
+        rngs=rngs,
+        form=a.block_attention,
+        positions=positions,
+        rotary=rotary,
+        norm=norm,
+        biases=biases,
+    )
+
+
+def find_attention_form(a: Architecture) -> str:
+    """Return the form that attention has in standard blocks on the devices of `trace_for`.
+
+    Raises:
+      ValueError: cuDNN does not compute this attention.
+    """
+    return dispatch.choose_attention(
+        a.block_attention,
+        length=a.attention_lengths[0],  # the second length of an axial block has the same form
+        num_heads=a.num_heads,
+        head_dim=a.width // a.num_heads,
+        dtype=jnp.dtype(a.compute_dtype),
+    )

@@ -15,8 +15,8 @@ from jax import Array
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, STATISTICS, dispatch
 from vit_jax.kernels.devices import constrain
-from vit_jax.models.block import AxialBlock, Block
-from vit_jax.models.norm import build_norm
+from vit_jax.models.block import Block
+from vit_jax.models.norm import build_norm, identity
 from vit_jax.models.positions import Positions, add_positions, build_positions
 
 _save_only = jax.checkpoint_policies.save_only_these_names
@@ -29,22 +29,6 @@ REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     # Keep the input of each block, and the means of its norms.
     "full": _save_only(STATISTICS),
 }
-BLOCKS: dict[str | None, Callable[..., Any]] = {None: Block, "axial": AxialBlock}
-
-
-class LayerInputs(NamedTuple):
-    """Inputs of a block beside the tokens; of all blocks with a leading axis of L."""
-
-    drop_fraction: Array  # probability of stochastic depth
-    key: Array | None
-
-
-class EncoderOutput(NamedTuple):
-    """Tokens after the final norm, and intermediates; None for those that were not asked for."""
-
-    tokens_BSD: Array
-    blocks_LBSD: Array | None  # outputs of the blocks
-    attention_LBTSS: Array | None  # attention weights of the blocks
 
 
 class EncoderBlock(Protocol):
@@ -65,39 +49,40 @@ class EncoderBlock(Protocol):
         """Return the output and the attention weights (B, T, S, S)."""
 
 
+class BlockIntermediates(NamedTuple):
+    """Intermediates of a block, or of all with a leading axis of L; None unless asked for."""
+
+    output_BSD: Array | None
+    attention_BTSS: Array | None  # (2, B, T, S, S) of an axial block
+
+
 class Encoder(nnx.Module):
     """L blocks and the final norm.
 
     The blocks are equal but for their parameters. `blocks` holds them as one module whose
     parameters have a leading axis of L; the scan over it runs one block after the other, so that
     the program has the code of a block once.
-
-    `remat` chooses what the backward pass computes again, `scan_unroll` the number of blocks in one
-    iteration of the scan: one compiles fast, all copy nothing.
     """
 
-    def __init__(
-        self,
-        a: Architecture,
-        key: Array,
-        *,
-        has_block_positions: bool,
-    ):
+    def __init__(self, a: Architecture, key: Array):
         block_keys = jax.random.split(key, a.depth)
-        build_one = functools.partial(build_block, a, has_positions=has_block_positions)
+        build_one = functools.partial(build_block, a)
         self.blocks: EncoderBlock = jax.vmap(build_one)(block_keys)
-        self.norm = build_norm(a) if a.final_norm == "tokens" else None
+        self.norm = build_norm(a) if a.final_norm == "tokens" else identity
+
         self.depth = a.depth
-        self.remat = a.remat
+        self.has_block_positions = a.position_layers == "every"
         self.lora_scale: float | None = None
+        self.drops_anything = a.dropout_fraction > 0 or a.stochastic_depth_fraction > 0
+        self.last_drop_fraction = a.stochastic_depth_fraction
+        is_constant = a.stochastic_depth_form == "constant"
+        self.first_drop_fraction = self.last_drop_fraction if is_constant else 0.0
+
+        # Activations that the backward pass computes again, and the number of blocks in one
+        # iteration of the scan: one compiles fast, all copy nothing.
+        self.remat = a.remat
         self.scan_unroll = a.scan_unroll or 1
         self.scan_unroll_on_accelerators = a.scan_unroll_on_accelerators
-        self.has_block_positions = has_block_positions
-        self.dropout_fraction = a.dropout_fraction
-        self.first_drop_fraction = 0.0
-        self.last_drop_fraction = a.stochastic_depth_fraction
-        if a.stochastic_depth_form == "constant":
-            self.first_drop_fraction = self.last_drop_fraction
 
     def __call__(
         self,
@@ -105,62 +90,42 @@ class Encoder(nnx.Module):
         key: Array | None,
         intermediates: Collection[str],
         shared_positions: Positions | None,
-    ) -> EncoderOutput:
-        """Run the blocks and the final norm.
+    ) -> tuple[Array, BlockIntermediates]:
+        """Return the tokens after the final norm, and intermediates of all blocks.
 
         Args:
           x_BSD: embedded tokens.
           key: random key of dropout and stochastic depth; None outside training.
           intermediates: activations to return, "blocks" and "attention"; others are not kept.
-          shared_positions: added to the input of every block, where blocks have no positions.
+          shared_positions: added to the input of every block; None adds nothing.
 
         Raises:
           ValueError: the blocks cannot return the attention weights that are asked for.
         """
-        keeps_outputs = "blocks" in intermediates
-        keeps_attention = "attention" in intermediates
-        if keeps_attention:
+        if "attention" in intermediates:
             require_attention_weights(self.blocks, intermediates)
 
-        def run_block(x_BSD: Array, layer: tuple[EncoderBlock, LayerInputs]) -> tuple[Array, tuple]:
-            block, inputs = layer
+        def run_block(x_BSD: Array, layer: tuple) -> tuple[Array, BlockIntermediates]:
+            block, drop_fraction, block_key = layer
             block = self._adapt(block)
             positions = block.positions if self.has_block_positions else shared_positions
             x_BSD = add_positions(x_BSD, positions)
-            x_BSD, weights_BTSS = apply_block(block, x_BSD, inputs, keeps_attention)
-            output_BSD = x_BSD if keeps_outputs else None
-            return x_BSD, (output_BSD, weights_BTSS)
+            return apply_block(block, x_BSD, drop_fraction, block_key, intermediates)
 
         if self.remat != "none":
             policy = REMAT_POLICIES[self.remat]
             run_block = jax.checkpoint(run_block, policy=policy, prevent_cse=False)
 
-        layers = (self.blocks, self._build_layer_inputs(key))
-        unroll = dispatch.choose_block_unroll(
-            self.scan_unroll,
-            self.scan_unroll_on_accelerators,
+        unroll = dispatch.choose_block_unroll(self.scan_unroll, self.scan_unroll_on_accelerators)
+        drop_fraction_L = jnp.linspace(
+            self.first_drop_fraction, self.last_drop_fraction, self.depth
         )
+        key_L = None
+        if key is not None and self.drops_anything:
+            key_L = jax.random.split(key, self.depth)
+        layers = (self.blocks, drop_fraction_L, key_L)
         x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
-
-        outputs_LBSD, weights_LBTSS = kept
-        if weights_LBTSS is not None:  # axial blocks have (L, 2, B, T, S, S)
-            shape_BTSS = weights_LBTSS.shape[-4:]
-            weights_LBTSS = weights_LBTSS.reshape(-1, *shape_BTSS)
-        if self.norm is not None:
-            x_BSD = self.norm(x_BSD)
-        return EncoderOutput(x_BSD, outputs_LBSD, weights_LBTSS)
-
-    def _build_layer_inputs(self, key: Array | None) -> LayerInputs:
-        """Return for each block its fraction of stochastic depth and its key.
-
-        Fractions grow linearly with depth, or are constant.
-        """
-        fractions_L = jnp.linspace(self.first_drop_fraction, self.last_drop_fraction, self.depth)
-        is_random = self.dropout_fraction > 0 or self.last_drop_fraction > 0
-        if key is None or not is_random:
-            return LayerInputs(fractions_L, None)
-        keys_L = jax.random.split(key, self.depth)
-        return LayerInputs(fractions_L, keys_L)
+        return self.norm(x_BSD), kept
 
     def _adapt(self, block: EncoderBlock) -> EncoderBlock:
         """Return a block with the LoRA factors added to its kernels, if there are any."""
@@ -172,39 +137,47 @@ class Encoder(nnx.Module):
         return adapt_block(block, self.lora_scale)
 
 
-def build_block(a: Architecture, key: Array, *, has_positions: bool) -> EncoderBlock:
-    """Return one block, with positions that are added to its input if `has_positions`."""
+def apply_block(
+    block: EncoderBlock,
+    x_BSD: Array,
+    drop_fraction: Array,
+    key: Array | None,
+    intermediates: Collection[str],
+) -> tuple[Array, BlockIntermediates]:
+    """Return the output of a block, and the intermediates that are asked for."""
+    attention_BTSS = None
+    if "attention" in intermediates:
+        x_BSD, attention_BTSS = block.with_attention(x_BSD, drop_fraction, key)
+    else:
+        x_BSD = block(x_BSD, drop_fraction, key)
+    x_BSD = constrain(x_BSD, "tokens_BSD")
+
+    output_BSD = x_BSD if "blocks" in intermediates else None
+    return x_BSD, BlockIntermediates(output_BSD, attention_BTSS)
+
+
+def build_block(a: Architecture, key: Array) -> EncoderBlock:
+    """Return one block, with positions that are added to its input if every block has some."""
     block_class = find_block_class(a)
     block: EncoderBlock = block_class(a, rngs=nnx.Rngs(key))
-    if has_positions:
+    if a.position_layers == "every":
         position_key = jax.random.fold_in(key, 0)
         block.positions = build_positions(a, rngs=nnx.Rngs(position_key))
     return block
 
 
-def apply_block(
-    block: EncoderBlock,
-    x_BSD: Array,
-    inputs: LayerInputs,
-    keeps_attention: bool,
-) -> tuple[Array, Array | None]:
-    """Return the output of a block, and its attention weights or None."""
-    weights_BTSS = None
-    if keeps_attention:
-        x_BSD, weights_BTSS = block.with_attention(x_BSD, *inputs)
-    else:
-        x_BSD = block(x_BSD, *inputs)
-    return constrain(x_BSD, "tokens_BSD"), weights_BTSS
-
-
 def find_block_class(a: Architecture) -> Callable[..., Any]:
     """Return the class of the blocks: built in, or the class that `a.block` refers to."""
-    if a.block in BLOCKS:
-        return BLOCKS[a.block]
+    if a.block is None:
+        return Block
+    if a.block == "axial":
+        from vit_jax.models.axial import AxialBlock
+
+        return AxialBlock
 
     from vit_jax.imports.references import resolve
 
-    block_class: Callable[..., Any] = resolve(a.block or "", "config.model.block")
+    block_class: Callable[..., Any] = resolve(a.block, "config.model.block")
     return block_class
 
 

@@ -27,6 +27,28 @@ MASK_STDDEV = 0.02  # standard deviation of the initial [mask] embedding
 constant = functools.cache(nnx.initializers.constant)  # equal modules must hold the same function
 
 
+class TokenPooling(nnx.Module):
+    """Takes class tokens, the mean of the patches, or both one after the other."""
+
+    def __init__(self, a: Architecture):
+        self.num_class_tokens = 0 if a.pool == "gap" else a.num_class_tokens
+        self.takes_mean = a.pool != "token"
+        self.prefix_length = a.prefix_length
+
+    def __call__(self, tokens_BSD: Array) -> Array:
+        """Return pooled_BD; D is `Architecture.feature_width`."""
+        pooled = [tokens_BSD[:, index] for index in range(self.num_class_tokens)]
+        if self.takes_mean:
+            tokens_BND = tokens_BSD[:, self.prefix_length :]
+            exact_BND = tokens_BND.astype(jnp.float32)
+            mean_BD = exact_BND.mean(axis=1)
+            pooled.append(mean_BD.astype(tokens_BSD.dtype))
+
+        if len(pooled) == 1:
+            return pooled[0]
+        return jnp.concatenate(pooled, axis=-1)
+
+
 class AttentionPooling(nnx.Module):
     """A learned probe attends to all tokens, then a residual MLP ("MAP" head of big_vision)."""
 
@@ -167,13 +189,13 @@ class PatchHead(nnx.Module):
         return patches_BNO + self.linear.bias[...]
 
 
-def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Pooling | None:
-    """Return the module that pools tokens; None for class tokens and the mean."""
+def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Pooling:
+    """Return the pooling of an architecture: built in, or the class that `a.pool` refers to."""
     if is_reference(a.pool):
         return _build_custom(a.pool, "config.model.pool", a, rngs)
     if a.pool == "map":
         return AttentionPooling(a, rngs=rngs)
-    return None
+    return TokenPooling(a)
 
 
 def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Classifier:
@@ -197,16 +219,15 @@ def _build_custom(
         return build(a, rngs=rngs)
 
 
-def apply_pooling(pooling: Pooling, tokens_BSD: Array) -> Array:
+def apply_pooling(pooling: Pooling, tokens_BSD: Array, feature_width: int) -> Array:
     """Return pooled_BD.
 
     Raises:
       ValueError: the module returns another shape.
     """
     pooled_BD = pooling(tokens_BSD)
-    batch, _, width = tokens_BSD.shape
     shape = jnp.shape(pooled_BD)
-    expected = (batch, width)
+    expected = (len(tokens_BSD), feature_width)
     if shape != expected:
         name = type(pooling).__name__
         raise ValueError(

@@ -52,6 +52,7 @@ class Mlp(nnx.Module):
         is_gated: bool = False,
         norm: Callable[[Array], Array] | None = None,
         use_bias: bool = True,
+        dropout_fraction: float = 0.0,
     ):
         dense = functools.partial(
             nnx.Linear,
@@ -67,19 +68,11 @@ class Mlp(nnx.Module):
         self.gate = dense(width, mlp_dim) if is_gated else None
         self.norm = norm
         self.form = form
+        self.dropout_fraction = dropout_fraction
 
     @jax.named_scope("mlp")
-    def __call__(
-        self,
-        x: Array,
-        *,
-        fraction: float = 0.0,
-        key: Array | None = None,
-    ) -> Array:
-        """Return an array of the shape of `x`, (B, S, D) or (R, D).
-
-        `fraction` and `key` are of dropout.
-        """
+    def __call__(self, x: Array, key: Array | None = None) -> Array:
+        """Return an array of the shape of `x`, (B, S, D) or (R, D); without a key, no dropout."""
         hidden = self._project_hidden(self.expand, x)
         if self.gate is None:
             hidden = GELUS[self.form](hidden)
@@ -89,9 +82,9 @@ class Mlp(nnx.Module):
         if self.norm is not None:
             hidden = self.norm(hidden)
 
-        hidden = dropout(hidden, fraction, key, Site.MLP_HIDDEN)
+        hidden = dropout(hidden, self.dropout_fraction, key, Site.MLP_HIDDEN)
         output = self.contract(hidden)
-        return dropout(output, fraction, key, Site.MLP_OUTPUT)
+        return dropout(output, self.dropout_fraction, key, Site.MLP_OUTPUT)
 
     def _project_hidden(self, layer: nnx.Linear, x: Array) -> Array:
         """Return a layer's hidden units, with a sharding and a name for rematerialisation."""
@@ -114,4 +107,5 @@ def build_mlp(a: Architecture, *, rngs: nnx.Rngs) -> Mlp:
         is_gated=a.mlp != "gelu",
         norm=norm,
         use_bias=a.linear_bias,
+        dropout_fraction=a.dropout_fraction,
     )

@@ -93,3 +93,8 @@ def build_norm(a: Architecture, width: int | None = None) -> Norm:
     """
     norm_class = NORMS[a.norm]
     return norm_class(a, width)
+
+
+def identity(x: Array) -> Array:
+    """Return `x`, in the place of a norm or scale that a network does not have."""
+    return x

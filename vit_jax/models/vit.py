@@ -25,7 +25,7 @@ from vit_jax.models.heads import (
     build_head,
     build_pooling,
 )
-from vit_jax.models.norm import build_norm
+from vit_jax.models.norm import build_norm, identity
 from vit_jax.models.positions import add_positions, build_positions
 
 
@@ -51,24 +51,24 @@ class VisionTransformer(nnx.Module):
         self.stem = build_stem(a, embedding_key)
 
         self.embedding = PatchEmbedding(a, rngs=embedding_rngs)
-        self.normed_embedding = a.embedding_norm  # "patches", "tokens" or None
-        if a.embedding_norm is not None:
-            self.embedding_norm = build_norm(a)
+        self.normed_tokens = a.embedding_norm  # "patches", all "tokens" or None
+        self.embedding_norm = build_norm(a) if a.embedding_norm else identity
         self.class_token = build_prefix(a.num_class_tokens, a.width)
         self.register_tokens = build_prefix(a.registers, a.width)
         self.prefix_length = a.prefix_length
 
-        # Positions are added once, before the encoder ("stem"), or to the input of every block:
-        # those of this module ("shared"), or those that each block has ("every").
-        is_every = a.position_layers == "every"
-        self.positions = None if is_every else build_positions(a, rngs=embedding_rngs)
-        self.adds_positions_once = a.position_layers == "stem"
-        self.encoder = Encoder(a, encoder_key, has_block_positions=is_every)
+        # Positions are added before the encoder ("stem"), or to the input of every block: the same
+        # ("shared"), or those that each block has itself ("every").
+        self.position_layers = a.position_layers
+        has_positions = a.position_layers != "every"
+        self.positions = build_positions(a, rngs=embedding_rngs) if has_positions else None
         self.dropout_fraction = a.dropout_fraction
 
-        self.pool = a.pool
+        self.encoder = Encoder(a, encoder_key)
+
         self.pooling = build_pooling(a, rngs=head_rngs)
-        self.pooled_norm = build_norm(a) if a.final_norm == "pooled" else None
+        self.pooled_norm = build_norm(a) if a.final_norm == "pooled" else identity
+        self.feature_width = a.feature_width
         self.num_classes = a.num_classes
         self.head: PatchHead | Classifier
         if a.patch_outputs:
@@ -108,30 +108,21 @@ class VisionTransformer(nnx.Module):
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
         # Equations 2 and 3: attention and MLP, L times; then the final norm.
-        shared_positions = None if self.adds_positions_once else self.positions
-        encoded = self.encoder(tokens_BSD, encoder_key, intermediates, shared_positions)
-        tokens_BSD = encoded.tokens_BSD
+        shared_positions = self.positions if self.position_layers == "shared" else None
+        tokens_BSD, kept = self.encoder(tokens_BSD, encoder_key, intermediates, shared_positions)
         tokens_BND = tokens_BSD[:, self.prefix_length :]
 
         # Equation 4: the class token represents the image.
-        pooled_BD = self._pool(tokens_BSD)
-        logits_BK = None
-        patches_BNO = None
-        if isinstance(self.head, PatchHead):
-            features_BD = pooled_BD.astype(jnp.float32)
-            patches_BNO = self.head(tokens_BND)
-        else:
-            logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
+        pooled_BD = apply_pooling(self.pooling, tokens_BSD, self.feature_width)
+        pooled_BD = self.pooled_norm(pooled_BD)
 
         return ModelOutput(
-            logits_BK=logits_BK,
-            patches_BNO=patches_BNO,
-            features_BD=features_BD,
+            **self._predict(pooled_BD, tokens_BND),
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
             prefix_BPD=tokens_BSD[:, : self.prefix_length],
-            blocks_LBSD=encoded.blocks_LBSD,
-            attention_LBTQS=encoded.attention_LBTSS,
+            blocks_LBSD=kept.output_BSD,
+            attention_LBTQS=merge_layers(kept.attention_BTSS),
             stages_BHWC=stages_BHWC,
         )
 
@@ -148,54 +139,36 @@ class VisionTransformer(nnx.Module):
         if corruption is not None:
             assert isinstance(self.head, PatchHead), "other networks learn no [mask] embedding"
             patches_BND = self.head.corrupt(patches_BND, corruption)
-        if self.normed_embedding == "patches":
+        if self.normed_tokens == "patches":
             patches_BND = self.embedding_norm(patches_BND)
 
         tokens_BSD = self._prepend_prefix(patches_BND)
-        if self.adds_positions_once:
+        if self.position_layers == "stem":
             tokens_BSD = add_positions(tokens_BSD, self.positions)
-        if self.normed_embedding == "tokens":
+        if self.normed_tokens == "tokens":
             tokens_BSD = self.embedding_norm(tokens_BSD)
         return tokens_BSD
 
     def _prepend_prefix(self, patches_BND: Array) -> Array:
         """Return class tokens, registers and patches, (B, S, D)."""
-        prefix = []
-        for token in (self.class_token, self.register_tokens):
-            if token is not None:
-                prefix.append(token[...])
+        learned = (self.class_token, self.register_tokens)
+        prefix = [token[...] for token in learned if token is not None]
         if not prefix:
             return patches_BND
 
         prefix_1PD = jnp.concatenate(prefix, axis=1)
         prefix_1PD = prefix_1PD.astype(patches_BND.dtype)
         batch, _, width = patches_BND.shape
-        shape_BPD = (batch, self.prefix_length, width)
-        prefix_BPD = jnp.broadcast_to(prefix_1PD, shape_BPD)
+        prefix_BPD = jnp.broadcast_to(prefix_1PD, (batch, self.prefix_length, width))
         return jnp.concatenate([prefix_BPD, patches_BND], axis=1)
 
-    def _pool(self, tokens_BSD: Array) -> Array:
-        """Return the representation of an image: class tokens, the mean of the patches, or both."""
-        if self.pooling is not None:
-            return apply_pooling(self.pooling, tokens_BSD)
-
-        pooled = []
-        if self.pool != "gap" and self.class_token is not None:
-            num_class_tokens = self.class_token.shape[1]
-            for index in range(num_class_tokens):
-                pooled.append(tokens_BSD[:, index])
-        if self.pool != "token":
-            tokens_BND = tokens_BSD[:, self.prefix_length :]
-            exact_BND = tokens_BND.astype(jnp.float32)
-            mean_BD = exact_BND.mean(axis=1)
-            pooled.append(mean_BD.astype(tokens_BSD.dtype))
-
-        pooled_BD = pooled[0]
-        if len(pooled) > 1:
-            pooled_BD = jnp.concatenate(pooled, axis=-1)
-        if self.pooled_norm is not None:
-            pooled_BD = self.pooled_norm(pooled_BD)
-        return pooled_BD
+    def _predict(self, pooled_BD: Array, tokens_BND: Array) -> dict[str, Array | None]:
+        """Return the outputs of the head, by their names in `ModelOutput`."""
+        if isinstance(self.head, PatchHead):
+            features_BD = pooled_BD.astype(jnp.float32)
+            return {"features_BD": features_BD, "patches_BNO": self.head(tokens_BND)}
+        logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
+        return {"features_BD": features_BD, "logits_BK": logits_BK}
 
 
 def build_stem(a: Architecture, key: Array) -> nnx.Module | None:
@@ -214,3 +187,11 @@ def build_prefix(num_tokens: int, width: int) -> nnx.Param | None:
         return None
     tokens_1PD = jnp.zeros((1, num_tokens, width))
     return nnx.Param(tokens_1PD)
+
+
+def merge_layers(attention: Array | None) -> Array | None:
+    """Return attention weights (L, B, T, S, S); an axial block counts as two layers."""
+    if attention is None:
+        return None
+    shape_BTSS = attention.shape[-4:]
+    return attention.reshape(-1, *shape_BTSS)

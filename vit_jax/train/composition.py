@@ -16,7 +16,7 @@ from vit_jax.config.lengths import RunSteps
 from vit_jax.config.schema import EvaluationConfig, RunConfig
 from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.models import build_model, lora
-from vit_jax.models.block import find_attention_form
+from vit_jax.models.attention import find_attention_form
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.objectives import Objective, build_objective
 from vit_jax.optim.by_name import make_is_trained
