@@ -15,6 +15,7 @@ from tests.weights.small_networks import (
     assert_same,
     weights_of,
 )
+from vit_jax import load_model
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import load_weights
 from vit_jax.weights.fit import remove_head
@@ -182,6 +183,13 @@ def test_the_processor_decides_the_image_size(folder, processor, size):
     same = load_weights(folder, image_size=(16, 16))
     assert same.architecture.image_size == (16, 16)
     assert_same(same.parameters, before.parameters)
+
+    kept = load_weights(folder, keep_size=True)
+    assert kept.architecture.image_size == (16, 16)
+    assert_same(kept.parameters, before.parameters)
+    assert not [note for note in kept.notes if "preprocessor_config.json" in note]
+    model = load_model(folder, image_size=(20, 16))
+    assert_same(model._to_weights().parameters, larger.parameters)
 
 
 @pytest.mark.parametrize("edge", [10, 15])

@@ -170,6 +170,7 @@ def load_model(
         polyak=polyak,
         class_names=class_names,
         allow_code=allow_code,
+        keep_size=image_size is not None,
         **stated,
     )
     return from_weights(

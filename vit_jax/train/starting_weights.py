@@ -49,7 +49,11 @@ def initial_weights(config: RunConfig) -> Weights:
     for field, reference in find_references(config):
         if field.startswith("model."):
             allowed.append(reference)
-    return load_weights(config.init_from, allow_code=allowed)
+    return load_weights(
+        config.init_from,
+        allow_code=allowed,
+        keep_size=config.input.image_size is not None,
+    )
 
 
 def adapt(config: FinetuneConfig, train: Source, weights: Weights | None = None) -> Start:

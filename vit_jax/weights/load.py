@@ -91,6 +91,7 @@ class Weights:
     licence: str = ""  # name on the Hub; "" if it is unknown
     has_several_labels: bool = False  # images may have several labels, by the configuration
     finetuning_rule: str = ""  # rule of the recipe finetune for this family; "": for any weights
+    processor_size: tuple[int, int] | None = None  # images of the processor beside the file
 
     def choose_resize_method(self, position_resize: str = "library") -> str:
         """Return the method by which positions are resized.
@@ -146,6 +147,7 @@ def load_weights(
     polyak: bool = True,
     class_names: Sequence[str] | None = None,
     allow_code: str | Iterable[str] = (),
+    keep_size: bool = False,
     **options: Any,
 ) -> Weights:
     """Read weights in any format, from a file, a folder or the Hub.
@@ -160,6 +162,8 @@ def load_weights(
       polyak: take the Polyak average of a workdir that has one; False is for workdirs only.
       class_names: class names of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
+      keep_size: keep the image size of the file, also if the processor beside it makes images of
+        another. For a caller that resizes the network: positions are resized once only.
       **options: fields that the file does not state, from `vit_jax.weights.OPTIONS`: num_heads,
         gelu, ...; and image_size: if the file has another, the network is resized.
 
@@ -186,6 +190,8 @@ def load_weights(
 
     if options.get("image_size") is not None:
         weights = resize_weights(weights, tuple(options["image_size"]))
+    elif not keep_size:
+        weights = _resize_for_processor(weights)
     if class_names is not None:
         weights = _set_class_names(weights, tuple(class_names))
     return weights
@@ -534,13 +540,12 @@ def _load_file(
         licence=sidecar.licence,
         finetuning_rule=sidecar.finetuning_rule,
         has_several_labels=sidecar.is_multilabel and a.num_classes > 0,
+        processor_size=_find_processor_size(sidecar, known),
     )
 
     normalisation = network.normalisation or _find_normalisation(sidecar, file, known)
     if normalisation != OURS:
         weights = _fold_normalisation(weights, normalisation)
-    if sidecar.fields and options.get("image_size") is None:
-        weights = _resize_for_processor(weights, sidecar)
     return _drop_wrong_names(weights)
 
 
@@ -642,26 +647,33 @@ def _drop_wrong_names(weights: Weights) -> Weights:
     return dataclasses.replace(weights, class_names=None).add_note(note)
 
 
-def _resize_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
-    """Return the network for the images that Hugging Face's processor makes.
+def _find_processor_size(sidecar: Sidecar, known: Recognised) -> tuple[int, int] | None:
+    """Return the size of the images that Hugging Face's processor makes.
 
-    The weights get a note if config.json states another size.
+    It is None if config.json states no size or the same.
     """
-    a = weights.architecture
     stated_size = sidecar.fields.get("image_size")
     preprocessing = sidecar.preprocessing or {}
     processor_size = preprocessing.get("image_size")
-    if weights.format != "huggingface" or stated_size is None:
-        return weights
+    if known.format != "huggingface" or stated_size is None:
+        return None
     if not isinstance(processor_size, list):
-        return weights
+        return None
 
     height, width = processor_size
-    new_size = (height, width)
-    if new_size in (stated_size, a.image_size):
+    if (height, width) in (stated_size, known.architecture.image_size):
+        return None
+    return height, width
+
+
+def _resize_for_processor(weights: Weights) -> Weights:
+    """Return the network for the images that the processor makes, with a note."""
+    if weights.processor_size is None:
         return weights
 
-    made = _format_size(new_size)
+    a = weights.architecture
+    height, width = weights.processor_size
+    made = _format_size(weights.processor_size)
     known = _format_size(a.image_size)
     sizes = f"preprocessor_config.json makes images of {made} pixels, config.json says {known}"
     patch_height, patch_width = a.patch_size
@@ -671,7 +683,7 @@ def _resize_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
         return weights.add_note(note)
 
     note = f"{sizes}: {made} is taken. For another size set image_size."
-    return resize_weights(weights.add_note(note), new_size)
+    return resize_weights(weights.add_note(note), weights.processor_size)
 
 
 def _format_size(size: tuple[int, int]) -> str:

@@ -20,7 +20,8 @@ from tests.weights.small_networks import (
     weights_of,
 )
 from vit_jax.api import from_weights
-from vit_jax.tools.figures import sheets
+from vit_jax.tools.figures import network, sheets
+from vit_jax.tools.figures.drawing import new_figure
 from vit_jax.tools.figures.network import (
     KINDS,
     cell_size,
@@ -201,6 +202,20 @@ def test_positions_of_every_block_are_compared_apart():
         patches = tables[layer, 0, 1:]
         cosine = compute_cosine(patches[0], patches[4])
         assert similarity[layer, 0, 0, 1, 1] == pytest.approx(cosine, abs=1e-6)
+
+
+@pytest.mark.parametrize("count", [3, 14, 16, 37])
+def test_ticks_of_positions_are_evenly_spaced(count):
+    axes = new_figure(4, 4).subplots()
+    similarity = np.zeros((count, count, count, count), np.float32)
+
+    network._draw_similarities(axes, similarity, network.MOST_TICKS)
+    labels = [int(text.get_text()) for text in axes.get_xticklabels()]
+
+    assert labels[0] == 1
+    assert len(set(np.diff(labels))) == 1
+    assert len(labels) <= network.MOST_TICKS
+    assert len(labels) >= min(count, network.MOST_TICKS // 2)
 
 
 def test_rows_and_columns_are_two_attentions_of_a_block():

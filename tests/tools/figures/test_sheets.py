@@ -7,6 +7,7 @@ from vit_jax.tools.figures.sheets import (
     arrange_in_rows,
     highlight,
     join_tiles,
+    limit_outliers,
     scale_to_full_range,
     smooth,
 )
@@ -85,6 +86,18 @@ def test_maps_without_differences():
 
     assert smooth_bright.min() == 1
     assert smooth_dark.max() == 0
+
+
+def test_a_single_patch_does_not_darken_all_others():
+    map_hw = np.linspace(1, 2, 256).reshape(16, 16)
+    with_outlier = map_hw.copy()
+    with_outlier[3, 5] = 50
+
+    limited = limit_outliers(with_outlier)
+
+    np.testing.assert_array_equal(limit_outliers(map_hw), map_hw)
+    assert limited[3, 5] == limited.max() < 4.1
+    assert (limited != with_outlier).sum() == 1
 
 
 def test_an_image_is_dark_where_the_map_is_low():

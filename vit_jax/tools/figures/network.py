@@ -117,7 +117,7 @@ def _draw_similarities(axes: Any, similarity: np.ndarray, most_ticks: int) -> An
     joined = sheets.join_tiles(tiles, np.nan)
     image = axes.imshow(joined, cmap="cividis", vmin=-1, vmax=1, interpolation="nearest")
     for axis, count in ((axes.yaxis, rows), (axes.xaxis, columns)):
-        numbers = spread(count, most_ticks)
+        numbers = np.arange(0, count, math.ceil(count / most_ticks))
         side = count * times
         middles = numbers * (side + 1) + (side - 1) / 2
         axis.set_ticks(middles, [str(number + 1) for number in numbers])
@@ -424,10 +424,11 @@ def _draw_over_images(
     """Draw images, maps of their patches, and images that are dark where the map is low."""
     images = view.shown_images
     cell = cell_size(model.architecture)
+    drawn_maps = [sheets.limit_outliers(map_hw) for map_hw in maps]
     highlighted = []
-    for image, map_hw in zip(images, maps, strict=True):
+    for image, map_hw in zip(images, drawn_maps, strict=True):
         highlighted.append(sheets.highlight(image, map_hw, cell))
-    cells = [list(images), list(maps), highlighted]
+    cells = [list(images), drawn_maps, highlighted]
     row_names = ("image", name, "both")
     png = sheets.draw_sheet(cells, title, row_names=row_names, column_names=captions)
     return Figure(png, {name: maps, "names": _list_shown_names(view)})

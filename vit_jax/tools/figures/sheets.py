@@ -115,6 +115,15 @@ def enlarge(image_HWC: np.ndarray) -> tuple[np.ndarray, int]:
     return image_HWC.repeat(times, axis=0).repeat(times, axis=1), times
 
 
+def limit_outliers(map_hw: np.ndarray) -> np.ndarray:
+    """Return the map (h, w) with at most twice its 99th percentile.
+
+    A ViT without registers can give one patch ten times the attention of all others (Darcet et al.,
+    2023), which would be all that a figure shows.
+    """
+    return np.minimum(map_hw, 2 * np.percentile(map_hw, 99))
+
+
 def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
     """Return a map of patches at the resolution of the image, from 0 to 1, float32 (H, W).
 
