@@ -166,7 +166,7 @@ def describe_program(config, architecture, num_examples, devices, label_shape=()
         if field.name not in NOT_IN_PROGRAM:
             fields[field.name] = getattr(config, field.name)
     fields["schedule"] = dataclasses.replace(config.schedule, warmup="")
-    fields["input"] = config.input.mixup_alpha
+    fields["input"] = (config.input.mixup_alpha, config.input.patch_dropout)
 
     described = (type(config), fields, lengths, architecture, devices, label_shape)
     return repr(described), steps

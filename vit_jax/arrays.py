@@ -74,6 +74,8 @@ class Targets:
       patch_BNT: T targets for each patch: int32 classes, or float32 numbers.
       is_corrupted_BN: bool, the patches whose targets count.
       is_multilabel: classes are independent.
+      kept_BM: int32, the patches of each image that the network sees (patch dropout), ascending.
+        None for all patches.
     """
 
     label_BK: Any
@@ -82,6 +84,7 @@ class Targets:
     patch_BNT: Any = None
     is_corrupted_BN: Any = None
     is_multilabel: bool = dataclasses.field(default=False, metadata={"static": True})
+    kept_BM: Any = None
 
 
 ABSENT: Any = None

@@ -162,6 +162,12 @@ class Architecture(options.NetworkOptions):
         patch_height, patch_width = self.patch_size
         return height // patch_height, width // patch_width
 
+    def count_kept_patches(self, dropped_fraction: float) -> int:
+        """Return the number of patches of an image that patch dropout keeps, at least one."""
+        num_patches = math.prod(self.grid)
+        num_dropped = round(dropped_fraction * num_patches)
+        return max(num_patches - num_dropped, 1)
+
     @property
     def sequence_length(self) -> int:
         """Number of tokens in a block: class tokens, registers and patches."""

@@ -13,7 +13,12 @@ from collections.abc import Iterator, Mapping
 from vit_jax.config import evaluation_rules, run_rules
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.field_checks import find_ineffective_fields, find_out_of_range, reject
-from vit_jax.config.lengths import RunSteps, convert_lengths, get_phases
+from vit_jax.config.lengths import (
+    RunSteps,
+    convert_lengths,
+    get_phases,
+    list_patch_dropouts,
+)
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.config.parsing import find_references, flatten, to_dict
 from vit_jax.config.schema import RunConfig
@@ -168,10 +173,28 @@ def _find_network_problems(config: RunConfig, a: Architecture, platform: str) ->
         rule = f"has no effect on {a.name}, which has no attention"
         yield f"model.attention={form!r}: {rule}. Use auto."
 
+    for field in list_patch_dropouts(config):
+        reason = _find_need_of_patches(a)
+        if reason:
+            yield f"{field}: has no effect on {a.name}, {reason}. Use 0."
+
     shards = config.sharding.num_model_shards
     if a.is_standard and a.num_heads % shards:
         rule = f"must divide the {a.num_heads} heads of {a.name}"
         yield f"sharding.num_model_shards={shards}: {rule}. Choose a divisor."
+
+
+def _find_need_of_patches(a: Architecture) -> str:
+    """Return why a network needs all patches of an image; "" for one that does not."""
+    if not a.has_transformer:
+        return "which has no tokens"
+    if a.network is not None:
+        return f"whose code is {a.network}"
+    if a.block is not None:
+        return f"whose blocks need all patches (model.block={a.block!r})"
+    if a.position_embedding == "relative":
+        return "whose position_embedding='relative' needs all patches"
+    return ""
 
 
 # The labels.

@@ -40,6 +40,7 @@ class Phase:
     last_step: int
     image_size: tuple[int, int]
     global_batch: int
+    patch_dropout: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +154,14 @@ def get_phases(config: RunConfig) -> Mapping[str, PhaseConfig]:
     return {}
 
 
+def list_patch_dropouts(config: RunConfig) -> list[str]:
+    """Return `field=value` of each patch dropout of a run that is not 0."""
+    values: dict[str, float | None] = {"input.patch_dropout": config.input.patch_dropout}
+    for name, phase in get_phases(config).items():
+        values[f"phases.{name}.patch_dropout"] = phase.patch_dropout
+    return [f"{field}={value}" for field, value in values.items() if value]
+
+
 def _convert_phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
     """Return the earlier phases of a run, in order; a fraction is a part of `config.total`."""
     phases: list[Phase] = []
@@ -174,7 +183,10 @@ def _convert_phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
             )
 
         image_size = phase.image_size or config.input.pixels
-        phases.append(Phase(last_step=last, image_size=image_size, global_batch=batch))
+        patch_dropout = phase.patch_dropout
+        if patch_dropout is None:
+            patch_dropout = config.input.patch_dropout
+        phases.append(Phase(last, image_size, batch, patch_dropout))
         earlier = (*earlier, (last, batch))
         first = last
     return tuple(phases)

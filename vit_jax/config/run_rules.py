@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from vit_jax.config.field_checks import apply_rules, is_value_range
-from vit_jax.config.lengths import get_phases
+from vit_jax.config.lengths import get_phases, list_patch_dropouts
 from vit_jax.config.schema import FinetuneConfig, RunConfig
 from vit_jax.imports.references import parse_allowed_code, resolve
 
@@ -251,12 +251,20 @@ def check_masked_features(config: RunConfig) -> str | None:
     return "optimizer.trained='head': must be 'all' with masked_patch, whose features are learned."
 
 
+def check_masked_dropout(config: RunConfig) -> str | None:
+    """Masked patches must be in the sequence to be predicted."""
+    for field in list_patch_dropouts(config):
+        return f"{field}: must be 0 with objective.kind='masked_patch', which predicts all patches."
+    return None
+
+
 OBJECTIVE_RULES: tuple[Rule, ...] = (check_smoothing,)
 MASKED_PATCH_RULES: tuple[Rule, ...] = (
     check_masked_pretraining,
     check_masked_loss,
     check_corruption_shares,
     check_masked_features,
+    check_masked_dropout,
 )
 
 
@@ -289,6 +297,11 @@ def check_head_dropout(config: RunConfig) -> str | None:
     """Frozen features are computed once, without dropout."""
     if config.optimizer.trained != "head":
         return None
+    if list_patch_dropouts(config):
+        return (
+            "input.patch_dropout: must be 0 with optimizer.trained='head', on frozen features. "
+            "Use 0."
+        )
     if not (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
         return None
     return "model: dropout has no effect with optimizer.trained='head', on frozen features. Use 0."
@@ -375,8 +388,11 @@ def check_allowed_code(config: RunConfig) -> str | None:
 def check_phases(config: RunConfig) -> str | None:
     """An earlier phase must differ from the run."""
     for name, phase in get_phases(config).items():
-        if phase.image_size is None and phase.global_batch is None:
-            return f"phases.{name}: has no effect. Set its image_size or global_batch."
+        values = (phase.image_size, phase.global_batch, phase.patch_dropout)
+        if values == (None, None, None):
+            return (
+                f"phases.{name}: has no effect. Set its image_size, global_batch or patch_dropout."
+            )
     return None
 
 

@@ -252,6 +252,9 @@ class InputConfig:
     erasing_fraction: Share = 0.0
     """Fraction of training images of which a random rectangle becomes noise (random erasing). 0:
     off."""
+    patch_dropout: Annotated[Fraction, CLASSIFYING] = 0.0
+    """Fraction of the patches of each training image that a transformer does not compute
+    (PatchDropout, FLIP), in other phases by phases.NAME.patch_dropout. 0: off."""
     test_resize: Literal["short_side", "direct", "weights"] = "short_side"
     """Resize in evaluation: the short side, then a central crop; both sides directly, without a
     crop; or, in fine-tuning, as the weights state, with their crop and filter."""
@@ -620,7 +623,7 @@ class _AnyRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
-    """An earlier phase of a run, with another image size or batch (progressive resizing).
+    """An earlier phase of a run, with another image size, batch or patch dropout.
 
     Evaluations have the size of the run, and networks keep its shapes: learned positions are
     resized in each step.
@@ -633,6 +636,9 @@ class PhaseConfig:
     """Height and width in pixels; one number sets both. None: input.image_size."""
     global_batch: Count | None = None
     """Images per step on all devices together. None: config.global_batch."""
+    patch_dropout: Fraction | None = None
+    """Fraction of the patches of each training image that are dropped. None:
+    input.patch_dropout."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

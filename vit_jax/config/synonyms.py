@@ -34,6 +34,7 @@ _WORDS = {
     "input.vertical_flip": "vflip flip_ud random_vertical_flip",
     "input.rotate90": "rot90 random_rotate90 rotate",
     "input.mixup_alpha": "mixup",
+    "input.patch_dropout": "patch_drop_rate",
     "input.cutmix_alpha": "cutmix",
     "input.cutmix_fraction": "mixup_switch_prob cutmix_prob",
     "input.erasing_fraction": "random_erasing reprob re_prob",

@@ -75,7 +75,7 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
         form: str = "auto",
         positions: Callable[[], Array] | None = None,
-        rotary: Callable[[Array, int], Array] | None = None,
+        rotary: Callable[[Array, int, Array | None], Array] | None = None,
         norm: Callable[[Array], Array] | None = None,
         biases: Collection[str] = PROJECTIONS,
     ):
@@ -104,9 +104,13 @@ class Attention(nnx.Module):
         self,
         queries_BQD: Array,
         tokens_BSD: Array,
+        token_BS: Array | None = None,
     ) -> Array:
-        """Return (B, Q, D), each query's weighted sum of the tokens."""
-        projections = self._project(queries_BQD, tokens_BSD)
+        """Return (B, Q, D), each query's weighted sum of the tokens.
+
+        Rotary positions need `token_BS`, the indices of the tokens, where patches are dropped.
+        """
+        projections = self._project(queries_BQD, tokens_BSD, token_BS)
         form = self._choose_form(projections)
         output_BQE = attend(projections, self.num_heads, form)
         return self._project_output(output_BQE)
@@ -126,6 +130,7 @@ class Attention(nnx.Module):
         self,
         queries_BQD: Array,
         tokens_BSD: Array,
+        token_BS: Array | None = None,
     ) -> Projections:
         """Return queries, keys and values, turned by rotary positions if there are any."""
         query_BQE, key_BSE, value_BSE = self._multiply_kernels(queries_BQD, tokens_BSD)
@@ -137,9 +142,9 @@ class Attention(nnx.Module):
         value_bias_E = self._read_bias(self.value)
 
         if self.rotary is not None:  # it turns queries and keys with their biases
-            query_BQE = self.rotary(query_BQE + query_bias_E, self.num_heads)
+            query_BQE = self.rotary(query_BQE + query_bias_E, self.num_heads, token_BS)
             query_bias_E = jnp.zeros_like(query_bias_E)
-            key_BSE = self.rotary(key_BSE + key_bias_E, self.num_heads)
+            key_BSE = self.rotary(key_BSE + key_bias_E, self.num_heads, token_BS)
             key_bias_E = jnp.zeros_like(key_bias_E)
 
         bias_3E = jnp.stack([query_bias_E, key_bias_E, value_bias_E])

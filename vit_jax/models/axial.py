@@ -90,8 +90,10 @@ class LineAttention(Attention):
         self,
         queries_BSD: Array,
         tokens_BSD: Array,
+        token_BS: Array | None = None,
     ) -> Array:
         """Return (B, S, D), as `Attention` with queries of the same length."""
+        assert token_BS is None, "lines need all patches"
         line_queries = self._split_lines(queries_BSD)
         line_tokens = self._split_lines(tokens_BSD)
         output = super().__call__(line_queries, line_tokens)

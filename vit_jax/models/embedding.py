@@ -1,7 +1,7 @@
 """Embedding of an image, or of a ResNet's map of it, as a sequence of tokens.
 
 Legend: B batch, H W height and width of the image or map, C channels; Y rows and X columns of
-patches, N = Y X patches, each of h x w pixels; D width.
+patches, N = Y X patches, each of h x w pixels, M of them kept; D width.
 """
 
 import jax
@@ -34,10 +34,15 @@ class PatchEmbedding(nnx.Module):
         self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("embedding")
-    def __call__(self, image_BHWC: Array) -> Array:
-        """Return tokens_BND. Pixels beyond the last complete patch are ignored."""
+    def __call__(self, image_BHWC: Array, kept_BM: Array | None = None) -> Array:
+        """Return tokens_BND, or the tokens of the patches in `kept_BM` alone, (B, M, D).
+
+        Pixels beyond the last complete patch are ignored.
+        """
         patch_height, patch_width, _, width = self.kernel.shape
         patches = split_patches(image_BHWC, patch_height, patch_width)
+        if kept_BM is not None:
+            patches = jnp.take_along_axis(patches, kept_BM[..., None], axis=1)
         kernel_hwCD = self.kernel[...]
         kernel = kernel_hwCD.reshape(-1, width)
 

@@ -90,6 +90,7 @@ class Encoder(nnx.Module):
         key: Array | None,
         intermediates: Collection[str],
         shared_positions: Positions | None,
+        token_BS: Array | None = None,
     ) -> tuple[Array, BlockIntermediates]:
         """Return the tokens after the final norm, and intermediates of all blocks.
 
@@ -98,6 +99,7 @@ class Encoder(nnx.Module):
           key: random key of dropout and stochastic depth; None outside training.
           intermediates: activations to return, "blocks" and "attention"; others are not kept.
           shared_positions: added to the input of every block; None adds nothing.
+          token_BS: indices of the tokens in the complete sequence, where patches are dropped.
 
         Raises:
           ValueError: the blocks cannot return the attention weights that are asked for.
@@ -109,8 +111,8 @@ class Encoder(nnx.Module):
             block, drop_fraction, block_key = layer
             block = self._adapt(block)
             positions = block.positions if self.has_block_positions else shared_positions
-            x_BSD = add_positions(x_BSD, positions)
-            return apply_block(block, x_BSD, drop_fraction, block_key, intermediates)
+            x_BSD = add_positions(x_BSD, positions, token_BS)
+            return apply_block(block, x_BSD, drop_fraction, block_key, intermediates, token_BS)
 
         if self.remat != "none":
             policy = REMAT_POLICIES[self.remat]
@@ -143,11 +145,16 @@ def apply_block(
     drop_fraction: Array,
     key: Array | None,
     intermediates: Collection[str],
+    token_BS: Array | None,
 ) -> tuple[Array, BlockIntermediates]:
     """Return the output of a block, and the intermediates that are asked for."""
     attention_BTSS = None
     if "attention" in intermediates:
         x_BSD, attention_BTSS = block.with_attention(x_BSD, drop_fraction, key)
+    elif token_BS is not None:
+        assert isinstance(block, Block), "config.check rejects patch dropout in other blocks"
+        attend = functools.partial(block.attention, token_BS=token_BS)
+        x_BSD = block(x_BSD, drop_fraction, key, attend)
     else:
         x_BSD = block(x_BSD, drop_fraction, key)
     x_BSD = constrain(x_BSD, "tokens_BSD")

@@ -31,6 +31,7 @@ def forward_macs(
     network: Network | None = None,
     *,
     count_padding: bool = True,
+    num_kept: int | None = None,
 ) -> int:
     """Return the multiply-adds of one image's forward pass.
 
@@ -41,30 +42,43 @@ def forward_macs(
       network: a network that `architecture` does not describe, of arrays or abstract shapes.
       count_padding: count multiplications with the zeros around a map, unlike XLA's cost analysis;
         tables do.
+      num_kept: number of patches that patch dropout keeps; None: all.
 
     Raises:
       ValueError: a while loop, whose length is not known, holds matrix products.
     """
     if network is None and architecture.is_standard:
-        return _count_standard_macs(_simplify(architecture), count_padding)
+        return _count_standard_macs(_simplify(architecture), count_padding, num_kept)
     if network is None:
         network = abstract_model(architecture)
-    return _count_network_macs(architecture, network, count_padding)
+    return _count_network_macs(architecture, network, count_padding, num_kept)
 
 
 @functools.cache
-def _count_standard_macs(architecture: Architecture, count_padding: bool) -> int:
+def _count_standard_macs(
+    architecture: Architecture,
+    count_padding: bool,
+    num_kept: int | None,
+) -> int:
     """Return the multiply-adds of the network that an architecture describes."""
-    return _count_network_macs(architecture, abstract_model(architecture), count_padding)
+    network = abstract_model(architecture)
+    return _count_network_macs(architecture, network, count_padding, num_kept)
 
 
-def _count_network_macs(architecture: Architecture, network: Network, count_padding: bool) -> int:
+def _count_network_macs(
+    architecture: Architecture,
+    network: Network,
+    count_padding: bool,
+    num_kept: int | None,
+) -> int:
     """Return the multiply-adds of a network for one image."""
     shape_1HWC = (1, *architecture.image_shape)
     image = jax.ShapeDtypeStruct(shape_1HWC, jnp.dtype(architecture.compute_dtype))
 
     def apply(network: Network, image: Array) -> ModelOutput:
-        return network(image)
+        if num_kept is None:
+            return network(image)
+        return network(image, kept_BM=jnp.arange(num_kept)[None])
 
     return count_macs(apply, network, image, count_padding=count_padding)
 

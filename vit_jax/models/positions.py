@@ -2,10 +2,12 @@
 
 Legend: B batch, h w rows and columns of patches, N = h w patches, S sequence length (prefix tokens
 and patches), D width, E width of all heads, T heads, h also head dimension, p pairs of values of a
-head.
+head. With patch dropout S is the number of tokens that are kept; `token_BS` has their indices in
+the complete sequence.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jax import Array
 
 from vit_jax.config.architecture import Architecture
 
+T = TypeVar("T", np.ndarray, Array)
 Grid = tuple[int, int]  # rows and columns
 Positions = Callable[[], Array]  # a module that returns positions_1SD
 BASE = 10_000.0  # ratio of the largest and the smallest frequency
@@ -211,7 +214,7 @@ class RotaryPositions(nnx.Module):
         self.has_class_token = a.num_class_tokens > 0
         self.reference_grid = a.rope_grid
 
-    def __call__(self, x_BSE: Array, num_heads: int) -> Array:
+    def __call__(self, x_BSE: Array, num_heads: int, token_BS: Array | None = None) -> Array:
         """Return queries or keys, turned in float32 by the position of their patch."""
         batch, length, width = x_BSE.shape
         assert self.kind is not None
@@ -223,7 +226,8 @@ class RotaryPositions(nnx.Module):
             reference_grid=self.reference_grid,
         )
         angles_Sp = np.pad(angles_Np, ((self.prefix_length, 0), (0, 0)))
-        angles_S1p = angles_Sp[:, None]
+        cos = select_tokens(np.cos(angles_Sp), token_BS)[..., None, :]  # for all heads
+        sin = select_tokens(np.sin(angles_Sp), token_BS)[..., None, :]
 
         if self.kind == "centred":  # (B, S, T, 2, p)
             pair_shape = (2, -1)
@@ -236,8 +240,6 @@ class RotaryPositions(nnx.Module):
         left_BSTp = jax.lax.index_in_dim(x, 0, pair_axis, keepdims=False)
         right_BSTp = jax.lax.index_in_dim(x, 1, pair_axis, keepdims=False)
 
-        cos = np.cos(angles_S1p)
-        sin = np.sin(angles_S1p)
         turned_left = left_BSTp * cos - right_BSTp * sin
         turned_right = right_BSTp * cos + left_BSTp * sin
         turned = jnp.stack([turned_left, turned_right], pair_axis)
@@ -326,7 +328,31 @@ def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> Positions:
     return positions
 
 
-def add_positions(tokens_BSD: Array, positions: Positions | None) -> Array:
+def find_kept_tokens(kept_BM: Array | None, prefix_length: int) -> Array | None:
+    """Return the indices of prefix tokens and kept patches in the complete sequence, (B, S).
+
+    None stands for all patches, and for all tokens.
+    """
+    if kept_BM is None:
+        return None
+    patch_BM = kept_BM + prefix_length
+    shape_BP = (len(kept_BM), prefix_length)
+    prefix_BP = jnp.broadcast_to(jnp.arange(prefix_length, dtype=kept_BM.dtype), shape_BP)
+    return jnp.concatenate([prefix_BP, patch_BM], axis=1)
+
+
+def select_tokens(table_SX: T, token_BS: Array | None) -> T | Array:
+    """Return the rows of a table for the tokens of each image, (B, S, X); None: the table."""
+    if token_BS is None:
+        return table_SX
+    return jnp.asarray(table_SX)[token_BS]
+
+
+def add_positions(
+    tokens_BSD: Array,
+    positions: Positions | None,
+    token_BS: Array | None = None,
+) -> Array:
     """Add positions to tokens; without a module return the tokens.
 
     Raises:
@@ -336,6 +362,10 @@ def add_positions(tokens_BSD: Array, positions: Positions | None) -> Array:
         return tokens_BSD
 
     positions_1SD = positions()
+    if token_BS is not None:
+        positions_BSD = select_tokens(positions_1SD[0], token_BS)
+        return tokens_BSD + positions_BSD.astype(tokens_BSD.dtype)
+
     expected = (1, *tokens_BSD.shape[1:])
     if positions_1SD.shape != expected:
         name = type(positions).__name__

@@ -1,7 +1,8 @@
 """The Vision Transformer, in the order of equations 1 to 4 of the paper, and its hybrids.
 
-Legend: B batch, H W image height and width, C channels, N patches, P prefix tokens, S = P + N, D
-width, L blocks, T heads, O outputs of a patch, K classes.
+Legend: B batch, H W image height and width, C channels, N patches, M patches that patch dropout
+keeps (else N), P prefix tokens, S = P + M, D width, L blocks, T heads, O outputs of a patch, K
+classes.
 """
 
 from collections.abc import Collection
@@ -26,7 +27,7 @@ from vit_jax.models.heads import (
     build_pooling,
 )
 from vit_jax.models.norm import build_norm, identity
-from vit_jax.models.positions import add_positions, build_positions
+from vit_jax.models.positions import add_positions, build_positions, find_kept_tokens
 
 
 class VisionTransformer(nnx.Module):
@@ -84,6 +85,7 @@ class VisionTransformer(nnx.Module):
         dropout_key: Array | None = None,
         intermediates: Collection[str] = (),
         corruption: Corruption | None = None,
+        kept_BM: Array | None = None,
     ) -> ModelOutput:
         """Classify images.
 
@@ -93,6 +95,7 @@ class VisionTransformer(nnx.Module):
           intermediates: names of activations to return: "blocks", "attention", of a hybrid
             "stages"; see `ModelOutput`.
           corruption: input in the place of some patches, for a network that predicts patches.
+          kept_BM: the M patches of each image that enter the encoder; None: all.
         """
         validate_intermediates(intermediates, self.allowed_intermediates)
         embedding_key, encoder_key = split_key(dropout_key)
@@ -103,13 +106,20 @@ class VisionTransformer(nnx.Module):
             map_BHWC, stages_BHWC = self.stem(image_BHWC, intermediates)
 
         # Equation 1: class token and patches, with positions.
-        tokens_BSD = self._embed(map_BHWC, corruption)
+        token_BS = find_kept_tokens(kept_BM, self.prefix_length)
+        tokens_BSD = self._embed(map_BHWC, corruption, kept_BM, token_BS)
         tokens_BSD = constrain(tokens_BSD, "tokens_BSD")
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
         # Equations 2 and 3: attention and MLP, L times; then the final norm.
         shared_positions = self.positions if self.position_layers == "shared" else None
-        tokens_BSD, kept = self.encoder(tokens_BSD, encoder_key, intermediates, shared_positions)
+        tokens_BSD, kept = self.encoder(
+            tokens_BSD,
+            encoder_key,
+            intermediates,
+            shared_positions,
+            token_BS,
+        )
         tokens_BND = tokens_BSD[:, self.prefix_length :]
 
         # Equation 4: the class token represents the image.
@@ -133,9 +143,15 @@ class VisionTransformer(nnx.Module):
             return ("blocks", "attention")
         return ("blocks", "attention", "stages")
 
-    def _embed(self, map_BHWC: Array, corruption: Corruption | None) -> Array:
+    def _embed(
+        self,
+        map_BHWC: Array,
+        corruption: Corruption | None,
+        kept_BM: Array | None,
+        token_BS: Array | None,
+    ) -> Array:
         """Return the tokens that enter the encoder, (B, S, D); `corruption` replaces patches."""
-        patches_BND = self.embedding(map_BHWC)
+        patches_BND = self.embedding(map_BHWC, kept_BM)
         if corruption is not None:
             assert isinstance(self.head, PatchHead), "other networks learn no [mask] embedding"
             patches_BND = self.head.corrupt(patches_BND, corruption)
@@ -144,7 +160,7 @@ class VisionTransformer(nnx.Module):
 
         tokens_BSD = self._prepend_prefix(patches_BND)
         if self.position_layers == "stem":
-            tokens_BSD = add_positions(tokens_BSD, self.positions)
+            tokens_BSD = add_positions(tokens_BSD, self.positions, token_BS)
         if self.normed_tokens == "tokens":
             tokens_BSD = self.embedding_norm(tokens_BSD)
         return tokens_BSD

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from flax import nnx
@@ -9,8 +10,9 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config import Architecture, RunConfig, RunSteps
+from vit_jax.config.lengths import Phase
 from vit_jax.sharding import batch_sharding
-from vit_jax.train.phases import apply_phase
+from vit_jax.train.phases import apply_phase, shrink_sequence
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Metrics, StepParts
 from vit_jax.train.step_compiler import (
@@ -20,6 +22,8 @@ from vit_jax.train.step_compiler import (
     Leaves,
     StepCompiler,
 )
+
+Executable = Callable[[Leaves, Batch], tuple[Leaves, Metrics]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,11 @@ class Assembly:
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""
         return self.compiler.abstract_state
+
+    @property
+    def training_architecture(self) -> Architecture:
+        """The network with the sequence length of training, for formulas of its cost."""
+        return shrink_sequence(self.architecture, self.config)
 
     @property
     def batch_sharding(self) -> jax.sharding.NamedSharding:
@@ -124,32 +133,58 @@ class Assembly:
         )
         return self.train_step_of_leaves.trace(pytree.name_leaves(self.abstract_state), batch)
 
-    def compile_train_step(
-        self,
-        start_step: int = 0,
-    ) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
-        """Return the train step as an executable, so that no later call can hide a compilation.
+    def compile_train_step(self, start_step: int = 0) -> "CompiledStep":
+        """Return the train step as executables, so that no later call can hide a compilation.
 
-        With phases it is one for each that is not over after `start_step`, chosen by the shape of
-        the batch. It takes and returns the leaves of a state by name (`pytree.name_leaves`):
-        modules take Python three milliseconds more to hand over.
+        There is one for each phase that is not over after `start_step`; equal phases share it.
         """
-        *phase_ends, _ = self.list_phase_ends(start_step)
-        compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
-        for steps_done in (start_step, *phase_ends):
-            parts = self.select_phase(steps_done + 1)
-            shape = (parts.config.global_batch, *parts.architecture.image_shape)
-            if shape not in compiled:
-                compiled[shape] = parts.trace_train_step().lower().compile()
-
-        if len(compiled) == 1:
-            (train_step,) = compiled.values()
-            return train_step
-        return lambda leaves, batch: compiled[batch.image_BHWC.shape](leaves, batch)
+        compiled: dict[Phase, Executable] = {}
+        phases = []
+        first_step = start_step + 1
+        for last_step in self.list_phase_ends(start_step):
+            parts = self.select_phase(first_step)
+            config = parts.config
+            size = Phase(0, config.input.pixels, config.global_batch, config.input.patch_dropout)
+            if size not in compiled:
+                compiled[size] = parts.trace_train_step().lower().compile()
+            phases.append((last_step, compiled[size]))
+            first_step = last_step + 1
+        return CompiledStep(tuple(phases))
 
     def state_from(self, leaves: Leaves) -> TrainState:
         """The state with these leaves."""
         return pytree.from_named_leaves(self.abstract_state, leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """The train step as executables.
+
+    They take and return the leaves of a state by name (`pytree.name_leaves`): modules take Python
+    three milliseconds more to hand over. A call runs the first phase.
+
+    Attributes:
+      phases: last step of each phase, and its executable.
+    """
+
+    phases: tuple[tuple[int, Executable], ...]
+
+    def __call__(self, leaves: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+        """Take a step of the first phase."""
+        _, executable = self.phases[0]
+        return executable(leaves, batch)
+
+    def select(self, step: int) -> Executable:
+        """Return the executable for a step, counted from 1."""
+        for last_step, executable in self.phases:
+            if step <= last_step:
+                return executable
+        raise ValueError(f"step {step}: must be at most {self.phases[-1][0]}, the last of the run.")
+
+    def memory_analysis(self) -> Any:
+        """Return XLA's analysis of the memory of the first phase."""
+        _, executable = self.phases[0]
+        return executable.memory_analysis()  # type: ignore[attr-defined]
 
 
 class LiveState:
@@ -170,7 +205,8 @@ class LiveState:
 
     def train_step(self, batch: Batch) -> Metrics:
         """Take a step; return its metrics, which the devices may still compute."""
-        self._leaves, metrics = self._compiled(self._leaves, batch)
+        train_step = self._compiled.select(self.step + 1)
+        self._leaves, metrics = train_step(self._leaves, batch)
         self.step += 1
         return metrics
 

@@ -23,6 +23,7 @@ from vit_jax.optim.by_name import make_is_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.train.assembly import Assembly
+from vit_jax.train.phases import shrink_sequence
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import (
     PrepareNetwork,
@@ -153,7 +154,10 @@ class Composition:
         objective = self.objective or build_objective(config.objective, architecture)
         parts = self._build_step(config, architecture, objective, prepare_network)
         custom_network = None if phase.is_standard else phase.abstract_state.model
-        macs = forward_macs(architecture, custom_network, count_padding=False)
+        num_kept = None
+        if config.input.patch_dropout:
+            num_kept = architecture.count_kept_patches(config.input.patch_dropout)
+        macs = forward_macs(architecture, custom_network, count_padding=False, num_kept=num_kept)
         return Assembly(
             config=config,
             steps=self.steps,
@@ -168,7 +172,7 @@ class Composition:
             train_step=compiler.jit_train_step(parts.train_step),
             train_step_of_leaves=compiler.jit_train_step_of_leaves(parts.train_step),
             evaluation_step=self._jit_evaluation(config.evaluation, architecture, objective),
-            attention_form=self._make_attention_form(architecture),
+            attention_form=self._make_attention_form(shrink_sequence(architecture, config)),
         )
 
     def _build_step(

@@ -28,7 +28,7 @@ from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import GIB, find_fabric_of_device
 from vit_jax.storage.files import expand_path
 from vit_jax.train.composition import Trainable
-from vit_jax.train.phases import apply_phase, resize_architecture
+from vit_jax.train.phases import apply_phase, resize_architecture, shrink_sequence
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
 from vit_jax.train.step_compiler import set_shardings
@@ -131,7 +131,7 @@ def _find_largest_phase(
         sizes.append((apply_phase(config, phase), resize_architecture(architecture, phase)))
 
     def count_patches(size: tuple[RunConfig, Architecture]) -> int:
-        return size[0].global_batch * math.prod(size[1].grid)
+        return size[0].global_batch * math.prod(shrink_sequence(size[1], size[0]).grid)
 
     return max(sizes, key=count_patches)
 
@@ -264,7 +264,7 @@ def _measure_update(
     updated = list_updated_leaves(state, make_is_trained(config.optimizer))
     num_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in updated)
     update_seconds = num_bytes / chip.memory_bandwidth_bytes_per_second
-    macs = forward_macs(architecture) * config.global_batch / len(devices)
+    macs = forward_macs(shrink_sequence(architecture, config)) * config.global_batch / len(devices)
     flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs
     return update_seconds / (flops / chip.peak_bf16_flops)
 
@@ -390,7 +390,7 @@ def _count_bytes(
     from vit_jax.train.step_memory import step_memory
 
     memory = step_memory(
-        dataclasses.replace(architecture, remat=config.model.remat),
+        dataclasses.replace(shrink_sequence(architecture, config), remat=config.model.remat),
         set_shardings(state, shardings),
         global_batch=config.global_batch,
         accumulation_steps=num_micro_batches,

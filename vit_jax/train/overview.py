@@ -199,6 +199,8 @@ def _describe_length(run: Assembly, num_examples: int) -> list[str]:
             f"phase    to step {phase.last_step:,}: {phase.global_batch:,} images of "
             f"{height}x{width} a step"
         )
+        if phase.patch_dropout:
+            lines[-1] += f", {phase.patch_dropout:.0%} of their patches dropped"
     return lines
 
 

@@ -210,7 +210,7 @@ def estimate_bytes(run: Assembly) -> int | None:
     from vit_jax.train.step_memory import step_memory
 
     memory = step_memory(
-        run.architecture,
+        run.training_architecture,
         run.abstract_state,
         global_batch=run.config.global_batch,
         accumulation_steps=run.config.optimizer.accumulation_steps or 1,

@@ -7,6 +7,7 @@ Legend: B global batch, A micro-batches, H W C image, K classes.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -189,9 +190,26 @@ def make_prepare_batch(
         if class_weights:
             weight_B = weight_B * weigh_examples(label_BK, class_weights)
         targets = objective.prepare(batch, label_BK, weight_B, jax.random.fold_in(key, 1))
+        if config.input.patch_dropout:
+            num_kept = architecture.count_kept_patches(config.input.patch_dropout)
+            shape = (len(batch.mask_B), math.prod(architecture.grid))
+            kept_BM = sample_patches(jax.random.fold_in(key, 2), shape, num_kept)
+            targets = dataclasses.replace(targets, kept_BM=kept_BM)
         return images, targets
 
     return prepare_batch
+
+
+def sample_patches(key: jax.Array, shape: tuple[int, int], num_kept: int) -> jax.Array:
+    """Return `num_kept` patches of each image in ascending order, without repetition, (B, M).
+
+    Args:
+      key: random key.
+      shape: number of images and of patches of an image.
+      num_kept: number of patches to return, M.
+    """
+    _, kept_BM = jax.lax.top_k(jax.random.uniform(key, shape), num_kept)
+    return jnp.sort(kept_BM, axis=1)
 
 
 def weigh_examples(label_BK: jax.Array, class_weights: Sequence[float]) -> jax.Array:
@@ -235,9 +253,11 @@ def call_network(
     targets: Targets,
     **options: object,
 ) -> ModelOutput:
-    """Call a network. It gets the argument `corruption` only if the objective hides patches."""
+    """Call a network. It gets `corruption` and `kept_BM` only if patches are hidden or dropped."""
     if targets.corruption is not None:
         options["corruption"] = targets.corruption
+    if targets.kept_BM is not None:
+        options["kept_BM"] = targets.kept_BM
     forward = cast(Callable[..., ModelOutput], network)
     return forward(images, **options)
 

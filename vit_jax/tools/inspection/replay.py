@@ -28,7 +28,7 @@ from vit_jax.tools.inspection.examination import Examination, list_intermediates
 from vit_jax.tools.inspection.replay_report import REPORT_FILE, Replay
 from vit_jax.train import overview
 from vit_jax.train.assemble import architecture_of, assemble
-from vit_jax.train.assembly import Assembly
+from vit_jax.train.assembly import Assembly, CompiledStep
 from vit_jax.train.divergence import list_records
 from vit_jax.train.inputs import Datasets, open_datasets, open_train_batches
 from vit_jax.train.lifecycle.workdir import TRIALS
@@ -115,7 +115,9 @@ def replay(
     examination = Examination(phase.step_parts, list_intermediates(phase.architecture))
     examine = assembly.compiler.jit_observation(examination.examine)
     figures = jax.device_get(examine(state, batch))
-    _, metrics = train_step(leaves, batch)  # last, because it reuses the memory of the state
+    _, metrics = train_step.select(step)(
+        leaves, batch
+    )  # last, because it reuses the memory of the state
 
     record_B = list_records(assembly, run.data, step)
     result = Replay(
@@ -310,7 +312,7 @@ def read_recorded(
 
 
 def repeat_steps(
-    train_step: Callable[[Leaves, Batch], tuple[Leaves, Mapping[str, jax.Array]]],
+    train_step: CompiledStep,
     run: OpenRun,
     step: int,
 ) -> tuple[Leaves, Batch]:
@@ -318,8 +320,8 @@ def repeat_steps(
     first = run.next_step
     leaves = pytree.name_leaves(run.state)
     with open_train_batches(run.assembly, run.data.train, first - 1) as (batches, _):
-        for _ in range(first, step):
-            leaves, _ = train_step(leaves, next(batches))
+        for number in range(first, step):
+            leaves, _ = train_step.select(number)(leaves, next(batches))
         return leaves, next(batches)
 
 

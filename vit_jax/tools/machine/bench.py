@@ -20,7 +20,7 @@ from vit_jax.config import PretrainConfig, RunConfig, validate
 from vit_jax.data.records import Source
 from vit_jax.sharding.chips import find_chip
 from vit_jax.train.assemble import architecture_of, assemble
-from vit_jax.train.assembly import Assembly
+from vit_jax.train.assembly import Assembly, CompiledStep
 from vit_jax.train.inputs import Datasets, open_datasets, open_train_batches
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
@@ -95,7 +95,7 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
         **machine(),
         "compile_seconds": compile_seconds,
     }
-    memory = step.memory_analysis()  # type: ignore[attr-defined]
+    memory = step.memory_analysis()
     if memory is not None:
         result["arguments_bytes"] = memory.argument_size_in_bytes
         result["temporary_bytes"] = memory.temp_size_in_bytes
@@ -294,12 +294,12 @@ class _TimedRun(Assembly):
     compiled: TrainStep
     start_times: list[float]
 
-    def compile_train_step(self, start_step: int = 0) -> TrainStep:
+    def compile_train_step(self, start_step: int = 0) -> CompiledStep:
         def step(leaves: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
             self.start_times.append(time.perf_counter())
             return self.compiled(leaves, batch)
 
-        return step
+        return CompiledStep(((self.steps.total, step),))
 
 
 class _StopAfter(Interruption):

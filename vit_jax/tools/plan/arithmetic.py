@@ -97,7 +97,7 @@ def estimate_memory(run: Assembly, topology: Topology) -> Memory:
     """Return the memory of one chip by kind."""
     config = run.config
     memory = step_memory(
-        run.architecture,
+        run.training_architecture,
         run.abstract_state,
         global_batch=config.global_batch,
         accumulation_steps=config.optimizer.accumulation_steps or 1,
@@ -118,7 +118,7 @@ def estimate_memory(run: Assembly, topology: Topology) -> Memory:
 
 def _get_kept_share(run: Assembly) -> float:
     """Return the share of the activations by formula that XLA for GPUs keeps."""
-    a = run.architecture
+    a = run.training_architecture
     if not a.has_transformer:
         return 1.0
     if is_unrolled(a, tiled=False):
@@ -165,7 +165,7 @@ class Work:
 
 def measure_work(run: Assembly, topology: Topology) -> Work:
     """Return the work of a step on one device."""
-    a = run.architecture
+    a = run.training_architecture
     micro_batches = run.config.optimizer.accumulation_steps or 1
     bandwidth = topology.chip.memory_bandwidth_bytes_per_second
     flops_per_image = run.training_flops_per_image * RECOMPUTED[a.remat] * _count_passes(run)
@@ -278,7 +278,7 @@ def estimate_limit(run: Assembly, topology: Topology) -> float | None:
     bandwidth of the memory, whichever is longer. Attention keeps scores on the chip. Elementwise
     work costs nothing, the update of the state its bytes.
     """
-    a = run.architecture
+    a = run.training_architecture
     if not a.is_standard or a.has_resnet:
         return None
     peak = topology.chip.peak_bf16_flops
@@ -348,7 +348,7 @@ def _estimate_collectives(run: Assembly, topology: Topology) -> float:
         bytes_of_shard = num_bytes // mesh.shape["data"]
         seconds.append(estimate("all-reduce", bytes_of_shard, "replica"))
 
-    a = run.architecture
+    a = run.training_architecture
     if mesh.shape["model"] > 1 and a.has_transformer:
         token_bytes = _get_value_bytes(run) * _count_images(run) * a.sequence_length * a.width
         # Two for each attention and its MLP, forward and backward

@@ -153,8 +153,9 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
     rates: list[float] = []
     losses: list[float] = []
     with open_train_batches(run, source, 0) as (batches, _):
-        for batch in itertools.islice(batches, num_steps + 1):
-            leaves, metrics = step(leaves, batch)
+        numbered = enumerate(itertools.islice(batches, num_steps + 1), 1)
+        for number, batch in numbered:
+            leaves, metrics = step.select(number)(leaves, batch)
             if float(metrics[READABLE_IMAGES]) == 0:
                 raise ValueError(
                     f"config.global_batch={config.global_batch}: no image of a batch can be read."
