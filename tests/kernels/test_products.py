@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.models.small_models import FakeDevices, assert_each_close, find_equations
 from vit_jax.kernels.devices import trace_for
-from vit_jax.kernels.dispatch import multiply, multiply_each
+from vit_jax.kernels.dispatch import multiply, multiply_adapted, multiply_each
 
 # Relative to the largest number: float32 sums of at most 15 products, in another order.
 TOLERANCE = 2e-6
@@ -88,3 +89,36 @@ def test_products_of_one_activation_on_gpus():
         ["dot_general", "dot_general"],
         ["dot_general", "add"],
     ]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_products_with_factors(platform):
+    """They equal the products by W + A B; a kernel may have no factors."""
+    shapes = ((3, 5, 4), (4, 6), (4, 7), (4, 8), (4, 2), (2, 6), (4, 1), (1, 8))
+    x, *kernels, first_a, first_b, last_a, last_b = sample_arrays(*shapes)
+    factors = [(first_a, first_b), None, (last_a, last_b)]
+    devices = FakeDevices(platform=platform, compute_capability=None)
+
+    def multiply_merged(x, kernels, factors):
+        products = []
+        for kernel, pair in zip(kernels, factors, strict=True):
+            if pair is not None:
+                kernel = kernel + pair[0] @ pair[1]
+            products.append(x @ kernel)
+        return products
+
+    def differentiate(function):
+        def loss(*arguments):
+            total = 0.0
+            for weight, y in enumerate(function(*arguments), start=1):
+                total += weight * jnp.square(y).sum()
+            return total
+
+        compute = jax.value_and_grad(loss, argnums=(0, 1, 2))
+        return jax.tree.leaves(compute(x, kernels, factors))
+
+    with trace_for(devices):
+        actual = differentiate(multiply_adapted)
+    expected = differentiate(multiply_merged)
+
+    assert_each_close(actual, expected, TOLERANCE)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -16,9 +17,10 @@ from tests.train import small_runs as runs
 from tests.train.test_layouts import assert_same_parameters, layout
 from vit_jax import pytree
 from vit_jax.arrays import normalise
+from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
-from vit_jax.models import build_model
+from vit_jax.models import attention, build_model
 from vit_jax.models.lora import (
     Lora,
     build_lora,
@@ -31,6 +33,7 @@ from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.weights import load_weights
 
 FACTORS = ("lora_a", "lora_b")
+QUERY = "encoder/blocks/attention/query"
 RANK = ("optimizer.lora_rank=2", "optimizer.lora_alpha=6")
 TUNING = (
     "data=digits",
@@ -131,6 +134,71 @@ def test_the_merged_network_computes_the_same(trained):
     assert np.abs(adapted - untrained).max() > 1e-3
 
 
+def test_merged_kernels_follow_the_rule_of_peft():
+    """W + (alpha / r) B A, with the kernels of PyTorch, (O, I), (O, r) and (r, I)."""
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(size=(160, 96))
+    a = rng.normal(size=(4, 96))
+    b = rng.normal(size=(160, 4))
+    expected = kernel + 12 / 4 * b @ a
+    parameters = {
+        f"{QUERY}/kernel": np.float32(kernel.T[None]),
+        f"{QUERY}/lora_a": np.float32(a.T[None]),
+        f"{QUERY}/lora_b": np.float32(b.T[None]),
+    }
+
+    merged = merge(parameters, Lora(rank=4, scale=12 / 4, layers=()))
+
+    assert list(merged) == [f"{QUERY}/kernel"]
+    assert_allclose(merged[f"{QUERY}/kernel"][0].T, expected, rtol=0, atol=1e-6 * expected.max())
+
+
+def multiply_merged_kernels(x, layers):
+    """Return the products of `multiply_layers` in the form W + scale A B."""
+    products = []
+    for layer in layers:
+        product = jnp.matmul(layer.lora_a[...], layer.lora_b[...], precision="highest")
+        kernel = layer.kernel[...] + layer.lora_scale * product
+        products.append(x @ kernel)
+    return products
+
+
+@pytest.mark.slow
+def test_a_branch_has_the_losses_of_merged_kernels(monkeypatch):
+    _, branch_curve = runs.train(build(*RANK), 20)
+
+    monkeypatch.setattr(attention, "multiply_layers", multiply_merged_kernels)
+    merged_run = build.__wrapped__(*RANK)
+    _, merged_curve = runs.train(merged_run, 20)
+
+    assert_allclose(runs.losses(branch_curve), runs.losses(merged_curve), rtol=1e-5)
+
+
+def test_frozen_kernels_are_stored_in_the_compute_dtype(tmp_path):
+    """A checkpoint that holds them in float32, as earlier ones do, is restored."""
+    run = build(*RANK, "model.compute_dtype=bfloat16")
+    state = run.abstract_state
+    dtypes = {}
+    earlier = {}
+    for name, leaf in pytree.name_leaves(state.model).items():
+        dtypes[name] = leaf.dtype
+        earlier[name] = jnp.full(leaf.shape, 1.001, jnp.float32)
+    store = CheckpointStore(tmp_path)
+    store.save(1, {"model": earlier}, metadata={}, metrics={})
+    store.close()
+
+    restored = CheckpointReader(tmp_path).restore(1, {"model": state.model})
+
+    leaves = pytree.name_leaves(restored["model"])
+    for name, leaf in leaves.items():
+        is_frozen_kernel = name.startswith("encoder/blocks/") and name.endswith("kernel")
+        expected = "bfloat16" if is_frozen_kernel else "float32"
+        assert dtypes[name] == leaf.dtype == expected, name
+        assert_allclose(np.float32(leaf), 1.001, rtol=2**-8)
+    merged = merge(jax.device_get(leaves), build_lora(run.config.optimizer))
+    assert {array.dtype for array in merged.values()} == {np.dtype("float32")}
+
+
 def assert_near(actual, expected):
     largest = np.abs(expected).max()
     assert_allclose(actual, expected, rtol=0, atol=1e-5 * largest)
@@ -220,8 +288,6 @@ def test_a_step_needs_less_memory():
     """Full gradients exist for one layer at a time; frozen parameters have no moments."""
     assert measure_memory("optimizer.lora_rank=4") < 0.3 * measure_memory()
 
-
-QUERY = "encoder/blocks/attention/query"
 
 SHAPES = {
     "encoder/blocks/mlp/expand/kernel": (3, 8, 32),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Padding = str | tuple[tuple[int, int], ...]
 """SAME, or the number of zeros before and after the lines, and the columns."""
+Factors = tuple[Array, Array]
+"""A (I, r) and B (r, O), whose product is added to a kernel."""
 
 
 # Products and activations.
@@ -44,6 +46,39 @@ def multiply_each(x_I: Array, kernels_IO: Sequence[Array]) -> list[Array]:
 
         return list(multiply_each_on_gpu(x_I, tuple(kernels_IO)))
     return [multiply(x_I, kernel_IO) for kernel_IO in kernels_IO]
+
+
+def multiply_adapted(
+    x_I: Array,
+    kernels_IO: Sequence[Array],
+    factors: Sequence[Factors | None],
+) -> list[Array]:
+    """Return the products x W + (x A) B of one activation with several kernels.
+
+    All A are one kernel.
+
+    Args:
+      x_I: the activation.
+      kernels_IO: W of each product.
+      factors: A and B of each product; None for a kernel without factors.
+    """
+    if platform() == "gpu":
+        from vit_jax.kernels.products import multiply_adapted_on_gpu
+
+        return multiply_adapted_on_gpu(x_I, kernels_IO, factors)
+
+    firsts_Ir = [pair[0] for pair in factors if pair is not None]
+    reduced_r = multiply(x_I, jnp.concatenate(firsts_Ir, axis=-1))
+    products = []
+    start = 0
+    for product_O, pair in zip(multiply_each(x_I, kernels_IO), factors, strict=True):
+        if pair is not None:
+            _, b_rO = pair
+            end = start + len(b_rO)
+            product_O = product_O + multiply(reduced_r[..., start:end], b_rO)
+            start = end
+        products.append(product_O)
+    return products
 
 
 def dot_general(x_I: Array, kernel_IO: Array, dimension_numbers: Any, **options: Any) -> Array:

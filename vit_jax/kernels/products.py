@@ -1,13 +1,18 @@
 """Products of activations with kernels whose gradients are fast on CPUs or on GPUs.
 
-Legend: I O channels of a kernel's input and output; other dimensions of an activation do not matter
-here.
+Legend: I O channels of a kernel's input and output, r rank of LoRA's factors; other dimensions of an
+activation do not matter here.
 """
 
+import itertools
+from collections.abc import Sequence
+
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 Kernels = tuple[Array, ...]
+Factors = tuple[Array, Array]
 
 
 @jax.custom_vjp
@@ -83,3 +88,96 @@ def _differentiate_each(
 
 
 multiply_each_on_gpu.defvjp(_multiply_each_and_save, _differentiate_each)
+
+
+def multiply_adapted_on_gpu(
+    x_I: Array,
+    kernels_IO: Sequence[Array],
+    factors: Sequence[Factors | None],
+) -> list[Array]:
+    """Return the products x W + (x A) B of one activation with several kernels.
+
+    They are one product with all kernels side by side, and a branch with all factors: B has the
+    factors as blocks on its diagonal, and zeros elsewhere. Of thin products the traffic counts, not
+    the zeros.
+    """
+    firsts_Ir = [pair[0] for pair in factors if pair is not None]
+    ranks = [a_Ir.shape[-1] for a_Ir in firsts_Ir]
+    widths = [kernel_IO.shape[-1] for kernel_IO in kernels_IO]
+
+    blocks_rO = []
+    start = 0
+    for pair, width in zip(factors, widths, strict=True):
+        if pair is None:
+            blocks_rO.append(jnp.zeros((sum(ranks), width), x_I.dtype))
+            continue
+        _, b_rO = pair
+        end = start + len(b_rO)
+        rows = (start, sum(ranks) - end)
+        blocks_rO.append(jnp.pad(b_rO, (rows, (0, 0))))
+        start = end
+
+    product_O = _multiply_adapted(
+        x_I,
+        jnp.concatenate(kernels_IO, axis=-1),
+        jnp.concatenate(firsts_Ir, axis=-1),
+        jnp.concatenate(blocks_rO, axis=-1),
+    )
+    ends = list(itertools.accumulate(widths))
+    return jnp.split(product_O, ends[:-1], axis=-1)
+
+
+@jax.custom_vjp
+def _multiply_adapted(
+    x_I: Array,
+    kernel_IO: Array,
+    a_Ir: Array,
+    b_rO: Array,
+) -> Array:
+    """Return x W + (x A) B, in an order that lets cuBLAS add the branch to the product."""
+    product_O, _ = _multiply_adapted_and_save(x_I, kernel_IO, a_Ir, b_rO)
+    return product_O
+
+
+def _multiply_adapted_and_save(
+    x_I: Array,
+    kernel_IO: Array,
+    a_Ir: Array,
+    b_rO: Array,
+) -> tuple[Array, tuple[Array, ...]]:
+    """Return the product, and the operands of the backward pass."""
+    reduced_r = _multiply_alone(x_I, a_Ir)
+    branch_O = reduced_r @ b_rO
+    product_O = x_I @ kernel_IO + branch_O
+    return product_O, (x_I, kernel_IO, a_Ir, b_rO, reduced_r)
+
+
+def _multiply_alone(x_I: Array, kernel_IO: Array) -> Array:
+    """Return a product that XLA does not join with other products of `x`.
+
+    Joined products are one array, whose parts are copied before cuBLAS or cuDNN can read them.
+    """
+    return jax.lax.optimization_barrier(x_I) @ kernel_IO
+
+
+def _differentiate_adapted(
+    saved: tuple[Array, ...],
+    gradient_O: Array,
+) -> tuple[Array, ...]:
+    """Return the gradients of input, kernel and factors.
+
+    XLA removes the gradient of a frozen kernel, which nothing uses.
+    """
+    x_I, kernel_IO, a_Ir, b_rO, reduced_r = saved
+    gradient_r = _multiply_alone(gradient_O, b_rO.T)
+    branch_I = gradient_r @ a_Ir.T
+    dx_I = gradient_O @ kernel_IO.T + branch_I
+    return (
+        dx_I,
+        _differentiate_kernel(x_I, gradient_O),
+        _differentiate_kernel(x_I, gradient_r),
+        _differentiate_kernel(reduced_r, gradient_O),
+    )
+
+
+_multiply_adapted.defvjp(_multiply_adapted_and_save, _differentiate_adapted)

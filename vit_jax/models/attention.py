@@ -1,12 +1,15 @@
 """Multi-head attention (ViT, App. A).
 
-Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
+`Linear` is the linear layer of attention and MLP.
+
+Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h; I O
+channels of a kernel's input and output, r rank of LoRA's factors.
 """
 
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +30,53 @@ QKV_BIASES: dict[str, tuple[str, ...]] = {
     "query_value": ("query", "value"),
     "none": (),
 }
+
+
+class Linear(nnx.Linear):
+    """A linear layer of a block.
+
+    With factors of LoRA (`models.lora`) it computes x W + scale * (x A) B.
+    """
+
+    lora_a: nnx.Param[Array]
+    lora_b: nnx.Param[Array]
+    lora_scale: float | None = None  # None: the layer has no factors
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        """Return x W + b, and the branch of the factors, (..., O)."""
+        if self.lora_scale is None:
+            return super().__call__(inputs, out_sharding)
+
+        x_I = inputs.astype(self.dtype)
+        (product_O,) = multiply_layers(x_I, [self])
+        if self.bias is None:
+            return product_O
+        return product_O + self.bias[...].astype(self.dtype)
+
+
+def multiply_layers(x_I: Array, layers: Sequence[Linear]) -> list[Array]:
+    """Return the products of one activation with several layers, (..., O), without biases.
+
+    Layers with factors share one product with all A.
+    """
+    kernels_IO = [layer.kernel[...].astype(x_I.dtype) for layer in layers]
+    adapted = [layer for layer in layers if layer.lora_scale is not None]
+    if not adapted:
+        return dispatch.multiply_each(x_I, kernels_IO)
+
+    factors: list[dispatch.Factors | None] = []
+    for layer in layers:
+        factors.append(_read_factors(layer, x_I.dtype))
+    return dispatch.multiply_adapted(x_I, kernels_IO, factors)
+
+
+def _read_factors(layer: Linear, dtype: jnp.dtype) -> dispatch.Factors | None:
+    """Return A and scale * B of a layer in the compute dtype; None without factors."""
+    if layer.lora_scale is None:
+        return None
+    a_Ir = layer.lora_a[...].astype(dtype)
+    scaled_rO = layer.lora_scale * layer.lora_b[...]
+    return a_Ir, scaled_rO.astype(dtype)
 
 
 class Projections(NamedTuple):
@@ -80,7 +130,7 @@ class Attention(nnx.Module):
         biases: Collection[str] = PROJECTIONS,
     ):
         dense = functools.partial(
-            nnx.Linear,
+            Linear,
             width,
             width,
             kernel_init=XAVIER_UNIFORM,
@@ -159,23 +209,17 @@ class Attention(nnx.Module):
         tokens_BSD: Array,
     ) -> Sequence[Array]:
         """Return queries, keys and values without biases."""
-        kernels_DE = []
-        for layer in (self.query, self.key, self.value):
-            kernel_DE = layer.kernel[...]
-            kernels_DE.append(kernel_DE.astype(self.dtype))
-
+        layers = [self.query, self.key, self.value]
         if queries_BQD is tokens_BSD:
-            tokens_BSD = tokens_BSD.astype(self.dtype)
-            return dispatch.multiply_each(tokens_BSD, kernels_DE)
+            return multiply_layers(tokens_BSD.astype(self.dtype), layers)
 
-        products = []
+        products: list[Array] = []
         inputs = (queries_BQD, tokens_BSD, tokens_BSD)
-        for x, kernel_DE in zip(inputs, kernels_DE, strict=True):
-            x = x.astype(self.dtype)
-            products.append(dispatch.multiply(x, kernel_DE))
+        for x, layer in zip(inputs, layers, strict=True):
+            products += multiply_layers(x.astype(self.dtype), [layer])
         return products
 
-    def _read_bias(self, layer: nnx.Linear) -> Array:
+    def _read_bias(self, layer: Linear) -> Array:
         """Return the bias of a projection, zeros if it has none."""
         if layer.bias is None:
             width = layer.kernel.shape[-1]

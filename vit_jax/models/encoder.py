@@ -72,7 +72,6 @@ class Encoder(nnx.Module):
 
         self.depth = a.depth
         self.has_block_positions = a.position_layers == "every"
-        self.lora_scale: float | None = None
         self.drops_anything = a.dropout_fraction > 0 or a.stochastic_depth_fraction > 0
         self.last_drop_fraction = a.stochastic_depth_fraction
         is_constant = a.stochastic_depth_form == "constant"
@@ -109,7 +108,6 @@ class Encoder(nnx.Module):
 
         def run_block(x_BSD: Array, layer: tuple) -> tuple[Array, BlockIntermediates]:
             block, drop_fraction, block_key = layer
-            block = self._adapt(block)
             positions = block.positions if self.has_block_positions else shared_positions
             x_BSD = add_positions(x_BSD, positions, token_BS)
             return apply_block(block, x_BSD, drop_fraction, block_key, intermediates, token_BS)
@@ -128,15 +126,6 @@ class Encoder(nnx.Module):
         layers = (self.blocks, drop_fraction_L, key_L)
         x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
         return self.norm(x_BSD), kept
-
-    def _adapt(self, block: EncoderBlock) -> EncoderBlock:
-        """Return a block with the LoRA factors added to its kernels, if there are any."""
-        if self.lora_scale is None:
-            return block
-
-        from vit_jax.models.lora import adapt_block
-
-        return adapt_block(block, self.lora_scale)
 
 
 def apply_block(

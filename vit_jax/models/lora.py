@@ -1,7 +1,7 @@
-"""LoRA (Hu et al., 2021): a kernel W of a block becomes W + scale * A B with thin factors.
+"""LoRA (Hu et al., 2021): thin factors A and B beside the kernels of blocks.
 
-The factors are parameters of the linear layers, "encoder/blocks/mlp/expand/lora_a" beside
-".../kernel".
+They are parameters of the linear layers, "encoder/blocks/mlp/expand/lora_a" beside ".../kernel".
+`models.attention.Linear` multiplies them.
 
 Legend: L layers, I O channels of a kernel's input and output, r rank.
 """
@@ -11,10 +11,9 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
@@ -27,7 +26,6 @@ from vit_jax.imports.reference_form import is_reference
 if TYPE_CHECKING:
     from vit_jax.config.schema import OptimizerConfig
 
-T = TypeVar("T")
 Shape = tuple[int, ...]
 A, B = LORA_FACTORS
 _KERNEL = re.compile(r"(encoder/blocks/.*(?:attention|mlp)/(\w+))/kernel")
@@ -140,22 +138,21 @@ def add_factors(model: Any, lora: Lora, key: Array) -> Any:
         layer = _find_layer(model, name)
         _, _, attribute = name.rpartition("/")
         setattr(layer, attribute, nnx.Param(array))
-    model.encoder.lora_scale = lora.scale
+        layer.lora_scale = lora.scale
     return model
 
 
-def adapt_block(block: T, scale: float) -> T:
-    """Return one block whose kernels are W + scale * A B."""
-    for name in pytree.name_leaves(block):
-        if not name.endswith(f"/{A}"):
-            continue
-        layer = _find_layer(block, name)
-        a_Ir = layer.lora_a[...]
-        b_rO = layer.lora_b[...]
-        product_IO = jnp.matmul(a_Ir, b_rO, precision="highest")
-        kernel_IO = layer.kernel[...] + scale * product_IO
-        layer.kernel = nnx.Param(kernel_IO)
-    return block
+def store_frozen_kernels(model: Any, dtype: str) -> Any:
+    """Store the kernels of attention and MLP, which LoRA freezes, in the compute dtype.
+
+    The step reads them in this dtype only. Factors keep float32.
+    """
+    for name in pytree.name_leaves(model):
+        if _KERNEL.fullmatch(name):
+            layer = _find_layer(model, name)
+            kernel_LIO = layer.kernel[...]
+            layer.kernel = nnx.Param(kernel_LIO.astype(dtype))
+    return model
 
 
 def _find_layer(module: object, name: str) -> Any:
@@ -171,6 +168,7 @@ def merge(parameters: Mapping[str, np.ndarray], lora: Lora) -> dict[str, np.ndar
         if name.endswith((f"/{A}", f"/{B}")):
             continue
 
+        array = array.astype(np.float32, copy=False)  # frozen kernels have the compute dtype
         layer = name.removesuffix("/kernel")
         if f"{layer}/{A}" in parameters:
             a_LIr = parameters[f"{layer}/{A}"]

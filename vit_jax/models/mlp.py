@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import dispatch
 from vit_jax.kernels.devices import constrain
-from vit_jax.models.attention import XAVIER_UNIFORM
+from vit_jax.models.attention import XAVIER_UNIFORM, Linear
 from vit_jax.models.dropout import Site, dropout
 from vit_jax.models.norm import build_norm
 
@@ -55,7 +55,7 @@ class Mlp(nnx.Module):
         dropout_fraction: float = 0.0,
     ):
         dense = functools.partial(
-            nnx.Linear,
+            Linear,
             kernel_init=XAVIER_UNIFORM,
             bias_init=NEARLY_ZERO,
             use_bias=use_bias,
@@ -86,7 +86,7 @@ class Mlp(nnx.Module):
         output = self.contract(hidden)
         return dropout(output, self.dropout_fraction, key, Site.MLP_OUTPUT)
 
-    def _project_hidden(self, layer: nnx.Linear, x: Array) -> Array:
+    def _project_hidden(self, layer: Linear, x: Array) -> Array:
         """Return a layer's hidden units, with a sharding and a name for rematerialisation."""
         dimensions = {3: "hidden_BSM", 2: "hidden_RM"}[x.ndim]
         hidden = constrain(layer(x), dimensions)

@@ -70,6 +70,7 @@ class Trainable:
         model = self.build_network(self.architecture, key)
         if self.factors is not None:
             model = lora.add_factors(model, self.factors, key)
+            model = lora.store_frozen_kernels(model, self.architecture.compute_dtype)
         return self.start_from(model)
 
     def start_from(self, model: nnx.Module) -> TrainState:

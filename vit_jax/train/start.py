@@ -244,7 +244,7 @@ def state_of_parameters(
     _require_same_parameters(assembly, complete, source)
 
     def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        array = complete[name]
+        array = complete[name].astype(leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])
 
     return assembly.state_of(pytree.map_with_names(place, model))
