@@ -63,6 +63,9 @@ OWN = Dataset(200, 3)
 PETS = Dataset(3_680, 37)
 
 
+FASHION = Dataset(60_000, 10)
+
+
 FINETUNING = {  # the paper's Table 4, and BiT-HyperRule
     "ViT-B/16,cifar10": Dataset(50_000, 10),
     "R50x1,cifar10,rule=bit": Dataset(50_000, 10),
@@ -125,6 +128,9 @@ RECIPES = {
     "pretrain_deit3.py:B/16": IMAGENET,
     "pretrain_deit3.py:B/16,stage=finetune": IMAGENET,
     "pretrain_deit3.py:H/14,data=i21k": IMAGENET_21K,
+    "fashion.py:R14x0.5": FASHION,
+    "fashion.py:ViT-64": FASHION,
+    "fashion.py:Hybrid-64": FASHION,
     "digits.py": DIGITS,
     "digits.py:R14x0.5": DIGITS,
     "digits.py:R14x0.5+ViT-mu/4": DIGITS,
@@ -298,6 +304,7 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
     ("recipe", "field", "rule"),
     [
         ("pretrain_imagenet1k.py:ViT-B/16,loss=hinge", "loss='hinge'", "sigmoid, softmax"),
+        ("fashion.py:R26x0.5", "'R26x0.5'", "ViT-64, .*config.model.name"),
         ("digits.py:R26x0.5", "'R26x0.5'", "ViT-mu/2, R14x0.5, .*config.model.name"),
         ("finetune.py:cifar10", "model.name='cifar10'", "nearest"),
         (
