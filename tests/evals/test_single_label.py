@@ -17,7 +17,7 @@ from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, Split
 from vit_jax.evals.calibration import BINS, Calibration
 from vit_jax.evals.class_counts import predict
-from vit_jax.evals.intervals import wilson_interval
+from vit_jax.evals.intervals import describe_interval, wilson_interval
 from vit_jax.evals.label_map import Labelled, build_identity_map
 from vit_jax.evals.runner import iterate_rows, keep_counted
 from vit_jax.evals.single_label import ClassMetrics
@@ -493,6 +493,13 @@ def test_wilson_by_hand():
     assert eight_of_ten == pytest.approx((0.490162, 0.943318), abs=1e-6)
     assert none == pytest.approx((0, upper_end_of_none), abs=1e-6)
     assert all_of_them == pytest.approx((lower_end_of_all, 1), abs=1e-6)
+
+
+def test_few_images_have_an_interval_in_text():
+    assert describe_interval(0.8, 10) == " (95 %: 49.02% to 94.33%)"
+    assert describe_interval(0.8, 1_999).startswith(" (95 %: 78.")
+    assert describe_interval(0.8, 2_000) == ""
+    assert describe_interval(0.8, 0) == ""  # the number of images is not known
 
 
 @pytest.mark.parametrize(

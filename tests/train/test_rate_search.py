@@ -94,6 +94,20 @@ def test_the_table_has_a_line_for_each_and_marks_the_best():
     ]
 
 
+def test_accuracies_on_few_images_have_an_interval():
+    trials = {}
+    for rate, accuracy in ((0.001, 0.5), (0.03, 1.0), (0.3, None)):
+        result = DIVERGED if accuracy is None else build_result(accuracy, 0.25)
+        trials[rate] = result | {"validation_images": 20}
+
+    assert table(trials, 0.03).splitlines() == [
+        "learning rate  validation accuracy                            validation loss",
+        "0.001                       50.00% (95 %: 29.93% to 70.07%)            0.2500",
+        "0.03                       100.00% (95 %: 83.89% to 100.00%)           0.2500  <- chosen",
+        "0.3                                                                  diverged",
+    ]
+
+
 class FakeTraining:
     """A training that diverges at the rate 0.3, and notes its calls."""
 

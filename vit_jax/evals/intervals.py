@@ -1,9 +1,14 @@
 """Confidence intervals of fractions."""
 
-import functools
+import math
+
+FEW_IMAGES = 2_000
+"""With fewer test images an accuracy is printed with its interval everywhere.
+
+The interval of 95 % on 2,000 images is 94.0 to 95.9 %."""
+_DEVIATIONS = 1.959963984540054  # 97.5 % of a normal distribution are below
 
 
-@functools.cache
 def wilson_interval(correct: float, images: float) -> tuple[float, float]:
     """Return the 95 % score interval of a fraction (Wilson 1927).
 
@@ -15,8 +20,29 @@ def wilson_interval(correct: float, images: float) -> tuple[float, float]:
       images: more than 0, independent of each other: copies of an image or frames of a film make it
         too narrow.
     """
-    from scipy.stats import binomtest  # takes a second to load
+    count = round(images)
+    fraction = round(correct) / count
+    squared = _DEVIATIONS**2
 
-    test = binomtest(round(correct), round(images))
-    interval = test.proportion_ci(confidence_level=0.95, method="wilson")
-    return float(interval.low), float(interval.high)
+    centre = fraction + squared / (2 * count)
+    variance = fraction * (1 - fraction) / count + squared / (2 * count) ** 2
+    half_width = _DEVIATIONS * math.sqrt(variance)
+    scale = 1 + squared / count
+
+    low = max(0.0, (centre - half_width) / scale)
+    high = min(1.0, (centre + half_width) / scale)
+    return low, high
+
+
+def format_interval(interval: tuple[float, float]) -> str:
+    """Return an interval of 95 % as text: "95 %: 96.41% to 99.23%"."""
+    low, high = interval
+    return f"95 %: {low:.2%} to {high:.2%}"
+
+
+def describe_interval(accuracy: float, images: float) -> str:
+    """Return the interval in brackets, after a space, if there are few images; otherwise ""."""
+    if not 0 < images < FEW_IMAGES:
+        return ""
+    interval = wilson_interval(accuracy * images, images)
+    return f" ({format_interval(interval)})"

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.config.metric_names import USUAL_METRICS, format_metric
 from vit_jax.evals.class_counts import ClassCounts
-from vit_jax.evals.intervals import wilson_interval
+from vit_jax.evals.intervals import format_interval, wilson_interval
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.runner import Rows
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
@@ -169,8 +169,7 @@ class ClassMetrics:
                 continue
             texts[name] = format_metric(name, value)
             if name in INTERVAL_OF:
-                low, high = values[INTERVAL_OF[name]]
-                texts[name] += f"  (95 %: {low:.2%} to {high:.2%})"
+                texts[name] += f"  ({format_interval(values[INTERVAL_OF[name]])})"
         return texts
 
     def details(self) -> dict[str, object]:

@@ -22,6 +22,8 @@ from vit_jax.data.sources import find_listing, holds_out, normalize_data
 from vit_jax.data.subset import read_held_hashes
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import choose_parallelism, count_cores
+from vit_jax.evals.intervals import describe_interval
+from vit_jax.evals.single_label import INTERVAL_OF
 from vit_jax.models.flops import FLOPS_PER_MAC
 from vit_jax.models.lora import build_lora
 from vit_jax.optim.by_name import make_is_trained, select_trained
@@ -375,7 +377,10 @@ def _describe_results(summary: JsonObject, split: str) -> str:
     for name in SHARES:
         metric = f"{split}_{name}"
         if metric in summary:
-            results.append(f"{metric.replace('_', ' ')} {summary[metric]:.2%}")
+            text = f"{metric.replace('_', ' ')} {summary[metric]:.2%}"
+            if name in INTERVAL_OF:
+                text += describe_interval(summary[metric], summary.get(f"{split}_images", 0))
+            results.append(text)
     results.append(f"{split} loss {summary[f'{split}_loss']:.4f}")
     if "best_step" in summary:
         results.append(f"at step {summary['best_step']:,}, the best that is kept")

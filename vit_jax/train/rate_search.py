@@ -10,6 +10,7 @@ from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolv
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.data.records import few
 from vit_jax.data.subset import find_classes_without_examples, hold_out
+from vit_jax.evals.intervals import describe_interval
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import series
 from vit_jax.train.inputs import Datasets
@@ -138,18 +139,29 @@ def choose(results: Mapping[float, JsonObject]) -> float:
 
 
 def table(results: Mapping[float, JsonObject], best: float) -> str:
-    """Return a table with one line for each trial; the chosen one is marked."""
+    """Return a table with one line for each trial; the chosen one is marked.
+
+    Accuracies on few validation images have their interval.
+    """
     name = ACCURACY
     if any(PRECISION in summary for summary in results.values()):
         name = PRECISION
     title = name.replace("_", " ")
-    width = len(title)
-    lines = [f"learning rate  {title}  validation loss"]
-    for rate, summary in results.items():
-        result = series.parse_result(summary, "validation")
+    trials = {rate: series.parse_result(summary, "validation") for rate, summary in results.items()}
+    intervals = {}
+    for rate, result in trials.items():
+        if name == ACCURACY and result.accuracy is not None:
+            intervals[rate] = describe_interval(result.accuracy, result.num_images)
+    interval_width = max(map(len, intervals.values()), default=0)
+
+    width = len(title) + interval_width
+    lines = [f"learning rate  {title:<{width}}  validation loss"]
+    for rate, result in trials.items():
         figures = "diverged"
         if result.accuracy is not None:
-            figures = f"{result.accuracy:>{width}.2%}  {result.loss:>15.4f}"
+            interval = intervals.get(rate, "")
+            accuracy = f"{result.accuracy:>{len(title)}.2%}{interval:<{interval_width}}"
+            figures = f"{accuracy}  {result.loss:>15.4f}"
         line = f"{rate:<13g}  {figures:>{width + 17}}"
         if rate == best:
             line += MARK

@@ -93,6 +93,21 @@ def test_results_are_a_table_json_and_figures(tmp_path):
     assert b"<svg" in (tmp_path / "study.svg").read_bytes()[:1000]
 
 
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (20, "| 0.001         |        50.00% | 29.93% to 70.07% |"),
+        (2_000, "| 0.001         |        50.00% |        1 |"),
+    ],
+)
+def test_single_runs_on_few_test_images_have_an_interval(images, expected, tmp_path):
+    grid = make_study_grid("pooling", learning_rates=["0.001"])
+    for run in grid.runs:
+        write_run(tmp_path, run, test_accuracy=0.5, test_images=images)
+
+    assert expected in write_results(grid, tmp_path)
+
+
 def make_curve(*values):
     """Return evaluations from values (step, validation accuracy, final accuracy)."""
     names = ("step", "test_accuracy", "final_accuracy")

@@ -167,7 +167,7 @@ def test_the_table_has_means_deviations_and_the_best_setting(pretended, tmp_path
         ("0.2", "71.00%", f"{DEVIATION:.2%}", "3 of 3"),
         ("0.3", "81.00%", f"{DEVIATION:.2%}", "3 of 3"),
     ]
-    assert f"Best: {RATE}=0.3, test_accuracy 81.00%" in out
+    assert f"Best: {RATE}=0.3, test_accuracy 81.00% ± {DEVIATION:.2%} (higher" in out
     assert out.endswith((tmp_path / "sweep.md").read_text())
     assert content["best"] == content["rows"][2]
     assert deviations == pytest.approx([DEVIATION] * 3)

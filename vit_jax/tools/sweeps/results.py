@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax.config.directions import require_direction
 from vit_jax.config.evaluation_rules import list_result_names
+from vit_jax.evals.intervals import FEW_IMAGES, wilson_interval
 from vit_jax.tools.sweeps.grid import SEED, Grid, Run, Study
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_summary
@@ -102,7 +103,12 @@ def read_record(grid: Grid, run: Run, workdir: pathlib.Path) -> Row | None:
         results = _read_best_evaluation(folder, run, metric)
     _require_results(grid, run, results)
 
-    record = {name: results[name] for name in study.measures}
+    record = {}
+    for name in study.measures:
+        record[name] = results[name]
+        if name.endswith("_accuracy"):
+            images = name.removesuffix("accuracy") + "images"
+            record[f"{name}_images"] = summary.get(images, 0)
     record[metric] = results.get(metric)
     for name in COSTS:
         if name in summary:
@@ -247,6 +253,10 @@ def _combine_seeds(grid: Grid, selected: Sequence[tuple[Run, Row]]) -> Row:
         row[measure] = statistics.fmean(values)
         row[f"{measure}_low"] = min(values)
         row[f"{measure}_high"] = max(values)
+        num_images = selected[0][1].get(f"{measure}_images", 0)
+        if len(values) == 1 and 0 < num_images < FEW_IMAGES:
+            num_correct = values[0] * num_images
+            row[f"{measure}_interval"] = wilson_interval(num_correct, num_images)
         if grid.study.is_sweep and len(values) > 1:
             row[f"{measure}_deviation"] = statistics.stdev(values)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.directions import WORDS, require_direction
+from vit_jax.evals.intervals import format_interval
 from vit_jax.storage.files import write_atomically
 from vit_jax.text.tables import align_table
 from vit_jax.tools.figures import drawing
@@ -71,8 +72,19 @@ def _describe_best(grid: Grid, rows: Sequence[Row], best: Row) -> str:
     title = "Best" if is_complete else "Best so far"
     setting = ", ".join(f"{name}={best[name]}" for name in list_shown_axes(grid))
     direction = require_direction(grid.runs[0].config, metric)
-    value = f"{_format_number(metric, best[metric])} ({WORDS[direction.mode]})"
-    return f"{title}: {setting or 'the recipe'}, {metric} {value}"
+    value = _format_number(metric, best[metric]) + _describe_spread(metric, best)
+    return f"{title}: {setting or 'the recipe'}, {metric} {value} ({WORDS[direction.mode]})"
+
+
+def _describe_spread(metric: str, row: Row) -> str:
+    """Return the deviation of an accuracy over seeds, or its interval on few images, if any."""
+    if not metric.endswith("_accuracy"):
+        return ""
+    if f"{metric}_deviation" in row:
+        return f" ± {_read_deviation(metric, row)}"
+    if f"{metric}_interval" in row:
+        return f" ({format_interval(row[f'{metric}_interval'])})"
+    return ""
 
 
 def _write_plot(grid: Grid, rows: Sequence[Row], file: pathlib.Path, *, with_paper: bool) -> None:
@@ -111,6 +123,8 @@ def _build_result_columns(grid: Grid, rows: Sequence[Row]) -> list[Column]:
             columns.append(("± deviation", [_read_deviation(measure, row) for row in rows]))
         elif has_seeds:
             columns.append(("lowest to highest", [_read_extremes(measure, row) for row in rows]))
+        elif any(f"{measure}_interval" in row for row in rows):
+            columns.append(("95 % interval", [_read_interval(measure, row) for row in rows]))
     if study.stops_early:
         _, steps = _build_number_column("step", rows)
         columns.append(("best step", steps))
@@ -142,6 +156,11 @@ def _read_extremes(measure: str, row: Row) -> str:
     low = _format_number(measure, row.get(f"{measure}_low"))
     high = _format_number(measure, row.get(f"{measure}_high"))
     return f"{low} to {high}"
+
+
+def _read_interval(measure: str, row: Row) -> str:
+    low, high = row.get(f"{measure}_interval", (None, None))
+    return f"{_format_number(measure, low)} to {_format_number(measure, high)}"
 
 
 def _read_progress(study: Study, row: Row) -> str:
