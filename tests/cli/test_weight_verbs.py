@@ -151,6 +151,49 @@ def test_predict_names_on_standard_input(weights, here, monkeypatch):
     assert [one["image"] for one in json.loads(out)] == ["002.png", "000.png", odd.name]
 
 
+@pytest.fixture
+def arrays(here):
+    """Write `a.npz` in MedMNIST's layout, with images of seven classes; return its arrays."""
+    arrays = {"class_names": np.array(NAMES)}
+    for seed, (split, size) in enumerate({"train": 21, "val": 7, "test": 14}.items()):
+        arrays[f"{split}_images"] = sample_pixels(size, seed=seed)
+        arrays[f"{split}_labels"] = np.arange(size)[:, None] % len(NAMES)
+    np.savez(here / "a.npz", **arrays)
+    return arrays
+
+
+@pytest.mark.parametrize(("options", "split"), [([], "test"), (["--split=val"], "val")])
+def test_predict_a_split_of_arrays(weights, here, arrays, options, split):
+    pixels = arrays[f"{split}_images"]
+    rows = compute_probabilities(weights, pixels)
+
+    out, _ = succeeds("predict", "w.npz", "npz:a.npz", "--json", "--top=7", *options)
+
+    for index, record in enumerate(json.loads(out)):
+        assert record["image"] == f"a.npz:{split}_images[{index}]"
+        assert read_probabilities(record) == pytest.approx(rows[index], abs=1e-6)
+
+
+def test_evaluate_and_knn_read_arrays(weights, here, arrays):
+    """The accuracy of evaluate equals that of the probabilities."""
+    rows = compute_probabilities(weights, arrays["test_images"])
+    correct = (rows.argmax(axis=1) == arrays["test_labels"][:, 0]).sum()
+
+    out, _ = succeeds("evaluate", "w.npz", "npz:a.npz", "--json")
+    assert json.loads(out)["accuracy"] == pytest.approx(correct / 14)
+
+    out, _ = succeeds("knn", "w.npz", "--data=npz:a.npz", "--neighbours=3", "--json")
+    assert "npz:a.npz" in out
+
+
+def test_a_split_has_no_effect_on_files(weights, here):
+    write_pngs(here, sample_pixels(1))
+
+    assert "--split=val: has no effect on files" in fails(
+        "predict", "w.npz", "000.png", "--split=val"
+    )
+
+
 def test_predict_reads_nothing_without_end(weights, here):
     """A pipe, a device and a file of 60 GB are images that cannot be read.
 

@@ -336,7 +336,7 @@ class Model:
             return result, errors
 
         source = images
-        if not isinstance(images, Images):
+        if not isinstance(images, Source):
             source = Images(images)
         num_images = min(batch_size, len(source))
         images_per_device = math.ceil(num_images / mesh.size)
@@ -363,11 +363,11 @@ class Model:
         mesh = build_mesh(jax.local_devices())
         return mesh, jax.device_put(self.averaging_module, replicate(mesh))
 
-    def _make_batches(self, source: Images, size: int) -> Any:
+    def _make_batches(self, source: Source, size: int) -> Any:
         """Return batches of images; those of an array are prepared already."""
-        if source.batch is None:
-            return self._read_batches(source, size)
-        return self._split_batches(source.batch, size)
+        if isinstance(source, Images) and source.batch is not None:
+            return self._split_batches(source.batch, size)
+        return self._read_batches(source, size)
 
     def _split_batches(self, images_NHWC: Any, size: int) -> Iterator[Padded]:
         """Yield batches of prepared images."""
@@ -378,7 +378,7 @@ class Model:
             padding = ((0, size - num_images), (0, 0), (0, 0), (0, 0))
             yield np.pad(image_BHWC, padding), [None] * num_images
 
-    def _read_batches(self, source: Images, size: int) -> Iterator[Padded]:
+    def _read_batches(self, source: Source, size: int) -> Iterator[Padded]:
         """Yield batches of images that threads prepare ahead."""
         threads = Parallelism(num_workers=0, num_threads=count_cores())
         transform = self.require_transform()

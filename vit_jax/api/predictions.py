@@ -6,8 +6,9 @@ from typing import Required, TypedDict
 
 import numpy as np
 
-from vit_jax.api.model import Model
+from vit_jax.api.model import Images, Model
 from vit_jax.data.decoding.images import UnreadableImage
+from vit_jax.data.records import Source
 from vit_jax.evals.runner import require_finite
 from vit_jax.text.tables import columns
 from vit_jax.text.tables import to_csv as rows_to_csv
@@ -26,13 +27,13 @@ class Record(TypedDict, total=False):
 
 def predict(
     model: Model,
-    images: Sequence[str],
+    images: Sequence[str] | Source,
     top: int | None,
     threshold: float = 0.0,
 ) -> Iterator[Record]:
-    """Yield a record for each file, in their order.
+    """Yield a record for each file, or each image of a source, in their order.
 
-    It has the most probable classes, or the reason why the file is unreadable.
+    It has the most probable classes, or the reason why the image is unreadable.
 
     The classes are the first `top`, or all, with a probability of at least `threshold`.
 
@@ -40,8 +41,10 @@ def predict(
       ValueError: probabilities that are not finite; the model has no classes or states no
         preparation of images.
     """
-    rows = model.stream(list(images))
-    for image, probability_K in zip(images, rows, strict=True):
+    source = images if isinstance(images, Source) else Images(images)
+    rows = model.stream(source)
+    for index, probability_K in enumerate(rows):
+        image = source.name_of(index)
         if isinstance(probability_K, UnreadableImage):
             yield {"image": image, "error": str(probability_K)}
             continue

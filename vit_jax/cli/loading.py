@@ -73,6 +73,9 @@ def _holds_images(folder: str) -> bool:
 
 def _names_weights(word: str) -> bool:
     """Return True for files and folders of weights, by the names of files, and for the Hub."""
+    kind = find_kind(word)
+    if kind is not None and kind.prefix != "folder":  # npz:FILE is data
+        return False
     path = expand_path(_remove_folder_kind(word))
     if word.startswith("hf://") and not word.startswith("hf://datasets/"):
         return True

@@ -38,7 +38,7 @@ from vit_jax.cli.outputs import (
 )
 from vit_jax.cli.stop import join_processes
 from vit_jax.cli.verbs import verb
-from vit_jax.config.data_kinds import spell_forms
+from vit_jax.config.data_kinds import find_kind, spell_forms
 from vit_jax.config.rules import Count, Number, When
 from vit_jax.storage.files import expand_path, write_atomically
 from vit_jax.text.printable import printable, printable_lines
@@ -46,6 +46,7 @@ from vit_jax.text.printable import printable, printable_lines
 if TYPE_CHECKING:
     from vit_jax.api import Model
     from vit_jax.api.predictions import Record
+    from vit_jax.data.records import Source
     from vit_jax.evals.evaluate import EvaluationResult
     from vit_jax.evals.label_map import Labelled
     from vit_jax.weights import Weights
@@ -459,7 +460,7 @@ def _write_csv(path: pathlib.Path | None, table: str) -> None:
     "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --images.resize=direct",
 )
 class Predict(Averaging, Reading, Names, Checkpoint):
-    """Classes of image files: a table, JSON or CSV.
+    """Classes of image files, or of a split of data: a table, JSON or CSV.
 
     Multi-label weights print all classes that are probable enough. Exit code 1 if an image is unreadable; the
     others are classified.
@@ -467,9 +468,10 @@ class Predict(Averaging, Reading, Names, Checkpoint):
 
     files: tuple[str, ...] = argument(
         "IMAGE…",
-        "images, folders, patterns, or - for names on standard input",
+        "images, folders, patterns, or - for names on standard input; or data, KIND:PATH",
         reads_bucket=True,
     )
+    split: str | None = option("NAME", "split of data; default: test")
 
     top: Count | None = option(
         "N", "number of classes to print for each image; default: 3, or all of multi-label weights"
@@ -490,24 +492,43 @@ class Predict(Averaging, Reading, Names, Checkpoint):
     def run(self) -> None:
         table = _open_table(self.csv)
 
-        from vit_jax.data.kinds.image_files import list_images
-
-        images = list_images(self.files)
+        files = self._list_files()
 
         from vit_jax.api.predictions import predict, to_csv, to_json, to_table
         from vit_jax.data.decoding.depth import survey
 
         model, weights = self.load(self.checkpoint, class_names=self.read_class_names())
         model = _name_classes(self.average(model), weights)
-        note(*survey(images, model.require_transform().value_range, "--images.value_range"))
         top, threshold = self._choose_limits(model)
-        records = list(predict(model, images, top, threshold))
+        if files is None:
+            records = list(predict(model, self._open_split(model), top, threshold))
+        else:
+            note(*survey(files, model.require_transform().value_range, "--images.value_range"))
+            records = list(predict(model, files, top, threshold))
 
         if self.csv != "-":
             print(to_json(records) if self.json else to_table(records))
         if self.csv is not None:
             _write_csv(table, to_csv(records))
         _fail_if_unreadable(records)
+
+    def _list_files(self) -> list[str] | None:
+        """Return the image files; None if the word names data."""
+        (first, *others) = self.files
+        if find_kind(first) is not None and not others and not os.path.exists(first):
+            return None
+        self.reject_ineffective(["split"], "on files")
+
+        from vit_jax.data.kinds.image_files import list_images
+
+        return list_images(self.files)
+
+    def _open_split(self, model: "Model") -> "Source":
+        """Return the images of the chosen split, by default those that training held out."""
+        from vit_jax.evals.splits import SplitChoice, open_split
+
+        choice = SplitChoice(value_range=model.require_transform().value_range)
+        return open_split(self.files[0], self.split, choice, model.training)
 
     def _choose_limits(self, model: "Model") -> tuple[int | None, float]:
         """Return the number of classes to print, None for all, and their least probability."""
