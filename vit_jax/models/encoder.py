@@ -72,16 +72,16 @@ class Encoder(nnx.Module):
 
         self.depth = a.depth
         self.has_block_positions = a.position_layers == "every"
-        self.drops_anything = a.dropout_fraction > 0 or a.stochastic_depth_fraction > 0
+        self.is_random = a.dropout_fraction > 0 or a.stochastic_depth_fraction > 0
+        grows = a.stochastic_depth_form == "linear"
+        self.first_drop_fraction = 0.0 if grows else a.stochastic_depth_fraction
         self.last_drop_fraction = a.stochastic_depth_fraction
-        is_constant = a.stochastic_depth_form == "constant"
-        self.first_drop_fraction = self.last_drop_fraction if is_constant else 0.0
 
         # Activations that the backward pass computes again, and the number of blocks in one
         # iteration of the scan: one compiles fast, all copy nothing.
         self.remat = a.remat
-        self.scan_unroll = a.scan_unroll or 1
-        self.scan_unroll_on_accelerators = a.scan_unroll_on_accelerators
+        self.unroll_on_cpu = a.scan_unroll or 1
+        self.unroll_on_accelerators = a.scan_unroll_on_accelerators
 
     def __call__(
         self,
@@ -112,20 +112,27 @@ class Encoder(nnx.Module):
             x_BSD = add_positions(x_BSD, positions, token_BS)
             return apply_block(block, x_BSD, drop_fraction, block_key, intermediates, token_BS)
 
-        if self.remat != "none":
-            policy = REMAT_POLICIES[self.remat]
-            run_block = jax.checkpoint(run_block, policy=policy, prevent_cse=False)
+        layers = (self.blocks, *self._list_drop_arguments(key))
+        run_block = rematerialise(run_block, self.remat)
+        unroll = dispatch.choose_block_unroll(self.unroll_on_cpu, self.unroll_on_accelerators)
+        x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
+        return self.norm(x_BSD), kept
 
-        unroll = dispatch.choose_block_unroll(self.scan_unroll, self.scan_unroll_on_accelerators)
+    def _list_drop_arguments(self, key: Array | None) -> tuple[Array, Array | None]:
+        """Return the fraction of stochastic depth and the key of each block."""
         drop_fraction_L = jnp.linspace(
             self.first_drop_fraction, self.last_drop_fraction, self.depth
         )
-        key_L = None
-        if key is not None and self.drops_anything:
-            key_L = jax.random.split(key, self.depth)
-        layers = (self.blocks, drop_fraction_L, key_L)
-        x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
-        return self.norm(x_BSD), kept
+        if key is None or not self.is_random:
+            return drop_fraction_L, None
+        return drop_fraction_L, jax.random.split(key, self.depth)
+
+
+def rematerialise(run_block: Callable[..., Any], policy: str) -> Callable[..., Any]:
+    """Return the function, whose backward pass computes again what `policy` does not keep."""
+    if policy == "none":
+        return run_block
+    return jax.checkpoint(run_block, policy=REMAT_POLICIES[policy], prevent_cse=False)
 
 
 def apply_block(
