@@ -12,7 +12,7 @@ from vit_jax.config.schema import InputConfig
 from vit_jax.data import order
 from vit_jax.data.decoding import images
 from vit_jax.data.kinds.in_memory import MemorySource
-from vit_jax.data.order import pick_record
+from vit_jax.data.order import UniformOrder
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
@@ -310,9 +310,11 @@ def list_order(seed, epoch, num_records, length=None):
     if length is None:
         length = num_records
 
+    uniform = UniformOrder(seed, num_records)
     records = []
     for offset in range(length):
-        record = pick_record(seed, epoch, offset, num_records)
+        record, found_epoch = uniform.find(epoch * num_records + offset)
+        assert found_epoch == epoch
         records.append(record)
     return records
 

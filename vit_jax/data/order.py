@@ -1,19 +1,8 @@
-"""Permutations of records and classes: the element at an offset, as a function of the seed.
+"""The order in which training uses records, as a function of the seed.
 
-A permutation of n elements maps offsets, 0 to n - 1, to elements, 0 to n - 1. An epoch is one use of
-all elements. Each epoch has a permutation that depends on the seed, the epoch and n only, so that a
-resumed run continues in the same order. Two algorithms permute:
-
-* `_find_element` computes one element without the others, by `index_shuffle` of grain. A
-  permutation of any length needs no memory.
-* `_sort_words` permutes all elements at once, by sorting random words.
-
-The records of a source are permuted by `_find_element`. All elements of a short permutation are
-stored, because a look-up is faster; the order is the same.
-
-Balanced sampling has a permutation of the classes and one of the records of each class, in every
-epoch of each: too many to store where classes are large. Short ones are permuted by `_sort_words`:
-`index_shuffle` takes 16 ms divided by the number of elements for each call.
+An order finds the record at any position of an endless sequence without the records before it, so
+that a resumed run continues in the same order. An epoch is one use of every record. Its permutation
+depends on the seed, the epoch and the number of elements only.
 """
 
 import functools
@@ -22,7 +11,7 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 _MOST_STORED = 2**16
-"""Largest number of records whose order is stored."""
+"""Largest number of records whose permutation is stored, because a look-up is faster."""
 _FEWEST_SHUFFLED = 512
 """Smallest number of elements that balanced sampling permutes by `index_shuffle`."""
 
@@ -37,22 +26,51 @@ _NUM_STORED_EPOCHS = 64
 """Number of stored epochs: batches that are prepared together may be of many short epochs."""
 
 
-def pick_record(seed: int, epoch: int, offset: int, num_records: int) -> int:
-    """Return the index of the record at an offset of an epoch."""
-    shuffle_seed = _derive_seed(seed, epoch)
-    if num_records <= _MOST_STORED:
-        return int(_list_elements(shuffle_seed, num_records)[offset])
-    return _find_element(offset, shuffle_seed, num_records)
+class UniformOrder:
+    """Epochs of all records."""
+
+    def __init__(self, seed: int, num_records: int):
+        self.seed = seed
+        self.num_records = num_records
+
+    def find(self, position: int) -> tuple[int, int]:
+        """Return the index of the record at a position, and its epoch."""
+        epoch, offset = divmod(position, self.num_records)
+        shuffle_seed = _derive_seed(self.seed, epoch)
+        if self.num_records <= _MOST_STORED:
+            permutation = _list_shuffled(self.num_records, shuffle_seed)
+            return int(permutation[offset]), epoch
+        return _shuffle(offset, self.num_records, shuffle_seed), epoch
 
 
-def pick_balanced(seed: int, epoch: int, offset: int, size: int, *class_key: int) -> int:
-    """Return the element at an offset of an epoch of the classes, or of one class's records.
+class BalancedOrder:
+    """Turns of all classes: a turn has the next record of every class, which has its epochs."""
 
-    `class_key` is the number of the class, for its records.
-    """
-    if size < _FEWEST_SHUFFLED:
-        return int(_sort_words(size, seed, epoch, *class_key)[offset])
-    return _find_element(offset, _derive_seed(seed, epoch, *class_key), size)
+    def __init__(self, seed: int, labels: np.ndarray):
+        self.seed = seed
+        self.records_by_class = _group_by_class(labels)
+
+    def find(self, position: int) -> tuple[int, int]:
+        """Return the index of the record at a position, and its epoch within the class."""
+        num_classes = len(self.records_by_class)
+        turn, class_offset = divmod(position, num_classes)
+        class_number = self._permute(class_offset, num_classes, turn)
+        records = self.records_by_class[class_number]
+
+        epoch, offset = divmod(turn, len(records))
+        # The key of a class is one more than its first record: SeedSequence does not tell a
+        # trailing 0 from none.
+        class_key = int(records[0]) + 1
+        element = self._permute(offset, len(records), epoch, class_key)
+        return int(records[element]), epoch
+
+    def _permute(self, offset: int, size: int, *key: int) -> int:
+        """Return the element at an offset of the permutation of `size` elements with this key."""
+        # `index_shuffle` takes 16 ms divided by the number of elements. There are too many
+        # permutations to store where classes are large.
+        if size < _FEWEST_SHUFFLED:
+            return int(_sort_words(size, self.seed, *key)[offset])
+        return _shuffle(offset, size, _derive_seed(self.seed, *key))
 
 
 def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Generator:
@@ -62,15 +80,15 @@ def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Ge
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
-@functools.lru_cache(maxsize=_NUM_STORED_EPOCHS)
-def _list_elements(shuffle_seed: int, size: int) -> np.ndarray:
-    """Return the elements of a permutation by `_find_element` at all offsets, int32 (size,)."""
-    elements = [_find_element(offset, shuffle_seed, size) for offset in range(size)]
-    return np.array(elements, np.int32)
+def _group_by_class(labels: np.ndarray) -> list[np.ndarray]:
+    """Return the indices of the records of each class that has records."""
+    by_class = np.argsort(labels, kind="stable")
+    first_of_class = np.flatnonzero(np.diff(labels[by_class])) + 1
+    return np.split(by_class, first_of_class)
 
 
-def _find_element(offset: int, shuffle_seed: int, size: int) -> int:
-    """Return the element at an offset of a permutation of 0 to size - 1.
+def _shuffle(offset: int, size: int, shuffle_seed: int) -> int:
+    """Return the element at an offset of a permutation of 0 to size - 1, which takes no memory.
 
     If size - 1 is a power of two, `index_shuffle` of grain 0.2.18 may repeat one element and drop
     another. A permutation with one element more is right. The element at the additional offset
@@ -89,16 +107,28 @@ def _find_element(offset: int, shuffle_seed: int, size: int) -> int:
     return element
 
 
+@functools.lru_cache(maxsize=_NUM_STORED_EPOCHS)
+def _list_shuffled(size: int, shuffle_seed: int) -> np.ndarray:
+    """Return the elements of `_shuffle` at all offsets, int32 (size,)."""
+    elements = [_shuffle(offset, size, shuffle_seed) for offset in range(size)]
+    return np.array(elements, np.int32)
+
+
 @functools.lru_cache(maxsize=_NUM_CACHED)
-def _sort_words(size: int, seed: int, epoch: int, *class_key: int) -> np.ndarray:
+def _sort_words(size: int, seed: int, *key: int) -> np.ndarray:
     """Permute 0 to size - 1 by sorting words that are equal in all versions of NumPy."""
-    generator = np.random.PCG64(np.random.SeedSequence((seed, epoch, _ORDER, *class_key)))
+    generator = np.random.PCG64(_build_seed_sequence(seed, *key))
     words = generator.random_raw(size)
     return np.argsort(words, kind="stable").astype(np.int16)
 
 
 @functools.lru_cache(maxsize=_NUM_CACHED)
-def _derive_seed(seed: int, epoch: int, *class_key: int) -> int:
-    """Return the random seed of an epoch of all records, of the classes, or of one class."""
+def _derive_seed(seed: int, *key: int) -> int:
+    """Return the random seed of the permutation with this key."""
+    return int(_build_seed_sequence(seed, *key).generate_state(1)[0])
+
+
+def _build_seed_sequence(seed: int, epoch: int, *class_key: int) -> np.random.SeedSequence:
+    """Return the seed of an epoch of all records, of a turn, or of an epoch of one class."""
     # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
-    return int(np.random.SeedSequence((seed, epoch, _ORDER, *class_key)).generate_state(1)[0])
+    return np.random.SeedSequence((seed, epoch, _ORDER, *class_key))

@@ -4,24 +4,19 @@ A stream is a random-access sequence of host batches, whose rows are filled in a
 number of threads. The content depends on (seed, step, global_batch) alone: not on workers, threads,
 hosts, or the step at which a run was resumed.
 
-All numbers count from 0. From a row to its record they are
+All numbers count from 0. A row of a training batch has its record in three steps:
 
-* row: in the arrays of this process; `rows[row]` is the row of the global batch;
-* image: in one endless sequence of images, of which a step takes the next `global_batch`. The
-  `repeats` copies of a record follow each other there, but are far apart in the batch;
-* position: in the same sequence without copies;
-* epoch and offset: position = epoch x number of records + offset;
-* record index: in the source. A permutation for each epoch maps offsets to indices (`order`).
-
-A balanced stream has epochs of classes: position = epoch x number of classes + offset, and a
-permutation maps offsets to classes. A class appears once in each, every time with its next record:
-it has epochs, offsets and permutations of its records.
+* row → image: the number in one endless sequence of images, of which a step takes the next
+  `global_batch`. The `repeats` copies of a record follow each other there, but are far apart in the
+  batch;
+* image → position: the number in the same sequence without copies;
+* position → record: by the order of the stream (`order`).
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +24,7 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.decoding.bands import name_wrong_bands
 from vit_jax.data.decoding.images import UnreadableImage
-from vit_jax.data.order import augmentation_rng, pick_balanced, pick_record
+from vit_jax.data.order import BalancedOrder, UniformOrder, augmentation_rng
 from vit_jax.data.records import Record, Source
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
@@ -53,10 +48,10 @@ class HostBatch(NamedTuple):
 
 
 class Example(NamedTuple):
-    """The content of a row."""
+    """The content of a row: an augmentation of a record."""
 
     record_index: int
-    variant: int  # number of the augmentation of this record, epoch x repeats + copy
+    variant: int  # number of the augmentation among those of the record
 
 
 class Stream:
@@ -77,24 +72,24 @@ class Stream:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def _find_example(self, i: int, row: int) -> Example | None:
+    def find_example(self, i: int, row: int) -> Example | None:
         """Return the example in a row of batch `i`; None for padding."""
         raise NotImplementedError
 
-    def _plan(
+    def plan_decoding(
         self,
         example: Example,
         record: Record,
         memory: np.ndarray,
     ) -> Callable[[], np.ndarray]:
-        """Return a function that decodes a record, perhaps in this memory."""
+        """Return a function that decodes the record of an example, perhaps in this memory."""
         raise NotImplementedError
 
     def records(self, i: int) -> np.ndarray:
         """Return the index of the record in each row of batch `i`, int64 (R,); -1 for padding."""
         records = np.full(len(self.rows), -1, np.int64)
         for row in range(len(self.rows)):
-            example = self._find_example(i, row)
+            example = self.find_example(i, row)
             if example is not None:
                 records[row] = example.record_index
         return records
@@ -104,27 +99,35 @@ class Stream:
         # Read every record before decoding the first image. A decoder leaves little of the
         # interpreter in the caches of the processor: with reading and decoding in turns, Python
         # takes four times as long.
-        planned = []
+        decoders = {}
         for row in part:
-            example = self._find_example(i, row)
+            example = self.find_example(i, row)
             if example is None:
                 continue
             batch.record_index[row] = example.record_index
-            # The mask of an unreadable image stays 0, and `UnreadableLog` counts it.
-            with contextlib.suppress(UnreadableImage), self._name_wrong_bands(example.record_index):
+            with self._skip_unreadable(example.record_index):
                 record = self.source[example.record_index]
                 batch.label[row] = record.label
-                planned.append((row, self._plan(example, record, batch.image[row])))
-        for row, decode in planned:
-            index = int(batch.record_index[row])
-            with contextlib.suppress(UnreadableImage), self._name_wrong_bands(index):
+                decoders[row] = self.plan_decoding(example, record, batch.image[row])
+
+        for row, decode in decoders.items():
+            with self._skip_unreadable(int(batch.record_index[row])):
                 batch.image[row] = decode()
                 batch.mask[row] = 1.0
+
         filled = slice(part.start, part.stop)
         batch.image[filled][batch.mask[filled] == 0] = 0
 
-    def _name_wrong_bands(self, index: int) -> contextlib.AbstractContextManager[None]:
-        return name_wrong_bands(self.source.name_of, index)
+    @contextlib.contextmanager
+    def _skip_unreadable(self, record_index: int) -> Iterator[None]:
+        """Leave the mask of an unreadable image at 0, which `UnreadableLog` counts.
+
+        Raises:
+          ValueError: the image has other bands than the run wants.
+        """
+        naming = name_wrong_bands(self.source.name_of, record_index)
+        with contextlib.suppress(UnreadableImage), naming:
+            yield
 
     def empty_batch(
         self,
@@ -183,20 +186,14 @@ class TrainStream(Stream):
     def __len__(self) -> int:
         return self.num_steps - self.start_step
 
-    def _find_example(self, i: int, row: int) -> Example:
-        first_image = self.first_image
-        if first_image is None:
-            first_image = self.start_step * self.global_batch
-        image = first_image + i * self.global_batch + int(self._image_in_batch[row])
+    def find_example(self, i: int, row: int) -> Example:
+        first_image = self._first_image + i * self.global_batch
+        image = first_image + int(self._image_in_batch[row])
         position, copy = divmod(image, self.repeats)
-        if self.is_balanced:
-            epoch, record_index = self._pick_balanced(position)
-        else:
-            epoch, offset = divmod(position, len(self.source))
-            record_index = pick_record(self.seed, epoch, offset, len(self.source))
-        return Example(record_index, epoch * self.repeats + copy)
+        record_index, epoch = self._order.find(position)
+        return Example(record_index, variant=epoch * self.repeats + copy)
 
-    def _plan(
+    def plan_decoding(
         self,
         example: Example,
         record: Record,
@@ -205,20 +202,19 @@ class TrainStream(Stream):
         rng = augmentation_rng(self.seed, example.variant, example.record_index)
         return self.transform.plan(record, rng, memory)
 
-    def _pick_balanced(self, position: int) -> tuple[int, int]:
-        """Return the epoch of the records of a class, and the index of the record."""
-        num_classes = len(self._records_by_class)
-        class_epoch, class_offset = divmod(position, num_classes)
-        class_number = pick_balanced(self.seed, class_epoch, class_offset, num_classes)
-        records = self._records_by_class[class_number]
+    @functools.cached_property
+    def _order(self) -> UniformOrder | BalancedOrder:
+        """The record and the epoch of each position."""
+        if self.is_balanced:
+            return BalancedOrder(self.seed, self.source.labels)
+        return UniformOrder(self.seed, len(self.source))
 
-        # Each epoch of classes takes one record of every class.
-        epoch, offset = divmod(class_epoch, len(records))
-        # The key of a class is one more than its first record: SeedSequence does not tell a
-        # trailing 0 from none.
-        class_key = int(records[0]) + 1
-        element = pick_balanced(self.seed, epoch, offset, len(records), class_key)
-        return epoch, int(records[element])
+    @functools.cached_property
+    def _first_image(self) -> int:
+        """The first image of step `start_step`."""
+        if self.first_image is None:
+            return self.start_step * self.global_batch
+        return self.first_image
 
     @functools.cached_property
     def _image_in_batch(self) -> np.ndarray:
@@ -226,14 +222,6 @@ class TrainStream(Stream):
         images = np.arange(self.global_batch)
         copies = [images[copy :: self.repeats] for copy in range(self.repeats)]
         return np.concatenate(copies)[self.rows]
-
-    @functools.cached_property
-    def _records_by_class(self) -> list[np.ndarray]:
-        """The records of each class with records."""
-        labels = self.source.labels
-        by_class = np.argsort(labels, kind="stable")
-        first_of_class = np.flatnonzero(np.diff(labels[by_class])) + 1
-        return np.split(by_class, first_of_class)
 
 
 def build_train_stream(
@@ -277,13 +265,13 @@ class EvaluationStream(Stream):
     def __len__(self) -> int:
         return -(-len(self.source) // self.global_batch)
 
-    def _find_example(self, i: int, row: int) -> Example | None:
+    def find_example(self, i: int, row: int) -> Example | None:
         record_index = i * self.global_batch + int(self.rows[row])
         if record_index >= len(self.source):
             return None
         return Example(record_index, variant=0)
 
-    def _plan(
+    def plan_decoding(
         self,
         example: Example,
         record: Record,

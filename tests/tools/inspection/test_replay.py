@@ -19,7 +19,7 @@ from vit_jax.checkpoint import CheckpointStore
 from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.reader import DIGESTS
 from vit_jax.config import load_recipe
-from vit_jax.data.order import pick_record
+from vit_jax.data.order import UniformOrder
 from vit_jax.tools.inspection import replay as replays
 from vit_jax.tools.inspection.examination import KINDS, compute_norms, sort_layers
 from vit_jax.tools.inspection.replay import replay
@@ -46,10 +46,11 @@ pytestmark = [
 
 def list_records(num_steps):
     """Return the records of each step, by the permutation of each epoch alone."""
+    order = UniformOrder(0, COUNT)
     records = []
     for position in range(num_steps * BATCH):
-        epoch, offset = divmod(position, COUNT)
-        records.append(pick_record(0, epoch, offset, COUNT))
+        record, _ = order.find(position)
+        records.append(record)
     return np.array(records).reshape(num_steps, BATCH)
 
 
