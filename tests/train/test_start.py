@@ -21,7 +21,8 @@ from vit_jax.train import start
 from vit_jax.train.assemble import assemble
 from vit_jax.train.start import state_of_parameters
 from vit_jax.train.starting_weights import adapt
-from vit_jax.weights.fit import fit, remove_head
+from vit_jax.weights.fit import fit
+from vit_jax.weights.head_edits import remove_head
 from vit_jax.weights.saving import save_weights
 
 FACTS = {

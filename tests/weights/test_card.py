@@ -22,7 +22,7 @@ from tests.weights.small_networks import (
 from vit_jax.imports.extras import install_command
 from vit_jax.text.printable import printable
 from vit_jax.weights.card import build_card
-from vit_jax.weights.fit import remove_head
+from vit_jax.weights.head_edits import remove_head
 from vit_jax.weights.saving import OWN, save_weights
 
 NAMES = ("cat", "dog | `x`", "bird")

@@ -20,8 +20,9 @@ from vit_jax.config import AdaptConfig, adapt_architecture
 from vit_jax.evals.features import make_feature_step
 from vit_jax.models import abstract_model
 from vit_jax.weights.description import describe_preparation
-from vit_jax.weights.fit import cut_after_layer, fit
+from vit_jax.weights.fit import fit
 from vit_jax.weights.formats import open_arrays
+from vit_jax.weights.head_edits import cut_after_layer
 from vit_jax.weights.load import load_weights
 from vit_jax.weights.names import require_writable
 from vit_jax.weights.saving import save_weights

@@ -25,7 +25,8 @@ from tests.weights.small_networks import (
 )
 from vit_jax import pytree
 from vit_jax.config import AdaptConfig, adapt_architecture
-from vit_jax.weights.fit import cut_after_layer, fit, remove_head
+from vit_jax.weights.fit import fit
+from vit_jax.weights.head_edits import cut_after_layer, remove_head
 from vit_jax.weights.names import list_shapes
 from vit_jax.weights.position_resize import EQUALS, resize_grid, resize_offsets, resize_rows
 

@@ -18,8 +18,8 @@ from tests.weights.small_networks import (
 from vit_jax import load_model
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import load_weights
-from vit_jax.weights.fit import remove_head
 from vit_jax.weights.formats import open_arrays, write_safetensors
+from vit_jax.weights.head_edits import remove_head
 from vit_jax.weights.library_config import build_timm_config
 from vit_jax.weights.load import resize_weights
 from vit_jax.weights.saving import save_weights

@@ -17,8 +17,8 @@ from tests.weights.reference import networks
 from tests.weights.small_networks import assert_same
 from vit_jax import pytree
 from vit_jax.weights import Weights, load_weights
-from vit_jax.weights.fit import tabulate_positions
 from vit_jax.weights.formats import open_arrays
+from vit_jax.weights.position_table import tabulate_positions
 from vit_jax.weights.saving import save_weights
 
 PATH = pathlib.Path(__file__).parents[1] / "golden/reference_logits.json"

@@ -24,8 +24,9 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import adapt_architecture
 from vit_jax.config.schema import AdaptConfig
 from vit_jax.weights import load_weights
-from vit_jax.weights.fit import fit, remove_head
+from vit_jax.weights.fit import fit
 from vit_jax.weights.formats import open_arrays
+from vit_jax.weights.head_edits import remove_head
 from vit_jax.weights.names import FORMATS
 from vit_jax.weights.saving import OWN, save_weights
 

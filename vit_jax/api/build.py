@@ -30,8 +30,9 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
 from vit_jax.storage.files import use_compilation_cache
 from vit_jax.weights.description import describe_preparation
-from vit_jax.weights.fit import cut_after_layer, fit, remove_head, set_classifier
+from vit_jax.weights.fit import fit
 from vit_jax.weights.folding import read_normalisation
+from vit_jax.weights.head_edits import cut_after_layer, remove_head, set_classifier
 from vit_jax.weights.load import Weights, load_weights, resize_weights
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from vit_jax.evals.imagenet_classes import match_outputs
 from vit_jax.models.initial_values import sample_truncated_normal
 from vit_jax.text.printable import printable
 from vit_jax.weights import Weights, load_weights
-from vit_jax.weights.fit import Fitted, fit, remove_head, select_classes
+from vit_jax.weights.fit import Fitted, fit
+from vit_jax.weights.head_edits import remove_head, select_classes
 
 C = TypeVar("C", bound=RunConfig)
 

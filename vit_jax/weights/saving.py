@@ -13,7 +13,7 @@ from vit_jax.checkpoint.run_folders import require_outside_runs
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.storage.files import expand_path, make_folder, reject_bucket, write_atomically
-from vit_jax.weights import fit
+from vit_jax.weights import head_edits, position_table
 from vit_jax.weights.averaging import load_average
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
@@ -74,7 +74,7 @@ def save_weights(
     dropped: list[ArrayStatus] = []
     if without_head or (has_patch_head and format_name != OWN):
         dropped = _describe_head(weights)
-        weights = fit.remove_head(weights, keep_hidden=False)
+        weights = head_edits.remove_head(weights, keep_hidden=False)
 
     notes: list[str] = []
     if format_name == OWN:
@@ -158,7 +158,7 @@ def _adapt(weights: Weights, format_name: str) -> Weights:
     require_standard(weights.architecture, format_name)
     has_registers = weights.architecture.registers > 0
     has_patch_table = format_name == "timm" or (format_name == "huggingface" and has_registers)
-    adapted = fit.tabulate_positions(weights, allows_patch_table=has_patch_table)
+    adapted = position_table.tabulate_positions(weights, allows_patch_table=has_patch_table)
     require_writable(format_name, adapted.architecture)
     if format_name in LIBRARIES and adapted.architecture.family == "vit":
         return _normalise_for_library(adapted, format_name)
