@@ -101,19 +101,18 @@ def build_step(config, architecture, device):
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
     from vit_jax.optim.schedules import build_schedule
-    from vit_jax.train.step import StepParts, TrainingLoss, make_freeze, make_prepare_batch
+    from vit_jax.train.step import StepParts, make_freeze
 
     lengths = resolve(config, num_examples=1_281_167, num_devices=1)
     schedule = build_schedule(config.schedule, lengths)
     objective = build_objective(config.objective, architecture)
     return StepParts(
-        seed=config.seed,
-        num_micro_batches=1,
-        prepare_batch=make_prepare_batch(config, architecture, objective),
-        loss=TrainingLoss(objective=objective, prepare_network=make_freeze(None), has_dropout=True),
+        config=config,
+        architecture=architecture,
+        objective=objective,
+        prepare_network=make_freeze(None),
         optimizer=build_optimizer(config.optimizer, schedule, config.schedule.learning_rate),
         schedule=schedule,
-        polyak=config.polyak,
         steps=lengths,
         measures_all_updates=device.platform == "gpu",
     )

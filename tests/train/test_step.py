@@ -14,7 +14,6 @@ from tests.train import small_runs as runs
 from vit_jax import pytree
 from vit_jax.arrays import Targets, normalise
 from vit_jax.train.step import (
-    Gradients,
     LossInputs,
     accumulate_gradients,
     divide_by_weight,
@@ -393,14 +392,13 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
         Targets(jnp.asarray(label), jnp.asarray(mask)),
         jax.random.key(0),
     )
-    summed = accumulate_gradients(
+    gradients, sums = accumulate_gradients(
         squared_error,
         {"kernel": jnp.asarray(kernel)},
         inputs,
         num_micro_batches,
     )
-    means, _ = divide_by_weight(summed)
-    gradients, sums = summed
+    means, _ = divide_by_weight(gradients, sums)
 
     assert float(sums["weight"]) == 6
     assert_allclose(sums["loss"], loss, rtol=1e-5)
@@ -438,9 +436,8 @@ def test_weights_of_examples_have_a_mean_of_one_over_the_classes():
 def test_a_batch_without_weight_has_no_gradient():
     zero_gradients = {"kernel": jnp.zeros(2)}
     zero_sums = {"weight": jnp.float32(0)}
-    summed = Gradients(zero_gradients, zero_sums)
 
-    gradients, sums = divide_by_weight(summed)
+    gradients, sums = divide_by_weight(zero_gradients, zero_sums)
 
     assert float(sums["weight"]) == 1
     assert gradients["kernel"].tolist() == [0, 0]

@@ -190,6 +190,6 @@ def join_phase(composition: Composition, run: Assembly, phase: Phase) -> Assembl
         run.architecture.grid,
         architecture.grid,
     )
-    freeze = run.step_parts.loss.prepare_network
+    freeze = run.step_parts.prepare_network
     parts = composition.join(config, of_phase, lambda model: resize(freeze(model)))
     return dataclasses.replace(parts, evaluation_step=run.evaluation_step)

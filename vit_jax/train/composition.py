@@ -25,13 +25,7 @@ from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.phases import shrink_sequence
 from vit_jax.train.state import TrainState, init_state
-from vit_jax.train.step import (
-    PrepareNetwork,
-    StepParts,
-    TrainingLoss,
-    make_evaluation_step,
-    make_prepare_batch,
-)
+from vit_jax.train.step import PrepareNetwork, StepParts, make_evaluation_step
 from vit_jax.train.step_compiler import JittedEvaluationStep, StepCompiler
 
 BuildNetwork = Callable[[Architecture, jax.Array], nnx.Module]
@@ -148,12 +142,23 @@ class Composition:
         Args:
           config: config with the sizes of the phase.
           phase: `trainable` with the network for images of the phase.
-          prepare_network: see `TrainingLoss`.
+          prepare_network: see `StepParts`.
         """
         architecture = phase.architecture
         compiler = self.compiler
         objective = self.objective or build_objective(config.objective, architecture)
-        parts = self._build_step(config, architecture, objective, prepare_network)
+        # On GPUs the host would wait for the condition that skips the norm of the update.
+        measures_all_updates = self.steps.log_every == 1 or compiler.platform == "gpu"
+        parts = StepParts(
+            config=config,
+            architecture=architecture,
+            objective=objective,
+            prepare_network=prepare_network,
+            optimizer=self.trainable.optimizer,
+            schedule=self.trainable.schedule,
+            steps=self.steps,
+            measures_all_updates=measures_all_updates,
+        )
         custom_network = None if phase.is_standard else phase.abstract_state.model
         num_kept = None
         if config.input.patch_dropout:
@@ -174,33 +179,6 @@ class Composition:
             train_step_of_leaves=compiler.jit_train_step_of_leaves(parts.train_step),
             evaluation_step=self._jit_evaluation(config.evaluation, architecture, objective),
             attention_form=self._make_attention_form(shrink_sequence(architecture, config)),
-        )
-
-    def _build_step(
-        self,
-        config: RunConfig,
-        architecture: Architecture,
-        objective: Objective,
-        prepare_network: PrepareNetwork,
-    ) -> StepParts:
-        """Build the parts of the training step."""
-        loss = TrainingLoss(
-            objective=objective,
-            prepare_network=prepare_network,
-            has_dropout=config.optimizer.trained == "all",  # features that are frozen have none
-        )
-        # On GPUs the host would wait for the condition that skips the norm of the update.
-        measures_all_updates = self.steps.log_every == 1 or self.compiler.platform == "gpu"
-        return StepParts(
-            seed=config.seed,
-            num_micro_batches=config.optimizer.accumulation_steps or 1,
-            prepare_batch=make_prepare_batch(config, architecture, objective),
-            loss=loss,
-            optimizer=self.trainable.optimizer,
-            schedule=self.trainable.schedule,
-            polyak=config.polyak,
-            steps=self.steps,
-            measures_all_updates=measures_all_updates,
         )
 
     def _jit_evaluation(

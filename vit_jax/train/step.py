@@ -1,15 +1,16 @@
 """One training step and one evaluation step, as pure functions. `assemble` jits and shards them.
 
-Each part of a step is a function: a phase of another image size changes the loss
-(`train.resizing`), and `vit-jax replay` calls the parts to take a step apart.
+A training step is a method of `StepParts`, and each of its parts is one, too: `vit-jax replay`
+calls the parts to take a step apart.
 
 Legend: B global batch, A micro-batches, H W C image, K classes.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.arrays import Batch, ModelOutput, Targets, normalise
-from vit_jax.config import Architecture, InputConfig, PolyakConfig, RunConfig, RunSteps
+from vit_jax.config import Architecture, InputConfig, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
 from vit_jax.objectives import Objective
 from vit_jax.objectives.sums import Sums, compute_means, score_classes
@@ -26,9 +27,7 @@ from vit_jax.optim import ema
 from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.state import TrainState
 
-M = TypeVar("M", bound=nnx.Module)
 Metrics = dict[str, jax.Array]
-PrepareBatch = Callable[[Batch, jax.Array], tuple[jax.Array, Targets]]
 PrepareNetwork = Callable[[nnx.Module], nnx.Module]
 
 
@@ -40,40 +39,29 @@ class LossInputs(NamedTuple):
     dropout_key: jax.Array
 
 
-LossFunction = Callable[[M, LossInputs], tuple[jax.Array, Sums]]
-"""(model, inputs) -> (sum of the loss, all sums of the objective)."""
-
-
-class Gradients(NamedTuple, Generic[M]):
-    """Gradients of the parameters, and the sums of the objective over the same examples."""
-
-    gradients: M
-    sums: Sums
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """The parts of a training step, and the step itself.
+    """A training step and its parts.
 
     Attributes:
-      seed: seed of the run; with the number of a step it decides all random numbers of the step.
-      num_micro_batches: equal parts of a batch whose gradients are added one by one.
-      prepare_batch: (batch, key) -> (images, targets).
-      loss: the function that is differentiated.
+      config: config of the run, with the sizes of its phase. Its seed and the number of a step
+        decide all random numbers of the step.
+      architecture: the network of the phase.
+      objective: the loss of an output.
+      prepare_network: from the model of the run to the network that sees the images. It stops
+        gradients at frozen parameters; in a phase of another image size it also resizes positions.
       optimizer: updates of the parameters by their gradients.
       schedule: learning rate by steps done; the optimizer has its own reference to it.
-      polyak: the running average of the parameters.
       steps: lengths of the run.
       measures_all_updates: False if `update_norm` is NaN after steps that are not logged.
     """
 
-    seed: int
-    num_micro_batches: int
-    prepare_batch: PrepareBatch
-    loss: "TrainingLoss"
+    config: RunConfig
+    architecture: Architecture
+    objective: Objective
+    prepare_network: PrepareNetwork
     optimizer: optax.GradientTransformation
     schedule: Callable[[jax.Array], jax.Array]
-    polyak: PolyakConfig
     steps: RunSteps
     measures_all_updates: bool
 
@@ -101,15 +89,58 @@ class StepParts:
         return TrainState(step, model, optimizer_state, polyak), metrics
 
     def prepare_inputs(self, steps_done: jax.Array, batch: Batch) -> LossInputs:
-        """Return images, mixed as the config says, and targets of the next step."""
-        mix_key, dropout_key = step_keys(self.seed, steps_done)
-        images, targets = self.prepare_batch(batch, mix_key)
+        """Return images and targets of the next step, mixed and weighted as the config says."""
+        mix_key, dropout_key = step_keys(self.config.seed, steps_done)
+        images, label_BK = mix_batch(
+            self.config.input,
+            self.architecture.num_classes,
+            self.architecture.compute_dtype,
+            batch,
+            mix_key,
+        )
+
+        weight_B = batch.mask_B
+        class_weights = self.config.objective.class_weights
+        if class_weights:
+            weight_B = weight_B * weigh_examples(label_BK, class_weights)
+        targets_key = jax.random.fold_in(mix_key, 1)
+        targets = self.objective.prepare(batch, label_BK, weight_B, targets_key)
+
+        if self.config.input.patch_dropout:
+            num_kept = self.architecture.count_kept_patches(self.config.input.patch_dropout)
+            shape = (len(batch.mask_B), math.prod(self.architecture.grid))
+            kept_BM = sample_patches(jax.random.fold_in(mix_key, 2), shape, num_kept)
+            targets = dataclasses.replace(targets, kept_BM=kept_BM)
         return LossInputs(images, targets, dropout_key)
 
-    def compute_gradients(self, model: M, inputs: LossInputs) -> Gradients[M]:
+    def compute_gradients(self, model: nnx.Module, inputs: LossInputs) -> tuple[nnx.Module, Sums]:
         """Return mean gradients over the examples of a batch, and the sums of the objective."""
-        summed = accumulate_gradients(self.loss, model, inputs, self.num_micro_batches)
-        return divide_by_weight(summed)
+        gradients, sums = accumulate_gradients(
+            self.compute_loss, model, inputs, self.num_micro_batches
+        )
+        return divide_by_weight(gradients, sums)
+
+    def compute_loss(self, model: nnx.Module, inputs: LossInputs) -> tuple[jax.Array, Sums]:
+        """Return the loss, summed over the examples, and all sums of the objective."""
+        output = self.predict(model, inputs)
+        with jax.named_scope("loss"):
+            sums = self.objective.sums(output, inputs.targets)
+        return sums["loss"], sums
+
+    def predict(self, model: nnx.Module, inputs: LossInputs, **options: object) -> ModelOutput:
+        """Return the output of the network; `options` are further arguments of its call."""
+        network = self.prepare_network(model)
+        dropout_key = None
+        if self.config.optimizer.trained == "all":  # features that are frozen have no dropout
+            dropout_key = inputs.dropout_key
+        return call_network(
+            network, inputs.images, inputs.targets, dropout_key=dropout_key, **options
+        )
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Number of equal parts of a batch whose gradients are added one by one."""
+        return self.config.optimizer.accumulation_steps or 1
 
     def measure_update(self, updates: optax.Updates, step: jax.Array) -> jax.Array:
         """Return the norm of the updates; NaN after steps that are not logged, to save its time.
@@ -130,16 +161,17 @@ class StepParts:
         step: jax.Array,
     ) -> nnx.Module | None:
         """Return the Polyak average after a step; None for a run without one."""
-        if average is None or self.polyak.factor is None:
+        polyak = self.config.polyak
+        if average is None or polyak.factor is None:
             return None
         return ema.update(
             average,
             model,
             step,
-            factor=self.polyak.factor,
+            factor=polyak.factor,
             start_step=self.steps.polyak_start,
-            bias_correction=self.polyak.bias_correction,
-            warmup=self.polyak.warmup,
+            bias_correction=polyak.bias_correction,
+            warmup=polyak.warmup,
         )
 
 
@@ -173,33 +205,6 @@ def mix_batch(
     return images, label_BK
 
 
-def make_prepare_batch(
-    config: RunConfig,
-    architecture: Architecture,
-    objective: Objective,
-) -> PrepareBatch:
-    """Return the function from a batch and the key of mixing to images and targets."""
-    num_classes = architecture.num_classes
-    compute_dtype = architecture.compute_dtype
-    class_weights = config.objective.class_weights
-
-    def prepare_batch(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
-        images, label_BK = mix_batch(config.input, num_classes, compute_dtype, batch, key)
-
-        weight_B = batch.mask_B
-        if class_weights:
-            weight_B = weight_B * weigh_examples(label_BK, class_weights)
-        targets = objective.prepare(batch, label_BK, weight_B, jax.random.fold_in(key, 1))
-        if config.input.patch_dropout:
-            num_kept = architecture.count_kept_patches(config.input.patch_dropout)
-            shape = (len(batch.mask_B), math.prod(architecture.grid))
-            kept_BM = sample_patches(jax.random.fold_in(key, 2), shape, num_kept)
-            targets = dataclasses.replace(targets, kept_BM=kept_BM)
-        return images, targets
-
-    return prepare_batch
-
-
 def sample_patches(key: jax.Array, shape: tuple[int, int], num_kept: int) -> jax.Array:
     """Return `num_kept` patches of each image in ascending order, without repetition, (B, M).
 
@@ -218,37 +223,8 @@ def weigh_examples(label_BK: jax.Array, class_weights: Sequence[float]) -> jax.A
     return label_BK @ jnp.asarray([weight / mean for weight in class_weights])
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingLoss:
-    """The loss of images as a function of the model: a `LossFunction`.
-
-    Attributes:
-      objective: the loss of an output.
-      prepare_network: from the model of the run to the network that sees the images. It stops
-        gradients at frozen parameters; in a phase of another image size it also resizes positions.
-      has_dropout: True if dropout and stochastic depth act.
-    """
-
-    objective: Objective
-    prepare_network: PrepareNetwork
-    has_dropout: bool
-
-    def __call__(self, model: nnx.Module, inputs: LossInputs) -> tuple[jax.Array, Sums]:
-        output = self.predict(model, inputs)
-        with jax.named_scope("loss"):
-            sums = self.objective.sums(output, inputs.targets)
-        return sums["loss"], sums
-
-    def predict(self, model: nnx.Module, inputs: LossInputs, **options: object) -> ModelOutput:
-        """Return the output of the network; `options` are further arguments of its call."""
-        images, targets, key = inputs
-        network = self.prepare_network(model)
-        dropout_key = key if self.has_dropout else None
-        return call_network(network, images, targets, dropout_key=dropout_key, **options)
-
-
 def call_network(
-    network: nnx.Module,
+    network: Any,
     images: jax.Array,
     targets: Targets,
     **options: object,
@@ -258,8 +234,8 @@ def call_network(
         options["corruption"] = targets.corruption
     if targets.kept_BM is not None:
         options["kept_BM"] = targets.kept_BM
-    forward = cast(Callable[..., ModelOutput], network)
-    return forward(images, **options)
+    output: ModelOutput = network(images, **options)
+    return output
 
 
 def make_freeze(is_trained: Callable[[str], bool] | None) -> PrepareNetwork:
@@ -274,30 +250,21 @@ def make_freeze(is_trained: Callable[[str], bool] | None) -> PrepareNetwork:
 
 
 def accumulate_gradients(
-    loss: LossFunction[M],
-    model: M,
+    compute_loss: Callable[[nnx.Module, LossInputs], tuple[jax.Array, Sums]],
+    model: nnx.Module,
     inputs: LossInputs,
     num_micro_batches: int,
-) -> Gradients[M]:
-    """Return the gradients of a batch, added over its micro-batches.
+) -> tuple[nnx.Module, Sums]:
+    """Return the gradients of the loss and the sums of a batch, added over its micro-batches.
 
-    They are sums over examples, so that one division by the weight of the whole batch gives the
-    gradients of the large batch, also if examples are masked.
-
-    Args:
-      loss: the function to differentiate.
-      model: the parameters.
-      inputs: the whole batch.
-      num_micro_batches: number of equal parts, A.
+    Gradients are sums over examples, so that one division by the weight of the whole batch gives
+    the gradients of the large batch, also if examples are masked.
     """
-
-    def differentiate(inputs: LossInputs) -> Gradients[M]:
-        return Gradients(*jax.grad(loss, has_aux=True)(model, inputs))
-
+    differentiate = functools.partial(jax.grad(compute_loss, has_aux=True), model)
     if num_micro_batches == 1:
         return differentiate(inputs)
 
-    def add_micro_batch(total: Gradients[M], inputs: LossInputs) -> tuple[Gradients[M], None]:
+    def add_micro_batch(total: Any, inputs: LossInputs) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, differentiate(inputs)), None
 
     micro_batches = split_batch(inputs, num_micro_batches)
@@ -320,15 +287,14 @@ def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
     return LossInputs(images, targets, jax.random.split(inputs.dropout_key, num_micro_batches))
 
 
-def divide_by_weight(summed: Gradients[M]) -> Gradients[M]:
+def divide_by_weight(gradients: nnx.Module, sums: Sums) -> tuple[nnx.Module, Sums]:
     """Return mean gradients, and the sums with a weight of at least 1.
 
     A batch without a readable image has a weight of 0: its gradients are 0, not NaN.
     """
-    gradients, sums = summed
     weight = jnp.maximum(sums["weight"], 1.0)
     mean_gradients = jax.tree.map(lambda gradient: gradient / weight, gradients)
-    return Gradients(mean_gradients, {**sums, "weight": weight})
+    return mean_gradients, {**sums, "weight": weight}
 
 
 def make_evaluation_step(

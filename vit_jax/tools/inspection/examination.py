@@ -101,8 +101,8 @@ class Examination:
         options = {}
         if self.intermediates:  # another network need not know the argument
             options["intermediates"] = self.intermediates
-        output = self.parts.loss.predict(model, inputs, **options)
-        return measure_output(self.parts.loss.objective, output, inputs.targets)
+        output = self.parts.predict(model, inputs, **options)
+        return measure_output(self.parts.objective, output, inputs.targets)
 
 
 def list_intermediates(architecture: Architecture) -> tuple[str, ...]:
