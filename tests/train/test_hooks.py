@@ -17,7 +17,7 @@ from vit_jax.train.hooks import (
     UnreadableImages,
 )
 from vit_jax.train.lifecycle.interruption import Interrupted
-from vit_jax.train.loop import evaluate_and_save
+from vit_jax.train.loop import evaluate_and_save, save_and_stop
 
 
 @dataclasses.dataclass
@@ -136,13 +136,18 @@ class Session:
         )
         self.state = State(0)
 
-    def save_after(self, step, reason=None):
+    def save_after(self, step):
         """Return the checkpoints that a step leaves: step, whether it owes an evaluation, metrics."""
         self.state.step = step
         self.files.saved.clear()
-        evaluate_and_save(self, reason)
+        evaluate_and_save(self)
 
         return self.files.saved
+
+    def stop_after(self, step):
+        """Save the state after a step, and raise the reason to stop."""
+        self.state.step = step
+        save_and_stop(self, self.stop.make_error(step))
 
 
 def test_a_checkpoint_has_the_results_of_its_step():
@@ -178,7 +183,7 @@ def test_metrics_without_a_finite_best_one_are_left_out():
 def test_a_run_that_stops_is_saved_and_owes_the_evaluators_that_are_due(step, owes):
     session = Session({"accuracy": 0.5})
     with pytest.raises(Interrupted, match=f"after step {step} of 6"):
-        session.save_after(step, session.stop.make_reason(step))
+        session.stop_after(step)
 
     assert session.files.saved == [(step, owes, {})]
 
@@ -203,8 +208,9 @@ def test_unreadable_images_of_training_are_the_reason_that_is_told():
     session.unreadable.note(2, 0.0)
     message = r"Step 2: no image.*after step 3 is saved"
 
+    assert session.stop.is_requested()
     with pytest.raises(TooManyUnreadable, match=message):
-        session.save_after(3, session.stop.find_reason(3))
+        session.stop_after(3)
 
     assert session.files.saved == [(3, False, {})]
 
@@ -217,10 +223,10 @@ def test_the_run_is_asked_once_after_each_step_whether_it_has_to_end():
     unreadable.note(1, 8.0)
     unreadable.after_step(1, {})
 
-    assert stop.find_reason(1) is None
+    assert not stop.is_requested()
 
     unreadable.note(2, 0.0)
-    assert isinstance(stop.find_reason(2), Interrupted)
+    assert stop.is_requested()
     assert asked.num_queries == 2
 
     log.problem = "9 images cannot be read"

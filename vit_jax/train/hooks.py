@@ -243,14 +243,12 @@ class StopRequest:
     unreadable: UnreadableImages
     total_steps: int
 
-    def find_reason(self, step: int) -> Interrupted | None:
-        """Return the reason to end, the same in every process; None to go on."""
+    def is_requested(self) -> bool:
+        """Return whether the run has to end after this step, the same in every process."""
         is_requested = self.interruption.is_requested()
-        if is_requested or self.unreadable.emptied:
-            return self.make_reason(step)
-        return None
+        return is_requested or bool(self.unreadable.emptied)
 
-    def make_reason(self, step: int) -> Interrupted:
+    def make_error(self, step: int) -> Interrupted:
         """Return the error that ends the run after a step, which is saved."""
         return Interrupted(
             f"stopped after step {step} of {self.total_steps}, which is saved; "
@@ -365,22 +363,28 @@ class Saving:
         step: int,
         state: TrainState,
         results: Metrics,
+    ) -> None:
+        """Save the state after a step if that is due, or its results may be the best ones."""
+        is_best_candidate = self.keeping.keep_best and self.keeping.best_metric in results
+        if is_best_candidate or self.is_due(step):
+            self.save(step, state, results, owes_evaluation=False)
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        results: Metrics,
         *,
         owes_evaluation: bool,
-        is_stopping: bool,
     ) -> None:
-        """Save the state if there is a reason to.
+        """Save the state.
 
         Args:
           step: steps done.
           state: after this step.
           results: values of the evaluators that were due; empty if none was.
           owes_evaluation: evaluators were due and have not ended; the resumed run repeats them.
-          is_stopping: the run ends with this step.
         """
-        is_best_candidate = self.keeping.keep_best and self.keeping.best_metric in results
-        if not (is_stopping or is_best_candidate or self.is_due(step)):
-            return
         metadata = {
             **self.metadata,
             "wall_seconds": self.wall_seconds(),

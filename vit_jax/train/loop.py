@@ -4,7 +4,7 @@
 run.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from vit_jax.data.unreadable import TooManyUnreadable
 from vit_jax.storage.files import JsonObject
@@ -44,42 +44,42 @@ def take_steps(session: "Session") -> None:
         for hook in session.step_hooks:
             hook.after_step(step, metrics)
 
-        reason = session.stop.find_reason(step)
+        is_stopping = session.stop.is_requested()
         is_due = session.evaluation.is_due(step) or session.saving.is_due(step)
-        if is_due or reason is not None:
-            session.late_metrics.flush()
-            with session.between_steps():
-                evaluate_and_save(session, reason)
+        if not (is_stopping or is_due):
+            continue
+        session.late_metrics.flush()
+        with session.between_steps():
+            if is_stopping:
+                save_and_stop(session, session.stop.make_error(step))
+            evaluate_and_save(session)
 
 
-def evaluate_and_save(session: "Session", reason: Interrupted | None) -> None:
-    """Evaluate and save after a step, as far as they are due; raise the reason to stop, if any.
-
-    Evaluators do not begin if there is a reason to stop; those of the config end after the batch in
-    which one arises. The checkpoint then records that they are owed, and the resumed run begins
-    with them.
-    """
+def evaluate_and_save(session: "Session") -> None:
+    """Run the evaluators that are due, then save the state if that is due or it may be the best."""
     step = session.state.step
     state = session.state.read()
-    results: dict[str, float] = {}
-    error: Exception | None = reason
-    if error is None:
-        try:
-            results = session.evaluation.run_due(step, state)
-        except Interrupted:
-            error = session.stop.make_reason(step)
-        except TooManyUnreadable as unreadable:
-            error = unreadable
+    try:
+        results = session.evaluation.run_due(step, state)
+    except Interrupted:
+        save_and_stop(session, session.stop.make_error(step))
+    except TooManyUnreadable as error:
+        save_and_stop(session, error)
+    session.saving.save_if_due(step, state, results)
 
-    is_stopping = error is not None
-    session.saving.save_if_due(
+
+def save_and_stop(session: "Session", error: Exception) -> NoReturn:
+    """Save the state, and end the run with an error.
+
+    Evaluators that are due but have not ended are owed: the resumed run begins with them.
+    """
+    step = session.state.step
+    session.saving.save(
         step,
-        state,
-        results,
-        owes_evaluation=is_stopping and session.evaluation.is_due(step),
-        is_stopping=is_stopping,
+        session.state.read(),
+        results={},
+        owes_evaluation=session.evaluation.is_due(step),
     )
-    if error is not None:
-        session.saving.wait()
-        session.unreadable.require_readable(step)
-        raise error
+    session.saving.wait()
+    session.unreadable.require_readable(step)
+    raise error
