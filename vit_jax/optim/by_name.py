@@ -91,6 +91,11 @@ def train_only(
     return optax.GradientTransformation(init, update)
 
 
+def map_updates(function: Callable[..., jax.Array]) -> optax.GradientTransformation:
+    """Return the transformation by a function (name, update, parameter) -> update."""
+    return optax.stateless(lambda updates, params: pytree.map_with_names(function, updates, params))
+
+
 def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransformation:
     """Multiply every update by the factor of the first pattern that matches its name."""
 

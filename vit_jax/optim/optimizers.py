@@ -10,11 +10,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import pytree
 from vit_jax.config.network_options import LORA_FACTORS
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.imports.references import is_reference
-from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
+from vit_jax.optim.by_name import (
+    make_is_trained,
+    map_updates,
+    scale_by_layer,
+    scale_by_pattern,
+    train_only,
+)
 from vit_jax.optim.moment_dtypes import add_momentum, allow_mixed_dtypes
 from vit_jax.optim.per_layer import is_stacked
 from vit_jax.optim.referenced_optimizer import adapt_optimizer, build_referenced_optimizer
@@ -29,20 +34,10 @@ def build_optimizer(
     schedule: Schedule,
     peak_learning_rate: float,
 ) -> optax.GradientTransformation:
-    """Build an optimiser as a chain of parts.
+    """Build an optimiser as a chain of parts (`_list_parts`), then factors of their steps.
 
-    In this order they are
-
-    1. clipping of the gradients by their common norm;
-    2. the direction (`_build_direction`);
-    3. weight decay (`_build_weight_decay`);
-    4. for lamb, the scale of each layer's kernels (`_scale_to_kernels`);
-    5. the learning rate;
-    6. factors by layer (`scale_by_layer`) and by name (`scale_by_pattern`).
-
-    A reference such as "optax:lion" replaces parts 2 to 5 (`build_referenced_optimizer`). Parts 1
-    to 5 see the trained parameters alone, and the others keep their values (`train_only`). Part 6
-    sees the complete network, to count its layers.
+    The parts see the trained parameters alone, and the others keep their values (`train_only`). The
+    factors see the complete network, to count its layers.
 
     Args:
       config: the parts and their values, and the trained parameters.
@@ -52,19 +47,7 @@ def build_optimizer(
     Raises:
       ValueError: a reference that cannot be called so, or whose result is no optimiser.
     """
-    steps = []
-    if config.clip_global_norm is not None:
-        steps.append(optax.clip_by_global_norm(config.clip_global_norm))
-    if is_reference(config.name):
-        steps.append(build_referenced_optimizer(config, schedule))
-    else:
-        steps.append(_build_direction(config))
-        if config.weight_decay:
-            steps.append(_build_weight_decay(config, peak_learning_rate))
-        if config.name == "lamb":
-            steps.append(_scale_to_kernels())
-        steps.append(optax.scale_by_learning_rate(schedule))
-
+    parts = _list_parts(config, schedule, peak_learning_rate)
     factors = []
     if config.layer_decay != 1:
         factors.append(scale_by_layer(config.layer_decay))
@@ -73,11 +56,36 @@ def build_optimizer(
 
     is_trained = make_is_trained(config)
     if is_trained is None:
-        return optax.chain(*steps, *factors)
-    trained = train_only(optax.chain(*steps), is_trained)
-    if not factors:
-        return trained
-    return optax.chain(trained, *factors)
+        return optax.chain(*parts, *factors)
+    trained = train_only(optax.chain(*parts), is_trained)
+    if factors:
+        return optax.chain(trained, *factors)
+    return trained
+
+
+def _list_parts(
+    config: OptimizerConfig,
+    schedule: Schedule,
+    peak_learning_rate: float,
+) -> list[optax.GradientTransformation]:
+    """Return clipping, direction, weight decay, for lamb the trust ratio, and the learning rate.
+
+    A reference such as "optax:lion" replaces all but the clipping.
+    """
+    parts = []
+    if config.clip_global_norm is not None:
+        parts.append(optax.clip_by_global_norm(config.clip_global_norm))
+    if is_reference(config.name):
+        parts.append(build_referenced_optimizer(config, schedule))
+        return parts
+
+    parts.append(_build_direction(config))
+    if config.weight_decay:
+        parts.append(_build_weight_decay(config, peak_learning_rate))
+    if config.name == "lamb":
+        parts.append(_build_trust_ratio())
+    parts.append(optax.scale_by_learning_rate(schedule))
+    return parts
 
 
 def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -117,25 +125,25 @@ def _build_weight_decay(
     decays_all = config.weight_decay_meaning == "paper"
 
     def decay(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        if not decays_all and not _is_kernel(name):
-            return update
-        return update + coefficient * parameter
+        if decays_all or _is_kernel(name):
+            return update + coefficient * parameter
+        return update
 
-    return optax.stateless(lambda updates, params: pytree.map_with_names(decay, updates, params))
+    return map_updates(decay)
 
 
-def _scale_to_kernels() -> optax.GradientTransformation:
+def _build_trust_ratio() -> optax.GradientTransformation:
     """Scale the update of each layer's kernel to the norm of the kernel (You et al., 2019).
 
     The update includes weight decay. Other parameters are not scaled (timm, deit3-jax).
     """
 
     def scale(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        if not _is_kernel(name):
-            return update
-        return update * _compute_trust_ratio(name, update, parameter)
+        if _is_kernel(name):
+            return update * _compute_trust_ratio(name, update, parameter)
+        return update
 
-    return optax.stateless(lambda updates, params: pytree.map_with_names(scale, updates, params))
+    return map_updates(scale)
 
 
 def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -153,9 +161,9 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
         least_norm = STAND_IN_STDDEV * math.sqrt(layer_size)
         kernel_norm = jnp.maximum(kernel_norm, least_norm)
 
-    is_positive = (kernel_norm > 0) & (update_norm > 0)
-    divisor = jnp.where(is_positive, update_norm, 1.0)
-    return jnp.where(is_positive, kernel_norm / divisor, 1.0)
+    is_defined = (kernel_norm > 0) & (update_norm > 0)
+    divisor = jnp.where(is_defined, update_norm, 1.0)
+    return jnp.where(is_defined, kernel_norm / divisor, 1.0)
 
 
 def _is_kernel(name: str) -> bool:
