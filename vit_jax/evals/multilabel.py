@@ -40,7 +40,7 @@ class MultilabelMetrics:
             *class_names,
         )  # names for `image_rows`
         self._class_names = class_names
-        self._metrics = RunningMetrics(self.counts, USUAL_METRICS["several"], chosen)
+        self._metrics = RunningMetrics(self.counts, chosen, usual=USUAL_METRICS["several"])
 
     @property
     def images(self) -> int:

@@ -1,7 +1,7 @@
 """Metrics of an evaluation: built-in ones by name, and metrics of the user.
 
 A built-in metric is a property of the counts of all predictions: of `ClassCounts` for images with
-one label, of `LabelCounts` for images with several. `config.metric_names.METRICS` lists their names.
+one label, of `LabelCounts` for images with several. `config.metric_names.METRICS` lists the names.
 A metric of the user is the mean over the images of values that are computed on the devices.
 
 Legend: B global batch, K outputs of the network, N images that count.
@@ -202,7 +202,7 @@ class RunningMetrics:
       means: metrics of the user.
     """
 
-    def __init__(self, counts: Counts, usual: Sequence[str], chosen: ChosenMetrics) -> None:
+    def __init__(self, counts: Counts, chosen: ChosenMetrics, usual: Sequence[str] = ()) -> None:
         self.names = list(dict.fromkeys((*usual, *chosen.built_in)))
         self.counts = counts
         self.means = [CustomMean(metric) for metric in chosen.custom]

@@ -84,7 +84,7 @@ class ClassMetrics:
         self.output_A = np.flatnonzero(label_map.is_allowed_K)
         self.wrong = list[Mistake]()
         self.confusion_2LA = self._make_confusion()
-        self._metrics = RunningMetrics(self.counts, USUAL_METRICS["one"], chosen)
+        self._metrics = RunningMetrics(self.counts, chosen, usual=USUAL_METRICS["one"])
         if chosen and not label_map.has_single_outputs:
             labelled.notes.append(
                 "chosen metrics that need exactly one right output for each image are skipped."

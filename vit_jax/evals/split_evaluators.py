@@ -1,6 +1,7 @@
 """Evaluators of classification in a run: they measure training states on one split.
 
-An evaluator is any object with a method `run(state)` that yields names and values of metrics.
+An evaluator is any object with a method `run(state)` that yields names and values of metrics. A
+metric of these evaluators is a property of the counts (`ClassCounts`, `LabelCounts`).
 """
 
 import dataclasses
@@ -62,7 +63,7 @@ class ClassificationEvaluator(Generic[E]):
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
         counts = ClassCounts(build_identity_map(self.split.class_names))
-        return RunningMetrics(counts, (), self.chosen)
+        return RunningMetrics(counts, self.chosen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,4 +73,4 @@ class MultilabelEvaluator(ClassificationEvaluator[E]):
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
         counts = LabelCounts(len(self.split.class_names))
-        return RunningMetrics(counts, MULTILABEL_RESULTS, self.chosen)
+        return RunningMetrics(counts, self.chosen, usual=MULTILABEL_RESULTS)
