@@ -14,6 +14,7 @@ from vit_jax.arrays import Batch
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config.directions import require_direction
 from vit_jax.config.metric_names import Mode
+from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import hooks, overview
 from vit_jax.train.assembly import Assembly, LiveState
@@ -98,48 +99,63 @@ class Session:
         self.config = with_stated_mode(with_best_metric(self.run.config, self.data), self.further)
         self.pause = hooks.EndAtFraction(self.run.steps, self.pause_fraction)
         evaluators = build_evaluations(self.run, self.data, self.interruption.check)
-        origin = self._find_start()
-        self.run.trace_train_step()  # the last check of the user's code
 
-        with contextlib.ExitStack() as stack:
-            self._open_files(stack)
-            self._say_opening(origin)
-            self._compile_step()
-            batches = self._open_input(stack)
-            self._start_clocks(stack)
-            self._build_report()
-            self.batches = self.clock.time_input(batches, self.late_metrics.is_busy)
-            self._build_hooks([*evaluators, *self.further])
-            yield
-
-    def _find_start(self) -> str:
-        """Set the first state and its metadata; return a sentence on its origin."""
         self.own_checkpoints = CheckpointReader(self.folder)
         self.metadata = overview.checkpoint_metadata(self.run, self.data, self.fitted)
         state, origin = start_state(self.run, self.fitted, self.own_checkpoints, self.metadata)
         self.state = LiveState(self.run, state)
         self.start_step = self.state.step
-        self.resumed_metadata: JsonObject = {"wall_seconds": 0.0, "step_seconds": 0.0}
-        if self.own_checkpoints.all_steps():
-            self.resumed_metadata = self.own_checkpoints.metadata(self.start_step)
-        return origin
+        self.resumed_metadata = self._read_resumed_metadata()
+        self.run.trace_train_step()  # the last check of the user's code
 
-    def _open_files(self, stack: contextlib.ExitStack) -> None:
-        """Open the files of the run, and the display."""
-        config = self.config
+        with contextlib.ExitStack() as stack:
+            self.writers = self._open_writers(stack)
+            self.early_stopping = EarlyStopping(self.config, self.resumed_metadata)
+            self.store = self._open_store(stack)
+            self.display = self._open_display(stack)
+            self._say_opening(origin)
+            self._compile_step()
+
+            self.profiler = self._open_profiler(stack)
+            batches, log = self._open_batches(stack)
+            self.unreadable = hooks.UnreadableImages(log, self.interruption)
+            stack.enter_context(jax.transfer_guard("disallow"))
+            self.clock = self._build_clock()
+            self.watchdog = self._start_watchdog(stack)
+            self.between_steps = hooks.BetweenSteps(self.clock, self.watchdog, self.workdir)
+
+            self.log = self._build_log()
+            self.late_metrics = LateMetrics(self._build_report())
+            self.batches = self.clock.time_input(batches, self.late_metrics.is_busy)
+            self.step_hooks = (self.late_metrics, self.profiler, self.watchdog, self.unreadable)
+            self.stop = hooks.StopRequest(self.interruption, self.unreadable, self.total_steps)
+            self.evaluation = self._build_evaluation([*evaluators, *self.further])
+            self.saving = self._build_saving()
+            yield
+
+    def _read_resumed_metadata(self) -> JsonObject:
+        """Return the metadata of the checkpoint that the run continues."""
+        if self.own_checkpoints.all_steps():
+            return self.own_checkpoints.metadata(self.start_step)
+        return {"wall_seconds": 0.0, "step_seconds": 0.0}
+
+    def _open_writers(self, stack: contextlib.ExitStack) -> Writers:
+        """Open the writers of metrics; remove the record of a divergence that may be repeated."""
         is_first = hosts.is_first()
-        self.writers = Writers(self.folder, config, self.start_step, enabled=is_first)
-        stack.enter_context(contextlib.closing(self.writers))
+        writers = Writers(self.folder, self.config, self.start_step, enabled=is_first)
+        stack.enter_context(contextlib.closing(writers))
         if is_first:
             # An earlier start of the run has written it; this one repeats the step.
             remove_divergence(self.folder)
-        self.early_stopping = EarlyStopping(config, self.resumed_metadata)
+        return writers
 
-        keeping = config.checkpoint
+    def _open_store(self, stack: contextlib.ExitStack) -> CheckpointStore:
+        """Open the store of checkpoints."""
+        keeping = self.config.checkpoint
         best_mode: Mode = "max"
         if keeping.keep_best:
-            best_mode = require_direction(config, keeping.best_metric).mode
-        self.store = CheckpointStore(
+            best_mode = require_direction(self.config, keeping.best_metric).mode
+        store = CheckpointStore(
             self.folder,
             keep_latest=keeping.keep_latest,
             keep_best=keeping.keep_best,
@@ -147,10 +163,13 @@ class Session:
             best_mode=best_mode,
             check_workdir=self.workdir.check,
         )
-        stack.callback(self.store.close)
+        stack.callback(store.close)
+        return store
 
-        self.display = Display(self.total_steps, self.start_step, enabled=is_first)
-        stack.enter_context(contextlib.closing(self.display))
+    def _open_display(self, stack: contextlib.ExitStack) -> Display:
+        """Open the display."""
+        display = Display(self.total_steps, self.start_step, enabled=hosts.is_first())
+        return stack.enter_context(contextlib.closing(display))
 
     def _say_opening(self, origin: str) -> None:
         """Say what is trained, which checkpoints are kept, and where the run begins."""
@@ -168,47 +187,39 @@ class Session:
         seconds = time.perf_counter() - began
         self.display.say(f"compiled the training step in {seconds:.1f} s")
 
-    def _open_input(self, stack: contextlib.ExitStack) -> Iterator[Batch]:
-        """Open the profiler and the training batches, whose unreadable images so far are known."""
-        logging = self.config.logging
-        self.profiler = Profiler(self.folder, logging, enabled=hosts.is_first())
-        stack.enter_context(contextlib.closing(self.profiler))
+    def _open_profiler(self, stack: contextlib.ExitStack) -> Profiler:
+        """Open the profiler."""
+        profiler = Profiler(self.folder, self.config.logging, enabled=hosts.is_first())
+        return stack.enter_context(contextlib.closing(profiler))
 
+    def _open_batches(self, stack: contextlib.ExitStack) -> tuple[Iterator[Batch], UnreadableLog]:
+        """Open the training batches; return them, and their log of unreadable images so far."""
         batches, log = stack.enter_context(
             open_train_batches(self.run, self.data.train, self.start_step)
         )
         records = self.resumed_metadata.get("unreadable_records", [])
         log.resume(self.start_step, _select_own_part(records))
         log.defer_errors()  # the state is saved first
-        self.unreadable = hooks.UnreadableImages(log, self.interruption)
-        return batches
+        return batches, log
 
-    def _start_clocks(self, stack: contextlib.ExitStack) -> None:
-        """Start the clock and the watchdog; from here on a transfer to the host is an error."""
-        run = self.run
-        stack.enter_context(jax.transfer_guard("disallow"))
-        self.clock = TrainingClock(
+    def _build_clock(self) -> TrainingClock:
+        """Start the clock of the steps."""
+        return TrainingClock(
             self.start_step,
-            run.images,
-            run.training_flops,
+            self.run.images,
+            self.run.training_flops,
             peak_flops(),
         )
-        hang_seconds = self.config.logging.hang_seconds
-        # The last context that is entered is the first to see an error.
-        watchdog = Watchdog(self.folder, self.start_step, hang_seconds)
-        self.watchdog = stack.enter_context(watchdog)
-        self.between_steps = hooks.BetweenSteps(self.clock, self.watchdog, self.workdir)
 
-    def _build_report(self) -> None:
-        """Build the parts that take the metrics of each step, one step late."""
-        cadence = Cadence(self.run.steps.log_every, self.total_steps)
-        divergence = hooks.Divergence(
-            self.between_steps,
-            self.store.wait,
-            self._record_divergence,
-        )
-        self.log = hooks.MetricsLog(
-            cadence,
+    def _start_watchdog(self, stack: contextlib.ExitStack) -> Watchdog:
+        """Start the watchdog. The last context that is entered is the first to see an error."""
+        watchdog = Watchdog(self.folder, self.start_step, self.config.logging.hang_seconds)
+        return stack.enter_context(watchdog)
+
+    def _build_log(self) -> hooks.MetricsLog:
+        """Build the log of the metrics of steps."""
+        return hooks.MetricsLog(
+            Cadence(self.run.steps.log_every, self.total_steps),
             self.workdir,
             self.store,
             self.unreadable,
@@ -216,35 +227,43 @@ class Session:
             self.goodput,
             self.writers,
         )
+
+    def _build_report(self) -> hooks.StepReport:
+        """Build the part that takes the metrics of each step, one step late."""
+        divergence = hooks.Divergence(
+            self.between_steps,
+            self.store.wait,
+            self._record_divergence,
+        )
         progress = hooks.Progress(
             self.display,
             self.clock,
-            cadence,
+            Cadence(self.run.steps.log_every, self.total_steps),
             start_step=self.start_step,
             total_steps=self.total_steps,
             later_steps=self.later_steps,
             platform=self.run.compiler.platform,
         )
-        report = hooks.StepReport(
+        return hooks.StepReport(
             self.unreadable,
             divergence,
             self.clock,
             self.log,
             progress,
         )
-        self.late_metrics = LateMetrics(report)
 
-    def _build_hooks(self, evaluators: Sequence[ScheduledEvaluator]) -> None:
-        """Build the other parts that the loop asks."""
-        self.step_hooks = (self.late_metrics, self.profiler, self.watchdog, self.unreadable)
-        self.stop = hooks.StopRequest(self.interruption, self.unreadable, self.total_steps)
-        self.evaluation = hooks.Evaluation(
+    def _build_evaluation(self, evaluators: Sequence[ScheduledEvaluator]) -> hooks.Evaluation:
+        """Build the part that evaluates."""
+        return hooks.Evaluation(
             evaluators,
             self.writers,
             self.display,
             self.early_stopping,
         )
-        self.saving = hooks.Saving(
+
+    def _build_saving(self) -> hooks.Saving:
+        """Build the part that saves."""
+        return hooks.Saving(
             self.store,
             self.config.checkpoint,
             Cadence(self.run.steps.checkpoint_every, self.total_steps),
