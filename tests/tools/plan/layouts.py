@@ -318,11 +318,9 @@ COLUMNS = (
     "default",
     "least, ms",
     "core, ms",
-    "least / core",
     "with waits, ms",
     "GiB",
-    "best that was compiled",
-    "core, ms",
+    "best, if another",
     "default above",
     "above the bound",
     "compiled",
@@ -353,7 +351,7 @@ def layouts_table() -> str:
                 network,
                 _describe(default_layout),
                 f"{least_ms:,.1f}",
-                *_default_cells(estimates.get(default_layout), least_ms),
+                *_default_cells(estimates.get(default_layout)),
                 *_best_cells(estimates, default_layout),
                 str(len(estimates)),
             ]
@@ -375,11 +373,11 @@ def find_recipe_row(network: str, machine: str) -> Estimate | None:
     )
 
 
-def _default_cells(estimate: Estimate | None, least_ms: float) -> list[str]:
+def _default_cells(estimate: Estimate | None) -> list[str]:
     """Return the cells of the default layout."""
     if estimate is None:
-        return ["–"] * 4
-    cells = [f"{estimate.core_ms:,.1f}", f"{least_ms / estimate.core_ms:.0%}"]
+        return ["–"] * 3
+    cells = [f"{estimate.core_ms:,.1f}"]
     if not (estimate.ms and estimate.gib):
         return [*cells, "–", "–"]
     return [*cells, f"{estimate.ms:,.1f}", f"{estimate.gib:.1f}"]
@@ -394,11 +392,11 @@ def _best_cells(estimates: dict[Layout, Estimate], default: Layout) -> list[str]
         if (estimate.gib or 0.0) <= usable_gib:
             fitting[layout] = estimate
     if not fitting:
-        return ["–"] * 4
+        return ["–"] * 3
 
     best = min(fitting, key=lambda layout: fitting[layout].core_ms)
     best_ms = fitting[best].core_ms
-    cells = [_describe(best), f"{best_ms:,.1f}"]
+    cells = ["–" if best == default else _describe(best)]
     if default not in estimates:
         return [*cells, "–", "–"]
 
