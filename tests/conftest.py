@@ -142,8 +142,8 @@ NOT_IN_PROGRAM = (
 """Fields of a config that do not change the programs of a run."""
 
 
-def describe_program(config, architecture, num_examples, devices, label_shape=()):
-    """Return a description of the programs of a run, and its lengths.
+def describe_program(config, architecture, num_examples, devices, label_shape=(), teacher=None):
+    """Return a description of the programs of a run, and its lengths. The config names a teacher.
 
     Paths and the periods of evaluation, checkpoints and logs are no part of it.
     """

@@ -76,6 +76,7 @@ class Targets:
       is_multilabel: classes are independent.
       kept_BM: int32, the patches of each image that the network sees (patch dropout), ascending.
         None for all patches.
+      teacher_BK: float32 logits of a teacher; None without one, and in evaluations.
     """
 
     label_BK: Any
@@ -85,6 +86,7 @@ class Targets:
     is_corrupted_BN: Any = None
     is_multilabel: bool = dataclasses.field(default=False, metadata={"static": True})
     kept_BM: Any = None
+    teacher_BK: Any = None
 
 
 ABSENT: Any = None
@@ -112,6 +114,8 @@ class ModelOutput:
         T, which sum to 1 over S. Axial blocks have 2 L, along rows and along columns in turn, 0
         outside of these.
       stages_BHWC: the intermediate "stages": the map after each stage of a ResNet.
+      token_logits_TBK: float32 logits of the class and of the distillation token (DeiT), whose mean
+        is `logits_BK`.
     """
 
     logits_BK: jax.Array = ABSENT
@@ -123,6 +127,7 @@ class ModelOutput:
     attention_LBTQS: jax.Array = ABSENT
     stages_BHWC: tuple[jax.Array, ...] = ABSENT
     patches_BNO: jax.Array = ABSENT
+    token_logits_TBK: jax.Array = ABSENT
 
     if TYPE_CHECKING:
 

@@ -154,22 +154,6 @@ def test_each_step_has_other_patches():
     assert first.shape == (16, 8)
 
 
-@pytest.mark.slow
-def test_every_layout_drops_the_same_patches():
-    _, expected = runs.train(runs.build(FIXED, HALF), 2)
-    spread = runs.build(
-        FIXED,
-        HALF,
-        "sharding.parameters=fsdp",
-        "sharding.num_model_shards=2",
-        devices=8,
-    )
-
-    _, curve = runs.train(spread, 2)
-
-    assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-5)
-
-
 def test_phases_compile_a_program_for_each_dropout():
     """Phases of the same sizes share a program; each step runs that of its phase."""
     run = runs.build(

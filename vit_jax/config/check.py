@@ -25,7 +25,7 @@ from vit_jax.config.schema import RunConfig
 from vit_jax.imports.references import resolve as import_reference
 from vit_jax.storage.files import reject_bucket
 
-_FROM_BUCKETS = ("data", "input.data_dir", "init_from", "resume_from")
+_FROM_BUCKETS = ("data", "input.data_dir", "init_from", "objective.teacher", "resume_from")
 
 
 def validate(config: RunConfig) -> None:
@@ -225,5 +225,7 @@ def _find_multilabel_problems(config: RunConfig) -> Iterator[str]:
     if weights:
         rule = "must be unset for multi-label data"
         yield f"objective.class_weights={weights}: {rule}. Leave it at ()."
+    if objective.teacher is not None:
+        yield f"objective.teacher={objective.teacher!r}: must have single-label data. Use None."
     if config.input.sampling == "balanced":
         yield "input.sampling='balanced': must have single-label data. Use uniform."

@@ -334,6 +334,18 @@ class ObjectiveConfig:
     class_weights: Annotated[tuple[Positive, ...], CLASSIFYING] = ()
     """Relative weight of each class in the training loss, in the order of the classes. (): equal
     weights."""
+    teacher: Annotated[str | None, CLASSIFYING] = None
+    """Weights or workdir of a trained network whose predictions are learned beside the labels
+    (distillation). None: off."""
+    distillation: Annotated[Literal["soft", "hard"], When("teacher")] = "soft"
+    """Learn the teacher's probabilities (soft), or its class (hard, DeiT). A network with
+    class_tokens=2 learns them with its second token (DeiT)."""
+    distillation_weight: Annotated[Share, When("teacher")] = 0.5
+    """Share of the teacher in the loss; the labels have the rest."""
+    distillation_temperature: Annotated[Positive, When("teacher"), When("distillation", "soft")] = (
+        1.0
+    )
+    """Divides the logits of both networks; the divergence is multiplied by its square."""
     corrupted_fraction: Annotated[float, Range("(0, 1]"), PREDICTING_PATCHES] = 0.5
     """Fraction of patches that are corrupted (ViT, App. B.1.2)."""
     corruption_shares: Annotated[

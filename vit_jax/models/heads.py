@@ -118,6 +118,9 @@ class Head(nnx.Module):
             num_features = a.width
         self.hidden = hidden
         self.has_classes = a.num_classes > 0
+        self.has_distillation_token = (
+            a.num_class_tokens == 2 and a.pool == "token" and hidden is None and self.has_classes
+        )
         self.linear = nnx.Linear(
             num_features,
             a.num_classes,
@@ -138,6 +141,18 @@ class Head(nnx.Module):
             return None, features_BD
         logits_BK = self.linear(features_BD)
         return logits_BK, features_BD
+
+    def score_tokens(self, features_BD: Array) -> Array:
+        """Return the logits of the class token and of the distillation token, (2, B, K).
+
+        The layer maps both side by side to the mean of their logits.
+        """
+        kernel_DK = self.linear.kernel[...]
+        kernel_TDK = kernel_DK.reshape(2, -1, kernel_DK.shape[-1])
+        features_BTD = features_BD.reshape(len(features_BD), 2, -1)
+        halves_TBK = jnp.einsum("BTD,TDK->TBK", features_BTD, kernel_TDK)
+        assert self.linear.bias is not None
+        return 2 * halves_TBK + self.linear.bias[...]
 
 
 class PatchHead(nnx.Module):

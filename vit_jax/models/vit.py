@@ -20,6 +20,7 @@ from vit_jax.models.embedding import PatchEmbedding
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.heads import (
     Classifier,
+    Head,
     PatchHead,
     apply_head,
     apply_pooling,
@@ -184,7 +185,10 @@ class VisionTransformer(nnx.Module):
             features_BD = pooled_BD.astype(jnp.float32)
             return {"features_BD": features_BD, "patches_BNO": self.head(tokens_BND)}
         logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
-        return {"features_BD": features_BD, "logits_BK": logits_BK}
+        outputs = {"features_BD": features_BD, "logits_BK": logits_BK}
+        if isinstance(self.head, Head) and self.head.has_distillation_token:
+            outputs["token_logits_TBK"] = self.head.score_tokens(features_BD)
+        return outputs
 
 
 def build_stem(a: Architecture, key: Array) -> nnx.Module | None:

@@ -47,4 +47,10 @@ def build_objective(config: ObjectiveConfig, architecture: Architecture) -> Obje
         from vit_jax.objectives.masked_patch import build_masked_patch
 
         return build_masked_patch(config, architecture)
-    return build_classification(config)
+    classification = build_classification(config)
+    if config.teacher is None:
+        return classification
+
+    from vit_jax.objectives.distillation import build_distillation
+
+    return build_distillation(config, classification)

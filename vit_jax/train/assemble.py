@@ -6,6 +6,7 @@ compiled for devices that this machine does not have.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import optax
@@ -39,6 +40,9 @@ from vit_jax.train.phases import apply_phase, resize_architecture
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import make_freeze
 from vit_jax.train.step_compiler import StepCompiler, set_shardings
+
+if TYPE_CHECKING:
+    from vit_jax.weights import Weights
 
 
 def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
@@ -96,6 +100,7 @@ def assemble(
     objective: Objective | None = None,
     schedule: Schedule | None = None,
     optimizer: optax.GradientTransformation | None = None,
+    teacher: "Weights | None" = None,
 ) -> Assembly:
     """Build a run's parts.
 
@@ -111,6 +116,7 @@ def assemble(
       schedule: step -> learning rate, in the place of the config's.
       optimizer: in the place of the config's optimizer and its schedule. `frozen` and `trained` of
         the config hold. It sees parameters by name and layer (`optim.optimizers.adapt_optimizer`).
+      teacher: weights of `config.objective.teacher`, if they have been read.
 
     Raises:
       ValueError: values of the config that do not fit each other, the dataset or the devices.
@@ -119,7 +125,8 @@ def assemble(
     require_fit(config, architecture, devices[0].platform)
 
     trainable = build_trainable(config, architecture, steps, network, schedule, optimizer)
-    config = choose_layout(config, trainable, devices, steps.phases)
+    teacher = teacher or read_named_teacher(config)
+    config = choose_layout(config, trainable, devices, steps.phases, teacher)
     trainable = set_compute_options(trainable, config.model)
     check_optimizer(config.optimizer, trainable)
 
@@ -130,11 +137,38 @@ def assemble(
         objective=objective,
         label_shape=label_shape,
     )
+    composition = add_teacher(composition, config, teacher)
 
     freeze = make_freeze(make_is_trained(config.optimizer))
     run = composition.join(config, trainable, freeze)
     phases = [join_phase(composition, run, phase) for phase in steps.phases]
     return dataclasses.replace(run, earlier=tuple(phases))
+
+
+def read_named_teacher(config: RunConfig) -> "Weights | None":
+    """Return the weights of `config.objective.teacher`; None for a run without one."""
+    if config.objective.teacher is None:
+        return None
+
+    from vit_jax.train.teacher import read_teacher
+
+    return read_teacher(config)
+
+
+def add_teacher(
+    composition: Composition,
+    config: RunConfig,
+    teacher: "Weights | None",
+) -> Composition:
+    """Return the composition with a teacher on its devices."""
+    if teacher is None:
+        return composition
+
+    from vit_jax.train.teacher import build_teacher
+
+    student = composition.trainable.architecture
+    placed = build_teacher(config, teacher, student, composition.compiler)
+    return dataclasses.replace(composition, teacher=placed)
 
 
 def set_compute_options(trainable: Trainable, model: ModelConfig | AdaptConfig) -> Trainable:

@@ -1,8 +1,8 @@
 """The parts of a run, fitted together: phases, executables, images and FLOPs of its steps."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 from flax import nnx
@@ -23,7 +23,10 @@ from vit_jax.train.step_compiler import (
     StepCompiler,
 )
 
-Executable = Callable[[Leaves, Batch], tuple[Leaves, Metrics]]
+if TYPE_CHECKING:
+    from vit_jax.train.teacher import Teacher
+
+Executable = Callable[..., tuple[Leaves, Metrics]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,7 @@ class Assembly:
       evaluation_step: (state, batch) -> sums over the batch.
       attention_form: returns the form of attention of the standard blocks on the devices; None
         without such blocks.
+      teacher: the teacher of a distillation, the last argument of a step; None without one.
       earlier: the parts for each phase in `steps.phases`; state and evaluation are the run's.
     """
 
@@ -63,6 +67,7 @@ class Assembly:
     train_step_of_leaves: JittedLeavesStep
     evaluation_step: JittedEvaluationStep
     attention_form: Callable[[], str] | None
+    teacher: "Teacher | None" = None
     earlier: tuple["Assembly", ...] = ()
 
     @property
@@ -74,6 +79,18 @@ class Assembly:
     def training_architecture(self) -> Architecture:
         """The network with the sequence length of training, for formulas of its cost."""
         return shrink_sequence(self.architecture, self.config)
+
+    @property
+    def teacher_network(self) -> nnx.Module | None:
+        """The teacher with its parameters on the devices; None without one."""
+        if self.teacher is None:
+            return None
+        return self.teacher.network
+
+    def require_classes(self, class_names: Sequence[str]) -> None:
+        """Raise ValueError if the run has a teacher whose outputs are not these classes."""
+        if self.teacher is not None:
+            self.teacher.require_classes(class_names)
 
     @property
     def batch_sharding(self) -> jax.sharding.NamedSharding:
@@ -131,7 +148,10 @@ class Assembly:
             self.label_shape,
             self.config.input.pixel_dtype,
         )
-        return self.train_step_of_leaves.trace(pytree.name_leaves(self.abstract_state), batch)
+        leaves = pytree.name_leaves(self.abstract_state)
+        if self.teacher is None:
+            return self.train_step_of_leaves.trace(leaves, batch)
+        return self.train_step_of_leaves.trace(leaves, batch, self.teacher.abstract_leaves)
 
     def compile_train_step(self, start_step: int = 0) -> "CompiledStep":
         """Return the train step as executables, so that no later call can hide a compilation.
@@ -149,7 +169,10 @@ class Assembly:
                 compiled[size] = parts.trace_train_step().lower().compile()
             phases.append((last_step, compiled[size]))
             first_step = last_step + 1
-        return CompiledStep(tuple(phases))
+        frozen: tuple[Leaves, ...] = ()
+        if self.teacher is not None:
+            frozen = (self.teacher.leaves,)
+        return CompiledStep(tuple(phases), frozen)
 
     def state_from(self, leaves: Leaves) -> TrainState:
         """The state with these leaves."""
@@ -165,20 +188,25 @@ class CompiledStep:
 
     Attributes:
       phases: last step of each phase, and its executable.
+      frozen: further arguments of each step: the parameters of a teacher.
     """
 
     phases: tuple[tuple[int, Executable], ...]
+    frozen: tuple[Leaves, ...] = ()
 
     def __call__(self, leaves: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
         """Take a step of the first phase."""
         _, executable = self.phases[0]
-        return executable(leaves, batch)
+        return executable(leaves, batch, *self.frozen)
 
     def select(self, step: int) -> Executable:
         """Return the executable for a step, counted from 1."""
         for last_step, executable in self.phases:
-            if step <= last_step:
+            if step > last_step:
+                continue
+            if not self.frozen:
                 return executable
+            return lambda leaves, batch: executable(leaves, batch, *self.frozen)
         raise ValueError(f"step {step}: must be at most {self.phases[-1][0]}, the last of the run.")
 
     def memory_analysis(self) -> Any:

@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import optax
@@ -27,6 +28,9 @@ from vit_jax.train.phases import shrink_sequence
 from vit_jax.train.state import TrainState, init_state
 from vit_jax.train.step import PrepareNetwork, StepParts, make_evaluation_step
 from vit_jax.train.step_compiler import JittedEvaluationStep, StepCompiler
+
+if TYPE_CHECKING:
+    from vit_jax.train.teacher import Teacher
 
 BuildNetwork = Callable[[Architecture, jax.Array], nnx.Module]
 
@@ -123,6 +127,7 @@ class Composition:
       compiler: its devices, and the layout of its state.
       objective: an objective of the caller; None: the config's.
       label_shape: shape of the label of an image.
+      teacher: the teacher of a distillation; None without one.
     """
 
     steps: RunSteps
@@ -130,6 +135,7 @@ class Composition:
     compiler: StepCompiler
     objective: Objective | None
     label_shape: tuple[int, ...]
+    teacher: "Teacher | None" = None
 
     def join(
         self,
@@ -158,12 +164,10 @@ class Composition:
             schedule=self.trainable.schedule,
             steps=self.steps,
             measures_all_updates=measures_all_updates,
+            teach=self.teacher.predict if self.teacher is not None else None,
         )
         custom_network = None if phase.is_standard else phase.abstract_state.model
-        num_kept = None
-        if config.input.patch_dropout:
-            num_kept = architecture.count_kept_patches(config.input.patch_dropout)
-        macs = forward_macs(architecture, custom_network, count_padding=False, num_kept=num_kept)
+        abstract_teacher = self.teacher.abstract if self.teacher is not None else None
         return Assembly(
             config=config,
             steps=self.steps,
@@ -171,15 +175,36 @@ class Composition:
             compiler=compiler,
             label_shape=self.label_shape,
             forward_macs=forward_macs(architecture, custom_network),
-            training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs,
+            training_flops_per_image=self._count_flops(config, architecture, custom_network),
             init_state=compiler.jit_build(self.trainable.init),
             state_of=compiler.jit_build(self.trainable.start_from),
             step_parts=parts,
-            train_step=compiler.jit_train_step(parts.train_step),
-            train_step_of_leaves=compiler.jit_train_step_of_leaves(parts.train_step),
+            train_step=compiler.jit_train_step(parts.train_step, abstract_teacher),
+            train_step_of_leaves=compiler.jit_train_step_of_leaves(
+                parts.train_step,
+                abstract_teacher,
+            ),
+            teacher=self.teacher,
             evaluation_step=self._jit_evaluation(config.evaluation, architecture, objective),
             attention_form=self._make_attention_form(shrink_sequence(architecture, config)),
         )
+
+    def _count_flops(
+        self,
+        config: RunConfig,
+        architecture: Architecture,
+        custom_network: nnx.Module | None,
+    ) -> int:
+        """Return the FLOPs of training on an image, with one forward pass of a teacher."""
+        num_kept = None
+        if config.input.patch_dropout:
+            num_kept = architecture.count_kept_patches(config.input.patch_dropout)
+        macs = forward_macs(architecture, custom_network, count_padding=False, num_kept=num_kept)
+        flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs
+        if self.teacher is None:
+            return flops
+        teacher_macs = forward_macs(self.teacher.architecture, count_padding=False)
+        return flops + FLOPS_PER_MAC * teacher_macs
 
     def _jit_evaluation(
         self,

@@ -25,6 +25,7 @@ from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.loop import train
 from vit_jax.train.session import Session
 from vit_jax.train.starting_weights import adapt
+from vit_jax.weights import Weights
 from vit_jax.weights.fit import Fitted
 
 
@@ -48,11 +49,13 @@ class Trainer:
       architecture: the network, with the layout of all runs.
       fitted: the weights that each run starts with.
       interruption: interruption of the command.
+      teacher: weights of `config.objective.teacher`; None without one.
     """
 
     architecture: Architecture
     fitted: Fitted
     interruption: Interruption
+    teacher: Weights | None
 
     def train(
         self,
@@ -69,6 +72,7 @@ class Trainer:
             num_examples=len(data.train),
             label_shape=data.train.label_shape,
             devices=jax.devices(),
+            teacher=self.teacher,
         )
         session = Session(
             run=run,
@@ -97,6 +101,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     # Before weights are fetched: lengths that do not suit the data.
     resolve(config, num_examples=len(data.train), num_devices=jax.device_count())
     workdirs.reject_as_source(config.init_from, workdir)
+    workdirs.reject_as_source(config.objective.teacher, workdir, "objective.teacher")
     kept = keep_layout(config, workdir, jax.device_count())
     start = adapt(kept, data.train)
     fitted = start.fitted
@@ -107,6 +112,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
         label_shape=data.train.label_shape,
         devices=jax.devices(),
     )
+    run.require_classes(data.train.class_names)
     assert isinstance(run.config, FinetuneConfig)
     laid_out = run.config  # one layout for all runs
 
@@ -123,6 +129,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
                 architecture=run.architecture,
                 fitted=fitted,
                 interruption=interruption,
+                teacher=run.teacher.weights if run.teacher is not None else None,
             )
             chosen = laid_out
             trials = None

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh
@@ -32,6 +32,9 @@ from vit_jax.train.phases import apply_phase, resize_architecture, shrink_sequen
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
 from vit_jax.train.step_compiler import set_shardings
+
+if TYPE_CHECKING:
+    from vit_jax.weights import Weights
 
 C = TypeVar("C", PretrainConfig, FinetuneConfig)
 
@@ -74,6 +77,7 @@ def choose_layout(
     trainable: Trainable,
     devices: Sequence[jax.Device],
     phases: Sequence[Phase],
+    teacher: "Weights | None" = None,
 ) -> RunConfig:
     """Return the config with values in the place of `auto`: a layout for the largest phase.
 
@@ -86,13 +90,19 @@ def choose_layout(
       trainable: its network and optimizer.
       devices: devices of all processes.
       phases: earlier phases of the run.
+      teacher: weights of a teacher, which are beside the state.
 
     Raises:
       ValueError: the devices cannot share the batch of a phase equally.
     """
     config = _choose_compute(config, trainable, devices[0].platform)
     largest_config, largest = _find_largest_phase(config, trainable.architecture, phases)
-    layout = _find_fitting_layout(largest_config, largest, trainable, devices)
+    teacher_bytes = 0
+    if teacher is not None:
+        from vit_jax.train.teacher import count_bytes
+
+        teacher_bytes = count_bytes(teacher, devices[0].platform)
+    layout = _find_fitting_layout(largest_config, largest, trainable, devices, teacher_bytes)
     sections = {
         "model": layout.model,
         "optimizer": layout.optimizer,
@@ -141,6 +151,7 @@ def _find_fitting_layout(
     architecture: Architecture,
     trainable: Trainable,
     devices: Sequence[jax.Device],
+    teacher_bytes: int,
 ) -> RunConfig:
     """Return the config of a phase with the fastest layout that fits; see `choose_layout`."""
     default = next(_list_layouts(config, architecture, devices, 0.0))
@@ -150,7 +161,7 @@ def _find_fitting_layout(
 
     state = trainable.abstract_state
     update_share = _measure_update(config, architecture, state, devices)
-    available_bytes = (1 - RESERVE) * usable_bytes(devices[0])
+    available_bytes = (1 - RESERVE) * usable_bytes(devices[0]) - teacher_bytes
     smallest = default  # without a possible layout it is rejected later, with a reason
     smallest_bytes = math.inf
     for layout in _list_layouts(config, architecture, devices, update_share):

@@ -268,6 +268,8 @@ def checkpoint_metadata(
     if run.steps.phases:
         phases = [(phase.last_step, phase.global_batch) for phase in run.steps.phases]
         metadata["phases"] = phases
+    if run.teacher is not None:
+        metadata["teacher"] = run.teacher.metadata
     metadata["seed"] = config.seed
     metadata.update(files_of(config, data))
     return metadata

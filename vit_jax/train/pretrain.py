@@ -41,6 +41,7 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     data = open_datasets(config)
     config = measure_channels(config, data.train, workdir)
     require_agreement(config, data)
+    workdirs.reject_as_source(config.objective.teacher, workdir, "objective.teacher")
     kept = keep_layout(config, workdir, jax.device_count())
     run = assemble(
         kept,
@@ -49,6 +50,7 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
         label_shape=data.train.label_shape,
         devices=jax.devices(),
     )
+    run.require_classes(data.train.class_names)
     with (
         workdirs.claim(workdir, run.config, requested) as claimed,
         Interruption() as interruption,

@@ -319,6 +319,7 @@ def restore(
     stored = reader.metadata(step)
     _require_same_network(assembly, stored["architecture"], str(reader.folder))
     _require_same_data(stored, metadata, step, reader.folder)
+    _require_same_teacher(stored, metadata, reader.folder)
     restored = reader.restore(step, items_of(assembly.abstract_state))
     return TrainState(
         step=restored["progress"]["step"],
@@ -350,6 +351,23 @@ def _require_same_data(
                 f"this run has {shorten(repr(here), 80)}: continuing would not see the same "
                 "images. To start anew from its weights, use config.init_from and another workdir."
             )
+
+
+def _require_same_teacher(
+    stored: JsonObject,
+    metadata: JsonObject,
+    folder: pathlib.Path,
+) -> None:
+    """Raise ValueError if the run of a checkpoint has learned from another teacher."""
+    there = stored.get("teacher", {})
+    here = metadata.get("teacher", {})
+    if there.get("sha256") == here.get("sha256"):
+        return
+    raise ValueError(
+        f"config.objective.teacher={here.get('name')!r}: must be the teacher of the checkpoint in "
+        f"{folder}, {there.get('name')!r}, and its parameters differ. Restore them, or train in "
+        "another workdir."
+    )
 
 
 def count_images(metadata: JsonObject, step: int) -> int:

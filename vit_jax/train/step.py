@@ -54,6 +54,8 @@ class StepParts:
       schedule: learning rate by steps done; the optimizer has its own reference to it.
       steps: lengths of the run.
       measures_all_updates: False if `update_norm` is NaN after steps that are not logged.
+      teach: (teacher, images) -> its logits; None without a teacher.
+      teacher: the parameters of the teacher within a step, set by `bind_teacher`.
     """
 
     config: RunConfig
@@ -64,11 +66,18 @@ class StepParts:
     schedule: Callable[[jax.Array], jax.Array]
     steps: RunSteps
     measures_all_updates: bool
+    teach: Callable[[nnx.Module, jax.Array], jax.Array] | None = None
+    teacher: nnx.Module | None = None
 
-    def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def train_step(
+        self,
+        state: TrainState,
+        batch: Batch,
+        teacher: nnx.Module | None = None,
+    ) -> tuple[TrainState, Metrics]:
         """Take one optimizer step. Randomness depends on (seed, step) only."""
         inputs = self.prepare_inputs(state.step, batch)
-        gradients, sums = self.compute_gradients(state.model, inputs)
+        gradients, sums = self.bind_teacher(teacher).compute_gradients(state.model, inputs)
 
         with jax.named_scope("optimizer"):
             updates, optimizer_state = self.optimizer.update(
@@ -87,6 +96,12 @@ class StepParts:
 
         polyak = self.update_average(state.polyak, model, step)
         return TrainState(step, model, optimizer_state, polyak), metrics
+
+    def bind_teacher(self, teacher: nnx.Module | None) -> "StepParts":
+        """Return the parts with the parameters of the teacher; None for a run without one."""
+        if teacher is None:
+            return self
+        return dataclasses.replace(self, teacher=teacher)
 
     def prepare_inputs(self, steps_done: jax.Array, batch: Batch) -> LossInputs:
         """Return images and targets of the next step, mixed and weighted as the config says."""
@@ -122,10 +137,19 @@ class StepParts:
 
     def compute_loss(self, model: nnx.Module, inputs: LossInputs) -> tuple[jax.Array, Sums]:
         """Return the loss, summed over the examples, and all sums of the objective."""
+        targets = self.complete_targets(inputs)
         output = self.predict(model, inputs)
         with jax.named_scope("loss"):
-            sums = self.objective.sums(output, inputs.targets)
+            sums = self.objective.sums(output, targets)
         return sums["loss"], sums
+
+    def complete_targets(self, inputs: LossInputs) -> Targets:
+        """Return the targets with the predictions of the teacher, which sees the mixed images."""
+        if self.teach is None:
+            return inputs.targets
+        assert self.teacher is not None, "bind_teacher sets it"
+        teacher_BK = self.teach(self.teacher, inputs.images)
+        return dataclasses.replace(inputs.targets, teacher_BK=teacher_BK)
 
     def predict(self, model: nnx.Module, inputs: LossInputs, **options: object) -> ModelOutput:
         """Return the output of the network; `options` are further arguments of its call."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import jax
+from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.arrays import Batch
@@ -22,17 +23,18 @@ Result = TypeVar("Result", covariant=True)
 class JittedStep(Protocol[State, Result]):
     """A jitted function of a state, as a `TrainState` or as `Leaves` by name, and a batch."""
 
-    def __call__(self, state: State, batch: Batch, /) -> Result:
+    def __call__(self, state: State, batch: Batch, /, *frozen: Any) -> Result:
         """Run the step."""
 
-    def trace(self, state: State, batch: Batch, /) -> jax.stages.Traced:
+    def trace(self, state: State, batch: Batch, /, *frozen: Any) -> jax.stages.Traced:
         """Trace the step on arrays or their abstract shapes."""
 
-    def lower(self, state: State, batch: Batch, /) -> jax.stages.Lowered:
+    def lower(self, state: State, batch: Batch, /, *frozen: Any) -> jax.stages.Lowered:
         """Trace and lower the step."""
 
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+TrainStep = Callable[..., tuple[TrainState, Metrics]]
+"""(state, batch), and the teacher of a run that has one -> (state, metrics)."""
 JittedTrainStep = JittedStep[TrainState, tuple[TrainState, Metrics]]
 JittedLeavesStep = JittedStep[Leaves, tuple[Leaves, Metrics]]
 JittedEvaluationStep = JittedStep[TrainState, Metrics]
@@ -74,11 +76,22 @@ class StepCompiler:
         """Jit a function that returns a state."""
         return jax.jit(build, out_shardings=self.state_shardings)
 
-    def jit_train_step(self, step: TrainStep) -> JittedTrainStep:
-        """Jit a training step. It reuses the memory of the state that it gets."""
-        return self._jit_training(self.place(step), self.state_shardings)
+    def jit_train_step(
+        self,
+        step: TrainStep,
+        teacher: nnx.Module | None = None,
+    ) -> JittedTrainStep:
+        """Jit a training step. It reuses the memory of the state that it gets.
 
-    def jit_train_step_of_leaves(self, step: TrainStep) -> JittedLeavesStep:
+        With the abstract parameters of a teacher, these are its third argument.
+        """
+        return self._jit_training(self.place(step), self.state_shardings, teacher)
+
+    def jit_train_step_of_leaves(
+        self,
+        step: TrainStep,
+        teacher: nnx.Module | None = None,
+    ) -> JittedLeavesStep:
         """Jit a training step that takes and returns the leaves of a state by name.
 
         A dictionary takes Python less time to hand over than a module.
@@ -86,13 +99,21 @@ class StepCompiler:
         placed_step = self.place(step)
 
         # The compiled program names its arguments state['model/...'], by which plans tell their kinds.
-        def train_step_of_leaves(state: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+        def train_step_of_leaves(
+            state: Leaves,
+            batch: Batch,
+            *frozen: Leaves,
+        ) -> tuple[Leaves, Metrics]:
             complete_state = pytree.from_named_leaves(self.abstract_state, state)
-            new_state, metrics = placed_step(complete_state, batch)
+            networks = [pytree.from_named_leaves(teacher, leaves) for leaves in frozen]
+            new_state, metrics = placed_step(complete_state, batch, *networks)
             return pytree.name_leaves(new_state), metrics
 
         leaf_shardings = pytree.name_leaves(self.state_shardings)
-        return self._jit_training(train_step_of_leaves, leaf_shardings)
+        teacher_leaves = None
+        if teacher is not None:
+            teacher_leaves = pytree.name_leaves(teacher)
+        return self._jit_training(train_step_of_leaves, leaf_shardings, teacher_leaves)
 
     def jit_observation(self, step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
         """Jit a step that does not change the state.
@@ -106,10 +127,13 @@ class StepCompiler:
             compiler_options=compiler_options(self.mesh),
         )
 
-    def _jit_training(self, step: Callable[..., Any], state_shardings: Any) -> Any:
+    def _jit_training(self, step: Callable[..., Any], state_shardings: Any, teacher: Any) -> Any:
+        in_shardings = [state_shardings, batch_sharding(self.mesh)]
+        if teacher is not None:
+            in_shardings.append(jax.tree.map(lambda leaf: leaf.sharding, teacher))
         return jax.jit(
             step,
-            in_shardings=(state_shardings, batch_sharding(self.mesh)),
+            in_shardings=tuple(in_shardings),
             out_shardings=(state_shardings, replicate(self.mesh)),
             donate_argnums=0,
             compiler_options=compiler_options(self.mesh),

@@ -28,6 +28,7 @@ def step_memory(
     accumulation_steps: int,
     is_trained: Callable[[str], bool] | None,
     tiled: bool,
+    teacher: nnx.Module | None = None,
 ) -> Memory:
     """Return the memory of one device by kind.
 
@@ -38,6 +39,7 @@ def step_memory(
       accumulation_steps: micro-batches of a step.
       is_trained: returns True if the parameter of a name has a gradient; None: all have.
       tiled: True on TPUs, whose memory consists of tiles.
+      teacher: abstract parameters of a teacher.
 
     Raises:
       ValueError: a part is the user's own code.
@@ -67,7 +69,7 @@ def step_memory(
         image_itemsize = 1
 
     return Memory(
-        parameters=sum_bytes(state.model, tiled=tiled),
+        parameters=sum_bytes((state.model, teacher), tiled=tiled),
         optimizer=sum_bytes(state.optimizer, tiled=tiled),
         average=sum_bytes(state.polyak, tiled=tiled),
         batch=count_padded_bytes(image_dimensions, image_itemsize, tiled=tiled),

@@ -102,7 +102,8 @@ class Examination:
         if self.intermediates:  # another network need not know the argument
             options["intermediates"] = self.intermediates
         output = self.parts.predict(model, inputs, **options)
-        return measure_output(self.parts.objective, output, inputs.targets)
+        targets = self.parts.complete_targets(inputs)
+        return measure_output(self.parts.objective, output, targets)
 
 
 def list_intermediates(architecture: Architecture) -> tuple[str, ...]:

@@ -112,7 +112,8 @@ def replay(
     save_state(target, step - 1, state, run.metadata)
 
     phase = assembly.select_phase(step)
-    examination = Examination(phase.step_parts, list_intermediates(phase.architecture))
+    parts = phase.step_parts.bind_teacher(phase.teacher_network)
+    examination = Examination(parts, list_intermediates(phase.architecture))
     examine = assembly.compiler.jit_observation(examination.examine)
     figures = jax.device_get(examine(state, batch))
     _, metrics = train_step.select(step)(

@@ -12,6 +12,7 @@ _KINDS = {  # by the beginning of an argument's name
     "state['optimizer/": "optimizer",
     "state['polyak/": "average",
     "batch": "batch",
+    "frozen": "parameters",  # the teacher's
 }
 _FRESH = ("custom-call", "broadcast")  # instructions that make an array which a loop then fills
 # On GPUs a fusion of these instructions makes the array

@@ -195,7 +195,7 @@ def undo_after_rejection(path: pathlib.Path, *files: str) -> Iterator[None]:
         raise
 
 
-def reject_as_source(init_from: str | None, workdir: str) -> None:
+def reject_as_source(init_from: str | None, workdir: str, field: str = "init_from") -> None:
     """Raise ValueError where the run would write into the folder that its weights come from."""
     if init_from is None:
         return
@@ -206,7 +206,7 @@ def reject_as_source(init_from: str | None, workdir: str) -> None:
     source, target = map(resolve_path, (init_from, workdir))
     if source == target or target in source.parents or source in target.parents:
         raise ValueError(
-            f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, "
+            f"config.{field}={init_from!r} and workdir {workdir!r} are the same folder, "
             "or one is inside the other. "
             "The first holds the source weights and is never written to; choose another workdir."
         )
