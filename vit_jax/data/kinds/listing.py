@@ -207,7 +207,7 @@ def parse_split(split: str) -> tuple[str, float, float]:
         if 0 <= low < high <= 1:
             return match["split"], low, high
     raise ValueError(
-        f"Split {split!r} of a folder: write parts in percent, "
+        f"Split {split!r}: write parts of this kind of data in percent, "
         "such as 'train[:99%]' and 'train[99%:]'.",
     )
 
