@@ -307,6 +307,39 @@ def test_weights_and_head(changes, address, head):
 REAL = {"type": "classification", "data": {"name": "imagenet2012_real", "split": "validation"}}
 
 
+FEW_SHOT_IMAGES = 'decode|resize(73)|central_crop(64)|value_range(-1,1)|keep("image", "label")'
+FEW_SHOT = {
+    "type": "fewshot_lsr",
+    "representation_layer": "pre_logits",
+    "shots": (1, 5),
+    "l2_reg": 2.0**10,
+    "num_seeds": 2,
+    "prefix": "",
+    "log_steps": 25,
+    "datasets": {
+        "cars": ("cars196:2.1.0", "train", "test"),
+        "uc_merced": ("uc_merced", "train[:1000]", "train[1000:]"),
+    },
+    "pp_train": FEW_SHOT_IMAGES,
+    "pp_eval": FEW_SHOT_IMAGES,
+    "display_first": [("pets", 10)],
+}
+"""An evaluator as `common_fewshot.get_fewshot_lsr` of big_vision returns it."""
+
+
+def test_few_shot_evaluators():
+    evaluators = read(evals__fewshot=FEW_SHOT).evaluation.evaluators
+
+    few = evaluators["fewshot_uc_merced"]
+    assert few.kind == "fewshot"
+    assert few.data == "tfds:uc_merced"
+    assert few.train_split == "train[:1000]"
+    assert few.split == "train[1000:]"
+    assert few.every == "25 steps"
+    assert few.arguments == {"shots": (1, 5), "seeds": (0, 1), "l2": 1024.0}
+    assert evaluators["fewshot_cars"].data == "tfds:cars196:2.1.0"
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
@@ -340,7 +373,10 @@ REAL = {"type": "classification", "data": {"name": "imagenet2012_real", "split":
         ({"input__data__name": "bv:jsonl"}, "'bv:jsonl': must be a dataset of TFDS"),
         ({"evals": {"x": REAL}}, "config.evals=.*classification"),
         ({"evals__real": REAL}, "config.evals.real=.*imagenet:real"),
-        ({"evals__few": {"type": "fewshot_lsr", "shots": 1}}, "evals.few='fewshot_lsr': .*fewshot"),
+        ({"evals__few": {"type": "fewshot_lsr", "shots": 1}}, "evals.few.pp_train='': .*resize"),
+        ({"evals__few": FEW_SHOT | {"pp_eval": "resize(64)"}}, "evals.few.pp_eval='resize"),
+        ({"evals__few": FEW_SHOT | {"representation_layer": "x"}}, "layer='x': must be pre_logits"),
+        ({"evals__few": FEW_SHOT | {"label_key": "x"}}, "label_key='x': must be label"),
         ({"evals__val__pp_fn": "decode"}, "evals.val.pp_fn='decode'"),
         (
             {

@@ -9,7 +9,11 @@ from typing import Any
 from vit_jax.config.migration.big_vision_networks import convert_network, convert_weights
 from vit_jax.config.migration.big_vision_optimizers import convert_optimizer, convert_schedule
 from vit_jax.config.migration.foreign_fields import ForeignFields
-from vit_jax.config.migration.image_ops import convert_test_images, convert_train_images
+from vit_jax.config.migration.image_ops import (
+    convert_test_images,
+    convert_train_images,
+    require_few_shot_images,
+)
 from vit_jax.config.schema import FinetuneConfig, PretrainConfig, RunConfig
 
 Section = dict[str, Any]
@@ -33,6 +37,7 @@ _NO_EFFECT = (
     "model.scan",
 )
 _NO_EFFECT_OF_EVALUATOR = ("cache", "cache_raw", "cache_final", "prefix", "skip_first")
+_NO_EFFECT_OF_FEW_SHOT = ("prefix", "skip_first", "display_first", "runlocal")
 _LOG_PERIOD = "0.01 fraction"
 """Time between log lines where the config states none."""
 
@@ -184,9 +189,12 @@ def _convert_evaluators(fields: ForeignFields) -> tuple[Section, Section]:
         return {"every": "1 fraction"}, {"test_split": "test"}
 
     every, data, test_input = _convert_evaluator(fields, test)
-    evaluators = {}
+    evaluators: Section = {}
     names.remove(test)
     for name in names:
+        if fields.peek(f"evals.{name}.type", name) == "fewshot_lsr":
+            evaluators |= _convert_few_shot(fields, name, every, test_input.get("image_size"))
+            continue
         period, source, images = _convert_evaluator(fields, name)
         if images and _get_preparation(images) != _get_preparation(test_input):
             fields.reject(
@@ -201,6 +209,51 @@ def _convert_evaluators(fields: ForeignFields) -> tuple[Section, Section]:
             evaluator["every"] = period
         evaluators[_name_evaluator(name)] = evaluator
     return {"every": every, "evaluators": evaluators}, test_input
+
+
+def _convert_few_shot(
+    fields: ForeignFields, name: str, every: str | None, image_size: Any
+) -> Section:
+    """Return an evaluator for each dataset of a few-shot evaluator.
+
+    Its images must have the preparation of the released protocol, for the network's image size.
+    """
+    section = f"evals.{name}"
+    fields.take(f"{section}.type")
+    fields.expect(
+        f"{section}.representation_layer",
+        "pre_logits",
+        fix="must be pre_logits; other layers: --config.evaluation.evaluators.NAME.arguments",
+    )
+    for field in ("pp_train", "pp_eval"):
+        operations = fields.take(f"{section}.{field}", "")
+        try:
+            require_few_shot_images(operations, image_size)
+        except ValueError as error:
+            fields.reject(f"{section}.{field}", operations, str(error))
+    arguments = {
+        "shots": fields.take(f"{section}.shots", (1, 5, 10, 25)),
+        "seeds": tuple(range(fields.take(f"{section}.num_seeds", 3))),
+        "l2": fields.take(f"{section}.l2_reg", 1024.0),
+    }
+    period = fields.take_duration(f"{section}.log", "1 fraction")
+    fields.expect(f"{section}.label_key", "label", fix="must be label")
+    fields.ignore(*(f"{section}.{option}" for option in _NO_EFFECT_OF_FEW_SHOT))
+
+    evaluators: Section = {}
+    for dataset in fields.list_section(f"{section}.datasets"):
+        data, train_split, split = fields.take(f"{section}.datasets.{dataset}")
+        evaluator: Section = {
+            "kind": "fewshot",
+            "data": f"tfds:{data}",
+            "train_split": train_split,
+            "split": split,
+            "arguments": arguments,
+        }
+        if period != every:
+            evaluator["every"] = period
+        evaluators[_name_evaluator(f"{name}_{dataset}")] = evaluator
+    return evaluators
 
 
 def _name_evaluator(name: str) -> str:
@@ -222,10 +275,8 @@ def _convert_evaluator(fields: ForeignFields, name: str) -> tuple[str, str | Non
     section = f"evals.{name}"
     kind = fields.take(f"{section}.type", name)
     problem = None
-    if kind == "fewshot_lsr":
-        problem = "remove it, and use --config.evaluation.evaluators.NAME.kind=fewshot"
-    elif kind != "classification":
-        problem = "remove it: only classification can be converted"
+    if kind != "classification":
+        problem = "remove it: only classification and fewshot_lsr can be converted"
     elif fields.peek(f"{section}.data.name") == "imagenet2012_real":
         problem = "remove it, and evaluate the trained run on imagenet:real (docs/imagenet.md)"
     if problem is not None:

@@ -52,6 +52,20 @@ def convert_test_images(text: str) -> Fields:
     return {**fields, "image_size": cropped, "test_crop_fraction": cropped / resized}
 
 
+def require_few_shot_images(text: str, image_size: object) -> None:
+    """Raise ValueError unless a preprocessing is that of the released few-shot protocol.
+
+    It resizes both sides to 8/7 of the image size, 256 for 224, and crops the middle.
+    """
+    fields = _apply_ops(text, _TEST_OPS) if text else {}
+    cropped = fields.get("cropped")
+    is_proportional = isinstance(cropped, int) and fields.get("resized") == cropped * 256 // 224
+    if fields.get("test_resize") != "direct" or not is_proportional or cropped != image_size:
+        raise ValueError(
+            "must be resize(SIZE * 8 / 7)|central_crop(SIZE) with the image size of the test split"
+        )
+
+
 def _apply_ops(text: str, ops: Mapping[str, Callable[..., Fields]]) -> Fields:
     """Return the fields of all operations of a text, which must be in the order of `ops`."""
     fields: Fields = {}
