@@ -23,7 +23,7 @@ from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.fit import fit
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.head_edits import cut_after_layer
-from vit_jax.weights.load import load_weights
+from vit_jax.weights.load import load_weights, resize_weights
 from vit_jax.weights.names import require_writable
 from vit_jax.weights.saving import save_weights
 
@@ -171,6 +171,55 @@ def test_original_names_of_dinov2_and_tipsv2_give_the_parameters_of_timm_s_file(
     for name, array in expected.parameters.items():
         assert_array_equal(read.parameters[name], array, err_msg=name)
     assert find_ignored(read) == others.keys()
+
+
+def resize_as_dinov2(table_hwD, side):
+    """Resize a square of positions by the authors' scale factor, sample by sample.
+
+    It is Keys' cubic convolution at slope -0.75 with repeated borders (PyTorch's bicubic).
+    """
+    old = len(table_hwD)
+    scale = (side + 0.1) / old
+    weights = np.zeros((side, old))
+    for new in range(side):
+        centre = (new + 0.5) / scale - 0.5
+        first = int(np.floor(centre)) - 1
+        for index in range(first, first + 4):
+            x = abs(centre - index)
+            value = 1.25 * x**3 - 2.25 * x**2 + 1
+            if x > 1:
+                value = -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)
+            weights[new, min(max(index, 0), old - 1)] += value
+    return np.einsum("Hh,Ww,hwD->HWD", weights, weights, np.float64(table_hwD))
+
+
+@pytest.mark.parametrize("case", ["timm/dinov2_giant", "timm/dinov2_reg"])
+def test_positions_are_resized_as_by_the_code_that_wrote_the_file(case, tmp_path):
+    """Files of the authors have a mask token. With registers their code does as timm's."""
+    file = write(case, tmp_path) / "model.safetensors"
+    by_timm = load_weights(tmp_path)
+    arrays = use_original_names(load_file(file), case)
+    arrays["mask_token"] = np.zeros((1, 32), np.float32)
+    torch_file = tmp_path / "dinov2.safetensors"
+    save_file(arrays, torch_file)
+
+    original = load_weights(torch_file, num_heads=2)
+
+    assert by_timm.choose_resize_method() == "bicubic"
+    if case.endswith("reg"):
+        assert original.choose_resize_method() == "bicubic"
+        return
+    pixels = 5 * original.architecture.patch_size[0]
+    resized = resize_weights(original, (pixels, pixels))
+    rows, columns = original.architecture.grid
+    table_SD = original.parameters["positions/table"][0]
+    prefix_PD, patches_SD = table_SD[: -rows * columns], table_SD[-rows * columns :]
+    expected_HWD = resize_as_dinov2(patches_SD.reshape(rows, columns, -1), 5)
+
+    found_SD = resized.parameters["positions/table"][0]
+    np.testing.assert_allclose(found_SD[-25:], expected_HWD.reshape(25, -1), atol=1e-6)
+    assert_array_equal(found_SD[:-25], prefix_PD)
+    assert "dinov2, as the original code of DINOv2" in resized.notes[-1]
 
 
 def rename_array(name, names):

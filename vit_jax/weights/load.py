@@ -41,6 +41,7 @@ from vit_jax.weights.names import (
     find_wrapping,
     is_network,
     list_shapes,
+    originals,
     stack,
 )
 from vit_jax.weights.names.wrappers import Wrapping
@@ -92,14 +93,17 @@ class Weights:
     has_several_labels: bool = False  # images may have several labels, by the configuration
     finetuning_rule: str = ""  # rule of the recipe finetune for this family; "": for any weights
     processor_size: tuple[int, int] | None = None  # images of the processor beside the file
+    resize_method: str = ""  # method of the authors' code for positions; "": of the library
 
     def choose_resize_method(self, position_resize: str = "library") -> str:
         """Return the method by which positions are resized.
 
-        "library" is the method of the library whose names the file has.
+        "library" is the method of the library or the authors whose layout the file has.
         """
         if position_resize != "library":
             return position_resize
+        if self.resize_method:
+            return self.resize_method
         if self.format == "timm":
             return "bicubic"
         if self.format != "huggingface":
@@ -539,6 +543,7 @@ def _load_file(
         format=known.format,
         licence=sidecar.licence,
         finetuning_rule=sidecar.finetuning_rule,
+        resize_method=originals.choose_position_resize(file.arrays),
         has_several_labels=sidecar.is_multilabel and a.num_classes > 0,
         processor_size=_find_processor_size(sidecar, known),
     )

@@ -1,5 +1,7 @@
 """DINOv2, with and without registers."""
 
+from collections.abc import Collection
+
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.family import Family, Release, read_models
 from vit_jax.weights.folding import Normalisation
@@ -36,6 +38,19 @@ _MODELS = """
   vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2
 """
 
+
+def choose_position_resize(names: Collection[str]) -> str:
+    """Return the method by which the authors' code resizes the positions of a file with these names.
+
+    Files of DINOv2 and Franca have a mask token, which timm's do not have. With registers, their
+    code antialiases as timm does.
+    """
+    is_original = "mask_token" in names and any(name.endswith(".ls1.gamma") for name in names)
+    if is_original and "register_tokens" not in names:
+        return "dinov2"
+    return ""
+
+
 _ORIGINAL = OriginalNames(
     "",
     {
@@ -46,6 +61,7 @@ _ORIGINAL = OriginalNames(
         r"^register_tokens$": "reg_token",
     },
     ignored=r"text_encoder\.|(vision_encoder\.)?mask_token$|temperature$",
+    choose_position_resize=choose_position_resize,
 )
 """Names of DINOv2, Franca and TIPSv2, which are nearly timm's."""
 

@@ -1,10 +1,14 @@
 """A table of names in the authors' files of a family."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from vit_jax.weights.patterns import NEVER
+
+
+def _choose_library(names: Collection[str]) -> str:
+    return ""
 
 
 class OriginalNames(NamedTuple):
@@ -17,6 +21,8 @@ class OriginalNames(NamedTuple):
     renames: Mapping[str, str]
     prefixes: tuple[str, ...] = ("",)  # the first one that the network's names have is removed
     ignored: str = NEVER  # other names without the prefix are ignored too
+    # Names of arrays → method by which the authors' code resizes positions; "" for timm's.
+    choose_position_resize: Callable[[Collection[str]], str] = _choose_library
 
     def rename(self, name: str) -> str:
         """Return timm's name for a name without prefix."""

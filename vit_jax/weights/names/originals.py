@@ -28,6 +28,12 @@ def rename(names: Iterable[str]) -> dict[str, str]:
     return invert(renamed)
 
 
+def choose_position_resize(names: Collection[str]) -> str:
+    """Return the method by which the authors' code resizes positions; "" for that of the library."""
+    original, _ = _find_original(names)
+    return original.choose_position_resize(names)
+
+
 def _find_original(names: Collection[str]) -> tuple[OriginalNames, str]:
     """Return the names of the family whose mark a file has, and the prefix."""
     without_mark = OriginalNames("", {})
