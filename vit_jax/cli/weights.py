@@ -195,11 +195,14 @@ class Export(_Conversion, Reading, Checkpoint):
     )
 
     def suggest_next(self) -> str:
-        """Return an evaluation of the weights, or of those of a program."""
-        exported = self.checkpoint
+        """Return an evaluation of the weights, or a line of Python that runs the program."""
+        output = self._choose_output()
         if self.to in ("npz", "safetensors"):
-            exported = self._choose_output()
-        return f"{format_command('evaluate', exported)} DATA"
+            return f"{format_command('evaluate', output)} DATA"
+
+        from vit_jax.tools.export.programs import format_use
+
+        return format_use(output, self.to)
 
     def run(self) -> None:
         output = self._choose_output()

@@ -7,6 +7,9 @@ is beside a StableHLO program and inside an ONNX file.
 
 import json
 import pathlib
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +59,21 @@ _PILLOW_CROP = (
     "crop_fraction, rounded down; the longer side is rounded {longer_side}, and the middle "
     "is kept, from half the difference rounded {middle}"
 )
+
+_USES = {
+    "onnx": (
+        "import numpy, onnxruntime; program = onnxruntime.InferenceSession({path!r}); "
+        "images = numpy.zeros((1, *program.get_inputs()[0].shape[1:]), numpy.uint8); "
+        "print(program.run(None, dict(images=images)))"
+    ),
+    "stablehlo": (
+        "import numpy, pathlib, jax.export; "
+        "program = jax.export.deserialize(pathlib.Path({path!r}).read_bytes()); "
+        "images = numpy.zeros((1, *program.in_avals[0].shape[1:]), numpy.uint8); "
+        "print(program.call(images))"
+    ),
+}
+"""Python that runs a program, by its kind."""
 
 
 def export_stablehlo(
@@ -146,6 +164,19 @@ def export_onnx(
     _require_equal_results(model, outputs, content)
     write_atomically(path, content)
     return [path]
+
+
+def format_use(path: str, kind: str) -> str:
+    """Return the command, for a shell, that runs a program on a black image and prints its outputs.
+
+    `kind` is "stablehlo" or "onnx".
+    """
+    python = "python"
+    found = shutil.which(python)
+    if found is None or pathlib.Path(found).parent != pathlib.Path(sys.executable).parent:
+        python = sys.executable  # the one that has the libraries
+    code = _USES[kind].format(path=str(expand_path(path)))
+    return shlex.join([python, "-c", code])
 
 
 def choose_outputs(model: Model, outputs: Sequence[str]) -> tuple[str, ...]:
