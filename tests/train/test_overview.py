@@ -26,6 +26,7 @@ from vit_jax.train.overview import (
 )
 from vit_jax.train.progress import results_line
 from vit_jax.weights.description import FORMAT_VERSION, parse_architecture, parse_training_data
+from vit_jax.weights.fit import Fitted
 
 MODEL = {
     "head": {
@@ -162,6 +163,19 @@ def test_a_run_describes_its_network_as_every_format_does():
     assert preprocessing["value_range"] == [0.0, 4095.0]
     assert metadata["num_examples"] == 160
     assert metadata["global_batch"] == 16
+    assert "finetuning_rule" not in metadata
+
+
+def test_a_run_keeps_the_recipe_for_the_weights_that_it_began_with():
+    run = runs.build()
+    names = tuple("0123456789")
+    data = Datasets(tiny.source(160, names), tiny.source(8, names))
+    fitted = Fitted(parameters={}, statuses=(), licence="mit", finetuning_rule="mae")
+
+    metadata = checkpoint_metadata(run, data, fitted)
+
+    assert metadata["licence"] == "mit"
+    assert metadata["finetuning_rule"] == "mae"
 
 
 def read_held_out(metadata):

@@ -1,14 +1,21 @@
 """Defaults of runs by weights, data and memory."""
 
 import cv2
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.weights.test_families import write
+from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import load_recipe
+from vit_jax.models import abstract_model
 from vit_jax.sharding.fabrics import GIB
 from vit_jax.train import run_defaults
 from vit_jax.train.run_defaults import choose_finetuning, choose_pretraining
+from vit_jax.weights import load_weights
+from vit_jax.weights.fit import fit
+from vit_jax.weights.saving import describe_weights
 
 
 def write_images(folder, number, names=("cat", "dog")):
@@ -50,6 +57,42 @@ def test_the_recipe_is_that_of_the_family(start, case, recipe):
     defaults = choose_finetuning(None, start(case), uses_devices=False)
 
     assert defaults.recipe == recipe
+
+
+def write_run(folder, weights, **changes):
+    """Write the checkpoint of a run that began with weights."""
+    leaves = map(jnp.asarray, weights.parameters.values())
+    model = jax.tree.unflatten(jax.tree.structure(abstract_model(weights.architecture)), leaves)
+    store = CheckpointStore(folder)
+    metadata = describe_weights(weights) | changes
+    store.save(3, {"model": model}, metadata=metadata, metrics={})
+    store.close()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "recipe"),
+    [
+        ({}, "finetune:dinov3,own"),
+        ({"finetuning_rule": "other"}, "finetune:any,own,quick"),
+        (
+            {"finetuning_rule": "", "config": {"init_from": "hf://facebook/dinov2-base"}},
+            "finetune:dinov3,own",
+        ),
+        ({"finetuning_rule": "", "config": {"init_from": "runs/mine"}}, "finetune:any,own,quick"),
+    ],
+)
+def test_a_run_has_the_recipe_of_the_weights_that_it_began_with(start, tmp_path, changes, recipe):
+    published, data = start("huggingface/dinov2")
+    weights = load_weights(published.partition("=")[2])
+    run = write_run(tmp_path / "run", weights, **changes)
+
+    defaults = choose_finetuning(None, [f"--config.init_from={run}", data], uses_devices=False)
+
+    assert defaults.recipe == recipe
+    if not changes:
+        assert defaults == choose_finetuning(None, [published, data], uses_devices=False)
+    assert fit(weights, weights.architecture).finetuning_rule == "dinov3"
 
 
 def test_a_recipe_of_the_user_stays():

@@ -102,6 +102,7 @@ class Model:
       licence: licence of the weights in the words of the Hub; "" if unknown.
       views: views of an image over which outputs are averaged, see `average_views`; None: the image
         alone.
+      finetuning_rule: rule of the recipe finetune for the family of the weights; "": for any.
     """
 
     module: nnx.Module
@@ -115,6 +116,7 @@ class Model:
     normalisation: Normalisation = OURS
     licence: str = ""
     views: Views | None = None
+    finetuning_rule: str = ""
 
     def __repr__(self) -> str:
         a = self.architecture
@@ -220,6 +222,7 @@ class Model:
             source=self.source,
             training=training,
             licence=self.licence,
+            finetuning_rule=self.finetuning_rule,
             has_several_labels=self.is_multilabel,
         )
 

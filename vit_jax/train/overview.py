@@ -281,9 +281,11 @@ def _describe_weights(run: Assembly, data: Datasets, fitted: "Fitted | None") ->
     transform = build_evaluation_transform(run.config.input)
     normalisation = OURS
     licence = ""
+    finetuning_rule = ""
     if fitted is not None:
         normalisation = fitted.normalisation
         licence = fitted.licence
+        finetuning_rule = fitted.finetuning_rule
 
     class_names = None
     if architecture.num_classes:
@@ -291,7 +293,14 @@ def _describe_weights(run: Assembly, data: Datasets, fitted: "Fitted | None") ->
 
     preprocessing = describe_preparation(transform, normalisation)
     training = _describe_training_data(run.config, data)
-    return describe(architecture, class_names, preprocessing, training, licence)
+    return describe(
+        architecture,
+        class_names,
+        preprocessing,
+        training,
+        licence,
+        finetuning_rule=finetuning_rule,
+    )
 
 
 def _describe_training_data(config: RunConfig, data: Datasets) -> TrainingData:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.config.data_kinds import is_catalogued
 from vit_jax.config.networks import read_architecture
 from vit_jax.config.parsing import find_references, from_dict
 from vit_jax.data.subset import TrainingData
@@ -33,6 +34,7 @@ def describe(
     training: TrainingData | None,
     licence: str = "",
     *,
+    finetuning_rule: str = "",
     is_multilabel: bool = False,
 ) -> dict[str, object]:
     """Return the metadata of weights. Unknown values are None, an unknown licence is "".
@@ -43,6 +45,7 @@ def describe(
       preprocessing: preparation of images, from `describe_preparation`.
       training: data that the weights were trained on.
       licence: licence of the pre-trained weights that these were made of.
+      finetuning_rule: rule of the recipe finetune for the family of these pre-trained weights.
       is_multilabel: images may have several labels.
     """
     metadata: dict[str, object] = {
@@ -59,6 +62,8 @@ def describe(
         metadata["training"] = dataclasses.asdict(training)
     if licence:
         metadata["licence"] = licence
+    if finetuning_rule:
+        metadata["finetuning_rule"] = finetuning_rule
     if is_multilabel:
         metadata["is_multilabel"] = True
     return metadata
@@ -100,6 +105,29 @@ def describe_preparation(
         "value_range": None if value_range is None else list(value_range),
         **describe_normalisation(normalisation),
     }
+
+
+def choose_orientation(
+    preprocessing: Mapping[str, object] | None,
+    training: TrainingData | None,
+    data: str = "",
+) -> bool:
+    """Return True if photographs are turned upright by their Exif data.
+
+    All verbs read a file into the same pixels by this choice. Files are turned, unless the weights
+    were trained on files that were not. Datasets of a catalogue, whose published results ignore
+    Exif data, are turned only for weights that state it.
+
+    Args:
+      preprocessing: preparation of images as the weights state it.
+      training: data that the weights were trained on.
+      data: dataset, or several with commas between them; "": image files.
+    """
+    stated = (preprocessing or {}).get("exif_orientation")
+    if is_catalogued(data):
+        return stated is True
+    is_trained_on_files = training is None or not is_catalogued(training.data)
+    return not (stated is False and is_trained_on_files)
 
 
 def _compute_counts(a: Architecture) -> dict[str, object]:

@@ -41,6 +41,7 @@ class Fitted:
     # Normalisation of the pixels that the weights were trained on, folded into them.
     normalisation: Normalisation = OURS
     licence: str = ""  # licence of the weights
+    finetuning_rule: str = ""  # rule of the recipe finetune for the family of the weights
 
     def summary(self) -> str:
         """Return the number of copied parameters, and the names of the others.
@@ -110,6 +111,7 @@ def fit(
         statuses=list_statuses(changed, changes),
         normalisation=read_normalisation(weights.preprocessing),
         licence=weights.licence,
+        finetuning_rule=weights.finetuning_rule,
     )
 
 

@@ -32,6 +32,7 @@ from vit_jax.weights.adapter import (
     read_adapter,
 )
 from vit_jax.weights.description import TrainingData
+from vit_jax.weights.families import load_families
 from vit_jax.weights.folding import OURS, Normalisation, format_numbers
 from vit_jax.weights.formats import ArrayFile, StoredArray, naming, open_arrays
 from vit_jax.weights.formats.sharded import WEIGHTS, is_index
@@ -383,8 +384,27 @@ def _load_workdir(
         notes=notes,
         training=description.parse_training_data(metadata),
         licence=description.parse_licence(metadata),
+        finetuning_rule=_read_finetuning_rule(metadata),
         has_several_labels=description.states_several_labels(metadata),
     )
+
+
+def _read_finetuning_rule(metadata: Mapping[str, object]) -> str:
+    """Return the rule of the recipe finetune in metadata; "" for none, or an unknown one.
+
+    An older checkpoint of a run names the weights that it began with: an address of the Hub tells
+    the family.
+    """
+    rule = metadata.get("finetuning_rule")
+    if rule and any(rule == family.finetuning_rule for family in load_families()):
+        return str(rule)
+    config = metadata.get("config")
+    if not isinstance(config, Mapping):
+        return ""
+    start = config.get("init_from")
+    if not isinstance(start, str) or not hub.is_hub_address(start):
+        return ""
+    return find_finetuning_rule(start.removeprefix("hf://"))
 
 
 def _read_architecture(
@@ -748,6 +768,7 @@ def _read_our_metadata(file: ArrayFile) -> Sidecar:
         preprocessing=preprocessing,
         notes=notes,
         licence=description.parse_licence(metadata),
+        finetuning_rule=_read_finetuning_rule(metadata),
         is_multilabel=description.states_several_labels(metadata),
     )
 

@@ -270,6 +270,7 @@ def describe_weights(weights: Weights) -> dict[str, object]:
         weights.preprocessing,
         weights.training,
         weights.licence,
+        finetuning_rule=weights.finetuning_rule,
         is_multilabel=weights.is_multilabel,
     )
 
