@@ -142,7 +142,8 @@ def test_a_stored_model(stored, seven):
     assert model.class_names == NAMES
     assert model.training is None
     assert model.source == f"{stored} (released)"
-    assert model.transform == EvaluationTransform((8, 12), "short_side", 0.5)
+    expected = EvaluationTransform((8, 12), "short_side", 0.5, exif_orientation=True)
+    assert model.transform == expected
     assert_array_equal(model(pixels).logits_BK, seven(pixels).logits_BK)
 
 
@@ -546,7 +547,7 @@ def test_wrong_options_of_predictions_are_rejected(seven):
 
 # Preparation of images.
 
-RESIZED = EvaluationTransform((8, 12), "direct", 1.0)
+RESIZED = EvaluationTransform((8, 12), "direct", 1.0, exif_orientation=True)
 
 
 @pytest.mark.parametrize(
@@ -567,7 +568,7 @@ RESIZED = EvaluationTransform((8, 12), "direct", 1.0)
 def test_how_images_are_resized(stored, options, resize, crop_fraction):
     model = load(stored, **options)
 
-    expected = EvaluationTransform((8, 12), resize, crop_fraction)
+    expected = EvaluationTransform((8, 12), resize, crop_fraction, exif_orientation=True)
     assert model.transform == expected
 
 
@@ -578,6 +579,11 @@ def test_how_images_are_resized(stored, options, resize, crop_fraction):
             {"exif_orientation": True},
             {},
             {"exif_orientation": True},
+        ),
+        (
+            {"exif_orientation": False},
+            {},
+            {"exif_orientation": False},
         ),
         (
             {"exif_orientation": "yes"},
@@ -592,7 +598,7 @@ def test_how_images_are_resized(stored, options, resize, crop_fraction):
         (
             {"exif_orientation": True},
             {"exif_orientation": False},
-            {},
+            {"exif_orientation": False},
         ),
         (
             {"value_range": None},

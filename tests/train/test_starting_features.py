@@ -1,6 +1,5 @@
 """The features that fine-tuning starts with are those of the verbs on frozen features."""
 
-import dataclasses
 import json
 
 import cv2
@@ -99,8 +98,6 @@ def test_fine_tuning_starts_with_the_features_of_the_weights(case, photographs, 
 
     assert start.config.input.image_size == CASES[case]
     transform = build_evaluation_transform(start.config.input)
-    # Runs on your images turn photographs upright, which is no choice of the weights.
-    transform = dataclasses.replace(transform, exif_orientation=False)
     assert describe_preparation(transform) == describe_preparation(model.transform)
     np.testing.assert_allclose(
         extract_start(start, records),

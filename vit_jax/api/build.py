@@ -29,7 +29,7 @@ from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
 from vit_jax.storage.files import use_compilation_cache
-from vit_jax.weights.description import describe_preparation
+from vit_jax.weights.description import choose_orientation, describe_preparation
 from vit_jax.weights.fit import fit
 from vit_jax.weights.folding import read_normalisation
 from vit_jax.weights.head_edits import cut_after_layer, remove_head, set_classifier
@@ -195,6 +195,7 @@ def from_weights(
     value_range: tuple[float, float] | None = None,
     position_resize: PositionResize = "library",
     sharding: jax.sharding.Sharding | None = None,
+    data: str = "",
 ) -> Model:
     """Build the network of weights, without dropout, and its preparation of images.
 
@@ -206,20 +207,20 @@ def from_weights(
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
       crop_fraction: share of the short side that the crop keeps, for the same.
       interpolation: "bilinear" or "bicubic", for weights that do not state an antialiased filter.
-      exif_orientation: turn photographs upright as their Exif data say; None: if training did.
+      exif_orientation: turn photographs upright by Exif; None: as in training, else upright.
       value_range: values of files of more than 8 bits that become 0 and 255; None: as stated.
       position_resize: a value of `AdaptConfig.position_resize`; "library": that of the names.
       sharding: layout of every parameter; None for the default device.
+      data: datasets of the images, for a default of exif_orientation; "": image files.
 
     Raises:
       ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
     """
-    if image_size is not None:
-        weights = resize_weights(weights, _to_height_and_width(image_size), position_resize)
     is_multilabel = weights.is_multilabel and num_classes is None
+    weights = _resize(weights, image_size, position_resize)
     weights, architecture, notes = _adapt(weights, num_classes, compute_dtype, position_resize)
 
-    preprocessing, assumption = _find_preparation(weights, resize, crop_fraction)
+    preprocessing, assumption = _find_preparation(weights, resize, crop_fraction, data)
     transform = build_stored_transform(
         preprocessing,
         architecture.image_size,
@@ -230,17 +231,26 @@ def from_weights(
         exif_orientation=exif_orientation,
         value_range=value_range,
     )
-    return Model(
+    model = Model(
         module=_build_module(architecture, weights.parameters, sharding),
         architecture=architecture,
         class_names=weights.class_names or number_classes(architecture.num_classes),
         transform=transform,
         source=weights.source,
         notes=(*notes, *assumption),
-        training=weights.training,
         is_multilabel=is_multilabel,
+    )
+    return _add_origin(model, weights)
+
+
+def _add_origin(model: Model, weights: Weights) -> Model:
+    """Return the model with what it keeps of the weights for files that are made of it."""
+    return dataclasses.replace(
+        model,
+        training=weights.training,
         normalisation=read_normalisation(weights.preprocessing),
         licence=weights.licence,
+        finetuning_rule=weights.finetuning_rule,
     )
 
 
@@ -248,16 +258,35 @@ def _find_preparation(
     weights: Weights,
     resize: Resize | None,
     crop_fraction: float | None,
-) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
+    data: str,
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Return the preparation of images that weights state, or that of their authors, with a note.
 
-    The authors' is not used if the caller requests another.
+    The authors' is not used if the caller requests another. The orientation is always stated.
     """
+    stated = weights.preprocessing or {}
+    notes: tuple[str, ...] = ()
     preparation = _AUTHORS_PREPARATION.get(weights.format)
     is_requested = resize is not None or crop_fraction is not None
-    if weights.preprocessing or is_requested or preparation is None:
-        return weights.preprocessing, ()
-    return preparation, (_ASSUMED_PREPARATION.format(preparation["resize"]),)
+    if not stated and not is_requested and preparation is not None:
+        stated = preparation
+        notes = (_ASSUMED_PREPARATION.format(preparation["resize"]),)
+    is_upright = choose_orientation(stated, weights.training, data)
+    return {**stated, "exif_orientation": is_upright}, notes
+
+
+def _resize(
+    weights: Weights,
+    image_size: int | tuple[int, int] | None,
+    position_resize: str,
+) -> Weights:
+    """Return the weights for images of a size; None: the size that they have."""
+    if image_size is None:
+        return weights
+    if isinstance(image_size, int):
+        image_size = (image_size, image_size)
+    height, width = image_size
+    return resize_weights(weights, (height, width), position_resize)
 
 
 def _adapt(

@@ -13,6 +13,7 @@ from vit_jax.data.sources import open_source, require_known_data
 from vit_jax.data.stream import EvaluationStream, HostBatch, Stream, build_train_stream
 from vit_jax.data.transforms import build_evaluation_transform, check_augmentations
 from vit_jax.data.workers import Parallelism, count_cores
+from vit_jax.weights.description import choose_orientation
 
 _MIXING = ("mixup_alpha", "cutmix_alpha")
 """Options that mix the images of a batch, which a training step does."""
@@ -131,6 +132,7 @@ def open_data(
         "train_split": train_split,
         "test_split": test_split,
         "image_size": size,
+        "exif_orientation": choose_orientation(None, None, data),
         **options,
     }
     inputs = from_dict(InputConfig, fields, "input.")

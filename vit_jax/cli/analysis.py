@@ -10,6 +10,7 @@ from vit_jax.cli.loading import Checkpoint, Reading
 from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, format_command, option
 from vit_jax.cli.outputs import note, resolve_output_folder
 from vit_jax.cli.verbs import verb
+from vit_jax.config.data_kinds import find_kind
 from vit_jax.config.rules import Count, When
 from vit_jax.text.nearest import require_known
 from vit_jax.text.printable import printable
@@ -91,6 +92,7 @@ class Inspect(Reading, Checkpoint):
 
         model, _ = self.load(
             self.checkpoint,
+            data=self._name_dataset(),
             needs_classes=False,
             needs_transform=self.files is not None,
             uses_head=False,
@@ -104,6 +106,12 @@ class Inspect(Reading, Checkpoint):
 
         for name in drawn:
             _write(output, name, KINDS[name].draw(model, view))
+
+    def _name_dataset(self) -> str:
+        """Return the data of --images=; "" for image files."""
+        if self.files is None or find_kind(self.files) is None:
+            return ""
+        return self.files
 
     def _require_effective(self, names: Sequence[str]) -> None:
         """Raise UsageError for options without effect on these figures, and for missing images."""

@@ -25,6 +25,7 @@ from vit_jax.cli.options import (
     UsageError,
     argument,
     format_command,
+    is_given,
     option,
     switch,
 )
@@ -96,7 +97,7 @@ class _Features(Limits, Reading):
             from vit_jax.evals.features import Extractor
             from vit_jax.evals.splits import SplitChoice
 
-            model, transform, weights = self._load_prepared(checkpoint, preprocessing)
+            model, transform, weights = self._load_prepared(checkpoint, data, preprocessing)
             extractor = Extractor(
                 module=model.module,
                 architecture=model.architecture,
@@ -151,6 +152,7 @@ class _Features(Limits, Reading):
     def _load_prepared(
         self,
         checkpoint: str,
+        data: str,
         preprocessing: str,
     ) -> "tuple[Model, EvaluationTransform, Weights]":
         """Load the model and build the preparation of its images."""
@@ -161,6 +163,7 @@ class _Features(Limits, Reading):
             reading = dataclasses.replace(self, images=ImageFields())
         model, weights = reading.load(
             checkpoint,
+            data=data,
             is_placed=True,
             needs_classes=False,
             needs_transform=is_own,
@@ -168,7 +171,12 @@ class _Features(Limits, Reading):
         )
         if is_own:
             return model, model.require_transform(), weights
-        return model, _build_fewshot_transform(model, self.images.value_range), weights
+
+        from vit_jax.weights.description import choose_orientation
+
+        is_upright = choose_orientation(weights.preprocessing, weights.training, data)
+        transform = _build_fewshot_transform(model, is_upright, self.images.value_range)
+        return model, transform, weights
 
     def _open_cache(self) -> "Cache | None":
         """Return the cache of features, the same in all processes.
@@ -193,7 +201,26 @@ class _Features(Limits, Reading):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Pairs(_Features, Checkpoint):
+class _DataFeatures(_Features, Checkpoint):
+    data: str = option("DATA", "", REQUIRED)  # each verb describes it
+
+    def complete(self, words: Sequence[str]) -> "_DataFeatures":
+        """Return the options; print the long command of a short form, with data as a word."""
+        verb_name = type(self).__name__.lower()
+        require_weights_first(verb_name, self.checkpoint, self.data)
+        if is_given(words, "--data"):
+            return self
+        completed = dataclasses.replace(self, **self.choose_values())
+        show_command(format_command(verb_name, completed.checkpoint, *completed.to_words()))
+        return completed
+
+    def choose_values(self) -> dict[str, Any]:
+        """Return values of options that a short form omits, by name."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Pairs(_DataFeatures):
     data: Annotated[str, read_datasets] = option(
         "DATA,…",
         "a folder, a file or data as in a recipe; caltech101, cars196, cifar100, dtd, pets, "
@@ -210,11 +237,6 @@ class _Pairs(_Features, Checkpoint):
     preprocessing: Preprocessing | None = option(
         "", "preparation of images: as released (default of fewshot), or as in training"
     )
-
-    def complete(self, words: Sequence[str]) -> "_Pairs":
-        """Return the options; weights and data must not be exchanged."""
-        require_weights_first(type(self).__name__.lower(), self.checkpoint, self.data)
-        return self
 
     @contextlib.contextmanager
     def open_pairs(
@@ -329,25 +351,11 @@ class Probe(_Pairs):
     )
     overwrite: Annotated[bool, When("output")] = switch("replace existing files of --output=")
 
-    def complete(self, words: Sequence[str]) -> "Probe":
-        """Return the options; of a short form with a folder for the classifier, and for photographs.
-
-        A short form has data as a word. The folder is a new one in runs/.
-        """
-        require_weights_first(type(self).__name__.lower(), self.checkpoint, self.data)
-        if any(word.partition("=")[0] == "--data" for word in words):
-            return self
-
-        completed: Any = self
-        if self.output is None and self._has_classifier():
-            output = choose_new_folder(f"{name_data(self.data)}-probe")
-            completed = dataclasses.replace(completed, output=output)
-        is_open = self.images.exif_orientation is None and self.preprocessing != "fewshot"
-        if is_open and self.data.partition(":")[0] in LISTED:
-            images = dataclasses.replace(self.images, exif_orientation="applied")
-            completed = dataclasses.replace(completed, images=images)
-        show_command(format_command("probe", self.checkpoint, *completed.to_words()))
-        return completed  # type: ignore[no-any-return]
+    def choose_values(self) -> dict[str, Any]:
+        """Return a new folder in runs/ for the classifier."""
+        if self.output is not None or not self._has_classifier():
+            return {}
+        return {"output": choose_new_folder(f"{name_data(self.data)}-probe")}
 
     def suggest_next(self) -> str:
         """Return a prediction by the classifier, or the fine-tuning of the weights."""
@@ -468,7 +476,7 @@ class Knn(_Pairs):
     "ViT-B_16.npz --data=pets --output=pets.npz",
     "runs/mine --data=folder:my-images --split=train --layer=block:3 --output=features.npz",
 )
-class Features(_Features, Checkpoint):
+class Features(_DataFeatures):
     """Write frozen features, labels and names to a file."""
 
     data: Annotated[str, read_data] = option(
@@ -487,11 +495,6 @@ class Features(_Features, Checkpoint):
     preprocessing: Preprocessing = option(
         "", "preparation of images: as released, or as in training", "own"
     )
-
-    def complete(self, words: Sequence[str]) -> "Features":
-        """Return the options; weights and data must not be exchanged."""
-        require_weights_first(type(self).__name__.lower(), self.checkpoint, self.data)
-        return self
 
     def suggest_next(self) -> str:
         """Return a probe of the same features."""
@@ -660,13 +663,9 @@ def _is_writable(folder: pathlib.Path) -> bool:
 
 
 def _build_fewshot_transform(
-    model: "Model", value_range: tuple[float, float] | None
+    model: "Model", exif_orientation: bool, value_range: tuple[float, float] | None
 ) -> "EvaluationTransform":
-    """Build the released protocol's preparation.
-
-    Photographs are turned upright as in training, and values mapped as in training or by
-    `value_range`.
-    """
+    """Build the released protocol's preparation, with values mapped by `value_range` or as in training."""
     from vit_jax.data.transforms import build_fewshot_transform
 
     own = model.transform
@@ -674,6 +673,6 @@ def _build_fewshot_transform(
         value_range = own.value_range
     return build_fewshot_transform(
         model.architecture.image_size,
-        exif_orientation=own is not None and own.exif_orientation,
+        exif_orientation=exif_orientation,
         value_range=value_range,
     )

@@ -114,7 +114,7 @@ class ImageFields(Group):
         "", "antialiased filter; default: as in the weights"
     )
     exif_orientation: Literal["applied", "ignored"] | None = option(
-        "", "turn photographs upright; default: as in training"
+        "", "turn photographs upright; default: as in training, and applied to other files"
     )
     value_range: Annotated[tuple[float, float] | None, _read_range] = option(
         "LOW,HIGH",
@@ -143,6 +143,7 @@ def load_model(
     weight_fields: WeightFields,
     image_fields: ImageFields,
     *,
+    data: str = "",
     class_names: list[str] | None = None,
     is_placed: bool = False,
     needs_classes: bool = True,
@@ -155,6 +156,7 @@ def load_model(
       checkpoint: path or address of the weights.
       weight_fields: facts about the weights.
       image_fields: preparation of images.
+      data: datasets of the images; "": image files.
       class_names: names of the classes; default: of the weights.
       is_placed: put the parameters on every device of all processes, not on one device.
       needs_classes: reject weights without a classifier.
@@ -184,6 +186,7 @@ def load_model(
         weights,
         compute_dtype=weight_fields.compute_dtype,
         sharding=sharding,
+        data=data,
         **image_fields.collect_options(),
     )
     if hosts.is_first():

@@ -11,7 +11,7 @@ import operator
 import shlex
 import types
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
 from vit_jax.config import data_kinds
@@ -27,6 +27,11 @@ PositiveShare = Annotated[float, Range("(0, 1]")]
 def format_command(*words: str) -> str:
     """Return a command of vit-jax as a shell reads it."""
     return shlex.join(["vit-jax", *words])
+
+
+def is_given(words: Iterable[str], flag: str) -> bool:
+    """Return True if a command line has this option with its flag."""
+    return any(word.partition("=")[0] == flag for word in words)
 
 
 class UsageError(ValueError):

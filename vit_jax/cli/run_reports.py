@@ -164,6 +164,7 @@ class Report(Limits):
             str(folder),
             weight_fields,
             ImageFields(),
+            data=content["run"].config.get("data") or "",
             is_placed=True,
             needs_classes=False,
             needs_transform=False,

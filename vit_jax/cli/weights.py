@@ -24,6 +24,7 @@ from vit_jax.cli.options import (
     argument,
     format_command,
     group,
+    is_given,
     option,
     switch,
 )
@@ -318,7 +319,7 @@ class Evaluate(Limits, Averaging, Reading, Names, Checkpoint):
     def complete(self, words: Sequence[str]) -> "Evaluate":
         """Return the options; weights and data must not be exchanged."""
         require_weights_first(type(self).__name__.lower(), self.checkpoint, self.data)
-        if not any(word.partition("=")[0] == "--data" for word in words):
+        if not is_given(words, "--data"):
             show_command(format_command("evaluate", self.checkpoint, *self.to_words()))
         return self
 
@@ -349,7 +350,10 @@ class Evaluate(Limits, Averaging, Reading, Names, Checkpoint):
         chosen = choose_metrics(self.metrics or (), "--metrics")
 
         model, weights = self.load(
-            self.checkpoint, class_names=self.read_class_names(), is_placed=True
+            self.checkpoint,
+            data=self.data,
+            class_names=self.read_class_names(),
+            is_placed=True,
         )
         model = self.average(model)
         opened, missing = self._open(model, weights)

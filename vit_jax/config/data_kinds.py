@@ -114,6 +114,20 @@ def find_kind(data: str) -> DataKind | None:
     return None
 
 
+def is_catalogued(data: str) -> bool:
+    """Return True for datasets of a catalogue only, with published results, not files of users.
+
+    `data` is one dataset, or several with commas between them; "" is no dataset.
+    """
+    for name in data.split(","):
+        kind = find_kind(name)
+        if kind is not None and kind.is_listing:
+            return False
+        if kind is None and (not name or "." in name):  # a reference, package.module:name
+            return False
+    return True
+
+
 def infer_data(text: str) -> str:
     """Return data with its kind: "folder:photos" for the folder photos, "csv:a.csv" for a table.
 

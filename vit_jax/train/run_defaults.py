@@ -22,6 +22,7 @@ from vit_jax.train.assembly import Assembly
 from vit_jax.train.layout import RESERVE, usable_bytes
 from vit_jax.train.starting_weights import adapt, initial_weights
 from vit_jax.weights import Weights
+from vit_jax.weights.description import choose_orientation
 
 FEWEST_STEPS = 200
 """Steps of fine-tuning on a few images, of which many epochs are few steps."""
@@ -90,6 +91,9 @@ def choose_finetuning(
         if config.objective.label_smoothing_fraction:
             choices.add("objective.label_smoothing_fraction=0")
     _choose_batch(choices, config.global_batch, len(train))
+    is_upright = choose_orientation(weights.preprocessing, weights.training, config.data)
+    if is_upright != config.input.exif_orientation:
+        choices.add(f"input.exif_orientation={is_upright}")
     config = load_recipe(chosen, choices.words)
     reasons.append(_choose_length(choices, config, len(train)))
     if uses_devices and not choices.has_any(_CHOSEN_BY_MEMORY):
@@ -269,6 +273,8 @@ def choose_pretraining(recipe: str | None, data: str, overrides: Sequence[str]) 
     if train.is_multilabel:
         choices.add("objective.loss=sigmoid")
     config = load_recipe(chosen, choices.words)
+    if choose_orientation(None, None, data) != config.input.exif_orientation:
+        choices.add(f"input.exif_orientation={not config.input.exif_orientation}")
     _choose_batch(choices, config.global_batch, num_images)
     reason = f"recipe   {chosen}: from scratch on {num_images:,} images, {config.total}"
     return Defaults(chosen, choices.added, [reason])

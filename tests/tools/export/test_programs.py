@@ -275,7 +275,7 @@ def test_the_words_on_direct_preparation(elsewhere):
     assert words == {
         "resize": "direct",
         "crop_fraction": 1,
-        "exif_orientation": "ignored",
+        "exif_orientation": "applied",
         "alpha": "dropped",
     }
 
@@ -301,7 +301,7 @@ DESCRIPTION = {
         "the difference rounded down",
         "filter": "area, the mean over what a new pixel covers, also where it is smaller than an "
         "old one",
-        "exif_orientation": "ignored",
+        "exif_orientation": "applied",
         "alpha": "dropped",
     },
     "platforms": ["cpu", "cuda", "tpu"],
