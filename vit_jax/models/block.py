@@ -61,7 +61,7 @@ class Block(nnx.Module):
             drop_examples,
             fraction=drop_fraction,
             key=key if self.drops_branches else None,
-            batch=len(x_BSD),
+            batch=x_BSD.shape[0],
         )
         x = dispatch.flatten_tokens(x_BSD)
 

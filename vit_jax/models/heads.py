@@ -242,7 +242,7 @@ def apply_pooling(pooling: Pooling, tokens_BSD: Array, feature_width: int) -> Ar
     """
     pooled_BD = pooling(tokens_BSD)
     shape = jnp.shape(pooled_BD)
-    expected = (len(tokens_BSD), feature_width)
+    expected = (tokens_BSD.shape[0], feature_width)
     if shape != expected:
         name = type(pooling).__name__
         raise ValueError(
