@@ -504,7 +504,9 @@ class Predict(Averaging, Reading, Names, Checkpoint):
         from vit_jax.api.predictions import predict, to_csv, to_json, to_table
         from vit_jax.data.decoding.depth import survey
 
-        model, weights = self.load(self.checkpoint, class_names=self.read_class_names())
+        data = self.files[0] if files is None else ""
+        class_names = self.read_class_names()
+        model, weights = self.load(self.checkpoint, data=data, class_names=class_names)
         model = _name_classes(self.average(model), weights)
         top, threshold = self._choose_limits(model)
         if files is None:
