@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from vit_jax import cli
 from vit_jax.config.schema import FinetuneConfig, PretrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +46,25 @@ def test_images_install_the_extras_of_setup():
     """There is one target for each accelerator, each with the extra of its name."""
     dockerfile = (LAUNCH / "Dockerfile").read_text()
     setup = (ROOT / "setup.py").read_text()
-    pattern = r'^FROM base AS (\w+)\n(?:.*\n)*?RUN pip install --editable "\.\[(\w+)\]"'
+    pattern = (
+        r"^FROM base AS (\w+)\n(?:[^F].*\n)*?"
+        r'RUN pip install "\$\(echo /wheels/\*\.whl\)\[(\w+)\]"\nUSER 1000$'
+    )
     targets = dict(re.findall(pattern, dockerfile, re.MULTILINE))
 
     assert targets == {"cpu": "cpu", "tpu": "tpu", "cuda": "cuda"}
     for extra in targets.values():
         assert f'"{extra}": [' in setup
+
+
+def test_images_have_a_pinned_python_that_setup_allows():
+    dockerfile = (LAUNCH / "Dockerfile").read_text()
+    setup = (ROOT / "setup.py").read_text()
+    (major, minor) = re.findall(r"^ARG BASE=\S+/python:(\d+)\.(\d+)\.\d+-", dockerfile, re.M)[0]
+
+    assert f"Python :: {major}.{minor}" in setup
+    assert 'CMD ["doctor"]' in dockerfile
+    assert "doctor" in cli.VERBS
 
 
 def test_images_hold_what_the_installation_reads():
