@@ -114,8 +114,8 @@ class ModelOutput:
         T, which sum to 1 over S. Axial blocks have 2 L, along rows and along columns in turn, 0
         outside of these.
       stages_BHWC: the intermediate "stages": the map after each stage of a ResNet.
-      token_logits_TBK: float32 logits of the class and of the distillation token (DeiT), whose mean
-        is `logits_BK`.
+      token_logits_TBK: the intermediate "token_logits": float32 logits of the class token and of the
+        distillation token (DeiT), whose mean is `logits_BK`.
     """
 
     logits_BK: jax.Array = ABSENT

@@ -78,7 +78,7 @@ def test_logits_are_the_mean_of_both_heads():
 
     model = jax.tree.map(sample, abstract_model(architecture))
     images = jnp.asarray(rng.normal(size=(3, 4, 4, 3)), jnp.float32)
-    output = jax.jit(lambda images: model(images))(images)
+    output = jax.jit(lambda images: model(images, intermediates=("token_logits",)))(images)
     kernel = np.asarray(model.head.linear.kernel[...])
     bias = np.asarray(model.head.linear.bias[...])
     pooled = np.asarray(output.pooled_BD)

@@ -70,6 +70,17 @@ def test_the_step_has_one_forward_pass_of_the_teacher(teacher):
     )
 
 
+def test_a_distilled_student_gives_the_logits_of_both_tokens(teacher):
+    run = build(teacher, "model.pool=token", "model.class_tokens=2", "model.head=linear")
+    inputs = jax.eval_shape(run.step_parts.prepare_inputs, np.int32(0), runs.first_batch(run))
+    model = run.abstract_state.model
+
+    output = jax.eval_shape(run.step_parts.predict, model, inputs)
+
+    assert output.token_logits_TBK.shape == (2, 16, 10)
+    assert output.logits_BK.shape == (16, 10)
+
+
 def test_the_teacher_sees_the_mixed_images_in_its_size(teacher):
     run = build(teacher)
     seen = []

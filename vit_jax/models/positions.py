@@ -226,8 +226,9 @@ class RotaryPositions(nnx.Module):
             reference_grid=self.reference_grid,
         )
         angles_Sp = np.pad(angles_Np, ((self.prefix_length, 0), (0, 0)))
-        cos = select_tokens(np.cos(angles_Sp), token_BS)[..., None, :]  # for all heads
-        sin = select_tokens(np.sin(angles_Sp), token_BS)[..., None, :]
+        angles_S1p = angles_Sp[:, None]  # for all heads
+        cos = select_tokens(np.cos(angles_S1p), token_BS)
+        sin = select_tokens(np.sin(angles_S1p), token_BS)
 
         if self.kind == "centred":  # (B, S, T, 2, p)
             pair_shape = (2, -1)

@@ -94,7 +94,7 @@ class VisionTransformer(nnx.Module):
           image_BHWC: float, in [-1, 1], of the architecture's image size.
           dropout_key: in training only; without it nothing is dropped.
           intermediates: names of activations to return: "blocks", "attention", of a hybrid
-            "stages"; see `ModelOutput`.
+            "stages", with a distillation token "token_logits"; see `ModelOutput`.
           corruption: input in the place of some patches, for a network that predicts patches.
           kept_BM: the M patches of each image that enter the encoder; None: all.
         """
@@ -128,7 +128,7 @@ class VisionTransformer(nnx.Module):
         pooled_BD = self.pooled_norm(pooled_BD)
 
         return ModelOutput(
-            **self._predict(pooled_BD, tokens_BND),
+            **self._predict(pooled_BD, tokens_BND, intermediates),
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
             prefix_BPD=tokens_BSD[:, : self.prefix_length],
@@ -140,9 +140,12 @@ class VisionTransformer(nnx.Module):
     @property
     def allowed_intermediates(self) -> tuple[str, ...]:
         """The names of the intermediates that a call can return."""
-        if self.stem is None:
-            return ("blocks", "attention")
-        return ("blocks", "attention", "stages")
+        names = ["blocks", "attention"]
+        if self.stem is not None:
+            names.append("stages")
+        if isinstance(self.head, Head) and self.head.has_distillation_token:
+            names.append("token_logits")
+        return tuple(names)
 
     def _embed(
         self,
@@ -179,14 +182,20 @@ class VisionTransformer(nnx.Module):
         prefix_BPD = jnp.broadcast_to(prefix_1PD, (batch, self.prefix_length, width))
         return jnp.concatenate([prefix_BPD, patches_BND], axis=1)
 
-    def _predict(self, pooled_BD: Array, tokens_BND: Array) -> dict[str, Array | None]:
+    def _predict(
+        self,
+        pooled_BD: Array,
+        tokens_BND: Array,
+        intermediates: Collection[str],
+    ) -> dict[str, Array | None]:
         """Return the outputs of the head, by their names in `ModelOutput`."""
         if isinstance(self.head, PatchHead):
             features_BD = pooled_BD.astype(jnp.float32)
             return {"features_BD": features_BD, "patches_BNO": self.head(tokens_BND)}
         logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
         outputs = {"features_BD": features_BD, "logits_BK": logits_BK}
-        if isinstance(self.head, Head) and self.head.has_distillation_token:
+        if "token_logits" in intermediates:
+            assert isinstance(self.head, Head)
             outputs["token_logits_TBK"] = self.head.score_tokens(features_BD)
         return outputs
 

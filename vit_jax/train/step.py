@@ -151,9 +151,11 @@ class StepParts:
         teacher_BK = self.teach(self.teacher, inputs.images)
         return dataclasses.replace(inputs.targets, teacher_BK=teacher_BK)
 
-    def predict(self, model: nnx.Module, inputs: LossInputs, **options: object) -> ModelOutput:
+    def predict(self, model: nnx.Module, inputs: LossInputs, **options: Any) -> ModelOutput:
         """Return the output of the network; `options` are further arguments of its call."""
         network = self.prepare_network(model)
+        if self.teach is not None and "token_logits" in list_allowed(network):
+            options["intermediates"] = (*options.get("intermediates", ()), "token_logits")
         dropout_key = None
         if self.config.optimizer.trained == "all":  # features that are frozen have no dropout
             dropout_key = inputs.dropout_key
@@ -245,6 +247,11 @@ def weigh_examples(label_BK: jax.Array, class_weights: Sequence[float]) -> jax.A
     """Return weights (B,) of examples by their classes, whose mean weight becomes 1."""
     mean = sum(class_weights) / len(class_weights)
     return label_BK @ jnp.asarray([weight / mean for weight in class_weights])
+
+
+def list_allowed(network: nnx.Module) -> tuple[str, ...]:
+    """Return the intermediates that a network can return; none if it does not state them."""
+    return getattr(network, "allowed_intermediates", ())
 
 
 def call_network(
