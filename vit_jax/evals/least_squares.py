@@ -124,10 +124,11 @@ class PrimalEquations:
         width = feature_ND.shape[1]
         self._matrix_DD = np.zeros((width, width))
         self._target_DK = np.zeros((width, num_classes))
+        feature_chunks = iterate_chunks(feature_ND, CHUNK)
         label_chunks = iterate_chunks(label_N, CHUNK)
-        for feature_CD in iterate_chunks(feature_ND, CHUNK):
+        for feature_CD, label_C in zip(feature_chunks, label_chunks, strict=True):
             x_CD = scaler.standardise(feature_CD)
-            y_CK = build_targets(next(label_chunks), num_classes)
+            y_CK = build_targets(label_C, num_classes)
             self._matrix_DD += x_CD.T @ x_CD
             self._target_DK += x_CD.T @ y_CK
 
