@@ -20,6 +20,7 @@ from vit_jax.config import Architecture
 from vit_jax.config.metric_names import USUAL_METRICS, format_metric
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.class_counts import predict
+from vit_jax.evals.intervals import INTERVAL_OF
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.multilabel import MultilabelMetrics
 from vit_jax.evals.runner import (
@@ -31,7 +32,7 @@ from vit_jax.evals.runner import (
     require_images,
 )
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics
-from vit_jax.evals.single_label import INTERVAL_OF, ClassMetrics
+from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.models.views import ViewAverage, count_views
 from vit_jax.objectives.sums import score_classes

@@ -2,6 +2,8 @@
 
 import math
 
+INTERVAL_OF = {"accuracy": "accuracy_interval", "top5_accuracy": "top5_interval"}
+"""Names of the 95 % intervals of metrics."""
 FEW_IMAGES = 2_000
 """With fewer test images an accuracy is printed with its interval everywhere.
 

@@ -9,6 +9,7 @@ Legend: B global batch, K outputs of the network, N images that count.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,11 @@ from vit_jax.config.metric_names import (
     require_metric_name,
 )
 from vit_jax.evals.class_counts import ClassCounts, predict
-from vit_jax.evals.label_counts import LabelCounts
 from vit_jax.evals.runner import Results, Rows
 from vit_jax.imports.references import is_reference, resolve
 
-Counts = ClassCounts | LabelCounts
+if TYPE_CHECKING:
+    from vit_jax.evals.label_counts import LabelCounts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +203,9 @@ class RunningMetrics:
       means: metrics of the user.
     """
 
-    def __init__(self, counts: Counts, chosen: ChosenMetrics, usual: Sequence[str] = ()) -> None:
+    def __init__(
+        self, counts: "ClassCounts | LabelCounts", chosen: ChosenMetrics, usual: Sequence[str] = ()
+    ) -> None:
         self.names = list(dict.fromkeys((*usual, *chosen.built_in)))
         self.counts = counts
         self.means = [CustomMean(metric) for metric in chosen.custom]

@@ -11,7 +11,6 @@ from typing import Generic
 from vit_jax.arrays import Batch
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.evals.class_counts import ClassCounts
-from vit_jax.evals.label_counts import LabelCounts
 from vit_jax.evals.label_map import build_identity_map
 from vit_jax.evals.runner import (
     E,
@@ -72,5 +71,7 @@ class MultilabelEvaluator(ClassificationEvaluator[E]):
 
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
+        from vit_jax.evals.label_counts import LabelCounts
+
         counts = LabelCounts(len(self.split.class_names))
         return RunningMetrics(counts, self.chosen, usual=MULTILABEL_RESULTS)

@@ -21,8 +21,7 @@ from vit_jax.optim.by_name import (
     train_only,
 )
 from vit_jax.optim.moment_dtypes import add_momentum, allow_mixed_dtypes
-from vit_jax.optim.per_layer import is_stacked
-from vit_jax.optim.referenced_optimizer import adapt_optimizer, build_referenced_optimizer
+from vit_jax.optim.per_layer import adapt_optimizer, is_stacked
 from vit_jax.optim.schedules import Schedule
 from vit_jax.optim.zero_start import STAND_IN_STDDEV, may_start_at_zero
 
@@ -76,6 +75,8 @@ def _list_parts(
     if config.clip_global_norm is not None:
         parts.append(optax.clip_by_global_norm(config.clip_global_norm))
     if is_reference(config.name):
+        from vit_jax.optim.referenced_optimizer import build_referenced_optimizer
+
         parts.append(build_referenced_optimizer(config, schedule))
         return parts
 

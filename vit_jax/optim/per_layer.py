@@ -6,13 +6,16 @@ stored stacked.
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers
+
+from vit_jax.optim.by_name import train_only
+from vit_jax.optim.moment_dtypes import allow_mixed_dtypes
 
 _STACKED = re.compile(r"(?:encoder/blocks|body/stage\d+/rest)/")
 _LAYER = re.compile(rf"({_STACKED.pattern})(\d+)/")
@@ -47,6 +50,17 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return _stack(layer_updates), _stack(layer_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def adapt_optimizer(
+    optimizer: optax.GradientTransformation, is_trained: Callable[[str], bool] = lambda name: True
+) -> optax.GradientTransformation:
+    """Return an optimiser that sees the trained parameters by name and layer (`per_layer`).
+
+    They are a dictionary, because transformations that mask put placeholders into the tree, which a
+    module need not accept.
+    """
+    return train_only(allow_mixed_dtypes(per_layer(optimizer)), is_trained)
 
 
 def describe_matrices(params: Mapping[str, jax.Array]) -> dict[str, MuonDimensionNumbers | None]:

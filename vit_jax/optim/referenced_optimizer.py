@@ -1,16 +1,14 @@
 """Optimisers of optax or of the user, which a config names by a reference such as "optax:lion"."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import optax
 import optax.contrib
 
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.imports.references import explain_call, resolve
-from vit_jax.optim.by_name import train_only
-from vit_jax.optim.moment_dtypes import allow_mixed_dtypes
-from vit_jax.optim.per_layer import describe_matrices, per_layer
+from vit_jax.optim.per_layer import adapt_optimizer, describe_matrices
 from vit_jax.optim.schedules import Schedule
 from vit_jax.optim.zero_start import lift_zeros, scales_by_norm
 from vit_jax.text.printable import first_line
@@ -46,17 +44,6 @@ def build_referenced_optimizer(
     if scales_by_norm(build, config.arguments):
         inner = lift_zeros(inner)
     return adapt_optimizer(_name_errors(inner, f"{_FIELD}={config.name!r} with {described}"))
-
-
-def adapt_optimizer(
-    optimizer: optax.GradientTransformation, is_trained: Callable[[str], bool] = lambda name: True
-) -> optax.GradientTransformation:
-    """Return an optimiser that sees the trained parameters by name and layer (`per_layer`).
-
-    They are a dictionary, because transformations that mask put placeholders into the tree, which a
-    module need not accept.
-    """
-    return train_only(allow_mixed_dtypes(per_layer(optimizer)), is_trained)
 
 
 def _is_transformation(value: object) -> bool:

@@ -22,8 +22,7 @@ from vit_jax.data.sources import find_listing, holds_out, normalize_data
 from vit_jax.data.subset import read_held_hashes
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import choose_parallelism, count_cores
-from vit_jax.evals.intervals import describe_interval
-from vit_jax.evals.single_label import INTERVAL_OF
+from vit_jax.evals.intervals import INTERVAL_OF, describe_interval
 from vit_jax.models.flops import FLOPS_PER_MAC
 from vit_jax.models.lora import build_lora
 from vit_jax.optim.by_name import make_is_trained, select_trained
