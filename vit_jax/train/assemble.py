@@ -1,4 +1,4 @@
-"""The composition root: joins the parts of a run into one step for the devices.
+"""The composition root: builds the parts of a run, and one step of them for the devices.
 
 `assemble` needs shapes and devices but no data, so the very step that will train can also be
 compiled for devices that this machine does not have.
@@ -6,7 +6,7 @@ compiled for devices that this machine does not have.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
@@ -14,35 +14,220 @@ import optax
 from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import require_fit, resolve
-from vit_jax.config.lengths import Phase
+from vit_jax.config.lengths import Phase, RunSteps
 from vit_jax.config.networks import build_architecture, build_named_architecture
-from vit_jax.config.schema import (
-    AdaptConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    ShardingConfig,
-)
+from vit_jax.config.schema import ModelConfig, OptimizerConfig, RunConfig
 from vit_jax.config.variants import parse_name
+from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.imports.references import is_reference
-from vit_jax.objectives import Objective
+from vit_jax.objectives import Objective, build_objective
 from vit_jax.optim.by_name import check_patterns, make_is_trained
 from vit_jax.optim.schedules import Schedule
 from vit_jax.sharding import build_mesh, shard_tree
 from vit_jax.train.assembly import Assembly as Assembly
-from vit_jax.train.composition import BuildNetwork, Composition, Trainable, build_trainable
 from vit_jax.train.inputs import Datasets as Datasets
 from vit_jax.train.inputs import open_datasets as open_datasets
 from vit_jax.train.inputs import open_evaluation_batches as open_evaluation_batches
 from vit_jax.train.inputs import open_train_batches as open_train_batches
 from vit_jax.train.layout import choose_layout
 from vit_jax.train.phases import apply_phase, resize_architecture
-from vit_jax.train.state import TrainState
-from vit_jax.train.step import make_freeze
-from vit_jax.train.step_compiler import StepCompiler, set_shardings
+from vit_jax.train.state_builder import BuildNetwork, StateBuilder, make_state_builder
+from vit_jax.train.step import StepParts, make_evaluation_step, make_freeze
+from vit_jax.train.step_compiler import JittedEvaluationStep, StepCompiler, set_shardings
 
 if TYPE_CHECKING:
+    from vit_jax.train.teacher import Teacher
     from vit_jax.weights import Weights
+
+
+def assemble(
+    config: RunConfig,
+    architecture: Architecture,
+    *,
+    num_examples: int,
+    devices: Sequence[jax.Device],
+    label_shape: tuple[int, ...] = (),
+    network: BuildNetwork | None = None,
+    objective: Objective | None = None,
+    schedule: Schedule | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    teacher: "Weights | None" = None,
+) -> Assembly:
+    """Build a run's parts.
+
+    Args:
+      config: a config that `config.validate` accepts.
+      architecture: the network, for the dataset's classes.
+      num_examples: size of the training split.
+      devices: all devices of all processes, or of a topology that is only compiled for.
+      label_shape: shape of the label of one image.
+      network: (architecture, key) -> module, in the place of the network that `architecture`
+        describes.
+      objective: in the place of the config's; has its methods `prepare` and `sums`.
+      schedule: step -> learning rate, in the place of the config's.
+      optimizer: in the place of the config's optimizer and its schedule. `frozen` and `trained` of
+        the config hold. It sees parameters by name and layer (`optim.optimizers.adapt_optimizer`).
+      teacher: weights of `config.objective.teacher`, if they have been read.
+
+    Raises:
+      ValueError: values of the config that do not fit each other, the dataset or the devices.
+    """
+    steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
+    require_fit(config, architecture, devices[0].platform)
+
+    proposal = make_state_builder(config, architecture, steps, network, schedule, optimizer)
+    teacher_weights = teacher or read_teacher_weights(config)
+    run_config = choose_layout(config, proposal, devices, steps.phases, teacher_weights)
+    model = run_config.model
+    builder = proposal.replace_architecture(remat=model.remat, compute_dtype=model.compute_dtype)
+    check_optimizer(run_config.optimizer, builder)
+
+    compiler = make_compiler(run_config, builder, devices)
+    run_teacher = place_teacher(run_config, teacher_weights, builder.architecture, compiler)
+    step_parts = build_step_parts(run_config, builder, steps, objective, compiler, run_teacher)
+    run = Assembly(
+        config=run_config,
+        steps=steps,
+        builder=builder,
+        compiler=compiler,
+        label_shape=label_shape,
+        init_state=compiler.jit_build(builder.init),
+        state_of=compiler.jit_build(builder.start_from),
+        step_parts=step_parts,
+        teacher=run_teacher,
+        evaluation_step=jit_evaluation(compiler, step_parts),
+        **jit_training(compiler, step_parts, run_teacher),
+    )
+    earlier = [build_phase(run, phase, objective) for phase in steps.phases]
+    return dataclasses.replace(run, earlier=tuple(earlier))
+
+
+def check_optimizer(config: OptimizerConfig, builder: StateBuilder) -> None:
+    """Raise ValueError for patterns that match no parameter, and arguments that suit no update.
+
+    An optimizer by reference may take its arguments and reject them at its first update.
+    """
+    state = builder.abstract_state
+    check_patterns(config, state.model)
+    if is_reference(config.name):
+        update = builder.optimizer.update
+        jax.eval_shape(update, state.model, state.optimizer, state.model)
+
+
+def make_compiler(
+    config: RunConfig,
+    builder: StateBuilder,
+    devices: Sequence[jax.Device],
+) -> StepCompiler:
+    """Lay the state out on the devices, for which steps are then compiled."""
+    state = builder.abstract_state
+    mesh = build_mesh(devices, config.sharding)
+    shardings = shard_tree(state, mesh, config.sharding.parameters)
+    return StepCompiler(mesh, set_shardings(state, shardings))
+
+
+def read_teacher_weights(config: RunConfig) -> "Weights | None":
+    """Return the weights of `config.objective.teacher`; None for a run without one."""
+    if config.objective.teacher is None:
+        return None
+
+    from vit_jax.train.teacher import read_teacher
+
+    return read_teacher(config)
+
+
+def place_teacher(
+    config: RunConfig,
+    weights: "Weights | None",
+    student: Architecture,
+    compiler: StepCompiler,
+) -> "Teacher | None":
+    """Return the teacher on the devices; None without weights."""
+    if weights is None:
+        return None
+
+    from vit_jax.train.teacher import build_teacher
+
+    return build_teacher(config, weights, student, compiler)
+
+
+def build_step_parts(
+    config: RunConfig,
+    builder: StateBuilder,
+    steps: RunSteps,
+    objective: Objective | None,
+    compiler: StepCompiler,
+    teacher: "Teacher | None",
+) -> StepParts:
+    """Return the parts of the training step; without an `objective`, with the config's."""
+    return StepParts(
+        config=config,
+        architecture=builder.architecture,
+        objective=objective or build_objective(config.objective, builder.architecture),
+        prepare_network=make_freeze(make_is_trained(config.optimizer)),
+        optimizer=builder.optimizer,
+        schedule=builder.schedule,
+        steps=steps,
+        # On GPUs the host would wait for the condition that skips the norm of the update.
+        measures_all_updates=steps.log_every == 1 or compiler.platform == "gpu",
+        teach=teacher.predict if teacher is not None else None,
+    )
+
+
+def jit_training(
+    compiler: StepCompiler,
+    parts: StepParts,
+    teacher: "Teacher | None",
+) -> dict[str, Any]:
+    """Return the training step, jitted for a state and for its leaves, as fields of `Assembly`."""
+    abstract_teacher = teacher.abstract if teacher is not None else None
+    step = parts.train_step
+    return {
+        "train_step": compiler.jit_train_step(step, abstract_teacher),
+        "train_step_of_leaves": compiler.jit_train_step_of_leaves(step, abstract_teacher),
+    }
+
+
+def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluationStep:
+    """Build the evaluation step, and jit it."""
+    metrics = parts.config.evaluation.metrics
+    metric_rows = None
+    if metrics:  # only a classifier has them: a network may predict patches alone
+        chosen = choose_metrics(metrics, "config.evaluation.metrics")
+        metric_rows = make_metric_rows(chosen)
+    step = make_evaluation_step(parts.architecture, parts.objective, metric_rows)
+    return compiler.jit_observation(step)
+
+
+def build_phase(run: Assembly, phase: Phase, objective: Objective | None) -> Assembly:
+    """Return the parts of an earlier phase: the run's, but a step for images of another size."""
+    from vit_jax.train.resizing import make_resize
+
+    config = apply_phase(run.config, phase)
+    architecture = resize_architecture(run.architecture, phase)
+    builder = dataclasses.replace(run.builder, architecture=architecture)
+    resize = make_resize(
+        run.abstract_state.model,
+        builder.abstract_state.model,
+        run.architecture.grid,
+        architecture.grid,
+    )
+
+    freeze = run.step_parts.prepare_network
+    step_parts = dataclasses.replace(
+        run.step_parts,
+        config=config,
+        architecture=architecture,
+        objective=objective or build_objective(config.objective, architecture),
+        prepare_network=lambda model: resize(freeze(model)),
+    )
+    return dataclasses.replace(
+        run,
+        config=config,
+        builder=builder,
+        step_parts=step_parts,
+        **jit_training(run.compiler, step_parts, run.teacher),
+    )
 
 
 def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
@@ -87,143 +272,3 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
         num_classes=num_classes,
         channels=config.input.channels,
     )
-
-
-def assemble(
-    config: RunConfig,
-    architecture: Architecture,
-    *,
-    num_examples: int,
-    devices: Sequence[jax.Device],
-    label_shape: tuple[int, ...] = (),
-    network: BuildNetwork | None = None,
-    objective: Objective | None = None,
-    schedule: Schedule | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    teacher: "Weights | None" = None,
-) -> Assembly:
-    """Build a run's parts.
-
-    Args:
-      config: a config that `config.validate` accepts.
-      architecture: the network, for the dataset's classes.
-      num_examples: size of the training split.
-      devices: all devices of all processes, or of a topology that is only compiled for.
-      label_shape: shape of the label of one image.
-      network: (architecture, key) -> module, in the place of the network that `architecture`
-        describes.
-      objective: in the place of the config's; has its methods `prepare` and `sums`.
-      schedule: step -> learning rate, in the place of the config's.
-      optimizer: in the place of the config's optimizer and its schedule. `frozen` and `trained` of
-        the config hold. It sees parameters by name and layer (`optim.optimizers.adapt_optimizer`).
-      teacher: weights of `config.objective.teacher`, if they have been read.
-
-    Raises:
-      ValueError: values of the config that do not fit each other, the dataset or the devices.
-    """
-    steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
-    require_fit(config, architecture, devices[0].platform)
-
-    trainable = build_trainable(config, architecture, steps, network, schedule, optimizer)
-    teacher = teacher or read_named_teacher(config)
-    config = choose_layout(config, trainable, devices, steps.phases, teacher)
-    trainable = set_compute_options(trainable, config.model)
-    check_optimizer(config.optimizer, trainable)
-
-    composition = Composition(
-        steps=steps,
-        trainable=trainable,
-        compiler=place_state(trainable.abstract_state, config.sharding, devices),
-        objective=objective,
-        label_shape=label_shape,
-    )
-    composition = add_teacher(composition, config, teacher)
-
-    freeze = make_freeze(make_is_trained(config.optimizer))
-    run = composition.join(config, trainable, freeze)
-    phases = [join_phase(composition, run, phase) for phase in steps.phases]
-    return dataclasses.replace(run, earlier=tuple(phases))
-
-
-def read_named_teacher(config: RunConfig) -> "Weights | None":
-    """Return the weights of `config.objective.teacher`; None for a run without one."""
-    if config.objective.teacher is None:
-        return None
-
-    from vit_jax.train.teacher import read_teacher
-
-    return read_teacher(config)
-
-
-def add_teacher(
-    composition: Composition,
-    config: RunConfig,
-    teacher: "Weights | None",
-) -> Composition:
-    """Return the composition with a teacher on its devices."""
-    if teacher is None:
-        return composition
-
-    from vit_jax.train.teacher import build_teacher
-
-    student = composition.trainable.architecture
-    placed = build_teacher(config, teacher, student, composition.compiler)
-    return dataclasses.replace(composition, teacher=placed)
-
-
-def set_compute_options(trainable: Trainable, model: ModelConfig | AdaptConfig) -> Trainable:
-    """Return the network with the rematerialisation and the dtype that the layout has chosen."""
-    assert model.remat != "auto"
-    assert model.compute_dtype != "auto"
-    architecture = dataclasses.replace(
-        trainable.architecture,
-        remat=model.remat,
-        compute_dtype=model.compute_dtype,
-    )
-    if architecture == trainable.architecture:
-        return trainable
-    return dataclasses.replace(trainable, architecture=architecture)
-
-
-def check_optimizer(config: OptimizerConfig, trainable: Trainable) -> None:
-    """Raise ValueError for patterns that match no parameter, and arguments that suit no update.
-
-    An optimizer by reference may take its arguments and reject them at its first update.
-    """
-    state = trainable.abstract_state
-    check_patterns(config, state.model)
-    if is_reference(config.name):
-        update = trainable.optimizer.update
-        jax.eval_shape(update, state.model, state.optimizer, state.model)
-
-
-def place_state(
-    state: TrainState,
-    sharding: ShardingConfig,
-    devices: Sequence[jax.Device],
-) -> StepCompiler:
-    """Lay the state out on the devices."""
-    mesh = build_mesh(devices, sharding)
-    shardings = shard_tree(state, mesh, sharding.parameters)
-    return StepCompiler(mesh, set_shardings(state, shardings))
-
-
-def join_phase(composition: Composition, run: Assembly, phase: Phase) -> Assembly:
-    """Join the parts of an earlier phase: its training step takes images of another size.
-
-    State and evaluation are those of the run.
-    """
-    from vit_jax.train.resizing import make_resize
-
-    config = apply_phase(run.config, phase)
-    architecture = resize_architecture(run.architecture, phase)
-    of_phase = dataclasses.replace(composition.trainable, architecture=architecture)
-    resize = make_resize(
-        run.abstract_state.model,
-        of_phase.abstract_state.model,
-        run.architecture.grid,
-        architecture.grid,
-    )
-    freeze = run.step_parts.prepare_network
-    parts = composition.join(config, of_phase, lambda model: resize(freeze(model)))
-    return dataclasses.replace(parts, evaluation_step=run.evaluation_step)

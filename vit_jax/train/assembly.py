@@ -1,6 +1,7 @@
 """The parts of a run, fitted together: phases, executables, images and FLOPs of its steps."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,12 @@ from vit_jax import pytree
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.config.lengths import Phase
+from vit_jax.models.attention import find_attention_form
+from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.sharding import batch_sharding
 from vit_jax.train.phases import apply_phase, shrink_sequence
 from vit_jax.train.state import TrainState
+from vit_jax.train.state_builder import StateBuilder
 from vit_jax.train.step import Metrics, StepParts
 from vit_jax.train.step_compiler import (
     JittedEvaluationStep,
@@ -36,39 +40,37 @@ class Assembly:
     Attributes:
       config: config of the run, with values in the place of `auto`.
       steps: lengths of the run.
-      architecture: the network.
+      builder: the network and the optimizer.
       compiler: jits steps for the devices of the run, and knows the layout of its state.
       label_shape: shape of the label of an image: (), or (num_classes,) for several labels.
-      forward_macs: multiply-adds of one image's forward pass, padding included.
-      training_flops_per_image: FLOPs of the forward and the backward pass, without padding.
       init_state: returns the state before the first step, with parameters drawn by the seed.
       state_of: returns the state before the first step, with the parameters of a model.
       step_parts: the parts of the training step.
       train_step: (state, batch) -> (state, metrics); it reuses the memory of the old state.
       train_step_of_leaves: the same for the leaves of a state by name.
       evaluation_step: (state, batch) -> sums over the batch.
-      attention_form: returns the form of attention of the standard blocks on the devices; None
-        without such blocks.
       teacher: the teacher of a distillation, the last argument of a step; None without one.
       earlier: the parts for each phase in `steps.phases`; state and evaluation are the run's.
     """
 
     config: RunConfig
     steps: RunSteps
-    architecture: Architecture
+    builder: StateBuilder
     compiler: StepCompiler
     label_shape: tuple[int, ...]
-    forward_macs: int
-    training_flops_per_image: int
     init_state: Callable[[], TrainState]
     state_of: Callable[[nnx.Module], TrainState]
     step_parts: StepParts
     train_step: JittedTrainStep
     train_step_of_leaves: JittedLeavesStep
     evaluation_step: JittedEvaluationStep
-    attention_form: Callable[[], str] | None
     teacher: "Teacher | None" = None
     earlier: tuple["Assembly", ...] = ()
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network."""
+        return self.builder.architecture
 
     @property
     def abstract_state(self) -> TrainState:
@@ -79,6 +81,40 @@ class Assembly:
     def training_architecture(self) -> Architecture:
         """The network with the sequence length of training, for formulas of its cost."""
         return shrink_sequence(self.architecture, self.config)
+
+    @functools.cached_property
+    def forward_macs(self) -> int:
+        """Multiply-adds of one image's forward pass, padding included."""
+        return forward_macs(self.architecture, self.builder.custom_network)
+
+    @functools.cached_property
+    def training_flops_per_image(self) -> int:
+        """FLOPs of training on an image, without padding, with the forward pass of a teacher."""
+        num_kept = None
+        if self.config.input.patch_dropout:
+            num_kept = self.architecture.count_kept_patches(self.config.input.patch_dropout)
+        macs = forward_macs(
+            self.architecture,
+            self.builder.custom_network,
+            count_padding=False,
+            num_kept=num_kept,
+        )
+        flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs
+        if self.teacher is None:
+            return flops
+        teacher_macs = forward_macs(self.teacher.architecture, count_padding=False)
+        return flops + FLOPS_PER_MAC * teacher_macs
+
+    @property
+    def attention_form(self) -> Callable[[], str] | None:
+        """The function that returns the form of attention of the standard blocks on the devices.
+
+        None without such blocks.
+        """
+        a = self.training_architecture
+        if not (self.builder.is_standard and a.is_standard and a.has_transformer):
+            return None
+        return self.compiler.place(functools.partial(find_attention_form, a))
 
     @property
     def teacher_network(self) -> nnx.Module | None:

@@ -27,10 +27,10 @@ from vit_jax.sharding import AXES, count_slices, shard_tree
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import GIB, find_fabric_of_device
 from vit_jax.storage.files import expand_path
-from vit_jax.train.composition import Trainable
 from vit_jax.train.phases import apply_phase, resize_architecture, shrink_sequence
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
+from vit_jax.train.state_builder import StateBuilder
 from vit_jax.train.step_compiler import set_shardings
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ GROUPS = (16, 32, 64)
 
 def choose_layout(
     config: RunConfig,
-    trainable: Trainable,
+    builder: StateBuilder,
     devices: Sequence[jax.Device],
     phases: Sequence[Phase],
     teacher: "Weights | None" = None,
@@ -87,7 +87,7 @@ def choose_layout(
 
     Args:
       config: a valid config.
-      trainable: its network and optimizer.
+      builder: its network and optimizer.
       devices: devices of all processes.
       phases: earlier phases of the run.
       teacher: weights of a teacher, which are beside the state.
@@ -95,14 +95,14 @@ def choose_layout(
     Raises:
       ValueError: the devices cannot share the batch of a phase equally.
     """
-    config = _choose_compute(config, trainable, devices[0].platform)
-    largest_config, largest = _find_largest_phase(config, trainable.architecture, phases)
+    config = _choose_compute(config, builder, devices[0].platform)
+    largest_config, largest = _find_largest_phase(config, builder.architecture, phases)
     teacher_bytes = 0
     if teacher is not None:
         from vit_jax.train.teacher import count_bytes
 
         teacher_bytes = count_bytes(teacher, devices[0].platform)
-    layout = _find_fitting_layout(largest_config, largest, trainable, devices, teacher_bytes)
+    layout = _find_fitting_layout(largest_config, largest, builder, devices, teacher_bytes)
     sections = {
         "model": layout.model,
         "optimizer": layout.optimizer,
@@ -113,7 +113,7 @@ def choose_layout(
     return config
 
 
-def _choose_compute(config: RunConfig, trainable: Trainable, platform: str) -> RunConfig:
+def _choose_compute(config: RunConfig, builder: StateBuilder, platform: str) -> RunConfig:
     """Return the config with a compute dtype, and on CPUs with a policy for built-in transformers.
 
     On a CPU, S/16 takes 1.37 times as long in bfloat16, and without recomputation 1.07 times as
@@ -123,8 +123,8 @@ def _choose_compute(config: RunConfig, trainable: Trainable, platform: str) -> R
     if model.compute_dtype == "auto":
         dtype = "float32" if platform == "cpu" else "bfloat16"
         model = dataclasses.replace(model, compute_dtype=dtype)
-    a = trainable.architecture
-    is_built_in = trainable.is_standard and a.is_standard and a.has_transformer
+    a = builder.architecture
+    is_built_in = builder.is_standard and a.is_standard and a.has_transformer
     if model.remat == "auto" and platform == "cpu" and is_built_in:
         model = dataclasses.replace(model, remat="dots")
     return dataclasses.replace(config, model=model)
@@ -149,17 +149,17 @@ def _find_largest_phase(
 def _find_fitting_layout(
     config: RunConfig,
     architecture: Architecture,
-    trainable: Trainable,
+    builder: StateBuilder,
     devices: Sequence[jax.Device],
     teacher_bytes: int,
 ) -> RunConfig:
     """Return the config of a phase with the fastest layout that fits; see `choose_layout`."""
     default = next(_list_layouts(config, architecture, devices, 0.0))
-    has_formula = trainable.is_standard and architecture.is_standard
+    has_formula = builder.is_standard and architecture.is_standard
     if devices[0].platform == "cpu" or not has_formula:
         return default
 
-    state = trainable.abstract_state
+    state = builder.abstract_state
     update_share = _measure_update(config, architecture, state, devices)
     available_bytes = (1 - RESERVE) * usable_bytes(devices[0]) - teacher_bytes
     smallest = default  # without a possible layout it is rejected later, with a reason

@@ -212,15 +212,15 @@ def _find_accumulation(
 ) -> Candidate:
     """Return the policy with the fewest micro-batches that fit; if none fit, with the most."""
     candidate = None
-    architecture = dataclasses.replace(run.architecture, remat=remat)
+    builder = run.builder.replace_architecture(remat=remat)
     config = _replace_options(run.config, accumulation_steps=None)
-    for number in micro_batches(config, architecture, topology.stand_ins()):
+    for number in micro_batches(config, builder.architecture, topology.stand_ins()):
         config = _replace_options(run.config, accumulation_steps=number, remat=remat)
         try:
             resolve(config, num_examples=dataset.num_examples, num_devices=topology.num_chips)
         except ValueError:
             break
-        changed_run = dataclasses.replace(run, config=config, architecture=architecture)
+        changed_run = dataclasses.replace(run, config=config, builder=builder)
         needed_bytes = estimate_memory(changed_run, topology).total
         candidate = Candidate(
             config, needed_bytes, estimate_roofline(changed_run, topology).seconds
