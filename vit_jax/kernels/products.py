@@ -153,11 +153,12 @@ def _multiply_adapted_and_save(
 
 
 def _multiply_alone(x_I: Array, kernel_IO: Array) -> Array:
-    """Return a product that XLA does not join with other products of `x`.
+    """Return a product that XLA does not join with other products of its operands.
 
     Joined products are one array, whose parts are copied before cuBLAS or cuDNN can read them.
     """
-    return jax.lax.optimization_barrier(x_I) @ kernel_IO
+    x_I, kernel_IO = jax.lax.optimization_barrier((x_I, kernel_IO))
+    return x_I @ kernel_IO
 
 
 def _differentiate_adapted(
@@ -166,14 +167,15 @@ def _differentiate_adapted(
 ) -> tuple[Array, ...]:
     """Return the gradients of input, kernel and factors.
 
-    XLA removes the gradient of a frozen kernel, which nothing uses.
+    That of the input reads W + A B, which costs less than a branch as large as the input. Rounding
+    W + A B may lose small updates, which is no worse than rounding the gradient; the output of a
+    layer needs the branch. XLA removes the gradient of a frozen kernel, which nothing uses.
     """
     x_I, kernel_IO, a_Ir, b_rO, reduced_r = saved
     gradient_r = _multiply_alone(gradient_O, b_rO.T)
-    branch_I = gradient_r @ a_Ir.T
-    dx_I = gradient_O @ kernel_IO.T + branch_I
+    merged_IO = _multiply_alone(a_Ir, b_rO) + kernel_IO
     return (
-        dx_I,
+        gradient_O @ merged_IO.T,
         _differentiate_kernel(x_I, gradient_O),
         _differentiate_kernel(x_I, gradient_r),
         _differentiate_kernel(reduced_r, gradient_O),
