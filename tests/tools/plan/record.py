@@ -17,7 +17,7 @@ from docs.tables import renew, table
 from tests.tools.plan import record_gpus
 from tests.tools.plan.calibration import calibration_table
 from tests.tools.plan.layouts import layouts_table
-from tests.tools.plan.record_gpus import machine_table, recipe_table
+from tests.tools.plan.record_gpus import machine_table, recipe_table, tuning_table
 from vit_jax.config import load_recipe
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import Plan, make_plan
@@ -273,6 +273,7 @@ TABLES = {
     "layouts": layouts_table,
     "gpus": machine_table,
     "gpu recipes": recipe_table,
+    "gpu fine-tuning": tuning_table,
 }
 
 

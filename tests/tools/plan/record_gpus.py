@@ -37,7 +37,8 @@ class Case(NamedTuple):
 
     `dataset` has the numbers that a recipe without a dataset needs. `peer_ms` is the roofline of a
     step of big_vision on H100s with the same images of each. `weights` are the fields of the
-    network of the weights that a fine-tuning recipe begins with.
+    network of the weights that a fine-tuning recipe begins with. `before` has the figures before
+    a change: GiB, milliseconds of the roofline and the number of kernels.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Case(NamedTuple):
     dataset: tuple[tuple[str, int], ...] = ()
     peer_ms: float | None = None
     weights: tuple[tuple[str, Any], ...] = ()
+    before: tuple[float, float, int] | None = None
 
     def find_network(self, machine: str) -> Network:
         """Return the network, which that of the weights decides where there are any."""
@@ -183,10 +185,50 @@ FINETUNING = (
         weights=_DINOV2,
     ),
 )
+_LORA = "optimizer.lora_rank=16 optimizer.layer_decay=1.0"
+
+
+def _build_dinov3_case(
+    size: str,
+    images: int,
+    overrides: str,
+    before: tuple[float, float, int] | None,
+) -> Case:
+    """Return the fine-tuning of a DINOv3 ViT on one H100."""
+    kind = "LoRA of rank 16" if overrides else "all parameters"
+    weights = (
+        ("name", f"ViT-{size}/16"),
+        ("head", "linear"),
+        ("pool", "token"),
+        ("position_embedding", "none"),
+        ("registers", 4),
+        ("rope", "centred"),
+        ("layer_scale", 1e-5),
+        ("gelu", "exact"),
+        ("layer_norm_epsilon", 1e-5),
+        ("qkv_bias", "query_value"),
+    )
+    return Case(
+        f"DINOv3 {size}/16, {images} images, {kind}",
+        f"finetune:ViT-{size}/16,own,rule=dinov3",
+        overrides,
+        images,
+        _ONE,
+        dataset=(("num_examples", 50_000), ("num_classes", 10)),
+        weights=weights,
+        before=before,
+    )
+
+
+# Figures before are of commit a5ac162e; those of all parameters have not changed since.
+TUNING = (
+    _build_dinov3_case("B", 64, "", None),
+    _build_dinov3_case("B", 64, _LORA, (4.16, 15.20, 1180)),
+)
 _NODES = ("h100:8", "2*h100:8", "4*h100:8", "a100-80gb:8")
 _G14 = "model.name=ViT-g/14 model.remat=dots model.scan_unroll=1"
 PUBLIC = (Case("g/14", f"{_JFT}ViT-H/14", _G14, 64, _NODES),)  # NVIDIA has measured it with NeMo
-CASES = (*TABLE, *RECIPES, *FINETUNING, *PUBLIC)
+CASES = (*TABLE, *RECIPES, *FINETUNING, *TUNING, *PUBLIC)
 Row = dict[str, Any]
 
 
@@ -217,6 +259,7 @@ def record(case: Case, machine: str) -> Row:
         "gib": round(needed / GIB, 2),
         "fits": plan.fits,
         "ms": round(1e3 * line.seconds, 2),
+        "kernels": _count_kernels(plan),
         "roofline_ms": round(1e3 * _roofline_seconds(plan), 2),
         "collectives_ms": round(1e3 * line.collective_seconds, 2),
         "images_per_second": round(totals.images_per_second),
@@ -244,6 +287,14 @@ def _roofline_seconds(plan: Plan) -> float:
     with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
         program = hlo.parse(getattr(plan.compiled, "text", ""))
         return simulate_step(program, topology, collective_seconds, {}).seconds
+
+
+def _count_kernels(plan: Plan) -> int:
+    """Return the number of kernels that an unrolled step starts."""
+    program = hlo.parse(getattr(plan.compiled, "text", ""))
+    kernels = gpu_kernels.Kernels(program, plan.topology.chip)
+    seconds = map(kernels.estimate_seconds, program.computations[program.entry])
+    return sum(duration > 0 for duration in seconds)
 
 
 def load() -> dict[str, Row]:
@@ -346,6 +397,39 @@ def recipe_table() -> str:
         ),
         lines,
     )
+
+
+def tuning_table() -> str:
+    """Return the table of fine-tuning on one H100, with the figures before."""
+    lines = []
+    for case, row in _rows(TUNING):
+        before = ["–"] * 3
+        if case.before is not None:
+            gib, milliseconds, num_kernels = case.before
+            before = [f"{gib:.2f}", f"{milliseconds:.1f}", f"{num_kernels:,}"]
+        lines.append(
+            [
+                case.name,
+                *before,
+                f"{row['gib']:.2f}",
+                f"{row['roofline_ms']:.1f}",
+                f"{row['kernels']:,}",
+                f"{row['ms']:.1f}",
+                f"`{row['commit']}`, {row['date']}",
+            ]
+        )
+    columns = (
+        "",
+        "GiB before",
+        "roofline before, ms",
+        "kernels before",
+        "GiB",
+        "roofline, ms",
+        "kernels",
+        "plan, ms",
+        "commit",
+    )
+    return table(columns, lines)
 
 
 def main(names: Sequence[str]) -> None:
