@@ -21,8 +21,10 @@ HloModule jit_train_step, is_scheduled=true
   %p0 = bf16[2,64,32]{2,1,0} parameter(0)
   %p1 = s32[] parameter(1)
   %flat = bf16[2,2048]{1,0} bitcast(%p0)
-  %row = bf16[1,2048]{1,0} dynamic-slice(%flat, %p1, %p1), dynamic_slice_sizes={1,2048}
-  ROOT %kernel = bf16[64,32]{1,0} bitcast(%row)
+  %exact = f32[2,2048]{1,0} convert(%flat)
+  %row = f32[1,2048]{1,0} dynamic-slice(%exact, %p1, %p1), dynamic_slice_sizes={1,2048}
+  %rounded = bf16[1,2048]{1,0} convert(%row)
+  ROOT %kernel = bf16[64,32]{1,0} bitcast(%rounded)
 }
 
 %fused_update (p2: bf16[2,256,32], p3: bf16[256,32], p4: s32[]) -> bf16[2,256,32] {
@@ -118,7 +120,7 @@ CONVOLUTION = 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8
 @pytest.mark.parametrize(
     ("name", "num_bytes", "flops"),
     [
-        # One layer's kernel of the stack, read through a bitcast.
+        # One layer's kernel of the stack, read through a bitcast and a conversion.
         ("loop_slice_fusion", 2 * 64 * 32 * 2 + 4, 0),
         # The update of one layer, in place.
         ("fusion-start", 2 * 256 * 32 * 2 + 4, 0),

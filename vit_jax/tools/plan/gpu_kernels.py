@@ -37,6 +37,7 @@ _NO_KERNEL = {
 }
 _SLICES = ("dynamic-slice", "slice", "gather")
 _FUSIONS = ("fusion", "fusion-start")  # newer XLA starts updates of slices early
+_SAME_VALUES = ("bitcast", "convert")
 _UPDATE = "dynamic-update-slice"
 _CONTRACTED = r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)[}\]]'
 _SCORES = r'"intermediate_tensor_shape":\{[^}]*"dimensions":\[([\d,"]*)\]'
@@ -159,12 +160,12 @@ def _count_read_bytes(fused: Sequence[Instruction]) -> int:
 
 def _count_bytes_of_parameter(parameter: Instruction, fused: Sequence[Instruction]) -> int:
     """Return the bytes of a parameter's slices if it is only sliced or updated, else all."""
-    names = {parameter.name}  # the parameter and its bitcasts
+    names = {parameter.name}  # the parameter, and its values in another shape or dtype
     users = []
     for instruction in fused:  # in order of definition
         if names.isdisjoint(instruction.operands):
             continue
-        if instruction.opcode == "bitcast":
+        if instruction.opcode in _SAME_VALUES:
             names.add(instruction.name)
         else:
             users.append(instruction)
@@ -178,7 +179,7 @@ def _count_bytes_of_parameter(parameter: Instruction, fused: Sequence[Instructio
         if array not in names or not names.isdisjoint(indices):
             return num_bytes
         if user.opcode in _SLICES:
-            slice_bytes += _sum_bytes(user.arrays)
+            slice_bytes += math.prod(user.arrays[0].dims) * parameter.arrays[0].bits // 8
         elif user.opcode != _UPDATE:
             return num_bytes
     return min(num_bytes, slice_bytes)
