@@ -60,7 +60,7 @@ class Case(NamedTuple):
         model = from_dict(ModelConfig, dict(self.weights), "model.")
         before = build_architecture(
             model,
-            image_size=(518, 518),
+            image_size=(560, 560),  # patches of 14 and of 16 pixels divide it
             num_classes=0,
         )
         adapted = adapt_architecture(

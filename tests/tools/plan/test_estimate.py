@@ -331,7 +331,8 @@ def test_a_plan_of_lora_keeps_moments_of_the_factors_alone(weights_path):
     lora_plan = make_plan(adapted, machine, dataset, can_compile=False)
 
     assert lora_plan.memory.optimizer < plan.memory.optimizer
-    assert lora_plan.memory.parameters > plan.memory.parameters
+    # Frozen kernels are stored in bfloat16.
+    assert lora_plan.memory.parameters < plan.memory.parameters
     assert lora_plan.step_seconds < plan.step_seconds
 
 

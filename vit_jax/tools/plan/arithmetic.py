@@ -206,10 +206,11 @@ def _count_kept(run: Assembly, architecture: Architecture, topology: Topology) -
 def _count_passes(run: Assembly) -> float:
     """Return the FLOPs of the passes that training needs, as a fraction of all three.
 
-    Frozen parameters need no gradients, and below the head no backward pass.
+    Frozen parameters need no gradients, and below the head no backward pass. LoRA's thin products
+    read activations, which takes about the time of the gradients of kernels.
     """
     is_trained = make_is_trained(run.config.optimizer)
-    if is_trained is None:
+    if is_trained is None or run.config.optimizer.lora_rank is not None:
         return 1.0
     trained = select_trained(run.abstract_state.model, is_trained)
     if all(name.startswith("head/") for name in trained):
