@@ -103,7 +103,7 @@ def test_equal_colours_count_as_grey():
     colours = np.repeat(GREY[..., None], 3, axis=-1)
 
     np.testing.assert_array_equal(decode(colours, bands=BandChoice(1)), GREY[..., None])
-    with pytest.raises(WrongBands, match=r"3 bands.*input\.channels=1"):
+    with pytest.raises(WrongBands, match=r"3 bands.*network takes 1"):
         decode(colours + np.arange(3, dtype=np.uint8), bands=BandChoice(1))
 
 
@@ -118,7 +118,7 @@ def test_the_error_of_other_bands_names_the_file(tmp_path):
     source.name_of = lambda index: f"field_{index}.tif"
     stream = EvaluationStream(source, build_evaluation_transform(make_inputs(4)), 2, np.arange(2))
 
-    with pytest.raises(ValueError, match=r"field_0\.tif: it has 5 bands, and input\.channels=4"):
+    with pytest.raises(ValueError, match=r"field_0\.tif: it has 5 bands, and the network takes 4"):
         stream[0]
     with pytest.raises(WrongBands, match=r"input\.bands=\(9, 1\) wants band 9.*from 1 to 5"):
         decode(source.images[0], bands=BandChoice(2, (9, 1)))

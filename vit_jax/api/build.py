@@ -24,13 +24,20 @@ from vit_jax.config import (
 )
 from vit_jax.config.field_checks import is_value_range
 from vit_jax.config.network_options import ComputeDtype
-from vit_jax.config.schema import INTERPOLATIONS, Interpolation, PositionResize
+from vit_jax.config.schema import (
+    INTERPOLATIONS,
+    ChannelWeights,
+    Interpolation,
+    PositionResize,
+)
+from vit_jax.config.sizes import RGB_CHANNELS
+from vit_jax.data.decoding.bands import BandChoice
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
 from vit_jax.storage.files import use_compilation_cache
 from vit_jax.weights.description import choose_orientation, describe_preparation
-from vit_jax.weights.fit import fit
+from vit_jax.weights.fit import fit, fit_channels
 from vit_jax.weights.folding import read_normalisation
 from vit_jax.weights.head_edits import cut_after_layer, remove_head, set_classifier
 from vit_jax.weights.load import Weights, load_weights, resize_weights
@@ -44,7 +51,7 @@ _FOREIGN_ARGUMENTS = {
     "checkpoint_path": "load_model(source) reads weights",
     "img_size": "give image_size=",
     "input_size": "give image_size=",
-    "in_chans": "images have three channels",
+    "in_chans": "give channels=",
 }
 """Arguments of other libraries, and what to do here."""
 
@@ -70,6 +77,8 @@ def create_model(
     resize: Resize = "short_side",
     crop_fraction: float = 0.875,
     interpolation: Interpolation | None = None,
+    channels: int = RGB_CHANNELS,
+    value_range: tuple[float, float] | None = None,
     **options: Unpack[ModelOptions],
 ) -> Model:
     """Build a network with initial parameters.
@@ -82,8 +91,9 @@ def create_model(
       compute_dtype: "float32" or "bfloat16"; parameters and logits are float32.
       resize: how `preprocess` prepares images: "short_side" or "direct".
       crop_fraction: share of the short side that the crop keeps; 1 with "direct".
-      interpolation: "bilinear" or "bicubic", antialiased as in timm; None: as
-        `InputConfig.test_interpolation`.
+      interpolation: "bilinear" or "bicubic", as `InputConfig.test_interpolation`.
+      channels: channels of the images, 1 to 32; other numbers than 3 are bands as stored.
+      value_range: values of bands that become -1 and 1, of deep RGB 0 and 255; None: (0, 255).
       **options: other fields of `config.ModelConfig`, such as depth=6, pool="gap" or
         block="package.module:name".
 
@@ -97,15 +107,14 @@ def create_model(
         config,
         image_size=_to_height_and_width(image_size),
         num_classes=num_classes,
+        channels=_require_integer(channels),
     )
     source = f"{name} with initial parameters of seed {seed}"
+    size = architecture.image_size
     transform = build_transform(
-        resize,
-        crop_fraction,
-        interpolation,
-        architecture.image_size,
-        source,
+        resize, crop_fraction, interpolation, size, source, value_range=value_range
     )
+    transform = _set_channels(transform, channels)
 
     use_compilation_cache(True)
     return Model(
@@ -115,6 +124,22 @@ def create_model(
         transform=transform,
         source=source,
     )
+
+
+def _require_integer(channels: int) -> int:
+    """Return the number of channels; raise ValueError if it is no integer."""
+    if type(channels) is not int:
+        raise ValueError(f"channels={channels!r}: must be an integer from 1 to 32.")
+    return channels
+
+
+def _set_channels(transform: EvaluationTransform, channels: int) -> EvaluationTransform:
+    """Return the preparation for other channels than RGB, by a range of values."""
+    if channels == RGB_CHANNELS:
+        return transform
+    low, high = transform.value_range or (0.0, 255.0)
+    bands = BandChoice(channels).set_range(low, high)
+    return dataclasses.replace(transform, bands=bands)
 
 
 @functools.partial(jax.jit, static_argnames="architecture")
@@ -157,7 +182,8 @@ def load_model(
       facts: values that the file does not state, as a mapping.
       **options: values that the file does not state, by the names in `vit_jax.weights.OPTIONS`:
         num_heads, gelu, ...; and other arguments of `from_weights`: compute_dtype, resize,
-        crop_fraction, interpolation, exif_orientation, value_range, position_resize.
+        crop_fraction, interpolation, exif_orientation, value_range, position_resize, channels,
+        channel_weights.
 
     Raises:
       ValueError: an unknown or damaged file, values that are missing or do not fit the network.
@@ -194,6 +220,8 @@ def from_weights(
     exif_orientation: bool | None = None,
     value_range: tuple[float, float] | None = None,
     position_resize: PositionResize = "library",
+    channels: int | None = None,
+    channel_weights: ChannelWeights = "cyclic",
     sharding: jax.sharding.Sharding | None = None,
     data: str = "",
 ) -> Model:
@@ -210,6 +238,8 @@ def from_weights(
       exif_orientation: turn photographs upright by Exif; None: as in training, else upright.
       value_range: values of files of more than 8 bits that become 0 and 255; None: as stated.
       position_resize: a value of `AdaptConfig.position_resize`; "library": that of the names.
+      channels: channels of the images, 1 to 32, as for `create_model`; None: those of the weights.
+      channel_weights: a value of `AdaptConfig.channel_weights`.
       sharding: layout of every parameter; None for the default device.
       data: datasets of the images, for a default of exif_orientation; "": image files.
 
@@ -217,14 +247,13 @@ def from_weights(
       ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
     """
     is_multilabel = weights.is_multilabel and num_classes is None
-    weights = _resize(weights, image_size, position_resize)
+    weights = _fit_images(weights, image_size, position_resize, channels, channel_weights)
     weights, architecture, notes = _adapt(weights, num_classes, compute_dtype, position_resize)
 
-    preprocessing, assumption = _find_preparation(weights, resize, crop_fraction, data)
-    transform = build_stored_transform(
-        preprocessing,
-        architecture.image_size,
-        weights.source,
+    transform, assumption = _build_preparation(
+        weights,
+        architecture,
+        data,
         resize=resize,
         crop_fraction=crop_fraction,
         interpolation=interpolation,
@@ -254,6 +283,45 @@ def _add_origin(model: Model, weights: Weights) -> Model:
     )
 
 
+def _fit_images(
+    weights: Weights,
+    image_size: int | tuple[int, int] | None,
+    position_resize: PositionResize,
+    channels: int | None,
+    channel_weights: ChannelWeights,
+) -> Weights:
+    """Return the weights for images of this size and with these channels; None: unchanged."""
+    if image_size is not None:
+        weights = resize_weights(weights, _to_height_and_width(image_size), position_resize)
+    if channels is None or channels == weights.architecture.channels:
+        return weights
+    return fit_channels(weights, _require_integer(channels), channel_weights)
+
+
+def _build_preparation(
+    weights: Weights,
+    architecture: Architecture,
+    data: str,
+    **requested: Any,
+) -> tuple[EvaluationTransform | None, tuple[str, ...]]:
+    """Return the preparation of images that weights or the caller state, and notes on it."""
+    preprocessing, assumption = _find_preparation(
+        weights,
+        requested["resize"],
+        requested["crop_fraction"],
+        data,
+    )
+    transform = build_stored_transform(
+        preprocessing,
+        architecture.image_size,
+        weights.source,
+        **requested,
+    )
+    if transform is not None and transform.bands is None:
+        transform = _set_channels(transform, architecture.channels)
+    return transform, assumption
+
+
 def _find_preparation(
     weights: Weights,
     resize: Resize | None,
@@ -273,20 +341,6 @@ def _find_preparation(
         notes = (_ASSUMED_PREPARATION.format(preparation["resize"]),)
     is_upright = choose_orientation(stated, weights.training, data)
     return {**stated, "exif_orientation": is_upright}, notes
-
-
-def _resize(
-    weights: Weights,
-    image_size: int | tuple[int, int] | None,
-    position_resize: str,
-) -> Weights:
-    """Return the weights for images of a size; None: the size that they have."""
-    if image_size is None:
-        return weights
-    if isinstance(image_size, int):
-        image_size = (image_size, image_size)
-    height, width = image_size
-    return resize_weights(weights, (height, width), position_resize)
 
 
 def _adapt(
@@ -439,6 +493,7 @@ def build_stored_transform(
 
     if exif_orientation is None:
         exif_orientation = known.get("exif_orientation") is True
+    is_requested_range = value_range is not None
     if value_range is None:
         value_range = known.get("value_range")
     transform = build_transform(
@@ -450,6 +505,12 @@ def build_stored_transform(
         exif_orientation,
         value_range,
     )
+    if "bands" in known:
+        bands = BandChoice.read(known["bands"])
+        if is_requested_range:
+            assert transform.value_range is not None
+            bands = bands.set_range(*transform.value_range)
+        transform = dataclasses.replace(transform, bands=bands)
     library: Literal["timm", "huggingface"] = "huggingface"
     if known.get("resize_library") == "timm":
         library = "timm"

@@ -237,7 +237,7 @@ class Model:
 
         Args:
           images_BHWC: (B, H, W, 3) of the architecture's size, RGB; uint8, 0 to 255, or floating
-            point in [-1, 1].
+            point in [-1, 1]; of bands (B, H, W, C), normalised as `preprocess` returns them.
           intermediates: names of activations to return: "blocks" and "attention" of a transformer,
             "stages" of a ResNet.
 
@@ -263,10 +263,11 @@ class Model:
 
         Args:
           images: a path, an encoded file as bytes, pixels as uint8 (H, W) or (H, W, 1 or 3) of any
-            size, or an image of Pillow; or a list of these; or an array (B, H, W, 3).
+            size, or an image of Pillow; or a list of these; or an array (B, H, W, 3). Where the
+            weights take bands, pixels are any numbers (H, W, bands).
 
         Returns:
-          uint8 (B, height, width, 3), RGB.
+          uint8 (B, height, width, 3), RGB; or normalised bands, float32 (B, height, width, C).
 
         Raises:
           ValueError: an image is unreadable, or the weights do not describe the preparation of
@@ -391,7 +392,8 @@ class Model:
             if is_read:
                 return None
             megapixels = transform.max_image_megapixels
-            reason = find_reason(source, index, megapixels, transform.value_range)
+            values = transform.value_range
+            reason = find_reason(source, index, megapixels, values, transform.bands)
             if reason is None:
                 return None
             return UnreadableImage(reason)
@@ -411,16 +413,23 @@ class Model:
             images = np.asarray(images)
 
         height, width = self.architecture.image_size
-        has_shape = images.ndim == 4 and images.shape[1:] == (height, width, 3)
+        channels = self.architecture.channels
+        bands = None if self.transform is None else self.transform.bands
+        has_shape = images.ndim == 4 and images.shape[1:] == (height, width, channels)
         is_float = jnp.issubdtype(images.dtype, jnp.floating)
         has_dtype = is_float or images.dtype == np.uint8
+        numbers = "uint8, 0 to 255, or in floating point in [-1, 1]"
+        if bands is not None and not bands.scales_8_bits:
+            has_dtype = is_float
+            numbers = "floating point, normalised by channel"
         if not (has_shape and has_dtype):
             raise ValueError(
-                f"Images are {images.dtype} {images.shape}; give (B, {height}, {width}, 3) in "
-                "uint8, 0 to 255, or in floating point in [-1, 1]. preprocess() makes this of "
-                "files and of images of any size."
+                f"Images are {images.dtype} {images.shape}; give (B, {height}, {width}, "
+                f"{channels}) in {numbers}. preprocess() makes this of files and of images of any "
+                "size."
             )
-        if is_float and images.size and not isinstance(images, jax.core.Tracer):
+        is_known = not isinstance(images, jax.core.Tracer)
+        if is_known and is_float and bands is None and images.size:
             _require_range(images)
         return images
 

@@ -25,7 +25,7 @@ from vit_jax.config.network_options import (
     StochasticDepthForm,
     UnitForm,
 )
-from vit_jax.config.schema import Interpolation, PositionResize
+from vit_jax.config.schema import ChannelWeights, Interpolation, PositionResize
 from vit_jax.text.nearest import did_you_mean
 
 Resize = Literal["short_side", "direct"]
@@ -88,6 +88,8 @@ class BuildOptions(TypedDict, total=False):
     exif_orientation: bool | None
     value_range: tuple[float, float] | None
     position_resize: PositionResize
+    channels: int | None
+    channel_weights: ChannelWeights
 
 
 class StatedOptions(TypedDict, total=False):

@@ -107,7 +107,10 @@ class _Features(Limits, Reading):
                 **self.limits,
             )
             split_choice = SplitChoice(
-                data_dir=self.data_dir, value_range=transform.value_range, **choice
+                data_dir=self.data_dir,
+                value_range=transform.value_range,
+                bands=transform.bands,
+                **choice,
             )
             yield extractor, split_choice, weights
 
@@ -675,4 +678,5 @@ def _build_fewshot_transform(
         model.architecture.image_size,
         exif_orientation=exif_orientation,
         value_range=value_range,
+        bands=None if own is None else own.bands,
     )

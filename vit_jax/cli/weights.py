@@ -390,9 +390,13 @@ class Evaluate(Limits, Averaging, Reading, Names, Checkpoint):
         data = self.data
         if not is_family(data):
             self.reject_ineffective(["real"], f"on {data}, only on imagenet")
-            value_range = model.require_transform().value_range
+            transform = model.require_transform()
             values = self.collect_values("data_dir", *_CHOICE)
-            choice = SplitChoice(value_range=value_range, **values)
+            choice = SplitChoice(
+                value_range=transform.value_range,
+                bands=transform.bands,
+                **values,
+            )
             return {"": open_labelled(data, weights, choice)}, {}
 
         self.reject_ineffective(_CHOICE, f"on {data}")
@@ -512,7 +516,9 @@ class Predict(Averaging, Reading, Names, Checkpoint):
         if files is None:
             records = list(predict(model, self._open_split(model), top, threshold))
         else:
-            note(*survey(files, model.require_transform().value_range, "--images.value_range"))
+            transform = model.require_transform()
+            if transform.bands is None:
+                note(*survey(files, transform.value_range, "--images.value_range"))
             records = list(predict(model, files, top, threshold))
 
         if self.csv != "-":

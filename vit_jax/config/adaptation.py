@@ -49,7 +49,10 @@ def adapt_architecture(
     dropout = config.dropout_fraction
     if dropout is None:
         dropout = _find_published_dropout(a)
+    if channels is None:
+        channels = a.channels
     reject(_find_problems(a, config))
+    reject(_find_channel_problems(a, config, channels))
 
     # At the size of the weights, the border was accepted when `a` was made.
     drops_border = config.uncovered_border == "drop" or image_size == a.image_size
@@ -66,7 +69,7 @@ def adapt_architecture(
     adapted = dataclasses.replace(
         pooled,
         num_classes=num_classes,
-        channels=a.channels if channels is None else channels,
+        channels=channels,
         patch_outputs=0,
         head=head,
         head_bias_init=0.0,
@@ -146,6 +149,12 @@ def _find_problems(a: Architecture, config: AdaptConfig) -> Iterator[str]:
             yield f"model.{field}={value}: has no effect on {a.name}, without a Transformer. Use 0."
     yield from _find_position_problems(a, config)
     yield from _find_head_problems(a, config)
+
+
+def _find_channel_problems(a: Architecture, config: AdaptConfig, channels: int) -> Iterator[str]:
+    if config.channel_weights != "cyclic" and channels == a.channels:
+        rule = f"has no effect on images with the {channels} channels of the weights"
+        yield f"model.channel_weights={config.channel_weights!r}: {rule}. Use cyclic."
 
 
 def _find_position_problems(a: Architecture, config: AdaptConfig) -> Iterator[str]:

@@ -16,6 +16,7 @@ from vit_jax.config.sizes import BOTTLENECK, RGB_CHANNELS, ROOT_CHANNELS, resnet
 from vit_jax.imports.reference_form import is_reference
 
 _MODERN_OPTIONS = (
+    "channels",
     "class_tokens",
     "pool_num_heads",
     "registers",

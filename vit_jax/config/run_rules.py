@@ -111,10 +111,12 @@ def check_rgb_augmentations(config: RunConfig) -> str | None:
             bands = f"channels={inputs.channels}"
             if inputs.bands:
                 bands = f"bands={inputs.bands}"
+            fix = f"Set config.input.{name}={type(value)()}"
+            if inputs.randaugment_magnitude:
+                fix += " and config.input.randaugment_magnitude=0"
             return (
                 f"input.{name}={value}: must be off with input.{bands}: {operations} need RGB of 8 "
-                f"bits. Set config.input.{name}={type(value)()}; crops, shift, flip, erasing, mixup "
-                "and CutMix work with all bands."
+                f"bits. {fix}; crops, flips, erasing, mixup and CutMix work with all bands."
             )
     return None
 
@@ -414,6 +416,19 @@ START_RULES: tuple[Rule, ...] = (check_allowed_code, check_phases, check_weights
 # The learning rates of fine-tuning. These rules have the config of a fine-tuning run.
 
 
+def check_channel_weights(config: FinetuneConfig) -> str | None:
+    """Kernels of zeros must be trained."""
+    if config.model.channel_weights != "zero":
+        return None
+    optimizer = config.optimizer
+    if optimizer.lora_rank is None and optimizer.trained == "all":
+        return None
+    return (
+        "model.channel_weights='zero': must be cyclic with LoRA or optimizer.trained='head', which "
+        "freeze the first layer. Use cyclic."
+    )
+
+
 def check_rate(config: FinetuneConfig) -> str | None:
     """Fine-tuning needs a learning rate, or several to search."""
     if config.search.learning_rates or config.schedule.learning_rate:
@@ -453,6 +468,7 @@ def check_searched_fraction(config: FinetuneConfig) -> str | None:
 
 
 FINETUNE_RULES: tuple[Callable[[FinetuneConfig], str | None], ...] = (
+    check_channel_weights,
     check_rate,
     check_searched_rate,
     check_different_rates,

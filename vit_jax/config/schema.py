@@ -63,6 +63,7 @@ fraction"."""
 PositionResize = Literal[
     "library", "corners", "bilinear", "bicubic", "lanczos3", "huggingface", "dinov2"
 ]
+ChannelWeights = Literal["cyclic", "zero"]
 PatchTarget = Literal["mean_colour", "colours_4x4", "pixels"]
 Interpolation = Literal["bilinear", "bicubic"]
 INTERPOLATIONS = get_args(Interpolation)
@@ -129,6 +130,10 @@ class AdaptConfig(ComputeOptions):
     released code; bilinear, bicubic, lanczos3: antialiased, bicubic as timm; huggingface: bicubic
     without antialiasing, as Hugging Face; dinov2: the same with DINOv2's offset of 0.1; library: as
     the library whose names the weights have."""
+    channel_weights: ChannelWeights = "cyclic"
+    """Kernel of the first layer for other channels than those of the weights: cyclic repeats the
+    channels in turn, multiplied by 3 / channels, and sums them for one channel, as timm; zero keeps
+    the first channels and adds zeros."""
     rope_rescale: bool = False
     """For another image size with model.rope=index (Perception Encoder): scale the places of
     patches to the grid of the weights, as in timm, instead of counting beyond it, as its

@@ -12,6 +12,8 @@ import numpy as np
 
 from vit_jax.config import InputConfig
 from vit_jax.config.data_kinds import EMBEDDED, REFERENCE_FORM, find_kind, spell_forms
+from vit_jax.config.sizes import RGB_CHANNELS
+from vit_jax.data.decoding.bands import BandChoice
 from vit_jax.data.kinds.listing import WHOLE
 from vit_jax.data.records import Source, few, require_same_classes
 from vit_jax.data.sources import find_listing, holds_out, normalize_data, open_source, pin_data
@@ -47,6 +49,7 @@ class SplitChoice:
       data_dir: folder of prepared TFDS datasets.
       value_range: value range of the model's preparation; files of more than 8 bits need no warning
         with it.
+      bands: bands of the model's preparation; None: RGB.
     """
 
     split: str | None = None
@@ -57,6 +60,7 @@ class SplitChoice:
     holdout_fraction: float | None = None
     data_dir: str | None = None
     value_range: tuple[float, float] | None = None
+    bands: BandChoice | None = None
 
 
 class Released(NamedTuple):
@@ -140,6 +144,11 @@ def plan_splits(
         classes=choice.classes or (),
         value_range=choice.value_range,
     )
+    if choice.bands is not None:
+        numbers = choice.bands.numbers
+        if not numbers and choice.bands.count == RGB_CHANNELS:
+            numbers = tuple(range(1, RGB_CHANNELS + 1))
+        config = dataclasses.replace(config, channels=choice.bands.count, bands=numbers)
     if training is None or normalize_data(training.data) != normalize_data(usual.data):
         return Plan(usual.data, config, seed=0, held_up_to={})
 

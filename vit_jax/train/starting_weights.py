@@ -80,7 +80,14 @@ def adapt(config: FinetuneConfig, train: Source, weights: Weights | None = None)
         num_classes=train.num_classes,
         channels=config.input.channels,
     )
-    fitted = fit(kept, architecture, position_resize=config.model.position_resize)
+    fitted = fit(
+        kept,
+        architecture,
+        position_resize=config.model.position_resize,
+        channel_weights=config.model.channel_weights,
+    )
+    if architecture.channels != kept.architecture.channels:
+        choices.append(_describe_channels(kept.architecture.channels, config))
     if config.model.head_stddev:
         fitted = _draw_last_layer(fitted, config.model.head_stddev, config.seed)
     lines = [f"weights  {kept.source}", f"         {fitted.summary()}"]
@@ -139,6 +146,21 @@ def _follow_preparation(inputs: InputConfig, stated: Mapping[str, Any]) -> tuple
     return (
         dataclasses.replace(inputs, **values),
         f"Test images are prepared as for the weights: {shown}.",
+    )
+
+
+def _describe_channels(stored: int, config: FinetuneConfig) -> str:
+    """Return the note on the first kernel, which has other channels than the weights."""
+    channels = config.input.channels
+    method = config.model.channel_weights
+    change = f"the first {min(stored, channels)} are kept, others are zero"
+    if method == "cyclic":
+        change = f"repeated in turn, times {stored}/{channels}, as timm"
+    if method == "cyclic" and channels == 1:
+        change = "summed, as timm"
+    return (
+        f"The first layer takes {channels} channel(s), the weights {stored}: their kernels are "
+        f"{change} (config.model.channel_weights={method})."
     )
 
 

@@ -94,6 +94,9 @@ def describe_preparation(
     if transform.resize == "direct":
         crop_fraction = 1.0
     value_range = transform.value_range
+    bands = {}
+    if transform.bands is not None:
+        bands = {"bands": dataclasses.asdict(transform.bands)}
     return {
         "image_size": list(transform.image_size),
         "resize": transform.resize,
@@ -103,6 +106,7 @@ def describe_preparation(
         "pixel_range": [-1.0, 1.0],
         "exif_orientation": transform.exif_orientation,
         "value_range": None if value_range is None else list(value_range),
+        **bands,
         **describe_normalisation(normalisation),
     }
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
+from vit_jax.config.architecture_rules import require_valid
+from vit_jax.weights.channels import FIRST_KERNELS, adapt_channels
 from vit_jax.weights.folding import OURS, Normalisation, read_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import ArrayStatus
@@ -79,12 +81,14 @@ def fit(
     target: Architecture,
     *,
     position_resize: str = "corners",
+    channel_weights: str = "cyclic",
 ) -> Fitted:
     """Fit weights to the network `target`.
 
     For a new head with the classes of the source, remove its head first (`remove_head`).
 
-    `position_resize`, a value of `PositionResize`, is how learned positions change their grid.
+    `position_resize`, a value of `PositionResize`, is how learned positions change their grid, and
+    `channel_weights` how the first kernel changes its channels (`weights.channels`).
     Fields without effect on names and shapes, such as the GELU form, are not compared.
 
     Raises:
@@ -102,6 +106,10 @@ def fit(
         changes |= change_pooling(parameters, expected)
     method = weights.choose_resize_method(position_resize)
     changes |= change_grid(parameters, source.grid, target.grid, method)
+    normalisation = read_normalisation(weights.preprocessing)
+    if source.channels != target.channels:
+        changes |= change_channels(parameters, target.channels, channel_weights)
+        normalisation = OURS
 
     changed = apply_changes(parameters, changes)
     problem = f"{weights.source} does not fit {target.name} ({source.name} is there)"
@@ -109,7 +117,7 @@ def fit(
     return Fitted(
         parameters={name: changed[name] for name in expected},
         statuses=list_statuses(changed, changes),
-        normalisation=read_normalisation(weights.preprocessing),
+        normalisation=normalisation,
         licence=weights.licence,
         finetuning_rule=weights.finetuning_rule,
     )
@@ -171,6 +179,39 @@ def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> di
     """Resize every table of positions to another grid of patches."""
     resized, statuses = resize_positions(parameters, old, new, method)
     return {status.name: Change(resized[status.name], status) for status in statuses}
+
+
+# The channels.
+
+
+def change_channels(parameters: Parameters, channels: int, method: str) -> dict[str, Change]:
+    """Change the kernel that sees the image."""
+    changes = {}
+    for name in FIRST_KERNELS:
+        if name in parameters:
+            kernel = adapt_channels(parameters[name], channels, method)
+            status = ArrayStatus.describe(name, kernel, f"for {channels} channels ({method})")
+            changes[name] = Change(kernel, status)
+            break
+    return changes
+
+
+def fit_channels(weights: Weights, channels: int, method: str) -> Weights:
+    """Return the same network for other channels; a value range replaces its normalisation.
+
+    Raises:
+      ValueError: the number is not allowed.
+    """
+    target = require_valid(
+        dataclasses.replace(weights.architecture, channels=channels),
+        drops_border=True,
+    )
+    fitted = fit(weights, target, channel_weights=method)
+    changed = weights.replace_network(target, fitted.parameters)
+    preprocessing = dict(weights.preprocessing or {})
+    for field in ("bands", "mean", "std"):
+        preprocessing.pop(field, None)
+    return dataclasses.replace(changed, preprocessing=preprocessing or None)
 
 
 # Single changes, and their effect.

@@ -5,7 +5,8 @@ Without a `BandChoice` an image is 8-bit RGB, which the module `images` makes of
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from vit_jax.data.decoding import rasters
 from vit_jax.data.decoding.headers import TIFF_STARTS
 from vit_jax.text.printable import printable
 
+HALF_OF_8_BITS = 127.5
+MOST_CHANNELS = 32
+"""Channels of a network's input."""
 _OPENCV_CHANNELS = 4
 """Most channels that all functions of OpenCV take."""
 _EXACT = (np.uint8, np.uint16, np.float32)
@@ -38,6 +42,38 @@ class BandChoice:
     numbers: tuple[int, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+
+    @property
+    def scales_8_bits(self) -> bool:
+        """True if 0 and 255 become -1 and 1, as in RGB."""
+        return set(self.mean) == set(self.std) == {HALF_OF_8_BITS}
+
+    def set_range(self, low: float, high: float) -> Self:
+        """Return the same bands, of which these values become -1 and 1."""
+        mean = ((low + high) / 2,) * self.count
+        std = ((high - low) / 2,) * self.count
+        return dataclasses.replace(self, mean=mean, std=std)
+
+    @classmethod
+    def read(cls, stored: Any) -> Self:
+        """Return the choice in the metadata of weights.
+
+        Raises:
+          ValueError: its numbers do not belong together.
+        """
+        problem = ValueError(f"bands={stored!r}: must be count, numbers, mean and std of channels.")
+        if not isinstance(stored, Mapping) or set(stored) != {"count", "numbers", "mean", "std"}:
+            raise problem
+        count = stored["count"]
+        if type(count) is not int or not 1 <= count <= MOST_CHANNELS:
+            raise problem
+        numbers, mean, std = (stored[name] for name in ("numbers", "mean", "std"))
+        if not all(_are_numbers(values, count) for values in (numbers, mean, std)):
+            raise problem
+        are_bands = all(type(number) is int and number > 0 for number in numbers)
+        if not are_bands or len(mean) != len(std) or min(std, default=1) <= 0:
+            raise problem
+        return cls(count, tuple(numbers), tuple(mean), tuple(std))
 
     def decode(self, file: bytes) -> np.ndarray | None:
         """Return the chosen bands of a file as stored, (H, W, count); None if it is damaged.
@@ -82,9 +118,9 @@ class BandChoice:
             values_HWC = values_HWC[..., [number - 1 for number in self.numbers]]
         elif num_bands != self.count:
             raise WrongBands(
-                f"it has {_spell_bands(num_bands)}, and input.channels={self.count}. Give files of "
-                f"{_spell_bands(self.count)}, choose bands with input.bands, or set "
-                f"input.channels={num_bands}."
+                f"it has {_spell_bands(num_bands)}, and the network takes {self.count}. Give files "
+                f"of {_spell_bands(self.count)}, or train with input.bands, which chooses bands, or "
+                f"with input.channels={num_bands}."
             )
 
         if values_HWC.dtype not in _EXACT:
@@ -120,18 +156,34 @@ class BandChoice:
         std_C = np.asarray(self.std, np.float32)
         return (values_HWC - mean_C) / std_C
 
+    def restore(self, normalised_HWC: np.ndarray) -> np.ndarray:
+        """Return the stored values of normalised channels, float32."""
+        if not self.mean:
+            return normalised_HWC.astype(np.float32)
+        return (normalised_HWC * np.asarray(self.std) + self.mean).astype(np.float32)
+
 
 def choose_bands(config: InputConfig) -> BandChoice | None:
     """Return the bands that a config reads as stored, and their normalisation; None for RGB."""
     if not config.reads_bands:
         return None
-    mean = config.channel_mean
-    std = config.channel_std
-    if not mean and config.value_range is not None:
-        low, high = config.value_range
-        mean = ((low + high) / 2,) * config.channels
-        std = ((high - low) / 2,) * config.channels
-    return BandChoice(config.channels, config.bands, mean, std)
+    bands = BandChoice(
+        config.channels,
+        config.bands,
+        config.channel_mean,
+        config.channel_std,
+    )
+    if config.value_range is not None:
+        return bands.set_range(*config.value_range)
+    return bands
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    """Return True for an empty list, or one of this many finite numbers."""
+    if not isinstance(values, list | tuple) or len(values) not in (0, count):
+        return False
+    has_numbers = all(type(value) in (int, float) for value in values)
+    return has_numbers and bool(np.isfinite(values).all())
 
 
 def _is_grey(values_HWC: np.ndarray) -> bool:

@@ -1,7 +1,7 @@
 """Arrays of images and labels: an NPZ file ("npz:FILE") and MNIST's four files ("idx:FOLDER").
 
-Images are uint8 (N, H, W) or (N, H, W, C). Labels are integers (N,) or (N, 1), or 0 and 1 for each
-class (N, L): an image then has any number of labels.
+Images are numbers (N, H, W) or (N, H, W, C), uint8 where they become RGB. Labels are integers (N,)
+or (N, 1), or 0 and 1 for each class (N, L): an image then has any number of labels.
 """
 
 import functools
@@ -25,7 +25,8 @@ from vit_jax.data.records import MAX_CLASSES, check_labels, digest_files
 from vit_jax.text.printable import printable
 
 _CHANNELS = (1, 3, 4)
-"""Numbers of channels of an array of images; the fourth is dropped."""
+"""Numbers of channels of an array of images that become RGB; the fourth is dropped."""
+_BANDS_OF_RGB = {3: " --config.input.bands=1,2,3"}
 _IMAGES_AND_LABELS = (
     (r"(?P<split>\w+)_images", "{}_labels"),  # MedMNIST
     (r"x_(?P<split>\w+)", "y_{}"),  # Keras
@@ -74,7 +75,7 @@ class ArraySource(ListedSource):
         return state
 
     def image_of(self, index: int) -> np.ndarray:
-        """Return the pixels of an image, uint8 (H, W) or (H, W, C)."""
+        """Return the values of an image, (H, W) or (H, W, C)."""
         return np.array(self._images[index])
 
     def name_of(self, index: int) -> str:
@@ -84,8 +85,20 @@ class ArraySource(ListedSource):
         return b"%b:%d" % (os.fsencode(self.split), index)
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
-        """Return no warnings, because all values have 8 bits."""
-        return []
+        """Return no warnings.
+
+        Raises:
+          ValueError: the images cannot become RGB: they have other bands, or more than 8 bits.
+        """
+        images = self._stored
+        channels = images.shape[3] if len(images.shape) == 4 else 1
+        if images.dtype == np.uint8 and channels in _CHANNELS:
+            return []
+        raise ValueError(
+            f"{printable(images.place)}: images are {images.dtype} {images.shape}. Give uint8 "
+            "(N, H, W), or (N, H, W, C) with 1, 3 or 4 channels; or read values as stored: "
+            f"--config.input.channels={channels}{_BANDS_OF_RGB.get(channels, '')}."
+        )
 
     @functools.cached_property
     def origin(self) -> str:  # type: ignore[override]
@@ -278,11 +291,9 @@ class Idx(ArrayListing):
 
 def _require_pixels(images: StoredArray) -> None:
     """Raise ValueError unless an array has the shape and type of images."""
-    has_channels = len(images.shape) == 3 or (
-        len(images.shape) == 4 and images.shape[3] in _CHANNELS
-    )
-    if images.dtype != np.uint8 or not has_channels or not images.num_bytes:
+    is_number = images.dtype.kind in "buif"
+    if not is_number or len(images.shape) not in (3, 4) or not images.num_bytes:
         raise ValueError(
             f"{printable(images.place)}: images are {images.dtype} {images.shape}. Give uint8 "
-            "(N, H, W), or (N, H, W, C) with 1, 3 or 4 channels."
+            "(N, H, W) or (N, H, W, C), or other numbers with --config.input.channels."
         )

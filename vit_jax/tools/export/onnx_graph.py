@@ -61,20 +61,18 @@ Value = np.ndarray | Tensor
 def to_onnx(
     program: Callable[[jax.Array], tuple[jax.Array, ...]],
     names: Sequence[str],
-    image_size: tuple[int, int],
+    images: jax.ShapeDtypeStruct,
 ) -> onnx.ModelProto:
     """Return the graph of a function.
 
     Args:
-      program: maps "images", uint8 (B, H, W, 3), any B, to arrays whose first dimension is B.
+      program: maps "images", (B, H, W, C), any B, to arrays whose first dimension is B.
       names: names of the outputs, in their order.
-      image_size: height and width in pixels.
+      images: shape and dtype of the images, with a symbolic batch.
 
     Raises:
       ValueError: the function has an unsupported operation.
     """
-    (batch,) = jax.export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, *image_size, 3), np.uint8)
     closed = jax.make_jaxpr(program)(images)
 
     graph = _Graph(Tensor("images", images.shape))

@@ -1,8 +1,8 @@
 """A network as a program that runs without this package: StableHLO for CPU, CUDA and TPU, or ONNX.
 
-The program takes uint8 images of the network's size and returns probabilities, or features of
-weights without classes; it includes the scaling of pixels. A description of decoding and resizing
-is beside a StableHLO program and inside an ONNX file.
+The program takes uint8 images of the network's size, or float32 bands as stored, and returns
+probabilities, or features of weights without classes; it includes the scaling of pixels. A
+description of decoding and resizing is beside a StableHLO program and inside an ONNX file.
 """
 
 import json
@@ -156,7 +156,7 @@ def export_onnx(
     from vit_jax.tools.export.onnx_graph import to_onnx
 
     program = trace_for(_AnyRuntime())(_build_program(model, outputs))
-    proto = to_onnx(program, outputs, model.architecture.image_size)
+    proto = to_onnx(program, outputs, _describe_images(model))
     description = _describe(model, outputs)
     properties = {field: json.dumps(value) for field, value in description.items()}
     onnx.helper.set_model_props(proto, properties)
@@ -234,13 +234,22 @@ def _require_equal_results(model: Model, outputs: tuple[str, ...], content: byte
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     program = _build_program(model, outputs)
     for batch_size in (1, 3):
-        shape = (batch_size, *model.architecture.image_size, 3)
-        images = np.random.default_rng(batch_size).integers(0, 256, shape, np.uint8)
+        images = _sample_images(model, batch_size)
         with jax.default_matmul_precision("float32"):
             expected = program(images)
         found = session.run(list(outputs), {"images": images})
         for name, of_model, of_file in zip(outputs, expected, found, strict=True):
             _require_equal_output(model, name, np.asarray(of_model), of_file)
+
+
+def _sample_images(model: Model, batch_size: int) -> np.ndarray:
+    """Return random input of the program."""
+    rng = np.random.default_rng(batch_size)
+    shape = (batch_size, *model.architecture.image_shape)
+    bands = model.require_transform().bands
+    if bands is None:
+        return rng.integers(0, 256, shape, np.uint8)
+    return bands.restore(rng.uniform(-1, 1, shape))
 
 
 def _require_equal_output(
@@ -270,8 +279,14 @@ def _build_program(
     model: Model, outputs: tuple[str, ...]
 ) -> Callable[[Any], tuple[jax.Array, ...]]:
     """Return the function from images to the outputs, float32, in their order."""
+    transform = model.transform
+    bands = None if transform is None else transform.bands
 
     def run(image_BHWC: Any) -> tuple[jax.Array, ...]:
+        if bands is not None and bands.mean:
+            mean_C = jnp.asarray(bands.mean, jnp.float32)
+            std_C = jnp.asarray(bands.std, jnp.float32)
+            image_BHWC = (image_BHWC - mean_C) / std_C
         result = model(image_BHWC)
         results = []
         for name in outputs:
@@ -291,7 +306,8 @@ def _build_program(
 def _describe_images(model: Model) -> jax.ShapeDtypeStruct:
     """Return the shape of images of a batch of any size."""
     (batch,) = jax_export.symbolic_shape("batch")
-    return jax.ShapeDtypeStruct((batch, *model.architecture.image_size, 3), jnp.uint8)
+    dtype = model.require_transform().dtype
+    return jax.ShapeDtypeStruct((batch, *model.architecture.image_shape), dtype)
 
 
 def _check_and_find_files(
@@ -361,11 +377,25 @@ def _describe(model: Model, outputs: tuple[str, ...]) -> dict[str, Any]:
         value = described["probabilities"]
     return {
         "network": a.name,
-        "input": {"dtype": "uint8", "shape": ["batch", *a.image_size, 3], "colours": "RGB"},
+        "input": _describe_input(model),
         key: value,
         "class_names": list(model.class_names),
         "preprocessing": _describe_preparation(model.require_transform()),
         "weights": model.source,
+    }
+
+
+def _describe_input(model: Model) -> dict[str, Any]:
+    """Return dtype, shape and channels of the images."""
+    shape = ["batch", *model.architecture.image_shape]
+    bands = model.require_transform().bands
+    if bands is None:
+        return {"dtype": "uint8", "shape": shape, "colours": "RGB"}
+    return {
+        "dtype": "float32",
+        "shape": shape,
+        "channels": "values of bands as stored; the program normalises them",
+        "bands": list(bands.numbers or range(1, bands.count + 1)),
     }
 
 

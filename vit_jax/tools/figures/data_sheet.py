@@ -17,7 +17,7 @@ from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.objectives.classification import build_classification
 from vit_jax.tools.figures.drawing import shorten
 from vit_jax.tools.figures.network import Figure
-from vit_jax.tools.figures.sheets import draw_sheet
+from vit_jax.tools.figures.sheets import draw_sheet, to_pixels
 from vit_jax.tools.figures.view import spread
 from vit_jax.train.inputs import open_datasets, train_stream
 from vit_jax.train.phases import apply_phase
@@ -77,6 +77,7 @@ def _draw_training(config: RunConfig, source: Source, shown: int) -> Figure:
         np.asarray(label_NK)[1:],
         examples.mask[1:],
         examples.record_index[1:],
+        reads_bands=config.input.reads_bands,
     )
 
 
@@ -99,6 +100,7 @@ def _draw_evaluation(
         np.asarray(_to_batch(examples).label_BK(len(class_names))),
         examples.mask,
         records,
+        reads_bands=config.input.reads_bands,
     )
 
 
@@ -119,9 +121,14 @@ def _draw_images(
     label_NK: np.ndarray,
     mask_N: np.ndarray,
     record_N: np.ndarray,
+    *,
+    reads_bands: bool,
 ) -> Figure:
-    """Draw images, from -1 to 1, with their labels as captions."""
+    """Draw images, from -1 to 1 or normalised bands, with their labels as captions."""
     pixels_NHWC = np.clip((np.asarray(image_NHWC, np.float32) + 1) / 2, 0, 1)
+    shown_NHWC = pixels_NHWC
+    if reads_bands:
+        shown_NHWC = to_pixels(np.asarray(image_NHWC, np.float32))
     captions = []
     for label_K, mask in zip(label_NK, mask_N, strict=True):
         captions.append(write_caption(label_K, class_names) if mask else "unreadable")
@@ -129,7 +136,7 @@ def _draw_images(
     cells = []
     caption_rows = []
     for first in range(0, len(pixels_NHWC), NUM_COLUMNS):
-        cells.append(list(pixels_NHWC[first : first + NUM_COLUMNS]))
+        cells.append(list(shown_NHWC[first : first + NUM_COLUMNS]))
         caption_rows.append(captions[first : first + NUM_COLUMNS])
 
     numbers = {

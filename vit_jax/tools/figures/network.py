@@ -72,6 +72,7 @@ def draw_filters(model: Model, view: View) -> Figure:
 
     times = max(1, KERNEL_PIXELS // filters.shape[1])
     scaled = np.stack([sheets.scale_to_full_range(kernel) for kernel in filters])
+    scaled = sheets.select_colours(scaled)
     tiles = scaled.repeat(times, axis=1).repeat(times, axis=2)
     image = sheets.join_tiles(sheets.arrange_in_rows(tiles, 1.0), 1.0, gap=3)
     return Figure(sheets.draw_sheet([[image]], title), data)
@@ -223,7 +224,8 @@ def draw_heads(model: Model, view: View) -> Figure:
     head_names = [f"layer {layer}, head {head}" for layer, head in selected]
     cells = []
     captions = []
-    for image, head_maps, caption in zip(images, maps, _write_captions(model, images), strict=True):
+    pixels = view.shown_pixels
+    for image, head_maps, caption in zip(pixels, maps, _write_captions(model, images), strict=True):
         cells.append([image, *head_maps])
         captions.append([caption or "image", *head_names])
     title = f"attention in {a.name}{_describe_queries(a)}, bright: most"
@@ -259,8 +261,9 @@ def draw_similar(model: Model, view: View) -> Figure:
     cosines = np.take_along_axis(similarity[queries], nearest, axis=1)
     cells = []
     captions = []
+    pixels = sheets.to_pixels(images)
     for query, neighbours, row in zip(queries, nearest, cosines, strict=True):
-        cells.append([images[query], *images[neighbours]])
+        cells.append([pixels[query], *pixels[neighbours]])
         captions.append(["image", *(f"{cosine:.3f}" for cosine in row)])
 
     title = (
@@ -302,7 +305,7 @@ def draw_pca(model: Model, view: View) -> Figure:
         f"features of the patches of {a.name} in red, green and blue: "
         f"{components.explained_K.sum():.0%} of their variance over {len(images)} images"
     )
-    cells = [list(view.shown_images), list(colours)]
+    cells = [list(view.shown_pixels), list(colours)]
     png = sheets.draw_sheet(cells, title, row_names=("image", "components"))
     numbers = {
         "components": values,
@@ -422,7 +425,7 @@ def _draw_over_images(
     captions: list[str],
 ) -> Figure:
     """Draw images, maps of their patches, and images that are dark where the map is low."""
-    images = view.shown_images
+    images = view.shown_pixels
     cell = cell_size(model.architecture)
     drawn_maps = [sheets.limit_outliers(map_hw) for map_hw in maps]
     highlighted = []
@@ -509,7 +512,8 @@ def _attention_shape(model: Model) -> tuple[int, ...]:
 
 def _output_shape(model: Model, field: str, *intermediates: str) -> tuple[int, ...] | None:
     """Return the shape of an output for one image without computing it; None if there is none."""
-    image = jax.ShapeDtypeStruct((1, *model.architecture.image_shape), jnp.uint8)
+    dtype = jnp.uint8 if model.transform is None else model.transform.dtype
+    image = jax.ShapeDtypeStruct((1, *model.architecture.image_shape), dtype)
     try:
         output = jax.eval_shape(lambda images: model(images, intermediates=intermediates), image)
     except (TypeError, ValueError):

@@ -13,7 +13,15 @@ from vit_jax.api import Model
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import Architecture, ObjectiveConfig
 from vit_jax.config.schema import PatchTarget
-from vit_jax.objectives.masked_patch import CLASSES, LEVELS, SIDE, MaskedPatch, count_patch_outputs
+from vit_jax.config.sizes import RGB_CHANNELS
+from vit_jax.objectives.masked_patch import (
+    LEVELS,
+    MOST_CLASSIFIED,
+    SIDE,
+    MaskedPatch,
+    count_patch_outputs,
+)
+from vit_jax.tools.figures.sheets import select_colours
 
 HIDDEN = 128  # the grey of a masked patch
 
@@ -28,7 +36,12 @@ def find_target(architecture: Architecture) -> PatchTarget:
         if target == "colours_4x4" and any(pixels % SIDE for pixels in architecture.patch_size):
             continue
         config = ObjectiveConfig(kind="masked_patch", patch_target=target, loss="softmax")
-        if count_patch_outputs(config, architecture.patch_size) == architecture.patch_outputs:
+        is_class = target != "pixels"
+        if is_class and architecture.channels > MOST_CLASSIFIED:
+            continue
+        patch_size = architecture.patch_size
+        outputs = count_patch_outputs(config, patch_size, architecture.channels)
+        if outputs == architecture.patch_outputs:
             return target
     raise ValueError(
         f"{architecture.name} gives {architecture.patch_outputs} numbers for a patch, "
@@ -36,9 +49,9 @@ def find_target(architecture: Architecture) -> PatchTarget:
     )
 
 
-def to_colours(class_BNT: np.ndarray) -> np.ndarray:
-    """Return the middle of each class's range of red, green and blue, uint8 (B, N, T, 3)."""
-    levels = np.stack(np.unravel_index(class_BNT, (LEVELS,) * 3), axis=-1)
+def to_colours(class_BNT: np.ndarray, channels: int = RGB_CHANNELS) -> np.ndarray:
+    """Return the middle of each class's range of each channel, uint8 (B, N, T, C)."""
+    levels = np.stack(np.unravel_index(class_BNT, (LEVELS,) * channels), axis=-1)
     return np.round((levels + 0.5) * 255 / LEVELS).astype(np.uint8)
 
 
@@ -47,8 +60,9 @@ def to_image(
     target: PatchTarget,
     grid: tuple[int, int],
     patch_size: tuple[int, int],
+    channels: int = RGB_CHANNELS,
 ) -> np.ndarray:
-    """Return uint8 images (B, H, W, 3) of the targets of all patches.
+    """Return uint8 images (B, H, W, C) of the targets of all patches.
 
     Targets are classes of colours, or pixels in [-1, 1].
     """
@@ -56,12 +70,22 @@ def to_image(
     height, width = patch_size
     if target == "pixels":
         values = np.clip(np.round((patch_BNT + 1) * 127.5), 0, 255).astype(np.uint8)
-        pixels = values.reshape(-1, rows, columns, height, width, 3)
+        pixels = values.reshape(-1, rows, columns, height, width, channels)
     else:
         side = 1 if target == "mean_colour" else SIDE
-        colours = to_colours(patch_BNT).reshape(-1, rows, columns, side, side, 3)
+        colours = to_colours(patch_BNT, channels)
+        colours = colours.reshape(-1, rows, columns, side, side, channels)
         pixels = colours.repeat(height // side, axis=3).repeat(width // side, axis=4)
-    return pixels.transpose(0, 1, 3, 2, 4, 5).reshape(-1, rows * height, columns * width, 3)
+    in_rows = pixels.transpose(0, 1, 3, 2, 4, 5)
+    return in_rows.reshape(-1, rows * height, columns * width, channels)
+
+
+def _show(images_NHWC: np.ndarray) -> np.ndarray:
+    """Return images as uint8 RGB; normalised channels from -1 to 1, as predictions."""
+    if images_NHWC.dtype == np.uint8:
+        return images_NHWC
+    pixels = np.clip(np.round((images_NHWC + 1) * 127.5), 0, 255).astype(np.uint8)
+    return select_colours(pixels)
 
 
 def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
@@ -92,7 +116,7 @@ def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[st
         images = normalise(image_BHWC, architecture.compute_dtype)
         predicted_BNT = module(images, corruption=targets.corruption).patches_BNO
         if target != "pixels":
-            logits = predicted_BNT.reshape(*targets.patch_BNT.shape, CLASSES)
+            logits = predicted_BNT.reshape(*targets.patch_BNT.shape, -1)
             predicted_BNT = logits.argmax(axis=-1)
         return predicted_BNT, targets.patch_BNT, targets.is_corrupted_BN
 
@@ -101,13 +125,19 @@ def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[st
 
     rows, columns = architecture.grid
     height, width = architecture.patch_size
-    original = images_NHWC[:, : rows * height, : columns * width]
+    original = _show(images_NHWC[:, : rows * height, : columns * width])
     is_hidden = is_hidden_BN.reshape(-1, rows, columns)
     is_hidden_pixel = is_hidden.repeat(height, axis=1).repeat(width, axis=2)[..., None]
 
     def fill_hidden(patch_BNT: np.ndarray) -> np.ndarray:
-        image = to_image(patch_BNT, target, architecture.grid, architecture.patch_size)
-        return np.where(is_hidden_pixel, image, original)
+        image = to_image(
+            patch_BNT,
+            target,
+            architecture.grid,
+            architecture.patch_size,
+            architecture.channels,
+        )
+        return np.where(is_hidden_pixel, select_colours(image), original)
 
     return {
         "original": original,

@@ -22,6 +22,7 @@ from vit_jax.tools.figures.drawing import (
     shrink,
     to_bytes,
 )
+from vit_jax.tools.figures.sheets import to_pixels
 
 MOST_NAMED = 30  # classes of a matrix with class names
 MOST_CELLS = 250  # cells on one side of a matrix
@@ -236,6 +237,10 @@ def _read_tile(stored: bytes | np.ndarray, transform: EvaluationTransform) -> np
     try:
         megapixels = transform.max_image_megapixels
         is_upright = transform.exif_orientation
-        return shrink(decode(stored, megapixels, is_upright, transform.value_range))
+        values = transform.value_range
+        image = decode(stored, megapixels, is_upright, values, transform.bands)
+        if transform.bands is not None:
+            image = to_pixels(transform.bands.complete(image)[None])[0]
+        return shrink(image)
     except UnreadableImage:
         return np.full((TILE_PIXELS, TILE_PIXELS, 3), 128, np.uint8)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
+from vit_jax.config.sizes import RGB_CHANNELS
 from vit_jax.tools.figures.drawing import TILE_PIXELS, new_figure, to_bytes
 
 CELL_INCHES = 0.9  # width of an image
@@ -153,6 +154,30 @@ def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> 
     missing_columns = max(0, image_width - blurred.shape[1])
     padded = np.pad(blurred, [(0, missing_rows), (0, missing_columns)], mode="edge")
     return scale_to_full_range(padded[:image_height, :image_width])
+
+
+def to_pixels(images_NHWC: np.ndarray) -> np.ndarray:
+    """Return images as uint8 RGB (N, H, W, 3).
+
+    Of bands these are the first three, or one in grey, each from its 1st to its 99th percentile.
+    """
+    if images_NHWC.dtype == np.uint8:
+        return images_NHWC
+    shown_NHWC = images_NHWC[..., :RGB_CHANNELS]
+    low_C, high_C = np.percentile(shown_NHWC, (1, 99), axis=(0, 1, 2))
+    span_C = np.maximum(high_C - low_C, 1e-6)
+    shares_NHWC = np.clip((shown_NHWC - low_C) / span_C, 0, 1)
+    return select_colours(np.round(255 * shares_NHWC).astype(np.uint8))
+
+
+def select_colours(pixels_NHWC: np.ndarray) -> np.ndarray:
+    """Return the first three channels as red, green and blue, (N, H, W, 3); one channel is grey."""
+    num_missing = RGB_CHANNELS - pixels_NHWC.shape[-1]
+    if num_missing == RGB_CHANNELS - 1:
+        return np.repeat(pixels_NHWC, RGB_CHANNELS, axis=-1)
+    if num_missing > 0:
+        return np.pad(pixels_NHWC, ((0, 0), (0, 0), (0, 0), (0, num_missing)))
+    return pixels_NHWC[..., :RGB_CHANNELS]
 
 
 def highlight(image_HWC: np.ndarray, map_hw: np.ndarray, cell: tuple[int, int]) -> np.ndarray:

@@ -16,6 +16,7 @@ from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource
 from vit_jax.evals.runner import require_finite
 from vit_jax.evals.splits import RELEASED, SplitChoice, open_split, reject_idle
+from vit_jax.tools.figures.sheets import to_pixels
 
 NUM_IMAGES = 128  # the number for the paper's mean attention distances
 
@@ -25,7 +26,7 @@ class View:
     """The images of a figure, and the selection that a sheet shows.
 
     Attributes:
-      images_NHWC: uint8, prepared; None without images.
+      images_NHWC: prepared, uint8 RGB or normalised bands; None without images.
       names: names of the images.
       shown: number of images of a sheet, evenly spread.
       heads: layer and head, both from 1, of the attention maps to draw; () for up to eight heads of
@@ -53,8 +54,13 @@ class View:
 
     @property
     def shown_images(self) -> np.ndarray:
-        """The images of a sheet."""
+        """The images of a sheet, as the network takes them."""
         return self.all_images[self.shown_indices]
+
+    @property
+    def shown_pixels(self) -> np.ndarray:
+        """The images of a sheet, uint8 RGB."""
+        return to_pixels(self.all_images)[self.shown_indices]
 
 
 def spread(count: int, most: int) -> np.ndarray:
@@ -150,7 +156,9 @@ def _open(
 ) -> Source:
     """Return a source of at most `num_images` of the images."""
     transform = model.require_transform()
-    choice = SplitChoice(split=split, data_dir=data_dir, value_range=transform.value_range)
+    choice = SplitChoice(
+        split=split, data_dir=data_dir, value_range=transform.value_range, bands=transform.bands
+    )
     is_data = images in (*RELEASED, *EMBEDDED) or ":" in images
     if is_data and not os.path.exists(os.path.expanduser(images)):
         source = open_split(images, split, choice, model.training)
