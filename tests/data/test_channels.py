@@ -46,21 +46,42 @@ def make_source(images):
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.float32, np.float64])
 @pytest.mark.parametrize("planes", ["contig", "separate"])
 def test_values_of_a_tiff_are_those_that_were_stored(dtype, planes):
-    stored = np.random.default_rng(0).uniform(0, 200, (13, 6, 5)).astype(dtype)
+    stored = (
+        np.random.default_rng(0)
+        .uniform(0, 200, (13, 6, 5))
+        .astype(
+            dtype,
+        )
+    )
     values = stored if planes == "separate" else np.moveaxis(stored, 0, -1)
-    file = encode_tiff(values, photometric="minisblack", planarconfig=planes)
+    file = encode_tiff(
+        values,
+        photometric="minisblack",
+        planarconfig=planes,
+    )
 
     read = decode(file, bands=BandChoice(13))
 
     assert read.shape == (6, 5, 13)
     assert read.dtype in (np.uint8, np.uint16, np.float32)
-    np.testing.assert_array_equal(read, np.moveaxis(stored, 0, -1).astype(read.dtype))
+    np.testing.assert_array_equal(
+        read,
+        np.moveaxis(stored, 0, -1).astype(read.dtype),
+    )
 
 
 def test_one_pixel_of_16_bits_reaches_the_network():
-    values = np.full((8, 8, 4), 1000, np.uint16)
+    values = np.full(
+        (8, 8, 4),
+        1000,
+        np.uint16,
+    )
     values[3, 5, 2] = 54_321
-    inputs = make_inputs(4, test_resize="direct", value_range=(0.0, 65_535.0))
+    inputs = make_inputs(
+        4,
+        test_resize="direct",
+        value_range=(0.0, 65_535.0),
+    )
     source = make_source(values[None])
 
     stream = EvaluationStream(source, build_evaluation_transform(inputs), 1, np.arange(1))
@@ -68,16 +89,36 @@ def test_one_pixel_of_16_bits_reaches_the_network():
 
     assert batch.image.dtype == np.float32
     received = batch.image[0].astype(np.float64) * 32_767.5 + 32_767.5
-    np.testing.assert_allclose(received, values, atol=0.01)
+    np.testing.assert_allclose(
+        received,
+        values,
+        atol=0.01,
+    )
 
 
 def test_bands_are_chosen_in_order():
-    values = np.random.default_rng(0).integers(0, 4096, (6, 5, 8)).astype(np.uint16)
-    file = encode_tiff(values, photometric="minisblack", planarconfig="contig")
+    values = (
+        np.random.default_rng(0)
+        .integers(0, 4096, (6, 5, 8))
+        .astype(
+            np.uint16,
+        )
+    )
+    file = encode_tiff(
+        values,
+        photometric="minisblack",
+        planarconfig="contig",
+    )
 
-    chosen = decode(file, bands=BandChoice(4, (8, 1, 2, 3)))
+    chosen = decode(
+        file,
+        bands=BandChoice(4, (8, 1, 2, 3)),
+    )
 
-    np.testing.assert_array_equal(chosen, values[..., [7, 0, 1, 2]])
+    np.testing.assert_array_equal(
+        chosen,
+        values[..., [7, 0, 1, 2]],
+    )
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "PPM", "TIFF"])
@@ -86,31 +127,55 @@ def test_grey_files_have_one_channel(form):
     three = decode(encode(GREY, form))
 
     assert one.shape == (8, 8, 1)
-    np.testing.assert_array_equal(one[..., 0], three[..., 0])
+    np.testing.assert_array_equal(
+        one[..., 0],
+        three[..., 0],
+    )
 
 
 def test_bands_of_a_png_are_red_green_blue_and_alpha():
-    stored = np.stack([GREY, GREY + 64, GREY + 128, 255 - GREY], axis=-1)
+    stored = np.stack(
+        [GREY, GREY + 64, GREY + 128, 255 - GREY],
+        axis=-1,
+    )
     pair = stored[..., [0, 3]]
 
-    np.testing.assert_array_equal(decode(encode(stored, "PNG"), bands=BandChoice(4)), stored)
-    np.testing.assert_array_equal(decode(encode(pair, "PNG"), bands=BandChoice(2)), pair)
+    np.testing.assert_array_equal(
+        decode(encode(stored, "PNG"), bands=BandChoice(4)),
+        stored,
+    )
+    np.testing.assert_array_equal(
+        decode(encode(pair, "PNG"), bands=BandChoice(2)),
+        pair,
+    )
     deep = cv2.imencode(".png", stored[..., [2, 1, 0, 3]].astype(np.uint16) * 257)[1].tobytes()
-    np.testing.assert_array_equal(decode(deep, bands=BandChoice(4)), stored * np.uint16(257))
+    np.testing.assert_array_equal(
+        decode(deep, bands=BandChoice(4)),
+        stored * np.uint16(257),
+    )
 
 
 def test_equal_colours_count_as_grey():
     colours = np.repeat(GREY[..., None], 3, axis=-1)
 
-    np.testing.assert_array_equal(decode(colours, bands=BandChoice(1)), GREY[..., None])
+    np.testing.assert_array_equal(
+        decode(colours, bands=BandChoice(1)),
+        GREY[..., None],
+    )
     with pytest.raises(WrongBands, match=r"3 bands.*network takes 1"):
         decode(colours + np.arange(3, dtype=np.uint8), bands=BandChoice(1))
 
 
 def test_white_is_the_highest_value():
-    file = encode_tiff(GREY, photometric="miniswhite")
+    file = encode_tiff(
+        GREY,
+        photometric="miniswhite",
+    )
 
-    np.testing.assert_array_equal(decode(file, bands=BandChoice(1))[..., 0], 255 - GREY)
+    np.testing.assert_array_equal(
+        decode(file, bands=BandChoice(1))[..., 0],
+        255 - GREY,
+    )
 
 
 def test_the_error_of_other_bands_names_the_file(tmp_path):
@@ -127,7 +192,13 @@ def test_the_error_of_other_bands_names_the_file(tmp_path):
 @pytest.mark.parametrize("channels", [1, 2, 5, 13, 32])
 @pytest.mark.parametrize("interpolation", [None, "bicubic"])
 def test_geometric_augmentations_take_any_channels(channels, interpolation):
-    values = np.random.default_rng(0).integers(0, 60_000, (20, 14, channels)).astype(np.uint16)
+    values = (
+        np.random.default_rng(0)
+        .integers(0, 60_000, (20, 14, channels))
+        .astype(
+            np.uint16,
+        )
+    )
     record = Record(values, 0)
     for crop in CROPS:
         inputs = make_inputs(
@@ -139,21 +210,33 @@ def test_geometric_augmentations_take_any_channels(channels, interpolation):
             erasing_fraction=1.0,
             value_range=(0.0, 60_000.0),
         )
-        image = TrainTransform(inputs)(record, np.random.default_rng(1))
+        image = TrainTransform(inputs)(
+            record,
+            np.random.default_rng(1),
+        )
         assert image.shape == (8, 8, channels)
         assert image.dtype == np.float32
         assert np.abs(image).max() < 1.3
 
     for resize in ("direct", "short_side"):
         fields = {"test_resize": resize, "test_interpolation": interpolation}
-        inputs = make_inputs(channels, value_range=(0.0, 60_000.0), **fields)
+        inputs = make_inputs(
+            channels,
+            value_range=(0.0, 60_000.0),
+            **fields,
+        )
         image = build_evaluation_transform(inputs)(record)
         assert image.shape == (8, 8, channels)
         assert np.abs(image.mean()) < 0.3
 
 
 def test_resizing_treats_each_channel_alone():
-    values = np.random.default_rng(0).integers(0, 256, (19, 23, 6), np.uint8)
+    values = np.random.default_rng(0).integers(
+        0,
+        256,
+        (19, 23, 6),
+        np.uint8,
+    )
     for resize in ("direct", "short_side"):
         together = build_evaluation_transform(make_inputs(6, test_resize=resize))
         alone = build_evaluation_transform(make_inputs(1, test_resize=resize))
@@ -165,23 +248,47 @@ def test_resizing_treats_each_channel_alone():
 
 def test_statistics_are_those_of_all_pixels():
     rng = np.random.default_rng(0)
-    images = rng.normal([100, -3, 0.5], [20, 1, 0.1], (40, 9, 7, 3)).astype(np.float32)
+    images = rng.normal([100, -3, 0.5], [20, 1, 0.1], (40, 9, 7, 3)).astype(
+        np.float32,
+    )
     images[3, 2, 1, 0] = np.nan
-    inputs = make_inputs(3, bands=(1, 2, 3))
+    inputs = make_inputs(
+        3,
+        bands=(1, 2, 3),
+    )
 
     mean, std = measure_bands(make_source(images), inputs)
 
     pixels = images.reshape(-1, 3).astype(np.float64)
-    np.testing.assert_allclose(mean, np.nanmean(pixels, axis=0), rtol=1e-5)
-    np.testing.assert_allclose(std, np.nanstd(pixels, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        mean,
+        np.nanmean(pixels, axis=0),
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        std,
+        np.nanstd(pixels, axis=0),
+        rtol=1e-5,
+    )
 
 
 def test_missing_values_become_the_mean():
-    values = np.full((8, 8, 2), 5, np.float32)
+    values = np.full(
+        (8, 8, 2),
+        5,
+        np.float32,
+    )
     values[1, 2] = np.nan
-    inputs = make_inputs(2, channel_mean=(5.0, 1.0), channel_std=(1.0, 2.0), test_resize="direct")
+    inputs = make_inputs(
+        2,
+        channel_mean=(5.0, 1.0),
+        channel_std=(1.0, 2.0),
+        test_resize="direct",
+    )
 
-    image = build_evaluation_transform(inputs)(Record(values, 0))
+    image = build_evaluation_transform(inputs)(
+        Record(values, 0),
+    )
 
     assert np.array_equal(image[1, 2], [0, 0])
     assert np.array_equal(image[0, 0], [0, 2])

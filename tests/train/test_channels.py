@@ -35,7 +35,11 @@ def make_images(channels, band, other, split):
     rng = np.random.default_rng(len(split))
     labels = np.arange(SIZES[split]) % 2
     shape = (SIZES[split], 8, 8, channels)
-    images = rng.integers(20_000, 24_000, shape)
+    images = rng.integers(
+        20_000,
+        24_000,
+        shape,
+    )
     difference = np.where(labels == 1, 2_000, -2_000)[:, None, None]
     images[..., band] += difference
     if other is not None:

@@ -28,15 +28,25 @@ def test_cyclic_kernels_are_those_of_timm(channels):
     adapted = adapt_channels(KERNEL, channels, "cyclic")
 
     assert adapted.dtype == np.float32
-    np.testing.assert_allclose(adapted, adapt_as_timm(KERNEL, channels), atol=1e-6)
+    np.testing.assert_allclose(
+        adapted,
+        adapt_as_timm(KERNEL, channels),
+        atol=1e-6,
+    )
 
 
 def test_new_channels_have_kernels_of_zeros():
     adapted = adapt_channels(KERNEL, 5, "zero")
 
-    np.testing.assert_array_equal(adapted[:, :, :3], KERNEL)
+    np.testing.assert_array_equal(
+        adapted[:, :, :3],
+        KERNEL,
+    )
     assert not adapted[:, :, 3:].any()
-    np.testing.assert_array_equal(adapt_channels(KERNEL, 2, "zero"), KERNEL[:, :, :2])
+    np.testing.assert_array_equal(
+        adapt_channels(KERNEL, 2, "zero"),
+        KERNEL[:, :, :2],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +66,36 @@ def test_grey_images_have_the_features_of_their_colours(rgb):
     of_grey = vit_jax.load_model(folder, channels=1)(grey).features_BD
     of_six = vit_jax.load_model(folder, channels=6)(np.repeat(grey, 6, axis=-1)).features_BD
 
-    np.testing.assert_allclose(of_grey, of_colours, atol=1e-5)
-    np.testing.assert_allclose(of_six, of_colours, atol=1e-5)
+    np.testing.assert_allclose(
+        of_grey,
+        of_colours,
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(
+        of_six,
+        of_colours,
+        atol=1e-5,
+    )
 
 
 def test_a_model_of_four_channels_is_saved_and_loaded(tmp_path, rgb):
     model = vit_jax.load_model(rgb[1], channels=4, value_range=(0, 65_535), channel_weights="zero")
-    images = np.random.default_rng(0).integers(0, 65_536, (3, 8, 8, 4)).astype(np.uint16)
+    images = (
+        np.random.default_rng(0)
+        .integers(0, 65_536, (3, 8, 8, 4))
+        .astype(
+            np.uint16,
+        )
+    )
 
     model.save(tmp_path / "four")
     again = vit_jax.load_model(tmp_path / "four")
 
     assert again.transform == model.transform
-    np.testing.assert_array_equal(again.features(list(images)), model.features(list(images)))
+    np.testing.assert_array_equal(
+        again.features(list(images)),
+        model.features(list(images)),
+    )
     with rejects("channels=4", "vit_jax holds every network"):
         model.save(tmp_path / "timm", to="timm")
     with rejects("channels='4'", "integer"):

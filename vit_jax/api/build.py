@@ -246,10 +246,8 @@ def from_weights(
     Raises:
       ValueError: an unknown dtype, or values that do not fit the network or contradict the weights.
     """
-    is_multilabel = weights.is_multilabel and num_classes is None
     weights = _fit_images(weights, image_size, position_resize, channels, channel_weights)
     weights, architecture, notes = _adapt(weights, num_classes, compute_dtype, position_resize)
-
     transform, assumption = _build_preparation(
         weights,
         architecture,
@@ -267,7 +265,7 @@ def from_weights(
         transform=transform,
         source=weights.source,
         notes=(*notes, *assumption),
-        is_multilabel=is_multilabel,
+        is_multilabel=weights.is_multilabel and num_classes is None,
     )
     return _add_origin(model, weights)
 
