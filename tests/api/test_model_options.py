@@ -42,7 +42,7 @@ def test_options_of_create_model_are_the_fields_of_the_config():
 
 def test_options_of_load_model_are_those_of_its_two_steps():
     from_weights = set(build.from_weights.__kwdefaults__)
-    elsewhere = {"num_classes", "image_size", "sharding"}
+    elsewhere = {"num_classes", "image_size", "sharding", "data"}
 
     assert set(model_options.BuildOptions.__optional_keys__) == from_weights - elsewhere
     assert set(model_options.StatedOptions.__optional_keys__) == OPTIONS.keys() - elsewhere
