@@ -55,7 +55,6 @@ class StepParts:
       steps: lengths of the run.
       measures_all_updates: False if `update_norm` is NaN after steps that are not logged.
       teach: (teacher, images) -> its logits; None without a teacher.
-      teacher: the parameters of the teacher within a step, set by `bind_teacher`.
     """
 
     config: RunConfig
@@ -67,7 +66,6 @@ class StepParts:
     steps: RunSteps
     measures_all_updates: bool
     teach: Callable[[nnx.Module, jax.Array], jax.Array] | None = None
-    teacher: nnx.Module | None = None
 
     def train_step(
         self,
@@ -77,7 +75,7 @@ class StepParts:
     ) -> tuple[TrainState, Metrics]:
         """Take one optimizer step. Randomness depends on (seed, step) only."""
         inputs = self.prepare_inputs(state.step, batch)
-        gradients, sums = self.bind_teacher(teacher).compute_gradients(state.model, inputs)
+        gradients, sums = self.compute_gradients(state.model, inputs, teacher)
 
         with jax.named_scope("optimizer"):
             updates, optimizer_state = self.optimizer.update(
@@ -96,12 +94,6 @@ class StepParts:
 
         polyak = self.update_average(state.polyak, model, step)
         return TrainState(step, model, optimizer_state, polyak), metrics
-
-    def bind_teacher(self, teacher: nnx.Module | None) -> "StepParts":
-        """Return the parts with the parameters of the teacher; None for a run without one."""
-        if teacher is None:
-            return self
-        return dataclasses.replace(self, teacher=teacher)
 
     def prepare_inputs(self, steps_done: jax.Array, batch: Batch) -> LossInputs:
         """Return images and targets of the next step, mixed and weighted as the config says."""
@@ -128,27 +120,36 @@ class StepParts:
             targets = dataclasses.replace(targets, kept_BM=kept_BM)
         return LossInputs(images, targets, dropout_key)
 
-    def compute_gradients(self, model: nnx.Module, inputs: LossInputs) -> tuple[nnx.Module, Sums]:
+    def compute_gradients(
+        self,
+        model: nnx.Module,
+        inputs: LossInputs,
+        teacher: nnx.Module | None = None,
+    ) -> tuple[nnx.Module, Sums]:
         """Return mean gradients over the examples of a batch, and the sums of the objective."""
-        gradients, sums = accumulate_gradients(
-            self.compute_loss, model, inputs, self.num_micro_batches
-        )
+        compute_loss = functools.partial(self.compute_loss, teacher=teacher)
+        gradients, sums = accumulate_gradients(compute_loss, model, inputs, self.num_micro_batches)
         return divide_by_weight(gradients, sums)
 
-    def compute_loss(self, model: nnx.Module, inputs: LossInputs) -> tuple[jax.Array, Sums]:
+    def compute_loss(
+        self,
+        model: nnx.Module,
+        inputs: LossInputs,
+        teacher: nnx.Module | None = None,
+    ) -> tuple[jax.Array, Sums]:
         """Return the loss, summed over the examples, and all sums of the objective."""
-        targets = self.complete_targets(inputs)
+        targets = self.complete_targets(inputs, teacher)
         output = self.predict(model, inputs)
         with jax.named_scope("loss"):
             sums = self.objective.sums(output, targets)
         return sums["loss"], sums
 
-    def complete_targets(self, inputs: LossInputs) -> Targets:
+    def complete_targets(self, inputs: LossInputs, teacher: nnx.Module | None) -> Targets:
         """Return the targets with the predictions of the teacher, which sees the mixed images."""
         if self.teach is None:
             return inputs.targets
-        assert self.teacher is not None, "bind_teacher sets it"
-        teacher_BK = self.teach(self.teacher, inputs.images)
+        assert teacher is not None
+        teacher_BK = self.teach(teacher, inputs.images)
         return dataclasses.replace(inputs.targets, teacher_BK=teacher_BK)
 
     def predict(self, model: nnx.Module, inputs: LossInputs, **options: Any) -> ModelOutput:

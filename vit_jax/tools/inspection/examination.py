@@ -54,15 +54,17 @@ class Examination:
     Attributes:
       parts: the parts of the step, also of a phase.
       intermediates: outputs of layers that the network returns on request, see `ModelOutput`.
+      teacher: the parameters of the teacher; None for a run without one.
     """
 
     parts: StepParts
     intermediates: tuple[str, ...]
+    teacher: nnx.Module | None
 
     def examine(self, state: TrainState, batch: Batch) -> Figures:
         """Return figures of the step: `KINDS` by layer, and "loss_B" by example."""
         inputs = self.parts.prepare_inputs(state.step, batch)
-        gradients, _ = self.parts.compute_gradients(state.model, inputs)
+        gradients, _ = self.parts.compute_gradients(state.model, inputs, self.teacher)
         updates, _ = self.parts.optimizer.update(gradients, state.optimizer, state.model)
 
         figures = self.observe_outputs(state.model, inputs)
@@ -102,7 +104,7 @@ class Examination:
         if self.intermediates:  # another network need not know the argument
             options["intermediates"] = self.intermediates
         output = self.parts.predict(model, inputs, **options)
-        targets = self.parts.complete_targets(inputs)
+        targets = self.parts.complete_targets(inputs, self.teacher)
         return measure_output(self.parts.objective, output, targets)
 
 

@@ -112,8 +112,8 @@ def replay(
     save_state(target, step - 1, state, run.metadata)
 
     phase = assembly.select_phase(step)
-    parts = phase.step_parts.bind_teacher(phase.teacher_network)
-    examination = Examination(parts, list_intermediates(phase.architecture))
+    intermediates = list_intermediates(phase.architecture)
+    examination = Examination(phase.step_parts, intermediates, phase.teacher_network)
     examine = assembly.compiler.jit_observation(examination.examine)
     figures = jax.device_get(examine(state, batch))
     _, metrics = train_step.select(step)(
