@@ -33,6 +33,7 @@ def here(tmp_path, monkeypatch):
             image = rng.integers(0, 256, (40, 50, 3), np.uint8)
             cv2.imwrite(str(folder / f"{number}.png"), image)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "a.npz").touch()
     return tmp_path
 
 
@@ -55,6 +56,7 @@ def read_command(text):
         ("knn pics pics", "pics: must be weights, and is data"),
         ("finetune dino dino", "DATA=dino: must be data, and is weights"),
         ("finetune dino pcs", "DATA=pcs: there is no such file or folder.* mean 'pics'"),
+        ("pretrain a.npz", "DATA=a.npz: must have its kind.* npz:a.npz"),
         ("pretrain nowhere", "DATA=nowhere: there is no such file or folder.*folder:PATH"),
         ("finetune dino empty", "folder:empty: must have images .* has none"),
         ("knn dino empty", "folder:empty: must have images .* has none"),

@@ -126,6 +126,8 @@ def read_dataset(word: str) -> str:
     data = infer_data(word)
     if find_kind(data) is not None or is_reference(data):
         return data
+    if word.endswith(".npz") and pathlib.Path(word).is_file():
+        raise UsageError(f"DATA={word}: must have its kind. Use npz:{word} for images and labels.")
     here = [path.name for path in pathlib.Path().iterdir()]
     hint = did_you_mean(word, here)
     raise UsageError(
