@@ -38,6 +38,7 @@ STUDIES = {
         "examples": (100, 500, 2_000, 10_000, 60_000),
         # No evaluation on the test images chooses a step.
         "config": ("evaluation.every=1 fraction", "checkpoint.every=0.5 fraction"),
+        "measures": ("test_accuracy", "fewshot_5shot_accuracy"),
     },
     "scaling": {"models": tuple(MODELS), "epochs": (1, 4)},
 }
