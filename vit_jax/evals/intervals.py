@@ -42,9 +42,19 @@ def format_interval(interval: tuple[float, float]) -> str:
     return f"95 %: {low:.2%} to {high:.2%}"
 
 
+def find_interval_of_few(accuracy: float, images: float) -> tuple[float, float] | None:
+    """Return the 95 % interval if there are few images; None otherwise.
+
+    It is None, too, for what a damaged file gives in the place of a fraction.
+    """
+    if not 0 < images < FEW_IMAGES or not 0 <= accuracy <= 1:
+        return None
+    return wilson_interval(accuracy * images, images)
+
+
 def describe_interval(accuracy: float, images: float) -> str:
     """Return the interval in brackets, after a space, if there are few images; otherwise ""."""
-    if not 0 < images < FEW_IMAGES:
+    interval = find_interval_of_few(accuracy, images)
+    if interval is None:
         return ""
-    interval = wilson_interval(accuracy * images, images)
     return f" ({format_interval(interval)})"

@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.config.directions import require_direction
 from vit_jax.config.evaluation_rules import list_result_names
-from vit_jax.evals.intervals import FEW_IMAGES, wilson_interval
+from vit_jax.evals.intervals import find_interval_of_few
 from vit_jax.tools.sweeps.grid import SEED, Grid, Run, Study
 from vit_jax.train.assemble import architecture_of
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_summary
@@ -254,9 +254,9 @@ def _combine_seeds(grid: Grid, selected: Sequence[tuple[Run, Row]]) -> Row:
         row[f"{measure}_low"] = min(values)
         row[f"{measure}_high"] = max(values)
         num_images = selected[0][1].get(f"{measure}_images", 0)
-        if len(values) == 1 and 0 < num_images < FEW_IMAGES:
-            num_correct = values[0] * num_images
-            row[f"{measure}_interval"] = wilson_interval(num_correct, num_images)
+        interval = find_interval_of_few(values[0], num_images)
+        if len(values) == 1 and interval is not None:
+            row[f"{measure}_interval"] = interval
         if grid.study.is_sweep and len(values) > 1:
             row[f"{measure}_deviation"] = statistics.stdev(values)
 
