@@ -14,6 +14,7 @@ from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict, is_within
 from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.config.specification import load_recipe, store_config
+from vit_jax.pytree import list_lines
 from vit_jax.storage.files import (
     OUT_OF_FILES,
     JsonObject,
@@ -309,16 +310,16 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
             "pre-training or fine-tuning: choose another workdir. "
             "To fine-tune the weights of a run, give its folder as config.init_from."
         )
-    lines = ""
+    lines = []
     for name in _list_differences(stored, now):
         if name in _KEPT_FIELDS and now.get(name) == "auto":
             continue
         there = _format_value(stored, name)
         given = _format_value(now, name)
-        lines += f"  {name[:MAX_SHOWN]}: there {there}, given {given}\n"
+        lines.append(f"{name[:MAX_SHOWN]}: there {there}, given {given}")
     if lines:
         raise ValueError(
-            f"workdir {str(path)!r} belongs to a run with another config:\n{lines}"
+            f"workdir {str(path)!r} belongs to a run with another config:{list_lines(lines)}\n"
             "Choose another workdir, or give the config it was started with."
         )
 
