@@ -231,14 +231,13 @@ class Arguments:
 
 
 def get_config(argument: str = "") -> FinetuneConfig:
-    """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW][,orientation=any].
+    """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW][,…]: `TASKS`, `RULES`.
 
-    TASK and RULE are of `TASKS` and `RULES`. MODEL is what `config.init_from` must hold, "any", or
-    one of `NAMED_RULES` for any network with this rule. `examples` is the number of training
-    images, for the BiT rule on your data. The rule "quick" is the paper's with the rate 0.01
-    instead of a search: one run instead of five. HOW is direct, short_side or weights.
-    orientation=any, for microscopes and satellites, also turns training images upside down and by
-    90 degrees.
+    MODEL is what `config.init_from` must hold, "any", or one of `NAMED_RULES` for any network with
+    this rule. `examples` is the number of training images, for the BiT rule on your data. The rule
+    "quick" is the paper's with the rate 0.01 instead of a search: one run instead of five. HOW is
+    direct, short_side or weights. orientation=any, for microscopes and satellites, also turns
+    training images upside down and by 90 degrees.
     """
     arguments = read_arguments(argument)
     task = TASKS[arguments.task]
