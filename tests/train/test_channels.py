@@ -52,6 +52,7 @@ def open_four(split, config, seed):
     return MemorySource(*make_images(4, 3, None, split), ("dark", "bright"))
 
 
+@pytest.mark.slow
 def test_a_run_on_the_fourth_band(tmp_path):
     data = "data=tests.train.test_channels:open_four"
 

@@ -276,8 +276,9 @@ def test_the_norms_of_logged_steps_are_conditional(plan):
 @needs_libtpu
 @pytest.mark.tools
 def test_custom_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
-    custom = dataclasses.replace(plan.run.architecture, block="mine:Block")
-    run = dataclasses.replace(plan.run, architecture=custom)
+    custom = dataclasses.replace(plan.run.architecture, block="vit_jax.models.block:Block")
+    builder = dataclasses.replace(plan.run.builder, architecture=custom)
+    run = dataclasses.replace(plan.run, builder=builder)
     monkeypatch.setattr(estimate, "architecture_of", lambda *_: custom)
     monkeypatch.setattr(estimate, "assemble", lambda *_, **__: run)
     monkeypatch.setattr(aot, "compile_step", lambda _: plan.compiled)
@@ -299,7 +300,7 @@ def test_custom_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch
     assert result.totals is None
     assert "DOES NOT FIT" in to_text(result)
 
-    with pytest.raises(ValueError, match="mine:Block: no formula"):
+    with pytest.raises(ValueError, match=r"vit_jax\.models\.block:Block: no formula"):
         make_plan(
             plan.config,
             plan.topology,
