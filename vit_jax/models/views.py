@@ -3,7 +3,8 @@
 Legend: V views, B batch, H W image height and width, C channels.
 """
 
-from collections.abc import Callable, Collection, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,12 @@ from vit_jax.config.network_options import Views
 
 _AVERAGED = ("logits_BK", "features_BD", "pooled_BD")
 """Outputs that do not depend on the places of tokens in the image."""
+_VIEWS: Mapping[Views, Sequence[tuple[bool, int]]] = {
+    "flip": ((False, 0), (True, 0)),
+    "flips": ((False, 0), (True, 0), (True, 2), (False, 2)),
+    "rotations": tuple(itertools.product((False, True), range(4))),
+}
+"""True for the mirror image, and the number of quarter turns after it, for each view by name."""
 
 
 class ViewAverage(nnx.Module):
@@ -51,18 +58,12 @@ class ViewAverage(nnx.Module):
 
 def count_views(views: Views) -> int:
     """Return the number of views of an image."""
-    return {"flip": 2, "flips": 4, "rotations": 8}[views]
+    return len(_VIEWS[views])
 
 
 def _generate_views(image_BHWC: Array, views: Views) -> Iterator[Array]:
-    mirrored_BHWC = jnp.flip(image_BHWC, 2)
-    match views:
-        case "flip":
-            yield from (image_BHWC, mirrored_BHWC)
-        case "flips":
-            yield from (image_BHWC, mirrored_BHWC)
-            yield from (jnp.flip(image_BHWC, 1), jnp.flip(mirrored_BHWC, 1))
-        case "rotations":
-            for start_BHWC in (image_BHWC, mirrored_BHWC):
-                for quarter_turns in range(4):
-                    yield jnp.rot90(start_BHWC, quarter_turns, axes=(1, 2))
+    for is_mirrored, quarter_turns in _VIEWS[views]:
+        view_BHWC = image_BHWC
+        if is_mirrored:
+            view_BHWC = jnp.flip(view_BHWC, 2)
+        yield jnp.rot90(view_BHWC, quarter_turns, axes=(1, 2))
