@@ -154,7 +154,7 @@ def crop_simply(
     """
     borders = (SIMPLE_BORDER,) * 4
     mirrored = cv2.copyMakeBorder(image, *borders, cv2.BORDER_REFLECT_101)
-    return crop_randomly(rng, _restore_channel(mirrored), size)
+    return crop_randomly(rng, restore_channel(mirrored), size)
 
 
 def shift_randomly(
@@ -174,10 +174,10 @@ def shift_randomly(
         cv2.BORDER_CONSTANT,
         value=0,
     )
-    return cut(_restore_channel(padded), Box(top, left, height, width))
+    return cut(restore_channel(padded), Box(top, left, height, width))
 
 
-def _restore_channel(image: np.ndarray) -> np.ndarray:
+def restore_channel(image: np.ndarray) -> np.ndarray:
     """Return (H, W, C) of an image whose single channel OpenCV has dropped."""
     if image.ndim == 2:
         return image[..., None]

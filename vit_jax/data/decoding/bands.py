@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.crops import restore_channel
 from vit_jax.data.decoding import rasters
 from vit_jax.data.decoding.headers import TIFF_STARTS
 from vit_jax.text.printable import printable
@@ -212,10 +213,8 @@ def apply_by_channels(
 ) -> np.ndarray:
     """Apply a function of OpenCV, which may drop a single channel, or take four at most."""
     count = image_HWC.shape[-1]
-    if count == 1:
-        return operation(image_HWC)[..., None]
     if count <= _OPENCV_CHANNELS:
-        return operation(image_HWC)
+        return restore_channel(operation(image_HWC))
 
     parts = []
     for first in range(0, count, _OPENCV_CHANNELS):

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.crops import Box, cut
+from vit_jax.data.crops import Box, cut, restore_channel
 from vit_jax.data.decoding import jpeg, rasters
 from vit_jax.data.decoding.bands import BandChoice, apply_by_channels
 from vit_jax.data.decoding.depth import (
@@ -331,9 +331,7 @@ def resize_bilinear(
     if image.shape[:2] == tuple(size):
         return image
     resized = cv2.resize(image, (size[1], size[0]), dst=out, interpolation=cv2.INTER_LINEAR)
-    if resized.ndim == 2:  # OpenCV drops a single channel
-        return resized[..., None]
-    return resized
+    return restore_channel(resized)
 
 
 def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
