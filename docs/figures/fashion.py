@@ -21,12 +21,12 @@ BLUE = "#0072b2"
 ORANGE = "#d55e00"
 
 
-def choose_images(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> list[int]:
+def choose_images(labels: np.ndarray, predictions: np.ndarray) -> list[int]:
     """Return the first image of each class, then the first of the other mistakes."""
-    chosen = [int(np.argmax(labels == label)) for label in range(num_classes)]
-    wrong = np.flatnonzero(labels != predictions).tolist()
-    others = [index for index in wrong if index not in chosen]
-    return [*chosen, *others[:NUM_COLUMNS]]
+    _, chosen = np.unique(labels, return_index=True)
+    wrong = np.flatnonzero(labels != predictions)
+    others = np.setdiff1d(wrong, chosen)
+    return [*chosen.tolist(), *others[:NUM_COLUMNS].tolist()]
 
 
 def main(workdir: str) -> None:
@@ -41,15 +41,16 @@ def main(workdir: str) -> None:
     figure, axes = plt.subplots(2, NUM_COLUMNS, figsize=(11, 2.9), layout="constrained")
     title = f"{model.architecture.name}, Fashion-MNIST: first image of each class, first mistakes"
     figure.suptitle(title, fontsize=10)
-    chosen = choose_images(labels, predictions, model.architecture.num_classes)
+    chosen = choose_images(labels, predictions)
     for panel, index in zip(axes.ravel(), chosen, strict=True):
         panel.imshow(255 - images[index], cmap="gray", vmin=0, vmax=255)
         prediction = model.class_names[predictions[index]]
         words = f"{prediction}\n{probabilities[index].max():.0%}"
-        is_wrong = predictions[index] != labels[index]
-        if is_wrong:
+        color = BLUE
+        if predictions[index] != labels[index]:
             words = f"{prediction}\nnot {model.class_names[labels[index]]}"
-        panel.set_title(words, fontsize=8, color=ORANGE if is_wrong else BLUE)
+            color = ORANGE
+        panel.set_title(words, fontsize=8, color=color)
         panel.axis("off")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=120)
 

@@ -185,7 +185,7 @@ def list_orientations(image):
 )
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_orientations_are_equally_frequent(fields, expected, in_memory, make_config):
-    """Of 800 images each of n orientations has 800 / n, within 4.5 standard deviations."""
+    """Each of n orientations has 800 / n of 800 images, within 4.5 standard deviations."""
     image = IMAGE[:, :40]
     before = image.copy()
     orientations = [orientation.tobytes() for orientation in list_orientations(image)]

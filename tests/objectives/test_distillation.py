@@ -32,11 +32,13 @@ def cross_entropy(target, logits):
 def expect_loss(form, label_logits, taught_logits, weight, temperature):
     """Return the summed loss by the definitions of Hinton et al. and of DeiT."""
     if form == "hard":
-        taught = cross_entropy(np.eye(5)[TEACHER.argmax(axis=-1)], taught_logits)
+        chosen = np.eye(5)[TEACHER.argmax(axis=-1)]
+        taught = cross_entropy(chosen, taught_logits)
     else:
         share = softmax(TEACHER / temperature)
         entropy = cross_entropy(share, TEACHER / temperature)
-        taught = temperature**2 * (cross_entropy(share, taught_logits / temperature) - entropy)
+        divergence = cross_entropy(share, taught_logits / temperature) - entropy
+        taught = temperature**2 * divergence
     loss = (1 - weight) * cross_entropy(LABELS, label_logits) + weight * taught
     return (loss * MASK).sum(), (taught * MASK).sum()
 
@@ -46,9 +48,11 @@ def expect_loss(form, label_logits, taught_logits, weight, temperature):
 def test_loss_of_labels_and_teacher(form, temperature, has_token):
     objective = Distillation(Classification("softmax"), form, 0.3, temperature)
     output = ModelOutput(logits_BK=LOGITS)
-    label_logits, taught_logits = LOGITS, LOGITS
+    label_logits = LOGITS
+    taught_logits = LOGITS
     if has_token:
-        label_logits, taught_logits = CLASS_LOGITS, TAUGHT_LOGITS
+        label_logits = CLASS_LOGITS
+        taught_logits = TAUGHT_LOGITS
         output = dataclasses.replace(
             output,
             token_logits_TBK=jnp.stack([CLASS_LOGITS, TAUGHT_LOGITS]),

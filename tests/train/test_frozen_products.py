@@ -10,7 +10,7 @@ from vit_jax.tools.plan import hlo
 HEAD = ("optimizer.trained=head",)
 BIASES = ("optimizer.frozen=embedding/*,encoder/*/kernel,encoder/*/scale",)
 KERNEL_SHAPES = ((16, 32), (32, 16))  # only kernels of the MLP have these shapes
-# Of one block: four projections, two layers of the MLP, scores and attention output.
+# Products of one block: four projections, two layers of the MLP, scores and attention output.
 FORWARD = 6 + 2
 EMBEDDING = 1
 # The head, and the gradients of its kernel and of its input.
