@@ -283,10 +283,8 @@ def _build_program(
     bands = None if transform is None else transform.bands
 
     def run(image_BHWC: Any) -> tuple[jax.Array, ...]:
-        if bands is not None and bands.mean:
-            mean_C = jnp.asarray(bands.mean, jnp.float32)
-            std_C = jnp.asarray(bands.std, jnp.float32)
-            image_BHWC = (image_BHWC - mean_C) / std_C
+        if bands is not None:
+            image_BHWC = bands.normalise(image_BHWC)
         result = model(image_BHWC)
         results = []
         for name in outputs:
