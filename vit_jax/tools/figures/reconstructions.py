@@ -69,8 +69,7 @@ def to_image(
     rows, columns = grid
     height, width = patch_size
     if target == "pixels":
-        values = np.clip(np.round((patch_BNT + 1) * 127.5), 0, 255).astype(np.uint8)
-        pixels = values.reshape(-1, rows, columns, height, width, channels)
+        pixels = _to_bytes(patch_BNT).reshape(-1, rows, columns, height, width, channels)
     else:
         side = 1 if target == "mean_colour" else SIDE
         colours = to_colours(patch_BNT, channels)
@@ -84,8 +83,12 @@ def _show(images_NHWC: np.ndarray) -> np.ndarray:
     """Return images as uint8 RGB; normalised channels from -1 to 1, as predictions."""
     if images_NHWC.dtype == np.uint8:
         return images_NHWC
-    pixels = np.clip(np.round((images_NHWC + 1) * 127.5), 0, 255).astype(np.uint8)
-    return select_colours(pixels)
+    return select_colours(_to_bytes(images_NHWC))
+
+
+def _to_bytes(values: np.ndarray) -> np.ndarray:
+    """Return values of which -1 and 1 become 0 and 255, uint8."""
+    return np.clip(np.round((values + 1) * 127.5), 0, 255).astype(np.uint8)
 
 
 def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
