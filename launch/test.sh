@@ -12,6 +12,9 @@ extra="$(accelerator /)"
 prepare_environment "$extra" test
 cd -- "$repository"
 
+# Containers often set it. Each of some hundred processes would compile the package again.
+unset PYTHONDONTWRITEBYTECODE
+
 check() {
   "$venv/bin/ruff" check .
   "$venv/bin/ruff" format --check .

@@ -294,6 +294,14 @@ def test_test_script(sandbox, words, variables, checks, added):
     assert read_calls(sandbox) == ["venv", "pip .[cpu,test]"]
 
 
+def test_test_script_keeps_bytecode(sandbox):
+    """A container may forbid bytecode; the processes of the tests share it."""
+    write_program(sandbox.folder / "tool", "#!/bin/bash\necho ${PYTHONDONTWRITEBYTECODE-kept}\n")
+    result = sandbox.run("test.sh", "-q", PYTHONDONTWRITEBYTECODE="1")
+
+    assert result.stdout == "kept\n"
+
+
 TWO_GPUS = "2 GPU(s): 2 x NVIDIA H100"
 
 PRINT_GPUS = """#!/bin/bash
