@@ -215,6 +215,11 @@ def test_patterns_of_the_model_are_accepted(config):
             {"frozen": ("*",)},
             r"trained='all', frozen=\('\*',\) leaves no parameter of this model to train",
         ),
+        ({"trained": "last:99"}, r"trained='last:99': must have at most the \d+ blocks"),
+        (
+            {"trained": "last:1", "frozen": ("encoder/*", "head/*")},
+            r"trained='last:1'.* leaves no parameter",
+        ),
     ],
 )
 def test_patterns_are_checked(fields, message):

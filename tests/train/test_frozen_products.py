@@ -8,6 +8,8 @@ from tests.train.test_lora import RANK, build
 from vit_jax.tools.plan import hlo
 
 HEAD = ("optimizer.trained=head",)
+LAST = ("optimizer.trained=last:1", "model.scan_unroll=2")
+LAST_OF_LOOP = ("optimizer.trained=last:1", "model.scan_unroll=1")
 BIASES = ("optimizer.frozen=embedding/*,encoder/*/kernel,encoder/*/scale",)
 KERNEL_SHAPES = ((16, 32), (32, 16))  # only kernels of the MLP have these shapes
 # Products of one block: four projections, two layers of the MLP, scores and attention output.
@@ -35,12 +37,16 @@ EXPECTED = {
     RANK: ALL_FORWARD + ALL_BACKWARD + LORA_INPUTS + LORA_FORWARD + LORA_BACKWARD,
     HEAD: ALL_FORWARD + HEAD_KERNEL,
     BIASES: ALL_FORWARD + ALL_BACKWARD + INPUTS,
+    # The frozen block has no backward pass. The trained block has a norm before its first products.
+    LAST: ALL_FORWARD + FORWARD + ALL_BACKWARD + INPUTS + KERNELS,
 }
+EXPECTED[LAST_OF_LOOP] = EXPECTED[LAST]
 
 
 def compile_gradients(*fields):
-    """Return the compiled gradients of a network of one block, as HLO."""
-    network = ("model.pool=gap", "model.head=linear", "model.depth=1")
+    """Return the compiled gradients of one block, or of one after a frozen block, as HLO."""
+    depth = 2 if fields[:1] == LAST[:1] else 1
+    network = ("model.pool=gap", "model.head=linear", f"model.depth={depth}")
     run = build(*fields, "model.remat=none", network=network)
     parts = run.step_parts
 
@@ -66,9 +72,11 @@ def list_products(program):
         pytest.param((), marks=pytest.mark.slow),
         RANK,
         HEAD,
+        LAST,
+        pytest.param(LAST_OF_LOOP, marks=pytest.mark.slow),
         pytest.param(BIASES, marks=pytest.mark.slow),
     ],
-    ids=["all", "LoRA", "head", "biases"],
+    ids=["all", "LoRA", "head", "last block", "last block of a loop", "biases"],
 )
 def test_a_step_has_the_products_that_its_gradients_need(fields):
     products = list_products(compile_gradients(*fields))
@@ -78,4 +86,5 @@ def test_a_step_has_the_products_that_its_gradients_need(fields):
             gradients.append(product)
 
     assert len(products) == EXPECTED[fields]
-    assert bool(gradients) == (not fields), "frozen kernels have no gradient"
+    trains_kernels = fields in ((), LAST, LAST_OF_LOOP)
+    assert bool(gradients) == trains_kernels, "frozen kernels have no gradient"

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.rules import Reference
+from vit_jax.config.rules import LastBlocks, Reference
 from vit_jax.config.schema import Duration
 
 
@@ -57,6 +57,7 @@ def plain_type(hint: object) -> object:
 _DESCRIPTIONS = {
     Duration: "a duration such as '500 steps' or '90 epochs'",
     Reference: "a reference package.module:name",
+    LastBlocks: "'last:N' with a number of blocks",
     bool: "true or false",
     str: "text",
     type(None): "None",

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from vit_jax.config.durations import parse_duration, split_duration
 from vit_jax.config.hints import describe_type, field_types, is_list, is_mapping, union_members
-from vit_jax.config.rules import Reference
+from vit_jax.config.rules import LastBlocks, Reference, count_last_blocks
 from vit_jax.config.schema import Duration
 from vit_jax.config.synonyms import find_advice, find_meant_fields, suggest_value
 from vit_jax.config.value_text import parse_override
@@ -247,6 +247,8 @@ def _check_member(name: str, value: Any, hint: object) -> Any:
     if Duration in members and isinstance(value, str):
         return _check_duration(name, value)
     if Reference in members and is_reference(value):
+        return value
+    if LastBlocks in members and count_last_blocks(value):
         return value
 
     member = _choose_member(members)

@@ -6,6 +6,7 @@ apply them.
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, NewType, TypeVar
@@ -16,6 +17,15 @@ T = TypeVar("T")
 
 Reference = NewType("Reference", str)
 """A user-defined component: "package.module:name", imported by `vit_jax.imports.references`."""
+LastBlocks = NewType("LastBlocks", str)
+"""A number of blocks at the end of a transformer: "last:4"."""
+_LAST_BLOCKS = re.compile(r"last:([1-9]\d{0,5})")
+
+
+def count_last_blocks(value: object) -> int | None:
+    """Return the number of blocks in "last:N"; None for another value."""
+    match = _LAST_BLOCKS.fullmatch(str(value))
+    return int(match[1]) if match else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +61,8 @@ class When:
     Args:
       field: a path from the config's root such as "schedule.decay"; without a dot, a field of the
         same section.
-      values: `Reference` stands for every reference; none: anything but None, 0, False and empty.
+      values: `Reference` stands for every reference, `LastBlocks` for every "last:N"; none:
+        anything but None, 0, False and empty.
     """
 
     def __init__(self, field: str, *values: object):
@@ -63,6 +74,8 @@ class When:
         if not self.values:
             return bool(value)
         if Reference in self.values and is_reference(value):
+            return True
+        if LastBlocks in self.values and count_last_blocks(value):
             return True
         return value in self.values
 
@@ -91,6 +104,8 @@ class When:
 def _spell_value(value: object) -> str:
     if value is Reference:
         return "package.module:name"
+    if value is LastBlocks:
+        return "last:N"
     return repr(value)
 
 

@@ -424,8 +424,8 @@ def check_channel_weights(config: FinetuneConfig) -> str | None:
     if optimizer.lora_rank is None and optimizer.trained == "all":
         return None
     return (
-        "model.channel_weights='zero': must be cyclic with LoRA or optimizer.trained='head', which "
-        "freeze the first layer. Use cyclic."
+        "model.channel_weights='zero': must be cyclic with LoRA or optimizer.trained='head' or "
+        "'last:N', which freeze the first layer. Use cyclic."
     )
 
 

@@ -43,6 +43,7 @@ from vit_jax.config.network_options import (  # noqa: F401, all of them for reci
 from vit_jax.config.rules import (
     Count,
     Fraction,
+    LastBlocks,
     NotNegative,
     Number,
     Positive,
@@ -73,6 +74,7 @@ BUILT_IN = When("name", "adam", "lamb", "sgd")  # optimisers
 CLASSIFYING = When("objective.kind", "classification")
 PREDICTING_PATCHES = When("objective.kind", "masked_patch")
 TRAINING_ALL = When("trained", "all")
+TRAINING_BLOCKS = When("trained", "all", LastBlocks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -400,16 +402,17 @@ class OptimizerConfig:
     accumulation_steps: Count | None = None
     """Micro-batches of a global batch; more use less memory. None: as few as fit, chosen together
     with model.remat."""
-    layer_decay: Annotated[float, Range("(0, 1]"), TRAINING_ALL] = 1.0
+    layer_decay: Annotated[float, Range("(0, 1]"), TRAINING_BLOCKS] = 1.0
     """Factor on the learning rate for each layer further from the head. 1: off."""
     learning_rate_multipliers: Mapping[
         str, Annotated[float, Range("(0, inf)", "Use config.optimizer.frozen to keep parameters.")]
     ] = dataclasses.field(default_factory=dict)
     """Factors on the learning rate by pattern of parameter names, such as "embedding/*"; the first
     match counts."""
-    trained: Literal["all", "head"] = "all"
-    """Train all parameters, or only the head: a linear probe on frozen features."""
-    frozen: Annotated[tuple[str, ...], TRAINING_ALL] = ()
+    trained: Literal["all", "head"] | LastBlocks = "all"
+    """Train all parameters, only the head (a linear probe on frozen features), or with last:4 the
+    last 4 blocks of a transformer, the final norm and the head. What is frozen has no dropout."""
+    frozen: Annotated[tuple[str, ...], TRAINING_BLOCKS] = ()
     """Patterns of names of parameters that are not trained, such as "embedding/*" or
     "encoder/*/bias"."""
     lora_rank: Annotated[Count | None, TRAINING_ALL] = None

@@ -54,7 +54,9 @@ _WORDS = {
     "objective.label_smoothing_fraction": "label_smoothing smoothing label_smoothing_factor",
     "objective.class_weights": "class_weight pos_weight",
     "optimizer.frozen": "freeze freeze_layers frozen_layers freeze_backbone",
-    "optimizer.trained": "linear_probe head_only train_head",
+    "optimizer.trained": (
+        "linear_probe head_only train_head last_blocks unfreeze_last num_unfrozen trainable_layers"
+    ),
     "optimizer.lora_rank": "lora lora_r peft use_lora",
     "optimizer.lora_layers": "target_modules lora_target_modules lora_modules",
     "optimizer.name": "optimizer opt optim optax_name",

@@ -80,6 +80,7 @@ class Encoder(nnx.Module):
         # Activations that the backward pass computes again, and the number of blocks in one
         # iteration of the scan: one compiles fast, all copy nothing.
         self.remat = a.remat
+        self.num_frozen_blocks = 0  # first blocks that keep no activations and have no gradients
         self.unroll_on_cpu = a.scan_unroll or 1
         self.unroll_on_accelerators = a.scan_unroll_on_accelerators
 
@@ -112,11 +113,44 @@ class Encoder(nnx.Module):
             x_BSD = add_positions(x_BSD, positions, token_BS)
             return apply_block(block, x_BSD, drop_fraction, block_key, intermediates, token_BS)
 
-        layers = (self.blocks, *self._list_drop_arguments(key))
-        run_block = rematerialise(run_block, self.remat)
+        num_frozen = self.num_frozen_blocks
         unroll = dispatch.choose_block_unroll(self.unroll_on_cpu, self.unroll_on_accelerators)
+        x_BSD, frozen_kept = self._run_frozen(run_block, x_BSD, unroll)
+
+        layers = (self.blocks, *self._list_drop_arguments(key))
+        if num_frozen:
+            layers = jax.tree.map(lambda leaf: leaf[num_frozen:], layers)
+        run_block = rematerialise(run_block, self.remat)
         x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
+        if num_frozen:
+            kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), frozen_kept, kept)
         return self.norm(x_BSD), kept
+
+    def _run_frozen(
+        self,
+        run_block: Callable[..., Any],
+        x_BSD: Array,
+        unroll: int,
+    ) -> tuple[Array, BlockIntermediates | None]:
+        """Return the output and the intermediates of frozen blocks, which drop nothing.
+
+        They read their parameters from the arrays of all blocks, since a loop over the first ones
+        would copy these.
+        """
+        if not self.num_frozen_blocks:
+            return x_BSD, None
+        blocks = jax.lax.stop_gradient(self.blocks)
+
+        def run_layer(x_BSD: Array, layer: Array) -> tuple[Array, BlockIntermediates]:
+            block = jax.tree.map(
+                lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False),
+                blocks,
+            )
+            return run_block(x_BSD, (block, jnp.float32(0), None))
+
+        numbers = jnp.arange(self.num_frozen_blocks)
+        x_BSD = jax.lax.stop_gradient(x_BSD)
+        return jax.lax.scan(run_layer, x_BSD, numbers, unroll=unroll)
 
     def _list_drop_arguments(self, key: Array | None) -> tuple[Array, Array | None]:
         """Return the fraction of stochastic depth and the key of each block."""
@@ -182,6 +216,19 @@ def find_block_class(a: Architecture) -> Callable[..., Any]:
 
     block_class: Callable[..., Any] = resolve(a.block, "config.model.block")
     return block_class
+
+
+def require_encoder(a: Architecture, trained: str, *, is_standard: bool) -> None:
+    """Raise ValueError unless a network has this encoder, of which the last blocks can be trained.
+
+    Without `is_standard`, `a` does not describe the network.
+    """
+    if is_standard and a.has_transformer and a.network is None:
+        return
+    rule = f"must be 'all' or 'head' for {a.name}, which has no built-in encoder of blocks"
+    raise ValueError(
+        f"config.optimizer.trained={trained!r}: {rule}. Use optimizer.frozen to choose what is trained."
+    )
 
 
 def require_attention_weights(block: EncoderBlock, intermediates: Collection[str]) -> None:

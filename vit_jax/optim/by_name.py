@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,31 +17,63 @@ import optax
 
 from vit_jax import pytree
 from vit_jax.config.network_options import LORA_FACTORS
+from vit_jax.config.rules import count_last_blocks
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.text.nearest import closest
 
+T = TypeVar("T")
+_AFTER_BLOCKS = r"(head|pooling|pooled_norm|encoder/norm|norm)/.*"
+_BLOCKS = "encoder/blocks/"
 
-def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
-    """Return whether the parameter of a name changes in training; None where all do."""
-    if config.trained == "head":
-        return lambda name: name.startswith("head/")
-    if config.lora_rank is None and not config.frozen:
+
+@dataclasses.dataclass(frozen=True)
+class IsTrained:
+    """The parameters that change in training.
+
+    Attributes:
+      matches: returns whether the parameter of a name changes.
+      num_last_blocks: number of blocks at the end that change; None: all of them.
+    """
+
+    matches: Callable[[str], bool]
+    num_last_blocks: int | None = None
+
+    def __call__(self, name: str) -> bool:
+        """Return whether a parameter changes, of stacked ones at least some layers."""
+        return self.matches(name)
+
+    def select_layers(self, name: str, leaf: Any) -> Any:
+        """Return the layers of a parameter that change, (N, ...) of (L, ...)."""
+        if self.num_last_blocks is None or not name.startswith(_BLOCKS):
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf.update(shape=(self.num_last_blocks, *leaf.shape[1:]))
+        return leaf[-self.num_last_blocks :]
+
+
+def make_is_trained(config: OptimizerConfig) -> IsTrained | None:
+    """Return the parameters that change in training; None where all do."""
+    num_last_blocks = count_last_blocks(config.trained)
+    trains_all = config.trained == "all" and config.lora_rank is None
+    if trains_all and not config.frozen:
         return None
 
-    def is_trained(name: str) -> bool:
+    def matches(name: str) -> bool:
         if any(fnmatchcase(name, pattern) for pattern in config.frozen):
             return False
-        if config.lora_rank is None or name.startswith("head/"):
+        if trains_all or name.startswith("head/"):
             return True
-        return name.endswith(LORA_FACTORS)
+        if num_last_blocks is not None:
+            return name.startswith(_BLOCKS) or re.fullmatch(_AFTER_BLOCKS, name) is not None
+        return config.lora_rank is not None and name.endswith(LORA_FACTORS)
 
-    return is_trained
+    return IsTrained(matches, num_last_blocks)
 
 
-def select_trained(tree: object, is_trained: Callable[[str], bool] | None) -> dict[str, Any]:
+def select_trained(tree: object, is_trained: IsTrained | None) -> dict[str, Any]:
     """Return the leaves of a network's tree that change in training, by name.
 
-    All if `is_trained` is None.
+    All if `is_trained` is None; of stacked leaves the layers that change.
     """
     leaves = pytree.name_leaves(tree)
     if is_trained is None:
@@ -50,12 +82,24 @@ def select_trained(tree: object, is_trained: Callable[[str], bool] | None) -> di
     trained = {}
     for name, leaf in leaves.items():
         if is_trained(name):
-            trained[name] = leaf
+            trained[name] = is_trained.select_layers(name, leaf)
     return trained
 
 
+def count_trained_blocks(tree: object, is_trained: IsTrained | None) -> int | None:
+    """Return the number of blocks at the end that have a backward pass; None: all layers have."""
+    if is_trained is None:
+        return None
+    if is_trained.num_last_blocks is not None:
+        return is_trained.num_last_blocks
+    for name in select_trained(tree, is_trained):
+        if re.fullmatch(_AFTER_BLOCKS, name) is None:
+            return None
+    return 0
+
+
 def train_only(
-    optimizer: optax.GradientTransformation, is_trained: Callable[[str], bool]
+    optimizer: optax.GradientTransformation, is_trained: IsTrained
 ) -> optax.GradientTransformation:
     """Run an optimiser on some parameters and leave every other as it is, to the bit.
 
@@ -82,13 +126,31 @@ def train_only(
         )
 
         def choose_update(name: str, gradient: jax.Array) -> jax.Array:
-            if name in trained_updates:
-                return trained_updates[name]
-            return jnp.full_like(gradient, -0.0)  # adding it changes nothing: -0.0 + 0.0 is 0.0
+            unchanged = jnp.full_like(gradient, -0.0)  # adding it: -0.0 + 0.0 is 0.0
+            if name not in trained_updates:
+                return unchanged
+            update = trained_updates[name]
+            if update.shape == gradient.shape:
+                return update
+            return unchanged.at[-len(update) :].set(update)
 
         return pytree.map_with_names(choose_update, updates), state
 
     return optax.GradientTransformation(init, update)
+
+
+def apply_updates(model: T, updates: T, is_trained: IsTrained | None) -> T:
+    """Return the parameters after their updates. Blocks that are frozen are not read."""
+    if is_trained is None or is_trained.num_last_blocks is None:
+        return optax.apply_updates(model, updates)
+
+    def add(name: str, parameter: jax.Array, update: jax.Array) -> jax.Array:
+        update = is_trained.select_layers(name, update)
+        if update.shape == parameter.shape:
+            return parameter + update
+        return parameter.at[-len(update) :].add(update)
+
+    return pytree.map_with_names(add, model, updates)
 
 
 def map_updates(function: Callable[..., jax.Array]) -> optax.GradientTransformation:
@@ -159,15 +221,15 @@ def _list_distances(leaves: Mapping[str, jax.Array]) -> list[tuple[str, np.ndarr
     num_blocks = 0
     num_stages = 0
     for name, leaf in leaves.items():
-        if name.startswith("encoder/blocks/"):
+        if name.startswith(_BLOCKS):
             num_blocks = max(num_blocks, leaf.shape[0])
         if match := re.match(r"body/stage(\d+)/", name):
             num_stages = max(num_stages, int(match[1]))
 
     before_blocks = r"(embedding|embedding_norm|class_token|register_tokens|positions|stem)(/.*)?"
     rules = [
-        (r"(head|pooling|pooled_norm|encoder/norm|norm)/.*", np.asarray(0)),
-        (r"encoder/blocks/.*", num_blocks - np.arange(num_blocks)),
+        (_AFTER_BLOCKS, np.asarray(0)),
+        (rf"{_BLOCKS}.*", num_blocks - np.arange(num_blocks)),
         (before_blocks, np.asarray(num_blocks + 1)),
         (r"body/root/.*", np.asarray(num_stages + 1)),
     ]
@@ -188,6 +250,7 @@ def check_patterns(config: OptimizerConfig, parameters: object) -> None:
     if config.lora_rank is not None:
         without_frozen = dataclasses.replace(config, frozen=())
         names = list(select_trained(parameters, make_is_trained(without_frozen)))
+    _require_blocks(config, parameters)
     for pattern in config.frozen:
         _require_match("frozen", pattern, names)
     for pattern in config.learning_rate_multipliers:
@@ -199,6 +262,21 @@ def check_patterns(config: OptimizerConfig, parameters: object) -> None:
         if config.lora_rank is not None:
             options += f", lora_rank={config.lora_rank}"
         raise ValueError(f"config.optimizer: {options} leaves no parameter of this model to train.")
+
+
+def _require_blocks(config: OptimizerConfig, parameters: object) -> None:
+    """Raise ValueError if the network has fewer blocks than a run trains."""
+    num_last_blocks = count_last_blocks(config.trained)
+    if num_last_blocks is None:
+        return
+
+    depth = 0
+    for name, leaf in pytree.name_leaves(parameters).items():
+        if name.startswith(_BLOCKS):
+            depth = leaf.shape[0]
+    if num_last_blocks > depth:
+        rule = f"must have at most the {depth} blocks of the network"
+        raise ValueError(f"config.optimizer.trained={config.trained!r}: {rule}. Use last:{depth}.")
 
 
 def _require_match(field: str, pattern: str, names: Sequence[str]) -> None:

@@ -143,6 +143,7 @@ def count_passing_bytes(
     gradient_bytes: int,
     layer_parameters: int,
     gathered_parameters: int = 0,
+    trained_blocks: int | None = None,
     is_accumulated: bool = False,
     model_shards: int = 1,
     tiled: bool = True,
@@ -160,6 +161,7 @@ def count_passing_bytes(
         dtype.
       gathered_parameters: number of parameters that FSDP gathers at one time: those of one layer
         and those outside of layers.
+      trained_blocks: number of blocks with a backward pass, the last ones, if no other layer has one.
       is_accumulated: gradients of several micro-batches are summed up.
       model_shards: devices that share heads and hidden units.
       tiled: memory is in a TPU's tiles.
@@ -167,7 +169,7 @@ def count_passing_bytes(
     Raises:
       ValueError: a component is user-defined.
     """
-    sizes = _Sizes(architecture, images, model_shards, tiled)
+    sizes = _Sizes(architecture, images, model_shards, tiled, trained_blocks)
     remat = architecture.remat
     activations, temporary = _find_peak(sizes, remat)
     temporary += COPIES[remat] * gradient_bytes
@@ -229,12 +231,14 @@ class _Sizes:
       images: number of images of a micro-batch on one device.
       shards: devices that share heads and hidden units.
       tiled: memory is in a TPU's tiles.
+      trained_blocks: number of blocks that keep activations; None: all layers keep some.
     """
 
     a: Architecture
     images: int
     shards: int
     tiled: bool
+    trained_blocks: int | None = None
 
     @property
     def itemsize(self) -> int:
@@ -248,6 +252,9 @@ class _Sizes:
     def kept(self, remat: str) -> Iterator[int]:
         """Yield the bytes that this policy keeps of the root, each residual unit and each block."""
         require_formulas(self.a)
+        if self.trained_blocks is not None:
+            yield from itertools.repeat(self._count_block(remat), self.trained_blocks)
+            return
         if self.a.has_resnet:
             # No policy recomputes the root, nor its norm, which only postactivation has.
             root = convolutions.root(self.a)
@@ -269,8 +276,9 @@ class _Sizes:
             block_share = WORKING_WITH_KERNEL[platform]
 
         everything = list(self.kept("none"))
-        num_units = len(everything) - self.a.depth
-        shares = [WORKING_UNIT[remat]] * num_units + [block_share] * self.a.depth
+        num_units = max(0, len(everything) - self.a.depth)
+        shares = [WORKING_UNIT[remat]] * num_units
+        shares += [block_share] * (len(everything) - num_units)
         sizes = zip(shares, everything, strict=True)
         return [max(0, share * size - on_chip) for share, size in sizes]
 

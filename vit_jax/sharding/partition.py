@@ -128,8 +128,13 @@ def _find_split(
 ) -> Split:
     """Return the rule of an array of the state; see `find_spec`."""
     split = pytree.find_first_match(RULES, name)
-    if parameters is not None and shape != _find_shape_of_parameter(name, parameters):
-        return OTHER
+    if parameters is not None:
+        parameter_shape = _find_shape_of_parameter(name, parameters)
+        if "encoder/blocks/" in name and parameter_shape is not None and shape:
+            # Moments may be of the last blocks alone.
+            parameter_shape = (shape[0], *parameter_shape[1:])
+        if shape != parameter_shape:
+            return OTHER
     if not split.fits(shape):
         return OTHER
     return split

@@ -5,7 +5,7 @@ import dataclasses
 import importlib.metadata
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,7 +25,7 @@ from vit_jax.data.workers import choose_parallelism, count_cores
 from vit_jax.evals.intervals import INTERVAL_OF, describe_interval
 from vit_jax.models.flops import FLOPS_PER_MAC
 from vit_jax.models.lora import build_lora
-from vit_jax.optim.by_name import make_is_trained, select_trained
+from vit_jax.optim.by_name import IsTrained, make_is_trained, select_trained
 from vit_jax.storage.files import JsonObject
 from vit_jax.text.tables import columns
 from vit_jax.train.assembly import Assembly
@@ -55,7 +55,7 @@ def parameter_table(
     model: nnx.Module,
     *,
     is_folded: bool,
-    is_trained: Callable[[str], bool] | None = None,
+    is_trained: IsTrained | None = None,
 ) -> str:
     """Return a table of parameters with shape and number, or a line with the number of each part.
 

@@ -11,8 +11,10 @@ from flax import nnx
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.lengths import RunSteps
+from vit_jax.config.rules import count_last_blocks
 from vit_jax.config.schema import RunConfig
 from vit_jax.models import build_model, lora
+from vit_jax.models.encoder import require_encoder
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
@@ -92,16 +94,19 @@ def make_state_builder(
     """Choose the network and the optimizer; the last arguments are parts of the caller, or None.
 
     Raises:
-      ValueError: the network cannot have the factors of LoRA that the config wants.
+      ValueError: the network cannot have the factors of LoRA, or no last blocks, that the config
+        wants.
     """
     learning_rate = schedule or build_schedule(config.schedule, steps)
     if optimizer is None:
         peak = config.schedule.learning_rate
         optimizer = build_optimizer(config.optimizer, learning_rate, peak)
     else:
-        is_trained = make_is_trained(config.optimizer) or (lambda name: True)
-        optimizer = adapt_optimizer(optimizer, is_trained)
+        optimizer = adapt_optimizer(optimizer, make_is_trained(config.optimizer))
 
+    trained = config.optimizer.trained
+    if count_last_blocks(trained) is not None:
+        require_encoder(architecture, trained, is_standard=network is None)
     factors = lora.build_lora(config.optimizer)
     if factors is not None:
         lora.require_adaptable(architecture, is_standard=network is None)

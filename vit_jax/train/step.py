@@ -24,6 +24,7 @@ from vit_jax.data.mixing import mix
 from vit_jax.objectives import Objective
 from vit_jax.objectives.sums import Sums, compute_means, score_classes
 from vit_jax.optim import ema
+from vit_jax.optim.by_name import IsTrained, apply_updates, make_is_trained
 from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.state import TrainState
 
@@ -81,7 +82,8 @@ class StepParts:
             updates, optimizer_state = self.optimizer.update(
                 gradients, state.optimizer, state.model
             )
-            model = optax.apply_updates(state.model, updates)
+            is_trained = make_is_trained(self.config.optimizer)
+            model = apply_updates(state.model, updates, is_trained)
 
         step = state.step + 1
         with jax.named_scope("metrics"):
@@ -158,7 +160,7 @@ class StepParts:
         if self.teach is not None and "token_logits" in list_allowed(network):
             options["intermediates"] = (*options.get("intermediates", ()), "token_logits")
         dropout_key = None
-        if self.config.optimizer.trained == "all":  # features that are frozen have no dropout
+        if self.config.optimizer.trained != "head":  # features that are frozen have no dropout
             dropout_key = inputs.dropout_key
         return call_network(
             network, inputs.images, inputs.targets, dropout_key=dropout_key, **options
@@ -270,15 +272,24 @@ def call_network(
     return output
 
 
-def make_freeze(is_trained: Callable[[str], bool] | None) -> PrepareNetwork:
+def make_freeze(is_trained: IsTrained | None) -> PrepareNetwork:
     """Return the function that stops gradients at frozen parameters. None: all are trained."""
     if is_trained is None:
         return lambda model: model
+    num_last_blocks = is_trained.num_last_blocks
 
     def stop_if_frozen(name: str, parameter: jax.Array) -> jax.Array:
         return parameter if is_trained(name) else jax.lax.stop_gradient(parameter)
 
-    return lambda model: pytree.map_with_names(stop_if_frozen, model)
+    def freeze(model: Any) -> Any:
+        network = pytree.map_with_names(stop_if_frozen, model)
+        if num_last_blocks is not None:
+            network.dropout_fraction = 0.0  # dropout of the embedding, which is frozen
+            encoder = network.encoder
+            encoder.num_frozen_blocks = encoder.depth - num_last_blocks
+        return network
+
+    return freeze
 
 
 def accumulate_gradients(

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 
 import jax
 from flax import nnx
@@ -10,7 +9,7 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.config.sizes import RGB_CHANNELS
-from vit_jax.optim.by_name import select_trained
+from vit_jax.optim.by_name import IsTrained, count_trained_blocks, select_trained
 from vit_jax.sharding import BATCH_AXES
 from vit_jax.sharding.memory import Memory, count_padded_bytes, count_passing_bytes
 from vit_jax.train.state import TrainState
@@ -26,7 +25,7 @@ def step_memory(
     *,
     global_batch: int,
     accumulation_steps: int,
-    is_trained: Callable[[str], bool] | None,
+    is_trained: IsTrained | None,
     tiled: bool,
     teacher: nnx.Module | None = None,
 ) -> Memory:
@@ -58,6 +57,7 @@ def step_memory(
         gradient_bytes=sum_bytes(gradients, tiled=tiled),
         layer_parameters=_count_layer_parameters(state.model),
         gathered_parameters=_count_gathered_parameters(state.model, axes["model"]),
+        trained_blocks=count_trained_blocks(state.model, is_trained),
         is_accumulated=accumulation_steps > 1,
         model_shards=axes["model"],
         tiled=tiled,
@@ -80,7 +80,7 @@ def step_memory(
 
 def list_updated_leaves(
     state: TrainState,
-    is_trained: Callable[[str], bool] | None,
+    is_trained: IsTrained | None,
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the arrays that an update reads and writes: gradients, and the state that is trained."""
     trained = select_trained(state.model, is_trained)

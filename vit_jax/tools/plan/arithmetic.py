@@ -12,7 +12,7 @@ import math
 import jax
 
 from vit_jax.config import Architecture
-from vit_jax.optim.by_name import make_is_trained, select_trained
+from vit_jax.optim.by_name import count_trained_blocks, make_is_trained, select_trained
 from vit_jax.pytree import name_leaves
 from vit_jax.sharding.memory import ROWS, Memory, count_kept_bytes, is_unrolled
 from vit_jax.tools.plan.hlo import list_mesh_members
@@ -175,10 +175,11 @@ def measure_work(run: Assembly, topology: Topology) -> Work:
 
     unrolled = is_unrolled(a, tiled=topology.is_tpu)
     all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
-    one_pass = _count_kept(run, all_kept, topology) / bandwidth
+    backward_share = _get_backward_share(run)
+    one_pass = (1 + 2 * backward_share) / 3 * _count_kept(run, all_kept, topology) / bandwidth
     stacks = 0.0
     if a.remat == "none" and a.compute_dtype == "bfloat16" and not (unrolled or a.has_resnet):
-        stacks = _count_kept(run, a, topology) / bandwidth
+        stacks = backward_share * _count_kept(run, a, topology) / bandwidth
     return Work(
         products=products,
         results=0.0 if a.has_resnet else products * REFERENCE_WIDTH / a.width,
@@ -203,18 +204,28 @@ def _count_kept(run: Assembly, architecture: Architecture, topology: Topology) -
     )
 
 
+def _get_backward_share(run: Assembly) -> float:
+    """Return the share of the layers that have a backward pass."""
+    is_trained = make_is_trained(run.config.optimizer)
+    num_blocks = count_trained_blocks(run.abstract_state.model, is_trained)
+    if num_blocks is None:
+        return 1.0
+    return num_blocks / max(1, run.architecture.depth)
+
+
 def _count_passes(run: Assembly) -> float:
     """Return the FLOPs of the passes that training needs, as a fraction of all three.
 
-    Frozen parameters need no gradients, and below the head no backward pass. LoRA's thin products
-    read activations, which takes about the time of the gradients of kernels.
+    Frozen parameters need no gradients, and layers before the first trained one no backward pass.
+    LoRA's thin products read activations, which takes about the time of the gradients of kernels.
     """
     is_trained = make_is_trained(run.config.optimizer)
     if is_trained is None or run.config.optimizer.lora_rank is not None:
         return 1.0
+    backward_share = _get_backward_share(run)
+    if backward_share < 1:
+        return (1 + 2 * backward_share) / 3
     trained = select_trained(run.abstract_state.model, is_trained)
-    if all(name.startswith("head/") for name in trained):
-        return 1 / 3
     num_trained = sum(leaf.size for leaf in trained.values())
     num_parameters = sum(leaf.size for leaf in name_leaves(run.abstract_state.model).values())
     return (2 + num_trained / num_parameters) / 3
