@@ -19,6 +19,7 @@ from vit_jax.models.flops import forward_macs
 from vit_jax.models.positions import add_positions, find_kept_tokens
 from vit_jax.train.phases import shrink_sequence
 from vit_jax.train.step import sample_patches
+from vit_jax.train.step_memory import step_memory
 
 HALF = "input.patch_dropout=0.5"
 FIXED = "input.mixup_alpha=0.0"
@@ -207,3 +208,22 @@ def test_a_phase_of_a_network_that_needs_all_patches():
             "phases.a.until=5 steps",
             "phases.a.patch_dropout=0.5",
         )
+
+
+def test_formulas_count_the_pixels_of_dropped_patches():
+    sizes = {}
+    for fields in ((FIXED,), (FIXED, HALF)):
+        run = runs.build(*fields)
+        sizes[fields] = step_memory(
+            run.training_architecture,
+            run.abstract_state,
+            image_size=run.architecture.image_size,
+            global_batch=run.config.global_batch,
+            accumulation_steps=1,
+            is_trained=None,
+            tiled=False,
+        )
+
+    whole, half = sizes.values()
+    assert half.batch == whole.batch > 0
+    assert half.activations < whole.activations

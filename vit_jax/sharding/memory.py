@@ -140,6 +140,7 @@ def count_passing_bytes(
     architecture: Architecture,
     *,
     images: int,
+    image_size: tuple[int, int] | None = None,
     gradient_bytes: int,
     layer_parameters: int,
     gathered_parameters: int = 0,
@@ -156,6 +157,7 @@ def count_passing_bytes(
     Args:
       architecture: the network, with its rematerialisation policy.
       images: number of images of one micro-batch, on one device.
+      image_size: height and width before patches are dropped; None: those of the network.
       gradient_bytes: bytes of this device's shard of all gradients, float32.
       layer_parameters: parameters of the layers run by loops, on one device: they are copied in the compute
         dtype.
@@ -183,7 +185,8 @@ def count_passing_bytes(
 
     if gathered_parameters and tiled and sizes.is_unrolled:
         temporary += DELAYED * sum(sizes.kept(remat))
-    pixels = sizes.count_padded(images * architecture.channels, *architecture.image_size)
+    image_size = image_size or architecture.image_size
+    pixels = sizes.count_padded(images * architecture.channels, *image_size)
     temporary += 2 * pixels
     logits = sizes.count_padded(images, architecture.num_classes or 1, itemsize=4)
     temporary += 2 * logits  # with their gradient

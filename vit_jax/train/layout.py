@@ -403,6 +403,7 @@ def _count_bytes(
     memory = step_memory(
         dataclasses.replace(shrink_sequence(architecture, config), remat=config.model.remat),
         set_shardings(state, shardings),
+        image_size=architecture.image_size,
         global_batch=config.global_batch,
         accumulation_steps=num_micro_batches,
         is_trained=make_is_trained(config.optimizer),

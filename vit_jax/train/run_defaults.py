@@ -216,6 +216,7 @@ def estimate_bytes(run: Assembly) -> int | None:
     memory = step_memory(
         run.training_architecture,
         run.abstract_state,
+        image_size=run.architecture.image_size,
         global_batch=run.config.global_batch,
         accumulation_steps=run.config.optimizer.accumulation_steps or 1,
         is_trained=make_is_trained(run.config.optimizer),

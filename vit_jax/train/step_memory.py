@@ -23,6 +23,7 @@ def step_memory(
     architecture: Architecture,
     state: TrainState,
     *,
+    image_size: tuple[int, int],
     global_batch: int,
     accumulation_steps: int,
     is_trained: IsTrained | None,
@@ -34,6 +35,7 @@ def step_memory(
     Args:
       architecture: the network, with the policy of rematerialisation.
       state: shapes, dtypes and shardings.
+      image_size: height and width of an image before patches are dropped.
       global_batch: images of a step on all devices.
       accumulation_steps: micro-batches of a step.
       is_trained: returns True if the parameter of a name has a gradient; None: all have.
@@ -54,6 +56,7 @@ def step_memory(
     passing = count_passing_bytes(
         architecture,
         images=images // accumulation_steps,
+        image_size=image_size,
         gradient_bytes=sum_bytes(gradients, tiled=tiled),
         layer_parameters=_count_layer_parameters(state.model),
         gathered_parameters=_count_gathered_parameters(state.model, axes["model"]),
@@ -63,7 +66,7 @@ def step_memory(
         tiled=tiled,
     )
 
-    image_dimensions = (images * architecture.channels, *architecture.image_size)
+    image_dimensions = (images * architecture.channels, *image_size)
     image_itemsize = 4
     if architecture.channels == RGB_CHANNELS:
         image_itemsize = 1

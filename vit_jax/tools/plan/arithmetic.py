@@ -99,6 +99,7 @@ def estimate_memory(run: Assembly, topology: Topology) -> Memory:
     memory = step_memory(
         run.training_architecture,
         run.abstract_state,
+        image_size=run.architecture.image_size,
         global_batch=config.global_batch,
         accumulation_steps=config.optimizer.accumulation_steps or 1,
         is_trained=make_is_trained(config.optimizer),
