@@ -58,7 +58,7 @@ def multiply_each_on_gpu(x_I: Array, kernels_IO: Kernels) -> tuple[Array, ...]:
     The gradient of the activation adds each product to the sum of the others. XLA for GPUs lets
     cuBLAS add, if the product is the first operand of the sum. JAX makes it the second.
     """
-    return tuple(x_I @ kernel_IO for kernel_IO in kernels_IO)
+    return tuple(_multiply_alone(x_I, kernel_IO) for kernel_IO in kernels_IO)
 
 
 def _multiply_each_and_save(x_I: Array, kernels_IO: Kernels) -> tuple:
@@ -82,7 +82,8 @@ def _differentiate_each(
 
     kernel_gradients_IO = []
     for gradient_O in gradients_O:
-        kernel_gradient_IO = _differentiate_kernel(x_I, gradient_O)
+        operands = jax.lax.optimization_barrier((x_I, gradient_O))
+        kernel_gradient_IO = _differentiate_kernel(*operands)
         kernel_gradients_IO.append(kernel_gradient_IO)
     return dx_I, tuple(kernel_gradients_IO)
 
