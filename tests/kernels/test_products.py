@@ -91,10 +91,16 @@ def test_products_of_one_activation_on_gpus():
     ]
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_products_with_factors(platform):
+@pytest.mark.parametrize(
+    ("platform", "inputs"),
+    [("cpu", 4), ("gpu", 4), ("gpu", 30)],
+    ids=["cpu", "gpu, more outputs than inputs", "gpu, fewer outputs"],
+)
+def test_products_with_factors(platform, inputs):
     """They equal the products by W + A B; a kernel may have no factors."""
-    shapes = ((3, 5, 4), (4, 6), (4, 7), (4, 8), (4, 2), (2, 6), (4, 1), (1, 8))
+    kernel_shapes = ((inputs, 6), (inputs, 7), (inputs, 8))
+    factor_shapes = ((inputs, 2), (2, 6), (inputs, 1), (1, 8))
+    shapes = ((3, 5, inputs), *kernel_shapes, *factor_shapes)
     x, *kernels, first_a, first_b, last_a, last_b = sample_arrays(*shapes)
     factors = [(first_a, first_b), None, (last_a, last_b)]
     devices = FakeDevices(platform=platform, compute_capability=None)

@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from vit_jax.kernels.dispatch import Factors
+
 Kernels = tuple[Array, ...]
-Factors = tuple[Array, Array]
+_ALIGNMENT = 8
+"""Lines of bfloat16 that cuBLAS reads fast are a multiple of this long."""
 
 
 @jax.custom_vjp
@@ -100,11 +103,15 @@ def multiply_adapted_on_gpu(
 
     They are one product with all kernels side by side, and a branch with all factors: B has the
     factors as blocks on its diagonal, and zeros elsewhere. Of thin products the traffic counts, not
-    the zeros.
+    the zeros. More zeros make the rank a multiple of `_ALIGNMENT`.
     """
     firsts_Ir = [pair[0] for pair in factors if pair is not None]
     ranks = [a_Ir.shape[-1] for a_Ir in firsts_Ir]
     widths = [kernel_IO.shape[-1] for kernel_IO in kernels_IO]
+    padding = -sum(ranks) % _ALIGNMENT
+    if padding:
+        firsts_Ir.append(jnp.zeros((x_I.shape[-1], padding), x_I.dtype))
+        ranks.append(padding)
 
     blocks_rO = []
     start = 0
@@ -146,10 +153,24 @@ def _multiply_adapted_and_save(
     a_Ir: Array,
     b_rO: Array,
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Return the product, and the operands of the backward pass."""
-    reduced_r = _multiply_alone(x_I, a_Ir)
-    branch_O = reduced_r @ b_rO
-    product_O = x_I @ kernel_IO + branch_O
+    """Return the product, and the operands of the backward pass.
+
+    The larger one of input and output is read or written once: [x, x A] is multiplied by W above B,
+    or x by [W, A].
+    """
+    inputs, outputs = kernel_IO.shape
+    if inputs > outputs:
+        joined_O = x_I @ jnp.concatenate([kernel_IO, a_Ir], axis=-1)
+        product_O, reduced_r = jnp.split(joined_O, [outputs], axis=-1)
+        # The next kernel adds it; cuBLAS would need a copy of the product.
+        product_O += jax.lax.optimization_barrier(reduced_r @ b_rO)
+    else:
+        reduced_r = _multiply_alone(x_I, a_Ir)
+        if inputs < outputs:
+            joined_I = jnp.concatenate([x_I, reduced_r], axis=-1)
+            product_O = joined_I @ jnp.concatenate([kernel_IO, b_rO])
+        else:
+            product_O = x_I @ kernel_IO + reduced_r @ b_rO
     return product_O, (x_I, kernel_IO, a_Ir, b_rO, reduced_r)
 
 
@@ -173,10 +194,17 @@ def _differentiate_adapted(
     layer needs the branch. XLA removes the gradient of a frozen kernel, which nothing uses.
     """
     x_I, kernel_IO, a_Ir, b_rO, reduced_r = saved
-    gradient_r = _multiply_alone(gradient_O, b_rO.T)
     merged_IO = _multiply_alone(a_Ir, b_rO) + kernel_IO
+    inputs, outputs = kernel_IO.shape
+    if inputs < outputs:  # the gradient of the output is read once
+        joined_IO = jnp.concatenate([merged_IO, b_rO])
+        joined_I = gradient_O @ joined_IO.T
+        dx_I, gradient_r = jnp.split(joined_I, [inputs], axis=-1)
+    else:
+        gradient_r = _multiply_alone(gradient_O, b_rO.T)
+        dx_I = gradient_O @ merged_IO.T
     return (
-        gradient_O @ merged_IO.T,
+        dx_I,
         _differentiate_kernel(x_I, gradient_O),
         _differentiate_kernel(x_I, gradient_r),
         _differentiate_kernel(reduced_r, gradient_O),
