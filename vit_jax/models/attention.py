@@ -42,40 +42,70 @@ class Linear(nnx.Linear):
     lora_b: nnx.Param[Array]
     lora_scale: float | None = None  # None: the layer has no factors
 
-    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
-        """Return x W + b, and the branch of the factors, (..., O)."""
-        if self.lora_scale is None:
+    def __call__(
+        self,
+        inputs: Array,
+        out_sharding: Any = None,
+        output_scale: Array | None = None,
+    ) -> Array:
+        """Return x W + b, and the branch of the factors, times `output_scale` (O,): (..., O).
+
+        The smaller array is scaled: the output, or kernel and bias. The gradient of the scale is
+        then a sum over the kernel, and the backward pass does not read the output.
+        """
+        num_rows = math.prod(inputs.shape[:-1])
+        if output_scale is not None and num_rows < inputs.shape[-1]:
+            return self(inputs, out_sharding) * output_scale.astype(self.dtype)
+        if self.lora_scale is None and output_scale is None:
             return super().__call__(inputs, out_sharding)
 
         x_I = inputs.astype(self.dtype)
-        (product_O,) = multiply_layers(x_I, [self])
+        (product_O,) = multiply_layers(x_I, [self], output_scale)
         if self.bias is None:
             return product_O
-        return product_O + self.bias[...].astype(self.dtype)
+        bias_O = self.bias[...]
+        if output_scale is not None:
+            bias_O = bias_O * output_scale
+        return product_O + bias_O.astype(self.dtype)
 
 
-def multiply_layers(x_I: Array, layers: Sequence[Linear]) -> list[Array]:
+def multiply_layers(
+    x_I: Array,
+    layers: Sequence[Linear],
+    output_scale: Array | None = None,
+) -> list[Array]:
     """Return the products of one activation with several layers, (..., O), without biases.
 
-    Layers with factors share one product with all A.
+    Layers with factors share one product with all A. `output_scale` multiplies the outputs.
     """
-    kernels_IO = [layer.kernel[...].astype(x_I.dtype) for layer in layers]
+    kernels_IO = []
+    for layer in layers:
+        kernel_IO = layer.kernel[...]
+        if output_scale is not None:
+            kernel_IO = kernel_IO.astype(jnp.float32) * output_scale
+        kernels_IO.append(kernel_IO.astype(x_I.dtype))
     adapted = [layer for layer in layers if layer.lora_scale is not None]
     if not adapted:
         return dispatch.multiply_each(x_I, kernels_IO)
 
     factors: list[dispatch.Factors | None] = []
     for layer in layers:
-        factors.append(_read_factors(layer, x_I.dtype))
+        factors.append(_read_factors(layer, x_I.dtype, output_scale))
     return dispatch.multiply_adapted(x_I, kernels_IO, factors)
 
 
-def _read_factors(layer: Linear, dtype: jnp.dtype) -> dispatch.Factors | None:
+def _read_factors(
+    layer: Linear,
+    dtype: jnp.dtype,
+    output_scale: Array | None,
+) -> dispatch.Factors | None:
     """Return A and scale * B of a layer in the compute dtype; None without factors."""
     if layer.lora_scale is None:
         return None
     a_Ir = layer.lora_a[...].astype(dtype)
     scaled_rO = layer.lora_scale * layer.lora_b[...]
+    if output_scale is not None:
+        scaled_rO = scaled_rO * output_scale
     return a_Ir, scaled_rO.astype(dtype)
 
 
@@ -155,26 +185,28 @@ class Attention(nnx.Module):
         queries_BQD: Array,
         tokens_BSD: Array,
         token_BS: Array | None = None,
+        output_scale: Array | None = None,
     ) -> Array:
-        """Return (B, Q, D), each query's weighted sum of the tokens.
+        """Return (B, Q, D), each query's weighted sum of the tokens, times `output_scale` (D,).
 
         Rotary positions need `token_BS`, the indices of the tokens, where patches are dropped.
         """
         projections = self._project(queries_BQD, tokens_BSD, token_BS)
         form = self._choose_form(projections)
         output_BQE = attend(projections, self.num_heads, form)
-        return self._project_output(output_BQE)
+        return self._project_output(output_BQE, output_scale)
 
     @jax.named_scope("attention")
     def with_weights(
         self,
         queries_BQD: Array,
         tokens_BSD: Array,
+        output_scale: Array | None = None,
     ) -> tuple[Array, Array]:
         """Return the attention output (B, Q, D) and its weights (B, T, Q, S) in float32."""
         projections = self._project(queries_BQD, tokens_BSD)
         output_BQE, weights_BTQS = attend_with_weights(projections, self.num_heads)
-        return self._project_output(output_BQE), weights_BTQS
+        return self._project_output(output_BQE, output_scale), weights_BTQS
 
     def _project(
         self,
@@ -244,11 +276,11 @@ class Attention(nnx.Module):
             dtype=tokens.dtype,
         )
 
-    def _project_output(self, output_BQE: Array) -> Array:
+    def _project_output(self, output_BQE: Array, output_scale: Array | None) -> Array:
         """Return the attention output in the width of the tokens, (B, Q, D)."""
         if self.norm is not None:
             output_BQE = self.norm(output_BQE)
-        return self.out(output_BQE)
+        return self.out(output_BQE, output_scale=output_scale)
 
 
 def name_heads(product_BSE: Array, name: str) -> Array:
@@ -310,9 +342,16 @@ class RecordedAttention:
         self.attention = attention
         self.weights_BTQS: Array | None = None
 
-    def __call__(self, queries_BQD: Array, tokens_BSD: Array) -> Array:
+    def __call__(
+        self,
+        queries_BQD: Array,
+        tokens_BSD: Array,
+        output_scale: Array | None = None,
+    ) -> Array:
         """Return the attention output (B, Q, D), and keep the weights."""
-        output_BQD, self.weights_BTQS = self.attention.with_weights(queries_BQD, tokens_BSD)
+        output_BQD, self.weights_BTQS = self.attention.with_weights(
+            queries_BQD, tokens_BSD, output_scale
+        )
         return output_BQD
 
 

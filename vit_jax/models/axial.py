@@ -91,23 +91,25 @@ class LineAttention(Attention):
         queries_BSD: Array,
         tokens_BSD: Array,
         token_BS: Array | None = None,
+        output_scale: Array | None = None,
     ) -> Array:
         """Return (B, S, D), as `Attention` with queries of the same length."""
         assert token_BS is None, "lines need all patches"
         line_queries = self._split_lines(queries_BSD)
         line_tokens = self._split_lines(tokens_BSD)
-        output = super().__call__(line_queries, line_tokens)
+        output = super().__call__(line_queries, line_tokens, output_scale=output_scale)
         return output.reshape(queries_BSD.shape)
 
     def with_weights(
         self,
         queries_BSD: Array,
         tokens_BSD: Array,
+        output_scale: Array | None = None,
     ) -> tuple[Array, Array]:
         """Return output and weights as `Attention`; weights (B, T, S, S) are 0 outside of lines."""
         line_queries = self._split_lines(queries_BSD)
         line_tokens = self._split_lines(tokens_BSD)
-        output, weights = super().with_weights(line_queries, line_tokens)
+        output, weights = super().with_weights(line_queries, line_tokens, output_scale)
 
         batch, length, _ = tokens_BSD.shape
         num_lines = length // self.length

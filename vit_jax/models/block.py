@@ -19,7 +19,7 @@ from vit_jax.models.dropout import Site, drop_examples, dropout
 from vit_jax.models.mlp import Mlp as Mlp
 from vit_jax.models.mlp import build_mlp
 from vit_jax.models.norm import LayerNorm as LayerNorm
-from vit_jax.models.norm import build_norm, identity
+from vit_jax.models.norm import build_norm
 
 
 class Block(nnx.Module):
@@ -46,7 +46,7 @@ class Block(nnx.Module):
         x_BSD: Array,
         drop_fraction: Array,
         key: Array | None,
-        attend: Callable[[Array, Array], Array] | None = None,
+        attend: Callable[..., Array] | None = None,
     ) -> Array:
         """Return x + attention(norm(x)), then x + mlp(norm(x)).
 
@@ -67,14 +67,16 @@ class Block(nnx.Module):
 
         # Equation 2.
         normed_BSD = self.attention_norm(x).reshape(x_BSD.shape)
-        branch = dispatch.flatten_tokens(attend(normed_BSD, normed_BSD))
+        scale_D = read_layer_scale(self.attention_scale)
+        attended_BSD = attend(normed_BSD, normed_BSD, output_scale=scale_D)
+        branch = dispatch.flatten_tokens(attended_BSD)
         branch = dropout(branch, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
-        x = x + drop(self.attention_scale(branch), site=Site.ATTENTION_BRANCH)
+        x = x + drop(branch, site=Site.ATTENTION_BRANCH)
         x = checkpoint_name(x, MIDDLE)
 
         # Equation 3.
-        branch = self.mlp(self.mlp_norm(x), key)
-        x = x + drop(self.mlp_scale(branch), site=Site.MLP_BRANCH)
+        branch = self.mlp(self.mlp_norm(x), key, read_layer_scale(self.mlp_scale))
+        x = x + drop(branch, site=Site.MLP_BRANCH)
         return x.reshape(x_BSD.shape)
 
     def with_attention(
@@ -90,17 +92,15 @@ class Block(nnx.Module):
         return output_BSD, attention.weights_BTQS
 
 
-class LayerScale(nnx.Param):
-    """A learned vector that multiplies a branch (Touvron et al., 2021)."""
-
-    def __call__(self, branch: Array) -> Array:
-        """Return the scaled branch, (..., D)."""
-        return branch * self[...].astype(branch.dtype)
-
-
-def build_layer_scale(a: Architecture) -> Callable[[Array], Array]:
-    """Return the scale of a branch; without LayerScale, the identity."""
+def build_layer_scale(a: Architecture) -> nnx.Param[Array] | None:
+    """Return a learned vector that multiplies a branch (Touvron et al., 2021), or None."""
     if a.layer_scale is None:
-        return identity
-    scale_D = jnp.full(a.width, a.layer_scale)
-    return LayerScale(scale_D)
+        return None
+    return nnx.Param(jnp.full(a.width, a.layer_scale))
+
+
+def read_layer_scale(parameter: nnx.Param[Array] | None) -> Array | None:
+    """Return the vector of `build_layer_scale`, (D,); None without one."""
+    if parameter is None:
+        return None
+    return parameter[...]

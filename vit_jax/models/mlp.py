@@ -71,8 +71,16 @@ class Mlp(nnx.Module):
         self.dropout_fraction = dropout_fraction
 
     @jax.named_scope("mlp")
-    def __call__(self, x: Array, key: Array | None = None) -> Array:
-        """Return an array of the shape of `x`, (B, S, D) or (R, D); without a key, no dropout."""
+    def __call__(
+        self,
+        x: Array,
+        key: Array | None = None,
+        output_scale: Array | None = None,
+    ) -> Array:
+        """Return an array of the shape of `x`, (B, S, D) or (R, D), times `output_scale` (D,).
+
+        Without a key there is no dropout.
+        """
         hidden = self._project_hidden(self.expand, x)
         if self.gate is None:
             hidden = GELUS[self.form](hidden)
@@ -83,7 +91,7 @@ class Mlp(nnx.Module):
             hidden = self.norm(hidden)
 
         hidden = dropout(hidden, self.dropout_fraction, key, Site.MLP_HIDDEN)
-        output = self.contract(hidden)
+        output = self.contract(hidden, output_scale=output_scale)
         return dropout(output, self.dropout_fraction, key, Site.MLP_OUTPUT)
 
     def _project_hidden(self, layer: Linear, x: Array) -> Array:
