@@ -13,6 +13,8 @@ from vit_jax.models import abstract_model as abstract
 class FakeDevices(types.SimpleNamespace):
     """Devices of some platform that leave activations as they are."""
 
+    num_devices = 1
+
     def __call__(self, name, activation):
         return activation
 

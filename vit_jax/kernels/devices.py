@@ -33,6 +33,10 @@ class TargetDevices(Protocol):
         It is (0, 0) for other GPUs, and None elsewhere or if it is not known.
         """
 
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices, over which the batch may be spread."""
+
     def __call__(
         self,
         name: str,
@@ -124,3 +128,11 @@ def compute_capability() -> tuple[int, ...] | None:
     if target is None:
         return None
     return target.compute_capability
+
+
+def count_devices() -> int:
+    """Return the number of devices of `trace_for`; 1 outside of it."""
+    target = _target_devices.get()
+    if target is None:
+        return 1
+    return target.num_devices

@@ -5,17 +5,21 @@ activation do not matter here.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from vit_jax.kernels.devices import count_devices
 from vit_jax.kernels.dispatch import Factors
 
 Kernels = tuple[Array, ...]
 _ALIGNMENT = 8
 """Lines of bfloat16 that cuBLAS reads fast are a multiple of this long."""
+_NUM_PARTS = 32
+"""Largest number of sums over positions, on each device, in the gradient of a factor."""
 
 
 @jax.custom_vjp
@@ -206,9 +210,34 @@ def _differentiate_adapted(
     return (
         dx_I,
         _differentiate_kernel(x_I, gradient_O),
-        _differentiate_kernel(x_I, gradient_r),
-        _differentiate_kernel(reduced_r, gradient_O),
+        _differentiate_factor(x_I, gradient_r),
+        _differentiate_factor(reduced_r, gradient_O),
     )
+
+
+def _differentiate_factor(x_I: Array, gradient_O: Array) -> Array:
+    """Return `_differentiate_kernel` as a sum over equal parts of the positions.
+
+    A thin result keeps few cores of a GPU busy. XLA would split the positions for them, and pads,
+    that is copies, activations that have no parts of its length: 2.8 of 23.7 ms of a step (DINOv3
+    B/16, rank 16, 64 images on one H100).
+    """
+    num_positions = math.prod(x_I.shape[:-1])
+    num_devices = count_devices()
+    if num_positions % num_devices:
+        return _differentiate_kernel(x_I, gradient_O)
+
+    num_parts = num_devices * math.gcd(num_positions // num_devices, _NUM_PARTS)
+    parts_of_x = x_I.reshape(num_parts, -1, x_I.shape[-1])
+    parts_of_gradient = gradient_O.reshape(num_parts, -1, gradient_O.shape[-1])
+    products = jax.lax.dot_general(
+        parts_of_x,
+        parts_of_gradient,
+        (((1,), (1,)), ((0,), (0,))),
+        preferred_element_type=jnp.float32,
+    )
+    products = jax.lax.optimization_barrier(products)  # else XLA contracts all positions at once
+    return products.sum(axis=0).astype(x_I.dtype)
 
 
 _multiply_adapted.defvjp(_multiply_adapted_and_save, _differentiate_adapted)

@@ -155,6 +155,11 @@ class Placement:
         return str(self.mesh.devices.flat[0].device_kind)
 
     @property
+    def num_devices(self) -> int:
+        """The number of devices of the mesh."""
+        return self.mesh.size
+
+    @property
     def compute_capability(self) -> tuple[int, ...] | None:
         """The compute capability, see `devices.TargetDevices`.
 

@@ -219,6 +219,7 @@ class _AnyRuntime:
     platform = "any"
     device_kind = ""
     compute_capability = None
+    num_devices = 1
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         return activation
