@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from vit_jax.kernels import Factors
 from vit_jax.kernels.devices import has_target_devices, platform
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 Padding = str | tuple[tuple[int, int], ...]
 """SAME, or the number of zeros before and after the lines, and the columns."""
-Factors = tuple[Array, Array]
-"""A (I, r) and B (r, O), whose product is added to a kernel."""
 
 
 # Products and activations.

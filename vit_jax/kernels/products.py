@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from vit_jax.kernels import Factors
 from vit_jax.kernels.devices import count_devices
-from vit_jax.kernels.dispatch import Factors
 
 Kernels = tuple[Array, ...]
 _ALIGNMENT = 8

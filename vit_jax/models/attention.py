@@ -18,7 +18,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.kernels import ATTENTION_OUTPUT, dispatch
+from vit_jax.kernels import ATTENTION_OUTPUT, Factors, dispatch
 from vit_jax.kernels.devices import constrain
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import RelativePositions, RotaryPositions
@@ -88,7 +88,7 @@ def multiply_layers(
     if not adapted:
         return dispatch.multiply_each(x_I, kernels_IO)
 
-    factors: list[dispatch.Factors | None] = []
+    factors: list[Factors | None] = []
     for layer in layers:
         factors.append(_read_factors(layer, x_I.dtype, output_scale))
     return dispatch.multiply_adapted(x_I, kernels_IO, factors)
@@ -98,7 +98,7 @@ def _read_factors(
     layer: Linear,
     dtype: jnp.dtype,
     output_scale: Array | None,
-) -> dispatch.Factors | None:
+) -> Factors | None:
     """Return A and scale * B of a layer in the compute dtype; None without factors."""
     if layer.lora_scale is None:
         return None

@@ -185,9 +185,8 @@ def count_passing_bytes(
 
     if gathered_parameters and tiled and sizes.is_unrolled:
         temporary += DELAYED * sum(sizes.kept(remat))
-    image_size = image_size or architecture.image_size
-    pixels = sizes.count_padded(images * architecture.channels, *image_size)
-    temporary += 2 * pixels
+    pixels = images * architecture.channels
+    temporary += 2 * sizes.count_padded(pixels, *(image_size or architecture.image_size))
     logits = sizes.count_padded(images, architecture.num_classes or 1, itemsize=4)
     temporary += 2 * logits  # with their gradient
     if is_accumulated:
