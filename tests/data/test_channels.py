@@ -10,7 +10,8 @@ from PIL import Image
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.channel_statistics import measure_bands
-from vit_jax.data.decoding.bands import BandChoice, WrongBands
+from vit_jax.data.decoding.bands import BandChoice
+from vit_jax.data.decoding.errors import WrongBands
 from vit_jax.data.decoding.images import decode
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.records import Record

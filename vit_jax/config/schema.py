@@ -284,7 +284,8 @@ class InputConfig:
     are used."""
     channels: Annotated[int, Range("[1, 32]")] = RGB_CHANNELS
     """Channels of the network's input. 3: RGB of 8 bits, to which grey and deeper files are
-    converted. Other numbers, and bands: the values of each band as stored, normalised."""
+    converted. Other numbers, and bands: the values of each band, also of pages of a TIFF, as
+    stored, normalised."""
     bands: tuple[Count, ...] = ()
     """Numbers of the stored bands to read, in this order, counted from 1, such as 4,3,2. (): all
     bands, or RGB for channels=3."""

@@ -511,7 +511,10 @@ def test_losses_are_counted(tmp_path):
     assert "Pass --images.value_range=0,4095" in values
     assert floats.startswith("1 of 13 checked files have floating-point")
     assert f"(first: {tmp_path}/float.tiff)" in floats
-    assert pages == "1 of 13 checked files have several pages: page 1 of 3 is used."
+    assert pages == (
+        "1 of 13 checked files have several pages: page 1 of 3 is used; "
+        "input.channels reads pages as bands."
+    )
 
     with_range = survey(paths, (0, 4095), option)
     of_png = survey(paths[4:6], None, option)

@@ -13,6 +13,7 @@ import numpy as np
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.crops import restore_channel
 from vit_jax.data.decoding import rasters
+from vit_jax.data.decoding.errors import WrongBands, require_numbers, spell_bands
 from vit_jax.data.decoding.headers import TIFF_STARTS
 from vit_jax.text.printable import printable
 
@@ -23,10 +24,6 @@ _OPENCV_CHANNELS = 4
 """Most channels that all functions of OpenCV take."""
 _EXACT = (np.uint8, np.uint16, np.float32)
 """Dtypes of bands; other numbers become float32."""
-
-
-class WrongBands(ValueError):
-    """An image has other bands than the run wants."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,14 +82,20 @@ class BandChoice:
           cv2.error: the file states more pixels than OpenCV takes.
         """
         if file.startswith(TIFF_STARTS):
-            from vit_jax.data.decoding import tiff
+            from vit_jax.data.decoding import tiff_pages
 
-            return self.select(tiff.decode_bands(file))
+            chosen = tiff_pages.decode_bands(file, self.numbers, MOST_CHANNELS)
+            return dataclasses.replace(self, numbers=()).select(chosen)
 
         values = rasters.decode_bands(file)
         if values is None:
             return None
-        return self.select(values)
+        try:
+            return self.select(values)
+        except WrongBands as error:
+            if not rasters.is_decoded_as_rgb(file):
+                raise
+            raise WrongBands(f"{error} JPEG 2000 and AVIF are read as RGB: use TIFF.") from error
 
     def select(self, values_HWC: np.ndarray) -> np.ndarray:
         """Return the chosen bands of an array (H, W) or (H, W, bands), (H, W, count).
@@ -115,12 +118,12 @@ class BandChoice:
 
         num_bands = values_HWC.shape[-1]
         if self.numbers:
-            self._require_numbers(num_bands)
+            require_numbers(self.numbers, num_bands)
             values_HWC = values_HWC[..., [number - 1 for number in self.numbers]]
         elif num_bands != self.count:
             raise WrongBands(
-                f"it has {_spell_bands(num_bands)}, and the network takes {self.count}. Give files "
-                f"of {_spell_bands(self.count)}, or train with input.bands, which chooses bands, or "
+                f"it has {spell_bands(num_bands)}, and the network takes {self.count}. Give files "
+                f"of {spell_bands(self.count)}, or train with input.bands, which chooses bands, or "
                 f"with input.channels={num_bands}."
             )
 
@@ -128,13 +131,13 @@ class BandChoice:
             values_HWC = values_HWC.astype(np.float32)
         return np.ascontiguousarray(values_HWC)
 
-    def _require_numbers(self, num_bands: int) -> None:
-        last = max(self.numbers)
-        if last > num_bands:
-            raise WrongBands(
-                f"it has {_spell_bands(num_bands)}, and input.bands={self.numbers} wants band "
-                f"{last}. Choose bands from 1 to {num_bands}."
-            )
+    def place(self, chosen_HWC: np.ndarray) -> np.ndarray:
+        """Return an array of which `select` returns these chosen bands; other bands are 0."""
+        if not self.numbers:
+            return chosen_HWC
+        values_HWC = np.zeros((*chosen_HWC.shape[:2], max(self.numbers)), chosen_HWC.dtype)
+        values_HWC[..., [number - 1 for number in self.numbers]] = chosen_HWC
+        return values_HWC
 
     def complete(self, values_HWC: np.ndarray) -> np.ndarray:
         """Return values as float32; NaN and infinity, missing values, become the mean."""
@@ -192,10 +195,6 @@ def _is_grey(values_HWC: np.ndarray) -> bool:
     if values_HWC.shape[-1] != 3:
         return False
     return bool((values_HWC == values_HWC[..., :1]).all())
-
-
-def _spell_bands(number: int) -> str:
-    return f"{number} band" if number == 1 else f"{number} bands"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,16 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from vit_jax.data.decoding import rasters
-from vit_jax.data.decoding.headers import PNM_GAP, TIFF_STARTS, Read, Tag, read_tiff_directories
+from vit_jax.data.decoding.headers import (
+    PNM_GAP,
+    TIFF_COPY_TAGS,
+    TIFF_STARTS,
+    Read,
+    Tag,
+    is_smaller_copy,
+    read_from,
+    read_tiff_directories,
+)
 from vit_jax.storage.files import open_regular
 
 ValueRange = tuple[float, float]
@@ -27,7 +36,6 @@ HEADER_BYTES = 4096
 """Number of bytes that are read at once."""
 _MOST_CHUNKS = 64
 """Number of chunks of a PNG that are read before its pixels."""
-_SUBFILE = 254
 _BITS = 258
 _PHOTOMETRIC = 262
 _SAMPLES = 277
@@ -50,7 +58,6 @@ _CMYK = 5
 _UNSIGNED = 1
 _SIGNED = 2
 _FLOAT = 3
-_THUMBNAIL = 1 | 4  # a smaller copy, a mask
 
 
 class Depth(NamedTuple):
@@ -116,11 +123,7 @@ def read_depth(read: Read) -> Depth | None:
 
 def read_file_depth(file: bytes) -> Depth | None:
     """Return the depth of a complete file, as `read_depth`."""
-
-    def read(place: int, size: int) -> bytes:
-        return file[place : place + size]
-
-    return read_depth(read)
+    return read_depth(read_from(file))
 
 
 def is_deep(file: bytes) -> bool:
@@ -183,8 +186,8 @@ def count_pages(read: Read, most: int = 1000) -> int:
         return 1
     pages = 0
     try:
-        for tags in read_tiff_directories(read, (_SUBFILE,)):
-            if not tags or not int(tags[_SUBFILE].values[0]) & _THUMBNAIL:
+        for tags in read_tiff_directories(read, TIFF_COPY_TAGS):
+            if not is_smaller_copy(tags):
                 pages += 1
             if pages == most:
                 break
@@ -292,7 +295,7 @@ def _warn_about_pages(headers: _Headers, count: int) -> list[str]:
         numbers = f"{fewest:,} to {most:,}"
     return [
         f"{len(pages):,} of {count:,} checked files have several pages: "
-        f"page 1 of {numbers} is used."
+        f"page 1 of {numbers} is used; input.channels reads pages as bands."
     ]
 
 

@@ -101,6 +101,11 @@ def decode_bands(file: bytes) -> np.ndarray | None:
     return values[..., ::-1]
 
 
+def is_decoded_as_rgb(file: bytes) -> bool:
+    """Return True for the formats of which grey or RGB is read, no other bands."""
+    return file.startswith(_JPEG_2000_STARTS) or file[4:8] == _BOXES
+
+
 def _decode_grey_avif(file: bytes) -> np.ndarray | None:
     """Return the values of a grey AVIF, (H, W, 3), without alpha."""
     import imagecodecs

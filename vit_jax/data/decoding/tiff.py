@@ -1,4 +1,4 @@
-"""Decode the first page of a TIFF: its stored values, or uint8 in RGB.
+"""Decode a page of a TIFF: its stored values, or uint8 in RGB.
 
 tifffile and imagecodecs decode strips and tiles. They never see the directory of the file: this
 module reads the few tags that matter, within limits, and describes the page to tifffile in a
@@ -32,7 +32,8 @@ from vit_jax.data.decoding.headers import (
 logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)
 
 CHOOSE_BANDS = (
-    "Choose some with --config.input.channels=3 --config.input.bands=1,2,3 (any bands), or with: "
+    "Read all with --config.input.channels=NUMBER, some with --config.input.channels=3 "
+    "--config.input.bands=1,2,3 (any bands), or choose them with: "
     "gdal_translate -b 1 -b 2 -b 3 FILE NEW_FILE"
 )
 MOST_BANDS = 4
@@ -186,6 +187,7 @@ class Layout(NamedTuple):
       compression: value of tag 259.
       photometric: meaning of the bands.
       is_planar: each band is stored alone.
+      directory_at: offset of the directory of the page; 0: the first of the file.
     """
 
     tags: Mapping[int, Tag]
@@ -197,20 +199,21 @@ class Layout(NamedTuple):
     compression: int
     photometric: Photometric
     is_planar: bool
+    directory_at: int
 
     def describe(self) -> str:
         """Return compression, bands, bits and sample format as words."""
         return _describe(self.compression, self.bands, str(self.bits), self.format)
 
 
-def read_layout(file: bytes, most_bands: int = MOST_BANDS) -> Layout:
-    """Return the layout of the first page, which has at most `most_bands`.
+def read_layout(file: bytes, most_bands: int = MOST_BANDS, directory_at: int = 0) -> Layout:
+    """Return the layout of a page, by default the first, which has at most `most_bands`.
 
     Raises:
       UnreadableImage: the layout is not supported, or its tags are damaged.
     """
     try:
-        tags = read_tiff_tags(file, _SMALL_TAGS)
+        tags = read_tiff_tags(file, _SMALL_TAGS, directory_at=directory_at)
     except (struct.error, ValueError, OverflowError) as error:
         raise UnreadableImage(
             "The file starts as TIFF but its directory is cut off or damaged",
@@ -229,6 +232,7 @@ def read_layout(file: bytes, most_bands: int = MOST_BANDS) -> Layout:
         compression=_get_first_value(tags, _COMPRESSION, 1),
         photometric=Photometric(photometric),
         is_planar=_get_first_value(tags, _PLANES, 1) == 2 and bands > 1,
+        directory_at=directory_at,
     )
     _require_known_colours(layout)
     return layout
@@ -302,19 +306,23 @@ def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
     return values[..., :3], layout
 
 
-def decode_bands(file: bytes) -> np.ndarray:
-    """Return all bands of the first page as stored, (H, W, bands); a palette and YCbCr as RGB.
+def decode_bands(file: bytes, directory_at: int = 0) -> np.ndarray:
+    """Return all bands of a page as stored, (H, W, bands); a palette and YCbCr as RGB.
 
     White is the highest value also where the file has it as 0.
+
+    Args:
+      file: a TIFF.
+      directory_at: offset of the directory of the page; 0: the first of the file.
 
     Raises:
       UnreadableImage: see `read_values`.
     """
-    layout = read_layout(file, MOST_STORED_BANDS)
-    if layout.photometric in (Photometric.PALETTE, Photometric.YCBCR):
-        return decode_page(file)
-
+    layout = read_layout(file, MOST_STORED_BANDS, directory_at)
     values = _decode_segments(file, layout)
+    if layout.photometric in (Photometric.PALETTE, Photometric.YCBCR):
+        return _convert_page(file, values, layout)
+
     has_integers = layout.format in (_UNSIGNED, _UNDEFINED)
     if layout.photometric is Photometric.WHITE_IS_ZERO and has_integers:
         highest = (1 << layout.bits) - 1
@@ -331,7 +339,11 @@ def decode_page(file: bytes) -> np.ndarray:
       UnreadableImage: see `read_values`.
     """
     values, layout = read_values(file)
+    return _convert_page(file, values, layout)
 
+
+def _convert_page(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarray:
+    """Return stored values as uint8 (H, W) or (H, W, 3), RGB."""
     if layout.photometric is Photometric.PALETTE:
         return _apply_palette(file, values, layout)
     pixels = _convert_to_8_bits(values, layout)
@@ -395,10 +407,11 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
         allowed_samples = _count_allowed_pixels(page, layout) * layout.bands
         arguments = {}
         if layout.compression in JPEGS:
-            arguments["jpegtables"] = _read_jpeg_tables(file)
+            arguments["jpegtables"] = _read_jpeg_tables(file, layout)
 
         values = np.empty(page.shaped, page.dtype)
-        for index, data in enumerate(_read_segments(file, math.prod(page.chunked))):
+        segments = _read_segments(file, layout, math.prod(page.chunked))
+        for index, data in enumerate(segments):
             if index == 0:
                 # Marks of the JPEG tell its colours, with precedence over the tags; a plane is
                 # grey.
@@ -483,9 +496,9 @@ def _unwrap_lerc(data: bytes, most: int) -> bytes:
     return zlib.decompressobj().decompress(data, most)
 
 
-def _read_segments(file: bytes, count: int) -> Iterator[bytes]:
+def _read_segments(file: bytes, layout: Layout, count: int) -> Iterator[bytes]:
     """Yield the encoded bytes of each strip or tile."""
-    tags = read_tiff_tags(file, _OFFSET_TAGS, most_values=count)
+    tags = read_tiff_tags(file, _OFFSET_TAGS, count, layout.directory_at)
     offsets_tag = _STRIP_OFFSETS
     sizes_tag = _STRIP_BYTES
     if _TILE_OFFSETS in tags:
@@ -513,8 +526,8 @@ def _read_segments(file: bytes, count: int) -> Iterator[bytes]:
         yield data
 
 
-def _read_jpeg_tables(file: bytes) -> bytes | None:
-    tags = read_tiff_tags(file, (_JPEG_TABLES,), most_values=_LARGEST_TABLES)
+def _read_jpeg_tables(file: bytes, layout: Layout) -> bytes | None:
+    tags = read_tiff_tags(file, (_JPEG_TABLES,), _LARGEST_TABLES, layout.directory_at)
     if _JPEG_TABLES not in tags:
         return None
     return bytes(map(int, tags[_JPEG_TABLES].values))
@@ -595,7 +608,7 @@ def _convert_to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
 
 def _apply_palette(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarray:
     count = 3 << layout.bits
-    tags = read_tiff_tags(file, (_COLOR_MAP,), most_values=count)
+    tags = read_tiff_tags(file, (_COLOR_MAP,), count, layout.directory_at)
     tag = tags.get(_COLOR_MAP)
     if tag is None or len(tag.values) < count:
         raise UnreadableImage(
