@@ -172,6 +172,7 @@ def test_earlier_forms_choose_nothing(here):
     [
         ("folder:/my/photos", "photos"),
         ("csv:labels.csv#comma", "labels"),
+        ("npz:cells.npz", "cells"),
         ("tfds:cifar10", "cifar10"),
         ("digits", "digits"),
         ("folder:my photos/", "my-photos"),

@@ -605,7 +605,7 @@ class Duplicates(_Features):
                 part = self.against_split or split_to_search(name, "test", choice, [self.data])
                 tests[name] = open_split(name, part, choice)
 
-            pairs = self._find(source, list(tests.values()), extractor)
+            pairs = self._find(source, list(tests.values()), extractor, choice)
             if hosts.is_first():
                 print(report(pairs, source, tests, split, files, self.json))
 
@@ -614,6 +614,7 @@ class Duplicates(_Features):
         source: "Source",
         tests: "Sequence[Source]",
         extractor: "Extractor | None",
+        choice: "SplitChoice",
     ) -> "list[Duplicate]":
         """Return the pairs of near-duplicates, by hashes and by the features of an extractor."""
         from vit_jax.tools.prepare.duplicates import (
@@ -623,7 +624,8 @@ class Duplicates(_Features):
             merge_pairs,
         )
 
-        pairs = find_by_hashes(source, tests, self._count_bits(), self.max_unreadable)
+        bits = self._count_bits()
+        pairs = find_by_hashes(source, tests, bits, self.max_unreadable, choice.bands)
         if extractor is None:
             return pairs
         cosine = self.cosine or _COSINE

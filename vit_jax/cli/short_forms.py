@@ -213,7 +213,7 @@ def name_data(data: str) -> str:
         path = path.resolve()
     for part in (path.name, path.parent.name):
         name = part
-        for suffix in (".csv", ".parquet", ".tar"):
+        for suffix in (".csv", ".npz", ".parquet", ".tar"):
             name = name.removesuffix(suffix)
         name = re.sub(r"[^\w.-]+", "-", name).strip("-.")
         if name:

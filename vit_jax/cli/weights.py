@@ -542,7 +542,8 @@ class Predict(Averaging, Reading, Names, Checkpoint):
         """Return the images of the chosen split, by default those that training held out."""
         from vit_jax.evals.splits import SplitChoice, open_split
 
-        choice = SplitChoice(value_range=model.require_transform().value_range)
+        transform = model.require_transform()
+        choice = SplitChoice(value_range=transform.value_range, bands=transform.bands)
         return open_split(self.files[0], self.split, choice, model.training)
 
     def _choose_limits(self, model: "Model") -> tuple[int | None, float]:

@@ -63,13 +63,15 @@ _PILLOW_CROP = (
 _USES = {
     "onnx": (
         "import numpy, onnxruntime; program = onnxruntime.InferenceSession({path!r}); "
-        "images = numpy.zeros((1, *program.get_inputs()[0].shape[1:]), numpy.uint8); "
+        "(stated,) = program.get_inputs(); dtype = 'f4' if 'float' in stated.type else 'u1'; "
+        "images = numpy.zeros((1, *stated.shape[1:]), dtype); "
         "print(program.run(None, dict(images=images)))"
     ),
     "stablehlo": (
         "import numpy, pathlib, jax.export; "
         "program = jax.export.deserialize(pathlib.Path({path!r}).read_bytes()); "
-        "images = numpy.zeros((1, *program.in_avals[0].shape[1:]), numpy.uint8); "
+        "(stated,) = program.in_avals; "
+        "images = numpy.zeros((1, *stated.shape[1:]), stated.dtype); "
         "print(program.call(images))"
     ),
 }

@@ -72,7 +72,11 @@ def evaluate_images(
     try:
         if model.architecture.num_classes:
             transform = model.require_transform()
-            choice = SplitChoice(data_dir=data_dir, value_range=transform.value_range)
+            choice = SplitChoice(
+                data_dir=data_dir,
+                value_range=transform.value_range,
+                bands=transform.bands,
+            )
             labelled = open_labelled(data, weights, choice)
             evaluate = make_evaluate(
                 model.module,

@@ -6,6 +6,7 @@ nearly equal after a crop, which changes a hash.
 """
 
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from vit_jax import hosts
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.decoding.bands import BandChoice
 from vit_jax.data.decoding.images import decode
 from vit_jax.data.exclusion import write_exclusion
 from vit_jax.data.pipeline import open_batches
@@ -29,7 +31,7 @@ from vit_jax.evals.neighbours import find_nearest
 from vit_jax.storage.files import write_atomically
 from vit_jax.text.progress_bar import open_progress
 from vit_jax.text.tables import columns, to_csv
-from vit_jax.tools.prepare.perceptual import SIDE, Reduction, compute_hashes, find_near
+from vit_jax.tools.prepare.perceptual import Reduction, compute_hashes, find_near
 
 NEIGHBOURS = (
     20  # nearest training images of each test image; their cosine is compared with the threshold
@@ -64,15 +66,19 @@ class MirroredSource(SubsetSource):
 
     def __init__(self, source: Source, transform: EvaluationTransform) -> None:
         super().__init__(source, np.arange(len(source)))
+        self._bands = transform.bands
         self._decoding = (
             transform.max_image_megapixels,
             transform.exif_orientation,
             transform.value_range,
+            transform.bands,
         )
 
     def __getitem__(self, index: int) -> Record:
         record = super().__getitem__(index)
         image_HWC = decode(record.image, *self._decoding)
+        if self._bands is not None:
+            image_HWC = self._bands.place(image_HWC)
         return record._replace(image=np.ascontiguousarray(image_HWC[:, ::-1]))
 
     @property
@@ -81,8 +87,12 @@ class MirroredSource(SubsetSource):
         return f"{origin} mirrored" if origin else origin
 
 
-def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all images and of their mirror images.
+def hash_all(
+    source: Source,
+    max_unreadable: int | None,
+    bands: BandChoice | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of all images, or of their bands, and of their mirror images.
 
     Returns:
       hashes, uint64 (N, 2), and True for readable images, bool (N,).
@@ -90,13 +100,13 @@ def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np
     Raises:
       ValueError: more than `max_unreadable` images cannot be read.
     """
-    transform = Reduction(InputConfig.max_image_megapixels)
+    transform = Reduction(InputConfig.max_image_megapixels, bands)
     stream = EvaluationStream(source, transform, _BATCH, np.arange(_BATCH))
     log = UnreadableLog(source, max_unreadable, option="--max_unreadable")
     hash_N2 = np.zeros((len(source), 2), np.uint64)
     is_read_N = np.zeros(len(source), bool)
     progress = open_progress("hashes", len(source), is_shown=hosts.is_first())
-    parallelism = choose_parallelism(batch_bytes=_BATCH * SIDE * SIDE * 3)
+    parallelism = choose_parallelism(batch_bytes=_BATCH * math.prod(transform.image_shape))
     with progress, open_batches(stream, parallelism) as batches:
         for batch in log.watch(batches):
             is_readable_B = batch.mask > 0
@@ -112,19 +122,27 @@ def find_by_hashes(
     tests: Sequence[Source],
     distance: int,
     max_unreadable: int | None,
+    bands: BandChoice | None = None,
 ) -> list[Duplicate]:
     """Return all pairs whose hashes differ in at most `distance` bits.
+
+    Args:
+      source: training images.
+      tests: sources of test images.
+      distance: see above.
+      max_unreadable: number of images that may be unreadable.
+      bands: bands that are compared; None: RGB.
 
     Raises:
       ValueError: too many pairs; as `hash_all`.
     """
-    hash_N2, is_read_N = hash_all(source, max_unreadable)
+    hash_N2, is_read_N = hash_all(source, max_unreadable, bands)
     records = np.flatnonzero(is_read_N)
     hash_N = hash_N2[records, 0]
     num_threads = count_cores()
     pairs = list[Duplicate]()
     for test, test_source in enumerate(tests):
-        query_Q2, is_read_Q = hash_all(test_source, max_unreadable)
+        query_Q2, is_read_Q = hash_all(test_source, max_unreadable, bands)
         test_records = np.flatnonzero(is_read_Q)
         for is_mirrored in (False, True):
             query_Q = query_Q2[test_records, int(is_mirrored)]

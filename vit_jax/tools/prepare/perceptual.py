@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.data.crops import Box
 from vit_jax.data.decoding import images
+from vit_jax.data.decoding.bands import BandChoice, apply_by_channels
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.workers import map_in_threads
@@ -24,13 +25,25 @@ _AT_ONCE = 2**17  # hashes of 1 MiB; blocks from 2**15 are the fastest measured
 
 
 class Reduction(EvaluationTransform):
-    """Reduces an upright image to the pixels of its hash."""
+    """Reduces an upright image to the pixels of its hash.
 
-    def __init__(self, max_image_megapixels: float) -> None:
-        super().__init__((SIDE, SIDE), "direct", 1.0, max_image_megapixels, exif_orientation=True)
+    Args:
+      max_image_megapixels: see `InputConfig`.
+      bands: bands that are read as stored; None: RGB.
+    """
+
+    def __init__(self, max_image_megapixels: float, bands: BandChoice | None = None) -> None:
+        super().__init__(
+            (SIDE, SIDE),
+            "direct",
+            1.0,
+            max_image_megapixels,
+            exif_orientation=True,
+            bands=bands,
+        )
 
     def __call__(self, record: Record) -> np.ndarray:
-        """Return uint8 (32, 32, 3), averages over areas.
+        """Return averages over areas, uint8 (32, 32, 3), or normalised bands (32, 32, C).
 
         Raises:
           UnreadableImage: the image cannot be decoded.
@@ -41,15 +54,30 @@ class Reduction(EvaluationTransform):
             _DECODED,
             self.max_image_megapixels,
             self.exif_orientation,
+            bands=self.bands,
         )
-        return cv2.resize(decode(), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        image_HWC = decode()
+        if self.bands is None:
+            return _reduce(image_HWC)
+        complete_HWC = self.bands.complete(image_HWC)
+        return self.bands.normalise(apply_by_channels(_reduce, complete_HWC))
+
+
+def _reduce(image_HWC: np.ndarray) -> np.ndarray:
+    return cv2.resize(image_HWC, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
 
 
 def compute_hashes(image_BHWC: np.ndarray) -> np.ndarray:
-    """Return the hashes of reduced images and of their mirror images, uint64 (B, 2)."""
+    """Return the hashes of reduced images and of their mirror images, uint64 (B, 2).
+
+    The luminance of bands is their mean.
+    """
     frequency_U = np.arange(_FREQUENCIES)
     cosine_UH = np.cos(np.pi / SIDE * np.outer(frequency_U, np.arange(SIDE) + 0.5))
-    grey_BHW = image_BHWC.astype(np.float64) @ (0.299, 0.587, 0.114)
+    if image_BHWC.dtype == np.uint8:
+        grey_BHW = image_BHWC.astype(np.float64) @ (0.299, 0.587, 0.114)
+    else:
+        grey_BHW = image_BHWC.mean(axis=-1, dtype=np.float64)
     amplitude_BUV = cosine_UH @ grey_BHW @ cosine_UH.T
 
     # In a mirror image, odd frequencies along the width change their sign.
