@@ -273,6 +273,40 @@ def test_statistics_are_those_of_all_pixels():
     )
 
 
+def test_channels_of_one_value_are_named(caplog):
+    images = np.random.default_rng(0).normal(size=(6, 4, 4, 3)).astype(np.float32)
+    images[..., 0] = 7
+    images[..., 2] = np.nan
+    inputs = make_inputs(
+        3,
+        bands=(1, 2, 3),
+    )
+
+    _, std = measure_bands(make_source(images), inputs)
+
+    assert (std[0], std[2]) == (1, 1)
+    (message,) = caplog.messages
+    assert "6 training images: 1, 3." in message
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float32])
+def test_the_no_data_value_of_gdal_is_missing(dtype):
+    values = np.full((6, 5, 2), 40, dtype)
+    values[1, 2, 1] = 7
+    no_data = (42113, 2, 0, "7", True)
+    file = encode_tiff(
+        values,
+        photometric="minisblack",
+        planarconfig="contig",
+        extratags=[no_data],
+    )
+
+    read = decode(file, bands=BandChoice(2))
+
+    assert np.isnan(read[1, 2, 1])
+    assert np.nansum(read) == 40 * 59
+
+
 def test_missing_values_become_the_mean():
     values = np.full(
         (8, 8, 2),

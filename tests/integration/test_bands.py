@@ -44,8 +44,16 @@ def four(tmp_path_factory):
         test_images=images[test],
         test_labels=labels[test],
     )
-    pages = np.moveaxis(images[8], -1, 0)
-    tifffile.imwrite(folder / "pages.tif", pages, photometric="minisblack")
+    pages = np.moveaxis(
+        images[8],
+        -1,
+        0,
+    )
+    tifffile.imwrite(
+        folder / "pages.tif",
+        pages,
+        photometric="minisblack",
+    )
     return folder
 
 
@@ -55,8 +63,15 @@ def predict(four, *words):
 
 
 def test_a_split_and_pages_have_the_same_predictions(four):
-    of_split = predict(four, f"npz:{four}/four.npz", "--split=test")
-    of_pages = predict(four, str(four / "pages.tif"))
+    of_split = predict(
+        four,
+        f"npz:{four}/four.npz",
+        "--split=test",
+    )
+    of_pages = predict(
+        four,
+        str(four / "pages.tif"),
+    )
 
     assert len(of_split) == 3
     assert of_split[0] != of_split[1]
@@ -73,7 +88,10 @@ def test_copies_are_found_among_bands(four):
     assert len(pairs) == 1
 
 
-@pytest.mark.parametrize("kind", ["onnx", "stablehlo"])
+@pytest.mark.parametrize(
+    "kind",
+    ["onnx", "stablehlo"],
+)
 def test_the_printed_program_runs(four, tmp_path, kind, capsys):
     path = str(tmp_path / f"four.{kind}")
 
@@ -81,14 +99,20 @@ def test_the_printed_program_runs(four, tmp_path, kind, capsys):
 
     assert outcome.code == 0, outcome.err
     command = shlex.split(outcome.err.rpartition("next: ")[2])
-    exec(command[-1], {})
+    exec(
+        command[-1],
+        {},
+    )
     assert capsys.readouterr().out
 
 
 def test_data_of_other_bands_are_rejected(four):
     np.savez(
         four / "five.npz",
-        images=np.zeros((4, 8, 8, 5), np.uint8),
+        images=np.zeros(
+            (4, 8, 8, 5),
+            np.uint8,
+        ),
         labels=np.arange(4) % 2,
     )
 

@@ -60,8 +60,17 @@ def measure_bands(
         total = total.merge(moments)
 
     std = np.sqrt(total.squares / np.maximum(total.count, 1))
+    log = logging.getLogger(__name__)
+    constant = np.flatnonzero(std == 0) + 1
+    if len(constant):
+        log.warning(
+            "Channels without different values in %d training images: %s. "
+            "Choose others with input.bands.",
+            count,
+            ", ".join(map(str, constant)),
+        )
     std = np.where(std > 0, std, 1.0)
-    logging.getLogger(__name__).info("Channels measured on %d images.", count)
+    log.info("Channels measured on %d images.", count)
     return tuple(map(_round, total.mean)), tuple(map(_round, std))
 
 

@@ -180,6 +180,16 @@ def test_arrays_that_are_rejected(write_npz, open_data, changes, field, rule):
         source[0]
 
 
+def test_a_fourth_channel_is_ignored_with_a_warning(write_npz, open_data, caplog):
+    data = write_npz(make_arrays((4,)))
+
+    open_data(data, "train")
+    open_data(data, "train", channels=4)
+
+    (message,) = caplog.messages
+    assert "the fourth channel is ignored; --config.input.channels=4" in message
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_damaged_npz_files(write_npz, open_data, save):
     path = find_listing(write_npz(make_arrays(), save)).path

@@ -59,6 +59,7 @@ _COLOR_MAP = 320
 _INK_SET = 332
 _FORMAT = 339
 _JPEG_TABLES = 347
+_GDAL_NO_DATA = 42113
 _PREDICTOR = 317
 _YCBCR_SUBSAMPLING = 530
 _IMAGE_DEPTH = 32997
@@ -309,7 +310,8 @@ def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
 def decode_bands(file: bytes, directory_at: int = 0) -> np.ndarray:
     """Return all bands of a page as stored, (H, W, bands); a palette and YCbCr as RGB.
 
-    White is the highest value also where the file has it as 0.
+    White is the highest value also where the file has it as 0. Values that GDAL states to be
+    missing become NaN, in float32.
 
     Args:
       file: a TIFF.
@@ -323,11 +325,29 @@ def decode_bands(file: bytes, directory_at: int = 0) -> np.ndarray:
     if layout.photometric in (Photometric.PALETTE, Photometric.YCBCR):
         return _convert_page(file, values, layout)
 
+    is_missing = _find_missing(file, values, layout)
     has_integers = layout.format in (_UNSIGNED, _UNDEFINED)
     if layout.photometric is Photometric.WHITE_IS_ZERO and has_integers:
         highest = (1 << layout.bits) - 1
-        return values.dtype.type(highest) - values
+        values = values.dtype.type(highest) - values
+    if is_missing.any():
+        return np.where(is_missing, np.float32(np.nan), values.astype(np.float32))
     return values
+
+
+def _find_missing(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarray:
+    """Return True for the value that GDAL's tag states to be no data."""
+    nothing = np.zeros((), bool)
+    tag = read_tiff_tags(file, (_GDAL_NO_DATA,), directory_at=layout.directory_at)
+    if _GDAL_NO_DATA not in tag:
+        return nothing
+    text = bytes(map(int, tag[_GDAL_NO_DATA].values)).partition(b"\0")[0]
+    try:
+        no_data = float(text)
+    except ValueError:
+        return nothing
+    with np.errstate(over="ignore"):
+        return np.asarray(values == no_data)
 
 
 def decode_page(file: bytes) -> np.ndarray:

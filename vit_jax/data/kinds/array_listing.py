@@ -24,7 +24,8 @@ from vit_jax.data.kinds.packed import read_class_names, require_distinct_names
 from vit_jax.data.records import MAX_CLASSES, check_labels, digest_files
 from vit_jax.text.printable import printable
 
-_CHANNELS = (1, 3, 4)
+_MOST_CHANNELS = 4
+_CHANNELS = (1, 3, _MOST_CHANNELS)
 """Numbers of channels of an array of images that become RGB; the fourth is dropped."""
 _BANDS_OF_RGB = {3: " --config.input.bands=1,2,3"}
 _IMAGES_AND_LABELS = (
@@ -85,13 +86,15 @@ class ArraySource(ListedSource):
         return b"%b:%d" % (os.fsencode(self.split), index)
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
-        """Return no warnings.
+        """Return a warning about a fourth channel, which RGB does not have.
 
         Raises:
           ValueError: the images cannot become RGB: they have other bands, or more than 8 bits.
         """
         images = self._stored
         channels = images.shape[3] if len(images.shape) == 4 else 1
+        if images.dtype == np.uint8 and channels == _MOST_CHANNELS:
+            return ["the fourth channel is ignored; --config.input.channels=4 reads it."]
         if images.dtype == np.uint8 and channels in _CHANNELS:
             return []
         raise ValueError(
