@@ -53,8 +53,7 @@ class Linear(nnx.Linear):
         The smaller array is scaled: the output, or kernel and bias. The gradient of the scale is
         then a sum over the kernel, and the backward pass does not read the output.
         """
-        num_rows = math.prod(inputs.shape[:-1])
-        if output_scale is not None and num_rows < inputs.shape[-1]:
+        if output_scale is not None and not _is_larger(inputs, self.kernel[...]):
             return self(inputs, out_sharding) * output_scale.astype(self.dtype)
         if self.lora_scale is None and output_scale is None:
             return super().__call__(inputs, out_sharding)
@@ -67,6 +66,15 @@ class Linear(nnx.Linear):
         if output_scale is not None:
             bias_O = bias_O * output_scale
         return product_O + bias_O.astype(self.dtype)
+
+
+def _is_larger(x_I: Array, kernel_IO: Array) -> bool:
+    """Return whether a product has more rows than its kernel.
+
+    Return False for an exported program of any number of images.
+    """
+    num_rows = math.prod(x_I.shape[:-1])
+    return isinstance(num_rows, int) and num_rows >= kernel_IO.shape[0]
 
 
 def multiply_layers(
