@@ -100,7 +100,7 @@ def test_products_with_factors(platform, inputs):
     """They equal the products by W + A B; a kernel may have no factors."""
     kernel_shapes = ((inputs, 6), (inputs, 7), (inputs, 8))
     factor_shapes = ((inputs, 2), (2, 6), (inputs, 1), (1, 8))
-    shapes = ((4, 6, inputs), *kernel_shapes, *factor_shapes)  # eight parts of the positions
+    shapes = ((4, 8, inputs), *kernel_shapes, *factor_shapes)  # four parts of the positions
     x, *kernels, first_a, first_b, last_a, last_b = sample_arrays(*shapes)
     factors = [(first_a, first_b), None, (last_a, last_b)]
     devices = FakeDevices(platform=platform, compute_capability=None)

@@ -17,7 +17,7 @@ from vit_jax.kernels.devices import count_devices
 
 Kernels = tuple[Array, ...]
 _ALIGNMENT = 8
-"""Lines of bfloat16 that cuBLAS reads fast are a multiple of this long."""
+"""XLA copies operands of cuBLAS to make their dimensions a multiple of this."""
 _NUM_PARTS = 32
 """Largest number of sums over positions, on each device, in the gradient of a factor."""
 
@@ -224,10 +224,11 @@ def _differentiate_factor(x_I: Array, gradient_O: Array) -> Array:
     """
     num_positions = math.prod(x_I.shape[:-1])
     num_devices = count_devices()
-    if num_positions % num_devices:
+    if num_positions % (num_devices * _ALIGNMENT):
         return _differentiate_kernel(x_I, gradient_O)
 
-    num_parts = num_devices * math.gcd(num_positions // num_devices, _NUM_PARTS)
+    num_lines = num_positions // (num_devices * _ALIGNMENT)
+    num_parts = num_devices * math.gcd(num_lines, _NUM_PARTS)
     parts_of_x = x_I.reshape(num_parts, -1, x_I.shape[-1])
     parts_of_gradient = gradient_O.reshape(num_parts, -1, gradient_O.shape[-1])
     products = jax.lax.dot_general(
