@@ -9,6 +9,8 @@ import tifffile
 
 import vit_jax
 from tests.integration.commands import run, succeed
+from vit_jax.config import load_recipe
+from vit_jax.train.run_defaults import choose_finetuning
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,28 @@ def test_a_split_and_pages_have_the_same_predictions(four):
     assert len(of_split) == 3
     assert of_split[0] != of_split[1]
     assert of_pages == of_split[:1]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        ["--config.input.channels=1", "--config.input.bands=3", "--config.input.value_range=0,9"],
+    ],
+)
+def test_fine_tuning_reads_the_bands_of_the_weights(four, given):
+    words = [f"--config.init_from={four}/weights", f"--config.data=npz:{four}/four.npz", *given]
+
+    defaults = choose_finetuning(None, words, uses_devices=False)
+
+    added = [f"--config.{override}" for override in defaults.overrides]
+    inputs = load_recipe(defaults.recipe, [*words, *added]).input
+    if given:
+        assert (inputs.channels, inputs.bands) == (1, (3,))
+        assert inputs.channel_mean == ()
+    else:
+        assert (inputs.channels, inputs.bands) == (4, ())
+        assert inputs.channel_mean == inputs.channel_std == (32_767.5,) * 4
 
 
 def test_copies_are_found_among_bands(four):

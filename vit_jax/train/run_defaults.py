@@ -11,6 +11,7 @@ import jax
 
 from vit_jax.config import FinetuneConfig, load_recipe
 from vit_jax.config.data_kinds import EMBEDDED
+from vit_jax.data.decoding.bands import BandChoice
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.evals.least_squares import memory_bytes
@@ -83,9 +84,10 @@ def choose_finetuning(
         chosen = f"finetune:{weights.finetuning_rule},own"
         reasons = [f"recipe   {chosen}: for the family of the weights"]
 
-    config = load_recipe(chosen, overrides)
-    train = open_source(config.data, config.input.train_split, config.input, config.seed)
     choices = _Choices(overrides)
+    reasons += _choose_bands(choices, weights)
+    config = load_recipe(chosen, choices.words)
+    train = open_source(config.data, config.input.train_split, config.input, config.seed)
     if train.is_multilabel:
         choices.add("objective.loss=sigmoid")
         if config.objective.label_smoothing_fraction:
@@ -127,6 +129,22 @@ class _Choices:
             if any(f"{path}.".startswith(f"{field}.") for field in fields):
                 return True
         return False
+
+
+def _choose_bands(choices: _Choices, weights: Weights) -> list[str]:
+    """Read the bands of the weights, normalised as for them; return the reason."""
+    stored = (weights.preprocessing or {}).get("bands")
+    if stored is None or choices.has_any(["input.channels", "input.bands"]):
+        return []
+    bands = BandChoice.read(stored)
+    choices.add(f"input.channels={bands.count}")
+    if bands.numbers:
+        choices.add(f"input.bands={','.join(map(str, bands.numbers))}")
+    is_scaled = choices.has_any(["input.value_range", "input.channel_mean", "input.channel_std"])
+    if bands.mean and not is_scaled:
+        choices.add(f"input.channel_mean={','.join(map(str, bands.mean))}")
+        choices.add(f"input.channel_std={','.join(map(str, bands.std))}")
+    return [f"bands    {bands.count} channels, as the weights"]
 
 
 def _choose_batch(choices: _Choices, global_batch: int, num_images: int) -> None:
