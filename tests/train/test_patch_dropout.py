@@ -84,12 +84,14 @@ def test_patches_of_a_corner_are_a_smaller_image(options):
 
     @jax.jit
     def run(images):
-        kept = model(images, kept_BM=jnp.tile(corner, (2, 1)))
-        return kept, smaller(images[:, :4, :6])
+        attention = ("attention",)
+        kept = model(images, kept_BM=jnp.tile(corner, (2, 1)), intermediates=attention)
+        return kept, smaller(images[:, :4, :6], intermediates=attention)
 
     kept, expected = run(images)
 
     assert_allclose(kept.logits_BK, expected.logits_BK, rtol=1e-5, atol=1e-6)
+    assert_allclose(kept.attention_LBTQS, expected.attention_LBTQS, rtol=1e-5, atol=1e-6)
     assert kept.tokens_BND.shape == expected.tokens_BND.shape
 
 

@@ -209,10 +209,11 @@ class Attention(nnx.Module):
         self,
         queries_BQD: Array,
         tokens_BSD: Array,
+        token_BS: Array | None = None,
         output_scale: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Return the attention output (B, Q, D) and its weights (B, T, Q, S) in float32."""
-        projections = self._project(queries_BQD, tokens_BSD)
+        """Return the result of a call (B, Q, D) and its weights (B, T, Q, S) in float32."""
+        projections = self._project(queries_BQD, tokens_BSD, token_BS)
         output_BQE, weights_BTQS = attend_with_weights(projections, self.num_heads)
         return self._project_output(output_BQE, output_scale), weights_BTQS
 
@@ -341,26 +342,6 @@ def attend_with_weights(
     output_BQE = output_BQTh.reshape(projections.query_BQE.shape)
     output_BQE = checkpoint_name(output_BQE, ATTENTION_OUTPUT)
     return output_BQE, weights_BTQS
-
-
-class RecordedAttention:
-    """A call of an attention that also keeps its weights, for a block that returns them."""
-
-    def __init__(self, attention: Attention):
-        self.attention = attention
-        self.weights_BTQS: Array | None = None
-
-    def __call__(
-        self,
-        queries_BQD: Array,
-        tokens_BSD: Array,
-        output_scale: Array | None = None,
-    ) -> Array:
-        """Return the attention output (B, Q, D), and keep the weights."""
-        output_BQD, self.weights_BTQS = self.attention.with_weights(
-            queries_BQD, tokens_BSD, output_scale
-        )
-        return output_BQD
 
 
 def build_attention(

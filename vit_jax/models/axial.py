@@ -71,12 +71,13 @@ class AxialBlock(nnx.Module):
 
 def build_line_block(a: Architecture, length: int, rngs: nnx.Rngs) -> Block:
     """Return a block whose attention is within lines of `length` tokens."""
-    build_line_attention = functools.partial(
-        build_attention,
+    attention = build_attention(
+        a,
+        rngs=rngs,
         attention_class=functools.partial(LineAttention, length=length),
         num_patches=length,
     )
-    return Block(a, rngs=rngs, build_attention=build_line_attention)
+    return Block(a, rngs=rngs, attention=attention)
 
 
 class LineAttention(Attention):
@@ -104,12 +105,16 @@ class LineAttention(Attention):
         self,
         queries_BSD: Array,
         tokens_BSD: Array,
+        token_BS: Array | None = None,
         output_scale: Array | None = None,
     ) -> tuple[Array, Array]:
         """Return output and weights as `Attention`; weights (B, T, S, S) are 0 outside of lines."""
+        assert token_BS is None, "lines need all patches"
         line_queries = self._split_lines(queries_BSD)
         line_tokens = self._split_lines(tokens_BSD)
-        output, weights = super().with_weights(line_queries, line_tokens, output_scale)
+        output, weights = super().with_weights(
+            line_queries, line_tokens, output_scale=output_scale
+        )
 
         batch, length, _ = tokens_BSD.shape
         num_lines = length // self.length

@@ -3,9 +3,6 @@
 Legend: B batch, S sequence length, R = B S, D width, T heads.
 """
 
-import functools
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -14,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import MIDDLE, dispatch
 from vit_jax.models.attention import Attention as Attention
-from vit_jax.models.attention import RecordedAttention, build_attention
+from vit_jax.models.attention import build_attention
 from vit_jax.models.dropout import Site, drop_examples, dropout
 from vit_jax.models.mlp import Mlp as Mlp
 from vit_jax.models.mlp import build_mlp
@@ -23,17 +20,14 @@ from vit_jax.models.norm import build_norm
 
 
 class Block(nnx.Module):
-    """One layer of the encoder (ViT, eq. 2 and 3)."""
+    """One layer of the encoder (ViT, eq. 2 and 3).
 
-    def __init__(
-        self,
-        a: Architecture,
-        *,
-        rngs: nnx.Rngs,
-        build_attention: Callable[..., Attention] = build_attention,
-    ):
+    `attention` is in the place of the attention that the architecture describes.
+    """
+
+    def __init__(self, a: Architecture, *, rngs: nnx.Rngs, attention: Attention | None = None):
         self.attention_norm = build_norm(a)  # before attention; `a.attention_norm` is after it
-        self.attention = build_attention(a, rngs=rngs)
+        self.attention = attention if attention is not None else build_attention(a, rngs=rngs)
         self.mlp_norm = build_norm(a)
         self.mlp = build_mlp(a, rngs=rngs)
         self.attention_scale = build_layer_scale(a)
@@ -46,37 +40,21 @@ class Block(nnx.Module):
         x_BSD: Array,
         drop_fraction: Array,
         key: Array | None,
-        attend: Callable[..., Array] | None = None,
+        token_BS: Array | None = None,
     ) -> Array:
         """Return x + attention(norm(x)), then x + mlp(norm(x)).
 
         Args:
-          x_BSD: tokens; sums and branches are (R, D) on GPUs (`dispatch.flatten_tokens`).
+          x_BSD: tokens.
           drop_fraction: scalar, probability of dropping a branch of an example (stochastic depth).
           key: random key of dropout and stochastic depth; None outside training.
-          attend: attention in the place of the block's.
+          token_BS: indices of the tokens in the complete sequence, if patches have been dropped.
         """
-        attend = attend or self.attention
-        drop = functools.partial(
-            drop_examples,
-            fraction=drop_fraction,
-            key=key if self.drops_branches else None,
-            batch=x_BSD.shape[0],
-        )
         x = dispatch.flatten_tokens(x_BSD)
-
-        # Equation 2.
         normed_BSD = self.attention_norm(x).reshape(x_BSD.shape)
         scale_D = read_layer_scale(self.attention_scale)
-        attended_BSD = attend(normed_BSD, normed_BSD, output_scale=scale_D)
-        branch = dispatch.flatten_tokens(attended_BSD)
-        branch = dropout(branch, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
-        x = x + drop(branch, site=Site.ATTENTION_BRANCH)
-        x = checkpoint_name(x, MIDDLE)
-
-        # Equation 3.
-        branch = self.mlp(self.mlp_norm(x), key, read_layer_scale(self.mlp_scale))
-        x = x + drop(branch, site=Site.MLP_BRANCH)
+        attended_BSD = self.attention(normed_BSD, normed_BSD, token_BS, scale_D)
+        x = self._add_branches(x, attended_BSD, drop_fraction, key)
         return x.reshape(x_BSD.shape)
 
     def with_attention(
@@ -84,12 +62,42 @@ class Block(nnx.Module):
         x_BSD: Array,
         drop_fraction: Array,
         key: Array | None,
+        token_BS: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Return the output and the attention weights (B, T, S, S)."""
-        attention = RecordedAttention(self.attention)
-        output_BSD = self(x_BSD, drop_fraction, key, attend=attention)
-        assert attention.weights_BTQS is not None
-        return output_BSD, attention.weights_BTQS
+        """Return the output of a call, and the attention weights (B, T, S, S)."""
+        x = dispatch.flatten_tokens(x_BSD)
+        normed_BSD = self.attention_norm(x).reshape(x_BSD.shape)
+        scale_D = read_layer_scale(self.attention_scale)
+        attended_BSD, weights_BTSS = self.attention.with_weights(
+            normed_BSD, normed_BSD, token_BS, scale_D
+        )
+        x = self._add_branches(x, attended_BSD, drop_fraction, key)
+        return x.reshape(x_BSD.shape), weights_BTSS
+
+    def _add_branches(
+        self,
+        x: Array,
+        attended_BSD: Array,
+        drop_fraction: Array,
+        key: Array | None,
+    ) -> Array:
+        """Return x + attention, then x + mlp(norm(x)), with dropout of the branches.
+
+        The stream `x` and the branches have the shape of `dispatch.flatten_tokens`: (R, D) on GPUs,
+        (B, S, D) elsewhere.
+        """
+        batch = attended_BSD.shape[0]
+        branch_key = key if self.drops_branches else None
+
+        # Equation 2.
+        branch = dispatch.flatten_tokens(attended_BSD)
+        branch = dropout(branch, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
+        x = x + drop_examples(branch, drop_fraction, branch_key, Site.ATTENTION_BRANCH, batch)
+        x = checkpoint_name(x, MIDDLE)  # kept or computed again by `encoder.REMAT_POLICIES`
+
+        # Equation 3. The MLP has its dropout inside, after each of its layers.
+        branch = self.mlp(self.mlp_norm(x), key, read_layer_scale(self.mlp_scale))
+        return x + drop_examples(branch, drop_fraction, branch_key, Site.MLP_BRANCH, batch)
 
 
 def build_layer_scale(a: Architecture) -> nnx.Param[Array] | None:

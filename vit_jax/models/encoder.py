@@ -19,6 +19,8 @@ from vit_jax.models.block import Block
 from vit_jax.models.norm import build_norm, identity
 from vit_jax.models.positions import Positions, add_positions, build_positions
 
+# Activations that the backward pass reads from memory; it computes the others again. The layers of
+# a block name them by `checkpoint_name`.
 _save_only = jax.checkpoint_policies.save_only_these_names
 _SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, MIDDLE)
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
@@ -34,19 +36,44 @@ REMAT_POLICIES: dict[str, Callable[..., bool]] = {
 class EncoderBlock(Protocol):
     """A block as the encoder calls it: built in, or a user's class that `a.block` refers to.
 
-    The arguments are those of `Block`. `with_attention` is for models that return attention
-    weights; `positions` are set by `build_block`.
+    The arguments are those of `Block`. A user's class may lack `token_BS`, which is passed only to
+    built-in blocks (`apply_block`), and `with_attention`, which is for models that return attention
+    weights.
     """
 
-    positions: Positions
+    positions: Positions  # only with position_layers="every", set by `build_block`
 
-    def __call__(self, x_BSD: Array, drop_fraction: Array, key: Array | None) -> Array:
+    def __call__(
+        self,
+        x_BSD: Array,
+        drop_fraction: Array,
+        key: Array | None,
+        token_BS: Array | None = None,
+    ) -> Array:
         """Return the output (B, S, D)."""
 
     def with_attention(
-        self, x_BSD: Array, drop_fraction: Array, key: Array | None
+        self,
+        x_BSD: Array,
+        drop_fraction: Array,
+        key: Array | None,
+        token_BS: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Return the output and the attention weights (B, T, S, S)."""
+        """Return the output and the attention weights (B, T, S, S), or (2, B, T, S, S) if axial."""
+
+
+class Layer(NamedTuple):
+    """A block and its random numbers, or all of them with a leading axis of L.
+
+    Attributes:
+      block: the block.
+      drop_fraction: scalar, fraction of stochastic depth.
+      key: random key of dropout and stochastic depth; None outside training.
+    """
+
+    block: EncoderBlock
+    drop_fraction: Array
+    key: Array | None
 
 
 class BlockIntermediates(NamedTuple):
@@ -71,16 +98,15 @@ class Encoder(nnx.Module):
         self.norm = build_norm(a) if a.final_norm == "tokens" else identity
 
         self.depth = a.depth
-        self.has_block_positions = a.position_layers == "every"
+        self.position_layers = a.position_layers
         self.is_random = a.dropout_fraction > 0 or a.stochastic_depth_fraction > 0
         grows = a.stochastic_depth_form == "linear"
         self.first_drop_fraction = 0.0 if grows else a.stochastic_depth_fraction
         self.last_drop_fraction = a.stochastic_depth_fraction
 
-        # Activations that the backward pass computes again, and the number of blocks in one
-        # iteration of the scan: one compiles fast, all copy nothing.
-        self.remat = a.remat
+        self.remat = a.remat  # "none", or a policy of `REMAT_POLICIES`
         self.num_frozen_blocks = 0  # first blocks that keep no activations and have no gradients
+        # Number of blocks in one iteration of the scan: one compiles fast, all copy nothing.
         self.unroll_on_cpu = a.scan_unroll or 1
         self.unroll_on_accelerators = a.scan_unroll_on_accelerators
 
@@ -89,7 +115,7 @@ class Encoder(nnx.Module):
         x_BSD: Array,
         key: Array | None,
         intermediates: Collection[str],
-        shared_positions: Positions | None,
+        network_positions: Positions | None,
         token_BS: Array | None = None,
     ) -> tuple[Array, BlockIntermediates]:
         """Return the tokens after the final norm, and intermediates of all blocks.
@@ -98,8 +124,8 @@ class Encoder(nnx.Module):
           x_BSD: embedded tokens.
           key: random key of dropout and stochastic depth; None outside training.
           intermediates: activations to return, "blocks" and "attention"; others are not kept.
-          shared_positions: added to the input of every block; None adds nothing.
-          token_BS: indices of the tokens in the complete sequence, where patches are dropped.
+          network_positions: positions of the network; `_select_positions` decides on their use.
+          token_BS: indices of the tokens in the complete sequence, if patches have been dropped.
 
         Raises:
           ValueError: the blocks cannot return the attention weights that are asked for.
@@ -107,86 +133,95 @@ class Encoder(nnx.Module):
         if "attention" in intermediates:
             require_attention_weights(self.blocks, intermediates)
 
-        def run_block(x_BSD: Array, layer: tuple) -> tuple[Array, BlockIntermediates]:
-            block, drop_fraction, block_key = layer
-            positions = block.positions if self.has_block_positions else shared_positions
+        def run_layer(x_BSD: Array, layer: Layer) -> tuple[Array, BlockIntermediates]:
+            positions = self._select_positions(layer.block, network_positions)
             x_BSD = add_positions(x_BSD, positions, token_BS)
-            return apply_block(block, x_BSD, drop_fraction, block_key, intermediates, token_BS)
+            return apply_block(layer, x_BSD, token_BS, intermediates)
 
-        num_frozen = self.num_frozen_blocks
         unroll = dispatch.choose_block_unroll(self.unroll_on_cpu, self.unroll_on_accelerators)
-        x_BSD, frozen_kept = self._run_frozen(run_block, x_BSD, unroll)
+        num_frozen = self.num_frozen_blocks
+        frozen_kept = None
+        if num_frozen:
+            x_BSD, frozen_kept = self._run_frozen(run_layer, x_BSD, unroll)
 
-        layers = (self.blocks, *self._list_drop_arguments(key))
+        layers = self._stack_layers(key)
         if num_frozen:
             layers = jax.tree.map(lambda leaf: leaf[num_frozen:], layers)
-        run_block = rematerialise(run_block, self.remat)
-        x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
+        run_layer = rematerialise(run_layer, self.remat)
+        x_BSD, kept = jax.lax.scan(run_layer, x_BSD, layers, unroll=unroll)
         if num_frozen:
             kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), frozen_kept, kept)
         return self.norm(x_BSD), kept
 
     def _run_frozen(
         self,
-        run_block: Callable[..., Any],
+        run_layer: Callable[..., Any],
         x_BSD: Array,
         unroll: int,
-    ) -> tuple[Array, BlockIntermediates | None]:
-        """Return the output and the intermediates of frozen blocks, which drop nothing.
+    ) -> tuple[Array, BlockIntermediates]:
+        """Return the output and the intermediates of the frozen blocks, which drop nothing.
 
         They read their parameters from the arrays of all blocks, since a loop over the first ones
         would copy these.
         """
-        if not self.num_frozen_blocks:
-            return x_BSD, None
         blocks = jax.lax.stop_gradient(self.blocks)
 
-        def run_layer(x_BSD: Array, layer: Array) -> tuple[Array, BlockIntermediates]:
+        def run_frozen_layer(x_BSD: Array, number: Array) -> tuple[Array, BlockIntermediates]:
             block = jax.tree.map(
-                lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False),
+                lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False),
                 blocks,
             )
-            return run_block(x_BSD, (block, jnp.float32(0), None))
+            return run_layer(x_BSD, Layer(block, drop_fraction=jnp.float32(0), key=None))
 
         numbers = jnp.arange(self.num_frozen_blocks)
         x_BSD = jax.lax.stop_gradient(x_BSD)
-        return jax.lax.scan(run_layer, x_BSD, numbers, unroll=unroll)
+        return jax.lax.scan(run_frozen_layer, x_BSD, numbers, unroll=unroll)
 
-    def _list_drop_arguments(self, key: Array | None) -> tuple[Array, Array | None]:
-        """Return the fraction of stochastic depth and the key of each block."""
+    def _stack_layers(self, key: Array | None) -> Layer:
+        """Return all layers, stacked, with the random numbers of one call."""
         drop_fraction_L = jnp.linspace(
             self.first_drop_fraction, self.last_drop_fraction, self.depth
         )
-        if key is None or not self.is_random:
-            return drop_fraction_L, None
-        return drop_fraction_L, jax.random.split(key, self.depth)
+        key_L = None
+        if key is not None and self.is_random:
+            key_L = jax.random.split(key, self.depth)
+        return Layer(self.blocks, drop_fraction_L, key_L)
+
+    def _select_positions(
+        self, block: EncoderBlock, network_positions: Positions | None
+    ) -> Positions | None:
+        """Return the positions that are added to the input of a block; None adds nothing."""
+        if self.position_layers == "every":
+            return block.positions
+        if self.position_layers == "shared":
+            return network_positions
+        return None  # "stem": the network has added its positions to the embedded tokens
 
 
-def rematerialise(run_block: Callable[..., Any], policy: str) -> Callable[..., Any]:
+def rematerialise(run_layer: Callable[..., Any], policy: str) -> Callable[..., Any]:
     """Return the function, whose backward pass computes again what `policy` does not keep."""
     if policy == "none":
-        return run_block
-    return jax.checkpoint(run_block, policy=REMAT_POLICIES[policy], prevent_cse=False)
+        return run_layer
+    return jax.checkpoint(run_layer, policy=REMAT_POLICIES[policy], prevent_cse=False)
 
 
 def apply_block(
-    block: EncoderBlock,
+    layer: Layer,
     x_BSD: Array,
-    drop_fraction: Array,
-    key: Array | None,
-    intermediates: Collection[str],
     token_BS: Array | None,
+    intermediates: Collection[str],
 ) -> tuple[Array, BlockIntermediates]:
     """Return the output of a block, and the intermediates that are asked for."""
+    block, drop_fraction, key = layer
+    options = {}
+    if token_BS is not None:  # only in built-in blocks: `config.check` rejects the others
+        options["token_BS"] = token_BS
+
     attention_BTSS = None
     if "attention" in intermediates:
-        x_BSD, attention_BTSS = block.with_attention(x_BSD, drop_fraction, key)
-    elif token_BS is not None:
-        assert isinstance(block, Block), "config.check rejects patch dropout in other blocks"
-        attend = functools.partial(block.attention, token_BS=token_BS)
-        x_BSD = block(x_BSD, drop_fraction, key, attend)
+        x_BSD, attention_BTSS = block.with_attention(x_BSD, drop_fraction, key, **options)
     else:
-        x_BSD = block(x_BSD, drop_fraction, key)
+        x_BSD = block(x_BSD, drop_fraction, key, **options)
     x_BSD = constrain(x_BSD, "tokens_BSD")
 
     output_BSD = x_BSD if "blocks" in intermediates else None
@@ -194,7 +229,7 @@ def apply_block(
 
 
 def build_block(a: Architecture, key: Array) -> EncoderBlock:
-    """Return one block, with positions that are added to its input if every block has some."""
+    """Return one block, with its own positions for position_layers="every"."""
     block_class = find_block_class(a)
     block: EncoderBlock = block_class(a, rngs=nnx.Rngs(key))
     if a.position_layers == "every":

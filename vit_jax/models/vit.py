@@ -41,11 +41,7 @@ class VisionTransformer(nnx.Module):
     parameters.
     """
 
-    def __init__(
-        self,
-        a: Architecture,
-        key: Array,
-    ):
+    def __init__(self, a: Architecture, key: Array):
         embedding_key, encoder_key, head_key = jax.random.split(key, 3)
         embedding_rngs = nnx.Rngs(embedding_key)
         head_rngs = nnx.Rngs(head_key)
@@ -59,8 +55,8 @@ class VisionTransformer(nnx.Module):
         self.register_tokens = build_prefix(a.registers, a.width)
         self.prefix_length = a.prefix_length
 
-        # Positions are added before the encoder ("stem"), or to the input of every block: the same
-        # ("shared"), or those that each block has itself ("every").
+        # "stem" adds positions here, to the embedded tokens; "shared" and "every" add them to the
+        # input of every block (`Encoder`). With "every" each block has its own.
         self.position_layers = a.position_layers
         has_positions = a.position_layers != "every"
         self.positions = build_positions(a, rngs=embedding_rngs) if has_positions else None
@@ -113,12 +109,11 @@ class VisionTransformer(nnx.Module):
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
         # Equations 2 and 3: attention and MLP, L times; then the final norm.
-        shared_positions = self.positions if self.position_layers == "shared" else None
         tokens_BSD, kept = self.encoder(
             tokens_BSD,
             encoder_key,
             intermediates,
-            shared_positions,
+            self.positions,
             token_BS,
         )
         tokens_BND = tokens_BSD[:, self.prefix_length :]
@@ -126,14 +121,18 @@ class VisionTransformer(nnx.Module):
         # Equation 4: the class token represents the image.
         pooled_BD = apply_pooling(self.pooling, tokens_BSD, self.feature_width)
         pooled_BD = self.pooled_norm(pooled_BD)
+        predictions = self._predict(pooled_BD, tokens_BND, intermediates)
 
         return ModelOutput(
-            **self._predict(pooled_BD, tokens_BND, intermediates),
+            logits_BK=predictions.logits_BK,
+            patches_BNO=predictions.patches_BNO,
+            token_logits_TBK=predictions.token_logits_TBK,
+            features_BD=predictions.features_BD,
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
             prefix_BPD=tokens_BSD[:, : self.prefix_length],
             blocks_LBSD=kept.output_BSD,
-            attention_LBTQS=merge_layers(kept.attention_BTSS),
+            attention_LBTQS=merge_axial_layers(kept.attention_BTSS),
             stages_BHWC=stages_BHWC,
         )
 
@@ -187,17 +186,22 @@ class VisionTransformer(nnx.Module):
         pooled_BD: Array,
         tokens_BND: Array,
         intermediates: Collection[str],
-    ) -> dict[str, Array | None]:
-        """Return the outputs of the head, by their names in `ModelOutput`."""
+    ) -> ModelOutput:
+        """Return the outputs of the head alone, with the features that it is linear in."""
         if isinstance(self.head, PatchHead):
             features_BD = pooled_BD.astype(jnp.float32)
-            return {"features_BD": features_BD, "patches_BNO": self.head(tokens_BND)}
+            return ModelOutput(features_BD=features_BD, patches_BNO=self.head(tokens_BND))
+
         logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
-        outputs = {"features_BD": features_BD, "logits_BK": logits_BK}
+        token_logits_TBK = None
         if "token_logits" in intermediates:
-            assert isinstance(self.head, Head)
-            outputs["token_logits_TBK"] = self.head.score_tokens(features_BD)
-        return outputs
+            assert isinstance(self.head, Head), "other heads do not allow this intermediate"
+            token_logits_TBK = self.head.score_tokens(features_BD)
+        return ModelOutput(
+            features_BD=features_BD,
+            logits_BK=logits_BK,
+            token_logits_TBK=token_logits_TBK,
+        )
 
 
 def build_stem(a: Architecture, key: Array) -> nnx.Module | None:
@@ -218,8 +222,11 @@ def build_prefix(num_tokens: int, width: int) -> nnx.Param | None:
     return nnx.Param(tokens_1PD)
 
 
-def merge_layers(attention: Array | None) -> Array | None:
-    """Return attention weights (L, B, T, S, S); an axial block counts as two layers."""
+def merge_axial_layers(attention: Array | None) -> Array | None:
+    """Return attention weights (L, B, T, S, S); an axial block counts as two layers.
+
+    The blocks return (L, B, T, S, S), axial ones (L, 2, B, T, S, S); None without weights.
+    """
     if attention is None:
         return None
     shape_BTSS = attention.shape[-4:]
