@@ -5,18 +5,20 @@ compiled for devices that this machine does not have.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import optax
+from flax import nnx
 
 from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import require_fit, resolve
 from vit_jax.config.lengths import Phase, RunSteps
 from vit_jax.config.networks import build_architecture, build_named_architecture
-from vit_jax.config.schema import ModelConfig, OptimizerConfig, RunConfig
+from vit_jax.config.schema import AdaptConfig, ModelConfig, OptimizerConfig, RunConfig
 from vit_jax.config.variants import parse_name
 from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.imports.references import is_reference
@@ -25,6 +27,8 @@ from vit_jax.optim.by_name import check_patterns, make_is_trained
 from vit_jax.optim.schedules import Schedule
 from vit_jax.sharding import build_mesh, shard_tree
 from vit_jax.train.assembly import Assembly as Assembly
+
+# For training loops of users (docs/examples/training_loop.py).
 from vit_jax.train.inputs import Datasets as Datasets
 from vit_jax.train.inputs import open_datasets as open_datasets
 from vit_jax.train.inputs import open_evaluation_batches as open_evaluation_batches
@@ -32,8 +36,13 @@ from vit_jax.train.inputs import open_train_batches as open_train_batches
 from vit_jax.train.layout import choose_layout
 from vit_jax.train.phases import apply_phase, resize_architecture
 from vit_jax.train.state_builder import BuildNetwork, StateBuilder, make_state_builder
-from vit_jax.train.step import StepParts, make_evaluation_step, make_freeze
-from vit_jax.train.step_compiler import JittedEvaluationStep, StepCompiler, set_shardings
+from vit_jax.train.step import PrepareNetwork, StepParts, make_evaluation_step, make_freeze
+from vit_jax.train.step_compiler import (
+    JittedEvaluationStep,
+    JittedTraining,
+    StepCompiler,
+    set_shardings,
+)
 
 if TYPE_CHECKING:
     from vit_jax.train.teacher import Teacher
@@ -74,32 +83,65 @@ def assemble(
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     require_fit(config, architecture, devices[0].platform)
+    teacher_weights = teacher if teacher is not None else read_teacher_weights(config)
 
-    proposal = make_state_builder(config, architecture, steps, network, schedule, optimizer)
-    teacher_weights = teacher or read_teacher_weights(config)
-    run_config = choose_layout(config, proposal, devices, steps.phases, teacher_weights)
-    model = run_config.model
-    builder = proposal.replace_architecture(remat=model.remat, compute_dtype=model.compute_dtype)
-    check_optimizer(run_config.optimizer, builder)
+    builder = make_state_builder(config, architecture, steps, network, schedule, optimizer)
+    # The layout depends on the shapes of the state, and sets the dtype and the rematerialisation.
+    config = choose_layout(config, builder, devices, steps.phases, teacher_weights)
+    builder = builder.replace_architecture(
+        remat=config.model.remat,
+        compute_dtype=config.model.compute_dtype,
+    )
+    check_optimizer(config.optimizer, builder)
 
-    compiler = make_compiler(run_config, builder, devices)
-    run_teacher = place_teacher(run_config, teacher_weights, builder.architecture, compiler)
-    step_parts = build_step_parts(run_config, builder, steps, objective, compiler, run_teacher)
-    run = Assembly(
-        config=run_config,
+    compiler = make_compiler(config, builder, devices)
+    run_teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
+    step_parts = build_step_parts(config, builder, steps, objective, compiler, run_teacher)
+
+    return fit_parts(steps, builder, compiler, step_parts, run_teacher, label_shape, objective)
+
+
+def fit_parts(
+    steps: RunSteps,
+    builder: StateBuilder,
+    compiler: StepCompiler,
+    step_parts: StepParts,
+    teacher: "Teacher | None",
+    label_shape: tuple[int, ...],
+    objective: Objective | None,
+) -> Assembly:
+    """Return the parts of a run, fitted together, and those of its earlier phases.
+
+    A phase has the state and the evaluation of the run, and a training step for its images.
+    """
+    fit_step = functools.partial(
+        Assembly,
         steps=steps,
-        builder=builder,
         compiler=compiler,
         label_shape=label_shape,
         init_state=compiler.jit_build(builder.init),
         state_of=compiler.jit_build(builder.start_from),
-        step_parts=step_parts,
-        teacher=run_teacher,
         evaluation_step=jit_evaluation(compiler, step_parts),
-        **jit_training(compiler, step_parts, run_teacher),
+        teacher=teacher,
     )
-    earlier = [build_phase(run, phase, objective) for phase in steps.phases]
-    return dataclasses.replace(run, earlier=tuple(earlier))
+    earlier = []
+    for phase in steps.phases:
+        phase_builder = resize_builder(builder, phase)
+        phase_parts = build_phase_parts(phase, step_parts, builder, phase_builder, objective)
+        fitted_phase = fit_step(
+            config=phase_parts.config,
+            builder=phase_builder,
+            step_parts=phase_parts,
+            training=jit_training(compiler, phase_parts, teacher),
+        )
+        earlier.append(fitted_phase)
+    return fit_step(
+        config=step_parts.config,
+        builder=builder,
+        step_parts=step_parts,
+        training=jit_training(compiler, step_parts, teacher),
+        earlier=tuple(earlier),
+    )
 
 
 def check_optimizer(config: OptimizerConfig, builder: StateBuilder) -> None:
@@ -175,17 +217,11 @@ def build_step_parts(
 
 
 def jit_training(
-    compiler: StepCompiler,
-    parts: StepParts,
-    teacher: "Teacher | None",
-) -> dict[str, Any]:
-    """Return the training step, jitted for a state and for its leaves, as fields of `Assembly`."""
+    compiler: StepCompiler, parts: StepParts, teacher: "Teacher | None"
+) -> JittedTraining:
+    """Return the training step, jitted."""
     abstract_teacher = teacher.abstract if teacher is not None else None
-    step = parts.train_step
-    return {
-        "train_step": compiler.jit_train_step(step, abstract_teacher),
-        "train_step_of_leaves": compiler.jit_train_step_of_leaves(step, abstract_teacher),
-    }
+    return compiler.jit_training(parts.train_step, abstract_teacher)
 
 
 def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluationStep:
@@ -199,35 +235,54 @@ def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluation
     return compiler.jit_observation(step)
 
 
-def build_phase(run: Assembly, phase: Phase, objective: Objective | None) -> Assembly:
-    """Return the parts of an earlier phase: the run's, but a step for images of another size."""
-    from vit_jax.train.resizing import make_resize
+def resize_builder(builder: StateBuilder, phase: Phase) -> StateBuilder:
+    """Return the builder of the network for images of an earlier phase."""
+    architecture = resize_architecture(builder.architecture, phase)
+    return dataclasses.replace(builder, architecture=architecture)
 
-    config = apply_phase(run.config, phase)
-    architecture = resize_architecture(run.architecture, phase)
-    builder = dataclasses.replace(run.builder, architecture=architecture)
-    resize = make_resize(
-        run.abstract_state.model,
-        builder.abstract_state.model,
-        run.architecture.grid,
-        architecture.grid,
-    )
 
-    freeze = run.step_parts.prepare_network
-    step_parts = dataclasses.replace(
-        run.step_parts,
+def build_phase_parts(
+    phase: Phase,
+    run_parts: StepParts,
+    run_builder: StateBuilder,
+    phase_builder: StateBuilder,
+    objective: Objective | None,
+) -> StepParts:
+    """Return the parts of the step of an earlier phase: the run's, for images of another size."""
+    config = apply_phase(run_parts.config, phase)
+    architecture = phase_builder.architecture
+    return dataclasses.replace(
+        run_parts,
         config=config,
         architecture=architecture,
         objective=objective or build_objective(config.objective, architecture),
-        prepare_network=lambda model: resize(freeze(model)),
+        prepare_network=make_phase_network(
+            run_parts.prepare_network,
+            run_builder,
+            phase_builder,
+        ),
     )
-    return dataclasses.replace(
-        run,
-        config=config,
-        builder=builder,
-        step_parts=step_parts,
-        **jit_training(run.compiler, step_parts, run.teacher),
+
+
+def make_phase_network(
+    prepare_network: PrepareNetwork,
+    run_builder: StateBuilder,
+    phase_builder: StateBuilder,
+) -> PrepareNetwork:
+    """Return the function that prepares the network of the run, then resizes it for a phase."""
+    from vit_jax.train.resizing import make_resize
+
+    resize = make_resize(
+        run_builder.abstract_state.model,
+        phase_builder.abstract_state.model,
+        run_builder.architecture.grid,
+        phase_builder.architecture.grid,
     )
+
+    def prepare_phase_network(model: nnx.Module) -> nnx.Module:
+        return resize(prepare_network(model))
+
+    return prepare_phase_network
 
 
 def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
@@ -236,23 +291,39 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     Raises:
       ValueError: a fine-tuning recipe names none, or no image size.
     """
-    model = config.model
-    if isinstance(model, ModelConfig):
-        num_outputs = 0
-        if config.objective.kind == "masked_patch":
-            from vit_jax.objectives.masked_patch import count_patch_outputs
+    if isinstance(config.model, ModelConfig):
+        return build_pretraining_network(config, config.model, num_classes)
+    return build_finetuning_network(config, config.model, num_classes)
 
-            patch_size = parse_name(model.name).patch
-            channels = config.input.channels
-            num_outputs = count_patch_outputs(config.objective, patch_size, channels)
-            num_classes = 0
-        return build_architecture(
-            model,
-            image_size=config.input.pixels,
-            num_classes=num_classes,
-            patch_outputs=num_outputs,
-            channels=config.input.channels,
-        )
+
+def build_pretraining_network(
+    config: RunConfig, model: ModelConfig, num_classes: int
+) -> Architecture:
+    """Return the network of a pre-training run, which predicts classes or masked patches."""
+    num_patch_outputs = 0
+    if config.objective.kind == "masked_patch":
+        from vit_jax.objectives.masked_patch import count_patch_outputs
+
+        num_classes = 0
+        patch_size = parse_name(model.name).patch
+        num_patch_outputs = count_patch_outputs(config.objective, patch_size, config.input.channels)
+    return build_architecture(
+        model,
+        image_size=config.input.pixels,
+        num_classes=num_classes,
+        patch_outputs=num_patch_outputs,
+        channels=config.input.channels,
+    )
+
+
+def build_finetuning_network(
+    config: RunConfig, model: AdaptConfig, num_classes: int
+) -> Architecture:
+    """Return the network that a fine-tuning run names, without its weights.
+
+    Raises:
+      ValueError: it names none, or no image size.
+    """
     if model.name is None:
         raise ValueError(
             "config.model.name=None: must name the network, which is not known without weights. "

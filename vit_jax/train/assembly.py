@@ -22,6 +22,7 @@ from vit_jax.train.step import Metrics, StepParts
 from vit_jax.train.step_compiler import (
     JittedEvaluationStep,
     JittedLeavesStep,
+    JittedTraining,
     JittedTrainStep,
     Leaves,
     StepCompiler,
@@ -46,8 +47,7 @@ class Assembly:
       init_state: returns the state before the first step, with parameters drawn by the seed.
       state_of: returns the state before the first step, with the parameters of a model.
       step_parts: the parts of the training step.
-      train_step: (state, batch) -> (state, metrics); it reuses the memory of the old state.
-      train_step_of_leaves: the same for the leaves of a state by name.
+      training: the training step, jitted; it reuses the memory of the old state.
       evaluation_step: (state, batch) -> sums over the batch.
       teacher: the teacher of a distillation, the last argument of a step; None without one.
       earlier: the parts for each phase in `steps.phases`; state and evaluation are the run's.
@@ -61,8 +61,7 @@ class Assembly:
     init_state: Callable[[], TrainState]
     state_of: Callable[[nnx.Module], TrainState]
     step_parts: StepParts
-    train_step: JittedTrainStep
-    train_step_of_leaves: JittedLeavesStep
+    training: JittedTraining
     evaluation_step: JittedEvaluationStep
     teacher: "Teacher | None" = None
     earlier: tuple["Assembly", ...] = ()
@@ -71,6 +70,16 @@ class Assembly:
     def architecture(self) -> Architecture:
         """The network."""
         return self.builder.architecture
+
+    @property
+    def train_step(self) -> JittedTrainStep:
+        """(state, batch) -> (state, metrics)."""
+        return self.training.step
+
+    @property
+    def train_step_of_leaves(self) -> JittedLeavesStep:
+        """The training step for the leaves of a state by name."""
+        return self.training.step_of_leaves
 
     @property
     def abstract_state(self) -> TrainState:

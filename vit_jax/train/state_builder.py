@@ -29,8 +29,9 @@ class StateBuilder:
 
     Attributes:
       seed: seed of the random parameters.
-      architecture: the network.
-      build_network: (architecture, key) -> module.
+      architecture: the network, or what the config says of a network of the caller.
+      network: the caller's (architecture, key) -> module; None: the network that `architecture`
+        describes.
       factors: factors of LoRA; None without it.
       optimizer: updates of the parameters.
       schedule: learning rate by steps done.
@@ -39,22 +40,19 @@ class StateBuilder:
 
     seed: int
     architecture: Architecture
-    build_network: BuildNetwork
+    network: BuildNetwork | None
     factors: lora.Lora | None
     optimizer: optax.GradientTransformation
     schedule: Schedule
     has_average: bool
 
-    @property
-    def is_standard(self) -> bool:
-        """True if the architecture describes the network, False for a network of the caller."""
-        return self.build_network is build_model
-
     def init(self) -> TrainState:
         """Return the state before the first step, with random parameters."""
+        build_network = self.network if self.network is not None else build_model
         key = jax.random.key(self.seed)
-        model = self.build_network(self.architecture, key)
+        model = build_network(self.architecture, key)
         if self.factors is not None:
+            # The same key, but another stream of random numbers: `lora.build_initial_factors`.
             model = lora.add_factors(model, self.factors, key)
             model = lora.store_frozen_kernels(model, self.architecture.compute_dtype)
         return self.start_from(model)
@@ -69,8 +67,13 @@ class StateBuilder:
         return jax.eval_shape(self.init)
 
     @property
+    def is_standard(self) -> bool:
+        """True if the architecture describes the network, False for a network of the caller."""
+        return self.network is None
+
+    @property
     def custom_network(self) -> nnx.Module | None:
-        """The shapes of a network that the architecture does not describe; None for others."""
+        """The shapes of a network of the caller; None for others, whose cost has formulas."""
         if self.is_standard:
             return None
         return self.abstract_state.model
@@ -114,7 +117,7 @@ def make_state_builder(
     return StateBuilder(
         seed=config.seed,
         architecture=architecture,
-        build_network=network or build_model,
+        network=network,
         factors=factors,
         optimizer=optimizer,
         schedule=learning_rate,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 from flax import nnx
@@ -38,6 +38,19 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 JittedTrainStep = JittedStep[TrainState, tuple[TrainState, Metrics]]
 JittedLeavesStep = JittedStep[Leaves, tuple[Leaves, Metrics]]
 JittedEvaluationStep = JittedStep[TrainState, Metrics]
+
+
+class JittedTraining(NamedTuple):
+    """A training step, jitted in two forms that compute the same.
+
+    Attributes:
+      step: (state, batch) -> (state, metrics).
+      step_of_leaves: the same for the leaves of a state by name, which takes Python less time to
+        hand over than a module.
+    """
+
+    step: JittedTrainStep
+    step_of_leaves: JittedLeavesStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,25 +89,10 @@ class StepCompiler:
         """Jit a function that returns a state."""
         return jax.jit(build, out_shardings=self.state_shardings)
 
-    def jit_train_step(
-        self,
-        step: TrainStep,
-        teacher: nnx.Module | None = None,
-    ) -> JittedTrainStep:
+    def jit_training(self, step: TrainStep, teacher: nnx.Module | None = None) -> JittedTraining:
         """Jit a training step. It reuses the memory of the state that it gets.
 
         With the abstract parameters of a teacher, these are its third argument.
-        """
-        return self._jit_training(self.place(step), self.state_shardings, teacher)
-
-    def jit_train_step_of_leaves(
-        self,
-        step: TrainStep,
-        teacher: nnx.Module | None = None,
-    ) -> JittedLeavesStep:
-        """Jit a training step that takes and returns the leaves of a state by name.
-
-        A dictionary takes Python less time to hand over than a module.
         """
         placed_step = self.place(step)
 
@@ -113,7 +111,10 @@ class StepCompiler:
         teacher_leaves = None
         if teacher is not None:
             teacher_leaves = pytree.name_leaves(teacher)
-        return self._jit_training(train_step_of_leaves, leaf_shardings, teacher_leaves)
+        return JittedTraining(
+            step=self._jit(placed_step, self.state_shardings, teacher),
+            step_of_leaves=self._jit(train_step_of_leaves, leaf_shardings, teacher_leaves),
+        )
 
     def jit_observation(self, step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
         """Jit a step that does not change the state.
@@ -127,7 +128,8 @@ class StepCompiler:
             compiler_options=compiler_options(self.mesh),
         )
 
-    def _jit_training(self, step: Callable[..., Any], state_shardings: Any, teacher: Any) -> Any:
+    def _jit(self, step: Callable[..., Any], state_shardings: Any, teacher: Any) -> Any:
+        """Jit a step that donates its state; states and teachers are modules or leaves by name."""
         in_shardings = [state_shardings, batch_sharding(self.mesh)]
         if teacher is not None:
             in_shardings.append(jax.tree.map(lambda leaf: leaf.sharding, teacher))
