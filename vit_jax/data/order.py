@@ -1,29 +1,30 @@
 """The order in which training uses records, as a function of the seed.
 
 An order finds the record at any position of an endless sequence without the records before it, so
-that a resumed run continues in the same order. An epoch is one use of every record. Its permutation
-depends on the seed, the epoch and the number of elements only.
+that a resumed run continues in the same order. It is made of permutations: an epoch is one use of
+every record, in the order of the permutation with the number of the epoch.
 """
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 from grain.experimental import index_shuffle
 
-_MOST_STORED = 2**16
-"""Largest number of records whose permutation is stored, because a look-up is faster."""
-_FEWEST_SHUFFLED = 512
-"""Smallest number of elements that balanced sampling permutes by `index_shuffle`."""
-
+# The purpose of a random number is a part of its seed.
 _ORDER = 0
 _AUGMENTATION = 1
-"""The purpose of a random number is a part of its seed."""
+
+# Rounds of `index_shuffle`, as in grain's global shuffle.
 _SHUFFLE_ROUNDS = 4
-"""Rounds of `index_shuffle`, as in grain's global shuffle."""
-_NUM_CACHED = 4096
-"""Number of seeds and of sorted permutations (up to 8 MiB) in caches; computing one takes 30 us."""
+# Balanced sampling sorts fewer elements: `index_shuffle` takes 16 ms divided by their number.
+_FEWEST_SHUFFLED = 512
+# Most records of an epoch whose shuffled order is stored, because a look-up is faster.
+_MOST_STORED = 2**16
+# Stored epochs: batches that are prepared together may be of many short epochs.
 _NUM_STORED_EPOCHS = 64
-"""Number of stored epochs: batches that are prepared together may be of many short epochs."""
+# Cached seeds, and cached sorted permutations (up to 8 MiB); computing one takes 30 us.
+_NUM_CACHED = 4096
 
 
 class UniformOrder:
@@ -36,11 +37,8 @@ class UniformOrder:
     def find(self, position: int) -> tuple[int, int]:
         """Return the index of the record at a position, and its epoch."""
         epoch, offset = divmod(position, self.num_records)
-        shuffle_seed = _derive_seed(self.seed, epoch)
-        if self.num_records <= _MOST_STORED:
-            permutation = _list_shuffled(self.num_records, shuffle_seed)
-            return int(permutation[offset]), epoch
-        return _shuffle(offset, self.num_records, shuffle_seed), epoch
+        permutation = Permutation(self.seed, epoch, self.num_records)
+        return permutation.find_uniform(offset), epoch
 
 
 class BalancedOrder:
@@ -54,23 +52,108 @@ class BalancedOrder:
         """Return the index of the record at a position, and its epoch within the class."""
         num_classes = len(self.records_by_class)
         turn, class_offset = divmod(position, num_classes)
-        class_number = self._permute(class_offset, num_classes, turn)
-        records = self.records_by_class[class_number]
+        order_of_classes = Permutation(self.seed, turn, num_classes)
+        class_number = order_of_classes.find_balanced(class_offset)
 
+        records = self.records_by_class[class_number]
         epoch, offset = divmod(turn, len(records))
-        # The key of a class is one more than its first record: SeedSequence does not tell a
-        # trailing 0 from none.
         class_key = int(records[0]) + 1
-        element = self._permute(offset, len(records), epoch, class_key)
+        order_of_records = Permutation(self.seed, epoch, len(records), class_key)
+        element = order_of_records.find_balanced(offset)
         return int(records[element]), epoch
 
-    def _permute(self, offset: int, size: int, *key: int) -> int:
-        """Return the element at an offset of the permutation of `size` elements with this key."""
-        # `index_shuffle` takes 16 ms divided by the number of elements. There are too many
-        # permutations to store where classes are large.
-        if size < _FEWEST_SHUFFLED:
-            return int(_sort_words(size, self.seed, *key)[offset])
-        return _shuffle(offset, size, _derive_seed(self.seed, *key))
+
+class Permutation(NamedTuple):
+    """One of the orders of the elements 0 to size - 1, a function of these values.
+
+    It has two forms, which are different orders: shuffled and sorted. Recorded runs depend on them.
+
+    Attributes:
+      seed: random seed of the run.
+      number: number of the epoch or turn.
+      size: number of elements.
+      class_key: tells the classes of balanced sampling apart: one more than the first record of a
+        class. 0: the elements are all records, or all classes.
+    """
+
+    seed: int
+    number: int
+    size: int
+    class_key: int = 0
+
+    def find_balanced(self, offset: int) -> int:
+        """Return the element at an offset, in the form of balanced sampling for this size.
+
+        Shuffled permutations are not stored: there is one for each class and epoch.
+        """
+        if self.size < _FEWEST_SHUFFLED:
+            return int(_list_sorted(self)[offset])
+        return self.find_shuffled(offset)
+
+    def find_uniform(self, offset: int) -> int:
+        """Return the element at an offset, always in the shuffled form."""
+        if self.size <= _MOST_STORED:
+            return int(_list_shuffled(self)[offset])
+        return self.find_shuffled(offset)
+
+    def find_shuffled(self, offset: int) -> int:
+        """Return the element at an offset of the shuffled form, which takes no memory.
+
+        `index_shuffle` of grain 0.2.18 is wrong for a size of a power of two plus one: it may
+        repeat one element and drop another (docs/decisions, 5). So such a size is shuffled with one
+        element more, which is `size` itself. Wherever `size` comes up, the element at the last
+        offset, which is also `size` and never asked for, takes its place.
+        """
+        shuffle = functools.partial(
+            index_shuffle,
+            seed=_derive_seed(self),
+            rounds=_SHUFFLE_ROUNDS,
+        )
+        if not _is_power_of_two(self.size - 1):
+            return shuffle(offset, max_index=self.size - 1)
+
+        element = shuffle(offset, max_index=self.size)
+        if element == self.size:
+            return shuffle(self.size, max_index=self.size)
+        return element
+
+
+@functools.lru_cache(maxsize=_NUM_STORED_EPOCHS)
+def _list_shuffled(permutation: Permutation) -> np.ndarray:
+    """Return the elements of the shuffled form, int32 (size,)."""
+    elements = [permutation.find_shuffled(offset) for offset in range(permutation.size)]
+    return np.array(elements, np.int32)
+
+
+@functools.lru_cache(maxsize=_NUM_CACHED)
+def _list_sorted(permutation: Permutation) -> np.ndarray:
+    """Return the elements of the sorted form, int16 (size,).
+
+    They are in the order of random words, which are equal in all versions of NumPy.
+    """
+    assert permutation.size <= np.iinfo(np.int16).max
+    words = np.random.PCG64(_build_seed_sequence(permutation)).random_raw(permutation.size)
+    return np.argsort(words, kind="stable").astype(np.int16)
+
+
+@functools.lru_cache(maxsize=_NUM_CACHED)
+def _derive_seed(permutation: Permutation) -> int:
+    """Return the random seed of the shuffled form."""
+    return int(_build_seed_sequence(permutation).generate_state(1)[0])
+
+
+def _build_seed_sequence(permutation: Permutation) -> np.random.SeedSequence:
+    """Return the seeds of a permutation.
+
+    They are mixed, not added: with seed + number, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
+    """
+    seed, number, _, class_key = permutation
+    return np.random.SeedSequence((seed, number, _ORDER, class_key))
+
+
+def _is_power_of_two(number: int) -> bool:
+    """Return whether a number is a power of two, or 0."""
+    return number & (number - 1) == 0
 
 
 def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Generator:
@@ -85,50 +168,3 @@ def _group_by_class(labels: np.ndarray) -> list[np.ndarray]:
     by_class = np.argsort(labels, kind="stable")
     first_of_class = np.flatnonzero(np.diff(labels[by_class])) + 1
     return np.split(by_class, first_of_class)
-
-
-def _shuffle(offset: int, size: int, shuffle_seed: int) -> int:
-    """Return the element at an offset of a permutation of 0 to size - 1, which takes no memory.
-
-    If size - 1 is a power of two, `index_shuffle` of grain 0.2.18 may repeat one element and drop
-    another. A permutation with one element more is right. The element at the additional offset
-    takes the place of the additional element.
-    """
-    shuffle = functools.partial(index_shuffle, seed=shuffle_seed, rounds=_SHUFFLE_ROUNDS)
-    last = size - 1
-    is_power_of_two = last & (last - 1) == 0
-    if not is_power_of_two:
-        return shuffle(offset, max_index=last)
-
-    additional = size
-    element = shuffle(offset, max_index=additional)
-    if element == additional:
-        return shuffle(additional, max_index=additional)
-    return element
-
-
-@functools.lru_cache(maxsize=_NUM_STORED_EPOCHS)
-def _list_shuffled(size: int, shuffle_seed: int) -> np.ndarray:
-    """Return the elements of `_shuffle` at all offsets, int32 (size,)."""
-    elements = [_shuffle(offset, size, shuffle_seed) for offset in range(size)]
-    return np.array(elements, np.int32)
-
-
-@functools.lru_cache(maxsize=_NUM_CACHED)
-def _sort_words(size: int, seed: int, *key: int) -> np.ndarray:
-    """Permute 0 to size - 1 by sorting words that are equal in all versions of NumPy."""
-    generator = np.random.PCG64(_build_seed_sequence(seed, *key))
-    words = generator.random_raw(size)
-    return np.argsort(words, kind="stable").astype(np.int16)
-
-
-@functools.lru_cache(maxsize=_NUM_CACHED)
-def _derive_seed(seed: int, *key: int) -> int:
-    """Return the random seed of the permutation with this key."""
-    return int(_build_seed_sequence(seed, *key).generate_state(1)[0])
-
-
-def _build_seed_sequence(seed: int, epoch: int, *class_key: int) -> np.random.SeedSequence:
-    """Return the seed of an epoch of all records, of a turn, or of an epoch of one class."""
-    # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
-    return np.random.SeedSequence((seed, epoch, _ORDER, *class_key))

@@ -11,6 +11,9 @@ All numbers count from 0. A row of a training batch has its record in three step
   batch;
 * image → position: the number in the same sequence without copies;
 * position → record: by the order of the stream (`order`).
+
+With two repeats and a batch of 4, the rows of the second step have the images 4, 6, 5, 7, which have
+the positions 2, 3, 2, 3.
 """
 
 import contextlib
@@ -82,7 +85,10 @@ class Stream:
         record: Record,
         memory: np.ndarray,
     ) -> Callable[[], np.ndarray]:
-        """Return a function that decodes the record of an example, perhaps in this memory."""
+        """Return a function that decodes the record of an example.
+
+        The array that it returns is `memory`, the place of the image in the batch, or a new one.
+        """
         raise NotImplementedError
 
     def records(self, i: int) -> np.ndarray:
@@ -112,7 +118,7 @@ class Stream:
 
         for row, decode in decoders.items():
             with self._skip_unreadable(int(batch.record_index[row])):
-                batch.image[row] = decode()
+                batch.image[row] = decode()  # copies nothing if the image is there already
                 batch.mask[row] = 1.0
 
         filled = slice(part.start, part.stop)
@@ -161,8 +167,7 @@ class TrainStream(Stream):
       is_balanced: every class is as frequent as any other, instead of every record.
       repeats: number of augmented copies of each record, far apart in a batch. If it does not
         divide `global_batch`, the copies of the last record go on in the next batch.
-      first_image: number of images, with copies, before step `start_step`. None: earlier steps had
-        the same batch.
+      first_image: the first image of step `start_step`. None: earlier steps had the same batch.
     """
 
     source: Source
@@ -187,8 +192,8 @@ class TrainStream(Stream):
         return self.num_steps - self.start_step
 
     def find_example(self, i: int, row: int) -> Example:
-        first_image = self._first_image + i * self.global_batch
-        image = first_image + int(self._image_in_batch[row])
+        num_earlier_images = self._num_images_before_start + i * self.global_batch
+        image = num_earlier_images + int(self._image_in_batch[row])
         position, copy = divmod(image, self.repeats)
         record_index, epoch = self._order.find(position)
         return Example(record_index, variant=epoch * self.repeats + copy)
@@ -210,18 +215,22 @@ class TrainStream(Stream):
         return UniformOrder(self.seed, len(self.source))
 
     @functools.cached_property
-    def _first_image(self) -> int:
-        """The first image of step `start_step`."""
+    def _num_images_before_start(self) -> int:
+        """The number of images of the steps before `start_step`."""
         if self.first_image is None:
             return self.start_step * self.global_batch
         return self.first_image
 
     @functools.cached_property
     def _image_in_batch(self) -> np.ndarray:
-        """The image of each row, counted from the first image of its batch, (R,)."""
+        """The image of each row, counted from the first image of its batch, (R,).
+
+        The copies of a record are far apart: the images 0, `repeats`, 2 `repeats` and so on come
+        first, then 1, `repeats` + 1 and so on.
+        """
         images = np.arange(self.global_batch)
-        copies = [images[copy :: self.repeats] for copy in range(self.repeats)]
-        return np.concatenate(copies)[self.rows]
+        image_by_row = [images[copy :: self.repeats] for copy in range(self.repeats)]
+        return np.concatenate(image_by_row)[self.rows]
 
 
 def build_train_stream(
