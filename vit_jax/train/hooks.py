@@ -83,16 +83,23 @@ class UnreadableImages:
         if num_readable == 0:
             self.emptied.append(step)
 
-    def require_readable(self, step: int) -> None:
-        """Raise TooManyUnreadable in every process if one has a reason to; `step` is saved."""
+    def find_error(self, step: int) -> TooManyUnreadable | None:
+        """Return the error if a process has a reason to stop, the same in all; `step` is saved."""
         problems = [problem for problem in hosts.gather(self.log.problem) if problem]
         if self.emptied and not problems:
             problems.append(
                 f"Step {self.emptied[0]}: no image of the batch can be read. "
                 "Replace them, or use a larger global_batch."
             )
-        if problems:
-            raise TooManyUnreadable(f"{problems[0]} The state after step {step} is saved.")
+        if not problems:
+            return None
+        return TooManyUnreadable(f"{problems[0]} The state after step {step} is saved.")
+
+    def require_readable(self, step: int) -> None:
+        """Raise the error of `find_error`, if there is one."""
+        error = self.find_error(step)
+        if error is not None:
+            raise error
 
 
 @dataclasses.dataclass

@@ -1,7 +1,7 @@
 """The training loop, once for every kind of run: steps, and what is due between them.
 
-`session` builds the parts that the loop asks. `pretrain` and `finetune` supply the parts of the
-run.
+The loop asks the parts of a `Session`: hooks look at every step, `evaluation` and `saving` know when
+they are due, and `stop` whether the run has to end.
 """
 
 from typing import TYPE_CHECKING, NoReturn
@@ -18,13 +18,15 @@ def train(session: "Session") -> JsonObject:
     """Train to the last step, or until the run stops early; return the content of `summary.json`.
 
     Raises:
-      ValueError: something in the config, the data or the checkpoints that the user can change.
+      ValueError: something in the config, the data or the checkpoints that the user can change;
+        raised by `Session.begin`.
       FloatingPointError: the loss, a gradient or a parameter is not finite; `divergence.json`
-        states the step.
-      SaveError: a checkpoint could not be written.
-      WorkdirLost: the folder is not the run's any more.
-      Interrupted: SIGTERM or Ctrl-C; the state is saved.
-      Paused: it has been trained to `session.pause_fraction`.
+        states the step. Raised when the metrics of the step are reported.
+      SaveError: a checkpoint could not be written; raised by the next save, or at the end.
+      WorkdirLost: the folder is not the run's any more; raised by `Session.between_steps`.
+      Paused: it has been trained to `session.pause_fraction`; raised by `Session.before_step`.
+      Interrupted: SIGTERM or Ctrl-C; raised by `save_and_stop`.
+      TooManyUnreadable: too many images cannot be read; raised by `save_and_stop`, or at the end.
     """
     with session.begin():
         session.run_owed_evaluation()
@@ -35,9 +37,8 @@ def train(session: "Session") -> JsonObject:
 
 def take_steps(session: "Session") -> None:
     """Train from the step of the state to the last step, or until the run stops early."""
-    for step in range(session.start_step + 1, session.total_steps + 1):
-        if session.early_stopping.reason_to_stop():
-            return
+    while not session.is_over():
+        step = session.state.step + 1
         session.before_step(step)
         batch = next(session.batches)
         metrics = session.state.train_step(batch)
@@ -48,15 +49,22 @@ def take_steps(session: "Session") -> None:
         is_due = session.evaluation.is_due(step) or session.saving.is_due(step)
         if not (is_stopping or is_due):
             continue
+
+        # Metrics are reported one step late: a state that is not finite is not evaluated or saved.
         session.late_metrics.flush()
+        # The clock and the watchdog pause, and transfers to the host are allowed.
         with session.between_steps():
             if is_stopping:
                 save_and_stop(session, session.stop.make_error(step))
-            evaluate_and_save(session)
+            else:
+                evaluate_and_save(session)
 
 
 def evaluate_and_save(session: "Session") -> None:
-    """Run the evaluators that are due, then save the state if that is due or it may be the best."""
+    """Run the evaluators that are due, then save the state if that is due or it may be the best.
+
+    If an evaluation is interrupted or meets too many unreadable images, the run ends.
+    """
     step = session.state.step
     state = session.state.read()
     try:
@@ -65,15 +73,19 @@ def evaluate_and_save(session: "Session") -> None:
         save_and_stop(session, session.stop.make_error(step))
     except TooManyUnreadable as error:
         save_and_stop(session, error)
-    session.saving.save_if_due(step, state, results)
+    else:
+        session.saving.save_if_due(step, state, results)
 
 
 def save_and_stop(session: "Session", error: Exception) -> NoReturn:
     """Save the state, and end the run with an error.
 
+    If too many training images cannot be read in any process, that is the error.
+
     Evaluators that are due but have not ended are owed: the resumed run begins with them.
     """
     step = session.state.step
+    unreadable_error = session.unreadable.find_error(step)
     session.saving.save(
         step,
         session.state.read(),
@@ -81,5 +93,4 @@ def save_and_stop(session: "Session", error: Exception) -> NoReturn:
         owes_evaluation=session.evaluation.is_due(step),
     )
     session.saving.wait()
-    session.unreadable.require_readable(step)
-    raise error
+    raise unreadable_error or error

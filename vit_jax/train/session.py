@@ -67,11 +67,12 @@ class Session:
       display: the console.
       clock: the time in steps.
       watchdog: reports steps to the other processes.
-      between_steps: opens a context between steps.
+      between_steps: opens a context in which clock and watchdog pause, and transfers are allowed.
       profiler, late_metrics, unreadable: look at every step; see `step_hooks`.
       step_hooks: parts that look at every step, in this order.
       log: writes the metrics of steps, one step late.
-      early_stopping, pause, stop: know when the run ends before its last step.
+      early_stopping, pause, stop: know when the run ends before its last step; see `is_over`,
+        `before_step` and `loop.take_steps`.
       evaluation, saving: know when they are due, and need the state.
     """
 
@@ -281,6 +282,10 @@ class Session:
         from vit_jax.train.divergence import record_divergence
 
         return record_divergence(self.folder, self.run, self.data, step, metrics)
+
+    def is_over(self) -> bool:
+        """Return whether the last step has been taken, or the run stops early."""
+        return self.state.step >= self.total_steps or bool(self.early_stopping.reason_to_stop())
 
     def before_step(self, step: int) -> None:
         """Raise Paused if the run pauses before this step; start the trace that begins with it."""
