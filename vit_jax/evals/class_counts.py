@@ -4,8 +4,10 @@
 the host, so that memory does not grow with the images.
 
 Legend: B global batch, K outputs of the network, L classes of the data, N images of a batch that
-count, T most probable outputs: five, or all of fewer.
+count, T most probable outputs: five, or all of fewer, of which one is always right.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +53,7 @@ class ClassCounts:
     """Counts of predictions by class. Its properties are the metrics of images with one label.
 
     Attributes:
-      label_map: the outputs of the network that are right for each class.
+      label_map: the output of the network that is right for each class, or several for each image.
       images_L: number of images of each class.
       top1_L: number of images of each class whose most probable output is right.
       top5_L: number of images of each class with a right output among the five most probable ones.
@@ -71,9 +73,9 @@ class ClassCounts:
         self.calibration = Calibration()
 
     def add(self, rows: Rows) -> None:
-        """Add the rows of `predict` for images that count.
+        """Add the rows of `predict` for the images that count, N of the B rows.
 
-        They need "record_B" if the label map depends on it.
+        They also need "record_B", the index of the image, if the label map depends on it.
         """
         label_N = rows["label_B"]
         most_probable_N = rows["class_BT"][:, 0]
@@ -111,12 +113,16 @@ class ClassCounts:
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy, if each image has exactly one right output."""
+        """Mean cross-entropy; NaN unless each image has exactly one right output."""
+        if not self.label_map.has_single_outputs:
+            return math.nan
         return self.loss_sum / self.images
 
     @property
     def f1_macro(self) -> float:
-        """Mean of F1 over the classes with images, if each image has exactly one right output."""
+        """Mean of F1 over the classes with images; NaN as for the loss."""
+        if not self.label_map.has_single_outputs:
+            return math.nan
         has_images_L = self.images_L > 0
         predicted_L = self.predicted_K[self.label_map.output_L]
         f1_L = 2 * self.top1_L[has_images_L] / (predicted_L + self.images_L)[has_images_L]

@@ -22,7 +22,7 @@ from vit_jax.evals.runner import (
     require_images,
 )
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
-from vit_jax.objectives.sums import compute_means
+from vit_jax.objectives.sums import compute_means, count_images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,9 @@ class ClassificationEvaluator(Generic[E]):
 
     Attributes:
       split: the images.
-      step: (state, batch) -> the sums of the objective over the images that count, and the rows of
-        the images for the metrics; `train.step.make_evaluation_step` returns it.
+      step: (state, batch) -> sums of the objective over the images that count, such as "loss", and
+        rows for the metrics, with a value for each image, such as "loss_B"; made by
+        `train.step.make_evaluation_step`. `evals.runner` tells both apart by their names.
       chosen: further metrics.
     """
 
@@ -53,11 +54,13 @@ class ClassificationEvaluator(Generic[E]):
             metrics.add(rows)
         require_images(totals.get("weight", 0), self.split.name)
 
-        results = {name: float(mean) for name, mean in compute_means(totals).items()}
+        means = compute_means(totals)
+        for name, mean in means.items():
+            yield name, float(mean)
         for name, value in metrics.compute().items():
-            results.setdefault(name, value)  # a loss of the objective stays
-        results["images"] = float(totals.get("images", totals["weight"]))
-        yield from results.items()
+            if name not in means:  # both may have "loss" and "accuracy", of the same images
+                yield name, value
+        yield "images", count_images(totals)
 
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
@@ -71,7 +74,7 @@ class MultilabelEvaluator(ClassificationEvaluator[E]):
 
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
-        from vit_jax.evals.label_counts import LabelCounts
+        from vit_jax.evals.label_counts import LabelCounts  # other runs do not load it
 
         counts = LabelCounts(len(self.split.class_names))
         return RunningMetrics(counts, self.chosen, usual=MULTILABEL_RESULTS)

@@ -46,6 +46,11 @@ def compute_means(sums: Mapping[str, A]) -> dict[str, A]:
     return metrics
 
 
+def count_images(totals: Mapping[str, A]) -> float:
+    """Return the number of images that count: "images", or the weight, where that counts images."""
+    return float(totals.get("images", totals["weight"]))
+
+
 def score_classes(logits_BK: jax.Array, batch: Batch) -> dict[str, jax.Array]:
     """Return rows for metrics of images with several labels.
 
