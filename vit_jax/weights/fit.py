@@ -1,10 +1,12 @@
 """Weights of one network fitted to another: new head, other resolution, other pooling.
 
-A parameter of the target is copied from the source, unless a step of `fit` changes it.
+A parameter of the target is copied from the source, unless a step of `fit` changes it: the head,
+the pooling, the positions, or the channels. Each step sees the parameters of the source, and no two
+steps change the same parameter.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,12 +54,12 @@ class Fitted:
         """
         groups: dict[tuple[str, str], list[str]] = {}
         num_copied = 0
-        for name, _, _, _, status in self.statuses:
-            if status == "copied":
+        for parameter in self.statuses:
+            if parameter.status == "copied":
                 num_copied += 1
                 continue
-            folder, _, _ = name.partition("/")
-            groups.setdefault((folder, status), []).append(name)
+            folder, _, _ = parameter.name.partition("/")
+            groups.setdefault((folder, parameter.status), []).append(parameter.name)
 
         words = [f"{num_copied} parameters copied"]
         for (folder, status), names in groups.items():
@@ -74,6 +76,9 @@ class Change(NamedTuple):
 
     array: np.ndarray | None  # value in the target; None for a parameter that it does not have
     status: ArrayStatus
+
+
+Changes = Mapping[str, Change]  # by the name of the parameter
 
 
 def fit(
@@ -99,18 +104,20 @@ def fit(
     parameters = weights.parameters
     expected = list_shapes(target)
 
-    changes: dict[str, Change] = {}
+    steps: list[Changes] = []
     if not has_expected_head(parameters, expected):
-        changes |= replace_head(parameters, expected, target.head_bias_init)
+        steps.append(replace_head(parameters, expected, target.head_bias_init))
     if (source.pool, source.final_norm) != (target.pool, target.final_norm):
-        changes |= change_pooling(parameters, expected)
+        steps.append(change_pooling(parameters, expected))
     method = weights.choose_resize_method(position_resize)
-    changes |= change_grid(parameters, source.grid, target.grid, method)
+    steps.append(change_grid(parameters, source.grid, target.grid, method))
+
     normalisation = read_normalisation(weights.preprocessing)
     if source.channels != target.channels:
-        changes |= change_channels(parameters, target.channels, channel_weights)
-        normalisation = OURS
+        steps.append(change_channels(parameters, target.channels, channel_weights))
+        normalisation = OURS  # the mean and deviation of some channels say nothing about others
 
+    changes = join_changes(steps)
     changed = apply_changes(parameters, changes)
     problem = f"{weights.source} does not fit {target.name} ({source.name} is there)"
     require_expected(changed, expected, problem)
@@ -132,7 +139,7 @@ def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
     return shapes == {name: shape for name, shape in expected.items() if name.startswith(HEAD)}
 
 
-def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> dict[str, Change]:
+def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
     """Begin with a last layer of zeros and this bias; keep a hidden layer that the target has."""
     changes = {}
     for name, array in parameters.items():
@@ -143,14 +150,14 @@ def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> dict[
     for name, shape in expected.items():
         if name.startswith(LAST_LAYER):
             value = bias if name == HEAD_BIAS else 0.0
-            changes[name] = begin(name, shape, value, replaced=parameters.get(name))
+            changes[name] = begin(name, shape, value, parameters.get(name))
     return changes
 
 
 # The pooling.
 
 
-def change_pooling(parameters: Parameters, expected: Shapes) -> dict[str, Change]:
+def change_pooling(parameters: Parameters, expected: Shapes) -> Changes:
     """Drop attention pooling, and move the last norm to its place in the target.
 
     A norm that the source does not have begins at a scale of 1.
@@ -159,10 +166,10 @@ def change_pooling(parameters: Parameters, expected: Shapes) -> dict[str, Change
     for name, array in parameters.items():
         if name in expected:
             continue
-        new_name = _MOVED_NORMS.get(name, "")
-        if new_name in expected:
-            changes |= move(name, new_name, array)
-        elif new_name or name.startswith("pooling/"):
+        is_last_norm = name in _MOVED_NORMS
+        if is_last_norm and _MOVED_NORMS[name] in expected:
+            changes |= move(name, _MOVED_NORMS[name], array)
+        elif is_last_norm or name.startswith("pooling/"):
             changes[name] = drop(name, array)
 
     for name, shape in expected.items():
@@ -175,7 +182,7 @@ def change_pooling(parameters: Parameters, expected: Shapes) -> dict[str, Change
 # The positions.
 
 
-def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> dict[str, Change]:
+def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> Changes:
     """Resize every table of positions to another grid of patches."""
     resized, statuses = resize_positions(parameters, old, new, method)
     return {status.name: Change(resized[status.name], status) for status in statuses}
@@ -184,20 +191,21 @@ def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> di
 # The channels.
 
 
-def change_channels(parameters: Parameters, channels: int, method: str) -> dict[str, Change]:
-    """Change the kernel that sees the image."""
-    changes = {}
+def change_channels(parameters: Parameters, channels: int, method: str) -> Changes:
+    """Change the kernel that sees the image, the first of `FIRST_KERNELS` that there is."""
     for name in FIRST_KERNELS:
         if name in parameters:
             kernel = adapt_channels(parameters[name], channels, method)
             status = ArrayStatus.describe(name, kernel, f"for {channels} channels ({method})")
-            changes[name] = Change(kernel, status)
-            break
-    return changes
+            return {name: Change(kernel, status)}
+    return {}
 
 
 def fit_channels(weights: Weights, channels: int, method: str) -> Weights:
-    """Return the same network for other channels; a value range replaces its normalisation.
+    """Return the same network for other channels.
+
+    It expects pixels from -1 to 1: the preprocessing loses its mean, deviation and bands, which
+    belong to the channels of the source.
 
     Raises:
       ValueError: the number is not allowed.
@@ -230,20 +238,27 @@ def move(name: str, new_name: str, array: np.ndarray) -> dict[str, Change]:
     }
 
 
-def begin(
-    name: str,
-    shape: Shape,
-    value: float,
-    replaced: np.ndarray | None = None,
-) -> Change:
-    """Return the change of a parameter that begins with one value in all elements."""
+def begin(name: str, shape: Shape, value: float, old_array: np.ndarray | None = None) -> Change:
+    """Return the change of a parameter that begins with one value in all elements.
+
+    The status describes the array of the source that it replaces, if there is one.
+    """
     array = np.full(shape, value, np.float32)
-    if replaced is None:
+    if old_array is None:
         return Change(array, ArrayStatus.describe(name, array, "new"))
-    return Change(array, ArrayStatus.describe(name, replaced, "replaced"))
+    return Change(array, ArrayStatus.describe(name, old_array, "replaced"))
 
 
-def apply_changes(parameters: Parameters, changes: Mapping[str, Change]) -> dict[str, np.ndarray]:
+def join_changes(steps: Sequence[Changes]) -> Changes:
+    """Return the changes of all steps, in their order."""
+    joined: dict[str, Change] = {}
+    for changes in steps:
+        assert joined.keys().isdisjoint(changes), "each parameter is changed by one step"
+        joined.update(changes)
+    return joined
+
+
+def apply_changes(parameters: Parameters, changes: Changes) -> dict[str, np.ndarray]:
     """Return the parameters of the source, changed."""
     changed = {name: array for name, array in parameters.items() if name not in changes}
     for name, change in changes.items():
@@ -264,7 +279,7 @@ def require_expected(parameters: Parameters, expected: Shapes, problem: str) -> 
 
 def list_statuses(
     parameters: Parameters,
-    changes: Mapping[str, Change],
+    changes: Changes,
 ) -> tuple[ArrayStatus, ...]:
     """Return the use of every parameter of either network."""
     statuses = [change.status for change in changes.values()]
