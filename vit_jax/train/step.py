@@ -32,8 +32,28 @@ Metrics = dict[str, jax.Array]
 PrepareNetwork = Callable[[nnx.Module], nnx.Module]
 
 
+class StepKeys(NamedTuple):
+    """Random keys of one step. Those of targets and patches derive from the key of mixing."""
+
+    mixing: jax.Array
+    dropout: jax.Array
+
+    @property
+    def targets(self) -> jax.Array:
+        """The key of the objective, for example of masked patches."""
+        return jax.random.fold_in(self.mixing, 1)
+
+    @property
+    def patches(self) -> jax.Array:
+        """The key of patch dropout."""
+        return jax.random.fold_in(self.mixing, 2)
+
+
 class LossInputs(NamedTuple):
-    """Everything that the loss of a step depends on, besides the model."""
+    """Everything that the loss of a step depends on, besides the model.
+
+    Images, and every array of the targets, have the examples of the batch on the first axis.
+    """
 
     images: jax.Array
     targets: Targets
@@ -99,28 +119,27 @@ class StepParts:
 
     def prepare_inputs(self, steps_done: jax.Array, batch: Batch) -> LossInputs:
         """Return images and targets of the next step, mixed and weighted as the config says."""
-        mix_key, dropout_key = step_keys(self.config.seed, steps_done)
+        keys = step_keys(self.config.seed, steps_done)
         images, label_BK = mix_batch(
             self.config.input,
             self.architecture.num_classes,
             self.architecture.compute_dtype,
             batch,
-            mix_key,
+            keys.mixing,
         )
 
         weight_B = batch.mask_B
         class_weights = self.config.objective.class_weights
         if class_weights:
             weight_B = weight_B * weigh_examples(label_BK, class_weights)
-        targets_key = jax.random.fold_in(mix_key, 1)
-        targets = self.objective.prepare(batch, label_BK, weight_B, targets_key)
+        targets = self.objective.prepare(batch, label_BK, weight_B, keys.targets)
 
         if self.config.input.patch_dropout:
             num_kept = self.architecture.count_kept_patches(self.config.input.patch_dropout)
             shape = (len(batch.mask_B), math.prod(self.architecture.grid))
-            kept_BM = sample_patches(jax.random.fold_in(mix_key, 2), shape, num_kept)
+            kept_BM = sample_patches(keys.patches, shape, num_kept)
             targets = dataclasses.replace(targets, kept_BM=kept_BM)
-        return LossInputs(images, targets, dropout_key)
+        return LossInputs(images, targets, keys.dropout)
 
     def compute_gradients(
         self,
@@ -154,17 +173,33 @@ class StepParts:
         teacher_BK = self.teach(teacher, inputs.images)
         return dataclasses.replace(inputs.targets, teacher_BK=teacher_BK)
 
-    def predict(self, model: nnx.Module, inputs: LossInputs, **options: Any) -> ModelOutput:
-        """Return the output of the network; `options` are further arguments of its call."""
+    def predict(
+        self,
+        model: nnx.Module,
+        inputs: LossInputs,
+        intermediates: tuple[str, ...] = (),
+    ) -> ModelOutput:
+        """Return the output of the network, with these intermediates and those of the loss."""
         network = self.prepare_network(model)
-        if self.teach is not None and "token_logits" in list_allowed(network):
-            options["intermediates"] = (*options.get("intermediates", ()), "token_logits")
-        dropout_key = None
-        if self.config.optimizer.trained != "head":  # features that are frozen have no dropout
-            dropout_key = inputs.dropout_key
         return call_network(
-            network, inputs.images, inputs.targets, dropout_key=dropout_key, **options
+            network,
+            inputs.images,
+            inputs.targets,
+            self._select_dropout_key(inputs),
+            (*intermediates, *self._list_needed_intermediates(network)),
         )
+
+    def _select_dropout_key(self, inputs: LossInputs) -> jax.Array | None:
+        """Return the key of dropout; None where only the head is trained, on exact features."""
+        if self.config.optimizer.trained == "head":
+            return None
+        return inputs.dropout_key
+
+    def _list_needed_intermediates(self, network: nnx.Module) -> tuple[str, ...]:
+        """Return the intermediates that the loss needs: a teacher is also for the token's logits."""
+        if self.teach is not None and "token_logits" in list_allowed(network):
+            return ("token_logits",)
+        return ()
 
     @property
     def num_micro_batches(self) -> int:
@@ -191,8 +226,9 @@ class StepParts:
     ) -> nnx.Module | None:
         """Return the Polyak average after a step; None for a run without one."""
         polyak = self.config.polyak
-        if average is None or polyak.factor is None:
+        if polyak.factor is None:
             return None
+        assert average is not None, "the state has an average if the config has a factor"
         return ema.update(
             average,
             model,
@@ -204,10 +240,10 @@ class StepParts:
         )
 
 
-def step_keys(seed: int, step: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return the keys of mixing and of dropout in one step."""
-    mix_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
-    return mix_key, dropout_key
+def step_keys(seed: int, step: jax.typing.ArrayLike) -> StepKeys:
+    """Return the random keys of one step."""
+    mixing_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
+    return StepKeys(mixing_key, dropout_key)
 
 
 def mix_batch(
@@ -261,9 +297,15 @@ def call_network(
     network: Any,
     images: jax.Array,
     targets: Targets,
-    **options: object,
+    dropout_key: jax.Array | None = None,
+    intermediates: tuple[str, ...] = (),
 ) -> ModelOutput:
-    """Call a network. It gets `corruption` and `kept_BM` only if patches are hidden or dropped."""
+    """Call a network with the arguments that are in use: a custom one may not have the others."""
+    options: dict[str, object] = {}
+    if dropout_key is not None:
+        options["dropout_key"] = dropout_key
+    if intermediates:
+        options["intermediates"] = intermediates
     if targets.corruption is not None:
         options["corruption"] = targets.corruption
     if targets.kept_BM is not None:
@@ -319,7 +361,8 @@ def accumulate_gradients(
 def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
     """Return the inputs of micro-batches, with a first dimension A.
 
-    Each micro-batch gets a part of the examples of every device: examples a, A + a, 2 A + a, ...
+    Consecutive examples lie on one device. Micro-batch a takes the examples a, A + a, 2 A + a and
+    so on, so that every device has an equal part of it and sends no example to another.
     """
 
     def split(x: jax.Array) -> jax.Array:

@@ -100,10 +100,7 @@ class Examination:
 
     def observe_micro_batch(self, model: nnx.Module, inputs: LossInputs) -> Figures:
         """Return the results of `measure_output` for one micro-batch."""
-        options = {}
-        if self.intermediates:  # another network need not know the argument
-            options["intermediates"] = self.intermediates
-        output = self.parts.predict(model, inputs, **options)
+        output = self.parts.predict(model, inputs, self.intermediates)
         targets = self.parts.complete_targets(inputs, self.teacher)
         return measure_output(self.parts.objective, output, targets)
 
