@@ -257,7 +257,6 @@ def test_one_seed_has_no_spread():
         ("seeds", (-1,), "from 0"),
         ("l2", (0.0,), "positive"),
         ("sampling", "last", "random or first"),
-        ("sampling", "first", "seeds=.*no effect"),
         ("l2", (), r"l2=\(\).*positive"),
         (
             "penalty_choice",
@@ -269,6 +268,14 @@ def test_one_seed_has_no_spread():
 def test_rejected_protocols(field, value, message):
     with pytest.raises(ValueError, match=message):
         FewShot(**{field: value})
+
+
+def test_the_first_images_are_one_choice_without_seeds():
+    assert FewShot(sampling="first").orders == (None,)
+    assert FewShot().orders == (0, 1, 2)
+
+    with pytest.raises(ValueError, match=r"seeds=.*no effect"):
+        FewShot(sampling="first", seeds=(0, 1))
 
 
 def test_an_unknown_choice_of_penalties_is_rejected():

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from vit_jax.evals.feature_cache import Cache
     from vit_jax.evals.features import Extractor
     from vit_jax.evals.features import Features as SplitFeatures
-    from vit_jax.evals.fewshot import FewShot
     from vit_jax.evals.splits import Pair, SplitChoice
     from vit_jax.tools.prepare.duplicates import Duplicate
     from vit_jax.weights import Weights
@@ -316,21 +315,15 @@ class Fewshot(_Pairs):
         return format_command("probe", self.checkpoint, self.data)
 
     def run(self) -> None:
-        protocol = self._build_protocol()
+        from vit_jax.evals.fewshot import FewShot
+
+        values = self.collect_values("shots", "seeds", "l2", "penalty_choice", "sampling")
+        protocol = FewShot(**values)
         with self.open_pairs("fewshot") as (pairs, extractor, weights):
             from vit_jax.evals.few_shot_table import run_few_shot
 
             table = run_few_shot(pairs, extractor, protocol)
             self.print_result(extractor, weights, table.to_dict(), table.to_text(), table.notes)
-
-    def _build_protocol(self) -> "FewShot":
-        """Return the protocol of the options; the first images of a class need one seed."""
-        from vit_jax.evals.fewshot import FewShot
-
-        values = self.collect_values("shots", "seeds", "l2", "penalty_choice", "sampling")
-        if self.sampling == "first":
-            values.setdefault("seeds", (0,))
-        return FewShot(**values)
 
 
 @verb(

@@ -11,8 +11,8 @@ are the older variant (scenic).
 Legend: N images, D numbers of a feature, K classes.
 """
 
-import collections
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -35,32 +35,30 @@ class FewShot:
     Attributes:
       shots: numbers of images of each class, with one classifier each; a larger choice contains the
         smaller ones.
-      seeds: seeds of the choices.
+      seeds: seeds of the random choices; None: `SEEDS`.
       l2: penalties on the weights; each is one result.
-      sampling: "random" images of each class, or the "first" in the order of the records, which
-        takes one seed.
+      sampling: "random" images of each class, or the "first" in the order of the records, which is
+        one choice and takes no seeds.
       penalty_choice: the rule of `few_shot_table.choose_l2` that selects one of several penalties.
     """
 
     shots: tuple[int, ...] = SHOTS
-    seeds: tuple[int, ...] = SEEDS
+    seeds: tuple[int, ...] | None = None
     l2: tuple[float, ...] = (L2,)
     sampling: Sampling = "random"
     penalty_choice: PenaltyChoice = "mean_accuracy"
 
-    @property
-    def orders(self) -> tuple[int | None, ...]:
-        """Seeds of the random orders of the images; None for the order of the records."""
-        return (None,) if self.sampling == "first" else self.seeds
-
     def __post_init__(self) -> None:
         require_counts("shots", self.shots, lowest=1)
-        require_counts("seeds", self.seeds, lowest=0)
+        if self.seeds is not None:
+            require_counts("seeds", self.seeds, lowest=0)
         require_positive("l2", self.l2)
         if self.sampling not in ("random", "first"):
             raise ValueError(f"sampling={self.sampling!r}: must be random or first.")
-        if self.sampling == "first" and len(self.seeds) > 1:
-            raise ValueError(f"seeds={self.seeds}: have no effect with sampling='first'. Give one.")
+        if self.sampling == "first" and self.seeds is not None and len(self.seeds) > 1:
+            raise ValueError(
+                f"seeds={self.seeds}: have no effect with sampling='first'. Give none."
+            )
         if self.penalty_choice not in ("mean_accuracy", "mean_rank"):
             raise ValueError(
                 f"penalty_choice={self.penalty_choice!r}: must be mean_accuracy or mean_rank."
@@ -70,6 +68,13 @@ class FewShot:
                 f"penalty_choice='mean_rank': has no effect with one penalty, l2={self.l2}. Give "
                 "several."
             )
+
+    @property
+    def orders(self) -> tuple[int | None, ...]:
+        """Orders of the images of each class: a seed for a random one, None for the records'."""
+        if self.sampling == "first":
+            return (None,)
+        return self.seeds if self.seeds is not None else SEEDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +105,9 @@ def few_shot(
       ValueError: no readable image on one of the sides, or too little memory.
     """
     train, test = select_readable(train, test)
-    accuracies = collections.defaultdict(list)
+    accuracies: dict[tuple[int, float], list[float]] = {}
+    for shots, l2 in itertools.product(protocol.shots, protocol.l2):
+        accuracies[shots, l2] = []
     for order in protocol.orders:
         examples_by_class = order_examples(train.label_N, num_classes, order)
         for shots in protocol.shots:
@@ -150,15 +157,12 @@ def make_few_shot_measure(
 ) -> MeasureFeatures:
     """Return a measure that yields "5shot_accuracy", "5shot_spread" and so on.
 
-    They are the mean and the standard deviation over the seeds.
-
-    Other arguments are those of `FewShot`, with one penalty.
+    They are the mean and the standard deviation over the seeds. The arguments are those of
+    `FewShot`, with one penalty.
     """
-    if seeds is None:
-        seeds = SEEDS if sampling == "random" else SEEDS[:1]
     protocol = FewShot(
         shots=tuple(shots),
-        seeds=as_tuple(seeds),
+        seeds=as_tuple(seeds) if seeds is not None else None,
         l2=(l2,),
         sampling=sampling,
     )

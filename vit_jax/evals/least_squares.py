@@ -10,8 +10,13 @@ for the weights W and b, with
 * c = 100: the constant feature of the bias, large so that b is nearly free of the penalty;
 * Y (N, K): targets, +1 for the class of an example and -1 for the others.
 
-Because of X^T 1 = 0, W and b have separate equations: `PrimalEquations` or `DualEquations` for W,
-whichever are fewer, and `solve_bias` for b.
+The derivatives by W and by b are zero:
+
+    X^T (X W - Y) + c X^T 1 b + l2 W = 0
+    c 1^T X W + c 1^T (c b - Y) + l2 b = 0
+
+X^T 1 = 0 removes b from the first equation and W from the second: `PrimalEquations` or, whichever
+are fewer, `DualEquations` find W, and `solve_bias` finds b.
 
 The equations are ill conditioned with small penalties, or if there are about as many examples as
 numbers of a feature: NumPy and SciPy solve them in float64 on the host.
@@ -165,10 +170,7 @@ def build_targets(label_N: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def solve_bias(num_examples_K: np.ndarray, l2: float) -> np.ndarray:
-    """Return the bias of the scores, c b.
-
-    c sum(X W + c b - Y) + l2 b = 0 has no term of W, so that c b = c^2 sum(Y) / (N c^2 + l2).
-    """
+    """Return the bias of the scores, c b = c^2 sum(Y) / (N c^2 + l2)."""
     num_examples = num_examples_K.sum()
     target_sum_K = num_examples_K - (num_examples - num_examples_K)
     square = BIAS_FEATURE**2
@@ -177,6 +179,8 @@ def solve_bias(num_examples_K: np.ndarray, l2: float) -> np.ndarray:
 
 def _solve_penalised(matrix: np.ndarray, target: np.ndarray, l2: float) -> np.ndarray:
     """Solve (matrix + l2 I) x = target; the matrix is positive semidefinite up to rounding."""
+    # Rounding can make eigenvalues negative, by at most about eps times the largest one, which is
+    # below the trace. With this much more on the diagonal the Cholesky factorisation exists.
     rounding = np.finfo(np.float64).eps * np.trace(matrix)
     penalised = matrix.copy()
     np.fill_diagonal(penalised, matrix.diagonal() + l2 + rounding)
@@ -192,9 +196,11 @@ def memory_bytes() -> int:
 def _require_memory(num_examples: int, width: int, num_classes: int) -> None:
     """Raise ValueError if the float64 matrices do not fit into the memory of the machine."""
     side = min(num_examples, width)
-    num_values = 2 * side * (side + num_classes) + width * num_classes
+    num_values = 2 * side * side  # the matrix, and its penalised copy
+    num_values += 2 * side * num_classes  # the targets and the solution
+    num_values += width * num_classes  # the kernel
     if num_examples <= width:
-        num_values += num_examples * width
+        num_values += num_examples * width  # the standardised features
 
     needed = 8 * num_values
     available = memory_bytes()
