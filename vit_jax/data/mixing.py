@@ -1,6 +1,7 @@
 """Mixup and CutMix on the device, inside the jitted train step.
 
-Every example is mixed with the one before it in the batch. An image has one weight for each pixel,
+Every example is mixed with the one before it in the global batch, the first one with the last, so
+that devices exchange one example each. An image has one weight for each pixel,
 the same in all examples; a label has the mean of these weights.
 
 Legend: B batch, H W height and width, C channels, K classes.
@@ -50,7 +51,10 @@ def _sample_weight(
     height: int,
     width: int,
 ) -> jax.Array:
-    """Return the weight of each example beside the previous one, float32 () or (H, W, 1)."""
+    """Return the weight of each example beside the previous one, float32.
+
+    Mixup alone has one weight, (); with CutMix there is one for each pixel, (H, W, 1).
+    """
     if config.cutmix_alpha == 0:
         return sample_mixup_weight(key, config.mixup_alpha)
 
@@ -65,8 +69,9 @@ def _sample_weight(
 
 
 def sample_mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
-    """Return one weight a ~ Beta(alpha, alpha), a >= 1/2, float32 ().
+    """Return one weight a ~ Beta(alpha, alpha), float32 ().
 
+    Of a and 1 - a it is the larger one, so that an example counts at least as much as its partner.
     Source: AugReg (2106.10270), `get_mixup` of its released code; there one weight a device, here
     one a step.
     """
@@ -83,7 +88,8 @@ def sample_cutmix_weight(
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
     The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down. Its
-    centre is uniform over the image, and parts outside the image are cut off.
+    centre is uniform over the image, and parts outside the image are cut off. An example may so
+    lose most of its pixels: the paper has no lower bound.
 
     Source: CutMix (1905.04899), Algorithm 1, which loses one pixel of an odd side. Here, as in timm
     1.0, it does not.
@@ -113,10 +119,10 @@ def _blend(
     """Return weight * value + (1 - weight) * previous value, or the value of unpaired examples."""
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)
-    weight = jnp.where(is_paired, weight, jnp.float32(1))
+    weight = jnp.where(is_paired, weight, jnp.float32(1))  # (B, 1, 1, 1), (B, H, W, 1) or (B, 1)
 
-    # Subtract in float32, so that both weights are rounded once.
-    previous_weight = (1 - weight).astype(value.dtype)
+    previous_weight = 1 - weight  # in float32, before both weights are rounded
+    previous_weight = previous_weight.astype(value.dtype)
     weight = weight.astype(value.dtype)
     previous = jnp.roll(value, 1, axis=0)
     return weight * value + previous_weight * previous

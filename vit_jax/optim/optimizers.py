@@ -54,12 +54,11 @@ def build_optimizer(
         factors.append(scale_by_pattern(config.learning_rate_multipliers))
 
     is_trained = make_is_trained(config)
-    if is_trained is None:
-        return optax.chain(*parts, *factors)
-    trained = train_only(optax.chain(*parts), is_trained)
-    if factors:
-        return optax.chain(trained, *factors)
-    return trained
+    if is_trained is not None:
+        parts = [train_only(optax.chain(*parts), is_trained)]
+        if not factors:
+            return parts[0]  # in a chain its state would have other names in checkpoints
+    return optax.chain(*parts, *factors)
 
 
 def _list_parts(
@@ -69,7 +68,8 @@ def _list_parts(
 ) -> list[optax.GradientTransformation]:
     """Return clipping, direction, weight decay, for lamb the trust ratio, and the learning rate.
 
-    A reference such as "optax:lion" replaces all but the clipping.
+    A reference such as "optax:lion" replaces all but the clipping: it has its own weight decay and
+    takes the schedule.
     """
     parts = []
     if config.clip_global_norm is not None:
@@ -95,7 +95,7 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
     * sgd: `m = momentum * m + g` without Nesterov, from 0 (ViT, App. B.1.1). With bfloat16 only `m`
       is rounded.
     * adam and lamb: bias-corrected moments. With bfloat16 optax rounds a `beta1` of 0.9 to 0.8984,
-      as big_vision does.
+      as big_vision does, and multiplies it by float32 gradients (`allow_mixed_dtypes`).
     """
     if config.name == "sgd":
         return add_momentum(config)
@@ -150,8 +150,8 @@ def _build_trust_ratio() -> optax.GradientTransformation:
 def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax.Array:
     """Return norm(kernel) / norm(update) of each layer, 1 where one norm is 0.
 
-    The norm of a kernel that may begin at zero counts at least as that of a kernel with
-    `STAND_IN_STDDEV`, so that the kernel leaves zero (`optim.zero_start`).
+    A kernel that may begin at zero would keep a ratio near 0 and hardly move. Its norm counts at
+    least as that of a kernel whose values have the standard deviation 0.02 (`STAND_IN_STDDEV`).
     """
     first_axis = 1 if is_stacked(name) else 0  # a stacked kernel has the layers on axis 0
     axes = tuple(range(first_axis, kernel.ndim))
