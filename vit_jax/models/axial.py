@@ -112,9 +112,7 @@ class LineAttention(Attention):
         assert token_BS is None, "lines need all patches"
         line_queries = self._split_lines(queries_BSD)
         line_tokens = self._split_lines(tokens_BSD)
-        output, weights = super().with_weights(
-            line_queries, line_tokens, output_scale=output_scale
-        )
+        output, weights = super().with_weights(line_queries, line_tokens, output_scale=output_scale)
 
         batch, length, _ = tokens_BSD.shape
         num_lines = length // self.length
