@@ -29,11 +29,18 @@ def build(image_size=(8, 8), **options):
     """Return a network with patches of 2 x 2 pixels, and the same random parameters each time."""
     sizes = {"width": 8, "depth": 1, "mlp_dim": 8, "num_heads": 2}
     config = ModelConfig(name="ViT-mu/2", **sizes, **options)
-    architecture = build_architecture(config, image_size=image_size, num_classes=3)
+    architecture = build_architecture(
+        config,
+        image_size=image_size,
+        num_classes=3,
+    )
     rng = np.random.default_rng(0)
 
     def sample(leaf):
-        return jnp.asarray(0.3 * rng.normal(size=leaf.shape), leaf.dtype)
+        return jnp.asarray(
+            0.3 * rng.normal(size=leaf.shape),
+            leaf.dtype,
+        )
 
     return jax.tree.map(sample, abstract_model(architecture))
 
@@ -85,13 +92,27 @@ def test_patches_of_a_corner_are_a_smaller_image(options):
     @jax.jit
     def run(images):
         attention = ("attention",)
-        kept = model(images, kept_BM=jnp.tile(corner, (2, 1)), intermediates=attention)
+        kept = model(
+            images,
+            kept_BM=jnp.tile(corner, (2, 1)),
+            intermediates=attention,
+        )
         return kept, smaller(images[:, :4, :6], intermediates=attention)
 
     kept, expected = run(images)
 
-    assert_allclose(kept.logits_BK, expected.logits_BK, rtol=1e-5, atol=1e-6)
-    assert_allclose(kept.attention_LBTQS, expected.attention_LBTQS, rtol=1e-5, atol=1e-6)
+    assert_allclose(
+        kept.logits_BK,
+        expected.logits_BK,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    assert_allclose(
+        kept.attention_LBTQS,
+        expected.attention_LBTQS,
+        rtol=1e-5,
+        atol=1e-6,
+    )
     assert kept.tokens_BND.shape == expected.tokens_BND.shape
 
 
@@ -103,8 +124,15 @@ def test_each_image_has_the_positions_of_its_patches():
         for row, token in enumerate((0, 1, *(2 + kept[image]))):
             expected[image, row] = table[0, token]
 
-    token_BS = find_kept_tokens(jnp.asarray(kept), prefix_length=2)
-    positions = add_positions(jnp.zeros((2, 4, 4)), lambda: jnp.asarray(table), token_BS)
+    token_BS = find_kept_tokens(
+        jnp.asarray(kept),
+        prefix_length=2,
+    )
+    positions = add_positions(
+        jnp.zeros((2, 4, 4)),
+        lambda: jnp.asarray(table),
+        token_BS,
+    )
 
     assert_array_equal(positions, expected)
 
@@ -116,7 +144,11 @@ def test_every_patch_is_kept_equally_often():
 
     assert (np.diff(kept_BM, axis=1) > 0).all()  # ascending, and therefore different
     # Six standard deviations of a share of 3/8.
-    assert_allclose(shares, 3 / 8, atol=6 * math.sqrt(15 / 64 / num_images))
+    assert_allclose(
+        shares,
+        3 / 8,
+        atol=6 * math.sqrt(15 / 64 / num_images),
+    )
 
 
 @pytest.mark.parametrize(("fraction", "num_kept"), [(0.0, 16), (0.5, 8), (0.9, 2), (0.99, 1)])
@@ -197,7 +229,10 @@ def test_networks_that_need_all_patches(fields, rule):
 
 
 def test_a_network_without_tokens():
-    config = dataclasses.replace(tiny.config(FIXED, HALF), model=ModelConfig(name="R26x1"))
+    config = dataclasses.replace(
+        tiny.config(FIXED, HALF),
+        model=ModelConfig(name="R26x1"),
+    )
     with rejects("config.input.patch_dropout=0.5", "R26x1, which has no tokens"):
         runs.assemble_config(config)
 

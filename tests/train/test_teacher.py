@@ -30,12 +30,19 @@ MIXED = ("input.cutmix_alpha=1.0", "logging.every=1 step")
 def save_teacher(path, *fields, class_names=CLASSES, num_classes=10, seed=0):
     """Write the weights of a random network as a user's file."""
     architecture = runs.build("model.width=32", *fields).architecture
-    architecture = dataclasses.replace(architecture, num_classes=num_classes)
+    architecture = dataclasses.replace(
+        architecture,
+        num_classes=num_classes,
+    )
     rng = np.random.default_rng(seed)
     parameters = {}
     for name, leaf in pytree.name_leaves(abstract_model(architecture)).items():
         parameters[name] = (0.2 * rng.normal(size=leaf.shape)).astype(np.float32)
-    weights = Weights(architecture, parameters, class_names=class_names)
+    weights = Weights(
+        architecture,
+        parameters,
+        class_names=class_names,
+    )
     save_weights(weights, path, OWN)
     return str(path)
 
@@ -46,7 +53,11 @@ def teacher(tmp_path_factory):
 
 
 def build(teacher, *fields, devices=1):
-    config = tiny.config(*MIXED, f"objective.teacher={teacher}", *fields)
+    config = tiny.config(
+        *MIXED,
+        f"objective.teacher={teacher}",
+        *fields,
+    )
     return runs.assemble_config(config, devices)
 
 
@@ -57,7 +68,12 @@ def test_the_step_has_one_forward_pass_of_the_teacher(teacher):
     batch = runs.first_batch(run)
     state = run.abstract_state
     images = run.config.global_batch
-    taught_macs = count_macs(run.step_parts.train_step, state, batch, run.teacher.abstract)
+    taught_macs = count_macs(
+        run.step_parts.train_step,
+        state,
+        batch,
+        run.teacher.abstract,
+    )
     macs = count_macs(alone.step_parts.train_step, state, batch)
     teacher_macs = forward_macs(run.teacher.architecture)
     flops = run.training_flops_per_image - alone.training_flops_per_image
@@ -71,8 +87,17 @@ def test_the_step_has_one_forward_pass_of_the_teacher(teacher):
 
 
 def test_a_distilled_student_gives_the_logits_of_both_tokens(teacher):
-    run = build(teacher, "model.pool=token", "model.class_tokens=2", "model.head=linear")
-    inputs = jax.eval_shape(run.step_parts.prepare_inputs, np.int32(0), runs.first_batch(run))
+    run = build(
+        teacher,
+        "model.pool=token",
+        "model.class_tokens=2",
+        "model.head=linear",
+    )
+    inputs = jax.eval_shape(
+        run.step_parts.prepare_inputs,
+        np.int32(0),
+        runs.first_batch(run),
+    )
     model = run.abstract_state.model
 
     output = jax.eval_shape(run.step_parts.predict, model, inputs)
@@ -89,16 +114,31 @@ def test_the_teacher_sees_the_mixed_images_in_its_size(teacher):
         seen.append(images)
         return ModelOutput(logits_BK=images.sum(axis=(1, 2)))
 
-    larger = dataclasses.replace(run.teacher.architecture, image_size=(16, 16))
-    resizing = Teacher("", run.teacher.weights, larger, run.teacher.abstract)
-    inputs = run.step_parts.prepare_inputs(np.int32(0), runs.first_batch(run))
+    larger = dataclasses.replace(
+        run.teacher.architecture,
+        image_size=(16, 16),
+    )
+    resizing = Teacher(
+        "",
+        run.teacher.weights,
+        larger,
+        run.teacher.abstract,
+    )
+    inputs = run.step_parts.prepare_inputs(
+        np.int32(0),
+        runs.first_batch(run),
+    )
 
     run.teacher.predict(record, inputs.images)
     resizing.predict(record, inputs.images)
 
     assert seen[0] is inputs.images
     assert seen[1].shape == (16, 16, 16, 3)
-    assert_allclose(seen[1].mean(), inputs.images.mean(), atol=0.01)
+    assert_allclose(
+        seen[1].mean(),
+        inputs.images.mean(),
+        atol=0.01,
+    )
 
 
 @pytest.mark.slow
@@ -123,7 +163,11 @@ def test_every_layout_learns_the_same(teacher):
 
 def pretrain(workdir, monkeypatch, teacher, *fields):
     data = Datasets(tiny.source(80), tiny.source(20, seed=1))
-    monkeypatch.setattr(verb, "open_datasets", lambda config: data)
+    monkeypatch.setattr(
+        verb,
+        "open_datasets",
+        lambda config: data,
+    )
     config = tiny.config(
         "total=4 steps",
         "schedule.warmup=1 step",
