@@ -2,6 +2,8 @@
 
 `assemble` needs shapes and devices but no data, so the very step that will train can also be
 compiled for devices that this machine does not have.
+
+Modules for teachers, phases and masked patches are imported only in runs that have them.
 """
 
 import dataclasses

@@ -50,7 +50,8 @@ def take_steps(session: "Session") -> None:
         if not (is_stopping or is_due):
             continue
 
-        # Metrics are reported one step late: a state that is not finite is not evaluated or saved.
+        # Wait for the metrics of this step, which are reported one step late otherwise: if they are
+        # not finite, the run ends here, and the state is neither evaluated nor saved.
         session.late_metrics.flush()
         # The clock and the watchdog pause, and transfers to the host are allowed.
         with session.between_steps():
