@@ -153,8 +153,9 @@ def test_merged_kernels_follow_the_rule_of_peft():
     assert_allclose(merged[f"{QUERY}/kernel"][0].T, expected, rtol=0, atol=1e-6 * expected.max())
 
 
-def multiply_merged_kernels(x, layers):
+def multiply_merged_kernels(x, layers, output_scale=None):
     """Return the products of `multiply_layers` in the form W + scale A B."""
+    assert output_scale is None
     products = []
     for layer in layers:
         product = jnp.matmul(layer.lora_a[...], layer.lora_b[...], precision="highest")
