@@ -17,7 +17,12 @@ from docs.tables import renew, table
 from tests.tools.plan import record_gpus
 from tests.tools.plan.calibration import calibration_table
 from tests.tools.plan.layouts import layouts_table
-from tests.tools.plan.record_gpus import machine_table, recipe_table, tuning_table
+from tests.tools.plan.record_gpus import (
+    machine_table,
+    measured_table,
+    recipe_table,
+    tuning_table,
+)
 from vit_jax.config import load_recipe
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import Plan, make_plan
@@ -274,6 +279,7 @@ TABLES = {
     "gpus": machine_table,
     "gpu recipes": recipe_table,
     "gpu fine-tuning": tuning_table,
+    "measured": measured_table,
 }
 
 

@@ -8,6 +8,7 @@ repository.
 import datetime
 import importlib.metadata
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from vit_jax.tools.plan.topology import make_collective_seconds, parse_topology
 
 ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/plan_gpus.json"
+MEASURED = GOLDEN.with_name("measured_gpus.json")
 README = ROOT / "vit_jax/bench/PLANS.md"
 MACHINES = ("h100:1", "h100:8", "a100-80gb:8", "b200:8")
 GIB = 2**30
@@ -287,7 +289,14 @@ def _roofline_seconds(plan: Plan) -> float:
     devices = plan.run.batch_sharding.mesh.devices.flat
     collective_seconds = make_collective_seconds(devices, topology)
 
-    with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
+    full_rates = {
+        "PRODUCTS": 1.0,
+        "ATTENTION": 1.0,
+        "ATTENTION_BACKWARD": 1.0,
+        "BANDWIDTH": 1.0,
+        "OPERATIONS_PER_FLOP": math.inf,
+    }
+    with mock.patch.multiple(gpu_kernels, **full_rates):
         program = hlo.parse(getattr(plan.compiled, "text", ""))
         return simulate_step(program, topology, collective_seconds, {}).seconds
 
@@ -431,6 +440,34 @@ def tuning_table() -> str:
         "kernels",
         "plan, ms",
         "commit",
+    )
+    return table(columns, lines)
+
+
+def measured_table() -> str:
+    """Return the table of steps measured on one H100, beside their plans."""
+    content = json.loads(MEASURED.read_text())
+    lines = []
+    for name, row in content["steps"].items():
+        times = []
+        for key in ("ms", "plan_ms", "model_ms"):
+            milliseconds = row[key]
+            times.append("–" if milliseconds is None else f"{milliseconds:.1f}")
+        lines.append(
+            [
+                name,
+                str(row["images"]),
+                *times,
+                f"{row['gib']:.1f}",
+            ]
+        )
+    columns = (
+        "",
+        "images",
+        "ms",
+        "plan before, ms",
+        "kernels by rates, ms",
+        "GiB",
     )
     return table(columns, lines)
 

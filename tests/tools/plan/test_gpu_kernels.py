@@ -8,7 +8,12 @@ from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import FABRICS
 from vit_jax.tools.plan import gpu_kernels, gpu_targets, hlo
 from vit_jax.tools.plan.compiled_memory import measure_memory
-from vit_jax.tools.plan.gpu_kernels import BANDWIDTH, LAUNCH_SECONDS, PRODUCTS, Kernels
+from vit_jax.tools.plan.gpu_kernels import (
+    BANDWIDTH,
+    LAUNCH_SECONDS,
+    PRODUCTS,
+    Kernels,
+)
 from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import parse_topology
 
@@ -114,6 +119,7 @@ PROGRAM = hlo.parse(TEXT)
 KERNELS = Kernels(PROGRAM, H100)
 SCORES = 4 * 6 * 128 * 128
 ATTENTION = 2 * SCORES * 64  # FLOPs of one product of scores or values
+SHARES = {"fmha": gpu_kernels.ATTENTION, "fmha.1": gpu_kernels.ATTENTION_BACKWARD}
 CONVOLUTION = 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8
 
 
@@ -162,6 +168,55 @@ def test_a_kernel_takes_the_longer_of_both(monkeypatch):
     expected = 2 * (KERNELS.estimate_seconds(product) - LAUNCH_SECONDS)
 
     assert wide.estimate_seconds(wide.makers["product"]) - LAUNCH_SECONDS == pytest.approx(expected)
+
+
+ELEMENTWISE = """\
+HloModule gelu, is_scheduled=true
+
+%fused (p0: bf16[256,32]) -> (f32[32], bf16[256,32]) {
+  %p0 = bf16[256,32]{1,0} parameter(0)
+  %square = bf16[256,32]{1,0} multiply(%p0, %p0)
+  %wide = f32[256,32]{1,0} convert(%square)
+  %exponential = f32[256,32]{1,0} exponential(%wide)
+  %zero = f32[] constant(0)
+  %sum = f32[32]{0} reduce(%exponential, %zero), dimensions={0}, to_apply=%add
+  %copy = bf16[256,32]{1,0} copy(%p0)
+  ROOT %both = (f32[32]{0}, bf16[256,32]{1,0}) tuple(%sum, %copy)
+}
+
+ENTRY %main (x: bf16[256,32]) -> (f32[32], bf16[256,32]) {
+  %x = bf16[256,32]{1,0} parameter(0)
+  ROOT %fusion = (f32[32]{0}, bf16[256,32]{1,0}) fusion(%x), kind=kInput, calls=%fused
+}
+"""
+
+
+def test_elementwise_operations(monkeypatch):
+    """A product of bfloat16 counts twice, an exponential ten times; copies do not count."""
+    kernels = Kernels(hlo.parse(ELEMENTWISE), H100)
+    fusion = kernels.makers["fusion"]
+    num_operations = 256 * 32 * (2 + 1 + 10 + 1)
+
+    assert kernels.count_operations(fusion) == num_operations
+
+    monkeypatch.setattr(gpu_kernels, "BANDWIDTH", 1e9)
+    seconds = kernels.estimate_seconds(fusion) - LAUNCH_SECONDS
+    assert seconds == pytest.approx(num_operations / 28e12)
+
+
+def test_attention_computes_complete_tiles(monkeypatch):
+    monkeypatch.setattr(gpu_kernels, "BANDWIDTH", 1e9)
+    odd_text = TEXT.replace('"4","6","128","128"', '"4","6","100","100"')
+    odd = Kernels(hlo.parse(odd_text), H100)
+
+    for name, share in SHARES.items():
+        instruction = KERNELS.makers[name]
+        flops = KERNELS.count_flops(instruction)
+        seconds = KERNELS.estimate_seconds(instruction)
+
+        product_seconds = seconds - LAUNCH_SECONDS
+        assert product_seconds == pytest.approx(flops / (share * 989.4e12))
+        assert odd.estimate_seconds(odd.makers[name]) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 XLA counts no cycles for GPUs.
 
-A kernel takes the longer of its FLOPs at an attainable share of the peak and its bytes at an
-attainable share of the bandwidth, and its launch. It reads and writes its operands and results, or
-only the slice or the update of an array. Not counted: arithmetic other than products, such as GELU
-and random numbers, and operands that are read twice.
+A kernel takes the longest of its FLOPs at an attainable share of the peak, its elementwise
+operations and its bytes at an attainable share of the bandwidth, and its launch. It reads and
+writes its operands and results, or only the slice or the update of an array. Not counted: operands
+that are read twice, and what XLA's autotuning chooses on a GPU, such as padded split products.
+
+The rates were fitted to kernels measured on one H100: `tests/golden/measured_gpus.json`.
 """
 
 import math
@@ -16,10 +18,16 @@ from vit_jax.sharding.chips import Chip
 from vit_jax.sharding.fabrics import PASSES
 from vit_jax.tools.plan.hlo import Array, Instruction, Program
 
-PRODUCTS = 0.75
-"""Share of the peak that cuBLAS and cuDNN attain in products: an assumption."""
+PRODUCTS = 0.78
+"""Share of the peak that cuBLAS attains in products: 0.73 to 0.80 for 64 to 256 images."""
+ATTENTION = 0.28
+"""Share of the peak that cuDNN's attention attains, of scores in complete tiles."""
+ATTENTION_BACKWARD = 0.186
+"""The same for the gradient, with its two kernels before and after."""
 BANDWIDTH = 0.9
-"""Share of the memory's bandwidth that a kernel attains: an assumption."""
+"""Share of the memory's bandwidth that a kernel attains."""
+OPERATIONS_PER_FLOP = 28e12 / 989.4e12
+"""Elementwise operations in the time of a FLOP at the peak; assumed for other GPUs."""
 LAUNCH_SECONDS = 2e-6
 """Time from the end of a kernel to the start of the next: an assumption."""
 _NO_KERNEL = {
@@ -42,6 +50,34 @@ _UPDATE = "dynamic-update-slice"
 _CONTRACTED = r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)[}\]]'
 _SCORES = r'"intermediate_tensor_shape":\{[^}]*"dimensions":\[([\d,"]*)\]'
 _CONVOLUTION = r"dim_labels=\w+_(\w+)->"
+_TILE = 128  # positions of a tile of cuDNN's attention
+_MOVES = {
+    *_NO_KERNEL,
+    *_SLICES,
+    _UPDATE,
+    "broadcast",
+    "concatenate",
+    "copy",
+    "iota",
+    "pad",
+    "reshape",
+    "reverse",
+    "transpose",
+}
+# Machine instructions of operations that need more than two
+_OPERATIONS = {
+    "divide": 8,
+    "erf": 26,
+    "exponential": 10,
+    "exponential-minus-one": 20,
+    "log": 20,
+    "log-plus-one": 25,
+    "logistic": 14,
+    "power": 40,
+    "rsqrt": 6,
+    "sqrt": 8,
+    "tanh": 28,
+}
 
 
 class Kernels:
@@ -59,11 +95,38 @@ class Kernels:
             return 0.0
         if opcode.removesuffix("-start") in PASSES:
             return 0.0
-        flops_per_second = PRODUCTS * self._get_peak(instruction)
         bytes_per_second = BANDWIDTH * self.chip.memory_bandwidth_bytes_per_second
-        arithmetic_seconds = self.count_flops(instruction) / flops_per_second
+        operations_per_second = OPERATIONS_PER_FLOP * self.chip.peak_bf16_flops
+        product_seconds = self._estimate_product_seconds(instruction)
+        operation_seconds = self.count_operations(instruction) / operations_per_second
         memory_seconds = self.count_bytes(instruction) / bytes_per_second
-        return max(arithmetic_seconds, memory_seconds) + LAUNCH_SECONDS
+        return max(product_seconds, operation_seconds, memory_seconds) + LAUNCH_SECONDS
+
+    def _estimate_product_seconds(self, instruction: Instruction) -> float:
+        """Return the time of products at the share of the peak of their library."""
+        share = PRODUCTS
+        flops = float(self.count_flops(instruction))
+        if "fmha" in instruction.target:
+            share = ATTENTION
+            if instruction.target.endswith("Backward"):
+                share = ATTENTION_BACKWARD
+            for length in _find_numbers(_SCORES, instruction)[-2:]:
+                flops *= math.ceil(length / _TILE) * _TILE / length
+        return flops / (share * self._get_peak(instruction))
+
+    def count_operations(self, instruction: Instruction) -> int:
+        """Return the elementwise operations of a fusion, in machine instructions."""
+        if instruction.opcode not in _FUSIONS:
+            return 0
+        num_operations = 0
+        for fused in self._list_fused(instruction):
+            if fused.opcode in _MOVES or fused.opcode == "dot":
+                continue
+            array = fused.arrays[0]
+            if fused.opcode == "reduce":
+                array = self._list_operands(fused)[0]
+            num_operations += math.prod(array.dims) * _count_instructions(fused)
+        return num_operations
 
     def count_flops(self, instruction: Instruction) -> int:
         """Return the FLOPs of products: by cuBLAS, cuDNN and within a fusion."""
@@ -150,6 +213,15 @@ class Kernels:
                 result = self.makers[result.operands[1]]
             num_bytes += _sum_bytes(result.arrays)
         return num_bytes
+
+
+def _count_instructions(operation: Instruction) -> int:
+    """Return the machine instructions of an operation on one value."""
+    if operation.opcode in _OPERATIONS:
+        return _OPERATIONS[operation.opcode]
+    if operation.arrays[0].bits == 16 and operation.opcode != "convert":
+        return 2  # with the rounding
+    return 1
 
 
 def _count_read_bytes(fused: Sequence[Instruction]) -> int:
