@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from vit_jax.config.parsing import from_dict
 from vit_jax.tools.plan import gpu_kernels, hlo
 from vit_jax.tools.plan.dataset import Dataset, choose_dataset
 from vit_jax.tools.plan.estimate import Network, Plan, find_network, make_plan
+from vit_jax.tools.plan.hlo import Instruction
 from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import make_collective_seconds, parse_topology
 
@@ -229,6 +231,10 @@ TUNING = (
     _build_dinov3_case("B", 64, "", (5.24, 15.29, 797)),
     _build_dinov3_case("B", 64, _LORA, (4.16, 15.20, 1180)),
     _build_dinov3_case("B", 64, _LAST, None),
+    _build_dinov3_case("S", 64, "", None),
+    _build_dinov3_case("S", 64, _LORA, None),
+    _build_dinov3_case("B", 16, "", None),
+    _build_dinov3_case("B", 16, _LORA, None),
 )
 _NODES = ("h100:8", "2*h100:8", "4*h100:8", "a100-80gb:8")
 _G14 = "model.name=ViT-g/14 model.remat=dots model.scan_unroll=1"
@@ -307,6 +313,34 @@ def _count_kernels(plan: Plan) -> int:
     kernels = gpu_kernels.Kernels(program, plan.topology.chip)
     seconds = map(kernels.estimate_seconds, program.computations[program.entry])
     return sum(duration > 0 for duration in seconds)
+
+
+def list_kernels(text: str) -> str:
+    """Return a table of the kernels of an unrolled program for an H100, the slowest kind first.
+
+    Kernels of a kind have the same operation and result. Times are those of the roofline.
+    """
+    program = hlo.parse(text)
+    kernels = gpu_kernels.Kernels(program, parse_topology("h100:1").chip)
+    groups: dict[tuple[str, str, str], list[Instruction]] = {}
+    for instruction in program.computations[program.entry]:
+        operation = re.sub(r"\d+", "", instruction.find(r'op_name="([^"]*)"'))
+        result = instruction.shape.replace("{1,0}", "").replace("|", "")
+        kind = instruction.target or instruction.find(r"kind=k(\w+)") or instruction.opcode
+        groups.setdefault((kind, operation, result), []).append(instruction)
+
+    lines = []
+    with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
+        for (kind, operation, result), instructions in groups.items():
+            seconds = sum(map(kernels.estimate_seconds, instructions))
+            num_bytes = kernels.count_bytes(instructions[0])
+            line = [f"{1e3 * seconds:.3f}", str(len(instructions)), f"{num_bytes / 1e6:.1f}"]
+            if seconds:
+                lines.append((seconds, [*line, kind, result[:60], operation[-60:]]))
+
+    lines.sort(reverse=True)
+    columns = ("ms", "number", "MB each", "kind", "result", "operation")
+    return table(columns, [line for _, line in lines])
 
 
 def load() -> dict[str, Row]:
@@ -415,7 +449,7 @@ def tuning_table() -> str:
     """Return the table of fine-tuning on one H100, with the figures before."""
     lines = []
     for case, row in _rows(TUNING):
-        before = ["–"] * 3
+        before = [""] * 3
         if case.before is not None:
             gib, milliseconds, num_kernels = case.before
             before = [f"{gib:.2f}", f"{milliseconds:.1f}", f"{num_kernels:,}"]
@@ -427,7 +461,7 @@ def tuning_table() -> str:
                 f"{row['roofline_ms']:.1f}",
                 f"{row['kernels']:,}",
                 f"{row['ms']:.1f}",
-                f"`{row['commit']}`, {row['date']}",
+                f"`{row['commit']}`",
             ]
         )
     columns = (
@@ -473,7 +507,15 @@ def measured_table() -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Record the named cases, such as "B/16" or "B/16 on h100:8", or all."""
+    """Record the named cases, such as "B/16" or "B/16 on h100:8", or all.
+
+    For a program of `vit-jax plan --hlo=FILE.hlo`, list its kernels instead.
+    """
+    for name in names:
+        if name.endswith(".hlo"):
+            print(list_kernels(pathlib.Path(name).read_text()))
+            return
+
     for case in CASES:
         for machine in case.machines:
             key = f"{case.name} on {machine}"

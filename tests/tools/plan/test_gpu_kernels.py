@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from tests.tools.plan.record_gpus import list_kernels
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import FABRICS
 from vit_jax.tools.plan import gpu_kernels, gpu_targets, hlo
@@ -298,3 +299,15 @@ def test_every_kind_of_gpu_is_described():
     assert "major: 8 minor: 9" in text
     assert f"device_memory_size: {24 * 2**30}" in text
     assert "memory_bandwidth: 300000000000" in text
+
+
+def test_kernels_of_a_program_are_listed():
+    header, _, *lines = list_kernels(TEXT).splitlines()
+    milliseconds = []
+    for line in lines:
+        milliseconds.append(float(line.split("|")[1]))
+
+    assert header.split("|")[1:4] == [" ms ", " number ", " MB each "]
+    assert milliseconds == sorted(milliseconds, reverse=True)
+    assert any("__cudnn$fmhaSoftmaxBackward" in line for line in lines)
+    assert not any("parameter" in line for line in lines)
