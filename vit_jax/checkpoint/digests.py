@@ -39,6 +39,7 @@ def _digest_all(arrays: list[jax.Array]) -> jax.Array:
     return jnp.stack(digests)
 
 
+@jax.jit  # one trace for all arrays of a shape
 def _digest(array: jax.Array) -> jax.Array:
     """Return the digest of an array as a scalar."""
     if array.dtype == jnp.bool_:
