@@ -4,9 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
-from tests.tiers import is_fast
+import pytest
+
+from tests import tiers
+from tests.tiers import ONCE, is_fast
 
 SAMPLE = """
 import subprocess, sys, time, pytest
@@ -65,6 +69,26 @@ def test_a_limit_on_cpu_time(tmp_path):
 
 def test_the_fast_tier_has_the_tests_without_a_marker(tmp_path):
     assert "5/6 tests collected (1 deselected)" in run_sample(tmp_path, "--fast", "--collect-only")
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_files_that_run_once_exist_and_none_is_marked_newest(name):
+    path = Path(__file__).parent / name
+    files = path.rglob("*.py") if path.is_dir() else [path]
+
+    assert path.exists()
+    for file in files:
+        assert "pytest.mark.newest" not in file.read_text()
+
+
+def test_the_newest_python_skips_files_that_run_once():
+    path = Path(__file__).parent / "launch"
+    newest = types.SimpleNamespace(getoption=lambda name: name == "--newest")
+    all_tests = types.SimpleNamespace(getoption=lambda name: False)
+
+    assert tiers.pytest_ignore_collect(path, newest) is True
+    assert tiers.pytest_ignore_collect(path.with_name("models"), newest) is None
+    assert tiers.pytest_ignore_collect(path, all_tests) is None
 
 
 FEATURES = (  # files with at least one fast test

@@ -1,14 +1,17 @@
 """The fast tier: every test without one of the markers below, which say why a test is not in it.
 
-`--fast` selects the tier, `--newest` the tier and the tests marked `newest`. `--cpu-limit=SECONDS`
-fails a test without a marker that uses more CPU time: CPU time, not wall time, because other
-programs on the machine change it little. Unmarked tests use about a third of the limit of
-`launch/test.sh` or less (cold cache, one process per file).
+`--fast` selects the tier, `--newest` the tier and the tests marked `newest`, without the files of
+`ONCE`. `--cpu-limit=SECONDS` fails a test without a marker that uses more CPU time: CPU time, not
+wall time, because other programs on the machine change it little. Unmarked tests use about a third
+of the limit of `launch/test.sh` or less (cold cache, one process per file).
 """
 
 import os
+from pathlib import Path
 
 import pytest
+
+TESTS = Path(__file__).parent
 
 MARKERS = {
     "slow": "compiles large or many programs",
@@ -17,6 +20,19 @@ MARKERS = {
     "launch": "runs shell scripts, some in pseudo-terminals",
     "tools": "runs libtpu, XLA for GPUs, mkdocs, pip or a linter",
 }
+
+ONCE = (
+    "docs/test_intervals.py",
+    "docs/test_language.py",
+    "docs/test_lengths.py",
+    "docs/test_tables.py",
+    "launch",
+    "test_architecture.py",
+    "test_readability.py",
+    "tools/plan/test_calibration.py",
+)
+"""Files and folders that `--newest` skips: their subjects are texts, scripts and stored tables of this
+repository, which neither another Python nor another JAX changes."""
 
 
 def is_fast(item):
@@ -38,7 +54,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--newest",
         action="store_true",
-        help="select these and the tests marked `newest`",
+        help="select these and the tests marked `newest`, without files of texts and scripts",
     )
     group.addoption(
         "--cpu-limit",
@@ -53,6 +69,12 @@ def pytest_configure(config):
         config.addinivalue_line("markers", f"{name}: {reason}; not in the fast tier")
     if limit := config.getoption("--cpu-limit"):
         config.pluginmanager.register(Limit(limit))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Ignore the files of `ONCE` where the others run again."""
+    is_once = collection_path in {TESTS / name for name in ONCE}
+    return True if is_once and config.getoption("--newest") else None
 
 
 @pytest.hookimpl(trylast=True)  # after markers are added
