@@ -110,6 +110,9 @@ def test_float16_is_rounded_once(approximate):
     errors = compute_errors(gelu_of_kept_input, x, approximate)
 
     references = compute_reference(x, approximate)
+    if approximate:  # the value is JAX's
+        errors = errors[1:]
+        references = references[1:]
     for error, reference in zip(errors, references, strict=True):
         _, exponent = np.frexp(reference)
         last_bit = np.maximum(exponent - 11, -24)

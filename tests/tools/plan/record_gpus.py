@@ -241,6 +241,14 @@ _G14 = "model.name=ViT-g/14 model.remat=dots model.scan_unroll=1"
 PUBLIC = (Case("g/14", f"{_JFT}ViT-H/14", _G14, 64, _NODES),)  # NVIDIA has measured it with NeMo
 CASES = (*TABLE, *RECIPES, *FINETUNING, *TUNING, *PUBLIC)
 Row = dict[str, Any]
+FULL_RATES = {
+    "PRODUCTS": 1.0,
+    "ATTENTION": 1.0,
+    "ATTENTION_BACKWARD": 1.0,
+    "BANDWIDTH": 1.0,
+    "OPERATIONS_PER_FLOP": math.inf,
+}
+"""Rates of the roofline."""
 
 
 def record(case: Case, machine: str) -> Row:
@@ -295,14 +303,7 @@ def _roofline_seconds(plan: Plan) -> float:
     devices = plan.run.batch_sharding.mesh.devices.flat
     collective_seconds = make_collective_seconds(devices, topology)
 
-    full_rates = {
-        "PRODUCTS": 1.0,
-        "ATTENTION": 1.0,
-        "ATTENTION_BACKWARD": 1.0,
-        "BANDWIDTH": 1.0,
-        "OPERATIONS_PER_FLOP": math.inf,
-    }
-    with mock.patch.multiple(gpu_kernels, **full_rates):
+    with mock.patch.multiple(gpu_kernels, **FULL_RATES):
         program = hlo.parse(getattr(plan.compiled, "text", ""))
         return simulate_step(program, topology, collective_seconds, {}).seconds
 
@@ -330,7 +331,7 @@ def list_kernels(text: str) -> str:
         groups.setdefault((kind, operation, result), []).append(instruction)
 
     lines = []
-    with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
+    with mock.patch.multiple(gpu_kernels, **FULL_RATES):
         for (kind, operation, result), instructions in groups.items():
             seconds = sum(map(kernels.estimate_seconds, instructions))
             num_bytes = kernels.count_bytes(instructions[0])
