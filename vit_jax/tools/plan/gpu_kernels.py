@@ -48,7 +48,7 @@ _FUSIONS = ("fusion", "fusion-start")  # newer XLA starts updates of slices earl
 _SAME_VALUES = ("bitcast", "convert")
 _UPDATE = "dynamic-update-slice"
 _CONTRACTED = r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)[}\]]'
-_SCORES = r'"intermediate_tensor_shape":\{[^}]*"dimensions":\[([\d,"]*)\]'
+_SCORES = r'"intermediate_tensor_shape": ?\{[^}]*"dimensions": ?\[([\d,"\s]*)\]'
 _CONVOLUTION = r"dim_labels=\w+_(\w+)->"
 _TILE = 128  # positions of a tile of cuDNN's attention
 _MOVES = {
