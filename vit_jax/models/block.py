@@ -22,7 +22,9 @@ from vit_jax.models.norm import build_norm
 class Block(nnx.Module):
     """One layer of the encoder (ViT, eq. 2 and 3).
 
-    `attention` is in the place of the attention that the architecture describes.
+    `attention` is in the place of the attention that the architecture describes. Attention and MLP
+    multiply their outputs by the layer scale themselves: it is cheaper to scale the kernel of their
+    last product.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, attention: Attention | None = None):
@@ -53,7 +55,9 @@ class Block(nnx.Module):
         x = dispatch.flatten_tokens(x_BSD)
         normed_BSD = self.attention_norm(x).reshape(x_BSD.shape)
         scale_D = read_layer_scale(self.attention_scale)
-        attended_BSD = self.attention(normed_BSD, normed_BSD, token_BS, scale_D)
+        attended_BSD = self.attention(
+            normed_BSD, normed_BSD, token_BS=token_BS, output_scale=scale_D
+        )
         x = self._add_branches(x, attended_BSD, drop_fraction, key)
         return x.reshape(x_BSD.shape)
 
@@ -69,7 +73,7 @@ class Block(nnx.Module):
         normed_BSD = self.attention_norm(x).reshape(x_BSD.shape)
         scale_D = read_layer_scale(self.attention_scale)
         attended_BSD, weights_BTSS = self.attention.with_weights(
-            normed_BSD, normed_BSD, token_BS, scale_D
+            normed_BSD, normed_BSD, token_BS=token_BS, output_scale=scale_D
         )
         x = self._add_branches(x, attended_BSD, drop_fraction, key)
         return x.reshape(x_BSD.shape), weights_BTSS

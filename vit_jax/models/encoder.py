@@ -83,6 +83,9 @@ class BlockIntermediates(NamedTuple):
     attention_BTSS: Array | None  # (2, B, T, S, S) of an axial block
 
 
+RunLayer = Callable[[Array, Layer], tuple[Array, BlockIntermediates]]
+
+
 class Encoder(nnx.Module):
     """L blocks and the final norm.
 
@@ -105,7 +108,7 @@ class Encoder(nnx.Module):
         self.last_drop_fraction = a.stochastic_depth_fraction
 
         self.remat = a.remat  # "none", or a policy of `REMAT_POLICIES`
-        self.num_frozen_blocks = 0  # first blocks that keep no activations and have no gradients
+        self.num_frozen_blocks = 0  # see `freeze_all_but_last`
         # Number of blocks in one iteration of the scan: one compiles fast, all copy nothing.
         self.unroll_on_cpu = a.scan_unroll or 1
         self.unroll_on_accelerators = a.scan_unroll_on_accelerators
@@ -138,26 +141,48 @@ class Encoder(nnx.Module):
             x_BSD = add_positions(x_BSD, positions, token_BS)
             return apply_block(layer, x_BSD, token_BS, intermediates)
 
-        unroll = dispatch.choose_block_unroll(self.unroll_on_cpu, self.unroll_on_accelerators)
-        num_frozen = self.num_frozen_blocks
-        frozen_kept = None
-        if num_frozen:
-            x_BSD, frozen_kept = self._run_frozen(run_layer, x_BSD, unroll)
-
         layers = self._stack_layers(key)
-        if num_frozen:
-            layers = jax.tree.map(lambda leaf: leaf[num_frozen:], layers)
-        run_layer = rematerialise(run_layer, self.remat)
-        x_BSD, kept = jax.lax.scan(run_layer, x_BSD, layers, unroll=unroll)
-        if num_frozen:
-            kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), frozen_kept, kept)
+        if self.num_frozen_blocks:
+            x_BSD, kept = self._run_partly_frozen(run_layer, x_BSD, layers)
+        else:
+            x_BSD, kept = self._run_trained(run_layer, x_BSD, layers)
         return self.norm(x_BSD), kept
+
+    def freeze_all_but_last(self, num_trained: int) -> None:
+        """Let the first blocks keep no activations and have no gradients."""
+        self.num_frozen_blocks = self.depth - num_trained
+
+    def _run_trained(
+        self,
+        run_layer: RunLayer,
+        x_BSD: Array,
+        layers: Layer,
+    ) -> tuple[Array, BlockIntermediates]:
+        """Return the output of layers one after the other, and their stacked intermediates."""
+        run_layer = rematerialise(run_layer, self.remat)
+        return jax.lax.scan(run_layer, x_BSD, layers, unroll=self._choose_unroll())
+
+    def _run_partly_frozen(
+        self,
+        run_layer: RunLayer,
+        x_BSD: Array,
+        layers: Layer,
+    ) -> tuple[Array, BlockIntermediates]:
+        """Return what `_run_trained` returns, for a network whose first blocks are frozen."""
+        num_frozen = self.num_frozen_blocks
+        x_BSD, frozen_kept = self._run_frozen(run_layer, x_BSD)
+        trained_layers = jax.tree.map(lambda leaf: leaf[num_frozen:], layers)
+        x_BSD, trained_kept = self._run_trained(run_layer, x_BSD, trained_layers)
+
+        def join(frozen: Array, trained: Array) -> Array:
+            return jnp.concatenate([frozen, trained])
+
+        return x_BSD, jax.tree.map(join, frozen_kept, trained_kept)
 
     def _run_frozen(
         self,
-        run_layer: Callable[..., Any],
+        run_layer: RunLayer,
         x_BSD: Array,
-        unroll: int,
     ) -> tuple[Array, BlockIntermediates]:
         """Return the output and the intermediates of the frozen blocks, which drop nothing.
 
@@ -175,7 +200,11 @@ class Encoder(nnx.Module):
 
         numbers = jnp.arange(self.num_frozen_blocks)
         x_BSD = jax.lax.stop_gradient(x_BSD)
-        return jax.lax.scan(run_frozen_layer, x_BSD, numbers, unroll=unroll)
+        return jax.lax.scan(run_frozen_layer, x_BSD, numbers, unroll=self._choose_unroll())
+
+    def _choose_unroll(self) -> int:
+        """Return the number of blocks in one iteration of a scan."""
+        return dispatch.choose_block_unroll(self.unroll_on_cpu, self.unroll_on_accelerators)
 
     def _stack_layers(self, key: Array | None) -> Layer:
         """Return all layers, stacked, with the random numbers of one call."""
@@ -198,7 +227,7 @@ class Encoder(nnx.Module):
         return None  # "stem": the network has added its positions to the embedded tokens
 
 
-def rematerialise(run_layer: Callable[..., Any], policy: str) -> Callable[..., Any]:
+def rematerialise(run_layer: RunLayer, policy: str) -> RunLayer:
     """Return the function, whose backward pass computes again what `policy` does not keep."""
     if policy == "none":
         return run_layer

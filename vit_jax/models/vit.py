@@ -136,6 +136,11 @@ class VisionTransformer(nnx.Module):
             stages_BHWC=stages_BHWC,
         )
 
+    def freeze_all_but_last(self, num_trained: int) -> None:
+        """Let all but the last blocks, and the embedding, keep no activations and drop nothing."""
+        self.dropout_fraction = 0.0
+        self.encoder.freeze_all_but_last(num_trained)
+
     @property
     def allowed_intermediates(self) -> tuple[str, ...]:
         """The names of the intermediates that a call can return."""

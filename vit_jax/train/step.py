@@ -315,7 +315,10 @@ def call_network(
 
 
 def make_freeze(is_trained: IsTrained | None) -> PrepareNetwork:
-    """Return the function that stops gradients at frozen parameters. None: all are trained."""
+    """Return the function that stops gradients at frozen parameters. None: all are trained.
+
+    The function changes no attribute of the model that it is given.
+    """
     if is_trained is None:
         return lambda model: model
     num_last_blocks = is_trained.num_last_blocks
@@ -326,9 +329,7 @@ def make_freeze(is_trained: IsTrained | None) -> PrepareNetwork:
     def freeze(model: Any) -> Any:
         network = pytree.map_with_names(stop_if_frozen, model)
         if num_last_blocks is not None:
-            network.dropout_fraction = 0.0  # dropout of the embedding, which is frozen
-            encoder = network.encoder
-            encoder.num_frozen_blocks = encoder.depth - num_last_blocks
+            network.freeze_all_but_last(num_last_blocks)
         return network
 
     return freeze
