@@ -4,7 +4,7 @@ A rule returns the problem that it found as `field=value: rule. fix.`, or None. 
 custom evaluators and metrics raise the error of `directions` where they are wrong.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vit_jax.config.directions import (
     find_stated_direction,
@@ -13,6 +13,8 @@ from vit_jax.config.directions import (
     require_direction,
 )
 from vit_jax.config.metric_names import (
+    METRICS,
+    METRICS_OF_SEVERAL_OUTPUTS,
     MULTILABEL_RESULTS,
     find_current_name,
     find_metric,
@@ -48,7 +50,7 @@ def find_problems(config: RunConfig) -> Iterator[str]:
 def _find_evaluator_problems(config: RunConfig, name: str) -> Iterator[str]:
     evaluator = config.evaluation.evaluators[name]
     field = f"evaluation.evaluators.{name}"
-    for check in (check_prefix, check_arguments, check_frozen_splits):
+    for check in (check_prefix, check_arguments, check_frozen_splits, check_label_sets):
         problem = check(config, name, evaluator)
         if problem is not None:
             yield f"{field}{problem}"
@@ -104,6 +106,17 @@ def check_frozen_splits(config: RunConfig, name: str, evaluator: EvaluatorConfig
     return f": split and train_split must differ, and are both {test!r}."
 
 
+def check_label_sets(config: RunConfig, name: str, evaluator: EvaluatorConfig) -> str | None:
+    """Label sets have the classes of the data, and a network that predicts them."""
+    if evaluator.label_sets is None:
+        return None
+    if config.objective.kind != "classification":
+        return ".label_sets: needs objective.kind='classification'. Remove it."
+    if config.input.classes:
+        return ".label_sets: must not be set with input.classes, which changes the classes."
+    return None
+
+
 # The best checkpoint.
 
 
@@ -145,12 +158,25 @@ def list_result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ..
         if is_reference(evaluator.kind):
             prefixes.append(f"{name}_")
             continue
+        if evaluator.label_sets is not None:
+            known += [f"{name}_{result}" for result in _keep_defined(usual)]
+            continue
         if evaluator.frozen is None:
             known += [f"{name}_{result}" for result in usual]
             continue
         for number in evaluator.numbers:
             known.append(f"{name}_{number}{evaluator.frozen.result_suffix}")
     return tuple(known), tuple(prefixes)
+
+
+def _keep_defined(results: Sequence[str]) -> list[str]:
+    """Return the results that are defined for images with several correct classes."""
+    defined = []
+    for result in results:
+        is_custom = result not in METRICS
+        if is_custom or result in METRICS_OF_SEVERAL_OUTPUTS:
+            defined.append(result)
+    return defined
 
 
 def _list_usual_results(config: RunConfig) -> list[str]:

@@ -501,6 +501,9 @@ class EvaluatorConfig:
     """Split to learn from. None: input.train_split."""
     every: Duration | None = None
     """Time between evaluations. None: evaluation.every."""
+    label_sets: Annotated[str | None, When("kind", "classification")] = None
+    """Correct classes of each image, one or more; images without are skipped: a feature of a dataset
+    of TFDS, or a JSON file with a list of classes for each image, as real.json of ImageNet ReaL."""
     arguments: Annotated[Mapping[str, Any], When("kind", *FROZEN_EVALUATORS, Reference)] = (
         dataclasses.field(default_factory=dict)
     )

@@ -215,7 +215,11 @@ def iterate_batches(
     step: Callable[[E, Batch], Results],
     evaluated: E,
 ) -> Iterator[BatchResults]:
-    """Yield sums and rows of every batch; arguments as for `iterate_results`."""
+    """Yield sums and rows of every batch; arguments as for `iterate_results`.
+
+    Rows include "record_B", indices in the split.
+    """
+    first = 0
     for results in iterate_results(open_batches, step, evaluated):
         sums = {}
         rows = {}
@@ -224,6 +228,10 @@ def iterate_batches(
                 rows[name] = value
             else:
                 sums[name] = value
+        if "mask_B" in rows:
+            last = first + len(rows["mask_B"])
+            rows["record_B"] = np.arange(first, last)
+            first = last
         yield BatchResults(sums, keep_counted(rows))
 
 

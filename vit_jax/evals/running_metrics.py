@@ -133,6 +133,11 @@ class ChosenMetrics:
     def __bool__(self) -> bool:
         return bool(self.built_in or self.custom)
 
+    def keep(self, names: Sequence[str]) -> "ChosenMetrics":
+        """Return the metrics without built-in ones of other names."""
+        built_in = tuple(name for name in self.built_in if name in names)
+        return dataclasses.replace(self, built_in=built_in)
+
     def require_labels(self, labels: Labels, field: str) -> None:
         """Raise ValueError if a chosen metric is not defined for images with these labels."""
         possible = list_metrics(labels)
@@ -174,16 +179,22 @@ def choose_metrics(names: Iterable[str], field: str) -> ChosenMetrics:
     return ChosenMetrics(tuple(dict.fromkeys(built_in)), tuple(custom.values()))
 
 
-def make_metric_rows(chosen: ChosenMetrics) -> Callable[[jax.Array, Batch], Results]:
+def make_metric_rows(
+    chosen: ChosenMetrics,
+    *,
+    has_label_sets: bool = False,
+) -> Callable[[jax.Array, Batch], Results]:
     """Return (logits_BK, batch) -> the rows that the evaluations of a run need for chosen metrics.
 
-    Built-in metrics of multi-label data need no more than the rows of `score_classes`, which are
-    always there.
+    Evaluators with label sets need the predictions of each image, as built-in metrics do. Built-in
+    metrics of multi-label data need no more than the rows of `score_classes`, which are always
+    there.
     """
 
     def metric_rows(logits_BK: jax.Array, batch: Batch) -> Results:
         rows: Results = {}
-        if chosen.built_in and not batch.is_multilabel:
+        needs_predictions = chosen.built_in or has_label_sets
+        if needs_predictions and not batch.is_multilabel:
             rows |= predict(logits_BK, batch, batch.label_B)
         if chosen.custom:
             label_BK = batch.label_BK(logits_BK.shape[1])

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from vit_jax.config.metric_names import USUAL_METRICS, format_metric
+from vit_jax.config.metric_names import (
+    METRICS_OF_SEVERAL_OUTPUTS,
+    USUAL_METRICS,
+    format_metric,
+)
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.intervals import INTERVAL_OF, format_interval, wilson_interval
 from vit_jax.evals.label_map import Labelled
@@ -21,8 +25,6 @@ LARGEST_CONFUSION = 4_000_000  # classes times outputs, for example 2,000 by 2,0
 MOST_MISTAKES = 24  # in memory
 CONFUSED_SHOWN = 3
 CONFUSED_KEPT = 50
-METRICS_OF_SEVERAL_OUTPUTS = ("accuracy", "top5_accuracy", "calibration_error")
-"""Metrics that are defined where an image has several right outputs, or none."""
 
 
 class Mistake(NamedTuple):

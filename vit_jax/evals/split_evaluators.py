@@ -8,8 +8,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Generic
 
+import numpy as np
+
 from vit_jax.arrays import Batch
-from vit_jax.config.metric_names import MULTILABEL_RESULTS
+from vit_jax.config.metric_names import METRICS_OF_SEVERAL_OUTPUTS, MULTILABEL_RESULTS
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.label_map import build_identity_map
 from vit_jax.evals.runner import (
@@ -35,11 +37,13 @@ class ClassificationEvaluator(Generic[E]):
         rows for the metrics, with a value for each image, such as "loss_B"; made by
         `train.step.make_evaluation_step`. `evals.runner` tells both apart by their names.
       chosen: further metrics.
+      correct_NS: correct classes of each image, filled with -1; None: the label is correct.
     """
 
     split: Split
     step: Callable[[E, Batch], Results]
     chosen: ChosenMetrics = NO_FURTHER_METRICS
+    correct_NS: np.ndarray | None = None
 
     def run(self, state: E) -> Iterator[tuple[str, float]]:
         """Yield the means of the objective, the metrics, and "images", their number.
@@ -54,7 +58,9 @@ class ClassificationEvaluator(Generic[E]):
             metrics.add(rows)
         require_images(totals.get("weight", 0), self.split.name)
 
-        means = compute_means(totals)
+        means = {}
+        if self.correct_NS is None:  # sums of the objective are those of the labels
+            means = compute_means(totals)
         for name, mean in means.items():
             yield name, float(mean)
         for name, value in metrics.compute().items():
@@ -64,8 +70,13 @@ class ClassificationEvaluator(Generic[E]):
 
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
-        counts = ClassCounts(build_identity_map(self.split.class_names))
-        return RunningMetrics(counts, self.chosen)
+        label_map = build_identity_map(self.split.class_names)
+        if self.correct_NS is None:
+            return RunningMetrics(ClassCounts(label_map), self.chosen)
+
+        label_map = dataclasses.replace(label_map, right_NS=self.correct_NS)
+        chosen = self.chosen.keep(METRICS_OF_SEVERAL_OUTPUTS)
+        return RunningMetrics(ClassCounts(label_map), chosen, usual=("accuracy",))
 
 
 @dataclasses.dataclass(frozen=True)

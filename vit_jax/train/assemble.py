@@ -228,11 +228,13 @@ def jit_training(
 
 def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluationStep:
     """Build the evaluation step, and jit it."""
-    metrics = parts.config.evaluation.metrics
+    evaluation = parts.config.evaluation
+    has_label_sets = any(one.label_sets is not None for one in evaluation.evaluators.values())
     metric_rows = None
-    if metrics:  # only a classifier has them: a network may predict patches alone
-        chosen = choose_metrics(metrics, "config.evaluation.metrics")
-        metric_rows = make_metric_rows(chosen)
+    # Only a classifier has them: a network may predict patches alone
+    if evaluation.metrics or has_label_sets:
+        chosen = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
+        metric_rows = make_metric_rows(chosen, has_label_sets=has_label_sets)
     step = make_evaluation_step(parts.architecture, parts.objective, metric_rows)
     return compiler.jit_observation(step)
 

@@ -95,7 +95,12 @@ class _EvaluatorBuilder:
             return MultilabelEvaluator(self._open_split(name, source), step, self._chosen)
 
         self._chosen.require_labels("one", _METRICS_FIELD)
-        return ClassificationEvaluator(self._open_split(name, source), step, self._chosen)
+        return ClassificationEvaluator(
+            self._open_split(name, source),
+            step,
+            self._chosen,
+            self._data.correct.get(name),
+        )
 
     def _build_custom(self, name: str, config: EvaluatorConfig) -> Evaluator[TrainState]:
         """Build an evaluator of the user's code."""

@@ -39,6 +39,8 @@ class Datasets:
       test: images on which the run is evaluated.
       others: images of further evaluators, by name.
       train_sources: images that evaluators on frozen features learn from, by name.
+      correct: for evaluators with label sets the correct classes of their images, (N, S), filled
+        with -1, by name.
       test_name: name of `test`, the prefix of its results: "validation" in a search.
     """
 
@@ -46,6 +48,7 @@ class Datasets:
     test: Source
     others: Mapping[str, Source] = dataclasses.field(default_factory=dict)
     train_sources: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+    correct: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     test_name: str = "test"
 
 
@@ -128,9 +131,37 @@ def open_datasets(config: RunConfig) -> Datasets:
         for name, source in data.train_sources.items()
     }
     require_labels(config, is_multilabel=data.train.is_multilabel, frozen=frozen)
+    data = _keep_label_sets(config, data)
     _require_readable_splits(config, data)
     check_augmentations(config.input, data.train[0])
     return data
+
+
+def _keep_label_sets(config: RunConfig, data: Datasets) -> Datasets:
+    """Return the data with the correct classes of evaluators that have label sets.
+
+    Images without a correct class are skipped.
+
+    Raises:
+      ValueError: label sets are absent or do not fit the images.
+    """
+    others = dict(data.others)
+    correct = {}
+    for name, evaluator in config.evaluation.evaluators.items():
+        if evaluator.label_sets is None:
+            continue
+        from vit_jax.evals.label_sets import open_label_sets
+
+        field = f"config.evaluation.evaluators.{name}.label_sets={evaluator.label_sets}"
+        if others[name].is_multilabel:
+            raise ValueError(
+                f"{field}: must not be set: the images of the data have several labels."
+            )
+        try:
+            others[name], correct[name] = open_label_sets(others[name], evaluator.label_sets)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{field}: {error}") from error
+    return dataclasses.replace(data, others=others, correct=correct)
 
 
 def _data_of(config: RunConfig, evaluator: EvaluatorConfig) -> str:

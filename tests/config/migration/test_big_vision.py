@@ -340,6 +340,16 @@ def test_few_shot_evaluators():
     assert evaluators["fewshot_cars"].data == "tfds:cars196:2.1.0"
 
 
+def test_evaluators_with_label_sets():
+    """Of big_vision's `vit_s16_i1k`, with the preparation of its `pp_eval`."""
+    preparation = TEST.replace("keep", "onehot(9, key='real_label', key_result='labels')|keep")
+    evaluators = read(evals__real=REAL | {"pp_fn": preparation}).evaluation.evaluators
+
+    assert evaluators["real"].data == "tfds:imagenet2012_real"
+    assert evaluators["real"].split == "validation"
+    assert evaluators["real"].label_sets == "real_label"
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
@@ -372,7 +382,6 @@ def test_few_shot_evaluators():
         ({"input__data": {"flowers": 1, "pets": 2}}, "input.data.name=None"),
         ({"input__data__name": "bv:jsonl"}, "'bv:jsonl': must be a dataset of TFDS"),
         ({"evals": {"x": REAL}}, "config.evals=.*classification"),
-        ({"evals__real": REAL}, "config.evals.real=.*imagenet:real"),
         ({"evals__few": {"type": "fewshot_lsr", "shots": 1}}, "evals.few.pp_train='': .*resize"),
         ({"evals__few": FEW_SHOT | {"pp_eval": "resize(64)"}}, "evals.few.pp_eval='resize"),
         ({"evals__few": FEW_SHOT | {"representation_layer": "x"}}, "layer='x': must be pre_logits"),

@@ -21,6 +21,9 @@ Section = dict[str, Any]
 LOSSES = {"softmax_xent": "softmax", "sigmoid_xent": "sigmoid"}
 TEST_NAMES = ("test", "val", "validation", "minival")
 """Evaluators that can be the test split, the preferred one first."""
+_REAL = "imagenet2012_real"
+_REAL_LABELS = "real_label"
+"""The dataset of ImageNet ReaL in TFDS, and its feature with the correct classes."""
 _NO_EFFECT = (
     "num_classes",
     "pp_modules",
@@ -205,6 +208,8 @@ def _convert_evaluators(fields: ForeignFields) -> tuple[Section, Section]:
         if (source, images.get("test_split")) == (data, test_input.get("test_split")):
             continue  # the test split by another name
         evaluator: Section = {"data": source, "split": images.get("test_split")}
+        if source == f"tfds:{_REAL}":
+            evaluator["label_sets"] = _REAL_LABELS
         if period != every:
             evaluator["every"] = period
         evaluators[_name_evaluator(name)] = evaluator
@@ -274,23 +279,20 @@ def _convert_evaluator(fields: ForeignFields, name: str) -> tuple[str, str | Non
     """Return the time between evaluations, the data, and the fields of `input` of an evaluator."""
     section = f"evals.{name}"
     kind = fields.take(f"{section}.type", name)
-    problem = None
     if kind != "classification":
-        problem = "remove it: only classification and fewshot_lsr can be converted"
-    elif fields.peek(f"{section}.data.name") == "imagenet2012_real":
-        problem = "remove it, and evaluate the trained run on imagenet:real (docs/imagenet.md)"
-    if problem is not None:
         fields.drop(section)
         fields.reject(
             section,
             kind,
-            problem,
+            "remove it: only classification and fewshot_lsr can be converted",
         )
         return "1 fraction", None, {}
 
     data = _convert_data(fields, f"{section}.data.name")
     split = fields.require(f"{section}.data.split")
     operations = fields.take(f"{section}.pp_fn", "")
+    if data == f"tfds:{_REAL}":  # the evaluator reads the sets of labels by itself
+        operations = operations.replace(_REAL_LABELS, "label")
     try:
         images = convert_test_images(operations)
     except ValueError as error:

@@ -31,6 +31,8 @@ UNFINISHED = ".unfinished"
 """A folder beside the versions of a dataset that is made of tars; for TFDS it is no version."""
 READ_WHOLE = (".json", ".txt")
 """Ends of the names of descriptions, which TFDS opens by itself."""
+ORIGINAL_LABEL = "original_label"
+"""The label of ImageNet in ImageNet ReaL, beside its sets of correct classes."""
 CHUNK = 256
 """Number of records that are read at once for their labels."""
 
@@ -124,6 +126,11 @@ class TfdsSource(Source):
                 labels[index] = self._read_label(value)
         return labels
 
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features of the dataset."""
+        return tuple(self._all_features)
+
     def column(self, key: str) -> Iterator[Any]:
         """Yield one feature of every record, without decoding images; None for a damaged record."""
         features = tfds.features.FeaturesDict({key: self._all_features[key]})
@@ -175,8 +182,10 @@ def open_unnamed_digits(name: str, split: str, data_dir: str | None) -> TfdsSour
     return open_digits(split, data_dir)
 
 
-def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "label") -> TfdsSource:
+def open_tfds(name: str, split: str, data_dir: str | None) -> TfdsSource:
     """Open a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
+
+    Its labels are the feature "label", or "original_label" of ImageNet ReaL.
 
     Raises:
       NotPrepared: a dataset of the catalogue is missing.
@@ -199,7 +208,15 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
     # Versions and configs raise these, too.
     except (AssertionError, TypeError, ValueError, json_format.ParseError) as error:
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
-    return TfdsSource(builder, split, Labels(label_key))
+    return TfdsSource(builder, split, Labels(_choose_label(builder)))
+
+
+def _choose_label(builder: tfds.core.DatasetBuilder) -> str:
+    """Return the name of the feature with the label."""
+    features = builder.info.features
+    if STORED.feature not in features and ORIGINAL_LABEL in features:
+        return ORIGINAL_LABEL
+    return STORED.feature
 
 
 def _explain_missing(name: str, home: Path) -> ValueError:

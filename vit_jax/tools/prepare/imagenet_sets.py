@@ -6,11 +6,7 @@ Legend: K outputs of the network, L classes of the data, N images, S correct out
 """
 
 import dataclasses
-import os
-import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +17,7 @@ from vit_jax.data.kinds.listing import WHOLE, FileSource, open_listing
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource, select
 from vit_jax.evals import imagenet_classes as classes
+from vit_jax.evals import label_sets
 from vit_jax.evals.label_map import Labelled, LabelMap, WeightsInfo
 from vit_jax.storage.files import expand_path, read_json
 from vit_jax.text.nearest import did_you_mean
@@ -28,7 +25,6 @@ from vit_jax.text.nearest import did_you_mean
 FAMILY = "imagenet"
 _TAR = " --manual_dir=FOLDER, which holds ILSVRC2012_img_val.tar"
 _ALL_OF_FOLDER = InputConfig(train_split="train", test_split="test", image_size=(1, 1))
-_VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG$", re.IGNORECASE)
 _BORDER_PIXELS = 2  # width of the red border of each image of ObjectNet
 _MAPPINGS = ("folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json")
 
@@ -234,18 +230,14 @@ def _open_single(image_set: ImageSet, data_dir: str | None) -> tuple[SubsetSourc
     return SubsetSource(source, np.arange(len(source)), classes.class_names(), numbers), where
 
 
-def _open_stored(
-    image_set: ImageSet,
-    data_dir: str | None,
-    label_key: str = "label",
-) -> tuple[Source, str]:
+def _open_stored(image_set: ImageSet, data_dir: str | None) -> tuple[Source, str]:
     """Return the images of a dataset of TFDS, else of an unpacked archive, and their location."""
     if image_set.dataset:
         # Imported here, because tensorflow_datasets takes seconds to load.
         from vit_jax.data.kinds import tfds_source
 
         try:
-            source = tfds_source.open_tfds(image_set.dataset, image_set.split, data_dir, label_key)
+            source = tfds_source.open_tfds(image_set.dataset, image_set.split, data_dir)
         except tfds_source.NotPrepared:
             pass
         else:
@@ -277,14 +269,6 @@ def _open_unpacked(image_set: ImageSet, data_dir: str | None) -> tuple[Source, s
     raise Absent("; or ".join(ways))
 
 
-def _stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Return rows of different lengths as one array, filled with -1."""
-    stacked = np.full((len(rows), max(map(len, rows))), -1)
-    for row, values in zip(stacked, rows, strict=True):
-        row[: len(values)] = values
-    return stacked
-
-
 # ReaL: the validation images with every class that they show (Beyer et al., "Are we done with
 # ImageNet?", 2020).
 
@@ -296,74 +280,21 @@ def _open_real(
     real: str | None,
 ) -> tuple[Source, str, np.ndarray]:
     """Return the validation images that have a label, their location, and their correct outputs."""
-    labels: list[Sequence[int] | None]  # None for a damaged record, which counts as unreadable
     if real is not None:
-        source, where = _open_single(SETS[0], data_dir)
-        labels = _read_labels(source, expand_path(real))
+        single, where = _open_single(SETS[0], data_dir)
+        path = expand_path(real)
+        source: Source = single
+        real_sets = label_sets.read_label_file(single.source, path, classes.COUNT)
         where = f"{real} on {where}"
     else:
-        stored, where = _open_stored(image_set, data_dir, "original_label")
+        stored, where = _open_stored(image_set, data_dir)
         source = SubsetSource(stored, np.arange(len(stored)), classes.class_names())
-        labels = list(_read_column(stored, "real_label"))
+        real_sets = list(label_sets.read_column(stored, "real_label"))
 
-    kept = []
-    correct = []
-    for number, image_labels in enumerate(labels):
-        if image_labels is None:
-            image_labels = ()
-        elif len(image_labels) == 0:
-            continue
-        kept.append(number)
-        correct.append(outputs[np.asarray(image_labels, np.int64)])
-    if not kept:
-        raise ValueError(f"{where}: no image has a label.")
-    return SubsetSource(source, kept), where, _stack_rows(correct)
-
-
-def _read_labels(source: SubsetSource, path: Path) -> list[Sequence[int] | None]:
-    """Return ReaL's labels of each record, by the number in the name of its file."""
-    labels = read_json(path)
-    if not isinstance(labels, list) or not all(map(_is_label_set, labels)):
-        raise ValueError(
-            f"{path}: must be a list of lists of classes, 0 to 999, one for each validation image."
-        )
-    labels_of_records: list[Sequence[int] | None] = []
-    for name in _list_file_names(source.source):
-        if name is None:
-            labels_of_records.append(None)
-            continue
-        match = _VALIDATION_FILE.search(name)
-        number = int(match[1]) if match else 0
-        if not 1 <= number <= len(labels):
-            raise ValueError(
-                f"{name} has no place in {path}, whose {len(labels):,} lists are of "
-                "ILSVRC2012_val_00000001.JPEG and so on, in the order of these names."
-            )
-        labels_of_records.append(labels[number - 1])
-    return labels_of_records
-
-
-def _is_label_set(labels: object) -> bool:
-    if not isinstance(labels, list):
-        return False
-    return all(type(label) is int and 0 <= label < classes.COUNT for label in labels)
-
-
-def _list_file_names(source: Source) -> Iterator[str | None]:
-    """Yield the name of the file of each record; None for a damaged record."""
-    if isinstance(source, FileSource):
-        yield from map(source.name_of, range(len(source)))
-        return
-    for name in _read_column(source, "file_name"):
-        yield None if name is None else os.fsdecode(name)
-
-
-def _read_column(source: Source, key: str) -> Iterator[Any]:
-    """Yield one feature of every record of TFDS."""
-    from vit_jax.data.kinds.tfds_source import TfdsSource
-
-    assert isinstance(source, TfdsSource)
-    return source.column(key)
+    images = label_sets.keep_labelled(source, real_sets, where)
+    is_filled_NS = images.correct_NS >= 0
+    correct_outputs_NS = np.where(is_filled_NS, outputs[images.correct_NS], -1)
+    return images.source, where, correct_outputs_NS
 
 
 # ObjectNet: household objects in unusual places and poses (Barbu et al., NeurIPS 2019).
@@ -420,5 +351,5 @@ def _open_objectnet(
         raise ValueError(f"{where} has no class of ImageNet, by the mappings beside it.")
     inputs = dataclasses.replace(_ALL_OF_FOLDER, classes=names)
     selected = select(source, inputs, training=False, seed=0)
-    correct_LS = _stack_rows([outputs[correct[name]] for name in names])
+    correct_LS = label_sets.stack_rows([outputs[correct[name]] for name in names])
     return WithoutBorder(selected, _BORDER_PIXELS), where, correct_LS[selected.labels]
