@@ -173,11 +173,14 @@ def count_passing_bytes(
     """
     sizes = _Sizes(architecture, images, model_shards, tiled, trained_blocks)
     remat = architecture.remat
+    if sizes.is_unrolled and not tiled:
+        # XLA for GPUs converts them to float32 in the kernels of the update.
+        gradient_bytes = gradient_bytes * sizes.itemsize // 4
     activations, temporary = _find_peak(sizes, remat)
     temporary += COPIES[remat] * gradient_bytes
     temporary += GATHERED * 4 * gathered_parameters
 
-    layer_copies = sizes.itemsize * layer_parameters
+    layer_copies = sizes.count_layer_copies(layer_parameters)
     if remat == "none":  # copies are stacked beside the activations
         activations += layer_copies
     elif sizes.itemsize < 4:
@@ -185,10 +188,7 @@ def count_passing_bytes(
 
     if gathered_parameters and tiled and sizes.is_unrolled:
         temporary += DELAYED * sum(sizes.kept(remat))
-    pixels = images * architecture.channels
-    temporary += 2 * sizes.count_padded(pixels, *(image_size or architecture.image_size))
-    logits = sizes.count_padded(images, architecture.num_classes or 1, itemsize=4)
-    temporary += 2 * logits  # with their gradient
+    temporary += sizes.count_ends(image_size or architecture.image_size)
     if is_accumulated:
         temporary += SUMS * gradient_bytes
     return {
@@ -250,6 +250,21 @@ class _Sizes:
     def count_padded(self, *dims: int, itemsize: int | None = None) -> int:
         """Return the bytes of an array; values are in the compute dtype unless stated."""
         return count_padded_bytes(dims, itemsize or self.itemsize, tiled=self.tiled)
+
+    def count_layer_copies(self, num_parameters: int) -> int:
+        """Return the bytes of all layers' parameters that the backward pass reads."""
+        num_bytes = self.itemsize * num_parameters
+        if self.trained_blocks is None:
+            return num_bytes
+        return num_bytes * self.trained_blocks // max(self.a.depth, 1)
+
+    def count_ends(self, image_size: tuple[int, int]) -> int:
+        """Return the bytes of the pixels, and of the logits with their gradient."""
+        pixels = self.count_padded(self.images * self.a.channels, *image_size)
+        if self.trained_blocks is None:
+            pixels *= 2  # they are kept for the gradient of the first layer
+        logits = self.count_padded(self.images, self.a.num_classes or 1, itemsize=4)
+        return pixels + 2 * logits
 
     def kept(self, remat: str) -> Iterator[int]:
         """Yield the bytes that this policy keeps of the root, each residual unit and each block."""
