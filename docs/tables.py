@@ -5,9 +5,12 @@ A table stands between the comments `<!-- generated: NAME -->` and `<!-- end of 
 """
 
 import ast
+import datetime
 import pathlib
 import re
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from vit_jax.config.data_kinds import KINDS
 from vit_jax.data.kinds.image_files import DECODED
@@ -49,6 +52,39 @@ def format_row(cells: Sequence[str]) -> str:
     for cell in cells:
         line += f" {cell} |" if cell else " |"
     return f"{line}\n"
+
+
+def find_origin() -> dict[str, str]:
+    """Return the commit of the checkout and the date, which recorded figures carry."""
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.check_output(command, cwd=ROOT, text=True).strip()
+    return {"commit": commit, "date": datetime.date.today().isoformat()}
+
+
+def describe_origin(command: str, rows: Iterable[Mapping[str, Any]], note: str = "") -> str:
+    """Return the line below a table: the command that renews it, and the origin of its figures.
+
+    Args:
+      command: a command of the shell.
+      rows: recorded figures. Each has "commit" and "date"; measured ones also have "measured_on",
+        the name of the machine.
+      note: a further sentence.
+    """
+    commits = set()
+    dates = set()
+    machines = set()
+    for row in rows:
+        commits.add(f"`{row['commit']}`")
+        dates.add(row["date"])
+        if "measured_on" in row:
+            machines.add(row["measured_on"])
+
+    days = " to ".join(sorted({min(dates), max(dates)}))
+    facts = [*sorted(commits), days, *sorted(machines)]
+    sentences = [f"`{command}`: {', '.join(facts)}."]
+    if note:
+        sentences.append(note)
+    return f"\n{' '.join(sentences)}\n"
 
 
 def vtab_tasks() -> str:

@@ -1,13 +1,12 @@
 """Compare our input with big_vision's operations in tf.data: images/s, CPU time and memory, in one run.
 
-    python tests/bench/input_against_tf_data.py FOLDER --tensorflow=PATH/TO/python [--rounds=5]
-    [--prepared=FOLDER]
+    python -m tests.bench.record input --tensorflow=PATH/TO/python
 
-`--tensorflow` is the Python of an environment with tensorflow-cpu and cv2, which ours does not need.
-Both read 2,000 JPEGs, written into FOLDER by the first run, take a random part of each (5 to
+That Python has tensorflow-cpu and cv2, which ours does not need.
+Both read 2,000 JPEGs, written by the first run, take a random part of each (5 to
 100 % of its area, as TensorFlow draws it), resize it to 224 x 224, bilinear without antialiasing,
 flip half of them, and make batches of 256, still uint8. They take turns, each in a separate
-process. `--prepared` is a copy that `vit-jax prepare` has written; ours reads it too.
+process. Ours also reads a copy that `vit-jax prepare` has written.
 
 The JPEGs are made, not photographed: parts of scikit-learn's two photographs, enlarged to the sizes
 that are common in ImageNet, with noise of several wavelengths so that a file has 105 kB on average.
@@ -15,7 +14,6 @@ that are common in ImageNet, with noise of several wavelengths so that a file ha
 and 1600 x 1200).
 """
 
-import argparse
 import collections
 import json
 import os
@@ -243,15 +241,9 @@ def measure(batches):
     print(json.dumps(figures))
 
 
-def run_child(python, folder, name):
+def run_child(python, folder, contender):
     """Measure one input in a separate process; return its figures."""
-    contender, _, _ = name.partition(",")
-    command = [
-        python,
-        __file__,
-        str(folder),
-        f"--only={contender}",
-    ]
+    command = [python, __file__, str(folder), contender]
     root = str(Path(__file__).parents[2])
     environment = os.environ | {
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -268,75 +260,69 @@ def run_child(python, folder, name):
     return json.loads(last_line)
 
 
-def round_figures(figures):
-    rounded = {}
-    for name, value in figures.items():
-        rounded[name] = round(value, 2)
-    return rounded
+def measure_rows(words):
+    """Return the figures of each input, medians of the rounds, by its row in the table.
+
+    `words` has the folder, the number of rounds, and the Python of an environment with TensorFlow.
+    """
+    if words.tensorflow is None:
+        raise SystemExit("--tensorflow=PYTHON: required for the table input.")
+    folder = open_jpegs(words.folder)
+    runs = {
+        "big_vision's operations in tf.data": (words.tensorflow, folder, "tf.data"),
+        "ours": (sys.executable, folder, "ours"),
+        "ours, short side 256 by `vit-jax prepare`": (
+            sys.executable,
+            open_prepared(folder),
+            "ours",
+        ),
+    }
+    found = collections.defaultdict(list)
+    for number in range(words.rounds):
+        for name, (python, images, contender) in runs.items():
+            figures = run_child(python, images, contender)
+            found[name].append(figures)
+            print(number, name, figures, flush=True)
+
+    tf_figures = found["big_vision's operations in tf.data"]
+    return {name: take_medians(figures, tf_figures) for name, figures in found.items()}
 
 
-def compute_median_ratio(figures, other_figures, name):
-    """Return the median of the ratios of a figure in the same rounds."""
-    ratios = []
-    for one, other in zip(figures, other_figures, strict=True):
-        ratios.append(one[name] / other[name])
-    return statistics.median(ratios)
+def open_jpegs(folder):
+    """Return the folder of the JPEGs below `folder`, made if it is missing."""
+    jpegs = folder / "jpegs"
+    if not jpegs.exists():
+        make(jpegs)
+    return jpegs
 
 
-def print_medians(name, figures, tf_figures):
-    """Print the medians of the rounds, and the medians of their ratios to tf.data."""
+def open_prepared(jpegs):
+    """Return the folder of copies with a short side of 256, made if it is missing."""
+    prepared = jpegs.with_name(f"{jpegs.name}_256")
+    if not prepared.exists():
+        options = [f"folder:{jpegs}", "--short_side=256", f"--output={prepared}"]
+        subprocess.run([sys.executable, "-m", "vit_jax", "prepare", *options], check=True)
+    return prepared
+
+
+def take_medians(figures, tf_figures):
+    """Return the medians of the rounds, and of their ratios of CPU time to tf.data's."""
     medians = {}
     for key in figures[0]:
         medians[key] = statistics.median(one[key] for one in figures)
 
-    speed = compute_median_ratio(
-        figures,
-        tf_figures,
-        "images_per_second",
-    )
-    cpu = compute_median_ratio(
-        tf_figures,
-        figures,
-        "cpu_ms_per_image",
-    )
-    print(f"{name:<15}", round_figures(medians))
-    print(f"{'':<15} x tf.data: {speed:.2f} by time, {cpu:.2f} by CPU time")
+    ratios = []
+    for one, other in zip(figures, tf_figures, strict=True):
+        ratios.append(other["cpu_ms_per_image"] / one["cpu_ms_per_image"])
+    medians["times_as_fast"] = statistics.median(ratios)
+    return medians
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tensorflow")
-    parser.add_argument("--prepared", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["ours", "tf.data"])
-    words = parser.parse_args()
-    if words.only == "ours":
-        measure(our_batches(words.folder))
-        return
-    if words.only == "tf.data":
-        measure(tf_batches(words.folder))
-        return
-
-    if not words.folder.exists():
-        make(words.folder)
-    ours = sys.executable
-    runs = {
-        "tf.data": (words.tensorflow, words.folder),
-        "ours": (ours, words.folder),
-    }
-    if words.prepared:
-        runs["ours, prepared"] = (ours, words.prepared)
-
-    found = collections.defaultdict(list)
-    for number in range(words.rounds):
-        for name, (python, folder) in runs.items():
-            figures = run_child(python, folder, name)
-            found[name].append(figures)
-            print(f"{number} {name:<15}", round_figures(figures), flush=True)
-
-    for name, figures in found.items():
-        print_medians(name, figures, found["tf.data"])
+    """Print the figures of one input, in a process of its own."""
+    folder, contender = sys.argv[1:]
+    open_batches = {"ours": our_batches, "tf.data": tf_batches}[contender]
+    measure(open_batches(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """Measure `vit-jax prepare tar:…`: images/s, CPU time and peak memory of reading, writing and checking.
 
-    python tests/bench/prepare_tars.py FOLDER [--rounds=3]
+    python -m tests.bench.record prepare
 
-Two archives are written into FOLDER by the first run, each with 100 tars in one: 20,000 JPEGs of 64
+Two archives are written by the first run, each with 100 tars in one: 20,000 JPEGs of 64
 x 64 pixels, and 4,000 with the sizes of ImageNet's (`input_against_tf_data.make`: 500 x 375 and
 others, 106 kB on average). Each round prepares both from the start, with a part held out. Times of
 the stages include the start of Python (2 s of CPU time).
 """
 
-import argparse
 import io
-import os
+import json
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -20,8 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import input_against_tf_data
 import numpy as np
+
+from tests.bench import input_against_tf_data
 
 CLASSES = 100
 OF_FALL11 = 14_197_122
@@ -70,35 +71,31 @@ def pack(images, path):
 def time_command(words):
     """Return seconds, CPU seconds and peak MiB of a command.
 
-    The peak is of the largest process so far.
+    A small process starts it: Linux counts the memory of the starting process in the peak.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "vit_jax", *words],
+    command = [sys.executable, "-m", "tests.bench.prepare_tars", *words]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
         check=True,
-        stdout=subprocess.DEVNULL,
+        text=True,
     )
-    seconds = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-
-    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return seconds, cpu_seconds, after.ru_maxrss / 1024
+    *_, last_line = done.stdout.splitlines()
+    return json.loads(last_line)
 
 
-def measure(title, words, count):
-    """Run a command for this number of images and print its figures."""
+def measure(words, count):
+    """Run a command for this number of images; return its figures."""
     seconds, cpu_seconds, peak = time_command(words)
     cpu_per_image = cpu_seconds / count
-    hours = OF_FALL11 * cpu_per_image / 3600
-    figures = (
-        f"{count / seconds:,.0f} images/s on {os.cpu_count()} cores",
-        f"{1e3 * cpu_per_image:.2f} CPU ms an image",
-        f"{hours:.1f} core hours for {OF_FALL11:,}",
-        f"peak {peak:,.0f} MiB",
-        f"load {os.getloadavg()[0]:.1f}",
-    )
-    print(f"{title}: {', '.join(figures)}", flush=True)
+    figures = {
+        "images_per_second": count / seconds,
+        "cpu_ms": 1e3 * cpu_per_image,
+        "core_hours": OF_FALL11 * cpu_per_image / 3600,
+        "peak_mib": peak,
+    }
+    print(" ".join(words), figures, flush=True)
+    return figures
 
 
 def add(archive, name, content):
@@ -107,32 +104,54 @@ def add(archive, name, content):
     archive.addfile(info, io.BytesIO(content))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    data_dir = arguments.folder / "prepared"
-
-    for make, count in ((small, 20_000), (photographs, 4000)):
-        name = make.__name__
-        path = arguments.folder / f"{name}.tar"
+def measure_rows(words):
+    """Return the medians of the rounds of `words` by row of the table."""
+    folder = words.folder / "tars"
+    folder.mkdir(parents=True, exist_ok=True)
+    data_dir = folder / "prepared"
+    rows = {}
+    for name, (make, count) in ARCHIVES.items():
+        path = folder / f"{make.__name__}.tar"
         if not path.exists():
             pack(make(), path)
 
         prepare = [
             "prepare",
             f"tar:{path}",
-            f"--name={name}",
+            f"--name={make.__name__}",
             f"--data_dir={data_dir}",
             "--holdout_per_class=5",
         ]
-        check = ["prepare", name, f"--data_dir={data_dir}", "--check"]
-        for _ in range(arguments.rounds):
+        check = ["prepare", make.__name__, f"--data_dir={data_dir}", "--check"]
+        prepared = []
+        checked = []
+        for _ in range(words.rounds):
             shutil.rmtree(data_dir, ignore_errors=True)
-            measure(f"{name} prepare", prepare, count)
-            measure(f"{name} check", check, count)
+            prepared.append(measure(prepare, count))
+            checked.append(measure(check, count))
+        rows[name] = take_medians(prepared)
+        rows[f"{name}, `--check`"] = take_medians(checked)
+    return rows
+
+
+def take_medians(rounds):
+    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+
+
+def main():
+    """Run a command of vit-jax; print its seconds, CPU seconds and peak MiB."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "vit_jax", *sys.argv[1:]], check=True)
+    seconds = time.perf_counter() - start
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    print(json.dumps([seconds, cpu_seconds, usage.ru_maxrss / 1024]))
+
+
+ARCHIVES = {
+    "20,000 JPEGs of 64 x 64 pixels, 2 kB": (small, 20_000),
+    "4,000 JPEGs of ImageNet's sizes, 106 kB": (photographs, 4000),
+}
 
 
 if __name__ == "__main__":

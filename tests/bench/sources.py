@@ -1,8 +1,8 @@
 """Measure the images a second of one core from each kind of data: read in order, read in random order, and decoded.
 
-    python -m tests.bench.sources FOLDER [--count=1000] [--rounds=3]
+    python -m tests.bench.record sources
 
-The first run writes JPEGs of `input_against_tf_data` into FOLDER, and packs them as ArrayRecord
+The first run writes JPEGs of `input_against_tf_data` into a folder, and packs them as ArrayRecord
 (TFDS), tar shards and parquet with row groups of 100 images, as the Hub has them. All kinds take
 turns in one process of one thread, on files that the system holds in memory. The figures are
 medians over the rounds, by CPU time.
@@ -29,6 +29,7 @@ from vit_jax.data.transforms import TrainTransform
 
 BATCH = 50
 PER_FILE = 500
+COUNT = 1000
 
 
 def make_config(folder: Path) -> InputConfig:
@@ -106,8 +107,16 @@ def pack(folder: Path, count: int) -> dict[str, str]:
         images = []
         for n in range(len(source)):
             images.append(source[n].image)
-        for first in range(0, count, PER_FILE):
-            write_part(folder, images, first)
+        for first in range(
+            0,
+            count,
+            PER_FILE,
+        ):
+            write_part(
+                folder,
+                images,
+                first,
+            )
         builder = BenchSources(
             source,
             data_dir=str(folder / "tfds"),
@@ -116,10 +125,10 @@ def pack(folder: Path, count: int) -> dict[str, str]:
         builder.download_and_prepare()
 
     return {
-        "ArrayRecord": "tfds:bench_sources",
-        "folder": f"folder:{folder}/jpegs",
-        "wds": f"wds:{folder}/wds",
-        "parquet": f"parquet:{folder}/parquet",
+        "ArrayRecord (`tfds:`)": "tfds:bench_sources",
+        "`folder:`": f"folder:{folder}/jpegs",
+        "`wds:`": f"wds:{folder}/wds",
+        "`parquet:`": f"parquet:{folder}/parquet",
     }
 
 
@@ -156,7 +165,12 @@ def time_training(source: Any, config: InputConfig) -> float:
 def measure(folder: Path, data: str, split: str) -> dict[str, float]:
     """Return CPU seconds an image."""
     config = make_config(folder)
-    source = open_source(data, split, config, 0)
+    source = open_source(
+        data,
+        split,
+        config,
+        0,
+    )
     count = len(source)
     # 50 MB of 100, as for data that do not fit into memory
     parquet._GROUPS = parquet._Groups(4 * 100 * 2**17)
@@ -177,41 +191,23 @@ def take_medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     return medians
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--count",
-        type=int,
-        default=1000,
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=3,
-    )
-    words = parser.parse_args()
-
-    data = pack(words.folder, words.count)
+def measure_rows(words: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return images a second of CPU time by kind of data, medians of rounds that take turns."""
+    data = pack(words.folder / "sources", COUNT)
     rounds: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
     for _ in range(words.rounds):
         for kind, name in data.items():
-            split = "all" if kind == "folder" else "train"
-            found = measure(words.folder, name, split)
+            split = "all" if name.startswith("folder:") else "train"
+            found = measure(
+                words.folder / "sources",
+                name,
+                split,
+            )
             rounds[kind].append(found)
 
     medians = {kind: take_medians(found) for kind, found in rounds.items()}
-    print("| source | in order | at random | training | training, x folder |")
-    print("|---|---|---|---|---|")
+    rows = {}
     for kind, seconds in medians.items():
-        cells = [kind]
-        for value in seconds.values():
-            cells.append(f"{1 / value:,.0f}")
-        ratio = medians["folder"]["training"] / seconds["training"]
-        cells.append(f"{ratio:.2f}")
-        print(f"| {' | '.join(cells)} |")
-
-
-if __name__ == "__main__":
-    main()
+        rows[kind] = {name: 1 / value for name, value in seconds.items()}
+        rows[kind]["ratio"] = medians["`folder:`"]["training"] / seconds["training"]
+    return rows

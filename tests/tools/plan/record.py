@@ -5,7 +5,6 @@ and shown in the tables of `vit_jax/bench/PLANS.md`. Rows of other cases stay as
 checkout of the repository.
 """
 
-import datetime
 import importlib.metadata
 import json
 import pathlib
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from docs.tables import renew, table
+from docs.tables import find_origin, renew, table
 from tests.tools.plan import record_gpus
 from tests.tools.plan.calibration import calibration_table
 from tests.tools.plan.layouts import layouts_table
@@ -208,8 +207,7 @@ def record(case: Case) -> Row:
         "timeline": seconds,
         "dearest_collectives": timeline.get("collectives", [])[:3],
         "versions": versions,
-        "date": datetime.date.today().isoformat(),
-        "commit": record_gpus.find_commit(),
+        **find_origin(),
     }
 
 

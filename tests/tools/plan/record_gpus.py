@@ -5,19 +5,17 @@ are estimates of programs that nothing has executed. Needs the extra plan-gpu an
 repository.
 """
 
-import datetime
 import importlib.metadata
 import json
 import math
 import pathlib
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from docs.tables import renew, table
+from docs.tables import find_origin, renew, table
 from vit_jax.config import ModelConfig, RunConfig, adapt_architecture, load_recipe
 from vit_jax.config.networks import build_architecture
 from vit_jax.config.parsing import from_dict
@@ -286,15 +284,8 @@ def record(case: Case, machine: str) -> Row:
         "unknown": [line.num_unknown_loops, line.num_unknown_kernels],
         "compile_seconds": round(getattr(plan.compiled, "compile_seconds", 0)),
         "jax": importlib.metadata.version("jax"),
-        "date": datetime.date.today().isoformat(),
-        "commit": find_commit(),
+        **find_origin(),
     }
-
-
-def find_commit() -> str:
-    """Return the commit of the checkout."""
-    command = ["git", "rev-parse", "--short=8", "HEAD"]
-    return subprocess.check_output(command, cwd=ROOT, text=True).strip()
 
 
 def _roofline_seconds(plan: Plan) -> float:
