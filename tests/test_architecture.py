@@ -108,7 +108,7 @@ def read_sources(*patterns: str) -> dict[str, str]:
     sources = {}
     for pattern in patterns:
         for path in sorted(ROOT.glob(pattern)):
-            if path.is_file():
+            if path.is_file() and path.suffix != ".pyc":
                 sources[path.relative_to(ROOT).as_posix()] = path.read_text()
     return sources
 
