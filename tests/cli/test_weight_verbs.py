@@ -567,7 +567,10 @@ def test_values_of_more_than_8_bits(deep, weights, options):
         *options,
     )
 
-    assert err == "note: 1 of 3 checked files have several pages: page 1 of 2 is used.\n"
+    assert err == (
+        "note: 1 of 3 checked files have several pages: page 1 of 2 is used; "
+        "input.channels reads pages as bands.\n"
+    )
     for record in json.loads(out):
         assert read_probabilities(record) == deep
 
