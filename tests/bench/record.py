@@ -200,14 +200,13 @@ def parse_words() -> argparse.Namespace:
 def main() -> None:
     """Renew the named tables, or all that need neither an idle machine nor another library."""
     words = parse_words()
+    is_default = not words.tables
     for one in MEASURED:
-        if one.name in words.tables:
+        if one.name in words.tables or (is_default and not one.is_skipped):
             renew_table(one, words)
-        elif not words.tables and one.is_skipped:
+        elif is_default:
             print(f"{one.name}: skipped. {one.command}", flush=True)
-        elif not words.tables:
-            renew_table(one, words)
-    if not words.tables or accelerators.NAME in words.tables:
+    if is_default or accelerators.NAME in words.tables:
         accelerators.store_plans()
 
 
