@@ -341,7 +341,7 @@ def test_few_shot_evaluators():
 
 
 def test_evaluators_with_label_sets():
-    """Of big_vision's `vit_s16_i1k`, with the preparation of its `pp_eval`."""
+    """The evaluator of big_vision's `vit_s16_i1k`, with the preparation of its `pp_eval`."""
     preparation = TEST.replace("keep", "onehot(9, key='real_label', key_result='labels')|keep")
     evaluators = read(evals__real=REAL | {"pp_fn": preparation}).evaluation.evaluators
 
