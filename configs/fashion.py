@@ -24,8 +24,8 @@ from vit_jax.config import (
 )
 
 # Width, with MLPs of twice the width and heads of 32 numbers.
-WIDTHS = (64, 128, 160)
-RESNETS = ("R14x0.5", "R14x1", "R26x1")
+WIDTHS = (32, 64, 128)
+RESNETS = ("R14x0.5", "R26x0.5", "R14x1")
 MODELS: dict[str, dict[str, Any]] = {
     **{f"ViT-{width}": {"name": "ViT-mu/4", "width": width} for width in WIDTHS},
     **{name: {"name": name} for name in RESNETS},
@@ -35,9 +35,14 @@ MODELS: dict[str, dict[str, Any]] = {
 STUDIES = {
     "data_size": {
         "models": tuple(f"{model},epochs=1" for model in MODELS),
-        "examples": (100, 500, 2_000, 10_000, 60_000),
-        # No evaluation on the test images chooses a step.
-        "config": ("evaluation.every=1 fraction", "checkpoint.every=0.5 fraction"),
+        "examples": (100, 1_000, 10_000, 60_000),
+        # No evaluation on the test images chooses a step. The average of the parameters covers
+        # about 100 steps, not 500, because one epoch has only 938.
+        "config": (
+            "evaluation.every=1 fraction",
+            "checkpoint.every=0.5 fraction",
+            "polyak.factor=0.99",
+        ),
         "measures": ("test_accuracy", "fewshot_5shot_accuracy"),
     },
     "scaling": {"models": tuple(MODELS), "epochs": (1, 4)},

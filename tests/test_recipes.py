@@ -304,7 +304,7 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
     ("recipe", "field", "rule"),
     [
         ("pretrain_imagenet1k.py:ViT-B/16,loss=hinge", "loss='hinge'", "sigmoid, softmax"),
-        ("fashion.py:R26x0.5", "'R26x0.5'", "ViT-64, .*config.model.name"),
+        ("fashion.py:R50x1", "'R50x1'", "ViT-32, .*config.model.name"),
         ("digits.py:R26x0.5", "'R26x0.5'", "ViT-mu/2, R14x0.5, .*config.model.name"),
         ("finetune.py:cifar10", "model.name='cifar10'", "nearest"),
         (

@@ -2,7 +2,8 @@ r"""Draw the figure of Fashion-MNIST in the README: test images and predictions.
 
 Run it:
 
-    vit-jax pretrain --config=fashion:R14x0.5,epochs=1 --workdir=runs/fashion
+    vit-jax pretrain --config=fashion:R14x0.5,epochs=8 --config.input.image_size=56,56 \
+        --config.input.shift_pixels=4 --workdir=runs/fashion
     python docs/figures/fashion.py runs/fashion
 """
 
