@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ./launch/test.sh: ruff, mypy and the fast tests. ./launch/test.sh --all: ruff, mypy and all tests, as in CI.
 # ./launch/test.sh ARGUMENTS...: pytest alone, with these arguments.
-# pytest runs in one process per core, up to four; -n 0 among the arguments keeps it in one.
+# pytest runs in one process more than there are cores, up to four; -n 0 among the arguments keeps it in one.
 # Runs in the root of the repository wherever it is called from.
 set -euo pipefail
 

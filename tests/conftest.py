@@ -102,6 +102,16 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 10, 10)
 
 
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers():
+    """Start one process more than there are cores.
+
+    Tests of shells and of several processes leave a core idle while they wait.
+    """
+    num_cores = yield
+    return num_cores + 1
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadScopeScheduling
