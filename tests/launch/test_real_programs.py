@@ -178,9 +178,21 @@ def test_every_step_and_option_is_among_them(script, runs):
     assert {*steps, *options, *alternatives} - used <= {"--dry-run", "render"}
 
 
+def select_distinct(commands):
+    """Return one of the commands that differ only in the text that a worker runs.
+
+    gcloud does not parse this text.
+    """
+    distinct = {}
+    for words in commands:
+        parsed = [word for word in words if not word.startswith("--command=")]
+        distinct[tuple(parsed)] = words
+    return list(distinct.values())
+
+
 @need("gcloud")
 def test_gcloud_accepts_all_commands(stage):
-    commands = print_commands(stage, "tpu_pod.sh", TPU_PODS)
+    commands = select_distinct(print_commands(stage, "tpu_pod.sh", TPU_PODS))
     pattern = r"gcloud (storage \w+|compute tpus [\w-]+ \w+)"
     kinds = {re.match(pattern, " ".join(words))[1] for words in commands}
 
