@@ -22,17 +22,24 @@ MARKERS = {
 }
 
 ONCE = (
+    "cli/test_upright_files.py",
+    "data/kinds/test_vtab_tasks.py",
     "docs/test_intervals.py",
     "docs/test_language.py",
     "docs/test_lengths.py",
     "docs/test_tables.py",
     "launch",
+    "models/test_parameter_counts.py",
     "test_architecture.py",
     "test_readability.py",
+    "tools/figures/test_page.py",
     "tools/plan/test_calibration.py",
+    "tools/plan/test_search.py",
 )
-"""Files and folders that `--newest` skips: their subjects are texts, scripts and stored tables of this
-repository, which neither another Python nor another JAX changes."""
+"""Files and folders that `--newest` skips.
+
+Their subjects are texts, scripts, stored tables, arithmetic and the pixels of files, which neither
+another Python nor another JAX changes."""
 
 
 def is_fast(item):

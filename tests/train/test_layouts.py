@@ -94,7 +94,7 @@ def test_every_layout_of_a_hybrid_gives_the_run_of_one_device():
     )
 
 
-@pytest.mark.newest
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
