@@ -32,14 +32,16 @@ ONCE = (
     "models/test_parameter_counts.py",
     "test_architecture.py",
     "test_readability.py",
+    "tools/figures/test_network.py",
     "tools/figures/test_page.py",
     "tools/plan/test_calibration.py",
+    "tools/plan/test_preflight.py",
     "tools/plan/test_search.py",
 )
 """Files and folders that `--newest` skips.
 
-Their subjects are texts, scripts, stored tables, arithmetic and the pixels of files, which neither
-another Python nor another JAX changes."""
+Their subjects are texts, scripts, stored tables, arithmetic, figures and the pixels of files, which
+neither another Python nor another JAX changes."""
 
 
 def is_fast(item):

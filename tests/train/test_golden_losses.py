@@ -80,8 +80,15 @@ RUNS = {
 }
 
 
-@pytest.mark.newest
-@pytest.mark.parametrize("name", RUNS)
+CASES = [
+    pytest.param("vit", marks=pytest.mark.newest),
+    pytest.param("resnet", marks=pytest.mark.newest),
+    pytest.param("hybrid", marks=pytest.mark.slow),  # of the parts of the two above
+    pytest.param("fine-tuning", marks=pytest.mark.newest),
+]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_losses_are_the_golden_ones(name, data_dir, tmp_path):
     losses = RUNS[name](data_dir, tmp_path)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
