@@ -180,6 +180,28 @@ def test_pages_are_bands(name):
     )
 
 
+@pytest.mark.parametrize("second", ["none", "deflate"])
+def test_pages_of_equal_encoding_are_described_once(monkeypatch, second):
+    compressions = [None, None, None, None]
+    if second == "deflate":
+        compressions[1::2] = ["zlib", "zlib"]
+    pages = []
+    for values, compression in zip(STACK, compressions, strict=True):
+        pages.append((values, {**PAGE, "compression": compression, "predictor": False}))
+    file = encode(*pages)
+    TiffFile = tifffile.TiffFile
+    opened = []
+
+    def open_described(stream):
+        opened.append(stream)
+        return TiffFile(stream)
+
+    monkeypatch.setattr(tifffile, "TiffFile", open_described)
+
+    assert_array_equal(read(file, 4), BANDS)
+    assert len(opened) == len({*compressions})
+
+
 @pytest.mark.parametrize(
     "name",
     FILES,

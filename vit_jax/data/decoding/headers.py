@@ -307,6 +307,7 @@ def _read_tags(
     tags: dict[int, Tag] = {}
     order = form.word_layout[0]
     size = form.entry_bytes
+    inline_bytes = form.inline_bytes
     for entry in range(0, len(table) - size + 1, size):
         tag, kind, number = struct.unpack_from(form.entry_layout, table, entry)
         if tag not in wanted or tag in tags:
@@ -315,8 +316,8 @@ def _read_tags(
             continue
 
         number_layout = order + _TIFF_NUMBERS[kind]
-        values_at = entries_at + entry + size - form.inline_bytes
-        if struct.calcsize(number_layout) * number > form.inline_bytes:
+        values_at = entries_at + entry + size - inline_bytes
+        if struct.calcsize(number_layout) * number > inline_bytes:
             values_at = form.read_word(read, values_at)
         num_values = min(number, most_values)
         layout = f"{order}{num_values}{_TIFF_NUMBERS[kind]}"

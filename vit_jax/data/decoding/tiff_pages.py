@@ -116,11 +116,12 @@ def decode_bands(file: bytes, numbers: Sequence[int], most_pages: int) -> np.nda
     _require_equal(pages, [page for page, _ in places])
 
     decoded: dict[int, np.ndarray] = {}
+    described: tiff.DescribedPages = {}
     bands = []
     for page, band in places:
         directory_at = page.directory_at
         if directory_at not in decoded:
-            decoded[directory_at] = tiff.decode_bands(file, directory_at)
+            decoded[directory_at] = tiff.decode_bands(file, directory_at, described)
         bands.append(decoded[directory_at][..., band])
     return np.stack(bands, axis=-1)
 
