@@ -289,11 +289,19 @@ def test_channels_of_one_value_are_named(caplog):
     assert "6 training images: 1, 3." in message
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float32])
-def test_the_no_data_value_of_gdal_is_missing(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        (np.uint16, "7"),
+        (np.int16, "7"),
+        (np.float32, "7"),
+        (np.float32, "-3.4028234663852886e+38"),  # the least value of GDAL
+    ],
+)
+def test_the_no_data_value_of_gdal_is_missing(dtype, text):
     values = np.full((6, 5, 2), 40, dtype)
-    values[1, 2, 1] = 7
-    no_data = (42113, 2, 0, "7", True)
+    values[1, 2, 1] = float(text)
+    no_data = (42113, 2, 0, text, True)
     file = encode_tiff(
         values,
         photometric="minisblack",

@@ -99,6 +99,8 @@ DescribedPages = dict[bytes, tifffile.TiffPage]
 
 _SPARE_PIXELS = 2**24
 """Pixels of strips or tiles beyond twice the pixels of the page: a tile may be larger than it."""
+_LONGEST_NUMBER = 64
+"""Number of bytes of a number in text: the least of float32 has 23, -3.4028234663852886e+38."""
 _LARGEST_TABLES = 2**16
 """Number of bytes of JPEG tables."""
 
@@ -348,7 +350,7 @@ def decode_bands(
 def _find_missing(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarray:
     """Return True for the value that GDAL's tag states to be no data."""
     nothing = np.zeros((), bool)
-    tag = read_tiff_tags(file, (_GDAL_NO_DATA,), directory_at=layout.directory_at)
+    tag = read_tiff_tags(file, (_GDAL_NO_DATA,), _LONGEST_NUMBER, layout.directory_at)
     if _GDAL_NO_DATA not in tag:
         return nothing
     text = bytes(map(int, tag[_GDAL_NO_DATA].values)).partition(b"\0")[0]
