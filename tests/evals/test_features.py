@@ -289,6 +289,18 @@ def test_features_that_are_not_finite():
         collect(batches, step_with_nan, None, labels)
 
 
+def test_images_of_different_normalised_bands_have_different_hashes():
+    pixels = np.random.default_rng(0).uniform(-0.5, 0.5, (3, *VIT.image_shape))
+    pixels[2] = pixels[0]
+    step = jax.jit(make_feature_step("pre_logits", VIT))
+
+    rows = step(filled(VIT), make_batch(pixels.astype(np.float32)))
+
+    first, second, copy = join_hash_words(np.asarray(rows["hash_B2"])).tolist()
+    assert first != second
+    assert first == copy
+
+
 def test_images_on_both_sides():
     def make_side(numbers, unreadable=()):
         count = len(numbers)

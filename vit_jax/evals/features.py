@@ -507,9 +507,12 @@ def count_common_images(train: Features, test: Features) -> int:
 def _compute_pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
     """Return two sums, modulo 2**32, of pixels times odd numbers, (B, 2) uint32.
 
-    The odd numbers depend on the position of the pixel.
+    The odd numbers depend on the position of the pixel. Of normalised bands the bits count.
     """
-    pixels_BP = image_BHWC.reshape(len(image_BHWC), -1).astype(jnp.uint32)
+    pixels_BP = image_BHWC.reshape(len(image_BHWC), -1)
+    if pixels_BP.dtype == jnp.float32:
+        pixels_BP = jax.lax.bitcast_convert_type(pixels_BP, jnp.uint32)
+    pixels_BP = pixels_BP.astype(jnp.uint32)
     position_P = jax.lax.iota(jnp.uint32, pixels_BP.shape[1])
     one = np.uint32(1)
 
