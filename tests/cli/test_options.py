@@ -403,6 +403,11 @@ VALUES = {
     "interpolation": ("bicubic", "bicubic"),
     "exif_orientation": ("ignored", "ignored"),
     "value_range": ("0,4095", (0.0, 4095.0)),
+    "channels": ("4", 4),
+    "bands": ("4,3,2", (4, 3, 2)),
+    "channel_mean": ("1,2.5", (1.0, 2.5)),
+    "channel_std": ("1,2.5", (1.0, 2.5)),
+    "channel_weights": ("zero", "zero"),
 }
 FIELDS = [(kind.PREFIX, option.name) for kind in GROUPS for option in list_options(kind)]
 

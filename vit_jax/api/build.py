@@ -31,11 +31,12 @@ from vit_jax.config.schema import (
     PositionResize,
 )
 from vit_jax.config.sizes import RGB_CHANNELS
-from vit_jax.data.decoding.bands import BandChoice
+from vit_jax.data.decoding.bands import BandChoice, read_bands
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
 from vit_jax.storage.files import use_compilation_cache
+from vit_jax.weights.channels import describe_adaptation
 from vit_jax.weights.description import choose_orientation, describe_preparation
 from vit_jax.weights.fit import fit, fit_channels
 from vit_jax.weights.folding import read_normalisation
@@ -293,7 +294,13 @@ def _fit_images(
         weights = resize_weights(weights, _to_height_and_width(image_size), position_resize)
     if channels is None or channels == weights.architecture.channels:
         return weights
-    return fit_channels(weights, _require_integer(channels), channel_weights)
+    note = describe_adaptation(
+        weights.architecture.channels,
+        _require_integer(channels),
+        channel_weights,
+        "channel_weights",
+    )
+    return fit_channels(weights, channels, channel_weights).add_note(note)
 
 
 def _build_preparation(
@@ -331,11 +338,12 @@ def _find_preparation(
     The authors' is not used if the caller requests another. The orientation is always stated.
     """
     stated = weights.preprocessing or {}
+    states_preparation = any(field != "bands" for field in stated)
     notes: tuple[str, ...] = ()
     preparation = _AUTHORS_PREPARATION.get(weights.format)
     is_requested = resize is not None or crop_fraction is not None
-    if not stated and not is_requested and preparation is not None:
-        stated = preparation
+    if not states_preparation and not is_requested and preparation is not None:
+        stated = {**stated, **preparation}
         notes = (_ASSUMED_PREPARATION.format(preparation["resize"]),)
     is_upright = choose_orientation(stated, weights.training, data)
     return {**stated, "exif_orientation": is_upright}, notes
@@ -503,8 +511,8 @@ def build_stored_transform(
         exif_orientation,
         value_range,
     )
-    if "bands" in known:
-        bands = BandChoice.read(known["bands"])
+    bands = read_bands(known)
+    if bands is not None:
         if is_requested_range:
             assert transform.value_range is not None
             bands = bands.set_range(*transform.value_range)

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vit_jax.cli.groups import ImageFields
@@ -26,6 +26,7 @@ from vit_jax.cli.options import (
     argument,
     format_command,
     is_given,
+    list_options,
     option,
     switch,
 )
@@ -43,6 +44,7 @@ from vit_jax.storage.files import cache_folder, expand_path
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
+    from vit_jax.data.decoding.bands import BandChoice
     from vit_jax.data.records import Source
     from vit_jax.data.transforms import EvaluationTransform
     from vit_jax.evals.feature_cache import Cache
@@ -55,7 +57,16 @@ if TYPE_CHECKING:
 Preprocessing = Literal["fewshot", "own"]
 Choice = Literal["mean_accuracy", "mean_rank"]
 _CLASSIFIED = ("pre_logits", "pooled", "token", "mean", "token_mean")  # a network can end in them
-_OF_WEIGHTS = ("layer", "cache", "global_batch", "weights", "images")  # options of duplicates
+_OF_WEIGHTS = ("layer", "cache", "global_batch", "weights")  # options of duplicates
+_OF_VALUES = (
+    "value_range",
+    "channels",
+    "bands",
+    "channel_mean",
+    "channel_std",
+    "channel_weights",
+)
+"""Options of images that the released preparation takes, too."""
 _COSINE = 0.95
 _CANDIDATE_BITS = 16
 
@@ -77,26 +88,42 @@ class _Features(Limits, Reading):
 
     @contextlib.contextmanager
     def open_extractor(
-        self, checkpoint: str, data: str, preprocessing: str = "own", **choice: Any
+        self,
+        checkpoint: str,
+        data: str,
+        preprocessing: str = "own",
+        measured_data: str | None = None,
+        **choice: Any,
     ) -> "Iterator[tuple[Extractor, SplitChoice, Weights]]":
         """Join the other processes and load the model.
+
+        Args:
+          checkpoint: path or address of the weights.
+          data: datasets of the images.
+          preprocessing: preparation of images, "own" or "fewshot".
+          measured_data: the same as for `load_model`.
+          **choice: fields of `SplitChoice`.
 
         Yields:
           the extractor, the choice of data, and the weights.
         """
         self.reject_data_dir(data)
         if preprocessing == "fewshot":
-            names = [field.name for field in dataclasses.fields(ImageFields)]
-            names.remove("value_range")
-            self.reject_ineffective(
-                [f"images.{name}" for name in names], "with --preprocessing=fewshot"
-            )
+            names = _name_image_options(except_for=_OF_VALUES)
+            self.reject_ineffective(names, "with --preprocessing=fewshot")
 
         with join_processes():
             from vit_jax.evals.features import Extractor
             from vit_jax.evals.splits import SplitChoice
 
-            model, transform, weights = self._load_prepared(checkpoint, data, preprocessing)
+            split_choice = SplitChoice(data_dir=self.data_dir, **choice)
+            model, transform, weights = self._load_prepared(
+                checkpoint,
+                data,
+                preprocessing,
+                split_choice,
+                measured_data,
+            )
             extractor = Extractor(
                 module=model.module,
                 architecture=model.architecture,
@@ -105,13 +132,21 @@ class _Features(Limits, Reading):
                 cache=self._open_cache(),
                 **self.limits,
             )
-            split_choice = SplitChoice(
-                data_dir=self.data_dir,
+            split_choice = dataclasses.replace(
+                split_choice,
                 value_range=transform.value_range,
                 bands=transform.bands,
-                **choice,
             )
             yield extractor, split_choice, weights
+
+    def list_channel_words(self) -> list[str]:
+        """Return the words of the options that choose channels and their values."""
+        words = []
+        for known in list_options(ImageFields):
+            value = getattr(self.images, known.name)
+            if known.name in _OF_VALUES and value != known.default:
+                words += known.to_words(value)
+        return [f"--images.{word.removeprefix('--')}" for word in words]
 
     def reject_data_dir(self, data: str) -> None:
         """Raise UsageError for --data_dir= if all data are files that they name."""
@@ -156,28 +191,36 @@ class _Features(Limits, Reading):
         checkpoint: str,
         data: str,
         preprocessing: str,
+        choice: "SplitChoice",
+        measured_data: str | None,
     ) -> "tuple[Model, EvaluationTransform, Weights]":
         """Load the model and build the preparation of its images."""
         is_own = preprocessing == "own"
-        reading: Reading = self
-        if not is_own:
-            # The protocol takes the range of values, even if the weights describe no preparation.
-            reading = dataclasses.replace(self, images=ImageFields())
-        model, weights = reading.load(
+        model, weights = self.load(
             checkpoint,
             data=data,
+            measured_data=measured_data,
+            choice=choice,
             is_placed=True,
             needs_classes=False,
             needs_transform=is_own,
+            uses_preparation=is_own,
             uses_head=False,
         )
         if is_own:
             return model, model.require_transform(), weights
 
+        from vit_jax.data.decoding.bands import read_bands
         from vit_jax.weights.description import choose_orientation
 
         is_upright = choose_orientation(weights.preprocessing, weights.training, data)
-        transform = _build_fewshot_transform(model, is_upright, self.images.value_range)
+        bands = read_bands(weights.preprocessing)
+        if bands is None and model.transform is not None:
+            bands = model.transform.bands
+        value_range = self.images.value_range
+        if bands is not None and value_range is not None:
+            bands = bands.set_range(*value_range)
+        transform = _build_fewshot_transform(model, is_upright, value_range, bands)
         return model, transform, weights
 
     def _open_cache(self) -> "Cache | None":
@@ -312,7 +355,7 @@ class Fewshot(_Pairs):
 
     def suggest_next(self) -> str:
         """Return a probe of all training images."""
-        return format_command("probe", self.checkpoint, self.data)
+        return format_command("probe", self.checkpoint, self.data, *self.list_channel_words())
 
     def run(self) -> None:
         from vit_jax.evals.fewshot import FewShot
@@ -357,7 +400,13 @@ class Probe(_Pairs):
         """Return a prediction by the classifier, or the fine-tuning of the weights."""
         if self.output is not None:
             return f"{format_command('predict', self.output)} IMAGE"
-        return format_command("finetune", self.checkpoint, self.data.partition(",")[0])
+        words = []
+        for word in self.list_channel_words():
+            field = word.removeprefix("--images.")
+            section = "model" if field.startswith("channel_weights") else "input"
+            words.append(f"--config.{section}.{field}")
+        data = self.data.partition(",")[0]
+        return format_command("finetune", self.checkpoint, data, *words)
 
     def _has_classifier(self) -> bool:
         """Return True if one classifier of features in which a network can end is fitted."""
@@ -453,7 +502,7 @@ class Knn(_Pairs):
 
     def suggest_next(self) -> str:
         """Return a probe of the same features."""
-        return format_command("probe", self.checkpoint, self.data)
+        return format_command("probe", self.checkpoint, self.data, *self.list_channel_words())
 
     def run(self) -> None:
         with self.open_pairs() as (pairs, extractor, weights):
@@ -494,7 +543,7 @@ class Features(_DataFeatures):
 
     def suggest_next(self) -> str:
         """Return a probe of the same features."""
-        return format_command("probe", self.checkpoint, self.data)
+        return format_command("probe", self.checkpoint, self.data, *self.list_channel_words())
 
     def run(self) -> None:
         output = resolve_output_file(self.output)
@@ -579,7 +628,8 @@ class Duplicates(_Features):
 
     def run(self) -> None:
         if self.checkpoint is None:
-            self.reject_ineffective(_OF_WEIGHTS, "without --weights")
+            names = _name_image_options(except_for=("channels", "bands"))
+            self.reject_ineffective([*_OF_WEIGHTS, *names], "without --weights")
         self.reject_data_dir(f"{self.data},{self.against}")
         files = {}
         for name, path in self.collect_values("output", "write").items():
@@ -640,15 +690,22 @@ class Duplicates(_Features):
     def _open_search(self) -> "Iterator[tuple[Extractor | None, SplitChoice]]":
         """Join the other processes; load the model of --weights=, if there is one."""
         if self.checkpoint is not None:
-            opening = self.open_extractor(self.checkpoint, f"{self.data},{self.against}")
+            opening = self.open_extractor(
+                self.checkpoint,
+                f"{self.data},{self.against}",
+                measured_data=self.data,
+            )
             with opening as (extractor, choice, _):
                 yield extractor, choice
             return
 
         with join_processes():
+            from vit_jax.data.decoding.bands import choose_bands
             from vit_jax.evals.splits import SplitChoice
 
-            yield None, SplitChoice(data_dir=self.data_dir)
+            inputs = self.images.choose_input(None)
+            bands = None if inputs is None else choose_bands(inputs)
+            yield None, SplitChoice(data_dir=self.data_dir, bands=bands)
 
 
 def _is_writable(folder: pathlib.Path) -> bool:
@@ -660,8 +717,20 @@ def _is_writable(folder: pathlib.Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
+def _name_image_options(except_for: Collection[str]) -> list[str]:
+    """Return the names of options of images, except for these fields."""
+    names = []
+    for field in dataclasses.fields(ImageFields):
+        if field.name not in except_for:
+            names.append(f"images.{field.name}")
+    return names
+
+
 def _build_fewshot_transform(
-    model: "Model", exif_orientation: bool, value_range: tuple[float, float] | None
+    model: "Model",
+    exif_orientation: bool,
+    value_range: tuple[float, float] | None,
+    bands: "BandChoice | None",
 ) -> "EvaluationTransform":
     """Build the released protocol's preparation, with values mapped by `value_range` or as in training."""
     from vit_jax.data.transforms import build_fewshot_transform
@@ -673,5 +742,5 @@ def _build_fewshot_transform(
         model.architecture.image_size,
         exif_orientation=exif_orientation,
         value_range=value_range,
-        bands=None if own is None else own.bands,
+        bands=bands,
     )

@@ -8,15 +8,20 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from vit_jax.cli.options import Group, PositiveShare, option, switch
+from vit_jax.cli.options import Group, PositiveShare, UsageError, option, switch
 from vit_jax.cli.outputs import note
 from vit_jax.config.network_options import AddedTo, Gelu, Rope
-from vit_jax.config.rules import Count, Positive
-from vit_jax.config.schema import Interpolation
+from vit_jax.config.rules import Count, Positive, Range
+from vit_jax.config.schema import ChannelWeights, Interpolation
 from vit_jax.weights import OPTIONS
 
 if TYPE_CHECKING:
+    from jax.sharding import Sharding
+
     from vit_jax.api import Model
+    from vit_jax.config import InputConfig
+    from vit_jax.data.decoding.bands import BandChoice
+    from vit_jax.evals.splits import SplitChoice
     from vit_jax.weights import Weights
 
 
@@ -100,7 +105,7 @@ class WeightFields(AllowedCode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageFields(Group):
-    """Preparation of images, by default as the weights state it."""
+    """Image preparation; default: as stored."""
 
     PREFIX: ClassVar[str] = "images"
 
@@ -118,8 +123,61 @@ class ImageFields(Group):
     )
     value_range: Annotated[tuple[float, float] | None, _read_range] = option(
         "LOW,HIGH",
-        "values of files of more than 8 bits that become 0 and 255; default: as in training",
+        "values of files of more than 8 bits that become 0 and 255; of bands -1 and 1; default: as "
+        "in training",
     )
+    channels: Annotated[int | None, Range("[1, 32]")] = option(
+        "N", "number of channels of the images; default: as the weights"
+    )
+    bands: tuple[Count, ...] | None = option(
+        "N,…", "stored bands to read, in this order, counted from 1; default: all"
+    )
+    channel_mean: tuple[float, ...] | None = option(
+        "X,…", "stored value of each channel that becomes 0; default: of the training images"
+    )
+    channel_std: tuple[Positive, ...] | None = option(
+        "X,…", "difference that becomes 1, of each channel; default: of the training images"
+    )
+    channel_weights: ChannelWeights | None = option(
+        "", "first kernel for other channels than the weights have, as in finetune; default: cyclic"
+    )
+
+    def reject_channel_weights(self, reason: str) -> None:
+        """Raise UsageError if a method is set, which has no effect for this reason."""
+        method = self.channel_weights
+        if method is not None:
+            raise UsageError(
+                f"--images.channel_weights={method}: has no effect {reason}. Leave it out."
+            )
+
+    def choose_input(self, stored: "BandChoice | None") -> "InputConfig | None":
+        """Return the input with the chosen channels; None without an option of them.
+
+        `stored` are the bands of the weights, which are read unless others are chosen.
+        """
+        values = self.collect_values("channels", "bands", "channel_mean", "channel_std")
+        if not values:
+            self.reject_channel_weights("without --images.channels")
+            return None
+        if stored is not None and not values.keys() & {"channels", "bands"}:
+            values["channels"] = stored.count
+            values["bands"] = stored.numbers
+
+        from vit_jax.config import InputConfig
+        from vit_jax.config.run_rules import find_band_problem, find_scale_problem
+
+        inputs = InputConfig(
+            train_split="train",
+            test_split="test",
+            image_size=(1, 1),  # neither are splits used
+            value_range=self.value_range,
+            **values,
+        )
+        for problem in (find_band_problem(inputs), find_scale_problem(inputs)):
+            if problem is not None:
+                named = problem.replace("config.input.", "--images.")
+                raise UsageError(named.replace("input.", "--images.", 1))
+        return inputs
 
     def collect_options(self) -> dict[str, Any]:
         """Return the options as `from_weights` takes them."""
@@ -144,10 +202,13 @@ def load_model(
     image_fields: ImageFields,
     *,
     data: str = "",
+    measured_data: str | None = None,
+    choice: "SplitChoice | None" = None,
     class_names: list[str] | None = None,
     is_placed: bool = False,
     needs_classes: bool = True,
     needs_transform: bool = True,
+    uses_preparation: bool = True,
     uses_head: bool = True,
 ) -> "tuple[Model, Weights]":
     """Load a model and print notes about its weights.
@@ -157,35 +218,32 @@ def load_model(
       weight_fields: facts about the weights.
       image_fields: preparation of images.
       data: datasets of the images; "": image files.
+      measured_data: dataset whose training images determine the normalisation of channels that no
+        option states; None: `data`.
+      choice: its splits and classes.
       class_names: names of the classes; default: of the weights.
       is_placed: put the parameters on every device of all processes, not on one device.
       needs_classes: reject weights without a classifier.
       needs_transform: reject weights that do not state how images are prepared.
+      uses_preparation: prepare images by the options; False: the caller builds another preparation.
       uses_head: print warnings about the head.
     """
-    import jax
-
     from vit_jax import hosts
     from vit_jax.api import from_weights
-    from vit_jax.sharding import build_mesh, replicate
-    from vit_jax.weights import load_weights
 
-    facts = weight_fields.collect_facts()
-    if class_names is not None:
-        facts["class_names"] = class_names
-    weights = load_weights(checkpoint, polyak=not weight_fields.raw, **facts)
+    weights = _load_weights(checkpoint, weight_fields, class_names)
+    weights = _adapt_channels(weights, image_fields, measured_data or data, choice)
     if hosts.is_first():
         note(*weights.notes)
         if uses_head:
             note(*weights.warnings())
 
-    sharding = None
-    if is_placed:
-        sharding = replicate(build_mesh(jax.devices()))
+    if not uses_preparation:
+        image_fields = ImageFields()
     model = from_weights(
         weights,
         compute_dtype=weight_fields.compute_dtype,
-        sharding=sharding,
+        sharding=_choose_sharding(is_placed=is_placed),
         data=data,
         **image_fields.collect_options(),
     )
@@ -197,3 +255,88 @@ def load_model(
     if needs_transform:
         model.require_transform()
     return model, weights
+
+
+def _load_weights(
+    checkpoint: str,
+    weight_fields: WeightFields,
+    class_names: list[str] | None,
+) -> "Weights":
+    """Return the weights by the stated facts."""
+    from vit_jax.weights import load_weights
+
+    facts = weight_fields.collect_facts()
+    if class_names is not None:
+        facts["class_names"] = class_names
+    return load_weights(checkpoint, polyak=not weight_fields.raw, **facts)
+
+
+def _choose_sharding(*, is_placed: bool) -> "Sharding | None":
+    """Return the layout on every device of all processes; None for one device."""
+    if not is_placed:
+        return None
+
+    import jax
+
+    from vit_jax.sharding import build_mesh, replicate
+
+    return replicate(build_mesh(jax.devices()))
+
+
+def _adapt_channels(
+    weights: "Weights",
+    image_fields: ImageFields,
+    data: str,
+    choice: "SplitChoice | None",
+) -> "Weights":
+    """Return the weights for the channels that the options choose, with a note on the change."""
+    from vit_jax.data.decoding.bands import choose_bands, read_bands
+
+    inputs = image_fields.choose_input(read_bands(weights.preprocessing))
+    if inputs is None:
+        return weights
+    if inputs.reads_bands and not inputs.channel_mean and inputs.value_range is None:
+        inputs = _measure_channels(weights, inputs, data, choice)
+
+    from vit_jax.weights.channels import describe_adaptation
+    from vit_jax.weights.fit import set_bands
+
+    stored = weights.architecture.channels
+    method = image_fields.channel_weights or "cyclic"
+    if stored != inputs.channels:
+        weights = weights.add_note(
+            describe_adaptation(stored, inputs.channels, method, "--images.channel_weights")
+        )
+    else:
+        reason = f"on images with the {stored} channels of the weights"
+        image_fields.reject_channel_weights(reason)
+    return set_bands(weights, inputs.channels, choose_bands(inputs), method)
+
+
+def _measure_channels(
+    weights: "Weights",
+    inputs: "InputConfig",
+    data: str,
+    choice: "SplitChoice | None",
+) -> "InputConfig":
+    """Return the input with mean and standard deviation of the training images, as in finetune.
+
+    Raises:
+      UsageError: there is not one dataset.
+    """
+    if not data or "," in data:
+        raise UsageError(
+            f"--images.channels={inputs.channels}: must have one dataset, whose training images are "
+            "measured, or a normalisation. Add --images.value_range=LOW,HIGH, or "
+            "--images.channel_mean= and --images.channel_std=."
+        )
+
+    from vit_jax.data.channel_statistics import measure_bands
+    from vit_jax.data.decoding.bands import BandChoice
+    from vit_jax.evals.splits import SplitChoice, open_train_split
+
+    bands = BandChoice(inputs.channels, inputs.bands)
+    choice = dataclasses.replace(choice or SplitChoice(), bands=bands)
+    source = open_train_split(data, choice, weights.training)
+    mean, std = measure_bands(source, inputs)
+    return dataclasses.replace(inputs, channel_mean=mean, channel_std=std)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from vit_jax.config.field_checks import apply_rules, is_value_range
 from vit_jax.config.lengths import get_phases, list_patch_dropouts
-from vit_jax.config.schema import FinetuneConfig, RunConfig
+from vit_jax.config.schema import FinetuneConfig, InputConfig, RunConfig
 from vit_jax.imports.references import parse_allowed_code, resolve
 
 RGB_AUGMENTATIONS = {
@@ -73,7 +73,11 @@ def check_value_range(config: RunConfig) -> str | None:
 
 def check_bands(config: RunConfig) -> str | None:
     """Each channel must have one band, if bands are chosen."""
-    inputs = config.input
+    return find_band_problem(config.input)
+
+
+def find_band_problem(inputs: InputConfig) -> str | None:
+    """Return the problem of bands that are not one a channel."""
     count = len(inputs.bands)
     if count in (0, inputs.channels):
         return None
@@ -83,7 +87,11 @@ def check_bands(config: RunConfig) -> str | None:
 
 def check_channel_scale(config: RunConfig) -> str | None:
     """Mean and standard deviation must be those of all channels, in place of a range."""
-    inputs = config.input
+    return find_scale_problem(config.input)
+
+
+def find_scale_problem(inputs: InputConfig) -> str | None:
+    """Return the problem of a mean and standard deviation that do not suit the channels."""
     mean = inputs.channel_mean
     std = inputs.channel_std
     if not mean and not std:

@@ -227,6 +227,16 @@ def open_split(
     return plan.open_split(split or plan.config.test_split, is_classified=False)
 
 
+def open_train_split(
+    name: str,
+    choice: SplitChoice,
+    training: TrainingData | None = None,
+) -> Source:
+    """Open the training split, whose images determine statistics; arguments as for `open_split`."""
+    plan = _plan_data(name, choice, training)
+    return plan.open_split(plan.config.train_split, is_classified=False)
+
+
 def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence[str]) -> str:
     """Return the usual split, "all" for files without splits, or the only split of files.
 

@@ -11,7 +11,7 @@ import jax
 
 from vit_jax.config import FinetuneConfig, load_recipe
 from vit_jax.config.data_kinds import EMBEDDED
-from vit_jax.data.decoding.bands import BandChoice
+from vit_jax.data.decoding.bands import read_bands
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.evals.least_squares import memory_bytes
@@ -133,10 +133,9 @@ class _Choices:
 
 def _choose_bands(choices: _Choices, weights: Weights) -> list[str]:
     """Read the bands of the weights, normalised as for them; return the reason."""
-    stored = (weights.preprocessing or {}).get("bands")
-    if stored is None or choices.has_any(["input.channels", "input.bands"]):
+    bands = read_bands(weights.preprocessing)
+    if bands is None or choices.has_any(["input.channels", "input.bands"]):
         return []
-    bands = BandChoice.read(stored)
     choices.add(f"input.channels={bands.count}")
     if bands.numbers:
         choices.add(f"input.bands={','.join(map(str, bands.numbers))}")

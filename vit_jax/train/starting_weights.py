@@ -21,6 +21,7 @@ from vit_jax.evals.imagenet_classes import match_outputs
 from vit_jax.models.initial_values import sample_truncated_normal
 from vit_jax.text.printable import printable
 from vit_jax.weights import Weights, load_weights
+from vit_jax.weights.channels import describe_adaptation
 from vit_jax.weights.fit import Fitted, fit
 from vit_jax.weights.head_edits import remove_head, select_classes
 
@@ -87,7 +88,13 @@ def adapt(config: FinetuneConfig, train: Source, weights: Weights | None = None)
         channel_weights=config.model.channel_weights,
     )
     if architecture.channels != kept.architecture.channels:
-        choices.append(_describe_channels(kept.architecture.channels, config))
+        note = describe_adaptation(
+            kept.architecture.channels,
+            architecture.channels,
+            config.model.channel_weights,
+            "config.model.channel_weights",
+        )
+        choices.append(note)
     if config.model.head_stddev:
         fitted = _draw_last_layer(fitted, config.model.head_stddev, config.seed)
     lines = [f"weights  {kept.source}", f"         {fitted.summary()}"]
@@ -146,21 +153,6 @@ def _follow_preparation(inputs: InputConfig, stated: Mapping[str, Any]) -> tuple
     return (
         dataclasses.replace(inputs, **values),
         f"Test images are prepared as for the weights: {shown}.",
-    )
-
-
-def _describe_channels(stored: int, config: FinetuneConfig) -> str:
-    """Return the note on the first kernel, which has other channels than the weights."""
-    channels = config.input.channels
-    method = config.model.channel_weights
-    change = f"the first {min(stored, channels)} are kept, others are zero"
-    if method == "cyclic":
-        change = f"repeated in turn, times {stored}/{channels}, as timm"
-    if method == "cyclic" and channels == 1:
-        change = "summed, as timm"
-    return (
-        f"The first layer takes {channels} channel(s), the weights {stored}: their kernels are "
-        f"{change} (config.model.channel_weights={method})."
     )
 
 

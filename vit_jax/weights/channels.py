@@ -26,3 +26,24 @@ def adapt_channels(kernel_hwCD: np.ndarray, channels: int, method: str) -> np.nd
     cycle = np.arange(channels) % stored
     repeated_hwND = kernel_hwCD[..., cycle, :]
     return (repeated_hwND * (stored / channels)).astype(np.float32)
+
+
+def describe_adaptation(stored: int, channels: int, method: str, option: str) -> str:
+    """Return the note on a first kernel for other channels than the weights have.
+
+    Args:
+      stored: number of channels of the weights.
+      channels: number of channels of the images.
+      method: the same as for `adapt_channels`.
+      option: name of the option that chooses the method.
+    """
+    if method == "zero":
+        change = f"the first {min(stored, channels)} kernels are kept, others are zero"
+    elif channels == 1:
+        change = "the kernels are summed, as timm"
+    else:
+        change = f"the kernels are repeated in turn, times {stored}/{channels}, as timm"
+    return (
+        f"The first layer takes {channels} channel(s), the weights {stored}: {change} "
+        f"({option}={method})."
+    )

@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.config.architecture_rules import require_valid
+from vit_jax.data.decoding.bands import BandChoice
 from vit_jax.weights.channels import FIRST_KERNELS, adapt_channels
 from vit_jax.weights.folding import OURS, Normalisation, read_normalisation
 from vit_jax.weights.load import Weights
@@ -220,6 +221,32 @@ def fit_channels(weights: Weights, channels: int, method: str) -> Weights:
     for field in ("bands", "mean", "std"):
         preprocessing.pop(field, None)
     return dataclasses.replace(changed, preprocessing=preprocessing or None)
+
+
+def set_bands(
+    weights: Weights,
+    channels: int,
+    bands: BandChoice | None,
+    method: str,
+) -> Weights:
+    """Return the network for these bands, which its preprocessing states.
+
+    Args:
+      weights: weights of any number of channels.
+      channels: number of channels of the images.
+      bands: bands of the images, with their normalisation; None: RGB.
+      method: the same as for `adapt_channels`.
+
+    Raises:
+      ValueError: the number is not allowed.
+    """
+    if channels != weights.architecture.channels:
+        weights = fit_channels(weights, channels, method)
+    preprocessing = dict(weights.preprocessing or {})
+    preprocessing.pop("bands", None)
+    if bands is not None:
+        preprocessing["bands"] = dataclasses.asdict(bands)
+    return dataclasses.replace(weights, preprocessing=preprocessing or None)
 
 
 # Single changes, and their effect.

@@ -167,6 +167,18 @@ class BandChoice:
         return (normalised_HWC * np.asarray(self.std) + self.mean).astype(np.float32)
 
 
+def read_bands(preprocessing: Mapping[str, Any] | None) -> BandChoice | None:
+    """Return the bands that the preprocessing of weights states; None for RGB.
+
+    Raises:
+      ValueError: see `BandChoice.read`.
+    """
+    stored = (preprocessing or {}).get("bands")
+    if stored is None:
+        return None
+    return BandChoice.read(stored)
+
+
 def choose_bands(config: InputConfig) -> BandChoice | None:
     """Return the bands that a config reads as stored, and their normalisation; None for RGB."""
     if not config.reads_bands:

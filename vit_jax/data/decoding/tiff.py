@@ -33,7 +33,8 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)
 
 CHOOSE_BANDS = (
     "Read all with --config.input.channels=NUMBER, some with --config.input.channels=3 "
-    "--config.input.bands=1,2,3 (any bands), or choose them with: "
+    "--config.input.bands=1,2,3 (any bands; on frozen features --images. in place of "
+    "--config.input.), or choose them with: "
     "gdal_translate -b 1 -b 2 -b 3 FILE NEW_FILE"
 )
 MOST_BANDS = 4

@@ -99,8 +99,9 @@ class ArraySource(ListedSource):
             return []
         raise ValueError(
             f"{printable(images.place)}: images are {images.dtype} {images.shape}. Give uint8 "
-            "(N, H, W), or (N, H, W, C) with 1, 3 or 4 channels; or read values as stored, by weights "
-            f"trained with --config.input.channels={channels}{_BANDS_OF_RGB.get(channels, '')}."
+            "(N, H, W), or (N, H, W, C) with 1, 3 or 4 channels; or read values as stored: "
+            f"--config.input.channels={channels}{_BANDS_OF_RGB.get(channels, '')}, on frozen features "
+            "--images. in place of --config.input."
         )
 
     @functools.cached_property
