@@ -19,6 +19,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.integration.commands import environment_of
 from tests.launch.conftest import LAUNCH
 from tests.launch.test_cost_guard import MACHINE
 from tests.launch.test_scripts import FAKE_PYTHON, write_program
@@ -49,7 +50,7 @@ def find_free_port():
 # vit-jax of the checkout that it runs in: here, and on a worker as one of two processes of a run.
 TOOL = """#!/bin/bash
 set -euo pipefail
-export PYTHONPATH="{checkout}" JAX_PLATFORMS=cpu
+export PYTHONPATH="{checkout}" JAX_PLATFORMS=cpu XLA_FLAGS="{xla_flags}"
 if [[ -n "${{HOST:-}}" ]]; then
   export PYTHONPATH="$HOME/vit_jax"
   if [[ "$1" == pretrain ]]; then
@@ -85,7 +86,12 @@ def stage(stage):
     subprocess.run(["git", "-C", stage.checkout, "add", "--all"], check=True)
 
     python = shlex.quote(sys.executable)
-    tool = TOOL.format(checkout=stage.checkout, port=find_free_port(), python=python)
+    tool = TOOL.format(
+        checkout=stage.checkout,
+        port=find_free_port(),
+        python=python,
+        xla_flags=environment_of(devices=1)["XLA_FLAGS"],  # without optimisation, as in tests
+    )
     stage.install(write_program(stage.folder / "tool", tool))
     (stage.folder / "bin").mkdir()
     write_program(stage.folder / "bin/python3", FAKE_PYTHON)
