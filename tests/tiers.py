@@ -23,7 +23,9 @@ MARKERS = {
 
 ONCE = (
     "cli/test_upright_files.py",
+    "data/decoding",
     "data/kinds/test_vtab_tasks.py",
+    "data/test_image_matrix.py",
     "docs/test_intervals.py",
     "docs/test_language.py",
     "docs/test_lengths.py",
@@ -32,11 +34,11 @@ ONCE = (
     "models/test_parameter_counts.py",
     "test_architecture.py",
     "test_readability.py",
-    "tools/figures/test_network.py",
-    "tools/figures/test_page.py",
+    "tools/figures",
     "tools/plan/test_calibration.py",
     "tools/plan/test_preflight.py",
     "tools/plan/test_search.py",
+    "tools/sweeps",
 )
 """Files and folders that `--newest` skips.
 
