@@ -60,16 +60,24 @@ class BandChoice:
           ValueError: its numbers do not belong together.
         """
         problem = ValueError(f"bands={stored!r}: must be count, numbers, mean and std of channels.")
-        if not isinstance(stored, Mapping) or set(stored) != {"count", "numbers", "mean", "std"}:
+        if not isinstance(stored, Mapping):
+            raise problem
+        if set(stored) != {"count", "numbers", "mean", "std"}:
             raise problem
         count = stored["count"]
         if type(count) is not int or not 1 <= count <= MOST_CHANNELS:
             raise problem
-        numbers, mean, std = (stored[name] for name in ("numbers", "mean", "std"))
-        if not all(_are_numbers(values, count) for values in (numbers, mean, std)):
-            raise problem
-        are_bands = all(type(number) is int and number > 0 for number in numbers)
-        if not are_bands or len(mean) != len(std) or min(std, default=1) <= 0:
+
+        numbers = stored["numbers"]
+        mean = stored["mean"]
+        std = stored["std"]
+        for values in (numbers, mean, std):
+            if not _are_numbers(values, count):
+                raise problem
+        for number in numbers:
+            if type(number) is not int or number < 1:
+                raise problem
+        if len(mean) != len(std) or min(std, default=1) <= 0:
             raise problem
         return cls(count, tuple(numbers), tuple(mean), tuple(std))
 
@@ -119,7 +127,7 @@ class BandChoice:
         num_bands = values_HWC.shape[-1]
         if self.numbers:
             require_numbers(self.numbers, num_bands)
-            values_HWC = values_HWC[..., [number - 1 for number in self.numbers]]
+            values_HWC = values_HWC[..., np.subtract(self.numbers, 1)]
         elif num_bands != self.count:
             raise WrongBands(
                 f"it has {spell_bands(num_bands)}, and the network takes {self.count}. Give files "
@@ -135,8 +143,10 @@ class BandChoice:
         """Return an array of which `select` returns these chosen bands; other bands are 0."""
         if not self.numbers:
             return chosen_HWC
-        values_HWC = np.zeros((*chosen_HWC.shape[:2], max(self.numbers)), chosen_HWC.dtype)
-        values_HWC[..., [number - 1 for number in self.numbers]] = chosen_HWC
+        height, width, _ = chosen_HWC.shape
+        num_bands = max(self.numbers)
+        values_HWC = np.zeros((height, width, num_bands), chosen_HWC.dtype)
+        values_HWC[..., np.subtract(self.numbers, 1)] = chosen_HWC
         return values_HWC
 
     def complete(self, values_HWC: np.ndarray) -> np.ndarray:
@@ -164,7 +174,10 @@ class BandChoice:
         """Return the stored values of normalised channels, float32."""
         if not self.mean:
             return normalised_HWC.astype(np.float32)
-        return (normalised_HWC * np.asarray(self.std) + self.mean).astype(np.float32)
+
+        scaled_HWC = normalised_HWC * np.asarray(self.std)
+        values_HWC = scaled_HWC + self.mean
+        return values_HWC.astype(np.float32)
 
 
 def read_bands(preprocessing: Mapping[str, Any] | None) -> BandChoice | None:
@@ -198,8 +211,10 @@ def _are_numbers(values: Any, count: int) -> bool:
     """Return True for an empty list, or one of this many finite numbers."""
     if not isinstance(values, list | tuple) or len(values) not in (0, count):
         return False
-    has_numbers = all(type(value) in (int, float) for value in values)
-    return has_numbers and bool(np.isfinite(values).all())
+    for value in values:
+        if type(value) not in (int, float):
+            return False
+    return bool(np.isfinite(values).all())
 
 
 def _is_grey(values_HWC: np.ndarray) -> bool:
@@ -229,6 +244,8 @@ def apply_by_channels(
 
     parts = []
     for first in range(0, count, _OPENCV_CHANNELS):
-        part = np.ascontiguousarray(image_HWC[..., first : first + _OPENCV_CHANNELS])
-        parts.append(apply_by_channels(operation, part))
+        end = first + _OPENCV_CHANNELS
+        part_HWC = np.ascontiguousarray(image_HWC[..., first:end])
+        changed_HWC = apply_by_channels(operation, part_HWC)
+        parts.append(changed_HWC)
     return np.concatenate(parts, axis=-1)

@@ -103,9 +103,9 @@ def decode_bands(file: bytes, numbers: Sequence[int], most_pages: int) -> np.nda
         if not numbers:
             return values_HWC
         require_numbers(numbers, values_HWC.shape[-1])
-        return values_HWC[..., [number - 1 for number in numbers]]
+        return values_HWC[..., np.subtract(numbers, 1)]
 
-    places = [(page, band) for page in pages for band in range(page.num_bands)]
+    places = _list_places(pages)
     if numbers:
         require_numbers(numbers, len(places))
         places = [places[number - 1] for number in numbers]
@@ -113,7 +113,7 @@ def decode_bands(file: bytes, numbers: Sequence[int], most_pages: int) -> np.nda
         _require_one_band_a_page(pages, most_pages)
         _require_one_axis(_read_description(file, pages[0]), len(pages))
     # The limit of pixels was checked for the first page.
-    _require_equal(pages, [page for page, _ in places])
+    _require_equal(pages, places)
 
     decoded: dict[int, np.ndarray] = {}
     described: tiff.DescribedPages = {}
@@ -124,6 +124,15 @@ def decode_bands(file: bytes, numbers: Sequence[int], most_pages: int) -> np.nda
             decoded[directory_at] = tiff.decode_bands(file, directory_at, described)
         bands.append(decoded[directory_at][..., band])
     return np.stack(bands, axis=-1)
+
+
+def _list_places(pages: Sequence[Page]) -> list[tuple[Page, int]]:
+    """Return the page of each band and its number there, from 0."""
+    places = []
+    for page in pages:
+        for band in range(page.num_bands):
+            places.append((page, band))
+    return places
 
 
 def list_pages(file: bytes) -> list[Page]:
@@ -162,7 +171,9 @@ def _read_page(place: int, tags: Mapping[int, Tag]) -> list[Page]:
     """Return the page of a directory; [] for a directory without an image."""
     if _WIDTH not in tags or _HEIGHT not in tags:
         return []
-    values = _DEFAULTS | {number: int(tag.values[0]) for number, tag in tags.items()}
+    values = dict(_DEFAULTS)
+    for number, tag in tags.items():
+        values[number] = int(tag.values[0])
     page = Page(
         directory_at=place,
         size=(values[_WIDTH], values[_HEIGHT]),
@@ -176,11 +187,12 @@ def _read_page(place: int, tags: Mapping[int, Tag]) -> list[Page]:
 
 def _require_one_band_a_page(pages: Sequence[Page], most_pages: int) -> None:
     """Raise WrongBands for pages of colours, and for more pages than channels."""
-    if any(page.num_bands > 1 for page in pages):
-        raise WrongBands(
-            f"it has {len(pages)} pages, some of several bands, and it is unclear which are wanted. "
-            f"{_CHOOSE}"
-        )
+    for page in pages:
+        if page.num_bands > 1:
+            raise WrongBands(
+                f"it has {len(pages)} pages, some of several bands, and it is unclear which are "
+                f"wanted. {_CHOOSE}"
+            )
     if len(pages) > most_pages:
         raise WrongBands(
             f"it has {len(pages)} pages, the first of {pages[0].describe()}, and a network takes "
@@ -196,7 +208,10 @@ def _require_one_axis(description: str, num_pages: int) -> None:
         raise WrongBands(f"it has {len(images)} images by its OME metadata. {_CHOOSE}")
 
     lengths = _read_axes(description, num_pages)
-    axes = [f"{length} {name}" for name, length in lengths.items() if length > 1]
+    axes = []
+    for name, length in lengths.items():
+        if length > 1:
+            axes.append(f"{length} {name}")
     if len(axes) < 2:
         return
     words = " x ".join(axes)
@@ -233,10 +248,10 @@ def _read_description(file: bytes, page: Page) -> str:
     return bytes(map(int, tags[_DESCRIPTION].values)).decode("utf-8", "replace")
 
 
-def _require_equal(pages: Sequence[Page], chosen: Sequence[Page]) -> None:
-    """Raise WrongBands unless the chosen pages are like the first page."""
+def _require_equal(pages: Sequence[Page], places: Sequence[tuple[Page, int]]) -> None:
+    """Raise WrongBands unless the pages of the places are like the first page."""
     first = pages[0]
-    for page in chosen:
+    for page, _ in places:
         if page.kind == first.kind:
             continue
         number = pages.index(page) + 1
