@@ -109,11 +109,6 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
     )
 
 
-def test_an_option_that_does_not_exist():
-    with rejects("model.detph", "model.depth"):
-        vit_jax.create_model("ViT-mu/4", detph=2)
-
-
 # Networks of weights.
 
 

@@ -55,8 +55,9 @@ def test_test_batches_have_every_image_once(digits):
     ("data", "options", "rule"),
     [
         ("digitz", {}, "'digits'"),
-        ("digits", {"image_sise": 8}, "input.image_size"),
+        ("digits", {"image_sise": 8}, "Did you mean 'image_size'"),
         ("digits", {"mixup_alpha": 0.2}, "training step"),
+        ("digits", {"patch_dropout": 0.5}, "the network excludes patches"),
         ("digits", {"test_split": "val"}, "train.*test"),
         ("digits", {"batch_size": 0}, "at least 1"),
     ],

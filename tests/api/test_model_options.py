@@ -10,9 +10,10 @@ import typing
 import pytest
 
 import vit_jax
+from tests.rejections import rejects
 from tests.tiny import ROOT
-from vit_jax.api import build, model_options
-from vit_jax.config import ModelConfig
+from vit_jax.api import build, data, data_options, model_options
+from vit_jax.config import InputConfig, ModelConfig
 from vit_jax.config.rules import Reference
 from vit_jax.weights import OPTIONS
 
@@ -40,6 +41,18 @@ def test_options_of_create_model_are_the_fields_of_the_config():
         assert list_alternatives(hint) == list_alternatives(config_hints[name]), name
 
 
+def test_options_of_open_data_are_the_fields_of_the_config():
+    elsewhere = {"train_split", "test_split", "image_size", *data._OF_THE_STEP}
+    fields = {field.name for field in dataclasses.fields(InputConfig)} - elsewhere
+    config_hints = typing.get_type_hints(InputConfig)
+    option_hints = typing.get_type_hints(data_options.DataOptions)
+
+    assert option_hints.keys() == fields
+    assert option_hints.pop("augmentations") == tuple[str, ...]  # references in the config
+    for name, hint in option_hints.items():
+        assert list_alternatives(hint) == list_alternatives(config_hints[name]), name
+
+
 def test_options_of_load_model_are_those_of_its_two_steps():
     from_weights = set(build.from_weights.__kwdefaults__)
     elsewhere = {"num_classes", "image_size", "sharding", "data"}
@@ -62,9 +75,28 @@ def test_options_of_load_model_are_split():
     assert stated == {"num_heads": 4, "gelu": "exact"}
 
 
-def test_misspelt_options_are_rejected_before_a_file_is_read():
-    with pytest.raises(TypeError, match=r"load_model has no option num_head=\. Did .* 'num_heads'"):
-        vit_jax.load_model("missing", num_head=4)
+@pytest.mark.parametrize(
+    ("function", "error", "option", "meant"),
+    [
+        ("load_model", TypeError, "num_head", "num_heads"),
+        ("load_model", TypeError, "num_classs", "num_classes"),
+        ("create_model", ValueError, "num_classs", "num_classes"),
+        ("create_model", ValueError, "detph", "depth"),
+        ("open_data", ValueError, "batch_sise", "batch_size"),
+        ("open_data", ValueError, "holdout_fracton", "holdout_fraction"),
+    ],
+)
+def test_misspelt_options_are_rejected_before_a_file_is_read(function, error, option, meant):
+    rule = rf"{function} has no option {option}=\. Did you mean '{meant}'\?"
+
+    with pytest.raises(error, match=rule):
+        getattr(vit_jax, function)("missing", **{option: 4})
+
+
+@pytest.mark.parametrize("value", [None, -1, "10", True])
+def test_the_number_of_classes_is_an_integer(value):
+    with rejects("num_classes", "must be an integer from 0"):
+        vit_jax.create_model("ViT-mu/2", num_classes=value)
 
 
 PROGRAM = """
@@ -77,6 +109,9 @@ vit_jax.create_model("ViT-B/16", gelu="exakt")
 vit_jax.load_model("w.npz", num_head=4)
 vit_jax.load_model("w.npz", resize="sideways")
 text: str = model([]).logits_BK
+vit_jax.open_data("digits", flip=False, batch_size=2)
+vit_jax.open_data("digits", batch_sise=2)
+vit_jax.open_data("digits", train_crop="non")
 """
 
 
@@ -96,4 +131,4 @@ def test_a_type_checker_finds_wrong_options(tmp_path):
     )
 
     numbers = re.findall(r"program\.py:(\d+): error", checked.stdout)
-    assert numbers == ["6", "7", "8", "9", "10"], checked.stdout
+    assert numbers == ["6", "7", "8", "9", "10", "12", "13"], checked.stdout

@@ -13,7 +13,13 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.api.model import Model, make_preparation_error, number_classes
-from vit_jax.api.model_options import LoadOptions, ModelOptions, Resize, split_load_options
+from vit_jax.api.model_options import (
+    LoadOptions,
+    ModelOptions,
+    Resize,
+    describe_unknown_option,
+    split_load_options,
+)
 from vit_jax.config import (
     AdaptConfig,
     Architecture,
@@ -101,14 +107,17 @@ def create_model(
     Raises:
       ValueError: an unknown name or option, or numbers that do not fit together.
     """
-    _reject_foreign_arguments(options)
+    _reject_unknown_options(options)
+    num_classes = _require_integer("num_classes", num_classes, "from 0, where 0 gives features")
+    channels = _require_integer("channels", channels, "from 1 to 32")
+
     fields = {"name": name, "compute_dtype": compute_dtype, **options}
     config = from_dict(ModelConfig, fields, "model.")
     architecture = build_architecture(
         config,
         image_size=_to_height_and_width(image_size),
         num_classes=num_classes,
-        channels=_require_integer(channels),
+        channels=channels,
     )
     source = f"{name} with initial parameters of seed {seed}"
     size = architecture.image_size
@@ -127,11 +136,11 @@ def create_model(
     )
 
 
-def _require_integer(channels: int) -> int:
-    """Return the number of channels; raise ValueError if it is no integer."""
-    if type(channels) is not int:
-        raise ValueError(f"channels={channels!r}: must be an integer from 1 to 32.")
-    return channels
+def _require_integer(name: str, value: int, allowed: str) -> int:
+    """Return the value; raise ValueError for one that is no integer, or negative."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise ValueError(f"{name}={value!r}: must be an integer {allowed}.")
+    return int(value)
 
 
 def _set_channels(transform: EvaluationTransform, channels: int) -> EvaluationTransform:
@@ -149,11 +158,14 @@ def _initialise(architecture: Architecture, key: jax.Array) -> nnx.Module:
     return build_model(architecture, key)
 
 
-def _reject_foreign_arguments(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument of another library."""
+def _reject_unknown_options(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument of another library, and for an unknown option."""
     for argument, advice in _FOREIGN_ARGUMENTS.items():
         if argument in options:
             raise ValueError(f"create_model has no {argument}=: {advice}.")
+    problem = describe_unknown_option(create_model, options, ModelOptions.__optional_keys__)
+    if problem:
+        raise ValueError(problem)
 
 
 def load_model(
@@ -191,6 +203,9 @@ def load_model(
       TypeError: an unknown option.
       CodeNotAllowed: a ValueError; the network needs code of a package that is not allowed.
     """
+    problem = describe_unknown_option(load_model, options, LoadOptions.__optional_keys__)
+    if problem:
+        raise TypeError(problem)
     build_options, stated = split_load_options(options)
     stated |= facts or {}
     weights = load_weights(
@@ -294,9 +309,10 @@ def _fit_images(
         weights = resize_weights(weights, _to_height_and_width(image_size), position_resize)
     if channels is None or channels == weights.architecture.channels:
         return weights
+    channels = _require_integer("channels", channels, "from 1 to 32")
     note = describe_adaptation(
         weights.architecture.channels,
-        _require_integer(channels),
+        channels,
         channel_weights,
         "channel_weights",
     )

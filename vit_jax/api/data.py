@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
+from vit_jax.api.data_options import DataOptions
+from vit_jax.api.model_options import describe_unknown_option
 from vit_jax.config import InputConfig, from_dict
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.records import Source, require_same_classes
@@ -15,8 +17,14 @@ from vit_jax.data.transforms import build_evaluation_transform, check_augmentati
 from vit_jax.data.workers import Parallelism, count_cores
 from vit_jax.weights.description import choose_orientation
 
-_MIXING = ("mixup_alpha", "cutmix_alpha")
-"""Options that mix the images of a batch, which a training step does."""
+_MIXING = "batches are not mixed here. Mix them in the training step, with vit_jax.data.mixing."
+_OF_THE_STEP = {
+    "mixup_alpha": _MIXING,
+    "cutmix_alpha": _MIXING,
+    "cutmix_fraction": _MIXING,
+    "patch_dropout": "the network excludes patches, not the data. Omit it.",
+}
+"""Fields of `config.InputConfig` that concern a training step, and what to do in a custom loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +108,7 @@ def open_data(
     seed: int = 0,
     train_split: str = "train",
     test_split: str = "test",
-    **options: Any,
+    **options: Unpack[DataOptions],
 ) -> Data:
     """Open the training and the test split of a data set.
 
@@ -120,12 +128,12 @@ def open_data(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: give at least 1.")
-    for name in _MIXING:
-        if options.get(name):
-            raise ValueError(
-                f"{name}: batches are not mixed here. Mix them in the training step, "
-                "with vit_jax.data.mixing."
-            )
+    for name, advice in _OF_THE_STEP.items():
+        if name in options:
+            raise ValueError(f"{name}: {advice}")
+    problem = describe_unknown_option(open_data, options, DataOptions.__optional_keys__)
+    if problem:
+        raise ValueError(problem)
     require_known_data(data, "data")
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     fields = {

@@ -1,6 +1,7 @@
 """Options of `create_model` and `load_model`, which type checkers compare with their calls."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypedDict, cast
 
 from vit_jax.config.network_options import (
@@ -110,22 +111,40 @@ class LoadOptions(BuildOptions, StatedOptions, total=False):
     """Further options of `load_model`."""
 
 
+def describe_unknown_option(
+    function: Callable[..., object],
+    given: Iterable[str],
+    further: Iterable[str],
+) -> str:
+    """Return a sentence on the first option that a function does not have, or "".
+
+    Args:
+      function: has keyword-only parameters.
+      given: names of options.
+      further: names of its options that are no parameters.
+    """
+    known = set(further)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            known.add(parameter.name)
+    for name in given:
+        if name not in known:
+            return f"{function.__name__} has no option {name}=.{did_you_mean(name, known)}"
+    return ""
+
+
 def split_load_options(
     options: Mapping[str, object],
 ) -> tuple[BuildOptions, dict[str, object]]:
     """Return the options of `from_weights`, and the values that a file may not state.
 
-    Raises:
-      TypeError: an unknown option.
+    All options are known.
     """
     build_options = {}
     stated = {}
     for name, value in options.items():
         if name in StatedOptions.__optional_keys__:
             stated[name] = value
-        elif name in BuildOptions.__optional_keys__:
-            build_options[name] = value
         else:
-            hint = did_you_mean(name, LoadOptions.__optional_keys__)
-            raise TypeError(f"load_model has no option {name}=.{hint}")
+            build_options[name] = value
     return cast(BuildOptions, build_options), stated
