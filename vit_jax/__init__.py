@@ -30,6 +30,8 @@ install_earlier_names()
 __getattr__ = import_on_use(
     __name__,
     {"api": ("Data", "Model", "create_model", "list_models", "load_model", "open_data")},
+    advice="google-research/vision_transformer has a package of this name, too: use it in another "
+    "environment.",
 )
 
 

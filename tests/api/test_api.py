@@ -703,5 +703,7 @@ def test_the_package_names_its_parts():
     assert dir(vit_jax) == sorted([*public, "__version__"])
     assert public <= set(vit_jax.__all__)
     assert (folder / "py.typed").is_file()
-    with pytest.raises(AttributeError, match="no attribute 'make_model'"):
-        vit_jax.make_model  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'load_modl'\. Did you mean 'load_model'"):
+        vit_jax.load_modl  # noqa: B018
+    with pytest.raises(AttributeError, match="google-research/vision_transformer has a package"):
+        vit_jax.models_vit  # noqa: B018
