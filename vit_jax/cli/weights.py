@@ -497,8 +497,8 @@ class Predict(Averaging, Reading, Names, Checkpoint):
     )
 
     def suggest_next(self) -> str:
-        """Return an evaluation on images with labels."""
-        return f"{format_command('evaluate', self.checkpoint)} DATA"
+        """Return an export for another runtime."""
+        return format_command("export", self.checkpoint, "--to=onnx")
 
     def run(self) -> None:
         table = _open_table(self.csv)

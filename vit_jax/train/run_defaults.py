@@ -43,6 +43,10 @@ _HOST_FRACTION = 0.8
 """Fraction of the memory of a machine without accelerators that a run may use."""
 _MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 """File with the memory of a container on Linux."""
+_UNKNOWN_MEMORY = (
+    f"trains   all parameters; a run without --check takes LoRA of rank {LORA_RANK} if they do not "
+    "fit the memory"
+)
 _CHOSEN_BY_MEMORY = ("optimizer", "schedule.learning_rate")
 """Section and field that a choice of LoRA would change."""
 
@@ -98,8 +102,11 @@ def choose_finetuning(
         choices.add(f"input.exif_orientation={is_upright}")
     config = load_recipe(chosen, choices.words)
     reasons.append(_choose_length(choices, config, len(train)))
-    if uses_devices and not choices.has_any(_CHOSEN_BY_MEMORY):
-        reasons.append(_choose_parameters(choices, chosen, train, weights))
+    if not choices.has_any(_CHOSEN_BY_MEMORY):
+        if uses_devices:
+            reasons.append(_choose_parameters(choices, chosen, train, weights))
+        else:
+            reasons.append(_UNKNOWN_MEMORY)
     return Defaults(chosen, choices.added, reasons)
 
 

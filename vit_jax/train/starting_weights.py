@@ -73,6 +73,7 @@ def adapt(config: FinetuneConfig, train: Source, weights: Weights | None = None)
     if weights is None:
         weights = initial_weights(config)
     config, choices = follow_weights(config, weights)
+    choices += _describe_rule(config, weights)
     kept = keep_outputs(weights, config.model.head, train)
     architecture = adapt_architecture(
         kept.architecture,
@@ -134,6 +135,14 @@ def follow_weights(
             model = dataclasses.replace(model, rope_rescale=True)
         notes += _describe_positions(weights)
     return dataclasses.replace(config, input=inputs, model=model), notes
+
+
+def _describe_rule(config: FinetuneConfig, weights: Weights) -> list[str]:
+    """Return a note if the family of the weights has a rule, and the run another optimiser."""
+    rule = weights.finetuning_rule
+    if not rule or config.optimizer.name == "adam":
+        return []
+    return [f"The family of the weights has a rule with AdamW: --config=finetune:{rule},TASK."]
 
 
 def _follow_preparation(inputs: InputConfig, stated: Mapping[str, Any]) -> tuple[InputConfig, str]:
