@@ -276,7 +276,11 @@ def read_arguments(argument: str) -> Arguments:
     require_known("test_resize", arguments.test_resize, ("", *TEST_RESIZES))
     require_known("orientation", arguments.orientation, ORIENTATIONS)
     if arguments.model != "any":
-        parse_name(arguments.model)
+        try:
+            parse_name(arguments.model)
+        except ValueError as error:
+            words = ", ".join(("any", *NAMED_RULES))
+            raise ValueError(f"{error} For the network of the weights: {words}.") from None
     return arguments
 
 

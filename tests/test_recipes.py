@@ -307,6 +307,7 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("fashion.py:R50x1", "'R50x1'", "ViT-32, .*config.model.name"),
         ("digits.py:R26x0.5", "'R26x0.5'", "ViT-mu/2, R14x0.5, .*config.model.name"),
         ("finetune.py:cifar10", "model.name='cifar10'", "nearest"),
+        ("finetune.py:dinov2,own", "model.name='dinov2'", "any, augreg, mae, dinov3, siglip2"),
         (
             "finetune.py:ViT-B/16,cifar",
             "task='cifar'",
