@@ -165,6 +165,17 @@ def test_the_check_on_a_login_node_prints_gpu_hours(job):
     assert "384 GPU-hours" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("devices", "topology"), [(32, "4*h100:8"), (20, "4*h100:5"), (8, "1*h100:8")]
+)
+def test_without_a_number_of_nodes_the_plan_has_nodes_of_eight_gpus(job, devices, topology):
+    job.answers("plan", PLAN_OF_GPUS)
+    result = job.run("slurm.sbatch", "--check", *WORDS, f"--devices={devices}", VIT_JAX_GPU="h100")
+
+    assert f"--topology={topology}" in job.calls("vit-jax")[1]
+    assert ("--slices=N" in result.stderr) == (devices > 8)
+
+
 def test_a_price_that_is_no_number(job):
     result = job.run("slurm.sbatch", "--check", *WORDS, VIT_JAX_GPU="h100", VIT_JAX_PRICE="two")
 
