@@ -29,12 +29,12 @@ REQUIREMENTS = [
     "numpy>=2.2",
     "opencv-python-headless>=4.14.0.94",
     "optax>=0.2.8",
-    "orbax-checkpoint>=0.12.8,<1",  # version 1 moves its API
+    "orbax-checkpoint>=0.12.8,<1",  # version 1 moves its API, experimental in 0.12
     "packaging>=24.0",
     "protobuf>=7.34",
     "pyarrow>=25.0.1",  # parquet files; TFDS requires it too
     "safetensors>=0.8.0",
-    "scikit-learn>=1.8",  # the digits of the embedded default; average precision
+    "scikit-learn>=1.7.2",  # the digits of the embedded default; average precision
     "scipy>=1.16",  # Cholesky in float64; JAX requires it too
     # Libjpeg-turbo, which decodes a part of a JPEG; without it OpenCV decodes all of it
     "simplejpeg>=1.9.0",
@@ -97,6 +97,7 @@ EXTRAS = {
         "mypy==2.4.1",
         "onnx==1.23.2",
         "onnxruntime==1.32.0",
+        "openvino==2026.4.1",
         "pillow==13.0.0",  # the reference of decoded images
         "pytest==9.2.0",
         "pytest-xdist==3.8.0",
@@ -116,6 +117,8 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     author="The vit_jax developers",
+    # Addresses (project_urls, URL of the README, repository-code of CITATION.cff) are set when the
+    # repository is public.
     keywords="vision transformer jax flax image-classification fine-tuning tpu gpu",
     classifiers=[
         "Development Status :: 4 - Beta",
