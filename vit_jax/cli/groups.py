@@ -169,7 +169,7 @@ class ImageFields(Group):
         inputs = InputConfig(
             train_split="train",
             test_split="test",
-            image_size=(1, 1),  # neither are splits used
+            image_size=(1, 1),  # neither it nor the splits are used
             value_range=self.value_range,
             **values,
         )
