@@ -101,7 +101,7 @@ def build_step(config, architecture, device):
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
     from vit_jax.optim.schedules import build_schedule
-    from vit_jax.train.step import StepParts, make_freeze
+    from vit_jax.train.step import StepParts
 
     lengths = resolve(config, num_examples=1_281_167, num_devices=1)
     schedule = build_schedule(config.schedule, lengths)
@@ -110,7 +110,7 @@ def build_step(config, architecture, device):
         config=config,
         architecture=architecture,
         objective=objective,
-        prepare_network=make_freeze(None),
+        is_trained=None,
         optimizer=build_optimizer(config.optimizer, schedule, config.schedule.learning_rate),
         schedule=schedule,
         steps=lengths,

@@ -9,7 +9,7 @@ width of a map, I O channels of a kernel's input and output; other dimensions of
 not matter in a product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -263,15 +263,18 @@ def compute_unit(
 # Layouts.
 
 
-def flatten_tokens(x_BSD: Array) -> Array:
-    """Return tokens in the shape that they have within a block: (B S, D) on GPUs.
+def map_tokens(function: Callable[..., Array], *arrays_BSD: Array) -> Array:
+    """Return `function(*arrays_BSD)`, (B, S, D), for a function that treats all tokens alike.
 
-    Gradients of norms and biases are sums over B and S. XLA for GPUs computes them from transposed
-    copies in float32, but not if it is one dimension. XLA for TPUs is faster with two dimensions.
+    On GPUs the function sees (B S, D). Gradients of norms and biases are sums over B and S, which
+    XLA for GPUs computes from transposed copies in float32, but not if they are one dimension. XLA
+    for TPUs is faster with two.
     """
-    if platform() == "gpu":
-        return x_BSD.reshape(-1, x_BSD.shape[-1])
-    return x_BSD
+    if platform() != "gpu":
+        return function(*arrays_BSD)
+    shape = arrays_BSD[0].shape
+    flat = [x_BSD.reshape(-1, shape[-1]) for x_BSD in arrays_BSD]
+    return function(*flat).reshape(shape)
 
 
 def choose_block_unroll(on_cpu: int, on_accelerators: int) -> int:

@@ -89,28 +89,28 @@ class LineAttention(Attention):
 
     def __call__(
         self,
-        queries_BSD: Array,
+        queries_BQD: Array,
         tokens_BSD: Array,
         token_BS: Array | None = None,
         output_scale: Array | None = None,
     ) -> Array:
         """Return (B, S, D), as `Attention` with queries of the same length."""
         assert token_BS is None, "lines need all patches"
-        line_queries = self._split_lines(queries_BSD)
+        line_queries = self._split_lines(queries_BQD)
         line_tokens = self._split_lines(tokens_BSD)
         output = super().__call__(line_queries, line_tokens, output_scale=output_scale)
-        return output.reshape(queries_BSD.shape)
+        return output.reshape(queries_BQD.shape)
 
     def with_weights(
         self,
-        queries_BSD: Array,
+        queries_BQD: Array,
         tokens_BSD: Array,
         token_BS: Array | None = None,
         output_scale: Array | None = None,
     ) -> tuple[Array, Array]:
         """Return output and weights as `Attention`; weights (B, T, S, S) are 0 outside of lines."""
         assert token_BS is None, "lines need all patches"
-        line_queries = self._split_lines(queries_BSD)
+        line_queries = self._split_lines(queries_BQD)
         line_tokens = self._split_lines(tokens_BSD)
         output, weights = super().with_weights(line_queries, line_tokens, output_scale=output_scale)
 
@@ -127,7 +127,7 @@ class LineAttention(Attention):
         is_same_line = jnp.eye(num_lines)
         weights_BTlsls = jnp.einsum("BlTqs,lm->BTlqms", weights_BlTss, is_same_line)
         weights_BTSS = weights_BTlsls.reshape(batch, -1, length, length)
-        return output.reshape(queries_BSD.shape), weights_BTSS
+        return output.reshape(queries_BQD.shape), weights_BTSS
 
     def _split_lines(self, x_BSD: Array) -> Array:
         """Return the lines of all images one after the other, (B l, s, D)."""

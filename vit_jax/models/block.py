@@ -1,7 +1,11 @@
 """The pre-norm block of attention and MLP.
 
-Legend: B batch, S sequence length, R = B S, D width, T heads.
+Legend: B batch, S sequence length, D width, T heads.
 """
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -18,13 +22,13 @@ from vit_jax.models.mlp import build_mlp
 from vit_jax.models.norm import LayerNorm as LayerNorm
 from vit_jax.models.norm import build_norm
 
+R = TypeVar("R")
+
 
 class Block(nnx.Module):
     """One layer of the encoder (ViT, eq. 2 and 3).
 
-    `attention` is in the place of the attention that the architecture describes. Attention and MLP
-    multiply their outputs by the layer scale themselves: it is cheaper to scale the kernel of their
-    last product.
+    `attention` is in the place of the attention that the architecture describes.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, attention: Attention | None = None):
@@ -52,14 +56,8 @@ class Block(nnx.Module):
           key: random key of dropout and stochastic depth; None outside training.
           token_BS: indices of the tokens in the complete sequence, if patches have been dropped.
         """
-        x = dispatch.flatten_tokens(x_BSD)
-        normed_BSD = self.attention_norm(x).reshape(x_BSD.shape)
-        scale_D = read_layer_scale(self.attention_scale)
-        attended_BSD = self.attention(
-            normed_BSD, normed_BSD, token_BS=token_BS, output_scale=scale_D
-        )
-        x = self._add_branches(x, attended_BSD, drop_fraction, key)
-        return x.reshape(x_BSD.shape)
+        attended_BSD = self._attend(self.attention, x_BSD, token_BS)
+        return self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
 
     def with_attention(
         self,
@@ -69,39 +67,50 @@ class Block(nnx.Module):
         token_BS: Array | None = None,
     ) -> tuple[Array, Array]:
         """Return the output of a call, and the attention weights (B, T, S, S)."""
-        x = dispatch.flatten_tokens(x_BSD)
-        normed_BSD = self.attention_norm(x).reshape(x_BSD.shape)
-        scale_D = read_layer_scale(self.attention_scale)
-        attended_BSD, weights_BTSS = self.attention.with_weights(
-            normed_BSD, normed_BSD, token_BS=token_BS, output_scale=scale_D
+        attend = self.attention.with_weights
+        attended_BSD, weights_BTSS = self._attend(attend, x_BSD, token_BS)
+        output_BSD = self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
+        return output_BSD, weights_BTSS
+
+    def _attend(self, attend: Callable[..., R], x_BSD: Array, token_BS: Array | None) -> R:
+        """Return the result of `attend`, a method of the attention, on norm(x).
+
+        Layer scale multiplies both branches. Their last layers do it, because it costs less to
+        scale the kernel (D, D) than the output (B, S, D).
+        """
+        normed_BSD = dispatch.map_tokens(self.attention_norm, x_BSD)
+        return attend(
+            queries_BQD=normed_BSD,
+            tokens_BSD=normed_BSD,
+            token_BS=token_BS,
+            output_scale=read_layer_scale(self.attention_scale),
         )
-        x = self._add_branches(x, attended_BSD, drop_fraction, key)
-        return x.reshape(x_BSD.shape), weights_BTSS
 
     def _add_branches(
         self,
-        x: Array,
+        x_BSD: Array,
         attended_BSD: Array,
         drop_fraction: Array,
         key: Array | None,
     ) -> Array:
-        """Return x + attention, then x + mlp(norm(x)), with dropout of the branches.
-
-        The stream `x` and the branches have the shape of `dispatch.flatten_tokens`: (R, D) on GPUs,
-        (B, S, D) elsewhere.
-        """
-        batch = attended_BSD.shape[0]
+        """Return x + attention, then x + mlp(norm(x)), with dropout of the branches."""
         branch_key = key if self.drops_branches else None
+        drop_branch = functools.partial(
+            drop_examples, fraction=drop_fraction, key=branch_key, batch=len(x_BSD)
+        )
 
-        # Equation 2.
-        branch = dispatch.flatten_tokens(attended_BSD)
-        branch = dropout(branch, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
-        x = x + drop_examples(branch, drop_fraction, branch_key, Site.ATTENTION_BRANCH, batch)
-        x = checkpoint_name(x, MIDDLE)  # kept or computed again by `encoder.REMAT_POLICIES`
+        def add(x: Array, attended: Array) -> Array:
+            # Equation 2.
+            branch = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
+            x = x + drop_branch(branch, site=Site.ATTENTION_BRANCH)
+            x = checkpoint_name(x, MIDDLE)  # kept or computed again by `encoder.REMAT_POLICIES`
 
-        # Equation 3. The MLP has its dropout inside, after each of its layers.
-        branch = self.mlp(self.mlp_norm(x), key, read_layer_scale(self.mlp_scale))
-        return x + drop_examples(branch, drop_fraction, branch_key, Site.MLP_BRANCH, batch)
+            # Equation 3. The MLP has its dropout inside, after each of its layers.
+            scale_D = read_layer_scale(self.mlp_scale)
+            branch = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
+            return x + drop_branch(branch, site=Site.MLP_BRANCH)
+
+        return dispatch.map_tokens(add, x_BSD, attended_BSD)
 
 
 def build_layer_scale(a: Architecture) -> nnx.Param[Array] | None:

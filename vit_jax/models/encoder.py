@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from vit_jax.arrays import ABSENT
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, STATISTICS, dispatch
 from vit_jax.kernels.devices import constrain
@@ -76,14 +77,14 @@ class Layer(NamedTuple):
     key: Array | None
 
 
-class BlockIntermediates(NamedTuple):
-    """Intermediates of a block, or of all with a leading axis of L; None unless asked for."""
+class BlockActivations(NamedTuple):
+    """Activations of a block, or of all with a leading axis of L; `ABSENT` unless asked for."""
 
-    output_BSD: Array | None
-    attention_BTSS: Array | None  # (2, B, T, S, S) of an axial block
+    output_BSD: Array
+    attention_BTSS: Array  # (2, B, T, S, S) of an axial block
 
 
-RunLayer = Callable[[Array, Layer], tuple[Array, BlockIntermediates]]
+RunLayer = Callable[[Array, Layer], tuple[Array, BlockActivations]]
 
 
 class Encoder(nnx.Module):
@@ -103,12 +104,12 @@ class Encoder(nnx.Module):
         self.depth = a.depth
         self.position_layers = a.position_layers
         self.is_random = a.dropout_fraction > 0 or a.stochastic_depth_fraction > 0
-        grows = a.stochastic_depth_form == "linear"
-        self.first_drop_fraction = 0.0 if grows else a.stochastic_depth_fraction
         self.last_drop_fraction = a.stochastic_depth_fraction
+        self.first_drop_fraction = a.stochastic_depth_fraction
+        if a.stochastic_depth_form == "linear":
+            self.first_drop_fraction = 0.0
 
         self.remat = a.remat  # "none", or a policy of `REMAT_POLICIES`
-        self.num_frozen_blocks = 0  # see `freeze_all_but_last`
         # Number of blocks in one iteration of the scan: one compiles fast, all copy nothing.
         self.unroll_on_cpu = a.scan_unroll or 1
         self.unroll_on_accelerators = a.scan_unroll_on_accelerators
@@ -117,18 +118,22 @@ class Encoder(nnx.Module):
         self,
         x_BSD: Array,
         key: Array | None,
+        *,
         intermediates: Collection[str],
         network_positions: Positions | None,
         token_BS: Array | None = None,
-    ) -> tuple[Array, BlockIntermediates]:
-        """Return the tokens after the final norm, and intermediates of all blocks.
+        num_trained: int | None = None,
+    ) -> tuple[Array, BlockActivations]:
+        """Return the tokens after the final norm, and activations of all blocks.
 
         Args:
           x_BSD: embedded tokens.
           key: random key of dropout and stochastic depth; None outside training.
-          intermediates: activations to return, "blocks" and "attention"; others are not kept.
+          intermediates: names of the activations to return: "blocks", "attention". Others are not
+            for the encoder.
           network_positions: positions of the network; `_select_positions` decides on their use.
           token_BS: indices of the tokens in the complete sequence, if patches have been dropped.
+          num_trained: number of blocks at the end that have gradients; None: all.
 
         Raises:
           ValueError: the blocks cannot return the attention weights that are asked for.
@@ -136,69 +141,56 @@ class Encoder(nnx.Module):
         if "attention" in intermediates:
             require_attention_weights(self.blocks, intermediates)
 
-        def run_layer(x_BSD: Array, layer: Layer) -> tuple[Array, BlockIntermediates]:
+        def run_layer(x_BSD: Array, layer: Layer) -> tuple[Array, BlockActivations]:
             positions = self._select_positions(layer.block, network_positions)
             x_BSD = add_positions(x_BSD, positions, token_BS)
             return apply_block(layer, x_BSD, token_BS, intermediates)
 
+        num_frozen = 0
+        if num_trained is not None:
+            num_frozen = self.depth - num_trained
+
         layers = self._stack_layers(key)
-        if self.num_frozen_blocks:
-            x_BSD, kept = self._run_partly_frozen(run_layer, x_BSD, layers)
+        if num_frozen == 0:
+            x_BSD, activations = self._scan_trained(run_layer, x_BSD, layers)
         else:
-            x_BSD, kept = self._run_trained(run_layer, x_BSD, layers)
-        return self.norm(x_BSD), kept
+            x_BSD, first_activations = self._scan_frozen(run_layer, x_BSD, num_frozen)
+            last_layers = jax.tree.map(lambda leaf_L: leaf_L[num_frozen:], layers)
+            x_BSD, last_activations = self._scan_trained(run_layer, x_BSD, last_layers)
+            activations = jax.tree.map(join_layers, first_activations, last_activations)
+        return self.norm(x_BSD), activations
 
-    def freeze_all_but_last(self, num_trained: int) -> None:
-        """Let the first blocks keep no activations and have no gradients."""
-        self.num_frozen_blocks = self.depth - num_trained
-
-    def _run_trained(
+    def _scan_trained(
         self,
         run_layer: RunLayer,
         x_BSD: Array,
         layers: Layer,
-    ) -> tuple[Array, BlockIntermediates]:
-        """Return the output of layers one after the other, and their stacked intermediates."""
+    ) -> tuple[Array, BlockActivations]:
+        """Return the output of layers one after the other, and their stacked activations."""
         run_layer = rematerialise(run_layer, self.remat)
         return jax.lax.scan(run_layer, x_BSD, layers, unroll=self._choose_unroll())
 
-    def _run_partly_frozen(
+    def _scan_frozen(
         self,
         run_layer: RunLayer,
         x_BSD: Array,
-        layers: Layer,
-    ) -> tuple[Array, BlockIntermediates]:
-        """Return what `_run_trained` returns, for a network whose first blocks are frozen."""
-        num_frozen = self.num_frozen_blocks
-        x_BSD, frozen_kept = self._run_frozen(run_layer, x_BSD)
-        trained_layers = jax.tree.map(lambda leaf: leaf[num_frozen:], layers)
-        x_BSD, trained_kept = self._run_trained(run_layer, x_BSD, trained_layers)
+        num_frozen: int,
+    ) -> tuple[Array, BlockActivations]:
+        """Return the output and the activations of the first blocks, without gradients and dropout.
 
-        def join(frozen: Array, trained: Array) -> Array:
-            return jnp.concatenate([frozen, trained])
-
-        return x_BSD, jax.tree.map(join, frozen_kept, trained_kept)
-
-    def _run_frozen(
-        self,
-        run_layer: RunLayer,
-        x_BSD: Array,
-    ) -> tuple[Array, BlockIntermediates]:
-        """Return the output and the intermediates of the frozen blocks, which drop nothing.
-
-        They read their parameters from the arrays of all blocks, since a loop over the first ones
-        would copy these.
+        The scan is over the numbers of the blocks, and looks each block up in the stack of all: a
+        scan over `blocks[:num_frozen]` would copy their parameters.
         """
         blocks = jax.lax.stop_gradient(self.blocks)
 
-        def run_frozen_layer(x_BSD: Array, number: Array) -> tuple[Array, BlockIntermediates]:
+        def run_frozen_layer(x_BSD: Array, number: Array) -> tuple[Array, BlockActivations]:
             block = jax.tree.map(
-                lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False),
+                lambda leaf_L: jax.lax.dynamic_index_in_dim(leaf_L, number, keepdims=False),
                 blocks,
             )
             return run_layer(x_BSD, Layer(block, drop_fraction=jnp.float32(0), key=None))
 
-        numbers = jnp.arange(self.num_frozen_blocks)
+        numbers = jnp.arange(num_frozen)
         x_BSD = jax.lax.stop_gradient(x_BSD)
         return jax.lax.scan(run_frozen_layer, x_BSD, numbers, unroll=self._choose_unroll())
 
@@ -234,27 +226,32 @@ def rematerialise(run_layer: RunLayer, policy: str) -> RunLayer:
     return jax.checkpoint(run_layer, policy=REMAT_POLICIES[policy], prevent_cse=False)
 
 
+def join_layers(first_L: Array, last_L: Array) -> Array:
+    """Return the arrays of the first and of the last layers as one."""
+    return jnp.concatenate([first_L, last_L])
+
+
 def apply_block(
     layer: Layer,
     x_BSD: Array,
     token_BS: Array | None,
     intermediates: Collection[str],
-) -> tuple[Array, BlockIntermediates]:
-    """Return the output of a block, and the intermediates that are asked for."""
+) -> tuple[Array, BlockActivations]:
+    """Return the output of a block, and the activations with the names `intermediates`."""
     block, drop_fraction, key = layer
     options = {}
     if token_BS is not None:  # only in built-in blocks: `config.check` rejects the others
         options["token_BS"] = token_BS
 
-    attention_BTSS = None
+    attention_BTSS = ABSENT
     if "attention" in intermediates:
         x_BSD, attention_BTSS = block.with_attention(x_BSD, drop_fraction, key, **options)
     else:
         x_BSD = block(x_BSD, drop_fraction, key, **options)
     x_BSD = constrain(x_BSD, "tokens_BSD")
 
-    output_BSD = x_BSD if "blocks" in intermediates else None
-    return x_BSD, BlockIntermediates(output_BSD, attention_BTSS)
+    output_BSD = x_BSD if "blocks" in intermediates else ABSENT
+    return x_BSD, BlockActivations(output_BSD, attention_BTSS)
 
 
 def build_block(a: Architecture, key: Array) -> EncoderBlock:

@@ -5,6 +5,7 @@ keeps (else N), P prefix tokens, S = P + M, D width, L blocks, T heads, O output
 classes.
 """
 
+import dataclasses
 from collections.abc import Collection
 
 import jax
@@ -12,7 +13,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from vit_jax.arrays import Corruption, ModelOutput, accept_earlier_name, validate_intermediates
+from vit_jax.arrays import (
+    ABSENT,
+    Corruption,
+    ModelOutput,
+    accept_earlier_name,
+    validate_intermediates,
+)
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels.devices import constrain
 from vit_jax.models.dropout import dropout, split_key
@@ -74,7 +81,7 @@ class VisionTransformer(nnx.Module):
         else:
             self.head = build_head(a, rngs=head_rngs)
 
-    @accept_earlier_name
+    @accept_earlier_name  # `intermediates` has an earlier name
     def __call__(
         self,
         image_BHWC: Array,
@@ -83,6 +90,7 @@ class VisionTransformer(nnx.Module):
         intermediates: Collection[str] = (),
         corruption: Corruption | None = None,
         kept_BM: Array | None = None,
+        num_trained_blocks: int | None = None,
     ) -> ModelOutput:
         """Classify images.
 
@@ -93,53 +101,47 @@ class VisionTransformer(nnx.Module):
             "stages", with a distillation token "token_logits"; see `ModelOutput`.
           corruption: input in the place of some patches, for a network that predicts patches.
           kept_BM: the M patches of each image that enter the encoder; None: all.
+          num_trained_blocks: number of blocks at the end that have gradients; None: all. The
+            embedding and earlier blocks then drop nothing, and keep no activations.
         """
         validate_intermediates(intermediates, self.allowed_intermediates)
         embedding_key, encoder_key = split_key(dropout_key)
+        if num_trained_blocks is not None:
+            embedding_key = None
 
         map_BHWC = image_BHWC
-        stages_BHWC = None
+        stages_BHWC = ABSENT
         if self.stem is not None:
             map_BHWC, stages_BHWC = self.stem(image_BHWC, intermediates)
 
         # Equation 1: class token and patches, with positions.
         token_BS = find_kept_tokens(kept_BM, self.prefix_length)
         tokens_BSD = self._embed(map_BHWC, corruption, kept_BM, token_BS)
-        tokens_BSD = constrain(tokens_BSD, "tokens_BSD")
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
         # Equations 2 and 3: attention and MLP, L times; then the final norm.
-        tokens_BSD, kept = self.encoder(
+        tokens_BSD, activations = self.encoder(
             tokens_BSD,
             encoder_key,
-            intermediates,
-            self.positions,
-            token_BS,
+            intermediates=intermediates,
+            network_positions=self.positions,
+            token_BS=token_BS,
+            num_trained=num_trained_blocks,
         )
         tokens_BND = tokens_BSD[:, self.prefix_length :]
 
         # Equation 4: the class token represents the image.
         pooled_BD = apply_pooling(self.pooling, tokens_BSD, self.feature_width)
         pooled_BD = self.pooled_norm(pooled_BD)
-        predictions = self._predict(pooled_BD, tokens_BND, intermediates)
-
-        return ModelOutput(
-            logits_BK=predictions.logits_BK,
-            patches_BNO=predictions.patches_BNO,
-            token_logits_TBK=predictions.token_logits_TBK,
-            features_BD=predictions.features_BD,
+        return dataclasses.replace(
+            self._predict(pooled_BD, tokens_BND, intermediates),
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
             prefix_BPD=tokens_BSD[:, : self.prefix_length],
-            blocks_LBSD=kept.output_BSD,
-            attention_LBTQS=merge_axial_layers(kept.attention_BTSS),
+            blocks_LBSD=activations.output_BSD,
+            attention_LBTQS=merge_axial_layers(activations.attention_BTSS),
             stages_BHWC=stages_BHWC,
         )
-
-    def freeze_all_but_last(self, num_trained: int) -> None:
-        """Let all but the last blocks, and the embedding, keep no activations and drop nothing."""
-        self.dropout_fraction = 0.0
-        self.encoder.freeze_all_but_last(num_trained)
 
     @property
     def allowed_intermediates(self) -> tuple[str, ...]:
@@ -171,7 +173,7 @@ class VisionTransformer(nnx.Module):
             tokens_BSD = add_positions(tokens_BSD, self.positions, token_BS)
         if self.normed_tokens == "tokens":
             tokens_BSD = self.embedding_norm(tokens_BSD)
-        return tokens_BSD
+        return constrain(tokens_BSD, "tokens_BSD")
 
     def _prepend_prefix(self, patches_BND: Array) -> Array:
         """Return class tokens, registers and patches, (B, S, D)."""
@@ -192,7 +194,7 @@ class VisionTransformer(nnx.Module):
         tokens_BND: Array,
         intermediates: Collection[str],
     ) -> ModelOutput:
-        """Return the outputs of the head alone, with the features that it is linear in."""
+        """Return the outputs of the head, and the features that its last layer takes."""
         if isinstance(self.head, PatchHead):
             features_BD = pooled_BD.astype(jnp.float32)
             return ModelOutput(features_BD=features_BD, patches_BNO=self.head(tokens_BND))
@@ -227,12 +229,12 @@ def build_prefix(num_tokens: int, width: int) -> nnx.Param | None:
     return nnx.Param(tokens_1PD)
 
 
-def merge_axial_layers(attention: Array | None) -> Array | None:
+def merge_axial_layers(attention: Array) -> Array:
     """Return attention weights (L, B, T, S, S); an axial block counts as two layers.
 
-    The blocks return (L, B, T, S, S), axial ones (L, 2, B, T, S, S); None without weights.
+    The blocks return (L, B, T, S, S), axial ones (L, 2, B, T, S, S), or `ABSENT`.
     """
-    if attention is None:
-        return None
+    if attention is ABSENT:
+        return ABSENT
     shape_BTSS = attention.shape[-4:]
     return attention.reshape(-1, *shape_BTSS)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import jax
 import optax
-from flax import nnx
 
 from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
@@ -38,7 +37,7 @@ from vit_jax.train.inputs import open_train_batches as open_train_batches
 from vit_jax.train.layout import choose_layout
 from vit_jax.train.phases import apply_phase, resize_architecture
 from vit_jax.train.state_builder import BuildNetwork, StateBuilder, make_state_builder
-from vit_jax.train.step import PrepareNetwork, StepParts, make_evaluation_step, make_freeze
+from vit_jax.train.step import StepParts, make_evaluation_step
 from vit_jax.train.step_compiler import (
     JittedEvaluationStep,
     JittedTraining,
@@ -208,7 +207,7 @@ def build_step_parts(
         config=config,
         architecture=builder.architecture,
         objective=objective or build_objective(config.objective, builder.architecture),
-        prepare_network=make_freeze(make_is_trained(config.optimizer)),
+        is_trained=make_is_trained(config.optimizer),
         optimizer=builder.optimizer,
         schedule=builder.schedule,
         steps=steps,
@@ -253,6 +252,8 @@ def build_phase_parts(
     objective: Objective | None,
 ) -> StepParts:
     """Return the parts of the step of an earlier phase: the run's, for images of another size."""
+    from vit_jax.train.resizing import make_resize
+
     config = apply_phase(run_parts.config, phase)
     architecture = phase_builder.architecture
     return dataclasses.replace(
@@ -260,33 +261,13 @@ def build_phase_parts(
         config=config,
         architecture=architecture,
         objective=objective or build_objective(config.objective, architecture),
-        prepare_network=make_phase_network(
-            run_parts.prepare_network,
-            run_builder,
-            phase_builder,
+        resize_network=make_resize(
+            run_builder.abstract_state.model,
+            phase_builder.abstract_state.model,
+            run_builder.architecture.grid,
+            phase_builder.architecture.grid,
         ),
     )
-
-
-def make_phase_network(
-    prepare_network: PrepareNetwork,
-    run_builder: StateBuilder,
-    phase_builder: StateBuilder,
-) -> PrepareNetwork:
-    """Return the function that prepares the network of the run, then resizes it for a phase."""
-    from vit_jax.train.resizing import make_resize
-
-    resize = make_resize(
-        run_builder.abstract_state.model,
-        phase_builder.abstract_state.model,
-        run_builder.architecture.grid,
-        phase_builder.architecture.grid,
-    )
-
-    def prepare_phase_network(model: nnx.Module) -> nnx.Module:
-        return resize(prepare_network(model))
-
-    return prepare_phase_network
 
 
 def architecture_of(config: RunConfig, num_classes: int) -> Architecture:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,12 @@ from vit_jax.data.mixing import mix
 from vit_jax.objectives import Objective
 from vit_jax.objectives.sums import Sums, compute_means, score_classes
 from vit_jax.optim import ema
-from vit_jax.optim.by_name import IsTrained, apply_updates, make_is_trained
+from vit_jax.optim.by_name import IsTrained, apply_updates
 from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
-PrepareNetwork = Callable[[nnx.Module], nnx.Module]
+T = TypeVar("T")
 
 
 class StepKeys(NamedTuple):
@@ -60,6 +60,11 @@ class LossInputs(NamedTuple):
     dropout_key: jax.Array
 
 
+def keep_size(model: nnx.Module) -> nnx.Module:
+    """Return the network itself, for images of the size of the run."""
+    return model
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepParts:
     """A training step and its parts.
@@ -69,23 +74,24 @@ class StepParts:
         decide all random numbers of the step.
       architecture: the network of the phase.
       objective: the loss of an output.
-      prepare_network: from the model of the run to the network that sees the images. It stops
-        gradients at frozen parameters; in a phase of another image size it also resizes positions.
+      is_trained: the parameters that change; None: all.
       optimizer: updates of the parameters by their gradients.
       schedule: learning rate by steps done; the optimizer has its own reference to it.
       steps: lengths of the run.
       measures_all_updates: False if `update_norm` is NaN after steps that are not logged.
+      resize_network: from the model of the run to the network for the images of the phase.
       teach: (teacher, images) -> its logits; None without a teacher.
     """
 
     config: RunConfig
     architecture: Architecture
     objective: Objective
-    prepare_network: PrepareNetwork
+    is_trained: IsTrained | None
     optimizer: optax.GradientTransformation
     schedule: Callable[[jax.Array], jax.Array]
     steps: RunSteps
     measures_all_updates: bool
+    resize_network: Callable[[nnx.Module], nnx.Module] = keep_size
     teach: Callable[[nnx.Module, jax.Array], jax.Array] | None = None
 
     def train_step(
@@ -102,8 +108,7 @@ class StepParts:
             updates, optimizer_state = self.optimizer.update(
                 gradients, state.optimizer, state.model
             )
-            is_trained = make_is_trained(self.config.optimizer)
-            model = apply_updates(state.model, updates, is_trained)
+            model = apply_updates(state.model, updates, self.is_trained)
 
         step = state.step + 1
         with jax.named_scope("metrics"):
@@ -180,13 +185,14 @@ class StepParts:
         intermediates: tuple[str, ...] = (),
     ) -> ModelOutput:
         """Return the output of the network, with these intermediates and those of the loss."""
-        network = self.prepare_network(model)
+        network = self.resize_network(stop_frozen_gradients(model, self.is_trained))
         return call_network(
             network,
             inputs.images,
             inputs.targets,
-            self._select_dropout_key(inputs),
-            (*intermediates, *self._list_needed_intermediates(network)),
+            dropout_key=self._select_dropout_key(inputs),
+            intermediates=(*intermediates, *self._list_needed_intermediates(network)),
+            num_trained_blocks=self._count_trained_blocks(),
         )
 
     def _select_dropout_key(self, inputs: LossInputs) -> jax.Array | None:
@@ -200,6 +206,12 @@ class StepParts:
         if self.teach is not None and "token_logits" in list_allowed(network):
             return ("token_logits",)
         return ()
+
+    def _count_trained_blocks(self) -> int | None:
+        """Return the number of last blocks that are trained; None for all."""
+        if self.is_trained is None:
+            return None
+        return self.is_trained.num_last_blocks
 
     @property
     def num_micro_batches(self) -> int:
@@ -297,15 +309,19 @@ def call_network(
     network: Any,
     images: jax.Array,
     targets: Targets,
+    *,
     dropout_key: jax.Array | None = None,
     intermediates: tuple[str, ...] = (),
+    num_trained_blocks: int | None = None,
 ) -> ModelOutput:
-    """Call a network with the arguments that are in use: a custom one may not have the others."""
+    """Call a network with the options that are in use: a custom one may not have the others."""
     options: dict[str, object] = {}
     if dropout_key is not None:
         options["dropout_key"] = dropout_key
     if intermediates:
         options["intermediates"] = intermediates
+    if num_trained_blocks is not None:
+        options["num_trained_blocks"] = num_trained_blocks
     if targets.corruption is not None:
         options["corruption"] = targets.corruption
     if targets.kept_BM is not None:
@@ -314,25 +330,18 @@ def call_network(
     return output
 
 
-def make_freeze(is_trained: IsTrained | None) -> PrepareNetwork:
-    """Return the function that stops gradients at frozen parameters. None: all are trained.
+def stop_frozen_gradients(model: T, is_trained: IsTrained | None) -> T:
+    """Return the model, without gradients at the parameters that are not trained. None: all are.
 
-    The function changes no attribute of the model that it is given.
+    Of stacked blocks, some of which are trained, the encoder freezes the others itself.
     """
     if is_trained is None:
-        return lambda model: model
-    num_last_blocks = is_trained.num_last_blocks
+        return model
 
     def stop_if_frozen(name: str, parameter: jax.Array) -> jax.Array:
         return parameter if is_trained(name) else jax.lax.stop_gradient(parameter)
 
-    def freeze(model: Any) -> Any:
-        network = pytree.map_with_names(stop_if_frozen, model)
-        if num_last_blocks is not None:
-            network.freeze_all_but_last(num_last_blocks)
-        return network
-
-    return freeze
+    return pytree.map_with_names(stop_if_frozen, model)
 
 
 def accumulate_gradients(

@@ -171,11 +171,12 @@ def _check_norm(
 
 
 def _normalise(norm: Any, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-    """Apply a norm with these parameters; tokens are flattened to rows, as blocks do."""
+    """Apply a norm with these parameters, to tokens as blocks do."""
     norm.scale = nnx.Param(scale)
     norm.bias = nnx.Param(bias)
-    rows = dispatch.flatten_tokens(x) if x.ndim == 3 else x
-    return norm(rows).reshape(x.shape)
+    if x.ndim != 3:
+        return norm(x)
+    return dispatch.map_tokens(norm, x)
 
 
 def _build_finding(
