@@ -8,7 +8,7 @@ heads, Q queries (= S).
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,10 @@ class Corruption:
 class Targets:
     """Targets that an objective compares with the model's output.
 
+    The objective prepares them (`Objective.prepare`). The training step adds the last two fields:
+    `kept_BM` to the targets of a batch, `teacher_BK` to those of each micro-batch. An evaluation
+    has neither, and replaces smoothed labels by the labels themselves.
+
     Attributes:
       label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are
         predicted.
@@ -76,7 +80,7 @@ class Targets:
       is_multilabel: classes are independent.
       kept_BM: int32, the patches of each image that the network sees (patch dropout), ascending.
         None for all patches.
-      teacher_BK: float32 logits of a teacher; None without one, and in evaluations.
+      teacher_BK: float32 logits of a teacher; None without one.
     """
 
     label_BK: Any
@@ -133,6 +137,19 @@ class ModelOutput:
 
         def __init__(self, **outputs: Any) -> None:
             """Take outputs by name; each may be absent."""
+
+
+class StepResults(NamedTuple):
+    """Results of an evaluation step on a batch, or on the host those of its images that count.
+
+    Attributes:
+      sums: sums over the images that count, such as "loss" and "weight" (`objectives.sums`).
+      rows: arrays with a row for each image, such as "loss_B" and "class_BT", among them "mask_B",
+        which is 0 for images that do not count. Empty if no metric needs rows.
+    """
+
+    sums: dict[str, Any]
+    rows: dict[str, Any]
 
 
 def validate_intermediates(intermediates: Collection[str], allowed: Sequence[str]) -> None:

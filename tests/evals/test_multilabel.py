@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from vit_jax.arrays import Batch
+from vit_jax.arrays import Batch, StepResults
 from vit_jax.evals import MultilabelEvaluator, Split
 from vit_jax.evals.label_counts import average_precisions
 from vit_jax.evals.multilabel import MultilabelMetrics
@@ -129,7 +129,7 @@ def test_an_evaluator_counts_every_example_once(scores):
         logits, labelled = batch
         images = labelled.mask_B.sum()
         sums = {"loss": images * 2.5, "weight": images}
-        return score_classes(logits, labelled) | sums
+        return StepResults(sums, score_classes(logits, labelled))
 
     split = Split(
         "test",

@@ -18,7 +18,7 @@ from tests.evals.samples import (
 )
 from tests.rejections import rejects
 from vit_jax.api import from_weights
-from vit_jax.arrays import Batch
+from vit_jax.arrays import Batch, StepResults
 from vit_jax.config.metric_names import METRICS, list_metrics
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, MultilabelEvaluator, Split
@@ -162,11 +162,10 @@ def run_evaluator(kind, chosen, logits_NK, labels, mask_N, objective_sums):
 
     def step(scale, batch):
         logits_BK = batch.image_BHWC * scale
-        results = objective_sums(logits_BK, batch)
-        results |= measure(logits_BK, batch)
+        rows = measure(logits_BK, batch)
         if batch.is_multilabel:
-            results |= score_classes(logits_BK, batch)
-        return results
+            rows |= score_classes(logits_BK, batch)
+        return StepResults(objective_sums(logits_BK, batch), rows)
 
     def make_batches():
         for first in range(0, len(mask_N), 20):

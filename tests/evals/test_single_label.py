@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.evals.samples import softmax
-from vit_jax.arrays import Batch
+from vit_jax.arrays import Batch, StepResults
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, Split
 from vit_jax.evals.calibration import BINS, Calibration
@@ -374,11 +374,12 @@ def evaluate_losses(batches):
         mask = batch.mask_B
         losses = batch.image_BHWC * scale
         is_right = batch.label_B.astype(jnp.float32)
-        return {
+        sums = {
             "loss": jnp.sum(losses * mask),
             "correct": jnp.sum(is_right * mask),
             "weight": jnp.sum(mask),
         }
+        return StepResults(sums, rows={})
 
     split = Split("test", (), 3, open_batches(batches))
     evaluator = ClassificationEvaluator(split, step)

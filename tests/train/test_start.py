@@ -422,7 +422,7 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
     )
 
     state = state_of_parameters(run, fitted.parameters, str(path))
-    sums = run.evaluation_step(state, runs.first_batch(run))
+    sums, _ = run.evaluation_step(state, runs.first_batch(run))
     mean_loss = float(sums["loss"]) / 16
     leaves = pytree.name_leaves(state.model)
     abstract = pytree.name_leaves(run.abstract_state.model)

@@ -243,7 +243,7 @@ def test_the_polyak_average_is_evaluated():
     predicted_B = expected(image).logits_BK.argmax(-1)
     num_correct = (predicted_B == batch.label_B).sum()
 
-    sums = run.evaluation_step(state, batch)
+    sums, _ = run.evaluation_step(state, batch)
 
     assert_trees_close(state.evaluated_model(), expected, atol=1e-6)
     assert float(sums["correct"]) == float(num_correct)

@@ -19,7 +19,8 @@ from vit_jax.models import abstract_model
 from vit_jax.models.flops import FLOPS_PER_MAC, count_macs, forward_macs
 from vit_jax.train import pretrain as verb
 from vit_jax.train.inputs import Datasets
-from vit_jax.train.teacher import Teacher, read_teacher
+from vit_jax.train.step import TeacherNetwork
+from vit_jax.train.teacher import read_teacher
 from vit_jax.weights import Weights
 from vit_jax.weights.saving import OWN, save_weights
 
@@ -118,19 +119,13 @@ def test_the_teacher_sees_the_mixed_images_in_its_size(teacher):
         run.teacher.architecture,
         image_size=(16, 16),
     )
-    resizing = Teacher(
-        "",
-        run.teacher.weights,
-        larger,
-        run.teacher.abstract,
-    )
     inputs = run.step_parts.prepare_inputs(
         np.int32(0),
         runs.first_batch(run),
     )
 
-    run.teacher.predict(record, inputs.images)
-    resizing.predict(record, inputs.images)
+    TeacherNetwork(record, run.teacher.architecture).predict(inputs.images)
+    TeacherNetwork(record, larger).predict(inputs.images)
 
     assert seen[0] is inputs.images
     assert seen[1].shape == (16, 16, 16, 3)

@@ -58,7 +58,7 @@ class ClassCounts:
       top1_L: number of images of each class whose most probable output is right.
       top5_L: number of images of each class with a right output among the five most probable ones.
       predicted_K: number of images by their most probable output.
-      loss_sum: sum of softmax cross-entropy.
+      loss_sum: sum of softmax cross-entropy; meaningless for images with several right outputs.
       calibration: calibration of the most probable outputs.
     """
 
@@ -120,13 +120,17 @@ class ClassCounts:
 
     @property
     def f1_macro(self) -> float:
-        """Mean of F1 over the classes with images; NaN as for the loss."""
+        """Mean of F1 over the classes with images; NaN as for the loss.
+
+        F1 is 2 TP / ((TP + FP) + (TP + FN)): of the images that are predicted as a class, and of
+        the images that have it, TP have both.
+        """
         if not self.label_map.has_single_outputs:
             return math.nan
-        has_images_L = self.images_L > 0
         predicted_L = self.predicted_K[self.label_map.output_L]
-        f1_L = 2 * self.top1_L[has_images_L] / (predicted_L + self.images_L)[has_images_L]
-        return float(f1_L.mean())
+        sum_L = predicted_L + self.images_L
+        f1_L = 2 * self.top1_L / np.maximum(sum_L, 1)
+        return float(f1_L[self.images_L > 0].mean())
 
     @property
     def calibration_error(self) -> float:

@@ -1,23 +1,20 @@
 """Run a jitted step over a split: every example once, on any number of devices and processes.
 
-The results of a step have two forms. A name that ends in dimensions from B on ("loss_B",
-"class_BT") has one row for each image; "mask_B" is 0 for padding and unreadable images. Any other
-name is a sum over the images that count, which the step has masked (`objectives.sums`).
-`iterate_batches` and `keep_counted` mask the rows: on the host every row counts.
+A step returns `StepResults`: sums over a batch, and rows of its images. Steps for rows alone return
+them as a dictionary, with "mask_B", which is 0 for padding and unreadable images.
 
 The caller decides when an evaluator runs and which prefix its results get.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
-from vit_jax.arrays import Batch, ModelOutput
+from vit_jax.arrays import Batch, ModelOutput, StepResults
 from vit_jax.data.placement import find_local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
@@ -34,7 +31,6 @@ Rows = dict[str, np.ndarray]
 Totals = dict[str, np.ndarray]
 E = TypeVar("E")  # a training state or a module
 S = TypeVar("S", contravariant=True)  # a training state
-_ROWS = re.compile(r"_B[A-Z0-9]*$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,21 +158,21 @@ class Runner:
 
 def iterate_results(
     open_batches: OpenBatches,
-    step: Callable[[E, Batch], Results],
+    step: Callable[[E, Batch], Results | StepResults],
     evaluated: E,
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Iterator[Any]:
     """Yield the results of a step (evaluated, batch) for every batch, on the host.
 
     They are one batch late, so that the devices do not wait for the host.
     """
-    pending: Results = {}
+    pending: Results | StepResults | None = None
     with open_batches() as batches:
         for batch in batches:
             results = step(evaluated, batch)
-            if pending:
+            if pending is not None:
                 yield jax.device_get(pending)
             pending = results
-    if pending:
+    if pending is not None:
         yield jax.device_get(pending)
 
 
@@ -203,42 +199,26 @@ def iterate_rows(
         raise RuntimeError(f"The batches of a split held {first:,} of its {num_examples:,} images.")
 
 
-class BatchResults(NamedTuple):
-    """Results of a step on the host: sums over a batch, and the rows of its images that count."""
-
-    sums: Totals
-    rows: Rows
-
-
 def iterate_batches(
     open_batches: OpenBatches,
-    step: Callable[[E, Batch], Results],
+    step: Callable[[E, Batch], StepResults],
     evaluated: E,
-) -> Iterator[BatchResults]:
+) -> Iterator[StepResults]:
     """Yield sums and rows of every batch; arguments as for `iterate_results`.
 
-    Rows include "record_B", indices in the split.
+    Rows are those of images that count, and include "record_B", indices in the split.
     """
     first = 0
-    for results in iterate_results(open_batches, step, evaluated):
-        sums = {}
-        rows = {}
-        for name, value in results.items():
-            if _ROWS.search(name):
-                rows[name] = value
-            else:
-                sums[name] = value
-        if "mask_B" in rows:
+    for sums, rows in iterate_results(open_batches, step, evaluated):
+        if rows:
             last = first + len(rows["mask_B"])
-            rows["record_B"] = np.arange(first, last)
+            rows = keep_counted({**rows, "record_B": np.arange(first, last)})
             first = last
-        yield BatchResults(sums, keep_counted(rows))
+        yield StepResults(sums, rows)
 
 
 def keep_counted(rows: Rows) -> Rows:
-    """Return the rows of the images that count; none without "mask_B"."""
-    if "mask_B" not in rows:
-        return {}
+    """Return the rows of the images that count."""
     counts_B = rows["mask_B"] > 0
     return {name: value[counts_B] for name, value in rows.items()}
 
@@ -274,14 +254,15 @@ def add_sums(totals: Totals, sums: Mapping[str, np.ndarray]) -> None:
 
 def sum_over(
     open_batches: OpenBatches,
-    step: Callable[[E, Batch], Results],
+    step: Callable[[E, Batch], Results | StepResults],
     evaluated: E,
 ) -> Totals:
     """Return float64 totals over a split; arguments as for `iterate_results`; {} without batches.
 
-    Results with a row for each image are ignored.
+    The step returns sums by name, or `StepResults`, whose rows are ignored.
     """
     totals: Totals = {}
-    for batch in iterate_batches(open_batches, step, evaluated):
-        add_sums(totals, batch.sums)
+    for results in iterate_results(open_batches, step, evaluated):
+        sums = results.sums if isinstance(results, StepResults) else results
+        add_sums(totals, sums)
     return totals

@@ -8,7 +8,7 @@ Legend: B global batch, K outputs of the network, N images that count.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -228,9 +228,13 @@ class RunningMetrics:
         for mean in self.means:
             mean.add(rows)
 
-    def compute(self) -> dict[str, float]:
-        """Return the metrics by name."""
-        metrics = {name: getattr(self.counts, name) for name in self.names}
+    def compute(self, exclude: Collection[str] = ()) -> dict[str, float]:
+        """Return the metrics by name, without some."""
+        metrics = {}
+        for name in self.names:
+            if name not in exclude:
+                metrics[name] = getattr(self.counts, name)
         for mean in self.means:
-            metrics[mean.metric.name] = mean.summarise()
+            if mean.metric.name not in exclude:
+                metrics[mean.metric.name] = mean.summarise()
         return metrics

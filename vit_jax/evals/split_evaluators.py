@@ -10,13 +10,12 @@ from typing import Generic
 
 import numpy as np
 
-from vit_jax.arrays import Batch
+from vit_jax.arrays import Batch, StepResults
 from vit_jax.config.metric_names import METRICS_OF_SEVERAL_OUTPUTS, MULTILABEL_RESULTS
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.label_map import build_identity_map
 from vit_jax.evals.runner import (
     E,
-    Results,
     Split,
     Totals,
     add_sums,
@@ -33,15 +32,14 @@ class ClassificationEvaluator(Generic[E]):
 
     Attributes:
       split: the images.
-      step: (state, batch) -> sums of the objective over the images that count, such as "loss", and
-        rows for the metrics, with a value for each image, such as "loss_B"; made by
-        `train.step.make_evaluation_step`. `evals.runner` tells both apart by their names.
+      step: (state, batch) -> sums of the objective, and rows for the metrics; made by
+        `train.step.make_evaluation_step`.
       chosen: further metrics.
       correct_NS: correct classes of each image, filled with -1; None: the label is correct.
     """
 
     split: Split
-    step: Callable[[E, Batch], Results]
+    step: Callable[[E, Batch], StepResults]
     chosen: ChosenMetrics = NO_FURTHER_METRICS
     correct_NS: np.ndarray | None = None
 
@@ -59,13 +57,12 @@ class ClassificationEvaluator(Generic[E]):
         require_images(totals.get("weight", 0), self.split.name)
 
         means = {}
-        if self.correct_NS is None:  # sums of the objective are those of the labels
+        if self.correct_NS is None:  # the objective compares with the labels
             means = compute_means(totals)
         for name, mean in means.items():
             yield name, float(mean)
-        for name, value in metrics.compute().items():
-            if name not in means:  # both may have "loss" and "accuracy", of the same images
-                yield name, value
+        # "loss" and "accuracy" come from the objective, if it has them, also if they are chosen.
+        yield from metrics.compute(exclude=means).items()
         yield "images", count_images(totals)
 
     def start_metrics(self) -> RunningMetrics:

@@ -97,7 +97,7 @@ def assemble(
 
     compiler = make_compiler(config, builder, devices)
     run_teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
-    step_parts = build_step_parts(config, builder, steps, objective, compiler, run_teacher)
+    step_parts = build_step_parts(config, builder, steps, objective, compiler)
 
     return fit_parts(steps, builder, compiler, step_parts, run_teacher, label_shape, objective)
 
@@ -200,7 +200,6 @@ def build_step_parts(
     steps: RunSteps,
     objective: Objective | None,
     compiler: StepCompiler,
-    teacher: "Teacher | None",
 ) -> StepParts:
     """Return the parts of the training step; without an `objective`, with the config's."""
     return StepParts(
@@ -213,7 +212,6 @@ def build_step_parts(
         steps=steps,
         # On GPUs the host would wait for the condition that skips the norm of the update.
         measures_all_updates=steps.log_every == 1 or compiler.platform == "gpu",
-        teach=teacher.predict if teacher is not None else None,
     )
 
 

@@ -18,7 +18,7 @@ from vit_jax.sharding import batch_sharding
 from vit_jax.train.phases import apply_phase, shrink_sequence
 from vit_jax.train.state import TrainState
 from vit_jax.train.state_builder import StateBuilder
-from vit_jax.train.step import Metrics, StepParts
+from vit_jax.train.step import Metrics, StepParts, TeacherNetwork
 from vit_jax.train.step_compiler import (
     JittedEvaluationStep,
     JittedLeavesStep,
@@ -48,7 +48,7 @@ class Assembly:
       state_of: returns the state before the first step, with the parameters of a model.
       step_parts: the parts of the training step.
       training: the training step, jitted; it reuses the memory of the old state.
-      evaluation_step: (state, batch) -> sums over the batch.
+      evaluation_step: (state, batch) -> sums over the batch, and rows of its images.
       teacher: the teacher of a distillation, the last argument of a step; None without one.
       earlier: the parts for each phase in `steps.phases`; state and evaluation are the run's.
     """
@@ -126,7 +126,7 @@ class Assembly:
         return self.compiler.place(functools.partial(find_attention_form, a))
 
     @property
-    def teacher_network(self) -> nnx.Module | None:
+    def teacher_network(self) -> TeacherNetwork | None:
         """The teacher with its parameters on the devices; None without one."""
         if self.teacher is None:
             return None

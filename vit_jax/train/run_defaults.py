@@ -245,7 +245,7 @@ def estimate_bytes(run: Assembly) -> int | None:
         accumulation_steps=run.config.optimizer.accumulation_steps or 1,
         is_trained=make_is_trained(run.config.optimizer),
         tiled=jax.devices()[0].platform == "tpu",
-        teacher=run.teacher.abstract if run.teacher is not None else None,
+        teacher=run.teacher.abstract.network if run.teacher is not None else None,
     )
     return memory.total
 

@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.arrays import Batch, ModelOutput, Targets, normalise
+from vit_jax.arrays import Batch, ModelOutput, StepResults, Targets, normalise
 from vit_jax.config import Architecture, InputConfig, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
 from vit_jax.objectives import Objective
@@ -29,11 +29,16 @@ from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
+GradientsAndSums = tuple[nnx.Module, Sums]
 T = TypeVar("T")
 
 
 class StepKeys(NamedTuple):
-    """Random keys of one step. Those of targets and patches derive from the key of mixing."""
+    """Random keys of one step.
+
+    The keys of targets and patches were added later. They derive from the key of mixing, because a
+    split into four keys would change the first two, and with them the losses of recorded runs.
+    """
 
     mixing: jax.Array
     dropout: jax.Array
@@ -60,6 +65,31 @@ class LossInputs(NamedTuple):
     dropout_key: jax.Array
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TeacherNetwork:
+    """The network of a teacher, an argument of the training step.
+
+    Attributes:
+      network: the module, its parameters the leaves.
+      architecture: the network as the step computes it.
+    """
+
+    network: nnx.Module
+    architecture: Architecture = dataclasses.field(metadata={"static": True})
+
+    @jax.named_scope("teacher")
+    def predict(self, image_BHWC: jax.Array) -> jax.Array:
+        """Return the float32 logits of images in [-1, 1], resized to the size of the teacher."""
+        shape = (len(image_BHWC), *self.architecture.image_shape)
+        if image_BHWC.shape != shape:
+            resized = jax.image.resize(image_BHWC.astype(jnp.float32), shape, "bilinear")
+            image_BHWC = resized.astype(image_BHWC.dtype)
+        image_BHWC = image_BHWC.astype(self.architecture.compute_dtype)
+        logits_BK = self.network(image_BHWC).logits_BK  # type: ignore[operator]
+        return jax.lax.stop_gradient(logits_BK.astype(jnp.float32))
+
+
 def keep_size(model: nnx.Module) -> nnx.Module:
     """Return the network itself, for images of the size of the run."""
     return model
@@ -80,7 +110,10 @@ class StepParts:
       steps: lengths of the run.
       measures_all_updates: False if `update_norm` is NaN after steps that are not logged.
       resize_network: from the model of the run to the network for the images of the phase.
-      teach: (teacher, images) -> its logits; None without a teacher.
+
+    The methods take a `teacher` as an argument, whose parameters are then arguments of the jitted
+    step: as an attribute they would be constants of the program. It is None unless
+    `config.objective.teacher` names one.
     """
 
     config: RunConfig
@@ -92,13 +125,12 @@ class StepParts:
     steps: RunSteps
     measures_all_updates: bool
     resize_network: Callable[[nnx.Module], nnx.Module] = keep_size
-    teach: Callable[[nnx.Module, jax.Array], jax.Array] | None = None
 
     def train_step(
         self,
         state: TrainState,
         batch: Batch,
-        teacher: nnx.Module | None = None,
+        teacher: TeacherNetwork | None = None,
     ) -> tuple[TrainState, Metrics]:
         """Take one optimizer step. Randomness depends on (seed, step) only."""
         inputs = self.prepare_inputs(state.step, batch)
@@ -137,21 +169,27 @@ class StepParts:
         class_weights = self.config.objective.class_weights
         if class_weights:
             weight_B = weight_B * weigh_examples(label_BK, class_weights)
-        targets = self.objective.prepare(batch, label_BK, weight_B, keys.targets)
 
-        if self.config.input.patch_dropout:
-            num_kept = self.architecture.count_kept_patches(self.config.input.patch_dropout)
-            shape = (len(batch.mask_B), math.prod(self.architecture.grid))
-            kept_BM = sample_patches(keys.patches, shape, num_kept)
-            targets = dataclasses.replace(targets, kept_BM=kept_BM)
+        targets = self.objective.prepare(batch, label_BK, weight_B, keys.targets)
+        kept_BM = self._sample_kept_patches(keys.patches, len(batch.mask_B))
+        targets = dataclasses.replace(targets, kept_BM=kept_BM)
         return LossInputs(images, targets, keys.dropout)
+
+    def _sample_kept_patches(self, key: jax.Array, num_images: int) -> jax.Array | None:
+        """Return the patches that patch dropout keeps, (B, M); None without it."""
+        fraction = self.config.input.patch_dropout
+        if not fraction:
+            return None
+        num_kept = self.architecture.count_kept_patches(fraction)
+        num_patches = math.prod(self.architecture.grid)
+        return sample_patches(key, (num_images, num_patches), num_kept)
 
     def compute_gradients(
         self,
         model: nnx.Module,
         inputs: LossInputs,
-        teacher: nnx.Module | None = None,
-    ) -> tuple[nnx.Module, Sums]:
+        teacher: TeacherNetwork | None = None,
+    ) -> GradientsAndSums:
         """Return mean gradients over the examples of a batch, and the sums of the objective."""
         compute_loss = functools.partial(self.compute_loss, teacher=teacher)
         gradients, sums = accumulate_gradients(compute_loss, model, inputs, self.num_micro_batches)
@@ -161,7 +199,7 @@ class StepParts:
         self,
         model: nnx.Module,
         inputs: LossInputs,
-        teacher: nnx.Module | None = None,
+        teacher: TeacherNetwork | None = None,
     ) -> tuple[jax.Array, Sums]:
         """Return the loss, summed over the examples, and all sums of the objective."""
         targets = self.complete_targets(inputs, teacher)
@@ -170,13 +208,15 @@ class StepParts:
             sums = self.objective.sums(output, targets)
         return sums["loss"], sums
 
-    def complete_targets(self, inputs: LossInputs, teacher: nnx.Module | None) -> Targets:
-        """Return the targets with the predictions of the teacher, which sees the mixed images."""
-        if self.teach is None:
+    def complete_targets(
+        self,
+        inputs: LossInputs,
+        teacher: TeacherNetwork | None,
+    ) -> Targets:
+        """Return the targets with the logits of the teacher, which sees the mixed images."""
+        if teacher is None:
             return inputs.targets
-        assert teacher is not None
-        teacher_BK = self.teach(teacher, inputs.images)
-        return dataclasses.replace(inputs.targets, teacher_BK=teacher_BK)
+        return dataclasses.replace(inputs.targets, teacher_BK=teacher.predict(inputs.images))
 
     def predict(
         self,
@@ -202,8 +242,9 @@ class StepParts:
         return inputs.dropout_key
 
     def _list_needed_intermediates(self, network: nnx.Module) -> tuple[str, ...]:
-        """Return the intermediates that the loss needs: a teacher is also for the token's logits."""
-        if self.teach is not None and "token_logits" in list_allowed(network):
+        """Return the intermediates that the loss needs: the distillation token learns a teacher."""
+        has_teacher = self.config.objective.teacher is not None
+        if has_teacher and "token_logits" in list_allowed(network):
             return ("token_logits",)
         return ()
 
@@ -227,7 +268,7 @@ class StepParts:
         if self.measures_all_updates:
             return optax.tree.norm(updates)
         is_logged = (step % self.steps.log_every == 0) | (step == self.steps.total)
-        return jax.lax.cond(is_logged, optax.tree.norm, lambda _: jnp.float32(jnp.nan), updates)
+        return jax.lax.cond(is_logged, measure_norm, skip_norm, updates)
 
     @jax.named_scope("average")
     def update_average(
@@ -256,6 +297,17 @@ def step_keys(seed: int, step: jax.typing.ArrayLike) -> StepKeys:
     """Return the random keys of one step."""
     mixing_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
     return StepKeys(mixing_key, dropout_key)
+
+
+def measure_norm(updates: optax.Updates) -> jax.Array:
+    """Return the norm of all updates."""
+    return optax.tree.norm(updates)
+
+
+def skip_norm(updates: optax.Updates) -> jax.Array:
+    """Return NaN in the place of the norm."""
+    del updates
+    return jnp.float32(jnp.nan)
 
 
 def mix_batch(
@@ -349,7 +401,7 @@ def accumulate_gradients(
     model: nnx.Module,
     inputs: LossInputs,
     num_micro_batches: int,
-) -> tuple[nnx.Module, Sums]:
+) -> GradientsAndSums:
     """Return the gradients of the loss and the sums of a batch, added over its micro-batches.
 
     Gradients are sums over examples, so that one division by the weight of the whole batch gives
@@ -359,7 +411,9 @@ def accumulate_gradients(
     if num_micro_batches == 1:
         return differentiate(inputs)
 
-    def add_micro_batch(total: Any, inputs: LossInputs) -> tuple[Any, None]:
+    def add_micro_batch(
+        total: GradientsAndSums, inputs: LossInputs
+    ) -> tuple[GradientsAndSums, None]:
         return jax.tree.map(jnp.add, total, differentiate(inputs)), None
 
     micro_batches = split_batch(inputs, num_micro_batches)
@@ -371,8 +425,9 @@ def accumulate_gradients(
 def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
     """Return the inputs of micro-batches, with a first dimension A.
 
-    Consecutive examples lie on one device. Micro-batch a takes the examples a, A + a, 2 A + a and
-    so on, so that every device has an equal part of it and sends no example to another.
+    With A = 2, micro-batch 0 takes the examples 0, 2, 4, ... and micro-batch 1 takes 1, 3, 5, ...:
+    consecutive examples lie on one device, so that every device has an equal part of each
+    micro-batch and sends no example to another.
     """
 
     def split(x: jax.Array) -> jax.Array:
@@ -383,7 +438,7 @@ def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
     return LossInputs(images, targets, jax.random.split(inputs.dropout_key, num_micro_batches))
 
 
-def divide_by_weight(gradients: nnx.Module, sums: Sums) -> tuple[nnx.Module, Sums]:
+def divide_by_weight(gradients: nnx.Module, sums: Sums) -> GradientsAndSums:
     """Return mean gradients, and the sums with a weight of at least 1.
 
     A batch without a readable image has a weight of 0: its gradients are 0, not NaN.
@@ -397,28 +452,29 @@ def make_evaluation_step(
     architecture: Architecture,
     objective: Objective,
     metric_rows: Callable[[jax.Array, Batch], Metrics] | None = None,
-) -> Callable[[TrainState, Batch], Metrics]:
+) -> Callable[[TrainState, Batch], StepResults]:
     """Return (state, batch) -> sums of the objective, and rows of images for other metrics.
 
     Rows are those of `score_classes` for images with several labels, and those that `metric_rows`
-    returns for (logits_BK, batch). `evals.runner` describes both.
+    returns for (logits_BK, batch).
 
     Random numbers of an objective depend on the place in the batch only, so that every evaluation
     uses the same.
     """
 
-    def evaluation_step(state: TrainState, batch: Batch) -> Metrics:
+    def evaluation_step(state: TrainState, batch: Batch) -> StepResults:
         images = normalise(batch.image_BHWC, architecture.compute_dtype)
         label_BK = batch.label_BK(architecture.num_classes)
         targets = objective.prepare(batch, label_BK, batch.mask_B, jax.random.key(0))
-        # The loss of an evaluation is that of the labels themselves, without label smoothing.
-        targets = dataclasses.replace(targets, label_BK=label_BK)
+        targets = dataclasses.replace(targets, label_BK=label_BK)  # without label smoothing
         output = call_network(state.evaluated_model(), images, targets)
-        results = objective.sums(output, targets)
+        sums = objective.sums(output, targets)
+
+        rows: Metrics = {}
         if targets.is_multilabel:
-            results |= score_classes(output.logits_BK, batch)
+            rows |= score_classes(output.logits_BK, batch)
         if metric_rows is not None:
-            results |= metric_rows(output.logits_BK, batch)
-        return results
+            rows |= metric_rows(output.logits_BK, batch)
+        return StepResults(sums, rows)
 
     return evaluation_step

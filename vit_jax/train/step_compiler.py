@@ -5,14 +5,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
-from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.arrays import Batch
+from vit_jax.arrays import Batch, StepResults
 from vit_jax.kernels.devices import trace_for
 from vit_jax.sharding import Placement, batch_sharding, compiler_options, replicate
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import Metrics
+from vit_jax.train.step import Metrics, TeacherNetwork
 
 Leaves = dict[str, jax.Array]
 R = TypeVar("R")
@@ -37,7 +36,7 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 """(state, batch), and the teacher of a run that has one -> (state, metrics)."""
 JittedTrainStep = JittedStep[TrainState, tuple[TrainState, Metrics]]
 JittedLeavesStep = JittedStep[Leaves, tuple[Leaves, Metrics]]
-JittedEvaluationStep = JittedStep[TrainState, Metrics]
+JittedEvaluationStep = JittedStep[TrainState, StepResults]
 
 
 class JittedTraining(NamedTuple):
@@ -89,10 +88,12 @@ class StepCompiler:
         """Jit a function that returns a state."""
         return jax.jit(build, out_shardings=self.state_shardings)
 
-    def jit_training(self, step: TrainStep, teacher: nnx.Module | None = None) -> JittedTraining:
+    def jit_training(
+        self, step: TrainStep, teacher: TeacherNetwork | None = None
+    ) -> JittedTraining:
         """Jit a training step. It reuses the memory of the state that it gets.
 
-        With the abstract parameters of a teacher, these are its third argument.
+        With a teacher, whose parameters are abstract here, its network is the third argument.
         """
         placed_step = self.place(step)
 

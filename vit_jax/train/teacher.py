@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from vit_jax import hosts, pytree
 from vit_jax.config import Architecture, RunConfig
@@ -18,6 +17,7 @@ from vit_jax.config.network_options import ComputeDtype
 from vit_jax.models import abstract_model
 from vit_jax.sharding import shard_tree
 from vit_jax.storage.files import JsonObject
+from vit_jax.train.step import TeacherNetwork
 from vit_jax.train.step_compiler import Leaves, StepCompiler, set_shardings
 from vit_jax.weights import Weights, load_weights
 
@@ -31,14 +31,17 @@ class Teacher:
     Attributes:
       name: its weights, as the config names them.
       weights: its parameters, class names and network as stored.
-      architecture: the network as the step computes it.
-      abstract: shapes, dtypes and shardings of its parameters.
+      abstract: its network as the step computes it, with shapes, dtypes and shardings.
     """
 
     name: str
     weights: Weights
-    architecture: Architecture
-    abstract: nnx.Module
+    abstract: TeacherNetwork
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network as the step computes it."""
+        return self.abstract.architecture
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -56,7 +59,7 @@ class Teacher:
         return {name: self._place(name, leaf) for name, leaf in self.abstract_leaves.items()}
 
     @property
-    def network(self) -> nnx.Module:
+    def network(self) -> TeacherNetwork:
         """The network with its parameters on the devices."""
         return pytree.from_named_leaves(self.abstract, self.leaves)
 
@@ -67,19 +70,9 @@ class Teacher:
 
     def _place(self, name: str, leaf: Any) -> jax.Array:
         """Return a parameter on the devices; each process supplies the shards of its devices."""
-        array = self.weights.parameters[name].astype(leaf.dtype)
+        parameter = self.weights.parameters[name.removeprefix("network/")]
+        array = parameter.astype(leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])
-
-    def predict(self, network: nnx.Module, image_BHWC: jax.Array) -> jax.Array:
-        """Return the float32 logits of images in [-1, 1], resized to the size of the teacher."""
-        with jax.named_scope("teacher"):
-            shape = (len(image_BHWC), *self.architecture.image_shape)
-            if image_BHWC.shape != shape:
-                resized = jax.image.resize(image_BHWC.astype(jnp.float32), shape, "bilinear")
-                image_BHWC = resized.astype(image_BHWC.dtype)
-            image_BHWC = image_BHWC.astype(self.architecture.compute_dtype)
-            logits_BK = network(image_BHWC).logits_BK  # type: ignore[operator]
-            return jax.lax.stop_gradient(logits_BK.astype(jnp.float32))
 
     def require_classes(self, class_names: Sequence[str]) -> None:
         """Raise ValueError unless its outputs are these classes in order, in every process alike."""
@@ -148,7 +141,8 @@ def build_teacher(
     except ValueError:  # FSDP would split less than half of it
         shardings = shard_tree(model, compiler.mesh, "replicated")
     frozen = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype)), model)
-    return Teacher(name, weights, architecture, set_shardings(frozen, shardings))
+    network = TeacherNetwork(set_shardings(frozen, shardings), architecture)
+    return Teacher(name, weights, network)
 
 
 def _require_same_sizes(name: str, teacher: Architecture, student: Architecture) -> None:

@@ -17,7 +17,7 @@ from vit_jax.arrays import ABSENT, Batch, ModelOutput, Targets
 from vit_jax.config import Architecture
 from vit_jax.objectives import Objective
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import LossInputs, StepParts, split_batch
+from vit_jax.train.step import LossInputs, StepParts, TeacherNetwork, split_batch
 
 Figures = dict[str, Any]
 KINDS = ("parameters", "output", "largest", "gradient", "update")
@@ -54,12 +54,12 @@ class Examination:
     Attributes:
       parts: the parts of the step, also of a phase.
       intermediates: outputs of layers that the network returns on request, see `ModelOutput`.
-      teacher: the parameters of the teacher; None for a run without one.
+      teacher: the network of the teacher; None for a run without one.
     """
 
     parts: StepParts
     intermediates: tuple[str, ...]
-    teacher: nnx.Module | None
+    teacher: TeacherNetwork | None
 
     def examine(self, state: TrainState, batch: Batch) -> Figures:
         """Return figures of the step: `KINDS` by layer, and "loss_B" by example."""

@@ -104,7 +104,7 @@ def estimate_memory(run: Assembly, topology: Topology) -> Memory:
         accumulation_steps=config.optimizer.accumulation_steps or 1,
         is_trained=make_is_trained(config.optimizer),
         tiled=topology.is_tpu,
-        teacher=run.teacher.abstract if run.teacher is not None else None,
+        teacher=run.teacher.abstract.network if run.teacher is not None else None,
     )
     if topology.is_tpu:
         if not run.architecture.has_resnet:
