@@ -17,7 +17,7 @@ from vit_jax.train.hooks import (
     UnreadableImages,
 )
 from vit_jax.train.lifecycle.interruption import Interrupted
-from vit_jax.train.loop import evaluate_and_save, save_and_stop
+from vit_jax.train.loop import evaluate_and_save, save_at_stop
 
 
 @dataclasses.dataclass
@@ -134,11 +134,11 @@ class Session:
             wall_seconds=lambda: 1.0,
             step_seconds=lambda: 0.5,
         )
-        self.state = State(0)
+        self.live_state = State(0)
 
     def save_after(self, step):
         """Return the checkpoints that a step leaves: step, whether it owes an evaluation, metrics."""
-        self.state.step = step
+        self.live_state.step = step
         self.files.saved.clear()
         evaluate_and_save(self)
 
@@ -146,8 +146,8 @@ class Session:
 
     def stop_after(self, step):
         """Save the state after a step, and raise the reason to stop."""
-        self.state.step = step
-        save_and_stop(self, self.stop.make_error(step))
+        self.live_state.step = step
+        raise save_at_stop(self, self.stop.make_error(step))
 
 
 def test_a_checkpoint_has_the_results_of_its_step():

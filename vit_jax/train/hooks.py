@@ -307,6 +307,10 @@ class Evaluation:
         """Return whether an evaluator is due after a step."""
         return any(evaluator.cadence.is_due(step) for evaluator in self.evaluators)
 
+    def has_unfinished(self, step: int) -> bool:
+        """Return whether evaluators are due after a step and have not all ended."""
+        return self.is_due(step) and step != self._latest_step
+
     def run_due(self, step: int, state: TrainState) -> Metrics:
         """Return the results of the evaluators that are due; none if none is.
 

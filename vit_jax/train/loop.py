@@ -4,7 +4,7 @@ The loop asks the parts of a `Session`: hooks look at every step, `evaluation` a
 they are due, and `stop` whether the run has to end.
 """
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from vit_jax.data.unreadable import TooManyUnreadable
 from vit_jax.storage.files import JsonObject
@@ -25,8 +25,8 @@ def train(session: "Session") -> JsonObject:
       SaveError: a checkpoint could not be written; raised by the next save, or at the end.
       WorkdirLost: the folder is not the run's any more; raised by `Session.between_steps`.
       Paused: it has been trained to `session.pause_fraction`; raised by `Session.before_step`.
-      Interrupted: SIGTERM or Ctrl-C; raised by `save_and_stop`.
-      TooManyUnreadable: too many images cannot be read; raised by `save_and_stop`, or at the end.
+      Interrupted: SIGTERM or Ctrl-C, after the state has been saved.
+      TooManyUnreadable: too many images cannot be read; raised after the state has been saved.
     """
     with session.begin():
         session.run_owed_evaluation()
@@ -38,10 +38,10 @@ def train(session: "Session") -> JsonObject:
 def take_steps(session: "Session") -> None:
     """Train from the step of the state to the last step, or until the run stops early."""
     while not session.is_over():
-        step = session.state.step + 1
+        step = session.live_state.step + 1
         session.before_step(step)
         batch = next(session.batches)
-        metrics = session.state.train_step(batch)
+        metrics = session.live_state.train_step(batch)
         for hook in session.step_hooks:
             hook.after_step(step, metrics)
 
@@ -56,42 +56,41 @@ def take_steps(session: "Session") -> None:
         # The clock and the watchdog pause, and transfers to the host are allowed.
         with session.between_steps():
             if is_stopping:
-                save_and_stop(session, session.stop.make_error(step))
-            else:
-                evaluate_and_save(session)
+                raise save_at_stop(session, session.stop.make_error(step))
+            evaluate_and_save(session)
 
 
 def evaluate_and_save(session: "Session") -> None:
     """Run the evaluators that are due, then save the state if that is due or it may be the best.
 
-    If an evaluation is interrupted or meets too many unreadable images, the run ends.
+    Raises:
+      Interrupted, TooManyUnreadable: during an evaluation, which the resumed run begins with.
     """
-    step = session.state.step
-    state = session.state.read()
+    step = session.live_state.step
+    state = session.live_state.read()
     try:
         results = session.evaluation.run_due(step, state)
     except Interrupted:
-        save_and_stop(session, session.stop.make_error(step))
+        raise save_at_stop(session, session.stop.make_error(step)) from None
     except TooManyUnreadable as error:
-        save_and_stop(session, error)
-    else:
-        session.saving.save_if_due(step, state, results)
+        raise save_at_stop(session, error) from None
+    session.saving.save_if_due(step, state, results)
 
 
-def save_and_stop(session: "Session", error: Exception) -> NoReturn:
-    """Save the state, and end the run with an error.
+def save_at_stop(session: "Session", error: Exception) -> Exception:
+    """Save the state after the last step, and return the error that ends the run.
 
-    If too many training images cannot be read in any process, that is the error.
-
-    Evaluators that are due but have not ended are owed: the resumed run begins with them.
+    That is `error`, unless too many training images cannot be read in any process: then it is
+    TooManyUnreadable. The checkpoint notes evaluators that are due after this step and have not
+    ended: the resumed run begins with them.
     """
-    step = session.state.step
+    step = session.live_state.step
     unreadable_error = session.unreadable.find_error(step)
     session.saving.save(
         step,
-        session.state.read(),
+        session.live_state.read(),
         results={},
-        owes_evaluation=session.evaluation.is_due(step),
+        owes_evaluation=session.evaluation.has_unfinished(step),
     )
     session.saving.wait()
-    raise unreadable_error or error
+    return unreadable_error or error

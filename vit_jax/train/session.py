@@ -59,7 +59,7 @@ class Session:
       own_checkpoints: reader of the checkpoints in the workdir.
       metadata: metadata of every checkpoint of the run.
       resumed_metadata: metadata of the checkpoint that the run continues.
-      state: the state after the steps done.
+      live_state: the state after the steps done; a step replaces it.
       start_step: steps done before this start of the command.
       batches: placed batches of the next steps.
       writers: writers of metrics.
@@ -104,8 +104,8 @@ class Session:
         self.own_checkpoints = CheckpointReader(self.folder)
         self.metadata = overview.checkpoint_metadata(self.run, self.data, self.fitted)
         state, origin = start_state(self.run, self.fitted, self.own_checkpoints, self.metadata)
-        self.state = LiveState(self.run, state)
-        self.start_step = self.state.step
+        self.live_state = LiveState(self.run, state)
+        self.start_step = self.live_state.step
         self.resumed_metadata = self._read_resumed_metadata()
         self.run.trace_train_step()  # the last check of the user's code
 
@@ -184,7 +184,7 @@ class Session:
     def _compile_step(self) -> None:
         """Compile the training step."""
         began = time.perf_counter()
-        self.state.compile_step()
+        self.live_state.compile_step()
         seconds = time.perf_counter() - began
         self.display.say(f"compiled the training step in {seconds:.1f} s")
 
@@ -285,7 +285,9 @@ class Session:
 
     def is_over(self) -> bool:
         """Return whether the last step has been taken, or the run stops early."""
-        return self.state.step >= self.total_steps or bool(self.early_stopping.reason_to_stop())
+        return self.live_state.step >= self.total_steps or bool(
+            self.early_stopping.reason_to_stop()
+        )
 
     def before_step(self, step: int) -> None:
         """Raise Paused if the run pauses before this step; start the trace that begins with it."""
@@ -315,12 +317,12 @@ class Session:
         if not self.resumed_metadata.get("owes_evaluation"):
             return
         with self.between_steps():
-            results = self.evaluation.run_due(self.start_step, self.state.read())
+            results = self.evaluation.run_due(self.start_step, self.live_state.read())
             self.saving.complete(self.start_step, results)
 
     def summarize(self) -> JsonObject:
         """Return the content of `summary.json`; with early stopping, of the best checkpoint kept."""
-        step = self.state.step
+        step = self.live_state.step
         is_stopped_early = step < self.total_steps
         with self.between_steps():
             self.unreadable.require_readable(step)
@@ -352,9 +354,9 @@ class Session:
 
     def _measure_result(self, best_step: int | None) -> tuple[TrainState, dict[str, float]]:
         """Return the state that is the result of the run, and the results of all evaluators on it."""
-        step = self.state.step
+        step = self.live_state.step
         if best_step not in (None, step):
-            self.state.delete()  # there may be no room for both states
+            self.live_state.delete()  # there may be no room for both states
             state = restore(
                 self.run,
                 self.own_checkpoints,
@@ -363,7 +365,7 @@ class Session:
             )
             return state, self.evaluation.run_all(state)
 
-        state = self.state.read()
+        state = self.live_state.read()
         results = None
         if step == self.total_steps:  # all evaluators are due after the last step
             results = self.evaluation.results_after(step)
