@@ -215,3 +215,20 @@ def test_what_is_no_optimiser_is_rejected(name, arguments, message):
 
     with rejects(f"config.optimizer.name='{name}'", message):
         build_optimizer(config, lambda step: RATE, PEAK)
+
+
+@pytest.mark.parametrize(
+    ("fields", "first"),
+    [
+        ({"trained": "head"}, "0/mu/head/kernel"),
+        ({"trained": "head", "layer_decay": 0.5}, "0/0/mu/head/kernel"),
+        ({"layer_decay": 0.5}, "0/mu/head/kernel"),
+    ],
+)
+def test_checkpoints_name_the_state_by_its_place_in_the_chain(fields, first):
+    parameters = {"head": {"kernel": jnp.zeros((2, 3))}}
+    optimizer = build_optimizer(OptimizerConfig(name="adam", **fields), lambda step: 0.1, 0.1)
+
+    names = pytree.name_leaves(optimizer.init(parameters))
+
+    assert first in names

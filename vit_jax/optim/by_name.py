@@ -155,7 +155,11 @@ def apply_updates(model: T, updates: T, is_trained: IsTrained | None) -> T:
 
 def map_updates(function: Callable[..., jax.Array]) -> optax.GradientTransformation:
     """Return the transformation by a function (name, update, parameter) -> update."""
-    return optax.stateless(lambda updates, params: pytree.map_with_names(function, updates, params))
+
+    def map_all(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        return pytree.map_with_names(function, updates, params)
+
+    return optax.stateless(map_all)
 
 
 def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransformation:
@@ -170,7 +174,10 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
     def scale(name: str, update: jax.Array) -> jax.Array:
         return update * jnp.asarray(find_factor(name), update.dtype)
 
-    return optax.stateless(lambda updates, params: pytree.map_with_names(scale, updates))
+    def scale_all(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        return pytree.map_with_names(scale, updates)
+
+    return optax.stateless(scale_all)
 
 
 def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
@@ -257,11 +264,12 @@ def check_patterns(config: OptimizerConfig, parameters: object) -> None:
         _require_match("learning_rate_multipliers", pattern, names)
 
     is_trained = make_is_trained(config)
-    if is_trained is not None and not any(map(is_trained, names)):
-        options = f"trained={config.trained!r}, frozen={config.frozen}"
-        if config.lora_rank is not None:
-            options += f", lora_rank={config.lora_rank}"
-        raise ValueError(f"config.optimizer: {options} leaves no parameter of this model to train.")
+    if is_trained is None or any(map(is_trained, names)):
+        return
+    options = f"trained={config.trained!r}, frozen={config.frozen}"
+    if config.lora_rank is not None:
+        options += f", lora_rank={config.lora_rank}"
+    raise ValueError(f"config.optimizer: {options} leaves no parameter of this model to train.")
 
 
 def _require_blocks(config: OptimizerConfig, parameters: object) -> None:
@@ -289,8 +297,10 @@ def _require_match(field: str, pattern: str, names: Sequence[str]) -> None:
         candidates.update(f"{parent}/*" for parent in parents)
     candidates.discard("./*")
 
+    nearest = ""
     near = closest(pattern, sorted(candidates), 3)
-    nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
+    if near:
+        nearest = f" Nearest: {', '.join(map(repr, near))}."
     raise ValueError(
         f"config.optimizer.{field}: no parameter matches {pattern!r}.{nearest} The names: "
         f"{', '.join(names)}."

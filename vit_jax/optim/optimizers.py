@@ -21,7 +21,7 @@ from vit_jax.optim.by_name import (
     train_only,
 )
 from vit_jax.optim.moment_dtypes import add_momentum, allow_mixed_dtypes
-from vit_jax.optim.per_layer import adapt_optimizer, is_stacked
+from vit_jax.optim.per_layer import adapt_optimizer, list_layer_axes
 from vit_jax.optim.schedules import Schedule
 from vit_jax.optim.zero_start import STAND_IN_STDDEV, may_start_at_zero
 
@@ -33,10 +33,13 @@ def build_optimizer(
     schedule: Schedule,
     peak_learning_rate: float,
 ) -> optax.GradientTransformation:
-    """Build an optimiser as a chain of parts (`_list_parts`), then factors of their steps.
+    """Build an optimiser: a step of the trained parameters, then its scaling by layer and pattern.
 
-    The parts see the trained parameters alone, and the others keep their values (`train_only`). The
-    factors see the complete network, to count its layers.
+    The step (`_list_parts`) sees the trained parameters alone; frozen ones get updates of zero
+    (`train_only`). The scaling sees the whole network, to count its layers.
+
+    A checkpoint names the state by its place in the chain: without scaling, the step is not put
+    into a chain of one. `tests/optim/test_optimizers.py` compares these names.
 
     Args:
       config: the parts and their values, and the trained parameters.
@@ -47,18 +50,19 @@ def build_optimizer(
       ValueError: a reference that cannot be called so, or whose result is no optimiser.
     """
     parts = _list_parts(config, schedule, peak_learning_rate)
-    factors = []
+    scaling = []
     if config.layer_decay != 1:
-        factors.append(scale_by_layer(config.layer_decay))
+        scaling.append(scale_by_layer(config.layer_decay))
     if config.learning_rate_multipliers:
-        factors.append(scale_by_pattern(config.learning_rate_multipliers))
+        scaling.append(scale_by_pattern(config.learning_rate_multipliers))
 
     is_trained = make_is_trained(config)
-    if is_trained is not None:
-        parts = [train_only(optax.chain(*parts), is_trained)]
-        if not factors:
-            return parts[0]  # in a chain its state would have other names in checkpoints
-    return optax.chain(*parts, *factors)
+    if is_trained is None:
+        return optax.chain(*parts, *scaling)
+    step = train_only(optax.chain(*parts), is_trained)
+    if not scaling:
+        return step
+    return optax.chain(step, *scaling)
 
 
 def _list_parts(
@@ -94,8 +98,9 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
 
     * sgd: `m = momentum * m + g` without Nesterov, from 0 (ViT, App. B.1.1). With bfloat16 only `m`
       is rounded.
-    * adam and lamb: bias-corrected moments. With bfloat16 optax rounds a `beta1` of 0.9 to 0.8984,
-      as big_vision does, and multiplies it by float32 gradients (`allow_mixed_dtypes`).
+    * adam and lamb: bias-corrected moments. With a first moment in bfloat16, optax multiplies it by
+      float32 gradients, which strict dtype promotion rejects (`allow_mixed_dtypes`). It rounds
+      a `beta1` of 0.9 to 0.8984, as big_vision does.
     """
     if config.name == "sgd":
         return add_momentum(config)
@@ -153,12 +158,11 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
     A kernel that may begin at zero would keep a ratio near 0 and hardly move. Its norm counts at
     least as that of a kernel whose values have the standard deviation 0.02 (`STAND_IN_STDDEV`).
     """
-    first_axis = 1 if is_stacked(name) else 0  # a stacked kernel has the layers on axis 0
-    axes = tuple(range(first_axis, kernel.ndim))
+    axes = list_layer_axes(name, kernel.ndim)
     kernel_norm = jnp.linalg.vector_norm(kernel, axis=axes, keepdims=True)
     update_norm = jnp.linalg.vector_norm(update, axis=axes, keepdims=True)
     if may_start_at_zero(name):
-        layer_size = math.prod(kernel.shape[first_axis:])
+        layer_size = math.prod(kernel.shape[axis] for axis in axes)
         least_norm = STAND_IN_STDDEV * math.sqrt(layer_size)
         kernel_norm = jnp.maximum(kernel_norm, least_norm)
 
