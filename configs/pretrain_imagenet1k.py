@@ -1,8 +1,9 @@
 """ViT from scratch on ImageNet (ViT, Table 3: one row, "ViT-*", for every size).
 
-The paper does not name the loss. The default is sigmoid with a head bias of -10, with which all
-classes begin improbable, as in the authors' later recipe for ImageNet-21k (big_vision,
-configs/vit_i21k.py). loss=softmax has a head bias of 0.
+The paper does not name the loss. The default is sigmoid with a head bias of -10: every class begins
+with a probability of 0.00005. The loss and the bias are those of the authors' later recipe for
+ImageNet-21k (big_vision, configs/vit_i21k.py). loss=softmax has a head bias of 0: every class
+begins with 1/1000.
 """
 
 from vit_jax.config import (
@@ -23,7 +24,7 @@ HEAD_BIAS = {"sigmoid": -10.0, "softmax": 0.0}  # by loss
 
 
 def get_config(argument: str = "") -> PretrainConfig:
-    """Argument: MODEL[,loss=sigmoid|softmax]; any ViT name is a model."""
+    """Argument: MODEL[,loss=sigmoid|softmax]; the check of the config rejects unknown models."""
     arguments = parse_argument(argument, model="ViT-B/16", loss="sigmoid")
     model = arguments["model"]
     loss = arguments["loss"]
@@ -51,8 +52,9 @@ def get_config(argument: str = "") -> PretrainConfig:
             name="adam",
             beta1=0.9,
             beta2=0.999,
+            # "paper": every parameter p loses learning_rate * 0.3 * p in a step. The other meanings
+            # are in `optim.optimizers`.
             weight_decay=0.3,
-            # Every parameter p loses learning_rate * 0.3 * p in a step (`optim.optimizers`).
             weight_decay_meaning="paper",
             clip_global_norm=1.0,
         ),

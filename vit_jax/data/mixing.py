@@ -1,8 +1,12 @@
 """Mixup and CutMix on the device, inside the jitted train step.
 
 Every example is mixed with the one before it in the global batch, the first one with the last, so
-that devices exchange one example each. An image has one weight for each pixel,
-the same in all examples; a label has the mean of these weights.
+that devices exchange one example each:
+
+    image = weight * image + (1 - weight) * previous image
+    label = mean weight * label + (1 - mean weight) * previous label
+
+All examples of a step have the same weight: of mixup one number, of CutMix 1 or 0 for each pixel.
 
 Legend: B batch, H W height and width, C channels, K classes.
 """
@@ -30,7 +34,7 @@ def mix(
       image_BHWC: floating point, in any range; its dtype is kept.
       label_BK: float32 class probabilities.
       mask_B: float32, 1 for an example that counts.
-      config: with `mixup_alpha`, `cutmix_alpha` or both above 0.
+      config: the section of the input; at least one of `mixup_alpha` and `cutmix_alpha` is above 0.
 
     Returns:
       Image and label of the same shapes and dtypes.
@@ -65,13 +69,14 @@ def _sample_weight(
 
     is_cutmix = jax.random.bernoulli(choice_key, config.cutmix_fraction)
     mixup_weight = sample_mixup_weight(mixup_key, config.mixup_alpha)
-    return jnp.where(is_cutmix, cutmix_weight, mixup_weight)
+    return jnp.where(is_cutmix, cutmix_weight, mixup_weight)  # (H, W, 1)
 
 
 def sample_mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
     """Return one weight a ~ Beta(alpha, alpha), float32 ().
 
-    Of a and 1 - a it is the larger one, so that an example counts at least as much as its partner.
+    The larger one of a and 1 - a is returned: an example counts at least as much as its partner.
+    For a = 0.3 the weight is 0.7.
     Source: AugReg (2106.10270), `get_mixup` of its released code; there one weight a device, here
     one a step.
     """
@@ -87,12 +92,12 @@ def sample_cutmix_weight(
 ) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
-    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down. Its
-    centre is uniform over the image, and parts outside the image are cut off. An example may so
-    lose most of its pixels: the paper has no lower bound.
+    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down: for
+    a = 0.75 half of each side. Its centre is uniform over the image, and parts outside the image
+    are cut off. The paper has no lower bound of the weight: an example may lose most of its pixels.
 
-    Source: CutMix (1905.04899), Algorithm 1, which loses one pixel of an odd side. Here, as in timm
-    1.0, it does not.
+    Source: CutMix (1905.04899), Algorithm 1. The paper's box is one pixel shorter if the length is
+    odd (centre - length // 2 to centre + length // 2); this one has `length` pixels, as in timm 1.0.
     """
     area_key, row_key, column_key = jax.random.split(key, 3)
     kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
@@ -119,7 +124,8 @@ def _blend(
     """Return weight * value + (1 - weight) * previous value, or the value of unpaired examples."""
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)
-    weight = jnp.where(is_paired, weight, jnp.float32(1))  # (B, 1, 1, 1), (B, H, W, 1) or (B, 1)
+    # Images: (B, 1, 1, 1), or (B, H, W, 1) with CutMix. Labels: (B, 1).
+    weight = jnp.where(is_paired, weight, jnp.float32(1))
 
     previous_weight = 1 - weight  # in float32, before both weights are rounded
     previous_weight = previous_weight.astype(value.dtype)
