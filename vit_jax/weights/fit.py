@@ -6,7 +6,7 @@ steps change the same parameter.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from vit_jax.data.decoding.bands import BandChoice
 from vit_jax.weights.channels import FIRST_KERNELS, adapt_channels
 from vit_jax.weights.folding import OURS, Normalisation, read_normalisation
 from vit_jax.weights.load import Weights
-from vit_jax.weights.load_report import ArrayStatus
+from vit_jax.weights.load_report import COPIED, ArrayStatus
 from vit_jax.weights.names import HEAD_BIAS, Shape, list_shapes
 from vit_jax.weights.position_resize import Grid, resize_positions
 
@@ -28,13 +28,8 @@ HEAD = "head/"
 LAST_LAYER = "head/linear/"
 _LARGE_GROUP = 5  # parameters that a summary does not list
 
-# Parameter of the last norm → its name in a network that pools otherwise.
-_MOVED_NORMS = {
-    "encoder/norm/scale": "pooled_norm/scale",
-    "encoder/norm/bias": "pooled_norm/bias",
-    "pooled_norm/scale": "encoder/norm/scale",
-    "pooled_norm/bias": "encoder/norm/bias",
-}
+# Folder of the last norm, by `Architecture.final_norm`; other values have no such norm.
+LAST_NORMS = {"tokens": "encoder/norm/", "pooled": "pooled_norm/"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Fitted:
         groups: dict[tuple[str, str], list[str]] = {}
         num_copied = 0
         for parameter in self.statuses:
-            if parameter.status == "copied":
+            if parameter.status == COPIED:
                 num_copied += 1
                 continue
             folder, _, _ = parameter.name.partition("/")
@@ -91,11 +86,15 @@ def fit(
 ) -> Fitted:
     """Fit weights to the network `target`.
 
-    For a new head with the classes of the source, remove its head first (`remove_head`).
+    A head with the shapes of the target's is kept: if it is to be a new one, remove it from the
+    weights first (`remove_head`). Fields without effect on names and shapes, such as the GELU form,
+    are not compared.
 
-    `position_resize`, a value of `PositionResize`, is how learned positions change their grid, and
-    `channel_weights` how the first kernel changes its channels (`weights.channels`).
-    Fields without effect on names and shapes, such as the GELU form, are not compared.
+    Args:
+      weights: the source.
+      target: the network.
+      position_resize: a value of `PositionResize`, how learned positions change their grid.
+      channel_weights: how the first kernel changes its channels (`weights.channels`).
 
     Raises:
       ValueError: names or shapes of parameters differ in more than image size, pooling, last norm
@@ -108,8 +107,12 @@ def fit(
     steps: list[Changes] = []
     if not has_expected_head(parameters, expected):
         steps.append(replace_head(parameters, expected, target.head_bias_init))
-    if (source.pool, source.final_norm) != (target.pool, target.final_norm):
-        steps.append(change_pooling(parameters, expected))
+    old_norm = LAST_NORMS.get(source.final_norm)
+    new_norm = LAST_NORMS.get(target.final_norm)
+    if old_norm != new_norm:
+        steps.append(move_last_norm(parameters, expected, old_norm, new_norm))
+    if source.pool != target.pool:
+        steps.append(drop_pooling(parameters, expected))
     method = weights.choose_resize_method(position_resize)
     steps.append(change_grid(parameters, source.grid, target.grid, method))
 
@@ -129,77 +132,6 @@ def fit(
         licence=weights.licence,
         finetuning_rule=weights.finetuning_rule,
     )
-
-
-# The head.
-
-
-def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
-    """Return True if the head has the names and shapes of the target."""
-    shapes = {name: array.shape for name, array in parameters.items() if name.startswith(HEAD)}
-    return shapes == {name: shape for name, shape in expected.items() if name.startswith(HEAD)}
-
-
-def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
-    """Begin with a last layer of zeros and this bias; keep a hidden layer that the target has."""
-    changes = {}
-    for name, array in parameters.items():
-        is_kept = name in expected and not name.startswith(LAST_LAYER)
-        if name.startswith(HEAD) and not is_kept:
-            changes[name] = drop(name, array)
-
-    for name, shape in expected.items():
-        if name.startswith(LAST_LAYER):
-            value = bias if name == HEAD_BIAS else 0.0
-            changes[name] = begin(name, shape, value, parameters.get(name))
-    return changes
-
-
-# The pooling.
-
-
-def change_pooling(parameters: Parameters, expected: Shapes) -> Changes:
-    """Drop attention pooling, and move the last norm to its place in the target.
-
-    A norm that the source does not have begins at a scale of 1.
-    """
-    changes: dict[str, Change] = {}
-    for name, array in parameters.items():
-        if name in expected:
-            continue
-        is_last_norm = name in _MOVED_NORMS
-        if is_last_norm and _MOVED_NORMS[name] in expected:
-            changes |= move(name, _MOVED_NORMS[name], array)
-        elif is_last_norm or name.startswith("pooling/"):
-            changes[name] = drop(name, array)
-
-    for name, shape in expected.items():
-        if name in _MOVED_NORMS and name not in parameters and name not in changes:
-            is_scale = name.endswith("scale")
-            changes[name] = begin(name, shape, float(is_scale))
-    return changes
-
-
-# The positions.
-
-
-def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> Changes:
-    """Resize every table of positions to another grid of patches."""
-    resized, statuses = resize_positions(parameters, old, new, method)
-    return {status.name: Change(resized[status.name], status) for status in statuses}
-
-
-# The channels.
-
-
-def change_channels(parameters: Parameters, channels: int, method: str) -> Changes:
-    """Change the kernel that sees the image, the first of `FIRST_KERNELS` that there is."""
-    for name in FIRST_KERNELS:
-        if name in parameters:
-            kernel = adapt_channels(parameters[name], channels, method)
-            status = ArrayStatus.describe(name, kernel, f"for {channels} channels ({method})")
-            return {name: Change(kernel, status)}
-    return {}
 
 
 def fit_channels(weights: Weights, channels: int, method: str) -> Weights:
@@ -249,6 +181,97 @@ def set_bands(
     return dataclasses.replace(weights, preprocessing=preprocessing or None)
 
 
+# The head.
+
+
+def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
+    """Return True if the head has the names and shapes of the target."""
+    names = list_folder(parameters, HEAD)
+    if set(names) != set(list_folder(expected, HEAD)):
+        return False
+    return all(parameters[name].shape == expected[name] for name in names)
+
+
+def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
+    """Begin with a last layer of zeros and this bias; keep a hidden layer that the target has."""
+    changes = {}
+    for name in list_folder(parameters, HEAD):
+        is_kept = name in expected and not name.startswith(LAST_LAYER)
+        if not is_kept:
+            changes[name] = drop(name, parameters[name])
+
+    for name in list_folder(expected, LAST_LAYER):
+        value = bias if name == HEAD_BIAS else 0.0
+        changes[name] = begin(name, expected[name], value, parameters.get(name))
+    return changes
+
+
+# The pooling and the last norm.
+
+
+def move_last_norm(
+    parameters: Parameters,
+    expected: Shapes,
+    old_norm: str | None,
+    new_norm: str | None,
+) -> Changes:
+    """Move the last norm to its place in the target; the folders are None for no such norm."""
+    changes: dict[str, Change] = {}
+    if new_norm is None:
+        for name in list_folder(parameters, old_norm):
+            changes[name] = drop(name, parameters[name])
+    elif old_norm is None:
+        for name in list_folder(expected, new_norm):
+            value = 1.0 if name.endswith("scale") else 0.0
+            changes[name] = begin(name, expected[name], value)
+    else:
+        for name in list_folder(parameters, old_norm):
+            new_name = new_norm + name.removeprefix(old_norm)
+            changes |= move(name, new_name, parameters[name])
+    return changes
+
+
+def drop_pooling(parameters: Parameters, expected: Shapes) -> Changes:
+    """Drop the parameters of attention pooling, unless the target has them."""
+    changes = {}
+    for name in list_folder(parameters, "pooling/"):
+        if name not in expected:
+            changes[name] = drop(name, parameters[name])
+    return changes
+
+
+def list_folder(names: Iterable[str], folder: str | None) -> list[str]:
+    """Return the names that begin with a folder; none for None."""
+    if folder is None:
+        return []
+    return [name for name in names if name.startswith(folder)]
+
+
+# The positions.
+
+
+def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> Changes:
+    """Resize every table of positions to another grid of patches."""
+    resized, statuses = resize_positions(parameters, old, new, method)
+    changes = {}
+    for status in statuses:  # one for each table whose size changes
+        changes[status.name] = Change(resized[status.name], status)
+    return changes
+
+
+# The channels.
+
+
+def change_channels(parameters: Parameters, channels: int, method: str) -> Changes:
+    """Change the kernel that sees the image, the first of `FIRST_KERNELS` that there is."""
+    for name in FIRST_KERNELS:
+        if name in parameters:
+            kernel = adapt_channels(parameters[name], channels, method)
+            status = ArrayStatus.describe(name, kernel, f"for {channels} channels ({method})")
+            return {name: Change(kernel, status)}
+    return {}
+
+
 # Single changes, and their effect.
 
 
@@ -261,7 +284,7 @@ def move(name: str, new_name: str, array: np.ndarray) -> dict[str, Change]:
     """Return the changes of a parameter that has another name in the target."""
     return {
         name: Change(None, ArrayStatus.describe(name, array, f"moved to {new_name}")),
-        new_name: Change(array, ArrayStatus.describe(new_name, array, "copied")),
+        new_name: Change(array, ArrayStatus.describe(new_name, array, COPIED)),
     }
 
 
@@ -287,8 +310,9 @@ def join_changes(steps: Sequence[Changes]) -> Changes:
 
 def apply_changes(parameters: Parameters, changes: Changes) -> dict[str, np.ndarray]:
     """Return the parameters of the source, changed."""
-    changed = {name: array for name, array in parameters.items() if name not in changes}
+    changed = dict(parameters)
     for name, change in changes.items():
+        changed.pop(name, None)
         if change.array is not None:
             changed[name] = change.array
     return changed
@@ -312,5 +336,5 @@ def list_statuses(
     statuses = [change.status for change in changes.values()]
     for name, array in parameters.items():
         if name not in changes:
-            statuses.append(ArrayStatus.describe(name, array, "copied"))
+            statuses.append(ArrayStatus.describe(name, array, COPIED))
     return tuple(statuses)

@@ -36,7 +36,7 @@ from vit_jax.weights.families import load_families
 from vit_jax.weights.folding import OURS, Normalisation, format_numbers
 from vit_jax.weights.formats import ArrayFile, StoredArray, naming, open_arrays
 from vit_jax.weights.formats.sharded import WEIGHTS, is_index
-from vit_jax.weights.load_report import ArrayStatus
+from vit_jax.weights.load_report import COPIED, ArrayStatus
 from vit_jax.weights.names import (
     HEAD_KERNEL,
     find_wrapping,
@@ -362,7 +362,7 @@ def _load_workdir(
     parameters, metadata, kind = read_workdir(
         path, compute_shapes, step=step, polyak=polyak, allowed=allowed
     )
-    statuses = [ArrayStatus.describe(name, array, "copied") for name, array in parameters.items()]
+    statuses = [ArrayStatus.describe(name, array, COPIED) for name, array in parameters.items()]
 
     notes = []
     factors = description.parse_lora(metadata)

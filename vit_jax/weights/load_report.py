@@ -10,6 +10,8 @@ import numpy as np
 from vit_jax.text.printable import printable
 from vit_jax.text.tables import columns
 
+COPIED = "copied"
+"""Status of an array that is used as it is."""
 _HEADINGS = ("array", "our parameter", "shape", "dtype", "status")
 
 

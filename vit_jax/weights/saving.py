@@ -25,7 +25,7 @@ from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.library_lookup import find_huggingface_model, find_timm_model
 from vit_jax.weights.library_models import LibraryModel, TransformersModel
 from vit_jax.weights.load import Weights, load_weights
-from vit_jax.weights.load_report import ArrayStatus, Report
+from vit_jax.weights.load_report import COPIED, ArrayStatus, Report
 from vit_jax.weights.locate import find_class_names_file
 from vit_jax.weights.names import (
     FORMATS,
@@ -102,7 +102,7 @@ def _save_checkpoint(weights: Weights, path: pathlib.Path) -> list[ArrayStatus]:
     write_card(weights, OWN, path)
     statuses = []
     for name, array in weights.parameters.items():
-        statuses.append(ArrayStatus.describe(name, array, "copied"))
+        statuses.append(ArrayStatus.describe(name, array, COPIED))
     return statuses
 
 
