@@ -155,11 +155,11 @@ def our_batches(folder):
     stream = TrainStream(
         source,
         TrainTransform(config),
-        0,
         BATCH,
         np.arange(BATCH),
-        0,
-        steps,
+        seed=0,
+        start_step=0,
+        num_steps=steps,
     )
     parallelism = choose_parallelism(batch_bytes=BATCH * SIZE * SIZE * 3)
     with open_batches(stream, parallelism) as batches:

@@ -148,11 +148,11 @@ def time_training(source: Any, config: InputConfig) -> float:
     stream = TrainStream(
         source,
         TrainTransform(config),
-        0,
         BATCH,
         np.arange(BATCH),
-        0,
-        steps,
+        seed=0,
+        start_step=0,
+        num_steps=steps,
     )
     start = time.process_time()
     for step in range(steps):

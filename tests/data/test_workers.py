@@ -33,7 +33,8 @@ from vit_jax.data.workers import Parallelism, build_segment_prefix
 if __name__ == "__main__":
     source = MemorySource(np.zeros((9, 8, 8, 3), np.uint8), np.arange(9) % 2, ("a", "b"))
     transform = TrainTransform(InputConfig(train_split="train", test_split="test", image_size=(8, 8)))
-    with open_batches(TrainStream(source, transform, 0, 4, np.arange(4), 0, 10**6), Parallelism(2, 1)) as batches:
+    stream = TrainStream(source, transform, 4, np.arange(4), seed=0, start_step=0, num_steps=10**6)
+    with open_batches(stream, Parallelism(2, 1)) as batches:
         next(batches), next(batches)
         print(*[child.pid for child in multiprocessing.active_children()], build_segment_prefix(), flush=True)
         time.sleep(600)

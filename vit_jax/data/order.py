@@ -15,15 +15,17 @@ from grain.experimental import index_shuffle
 _ORDER = 0
 _AUGMENTATION = 1
 
-# Rounds of `index_shuffle`, as in grain's global shuffle.
+# Another value of one of these two changes the order of records, and with it recorded runs: rounds
+# of `index_shuffle`, as in grain's global shuffle; and the fewest elements that balanced sampling
+# shuffles by it. It sorts fewer: `index_shuffle` takes 16 ms divided by their number.
 _SHUFFLE_ROUNDS = 4
-# Balanced sampling sorts fewer elements: `index_shuffle` takes 16 ms divided by their number.
 _FEWEST_SHUFFLED = 512
-# Most records of an epoch whose shuffled order is stored, because a look-up is faster.
+
+# These change only time and memory: the most records of an epoch whose shuffled order is stored,
+# because a look-up is faster; the number of such epochs, of which a few batches may have many; and
+# the number of cached seeds and sorted permutations (up to 8 MiB), which take 30 us to compute.
 _MOST_STORED = 2**16
-# Stored epochs: batches that are prepared together may be of many short epochs.
 _NUM_STORED_EPOCHS = 64
-# Cached seeds, and cached sorted permutations (up to 8 MiB); computing one takes 30 us.
 _NUM_CACHED = 4096
 
 
@@ -38,11 +40,17 @@ class UniformOrder:
         """Return the index of the record at a position, and its epoch."""
         epoch, offset = divmod(position, self.num_records)
         permutation = Permutation(self.seed, epoch, self.num_records)
-        return permutation.find_uniform(offset), epoch
+        if self.num_records <= _MOST_STORED:
+            return int(_list_shuffled(permutation)[offset]), epoch
+        return permutation.find_shuffled(offset), epoch
 
 
 class BalancedOrder:
-    """Turns of all classes: a turn has the next record of every class, which has its epochs."""
+    """Turns of all classes: a turn has the next record of every class.
+
+    With two records a, b of one class and four of another, 0 to 3, turns may be a 2, 1 b, b 3, 0 a:
+    two epochs of the first class and one of the second.
+    """
 
     def __init__(self, seed: int, labels: np.ndarray):
         self.seed = seed
@@ -53,20 +61,29 @@ class BalancedOrder:
         num_classes = len(self.records_by_class)
         turn, class_offset = divmod(position, num_classes)
         order_of_classes = Permutation(self.seed, turn, num_classes)
-        class_number = order_of_classes.find_balanced(class_offset)
+        class_number = self._find_element(order_of_classes, class_offset)
 
         records = self.records_by_class[class_number]
         epoch, offset = divmod(turn, len(records))
         class_key = int(records[0]) + 1
         order_of_records = Permutation(self.seed, epoch, len(records), class_key)
-        element = order_of_records.find_balanced(offset)
+        element = self._find_element(order_of_records, offset)
         return int(records[element]), epoch
+
+    def _find_element(self, permutation: "Permutation", offset: int) -> int:
+        """Return the element at an offset, in the form for the size.
+
+        Shuffled permutations are not stored: there is one for each class and epoch.
+        """
+        if permutation.size < _FEWEST_SHUFFLED:
+            return permutation.find_sorted(offset)
+        return permutation.find_shuffled(offset)
 
 
 class Permutation(NamedTuple):
     """One of the orders of the elements 0 to size - 1, a function of these values.
 
-    It has two forms, which are different orders: shuffled and sorted. Recorded runs depend on them.
+    It has two forms, which are different orders: `find_shuffled` and `find_sorted`.
 
     Attributes:
       seed: random seed of the run.
@@ -81,28 +98,18 @@ class Permutation(NamedTuple):
     size: int
     class_key: int = 0
 
-    def find_balanced(self, offset: int) -> int:
-        """Return the element at an offset, in the form of balanced sampling for this size.
-
-        Shuffled permutations are not stored: there is one for each class and epoch.
-        """
-        if self.size < _FEWEST_SHUFFLED:
-            return int(_list_sorted(self)[offset])
-        return self.find_shuffled(offset)
-
-    def find_uniform(self, offset: int) -> int:
-        """Return the element at an offset, always in the shuffled form."""
-        if self.size <= _MOST_STORED:
-            return int(_list_shuffled(self)[offset])
-        return self.find_shuffled(offset)
+    def find_sorted(self, offset: int) -> int:
+        """Return the element at an offset of the sorted form, which is for small sizes."""
+        return int(_list_sorted(self)[offset])
 
     def find_shuffled(self, offset: int) -> int:
         """Return the element at an offset of the shuffled form, which takes no memory.
 
         `index_shuffle` of grain 0.2.18 is wrong for a size of a power of two plus one: it may
-        repeat one element and drop another (docs/decisions, 5). So such a size is shuffled with one
-        element more, which is `size` itself. Wherever `size` comes up, the element at the last
-        offset, which is also `size` and never asked for, takes its place.
+        repeat one element and drop another (docs/decisions, 5). For such a size we shuffle 0 to
+        `size`, one element too many. The offset whose element is `size` takes the element at offset
+        `size` instead, which no other offset has: with size 3 and the shuffle 2 3 0 1, the
+        permutation is 2 1 0.
         """
         shuffle = functools.partial(
             index_shuffle,

@@ -16,11 +16,10 @@ With two repeats and a batch of 4, the rows of the second step have the images 4
 the positions 2, 3, 2, 3.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +29,9 @@ from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.order import BalancedOrder, UniformOrder, augmentation_rng
 from vit_jax.data.records import Record, Source
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
+
+T = TypeVar("T", bound=TrainTransform | EvaluationTransform)
+Decode = Callable[[], np.ndarray]
 
 
 class HostBatch(NamedTuple):
@@ -57,8 +59,9 @@ class Example(NamedTuple):
     variant: int  # number of the augmentation among those of the record
 
 
-class Stream:
-    """Base of both streams; a subclass has the fields below and chooses the example of a row.
+@dataclasses.dataclass(frozen=True)
+class Stream(Generic[T]):
+    """Base of both streams; a subclass chooses the example of a row.
 
     Attributes:
       source: the records, at least one.
@@ -68,7 +71,7 @@ class Stream:
     """
 
     source: Source
-    transform: TrainTransform | EvaluationTransform
+    transform: T
     global_batch: int
     rows: np.ndarray
 
@@ -84,7 +87,7 @@ class Stream:
         example: Example,
         record: Record,
         memory: np.ndarray,
-    ) -> Callable[[], np.ndarray]:
+    ) -> Decode:
         """Return a function that decodes the record of an example.
 
         The array that it returns is `memory`, the place of the image in the batch, or a new one.
@@ -105,35 +108,49 @@ class Stream:
         # Read every record before decoding the first image. A decoder leaves little of the
         # interpreter in the caches of the processor: with reading and decoding in turns, Python
         # takes four times as long.
-        decoders = {}
+        decoders: dict[int, Decode] = {}
         for row in part:
             example = self.find_example(i, row)
             if example is None:
                 continue
             batch.record_index[row] = example.record_index
-            with self._skip_unreadable(example.record_index):
-                record = self.source[example.record_index]
-                batch.label[row] = record.label
-                decoders[row] = self.plan_decoding(example, record, batch.image[row])
+            decode = self._read(batch, row, example)
+            if decode is not None:
+                decoders[row] = decode
 
         for row, decode in decoders.items():
-            with self._skip_unreadable(int(batch.record_index[row])):
-                batch.image[row] = decode()  # copies nothing if the image is there already
+            image = self._decode(decode, int(batch.record_index[row]))
+            if image is not None:
+                batch.image[row] = image  # copies nothing if the image is there already
                 batch.mask[row] = 1.0
 
         filled = slice(part.start, part.stop)
         batch.image[filled][batch.mask[filled] == 0] = 0
 
-    @contextlib.contextmanager
-    def _skip_unreadable(self, record_index: int) -> Iterator[None]:
-        """Leave the mask of an unreadable image at 0, which `UnreadableLog` counts.
+    def _read(self, batch: HostBatch, row: int, example: Example) -> Decode | None:
+        """Note the label of an example; return the function that decodes its image.
+
+        Return None for an unreadable image, which `UnreadableLog` counts by its mask of 0.
 
         Raises:
           ValueError: the image has other bands than the run wants.
         """
-        naming = name_wrong_bands(self.source.name_of, record_index)
-        with contextlib.suppress(UnreadableImage), naming:
-            yield
+        index = example.record_index
+        try:
+            with name_wrong_bands(self.source.name_of, index):
+                record = self.source[index]
+                batch.label[row] = record.label
+                return self.plan_decoding(example, record, batch.image[row])
+        except UnreadableImage:
+            return None
+
+    def _decode(self, decode: Decode, record_index: int) -> np.ndarray | None:
+        """Return the image of a record; None for an unreadable one. Errors are as for `_read`."""
+        try:
+            with name_wrong_bands(self.source.name_of, record_index):
+                return decode()
+        except UnreadableImage:
+            return None
 
     def empty_batch(
         self,
@@ -156,8 +173,8 @@ class Stream:
         return batch
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainStream(Stream):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainStream(Stream[TrainTransform]):
     """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch.
 
     Attributes:
@@ -167,14 +184,11 @@ class TrainStream(Stream):
       is_balanced: every class is as frequent as any other, instead of every record.
       repeats: number of augmented copies of each record, far apart in a batch. If it does not
         divide `global_batch`, the copies of the last record go on in the next batch.
-      first_image: the first image of step `start_step`. None: earlier steps had the same batch.
+      first_image: the first image of step `start_step`. None: `start_step * global_batch`, because
+        earlier steps had the same batch. Phases with other batches need another number.
     """
 
-    source: Source
-    transform: TrainTransform
     seed: int
-    global_batch: int
-    rows: np.ndarray
     start_step: int
     num_steps: int
     is_balanced: bool = False
@@ -203,7 +217,7 @@ class TrainStream(Stream):
         example: Example,
         record: Record,
         memory: np.ndarray,
-    ) -> Callable[[], np.ndarray]:
+    ) -> Decode:
         rng = augmentation_rng(self.seed, example.variant, example.record_index)
         return self.transform.plan(record, rng, memory)
 
@@ -225,8 +239,8 @@ class TrainStream(Stream):
     def _image_in_batch(self) -> np.ndarray:
         """The image of each row, counted from the first image of its batch, (R,).
 
-        The copies of a record are far apart: the images 0, `repeats`, 2 `repeats` and so on come
-        first, then 1, `repeats` + 1 and so on.
+        The copies of a record are far apart: with two repeats, the rows of a batch of 6 have the
+        images 0, 2, 4, 1, 3, 5.
         """
         images = np.arange(self.global_batch)
         image_by_row = [images[copy :: self.repeats] for copy in range(self.repeats)]
@@ -259,17 +273,11 @@ def build_train_stream(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class EvaluationStream(Stream):
+class EvaluationStream(Stream[EvaluationTransform]):
     """Batches with every record once over all processes, in order.
 
     The last batch has padding of mask 0 and index -1.
     """
-
-    source: Source
-    transform: EvaluationTransform
-    global_batch: int
-    rows: np.ndarray
 
     def __len__(self) -> int:
         return -(-len(self.source) // self.global_batch)
@@ -285,5 +293,5 @@ class EvaluationStream(Stream):
         example: Example,
         record: Record,
         memory: np.ndarray,
-    ) -> Callable[[], np.ndarray]:
+    ) -> Decode:
         return functools.partial(self.transform, record)

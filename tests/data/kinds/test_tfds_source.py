@@ -31,7 +31,8 @@ if __name__ == "__main__":
     config = InputConfig(train_split="train[:90%]", test_split="test", image_size=(8, 8), data_dir=sys.argv[1])
     tfds_source.prepare("digits", data_dir=sys.argv[1])
     source = sources.open_source("digits", "train[:90%]", config, 0)
-    steps = stream.TrainStream(source, transforms.TrainTransform(config), 0, 4, np.arange(4), 0, 2)
+    transform = transforms.TrainTransform(config)
+    steps = stream.TrainStream(source, transform, 4, np.arange(4), seed=0, start_step=0, num_steps=2)
     with pipeline.open_batches(steps, workers.Parallelism(1, 1)) as batches:
         assert [batch.mask.sum() for batch in batches] == [4, 4]
     assert "tensorflow" not in sys.modules
