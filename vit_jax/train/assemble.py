@@ -7,7 +7,6 @@ Modules for teachers, phases and masked patches are imported only in runs that h
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from vit_jax.config.schema import AdaptConfig, ModelConfig, OptimizerConfig, Run
 from vit_jax.config.variants import parse_name
 from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.imports.references import is_reference
-from vit_jax.objectives import Objective, build_objective
+from vit_jax.objectives import Objective
 from vit_jax.optim.by_name import check_patterns, make_is_trained
 from vit_jax.optim.schedules import Schedule
 from vit_jax.sharding import build_mesh, shard_tree
@@ -36,7 +35,12 @@ from vit_jax.train.inputs import open_evaluation_batches as open_evaluation_batc
 from vit_jax.train.inputs import open_train_batches as open_train_batches
 from vit_jax.train.layout import choose_layout
 from vit_jax.train.phases import apply_phase, resize_architecture
-from vit_jax.train.state_builder import BuildNetwork, StateBuilder, make_state_builder
+from vit_jax.train.state_builder import (
+    BuildNetwork,
+    Overrides,
+    StateBuilder,
+    make_state_builder,
+)
 from vit_jax.train.step import StepParts, make_evaluation_step
 from vit_jax.train.step_compiler import (
     JittedEvaluationStep,
@@ -75,8 +79,9 @@ def assemble(
         describes.
       objective: in the place of the config's; has its methods `prepare` and `sums`.
       schedule: step -> learning rate, in the place of the config's.
-      optimizer: in the place of the config's optimizer and its schedule. `frozen` and `trained` of
-        the config hold. It sees parameters by name and layer (`optim.optimizers.adapt_optimizer`).
+      optimizer: in the place of the config's. It includes its learning rate; the reported one is the
+        schedule's. `frozen` and `trained` of the config hold. It sees parameters by name and layer
+        (`optim.optimizers.adapt_optimizer`).
       teacher: weights of `config.objective.teacher`, if they have been read.
 
     Raises:
@@ -84,64 +89,96 @@ def assemble(
     """
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     require_fit(config, architecture, devices[0].platform)
+    overrides = Overrides(
+        network=network, objective=objective, schedule=schedule, optimizer=optimizer
+    )
     teacher_weights = teacher if teacher is not None else read_teacher_weights(config)
 
-    builder = make_state_builder(config, architecture, steps, network, schedule, optimizer)
-    # The layout depends on the shapes of the state, and sets the dtype and the rematerialisation.
-    config = choose_layout(config, builder, devices, steps.phases, teacher_weights)
-    builder = builder.replace_architecture(
-        remat=config.model.remat,
-        compute_dtype=config.model.compute_dtype,
-    )
+    builder = make_state_builder(config, architecture, steps, overrides)
+    config, builder = settle_layout(config, builder, devices, steps.phases, teacher_weights)
     check_optimizer(config.optimizer, builder)
 
     compiler = make_compiler(config, builder, devices)
     run_teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
-    step_parts = build_step_parts(config, builder, steps, objective, compiler)
-
-    return fit_parts(steps, builder, compiler, step_parts, run_teacher, label_shape, objective)
+    run = fit_parts(config, steps, builder, compiler, run_teacher, overrides, label_shape)
+    earlier = [build_phase(run, phase, overrides) for phase in steps.phases]
+    return dataclasses.replace(run, earlier=tuple(earlier))
 
 
 def fit_parts(
+    config: RunConfig,
     steps: RunSteps,
     builder: StateBuilder,
     compiler: StepCompiler,
-    step_parts: StepParts,
     teacher: "Teacher | None",
+    overrides: Overrides,
     label_shape: tuple[int, ...],
-    objective: Objective | None,
 ) -> Assembly:
-    """Return the parts of a run, fitted together, and those of its earlier phases.
-
-    A phase has the state and the evaluation of the run, and a training step for its images.
-    """
-    fit_step = functools.partial(
-        Assembly,
+    """Return the parts of a run, fitted together, as the only phase."""
+    step_parts = build_step_parts(config, builder, steps, overrides, compiler.platform)
+    return Assembly(
+        config=config,
         steps=steps,
+        builder=builder,
         compiler=compiler,
         label_shape=label_shape,
         init_state=compiler.jit_build(builder.init),
         state_of=compiler.jit_build(builder.start_from),
+        step_parts=step_parts,
+        training=jit_training(compiler, step_parts, teacher),
         evaluation_step=jit_evaluation(compiler, step_parts),
         teacher=teacher,
     )
-    earlier = []
-    for phase in steps.phases:
-        phase_builder = resize_builder(builder, phase)
-        phase_parts = build_phase_parts(phase, step_parts, builder, phase_builder, objective)
-        fitted_phase = fit_step(
-            config=phase_parts.config,
-            builder=phase_builder,
-            step_parts=phase_parts,
-            training=jit_training(compiler, phase_parts, teacher),
-        )
-        earlier.append(fitted_phase)
-    return fit_step(
-        config=step_parts.config,
+
+
+def settle_layout(
+    config: RunConfig,
+    builder: StateBuilder,
+    devices: Sequence[jax.Device],
+    phases: Sequence[Phase],
+    teacher_weights: "Weights | None",
+) -> tuple[RunConfig, StateBuilder]:
+    """Return the config with values in the place of `auto`, and the builder with its network.
+
+    The choice depends on the shapes of the state, which the builder knows. It decides two fields of
+    the builder's network: the compute dtype and the rematerialisation.
+    """
+    config = choose_layout(config, builder, devices, phases, teacher_weights)
+    builder = builder.replace_architecture(
+        remat=config.model.remat,
+        compute_dtype=config.model.compute_dtype,
+    )
+    return config, builder
+
+
+def build_phase(run: Assembly, phase: Phase, overrides: Overrides) -> Assembly:
+    """Return the parts of an earlier phase of a run.
+
+    It has the state and the evaluation of the run, and a training step for images of its size.
+    """
+    from vit_jax.train.resizing import make_resize
+
+    config = apply_phase(run.config, phase)
+    architecture = resize_architecture(run.architecture, phase)
+    builder = dataclasses.replace(run.builder, architecture=architecture)
+    step_parts = dataclasses.replace(
+        run.step_parts,
+        config=config,
+        architecture=architecture,
+        objective=overrides.resolve_objective(config.objective, architecture),
+        resize_network=make_resize(
+            run.builder.abstract_state.model,
+            builder.abstract_state.model,
+            run.architecture.grid,
+            architecture.grid,
+        ),
+    )
+    return dataclasses.replace(
+        run,
+        config=config,
         builder=builder,
         step_parts=step_parts,
-        training=jit_training(compiler, step_parts, teacher),
-        earlier=tuple(earlier),
+        training=jit_training(run.compiler, step_parts, run.teacher),
     )
 
 
@@ -198,20 +235,20 @@ def build_step_parts(
     config: RunConfig,
     builder: StateBuilder,
     steps: RunSteps,
-    objective: Objective | None,
-    compiler: StepCompiler,
+    overrides: Overrides,
+    platform: str,
 ) -> StepParts:
-    """Return the parts of the training step; without an `objective`, with the config's."""
+    """Return the parts of the training step for the devices of a platform."""
     return StepParts(
         config=config,
         architecture=builder.architecture,
-        objective=objective or build_objective(config.objective, builder.architecture),
+        objective=overrides.resolve_objective(config.objective, builder.architecture),
         is_trained=make_is_trained(config.optimizer),
         optimizer=builder.optimizer,
         schedule=builder.schedule,
         steps=steps,
         # On GPUs the host would wait for the condition that skips the norm of the update.
-        measures_all_updates=steps.log_every == 1 or compiler.platform == "gpu",
+        measures_all_updates=steps.log_every == 1 or platform == "gpu",
     )
 
 
@@ -234,38 +271,6 @@ def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluation
         metric_rows = make_metric_rows(chosen, has_label_sets=has_label_sets)
     step = make_evaluation_step(parts.architecture, parts.objective, metric_rows)
     return compiler.jit_observation(step)
-
-
-def resize_builder(builder: StateBuilder, phase: Phase) -> StateBuilder:
-    """Return the builder of the network for images of an earlier phase."""
-    architecture = resize_architecture(builder.architecture, phase)
-    return dataclasses.replace(builder, architecture=architecture)
-
-
-def build_phase_parts(
-    phase: Phase,
-    run_parts: StepParts,
-    run_builder: StateBuilder,
-    phase_builder: StateBuilder,
-    objective: Objective | None,
-) -> StepParts:
-    """Return the parts of the step of an earlier phase: the run's, for images of another size."""
-    from vit_jax.train.resizing import make_resize
-
-    config = apply_phase(run_parts.config, phase)
-    architecture = phase_builder.architecture
-    return dataclasses.replace(
-        run_parts,
-        config=config,
-        architecture=architecture,
-        objective=objective or build_objective(config.objective, architecture),
-        resize_network=make_resize(
-            run_builder.abstract_state.model,
-            phase_builder.abstract_state.model,
-            run_builder.architecture.grid,
-            phase_builder.architecture.grid,
-        ),
-    )
 
 
 def architecture_of(config: RunConfig, num_classes: int) -> Architecture:

@@ -12,15 +12,53 @@ from flax import nnx
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.lengths import RunSteps
 from vit_jax.config.rules import count_last_blocks
-from vit_jax.config.schema import RunConfig
+from vit_jax.config.schema import ObjectiveConfig, RunConfig
 from vit_jax.models import build_model, lora
 from vit_jax.models.encoder import require_encoder
+from vit_jax.objectives import Objective, build_objective
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.train.state import TrainState, init_state
 
 BuildNetwork = Callable[[Architecture, jax.Array], nnx.Module]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Parts of the caller in the place of the parts that the config describes. None: the config's.
+
+    Attributes:
+      network: (architecture, key) -> module.
+      objective: has the methods `prepare` and `sums`.
+      schedule: step -> learning rate.
+      optimizer: updates of the parameters, which include the learning rate.
+    """
+
+    network: BuildNetwork | None = None
+    objective: Objective | None = None
+    schedule: Schedule | None = None
+    optimizer: optax.GradientTransformation | None = None
+
+    def resolve_objective(self, config: ObjectiveConfig, architecture: Architecture) -> Objective:
+        """Return the loss of a network."""
+        if self.objective is not None:
+            return self.objective
+        return build_objective(config, architecture)
+
+    def resolve_schedule(self, config: RunConfig, steps: RunSteps) -> Schedule:
+        """Return the learning rate by steps done, which the run reports."""
+        if self.schedule is not None:
+            return self.schedule
+        return build_schedule(config.schedule, steps)
+
+    def resolve_optimizer(
+        self, config: RunConfig, schedule: Schedule
+    ) -> optax.GradientTransformation:
+        """Return the optimizer of the trained parameters; `schedule` is for the config's."""
+        if self.optimizer is not None:
+            return adapt_optimizer(self.optimizer, make_is_trained(config.optimizer))
+        return build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +70,7 @@ class StateBuilder:
       architecture: the network, or what the config says of a network of the caller.
       network: the caller's (architecture, key) -> module; None: the network that `architecture`
         describes.
-      factors: factors of LoRA; None without it.
+      lora_factors: place and size of LoRA's factors; None without it.
       optimizer: updates of the parameters.
       schedule: learning rate by steps done.
       has_average: True if the state has a Polyak average.
@@ -41,7 +79,7 @@ class StateBuilder:
     seed: int
     architecture: Architecture
     network: BuildNetwork | None
-    factors: lora.Lora | None
+    lora_factors: lora.Lora | None
     optimizer: optax.GradientTransformation
     schedule: Schedule
     has_average: bool
@@ -51,9 +89,9 @@ class StateBuilder:
         build_network = self.network if self.network is not None else build_model
         key = jax.random.key(self.seed)
         model = build_network(self.architecture, key)
-        if self.factors is not None:
+        if self.lora_factors is not None:
             # The same key, but another stream of random numbers: `lora.build_initial_factors`.
-            model = lora.add_factors(model, self.factors, key)
+            model = lora.add_factors(model, self.lora_factors, key)
             model = lora.store_frozen_kernels(model, self.architecture.compute_dtype)
         return self.start_from(model)
 
@@ -90,36 +128,29 @@ def make_state_builder(
     config: RunConfig,
     architecture: Architecture,
     steps: RunSteps,
-    network: BuildNetwork | None,
-    schedule: Schedule | None,
-    optimizer: optax.GradientTransformation | None,
+    overrides: Overrides,
 ) -> StateBuilder:
-    """Choose the network and the optimizer; the last arguments are parts of the caller, or None.
+    """Choose the network and the optimizer.
 
     Raises:
       ValueError: the network cannot have the factors of LoRA, or no last blocks, that the config
         wants.
     """
-    learning_rate = schedule or build_schedule(config.schedule, steps)
-    if optimizer is None:
-        peak = config.schedule.learning_rate
-        optimizer = build_optimizer(config.optimizer, learning_rate, peak)
-    else:
-        optimizer = adapt_optimizer(optimizer, make_is_trained(config.optimizer))
-
+    schedule = overrides.resolve_schedule(config, steps)
+    is_standard = overrides.network is None
     trained = config.optimizer.trained
     if count_last_blocks(trained) is not None:
-        require_encoder(architecture, trained, is_standard=network is None)
+        require_encoder(architecture, trained, is_standard=is_standard)
     factors = lora.build_lora(config.optimizer)
     if factors is not None:
-        lora.require_adaptable(architecture, is_standard=network is None)
+        lora.require_adaptable(architecture, is_standard=is_standard)
 
     return StateBuilder(
         seed=config.seed,
         architecture=architecture,
-        network=network,
-        factors=factors,
-        optimizer=optimizer,
-        schedule=learning_rate,
+        network=overrides.network,
+        lora_factors=factors,
+        optimizer=overrides.resolve_optimizer(config, schedule),
+        schedule=schedule,
         has_average=config.polyak.factor is not None,
     )
