@@ -101,7 +101,7 @@ def test_accuracies_and_short_classes():
     measured = itertools.product(protocol.shots, protocol.l2)
 
     assert result.num_test == 20
-    assert result.short == {
+    assert result.short_classes == {
         1: (3,),
         3: (1, 3),
     }
@@ -117,7 +117,7 @@ def test_unreadable_images_are_neither_learnt_from_nor_counted():
     result = few_shot(protocol, support, test, 3)
 
     assert result.num_test == 9
-    assert result.short == {1: (2,)}
+    assert result.short_classes == {1: (2,)}
 
 
 # Hand-made accuracies of three datasets at penalties 1, 10 and 100, for 1 shot and for 5. The mean
@@ -157,7 +157,7 @@ def make_results():
             means = rows[dataset]
             for l2, mean in zip(PENALTIES, means, strict=True):
                 accuracies[shots, l2] = [mean - 0.05, mean + 0.05]
-        results.append(FewShotResult(accuracies, num_test=100, short={}))
+        results.append(FewShotResult(accuracies, num_test=100, short_classes={}))
     return results
 
 
@@ -204,7 +204,7 @@ def test_mean_rank_of_equal_accuracies_follows_the_order_given():
     result = FewShotResult(
         {(1, l2): [0.5] for l2 in penalties},
         num_test=2,
-        short={},
+        short_classes={},
     )
     protocol = FewShot(
         shots=(1,),

@@ -152,7 +152,7 @@ def run_few_shot(
 def _list_notes(pair: Pair, result: FewShotResult) -> list[str]:
     """Return a remark for each number of shots that some classes do not have."""
     notes = []
-    for shots, classes in result.short.items():
+    for shots, classes in result.short_classes.items():
         if not classes:
             continue
 

@@ -14,7 +14,7 @@ Legend: N images, D numbers of a feature, K classes.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -53,15 +53,11 @@ class FewShot:
         if self.seeds is not None:
             require_counts("seeds", self.seeds, lowest=0)
         require_positive("l2", self.l2)
-        if self.sampling not in ("random", "first"):
-            raise ValueError(f"sampling={self.sampling!r}: must be random or first.")
+        require_choice("sampling", self.sampling, get_args(Sampling))
+        require_choice("penalty_choice", self.penalty_choice, get_args(PenaltyChoice))
         if self.sampling == "first" and self.seeds is not None and len(self.seeds) > 1:
             raise ValueError(
                 f"seeds={self.seeds}: have no effect with sampling='first'. Give none."
-            )
-        if self.penalty_choice not in ("mean_accuracy", "mean_rank"):
-            raise ValueError(
-                f"penalty_choice={self.penalty_choice!r}: must be mean_accuracy or mean_rank."
             )
         if self.penalty_choice == "mean_rank" and len(self.l2) == 1:
             raise ValueError(
@@ -85,12 +81,12 @@ class FewShotResult:
       accuracies: fractions of the readable test images that are right, one for each seed, by
         (shots, l2).
       num_test: number of these images.
-      short: for each number of shots, the classes with fewer images, of which all are used.
+      short_classes: for each number of shots, the classes with fewer images, of which all are used.
     """
 
     accuracies: Mapping[tuple[int, float], list[float]]
     num_test: int
-    short: Mapping[int, tuple[int, ...]]
+    short_classes: Mapping[int, tuple[int, ...]]
 
 
 def few_shot(
@@ -121,11 +117,11 @@ def few_shot(
                 accuracies[shots, l2].append(float(is_right_N.mean()))
 
     num_examples_K = np.bincount(train.label_N, minlength=num_classes)
-    short = {}
+    short_classes = {}
     for shots in protocol.shots:
-        short_classes = np.flatnonzero(num_examples_K < shots)
-        short[shots] = tuple(short_classes.tolist())
-    return FewShotResult(accuracies, len(test), short)
+        classes = np.flatnonzero(num_examples_K < shots)
+        short_classes[shots] = tuple(classes.tolist())
+    return FewShotResult(accuracies, len(test), short_classes)
 
 
 def order_examples(
@@ -182,6 +178,12 @@ def compute_spread(values: Sequence[float]) -> float:
     if len(values) <= 1:
         return 0.0
     return float(np.std(values, ddof=1))
+
+
+def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ValueError unless the value of an argument is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: must be {' or '.join(choices)}.")
 
 
 def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
