@@ -96,7 +96,7 @@ class Block(nnx.Module):
         """Return x + attention, then x + mlp(norm(x)), with dropout of the branches."""
         branch_key = key if self.drops_branches else None
         drop_branch = functools.partial(
-            drop_examples, fraction=drop_fraction, key=branch_key, batch=len(x_BSD)
+            drop_examples, fraction=drop_fraction, key=branch_key, batch=x_BSD.shape[0]
         )
 
         def add(x: Array, attended: Array) -> Array:
