@@ -19,6 +19,8 @@ from vit_jax.train.run_defaults import choose_finetuning
 from vit_jax.train.starting_weights import adapt
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import describe_preparation
+from vit_jax.weights.folding import Normalisation, describe_normalisation, fold
+from vit_jax.weights.saving import save_weights
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +142,18 @@ def test_the_printed_program_runs(four, tmp_path, kind, capsys):
 
 @pytest.fixture(scope="module")
 def thirteen(tmp_path_factory):
-    """Return a folder with weights of RGB, and arrays of 13 bands of 16 bits."""
+    """Return a folder with weights of RGB as of timm, and arrays of 13 bands of 16 bits."""
     folder = tmp_path_factory.mktemp("thirteen")
     model = vit_jax.create_model("ViT-mu/4", image_size=8, num_classes=2, head="linear", seed=1)
-    model.save(folder / "rgb")
+    model.save(folder / "plain")
+    weights = load_weights(folder / "plain")
+    normalisation = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    folded = dataclasses.replace(
+        weights,
+        parameters=fold(weights.parameters, normalisation),
+        preprocessing={**weights.preprocessing, **describe_normalisation(normalisation)},
+    )
+    save_weights(folded, folder / "rgb", "vit_jax")
     rng = np.random.default_rng(0)
     splits = {}
     for split, count in (("train", 12), ("test", 6)):

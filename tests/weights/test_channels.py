@@ -1,5 +1,6 @@
 """Kernels of pre-trained weights for other numbers of channels."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,11 @@ import pytest
 
 import vit_jax
 from tests.rejections import rejects
+from vit_jax.weights import load_weights
 from vit_jax.weights.channels import adapt_channels
+from vit_jax.weights.fit import expect_standardised_channels, fit_channels
+from vit_jax.weights.folding import BIAS, Normalisation, describe_normalisation, fold
+from vit_jax.weights.folding import KERNEL as KERNEL_NAME
 
 KERNEL = np.random.default_rng(0).normal(size=(4, 4, 3, 8)).astype(np.float32)
 
@@ -100,3 +105,31 @@ def test_a_model_of_four_channels_is_saved_and_loaded(tmp_path, rgb):
         model.save(tmp_path / "timm", to="timm")
     with rejects("channels='4'", "integer"):
         vit_jax.create_model("ViT-mu/4", channels="4")
+
+
+@pytest.mark.parametrize("channels", [3, 13])
+def test_standardised_channels_have_the_kernel_of_the_library(rgb, channels):
+    stored = load_weights(rgb[1])
+    library = {**stored.parameters, BIAS: np.linspace(-1, 1, 32, dtype=np.float32)}
+    normalisation = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    folded = dataclasses.replace(
+        stored,
+        parameters=fold(library, normalisation),
+        preprocessing=describe_normalisation(normalisation),
+    )
+
+    weights = expect_standardised_channels(folded)
+    adapted = fit_channels(weights, channels, "cyclic")
+
+    expected = library[KERNEL_NAME]
+    if channels != 3:
+        expected = adapt_as_timm(expected, channels)
+    np.testing.assert_allclose(adapted.parameters[KERNEL_NAME], expected, atol=1e-6)
+    np.testing.assert_allclose(adapted.parameters[BIAS], library[BIAS], atol=1e-6)
+    assert weights.preprocessing is None
+
+
+def test_weights_for_pixels_from_minus_one_to_one_remain(rgb):
+    weights = load_weights(rgb[1])
+
+    assert expect_standardised_channels(weights) is weights

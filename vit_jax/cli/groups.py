@@ -295,11 +295,11 @@ def _adapt_channels(
     inputs = image_fields.choose_input(read_bands(weights.preprocessing))
     if inputs is None:
         return weights
-    if inputs.reads_bands and not inputs.channel_mean and inputs.value_range is None:
+    if inputs.standardises_bands and not inputs.channel_mean:
         inputs = _measure_channels(weights, inputs, data, choice)
 
     from vit_jax.weights.channels import describe_adaptation
-    from vit_jax.weights.fit import set_bands
+    from vit_jax.weights.fit import expect_standardised_channels, set_bands
 
     stored = weights.architecture.channels
     method = image_fields.channel_weights or "cyclic"
@@ -310,6 +310,8 @@ def _adapt_channels(
     else:
         reason = f"on images with the {stored} channels of the weights"
         image_fields.reject_channel_weights(reason)
+    if inputs.standardises_bands:
+        weights = expect_standardised_channels(weights)
     return set_bands(weights, inputs.channels, choose_bands(inputs), method)
 
 

@@ -316,6 +316,11 @@ class InputConfig:
         return self.channels != RGB_CHANNELS or bool(self.bands)
 
     @property
+    def standardises_bands(self) -> bool:
+        """True if each band gets mean 0 and deviation 1; False for pixels from -1 to 1."""
+        return self.reads_bands and self.value_range is None
+
+    @property
     def pixel_dtype(self) -> str:
         """Dtype of prepared images: uint8 for RGB, float32 for normalised bands."""
         return "float32" if self.reads_bands else "uint8"

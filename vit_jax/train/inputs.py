@@ -87,7 +87,7 @@ def measure_channels(config: R, source: Source, workdir: str) -> R:
       ValueError: an image does not have the bands of the config.
     """
     inputs = config.input
-    if not inputs.reads_bands or inputs.channel_mean or inputs.value_range is not None:
+    if not inputs.standardises_bands or inputs.channel_mean:
         return config
 
     folder = expand_path(workdir)

@@ -22,7 +22,7 @@ from vit_jax.models.initial_values import sample_truncated_normal
 from vit_jax.text.printable import printable
 from vit_jax.weights import Weights, load_weights
 from vit_jax.weights.channels import describe_adaptation
-from vit_jax.weights.fit import Fitted, fit
+from vit_jax.weights.fit import Fitted, expect_standardised_channels, fit
 from vit_jax.weights.head_edits import remove_head, select_classes
 
 C = TypeVar("C", bound=RunConfig)
@@ -75,6 +75,8 @@ def adapt(config: FinetuneConfig, train: Source, weights: Weights | None = None)
     config, choices = follow_weights(config, weights)
     choices += _describe_rule(config, weights)
     kept = keep_outputs(weights, config.model.head, train)
+    if config.input.standardises_bands:
+        kept = expect_standardised_channels(kept)
     architecture = adapt_architecture(
         kept.architecture,
         config.model,

@@ -16,7 +16,7 @@ from vit_jax.config import Architecture
 from vit_jax.config.architecture_rules import require_valid
 from vit_jax.data.decoding.bands import BandChoice
 from vit_jax.weights.channels import FIRST_KERNELS, adapt_channels
-from vit_jax.weights.folding import OURS, Normalisation, read_normalisation
+from vit_jax.weights.folding import OURS, Normalisation, read_normalisation, unfold
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import COPIED, ArrayStatus
 from vit_jax.weights.names import HEAD_BIAS, Shape, list_shapes
@@ -153,6 +153,24 @@ def fit_channels(weights: Weights, channels: int, method: str) -> Weights:
     for field in ("bands", "mean", "std"):
         preprocessing.pop(field, None)
     return dataclasses.replace(changed, preprocessing=preprocessing or None)
+
+
+def expect_standardised_channels(weights: Weights) -> Weights:
+    """Return the same network for channels with mean 0 and deviation 1.
+
+    Libraries train so, and `weights.folding` changed the kernel for pixels from -1 to 1. Weights
+    of a library that takes such pixels remain as they are.
+    """
+    normalisation = read_normalisation(weights.preprocessing)
+    if normalisation == OURS:
+        return weights
+    preprocessing = dict(weights.preprocessing or {})
+    del preprocessing["mean"], preprocessing["std"]
+    return dataclasses.replace(
+        weights,
+        parameters=unfold(weights.parameters, normalisation),
+        preprocessing=preprocessing or None,
+    )
 
 
 def set_bands(
