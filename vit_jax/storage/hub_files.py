@@ -109,7 +109,9 @@ def explain_failure(address: str) -> Iterator[None]:
         advice = _ADVICE.get(type(error).__name__)
         reason = str(error)
         if advice is not None:
-            reason = f"{reason.rstrip('.')}. {advice}."
+            # Further lines of the library are its own advice.
+            first_line = reason.partition("\n")[0].removeprefix("Got: ")
+            reason = f"{first_line.rstrip('.')}. {advice}."
         raise ValueError(f"{address} cannot be fetched: {reason}") from error
 
 
