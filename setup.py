@@ -109,6 +109,8 @@ EXTRAS = {
 }
 
 setup(
+    # Google's vision_transformer has this name, too: so pip replaces one by the other. Under another
+    # name it would mix the files of two packages vit_jax.
     name="vit_jax",
     version=VERSION[1],
     description="A training system for Vision Transformers in JAX",
