@@ -10,7 +10,7 @@ not matter in a product.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from vit_jax.kernels.devices import has_target_devices, platform
 if TYPE_CHECKING:
     from vit_jax.kernels.unit_parameters import UnitParameters
 
+A = TypeVar("A")
 Padding = str | tuple[tuple[int, int], ...]
 """SAME, or the number of zeros before and after the lines, and the columns."""
 
@@ -108,6 +109,20 @@ def convolve(
     if platform() == "cpu":
         return convolution.convolve_on_cpu(x_BHWI, kernel_HWIO, stride, padding)
     return convolution.convolve(x_BHWI, kernel_HWIO, stride, padding)
+
+
+# Updates.
+
+
+def end_kernels(arrays: A) -> A:
+    """Return a tree of arrays that the kernels which compute them do not read again on GPUs.
+
+    A kernel that updates parameters and also adds up their squares cannot write them in the place
+    of the earlier ones. XLA for GPUs then copies parameters and moments in each step.
+    """
+    if platform() == "gpu":
+        return jax.lax.optimization_barrier(arrays)
+    return arrays
 
 
 # Attention.

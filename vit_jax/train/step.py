@@ -21,6 +21,7 @@ from vit_jax import pytree
 from vit_jax.arrays import Batch, ModelOutput, StepResults, Targets, normalise
 from vit_jax.config import Architecture, InputConfig, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
+from vit_jax.kernels import dispatch
 from vit_jax.objectives import Objective
 from vit_jax.objectives.sums import Sums, compute_means, score_classes
 from vit_jax.optim import ema
@@ -148,7 +149,7 @@ class StepParts:
             metrics["learning_rate"] = self.schedule(state.step)
             metrics["gradient_norm"] = optax.tree.norm(gradients)
             metrics["update_norm"] = self.measure_update(updates, step)
-            metrics["parameter_norm"] = optax.tree.norm(model)
+            metrics["parameter_norm"] = optax.tree.norm(dispatch.end_kernels(model))
             metrics[READABLE_IMAGES] = batch.mask_B.sum()
 
         polyak = self.update_average(state.polyak, model, step)

@@ -132,18 +132,32 @@ def test_s16_fits_one_h100_and_its_time_is_plausible():
     assert product_seconds < plan.step_seconds < 10 * product_seconds
 
 
-def test_cublas_computes_biases_gelu_and_sums():
-    """Separate kernels would read and write the hidden units once more."""
+@pytest.fixture(scope="module")
+def small_b16():
+    """The step of a B/16 of two layers, compiled for one H100."""
     overrides = ("global_batch=32", "model.depth=2", *LOOP, "model.remat=none")
     plan = plan_recipe("pretrain_imagenet1k:ViT-B/16", "h100:1", *overrides)
-    text = plan.compiled.text
-    epilogues = re.findall(r'"epilogue":"([A-Z_]+)"', text)
-    sums = re.findall(r'"beta":1\b', text)
+    return plan.compiled.text
+
+
+def test_cublas_computes_biases_gelu_and_sums(small_b16):
+    """Separate kernels would read and write the hidden units once more."""
+    epilogues = re.findall(r'"epilogue":"([A-Z_]+)"', small_b16)
+    sums = re.findall(r'"beta":1\b', small_b16)
 
     # Once, in the loop over layers: its gradient needs the input, which is kept.
     assert epilogues.count("BIAS_GELU_AUX") == 1
     # The gradients through queries, keys and values are added.
     assert len(sums) == 2
+
+
+def test_an_update_writes_kernels_in_their_place(small_b16):
+    """A copy would read and write each parameter once more."""
+    shapes = re.findall(r"= f32\[([\d,]+)\]\S* copy\(", small_b16)
+
+    assert "= f32[2,768,3072]" in small_b16
+    assert "2,768,3072" not in shapes
+    assert "2,3072,768" not in shapes
 
 
 def test_h14_with_a_thousand_images_does_not_fit_one_h100():
