@@ -1,5 +1,7 @@
 """Training of the last blocks, the final norm and the head of a network."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,15 +9,18 @@ from numpy.testing import assert_allclose
 
 from tests.rejections import rejects
 from tests.train import small_runs as runs
+from tests.train.test_golden_losses import with_network
 from tests.train.test_layouts import assert_same_parameters, layout
-from tests.train.test_lora import FINETUNE, build, flags, read_leaves
+from tests.train.test_lora import FINETUNE, TUNING, build, flags, read_leaves
 from vit_jax import pytree
+from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
 from vit_jax.models.encoder import require_encoder
 from vit_jax.optim.by_name import count_trained_blocks, make_is_trained
 from vit_jax.sharding.memory import count_passing_bytes
-from vit_jax.train.assemble import architecture_of
+from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.state import TrainState, items_of
 
 LAST = ("optimizer.trained=last:1",)
 LOOP = ("model.scan_unroll=1", "model.remat=full")
@@ -54,6 +59,44 @@ def test_the_last_block_the_norm_and_the_head_change_and_nothing_else(fields):
         *first, last = list_changed_layers(before[name], array)
         assert not any(first), name
         assert last or name.endswith("key/bias"), name  # softmax ignores this bias
+
+
+@pytest.mark.slow
+def test_the_resnet_of_a_hybrid_is_frozen():
+    """It has one stage instead of four, which XLA compiles for long."""
+    hybrid = architecture_of(with_network("R14x0.5+ViT-mu/4"), 10)
+    hybrid = dataclasses.replace(hybrid, units=(1,))
+    config = load_recipe(FINETUNE, flags(*TUNING, *LAST))
+    run = assemble(config, hybrid, num_examples=160, devices=jax.devices()[:1])
+    before = read_leaves(run.init_state().model)
+
+    state, _ = runs.train(run, 3)  # rate 0, then a head of zeros, which stops gradients
+
+    after = read_leaves(state.model)
+    changed = {name for name in before if (after[name] != before[name]).any()}
+    assert any(name.startswith("stem/") for name in before)
+    assert any(name.startswith(BLOCKS) for name in changed)
+    assert all(name.startswith((BLOCKS, *AFTER)) for name in changed), changed
+
+
+def test_a_resumed_run_continues_to_the_bit(tmp_path):
+    """A checkpoint has moments of the last block alone."""
+    run = build(*LAST)
+    batches = [jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 3)]
+    state, _ = run.train_step(run.init_state(), batches[0])
+    store = CheckpointStore(tmp_path)
+    store.save(1, items_of(state), metadata={}, metrics={})
+    store.close()
+    items = CheckpointReader(tmp_path).restore(1, items_of(run.abstract_state))
+    resumed = TrainState(items["progress"]["step"], items["model"], items["optimizer"], None)
+
+    for batch in batches[1:]:
+        state, _ = run.train_step(state, batch)
+        resumed, _ = run.train_step(resumed, batch)
+
+    expected = pytree.name_leaves(jax.device_get(state))
+    for name, array in pytree.name_leaves(jax.device_get(resumed)).items():
+        assert array.tobytes() == expected[name].tobytes(), name
 
 
 def compute_gradients(run):
