@@ -35,13 +35,11 @@ class ClassificationEvaluator(Generic[E]):
       step: (state, batch) -> sums of the objective, and rows for the metrics; made by
         `train.step.make_evaluation_step`.
       chosen: further metrics.
-      correct_NS: correct classes of each image, filled with -1; None: the label is correct.
     """
 
     split: Split
     step: Callable[[E, Batch], StepResults]
     chosen: ChosenMetrics = NO_FURTHER_METRICS
-    correct_NS: np.ndarray | None = None
 
     def run(self, state: E) -> Iterator[tuple[str, float]]:
         """Yield the means of the objective, the metrics, and "images", their number.
@@ -56,24 +54,45 @@ class ClassificationEvaluator(Generic[E]):
             metrics.add(rows)
         require_images(totals.get("weight", 0), self.split.name)
 
-        means = {}
-        if self.correct_NS is None:  # the objective compares with the labels
-            means = compute_means(totals)
+        means = self.compute_means(totals)
         for name, mean in means.items():
             yield name, float(mean)
-        # "loss" and "accuracy" come from the objective, if it has them, also if they are chosen.
+        # A chosen "loss" or "accuracy" is not computed again if the objective has it.
         yield from metrics.compute(exclude=means).items()
         yield "images", count_images(totals)
 
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
         label_map = build_identity_map(self.split.class_names)
-        if self.correct_NS is None:
-            return RunningMetrics(ClassCounts(label_map), self.chosen)
+        return RunningMetrics(ClassCounts(label_map), self.chosen)
 
+    def compute_means(self, totals: Totals) -> Totals:
+        """Return the means of the objective, such as "loss" and "accuracy"."""
+        return compute_means(totals)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelSetEvaluator(ClassificationEvaluator[E]):
+    """Accuracy over a split of images with sets of correct classes, any of which is right.
+
+    The means of the objective, which compares with one label, are not reported.
+
+    Attributes:
+      correct_NS: correct classes of each image, filled with -1.
+    """
+
+    correct_NS: np.ndarray
+
+    def start_metrics(self) -> RunningMetrics:
+        """Return the metrics of no image yet."""
+        label_map = build_identity_map(self.split.class_names)
         label_map = dataclasses.replace(label_map, right_NS=self.correct_NS)
         chosen = self.chosen.keep(METRICS_OF_SEVERAL_OUTPUTS)
         return RunningMetrics(ClassCounts(label_map), chosen, usual=("accuracy",))
+
+    def compute_means(self, totals: Totals) -> Totals:
+        """Return no means."""
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)

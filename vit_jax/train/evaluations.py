@@ -16,7 +16,13 @@ from vit_jax.data.transforms import (
     build_fewshot_transform,
 )
 from vit_jax.data.unreadable import UnreadableLog
-from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
+from vit_jax.evals import (
+    ClassificationEvaluator,
+    Evaluator,
+    LabelSetEvaluator,
+    MultilabelEvaluator,
+    Split,
+)
 from vit_jax.evals.running_metrics import choose_metrics
 from vit_jax.imports.references import explain_call, is_reference, resolve
 from vit_jax.train.assembly import Assembly
@@ -95,12 +101,15 @@ class _EvaluatorBuilder:
             return MultilabelEvaluator(self._open_split(name, source), step, self._chosen)
 
         self._chosen.require_labels("one", _METRICS_FIELD)
-        return ClassificationEvaluator(
-            self._open_split(name, source),
-            step,
-            self._chosen,
-            self._data.correct.get(name),
-        )
+        split = self._open_split(name, source)
+        if name in self._data.correct:
+            return LabelSetEvaluator(
+                split=split,
+                step=step,
+                chosen=self._chosen,
+                correct_NS=self._data.correct[name],
+            )
+        return ClassificationEvaluator(split, step, self._chosen)
 
     def _build_custom(self, name: str, config: EvaluatorConfig) -> Evaluator[TrainState]:
         """Build an evaluator of the user's code."""
