@@ -440,11 +440,12 @@ def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
 
 
 def divide_by_weight(gradients: nnx.Module, sums: Sums) -> GradientsAndSums:
-    """Return mean gradients, and the sums with a weight of at least 1.
+    """Return mean gradients, and the sums with the weight by which means divide them.
 
-    A batch without a readable image has a weight of 0: its gradients are 0, not NaN.
+    A batch without a readable image has a weight of 0, in whose place 1 stands: its gradients and
+    means are 0, not NaN.
     """
-    weight = jnp.maximum(sums["weight"], 1.0)
+    weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
     mean_gradients = jax.tree.map(lambda gradient: gradient / weight, gradients)
     return mean_gradients, {**sums, "weight": weight}
 
