@@ -56,7 +56,8 @@ def take_steps(session: "Session") -> None:
         # The clock and the watchdog pause, and transfers to the host are allowed.
         with session.between_steps():
             if is_stopping:
-                raise save_at_stop(session, session.stop.make_error(step))
+                error = session.stop.make_error(step)
+                raise save_before_end(session, error)
             evaluate_and_save(session)
 
 
@@ -71,13 +72,14 @@ def evaluate_and_save(session: "Session") -> None:
     try:
         results = session.evaluation.run_due(step, state)
     except Interrupted:
-        raise save_at_stop(session, session.stop.make_error(step)) from None
+        error = session.stop.make_error(step)
+        raise save_before_end(session, error) from None
     except TooManyUnreadable as error:
-        raise save_at_stop(session, error) from None
+        raise save_before_end(session, error) from None
     session.saving.save_if_due(step, state, results)
 
 
-def save_at_stop(session: "Session", error: Exception) -> Exception:
+def save_before_end(session: "Session", error: Exception) -> Exception:
     """Save the state after the last step, and return the error that ends the run.
 
     That is `error`, unless too many training images cannot be read in any process: then it is
