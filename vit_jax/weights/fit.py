@@ -149,9 +149,7 @@ def fit_channels(weights: Weights, channels: int, method: str) -> Weights:
     )
     fitted = fit(weights, target, channel_weights=method)
     changed = weights.replace_network(target, fitted.parameters)
-    preprocessing = dict(weights.preprocessing or {})
-    for field in ("bands", "mean", "std"):
-        preprocessing.pop(field, None)
+    preprocessing = _drop_fields(weights.preprocessing, "bands", "mean", "std")
     return dataclasses.replace(changed, preprocessing=preprocessing or None)
 
 
@@ -164,8 +162,7 @@ def expect_standardised_channels(weights: Weights) -> Weights:
     normalisation = read_normalisation(weights.preprocessing)
     if normalisation == OURS:
         return weights
-    preprocessing = dict(weights.preprocessing or {})
-    del preprocessing["mean"], preprocessing["std"]
+    preprocessing = _drop_fields(weights.preprocessing, "mean", "std")
     return dataclasses.replace(
         weights,
         parameters=unfold(weights.parameters, normalisation),
@@ -192,11 +189,18 @@ def set_bands(
     """
     if channels != weights.architecture.channels:
         weights = fit_channels(weights, channels, method)
-    preprocessing = dict(weights.preprocessing or {})
-    preprocessing.pop("bands", None)
+    preprocessing = _drop_fields(weights.preprocessing, "bands")
     if bands is not None:
         preprocessing["bands"] = dataclasses.asdict(bands)
     return dataclasses.replace(weights, preprocessing=preprocessing or None)
+
+
+def _drop_fields(preprocessing: Mapping[str, object] | None, *fields: str) -> dict[str, object]:
+    """Return the preprocessing of weights without some fields; empty for None."""
+    kept = dict(preprocessing or {})
+    for field in fields:
+        kept.pop(field, None)
+    return kept
 
 
 # The head.
@@ -214,13 +218,12 @@ def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Chang
     """Begin with a last layer of zeros and this bias; keep a hidden layer that the target has."""
     changes = {}
     for name in list_folder(parameters, HEAD):
-        is_kept = name in expected and not name.startswith(LAST_LAYER)
-        if not is_kept:
+        if name not in expected:
             changes[name] = drop(name, parameters[name])
 
     for name in list_folder(expected, LAST_LAYER):
         value = bias if name == HEAD_BIAS else 0.0
-        changes[name] = begin(name, expected[name], value, parameters.get(name))
+        changes[name] = fill(name, expected[name], value, replaces=parameters.get(name))
     return changes
 
 
@@ -241,7 +244,7 @@ def move_last_norm(
     elif old_norm is None:
         for name in list_folder(expected, new_norm):
             value = 1.0 if name.endswith("scale") else 0.0
-            changes[name] = begin(name, expected[name], value)
+            changes[name] = fill(name, expected[name], value)
     else:
         for name in list_folder(parameters, old_norm):
             new_name = new_norm + name.removeprefix(old_norm)
@@ -306,15 +309,21 @@ def move(name: str, new_name: str, array: np.ndarray) -> dict[str, Change]:
     }
 
 
-def begin(name: str, shape: Shape, value: float, old_array: np.ndarray | None = None) -> Change:
+def fill(
+    name: str,
+    shape: Shape,
+    value: float,
+    *,
+    replaces: np.ndarray | None = None,
+) -> Change:
     """Return the change of a parameter that begins with one value in all elements.
 
     The status describes the array of the source that it replaces, if there is one.
     """
     array = np.full(shape, value, np.float32)
-    if old_array is None:
+    if replaces is None:
         return Change(array, ArrayStatus.describe(name, array, "new"))
-    return Change(array, ArrayStatus.describe(name, old_array, "replaced"))
+    return Change(array, ArrayStatus.describe(name, replaces, "replaced"))
 
 
 def join_changes(steps: Sequence[Changes]) -> Changes:
