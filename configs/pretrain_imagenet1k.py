@@ -1,9 +1,9 @@
-"""ViT from scratch on ImageNet (ViT, Table 3: one row, "ViT-*", for every size).
+"""ViT from scratch on ImageNet (ViT, Table 3, which has one row, "ViT-*", for all sizes).
 
-The paper does not name the loss. The default is sigmoid with a head bias of -10: every class begins
-with a probability of 0.00005. The loss and the bias are those of the authors' later recipe for
-ImageNet-21k (big_vision, configs/vit_i21k.py). loss=softmax has a head bias of 0: every class
-begins with 1/1000.
+The paper does not name the loss. The default is sigmoid with a head bias of -10, both from the
+authors' later recipe for ImageNet-21k (big_vision, configs/vit_i21k.py): every class begins with a
+probability of 0.00005. The bias was not tuned for 1,000 classes. loss=softmax has a head bias of 0:
+every class begins with 1/1000.
 """
 
 from vit_jax.config import (

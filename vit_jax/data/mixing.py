@@ -45,7 +45,8 @@ def mix(
     previous_mask_B = jnp.roll(mask_B, 1)
     is_paired_B = (mask_B > 0) & (previous_mask_B > 0)
     mixed_image_BHWC = _blend(image_BHWC, weight, is_paired_B)
-    mixed_label_BK = _blend(label_BK, weight.mean(), is_paired_B)
+    share = weight.mean()  # the fraction of pixels kept by CutMix
+    mixed_label_BK = _blend(label_BK, share, is_paired_B)
     return mixed_image_BHWC, mixed_label_BK
 
 
@@ -55,7 +56,7 @@ def _sample_weight(
     height: int,
     width: int,
 ) -> jax.Array:
-    """Return the weight of each example beside the previous one, float32.
+    """Return the weight of each example, float32; its partner, the previous one, has 1 - weight.
 
     Mixup alone has one weight, (); with CutMix there is one for each pixel, (H, W, 1).
     """
@@ -96,8 +97,7 @@ def sample_cutmix_weight(
     a = 0.75 half of each side. Its centre is uniform over the image, and parts outside the image
     are cut off. The paper has no lower bound of the weight: an example may lose most of its pixels.
 
-    Source: CutMix (1905.04899), Algorithm 1. The paper's box is one pixel shorter if the length is
-    odd (centre - length // 2 to centre + length // 2); this one has `length` pixels, as in timm 1.0.
+    Source: CutMix (1905.04899), Algorithm 1.
     """
     area_key, row_key, column_key = jax.random.split(key, 3)
     kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
@@ -106,6 +106,7 @@ def sample_cutmix_weight(
     def is_inside(key: jax.Array, num_pixels: int) -> jax.Array:
         length = (side * num_pixels).astype(jnp.int32)
         centre = jax.random.randint(key, (), 0, num_pixels)
+        # The paper ends at centre + length // 2, a pixel less for odd lengths; timm 1.0 does not.
         start = centre - length // 2
         pixel = jnp.arange(num_pixels)
         return (start <= pixel) & (pixel < start + length)

@@ -15,18 +15,19 @@ from grain.experimental import index_shuffle
 _ORDER = 0
 _AUGMENTATION = 1
 
-# Another value of one of these two changes the order of records, and with it recorded runs: rounds
-# of `index_shuffle`, as in grain's global shuffle; and the fewest elements that balanced sampling
-# shuffles by it. It sorts fewer: `index_shuffle` takes 16 ms divided by their number.
+# Another value of one of these two changes the order of records, and with it recorded runs.
 _SHUFFLE_ROUNDS = 4
+"""Rounds of `index_shuffle`, as in grain's global shuffle."""
 _FEWEST_SHUFFLED = 512
+"""Elements from which balanced sampling uses `index_shuffle`; fewer are sorted, which is faster."""
 
-# These change only time and memory: the most records of an epoch whose shuffled order is stored,
-# because a look-up is faster; the number of such epochs, of which a few batches may have many; and
-# the number of cached seeds and sorted permutations (up to 8 MiB), which take 30 us to compute.
+# These change only time and memory.
 _MOST_STORED = 2**16
+"""Records of an epoch up to which its shuffled order is stored, because a look-up is faster."""
 _NUM_STORED_EPOCHS = 64
+"""Stored orders: a batch of a small dataset spans many epochs."""
 _NUM_CACHED = 4096
+"""Cached seeds and sorted permutations (up to 8 MiB), each of which takes 30 us to compute."""
 
 
 class UniformOrder:
@@ -106,10 +107,12 @@ class Permutation(NamedTuple):
         """Return the element at an offset of the shuffled form, which takes no memory.
 
         `index_shuffle` of grain 0.2.18 is wrong for a size of a power of two plus one: it may
-        repeat one element and drop another (docs/decisions, 5). For such a size we shuffle 0 to
-        `size`, one element too many. The offset whose element is `size` takes the element at offset
-        `size` instead, which no other offset has: with size 3 and the shuffle 2 3 0 1, the
-        permutation is 2 1 0.
+        repeat one element and drop another (docs/decisions, 5). Such a size shuffles one element
+        more, `size` itself, and replaces it by the element at the last offset. With size 3:
+
+            offset    0  1  2  3
+            shuffle   2  3  0  1
+            element   2  1  0
         """
         shuffle = functools.partial(
             index_shuffle,

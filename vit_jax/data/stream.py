@@ -79,7 +79,10 @@ class Stream(Generic[T]):
         raise NotImplementedError
 
     def find_example(self, i: int, row: int) -> Example | None:
-        """Return the example in a row of batch `i`; None for padding."""
+        """Return the example in one of the R rows of batch `i`; None for padding.
+
+        Batches are counted from the beginning of the stream, which may be a later step of a run.
+        """
         raise NotImplementedError
 
     def plan_decoding(

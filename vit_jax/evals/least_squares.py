@@ -142,16 +142,17 @@ class PrimalEquations:
 
     @staticmethod
     def count_values(num_examples: int, width: int, num_classes: int) -> int:
-        """Return the number of values that `solve` holds in memory."""
+        """Return the number of values in memory at the end of `solve`."""
         del num_examples
         matrices = 2 * width * width  # X^T X and its penalised copy
-        return matrices + 3 * width * num_classes  # X^T Y, W and the kernel
+        return matrices + 3 * width * num_classes  # X^T Y, W and the kernel of the classifier
 
 
 class DualEquations:
     """W with N <= D: W = X^T A and (X X^T + l2 I) A = Y - mean(Y), N equations.
 
-    The mean of Y changes only the rounding: because of X^T 1 = 0, no W fits it.
+    The mean of Y may be removed, since X^T 1 = 0: its part of A is a multiple of 1, of which X^T
+    makes 0. It is removed because X^T would leave its rounding errors.
     """
 
     def __init__(
@@ -169,10 +170,10 @@ class DualEquations:
 
     @staticmethod
     def count_values(num_examples: int, width: int, num_classes: int) -> int:
-        """Return the number of values that `solve` holds in memory."""
+        """Return the number of values in memory at the end of `solve`."""
         matrices = 2 * num_examples * num_examples  # X X^T and its penalised copy
         targets = 2 * num_examples * num_classes  # Y and A
-        return matrices + targets + width * num_classes + num_examples * width  # the kernel and X
+        return matrices + targets + width * num_classes + num_examples * width  # W and X
 
 
 def build_targets(label_N: np.ndarray, num_classes: int) -> np.ndarray:

@@ -38,9 +38,6 @@ def build_optimizer(
     The step (`_list_parts`) sees the trained parameters alone; frozen ones get updates of zero
     (`train_only`). The scaling sees the whole network, to count its layers.
 
-    A checkpoint names the state by its place in the chain: without scaling, the step is not put
-    into a chain of one. `tests/optim/test_optimizers.py` compares these names.
-
     Args:
       config: the parts and their values, and the trained parameters.
       schedule: from updates made so far to the learning rate.
@@ -56,13 +53,15 @@ def build_optimizer(
     if config.learning_rate_multipliers:
         scaling.append(scale_by_pattern(config.learning_rate_multipliers))
 
+    # The form of the chain is a part of the checkpoint, which names a state by its place in it: one
+    # chain more or less, and no earlier checkpoint fits. `tests/optim/test_optimizers.py` holds it.
     is_trained = make_is_trained(config)
     if is_trained is None:
-        return optax.chain(*parts, *scaling)
+        return optax.chain(*parts, *scaling)  # state: (parts ..., scaling ...)
     step = train_only(optax.chain(*parts), is_trained)
     if not scaling:
-        return step
-    return optax.chain(step, *scaling)
+        return step  # state: the step's
+    return optax.chain(step, *scaling)  # state: (the step's, scaling ...)
 
 
 def _list_parts(
@@ -99,8 +98,8 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
     * sgd: `m = momentum * m + g` without Nesterov, from 0 (ViT, App. B.1.1). With bfloat16 only `m`
       is rounded.
     * adam and lamb: bias-corrected moments. With a first moment in bfloat16, optax multiplies it by
-      float32 gradients, which strict dtype promotion rejects (`allow_mixed_dtypes`). It rounds
-      a `beta1` of 0.9 to 0.8984, as big_vision does.
+      float32 gradients, which strict dtype promotion rejects (`allow_mixed_dtypes`). In
+      bfloat16, optax computes with a `beta1` of 0.8984 for 0.9, as big_vision does.
     """
     if config.name == "sgd":
         return add_momentum(config)

@@ -95,6 +95,7 @@ def assemble(
     teacher_weights = teacher if teacher is not None else read_teacher_weights(config)
 
     builder = make_state_builder(config, architecture, steps, overrides)
+    # From here on nothing is `auto`. The lengths in `steps` do not depend on what is chosen.
     config, builder = settle_layout(config, builder, devices, steps.phases, teacher_weights)
     check_optimizer(config.optimizer, builder)
 
@@ -152,9 +153,10 @@ def settle_layout(
 
 
 def build_phase(run: Assembly, phase: Phase, overrides: Overrides) -> Assembly:
-    """Return the parts of an earlier phase of a run.
+    """Return the parts of an earlier phase of a run, such as one with smaller images.
 
-    It has the state and the evaluation of the run, and a training step for images of its size.
+    A phase has its config, network and training step, in all three places that hold them; state,
+    layout on the devices, evaluation and teacher are those of the run.
     """
     from vit_jax.train.resizing import make_resize
 
@@ -265,7 +267,7 @@ def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluation
     evaluation = parts.config.evaluation
     has_label_sets = any(one.label_sets is not None for one in evaluation.evaluators.values())
     metric_rows = None
-    # Only a classifier has them: a network may predict patches alone
+    # Rows of metrics need logits, which a network that predicts masked patches does not have.
     if evaluation.metrics or has_label_sets:
         chosen = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
         metric_rows = make_metric_rows(chosen, has_label_sets=has_label_sets)
