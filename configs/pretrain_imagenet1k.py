@@ -52,13 +52,14 @@ def get_config(argument: str = "") -> PretrainConfig:
             name="adam",
             beta1=0.9,
             beta2=0.999,
-            # "paper": every parameter p loses learning_rate * 0.3 * p in a step. The other meanings
-            # are in `optim.optimizers`.
+            # "paper": every parameter p loses learning_rate * weight_decay * p in a step. The other
+            # meanings are in `optim.optimizers`.
             weight_decay=0.3,
             weight_decay_meaning="paper",
             clip_global_norm=1.0,
         ),
         schedule=ScheduleConfig(learning_rate=3e-3, warmup=Duration("10000 steps"), decay="cosine"),
+        # The paper does not state how often it evaluates, saves and logs.
         evaluation=EvaluationConfig(every=Duration("5000 steps")),
         checkpoint=CheckpointConfig(every=Duration("1000 steps")),
         logging=LoggingConfig(every=Duration("100 steps")),

@@ -7,6 +7,7 @@ that devices exchange one example each:
     label = mean weight * label + (1 - mean weight) * previous label
 
 All examples of a step have the same weight: of mixup one number, of CutMix 1 or 0 for each pixel.
+Where either is chosen at random, the number of mixup stands for every pixel.
 
 Legend: B batch, H W height and width, C channels, K classes.
 """
@@ -93,9 +94,10 @@ def sample_cutmix_weight(
 ) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
-    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down: for
-    a = 0.75 half of each side. Its centre is uniform over the image, and parts outside the image
-    are cut off. The paper has no lower bound of the weight: an example may lose most of its pixels.
+    The box has the sides of the image times sqrt(1 - kept_area), kept_area ~ Beta(alpha, alpha),
+    rounded down: for 0.75 half of each side. Its centre is uniform over the image, and parts
+    outside the image are cut off. An example may lose most of its pixels: as in the paper, the
+    weight has no lower bound.
 
     Source: CutMix (1905.04899), Algorithm 1.
     """
@@ -122,10 +124,16 @@ def _blend(
     weight: jax.Array,
     is_paired_B: jax.Array,
 ) -> jax.Array:
-    """Return weight * value + (1 - weight) * previous value, or the value of unpaired examples."""
+    """Return weight * value + (1 - weight) * previous value, or the value of unpaired examples.
+
+    Args:
+      value: images (B, H, W, C), or labels (B, K).
+      weight: () or, for images, (H, W, 1).
+      is_paired_B: False for examples that are not mixed.
+    """
     other_axes = (1,) * (value.ndim - 1)
-    is_paired = is_paired_B.reshape(-1, *other_axes)
-    # Images: (B, 1, 1, 1), or (B, H, W, 1) with CutMix. Labels: (B, 1).
+    is_paired = is_paired_B.reshape(-1, *other_axes)  # (B, 1, 1, 1) or (B, 1)
+    # The weight of each example: (B, 1, 1, 1), (B, H, W, 1) or (B, 1).
     weight = jnp.where(is_paired, weight, jnp.float32(1))
 
     previous_weight = 1 - weight  # in float32, before both weights are rounded

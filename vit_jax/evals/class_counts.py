@@ -1,10 +1,11 @@
 """Counts of the predictions of images with one label, and the metrics that follow from them.
 
-`predict` runs on the devices. Every process gets the predictions of all images and adds them up on
-the host, so that memory does not grow with the images.
+`predict` runs on the devices (`running_metrics.make_metric_rows` calls it). Every process gets the
+predictions of all images and adds them up on the host, so that memory does not grow with the
+images. `RunningMetrics.compute` reads a metric as the property of its name.
 
 Legend: B global batch, K outputs of the network, L classes of the data, N images of a batch that
-count, T most probable outputs: five, or all of fewer, of which one is always right.
+count, T most probable outputs: five, or all K if there are fewer, and then one is always right.
 """
 
 import math
@@ -31,8 +32,8 @@ def predict(logits_BK: jax.Array, batch: Batch, output_B: jax.Array) -> Results:
 
     Returns:
       "label_B" and "mask_B" of the batch; "class_BT", numbers of outputs, the most probable first,
-      of equal ones the lower number; "probability_BT", their softmax probabilities, float32, not
-      finite if a logit is not; "loss_B", the cross-entropy.
+      of equal ones the lower number; "probability_BT", their softmax probabilities, float32, NaN
+      if a logit is NaN or +inf; "loss_B", the cross-entropy.
     """
     num_predictions = min(MOST_PROBABLE, logits_BK.shape[1])
     _, class_BT = jax.lax.top_k(logits_BK, num_predictions)

@@ -110,6 +110,7 @@ class Block(nnx.Module):
             branch = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
             return x + drop_branch(branch, site=Site.MLP_BRANCH)
 
+        # On GPUs `add` sees all tokens as the rows of one matrix, (B S, D).
         return dispatch.map_tokens(add, x_BSD, attended_BSD)
 
 

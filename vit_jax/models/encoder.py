@@ -78,7 +78,10 @@ class Layer(NamedTuple):
 
 
 class BlockActivations(NamedTuple):
-    """Activations of a block, or of all with a leading axis of L; `ABSENT` unless asked for."""
+    """Activations of a block, or of all with a leading axis of L; `ABSENT` unless asked for.
+
+    `ABSENT` is a pytree without leaves, which passes through a scan unchanged.
+    """
 
     output_BSD: Array
     attention_BTSS: Array  # (2, B, T, S, S) of an axial block

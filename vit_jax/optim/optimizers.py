@@ -154,6 +154,8 @@ def _build_trust_ratio() -> optax.GradientTransformation:
 def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax.Array:
     """Return norm(kernel) / norm(update) of each layer, 1 where one norm is 0.
 
+    The kernels of all blocks are one array, whose first axis is the layer.
+
     A kernel that may begin at zero would keep a ratio near 0 and hardly move. Its norm counts at
     least as that of a kernel whose values have the standard deviation 0.02 (`STAND_IN_STDDEV`).
     """

@@ -58,7 +58,9 @@ class StepKeys(NamedTuple):
 class LossInputs(NamedTuple):
     """Everything that the loss of a step depends on, besides the model.
 
-    Images, and every array of the targets, have the examples of the batch on the first axis.
+    The objective makes the targets; the step adds the patches that are kept (`prepare_inputs`) and
+    the logits of a teacher (`complete_targets`). Images, and every array of the targets, have the
+    examples of the batch on the first axis.
     """
 
     images: jax.Array
@@ -225,7 +227,11 @@ class StepParts:
         inputs: LossInputs,
         intermediates: tuple[str, ...] = (),
     ) -> ModelOutput:
-        """Return the output of the network, with these intermediates and those of the loss."""
+        """Return the output of the network, with these intermediates and those of the loss.
+
+        Frozen parameters have no gradients. Blocks are stacked, so that the encoder freezes the
+        first of them itself, by the number of trained ones.
+        """
         network = self.resize_network(stop_frozen_gradients(model, self.is_trained))
         return call_network(
             network,
@@ -384,10 +390,7 @@ def call_network(
 
 
 def stop_frozen_gradients(model: T, is_trained: IsTrained | None) -> T:
-    """Return the model, without gradients at the parameters that are not trained. None: all are.
-
-    Of stacked blocks, some of which are trained, the encoder freezes the others itself.
-    """
+    """Return the model, without gradients at the parameters that are not trained. None: all are."""
     if is_trained is None:
         return model
 
