@@ -17,7 +17,7 @@ from vit_jax.api.model_options import (
     LoadOptions,
     ModelOptions,
     Resize,
-    describe_unknown_option,
+    require_known_options,
     split_load_options,
 )
 from vit_jax.config import (
@@ -107,7 +107,7 @@ def create_model(
     Raises:
       ValueError: an unknown name or option, or numbers that do not fit together.
     """
-    _reject_unknown_options(options)
+    require_known_options(create_model, options, ModelOptions.__optional_keys__, _FOREIGN_ARGUMENTS)
     num_classes = _require_integer("num_classes", num_classes, "from 0, where 0 gives features")
     channels = _require_integer("channels", channels, "from 1 to 32")
 
@@ -158,16 +158,6 @@ def _initialise(architecture: Architecture, key: jax.Array) -> nnx.Module:
     return build_model(architecture, key)
 
 
-def _reject_unknown_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument of another library, and for an unknown option."""
-    for argument, advice in _FOREIGN_ARGUMENTS.items():
-        if argument in options:
-            raise ValueError(f"create_model has no {argument}=: {advice}.")
-    problem = describe_unknown_option(create_model, options, ModelOptions.__optional_keys__)
-    if problem:
-        raise ValueError(problem)
-
-
 def load_model(
     source: str | pathlib.Path,
     *,
@@ -203,9 +193,7 @@ def load_model(
       TypeError: an unknown option.
       CodeNotAllowed: a ValueError; the network needs code of a package that is not allowed.
     """
-    problem = describe_unknown_option(load_model, options, LoadOptions.__optional_keys__)
-    if problem:
-        raise TypeError(problem)
+    require_known_options(load_model, options, LoadOptions.__optional_keys__, error=TypeError)
     build_options, stated = split_load_options(options)
     stated |= facts or {}
     weights = load_weights(

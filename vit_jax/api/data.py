@@ -7,7 +7,7 @@ from typing import Unpack
 import numpy as np
 
 from vit_jax.api.data_options import DataOptions
-from vit_jax.api.model_options import describe_unknown_option
+from vit_jax.api.model_options import require_known_options
 from vit_jax.config import InputConfig, from_dict
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.records import Source, require_same_classes
@@ -17,12 +17,12 @@ from vit_jax.data.transforms import build_evaluation_transform, check_augmentati
 from vit_jax.data.workers import Parallelism, count_cores
 from vit_jax.weights.description import choose_orientation
 
-_MIXING = "batches are not mixed here. Mix them in the training step, with vit_jax.data.mixing."
+_MIXING = "batches are not mixed here. Mix them in the training step, with vit_jax.data.mixing"
 _OF_THE_STEP = {
     "mixup_alpha": _MIXING,
     "cutmix_alpha": _MIXING,
     "cutmix_fraction": _MIXING,
-    "patch_dropout": "the network excludes patches, not the data. Omit it.",
+    "patch_dropout": "the network excludes patches, not the data. Omit it",
 }
 """Fields of `config.InputConfig` that concern a training step, and what to do in a custom loop."""
 
@@ -128,12 +128,8 @@ def open_data(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: give at least 1.")
-    for name, advice in _OF_THE_STEP.items():
-        if name in options:
-            raise ValueError(f"{name}: {advice}")
-    problem = describe_unknown_option(open_data, options, DataOptions.__optional_keys__)
-    if problem:
-        raise ValueError(problem)
+    known = DataOptions.__optional_keys__
+    require_known_options(open_data, options, known, _OF_THE_STEP)
     require_known_data(data, "data")
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     fields = {

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal, TypedDict, cast
 
 from vit_jax.config.network_options import (
@@ -111,26 +112,32 @@ class LoadOptions(BuildOptions, StatedOptions, total=False):
     """Further options of `load_model`."""
 
 
-def describe_unknown_option(
+def require_known_options(
     function: Callable[..., object],
     given: Iterable[str],
     further: Iterable[str],
-) -> str:
-    """Return a sentence on the first option that a function does not have, or "".
+    advice: Mapping[str, str] = MappingProxyType({}),
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise an error for the first option that a function does not have.
 
     Args:
       function: has keyword-only parameters.
       given: names of options.
       further: names of its options that are no parameters.
+      advice: by name, what to do in the place of options that users expect.
+      error: the error.
     """
     known = set(further)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
             known.add(parameter.name)
     for name in given:
+        if name in advice:
+            raise error(f"{function.__name__} has no {name}=: {advice[name]}.")
         if name not in known:
-            return f"{function.__name__} has no option {name}=.{did_you_mean(name, known)}"
-    return ""
+            hint = did_you_mean(name, known)
+            raise error(f"{function.__name__} has no option {name}=.{hint}")
 
 
 def split_load_options(
