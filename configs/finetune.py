@@ -230,11 +230,23 @@ class Arguments:
     orientation: str = "upright"
 
 
+def find_open_rule(argument: str) -> str | None:
+    """Return the argument up to the name of a rule, which the family of the weights gives.
+
+    Return None for an argument with a rule, and for a named model, whose rule is the paper's.
+    """
+    arguments = Arguments(**parse_argument(argument, **dataclasses.asdict(Arguments())))
+    if arguments.model != "any" or arguments.rule:
+        return None
+    return f"{argument or 'any'},rule="
+
+
 def get_config(argument: str = "") -> FinetuneConfig:
     """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW][,…]: `TASKS`, `RULES`.
 
     MODEL is what `config.init_from` must hold, "any", or one of `NAMED_RULES` for any network with
-    this rule. `examples` is the number of training images, for the BiT rule on your data. The rule
+    this rule. With any and no rule, a run takes the rule for the family of the weights, and without
+    one "paper". `examples` is the number of training images, for the BiT rule on your data. The rule
     "quick" is the paper's with the rate 0.01 instead of a search: one run instead of five. HOW is
     direct, short_side or weights. orientation=any, for microscopes and satellites, also turns
     training images upside down and by 90 degrees.

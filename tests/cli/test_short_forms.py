@@ -101,6 +101,50 @@ def test_the_long_command_is_the_same_run(here):
     assert not (here / "runs").exists()
 
 
+def test_any_has_the_rule_of_the_weights(here):
+    words = ["--config=finetune:any,cifar10", "--config.init_from=dino"]
+    note = "note: recipe finetune:any,cifar10,rule=dinov3: for the family of the weights"
+
+    run_words = ["--config.data=folder:pics", "--workdir=runs/a"]
+    check = run(["finetune", *words, *run_words, "--check"])
+    plan = run(["plan", *words, "--topology=v5e:1x1", "--arithmetic", "--lora"])
+
+    assert note in check.err
+    assert "adam, 10,000 steps" in check.out
+    assert note in plan.err
+    assert re.search(r"trained 19,\d+$", plan.out, re.MULTILINE)
+    assert "--config=finetune:any,cifar10,rule=dinov3 " in plan.err
+    assert "--config.optimizer.lora_rank=16" in plan.err
+
+
+@pytest.mark.parametrize("words", ["dino pics", "--config=finetune:any,own"])
+def test_lora_is_written_as_overrides(here, words):
+    data = ["--config.data=folder:pics", "--config.init_from=dino"]
+    given = words.split() if words == "dino pics" else [words, *data]
+
+    outcome = run(["finetune", *given, "--lora=4", "--check"])
+    _, *long_words = read_command(outcome.out)
+    options = cli.VERBS["finetune"].parse(long_words)
+    config = load_recipe(options.config, options.overrides)
+
+    assert options.lora is None
+    assert config.optimizer.lora_rank == 4
+    assert config.optimizer.name == "adam"
+    assert config.optimizer.layer_decay == 0.75  # of the rule
+    assert config.schedule.learning_rate == 0.001
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["plan", "--config=digits", "--topology=h100:8", "--lora"], "a recipe of fine-tuning"),
+        (["plan", "--config=finetune", "--topology=h100:8", "--lora=0"], "--lora=0: .* at least 1"),
+    ],
+)
+def test_mistakes_with_lora(words, rule):
+    assert re.search(rule, run(words).err)
+
+
 def test_pretraining_by_one_word(here):
     verb, *words = read_command(succeed(["pretrain", "pics", "--check"]))
     options = cli.VERBS[verb].parse(words)

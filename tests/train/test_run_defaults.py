@@ -12,7 +12,7 @@ from vit_jax.config import load_recipe
 from vit_jax.models import abstract_model
 from vit_jax.sharding.fabrics import GIB
 from vit_jax.train import run_defaults
-from vit_jax.train.run_defaults import choose_finetuning, choose_pretraining
+from vit_jax.train.run_defaults import choose_finetuning, choose_lora, choose_pretraining
 from vit_jax.weights import load_weights
 from vit_jax.weights.fit import fit
 from vit_jax.weights.saving import describe_weights
@@ -95,8 +95,57 @@ def test_a_run_has_the_recipe_of_the_weights_that_it_began_with(start, tmp_path,
     assert fit(weights, weights.architecture).finetuning_rule == "dinov3"
 
 
-def test_a_recipe_of_the_user_stays():
+@pytest.mark.parametrize(
+    ("case", "recipe", "override", "rule"),
+    [
+        ("huggingface/dinov2", "finetune:any,own", "seed=1", ",rule=dinov3"),
+        ("huggingface/dinov2", "configs/finetune.py", "seed=1", ":any,rule=dinov3"),
+        ("timm/mae", "finetune:any,crop=resize", "input.image_size=48", ",rule=mae"),
+        ("timm/eva02_small", "finetune:any,own", "seed=1", ""),
+        ("timm/mae", "finetune:any,own,quick", "seed=1", ""),
+        ("timm/mae", "finetune:any,own,rule=paper", "seed=1", ""),
+        ("timm/mae", "finetune:dinov3,own", "seed=1", ""),
+        ("timm/mae", "finetune:ViT-B/16,own", "seed=1", ""),
+        ("timm/mae", "finetune:any,own", "optimizer.name=sgd", ""),
+        ("timm/mae", "finetune:any,own", "schedule.learning_rate=0.01", ""),
+        ("timm/mae", "finetune:any,own", "search.learning_rates=0.1,0.2", ""),
+        ("timm/mae", "digits", "seed=1", ""),
+    ],
+)
+def test_any_takes_the_rule_of_the_family(start, case, recipe, override, rule):
+    """A rule of the user stays, and so does one whose learning rate the user chooses."""
+    words = [f"--config.{override}"]
+    if recipe != "digits":
+        words += start(case)
+
+    defaults = choose_finetuning(recipe, words)
+
+    assert defaults.recipe == f"{recipe}{rule}"
+    assert defaults.overrides == []
+    assert len(defaults.reasons) == bool(rule)
+
+
+def test_without_weights_any_stays():
     assert choose_finetuning("finetune:any,own", []) == ("finetune:any,own", [], [])
+
+
+@pytest.mark.parametrize(
+    ("given", "searches", "added"),
+    [
+        ("seed=1", False, [*run_defaults.LORA]),
+        ("seed=1", True, [*run_defaults.LORA, "search.learning_rates="]),
+        ("optimizer.name=sgd", False, ["schedule.learning_rate=0.001", "optimizer.lora_rank=16"]),
+        (
+            "search.learning_rates=1e-3,1e-4",
+            True,
+            ["optimizer.name=adam", "optimizer.lora_rank=16"],
+        ),
+    ],
+)
+def test_lora_has_one_learning_rate_unless_the_user_searches(given, searches, added):
+    overrides = choose_lora([f"--config.{given}"], 16, searches=searches)
+
+    assert sorted(overrides) == sorted(added)
 
 
 @pytest.mark.parametrize(

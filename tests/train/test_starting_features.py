@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.commands import succeed
 from tests.rejections import rejects
-from tests.weights.small_networks import VIT, weights_of
+from tests.weights.small_networks import SQUARE, VIT, arrays_of, weights_of
 from tests.weights.test_families import write
 from tests.weights.test_photographs import GOLDEN as PHOTOGRAPHS
 from vit_jax import load_model
@@ -18,11 +18,14 @@ from vit_jax.config import load_recipe
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.models import abstract_model
+from vit_jax.train.run_defaults import choose_rule
 from vit_jax.train.starting_weights import adapt, follow_weights
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import describe_preparation
+from vit_jax.weights.formats import write_npz
 
 CASES = {
+    "released": (12, 12),  # as AugReg's
     "huggingface/dinov2": (32, 32),  # config.json says 48: positions are resized
     "huggingface/siglip": (48, 48),
     "timm/clip": (64, 64),
@@ -53,6 +56,10 @@ def download(tmp_path):
     """A function that writes the files of weights that a user downloads, and returns the folder."""
 
     def write_files(case):
+        if case == "released":
+            file = tmp_path / "weights.npz"
+            write_npz(file, arrays_of(SQUARE, case), {})
+            return file
         folder = write(case, tmp_path / "weights")
         if case.startswith("huggingface/"):
             processor = json.loads(str(PHOTOGRAPHS[f"{case} processor"]))
@@ -67,10 +74,8 @@ def download(tmp_path):
 
 def load_finetuning(weights, data, recipe="finetune:any,own", *overrides):
     fields = [f"init_from={weights}", f"data=folder:{data}", "model.compute_dtype=float32"]
-    return load_recipe(
-        recipe,
-        [f"--config.{field}" for field in (*fields, *overrides)],
-    )
+    words = [f"--config.{field}" for field in (*fields, *overrides)]
+    return load_recipe(choose_rule(recipe, words).recipe, words)
 
 
 def extract_start(start, images):
@@ -106,7 +111,19 @@ def test_fine_tuning_starts_with_the_features_of_the_weights(case, photographs, 
     )
     height, width = CASES[case]
     assert f"{height}x{width} pixels of the weights" in start.report
-    assert "Test images are prepared as for the weights: test_resize=" in start.report
+    preparation = "Test images are prepared as for the weights: test_resize="
+    if case == "released":
+        preparation = "The weights state no preparation: test images are resized directly."
+    assert preparation in start.report
+    assert "Pooling" not in start.report
+
+
+def test_another_pooling_of_the_rule_is_reported(photographs, download):
+    config = load_finetuning(download("timm/mae"), photographs)
+
+    start = adapt(config, open_source(config.data, "train", config.input, 0))
+
+    assert "Pooling is gap, in the weights token: config.model.pool." in start.report
 
 
 def test_positions_are_resized_as_in_the_library_of_the_weights(photographs, download):
@@ -152,7 +169,7 @@ def test_images_of_rectangular_weights_are_not_rotated():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "released"])
 def test_probe_features_and_a_run_have_the_same_features(case, photographs, download, tmp_path):
     """The run has a learning rate of almost zero."""
     weights = download(case)

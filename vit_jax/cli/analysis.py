@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vit_jax.cli.loading import Checkpoint, Reading
-from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, format_command, option
+from vit_jax.cli.options import REQUIRED, UsageError, argument, format_command, option
 from vit_jax.cli.outputs import note, resolve_output_folder
+from vit_jax.cli.short_forms import StartedRecipe
 from vit_jax.cli.verbs import verb
 from vit_jax.config.data_kinds import find_kind
 from vit_jax.config.rules import Count, When
@@ -199,7 +200,7 @@ def _select_with_images(names: Sequence[str]) -> list[str]:
     "--config=pretrain_own:ViT-Ti/16 --config.data=folder:my-images --output=figures",
     "--config=digits --config.input.cutmix_alpha=1.0 --shown=64 --output=figures",
 )
-class InspectData(Recipe):
+class InspectData(StartedRecipe):
     """Draw images and labels of a recipe's training and evaluation, as the network receives them."""
 
     output: str = option(

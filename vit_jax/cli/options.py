@@ -49,6 +49,7 @@ def option(
     flag: str = "",
     reads_bucket: bool = False,
     is_positional: bool = False,
+    bare: Any = None,
 ) -> Any:
     """Declare an option `--name=FORM`. The form of a Literal is empty.
 
@@ -61,6 +62,7 @@ def option(
       flag: name on the command line, if the field has another one.
       reads_bucket: accept addresses of buckets (gs://).
       is_positional: accept the value also as a word without the flag, behind the arguments.
+      bare: the value of the flag alone; None: the flag needs a value.
     """
     metadata = {
         "form": form,
@@ -68,6 +70,7 @@ def option(
         "flag": flag,
         "reads_bucket": reads_bucket,
         "is_positional": is_positional,
+        "bare": bare,
     }
     if default == []:
         return dataclasses.field(default_factory=list, metadata=metadata)
@@ -116,6 +119,8 @@ class Option:
     reads_bucket: bool = False
     is_positional: bool = False
     """The value may be a word without the flag."""
+    bare: Any = None
+    """The value of the flag alone, if it may be alone."""
 
     @property
     def is_required(self) -> bool:
@@ -130,6 +135,8 @@ class Option:
     @property
     def shown_form(self) -> str:
         """The form of the value: "FOLDER", "direct|short_side", or "" for a switch."""
+        if self.bare is not None:
+            return f"[{self.form}]"
         if self.form or self.is_switch:
             return self.form
         return "|".join(typing.get_args(plain_type(self.hint)))
@@ -250,6 +257,7 @@ def _make_option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
         flag=flag,
         reads_bucket=metadata["reads_bucket"],
         is_positional=metadata.get("is_positional", False),
+        bare=metadata.get("bare"),
     )
 
 

@@ -3,11 +3,13 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from vit_jax.cli.options import REQUIRED, Recipe, UsageError, option, switch
+from vit_jax.cli.options import REQUIRED, UsageError, option, switch
 from vit_jax.cli.outputs import resolve_output_file
+from vit_jax.cli.short_forms import LoraOption, StartedRecipe
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, NotNegative, When
 
@@ -25,7 +27,7 @@ _NUM_TRIES = 4
     "--config=pretrain_imagenet1k:ViT-B/16 --topology=v5e:16x16 --price=1.2",
     "--config=pretrain_imagenet1k:ViT-L/16 --topology=h100:8 --search",
 )
-class Plan(Recipe):
+class Plan(StartedRecipe, LoraOption):
     """Memory, time and cost of a recipe on TPUs or GPUs that you do not have.
 
     The run's own step is compiled where the compiler is installed (extras tpu and plan-gpu).
@@ -64,11 +66,16 @@ class Plan(Recipe):
         """Return the run of the recipe."""
         return self.suggest_run()
 
+    def complete(self, words: Sequence[str]) -> Self:
+        """Return the options with the rule of the weights, and with LoRA as overrides."""
+        os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
+        completed = super().complete(words)
+        return completed.expand_lora(completed.config)
+
     def run(self) -> None:
         target = None
         if self.hlo is not None:
             target = resolve_output_file(self.hlo, "--hlo=")
-        os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
         from vit_jax.tools.plan.dataset import choose_dataset
         from vit_jax.tools.plan.topology import parse_topology

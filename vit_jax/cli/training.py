@@ -15,7 +15,6 @@ from vit_jax.cli.groups import AllowedCode
 from vit_jax.cli.options import (
     Options,
     Overrides,
-    Recipe,
     UsageError,
     argument,
     format_command,
@@ -30,6 +29,12 @@ from vit_jax.cli.outputs import (
     note_conversion,
     reject_runs,
     resolve_output_file,
+)
+from vit_jax.cli.short_forms import (
+    LoraOption,
+    StartedRecipe,
+    complete_rule,
+    complete_run,
 )
 from vit_jax.cli.stop import Terminated, join_processes, leave
 from vit_jax.cli.verbs import verb
@@ -99,8 +104,6 @@ class _Run(Overrides):
                 "prints the command with both."
             )
 
-        from vit_jax.cli.short_forms import complete_run
-
         with explain_preemption():
             if self.check:
                 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -141,11 +144,14 @@ class _Run(Overrides):
         with explain_preemption():
             verb = self._verb
             config = self._load(self.config)
-            if self.check:
-                self._check(config, _REQUIRED_FIELDS[verb])
-                return
             if self.doctor:
                 _examine([f"--config={self.config}", f"--workdir={workdir}", *self.overrides])
+            recipe = self._choose_rule(self.config, config)
+            if recipe != self.config:
+                config = self._load(recipe)
+            if self.check:
+                self._check(recipe, config, _REQUIRED_FIELDS[verb])
+                return
             train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
             run_training(lambda: train(config, workdir), workdir)
 
@@ -168,10 +174,21 @@ class _Run(Overrides):
         note_conversion(recipe)
         return config
 
-    def _check(self, config: "RunConfig", required: Sequence[str]) -> None:
-        """Print what a run of the recipe would start with; no device is used."""
-        os.environ["JAX_PLATFORMS"] = "cpu"
+    def _choose_rule(self, recipe: str, config: "RunConfig") -> str:
+        """Return the recipe with the rule for the family of the weights, if it leaves it open."""
+        if self.check:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        is_remote = config.init_from is not None and self._is_remote(config.init_from)
+        if is_remote or self._verb != "finetune":
+            return recipe
+        return complete_rule(recipe, self.overrides, joins=not self.doctor)
 
+    def _is_remote(self, path: str) -> bool:
+        """Return True for a path that only the machines of the run have."""
+        return self.remote is not None and expand_path(path).is_relative_to(self.remote)
+
+    def _check(self, recipe: str, config: "RunConfig", required: Sequence[str]) -> None:
+        """Print what a run of the recipe would start with; no device is used."""
         from vit_jax.tools.plan.preflight import check_start
 
         for name in required:
@@ -179,9 +196,8 @@ class _Run(Overrides):
                 raise UsageError(
                     f"config.{name}=None: must be set for this recipe. Add --config.{name}=…"
                 )
-        assert self.config is not None, "complete sets it"
         lines = check_start(
-            self.config,
+            recipe,
             config,
             num_devices=self.devices,
             num_slices=self.slices or 1,
@@ -207,12 +223,23 @@ class Pretrain(_Run):
     "ViT-B_16.npz my-images",
     "--config=finetune:ViT-B/16,cifar10 --workdir=runs/cifar10 --config.init_from=runs/imagenet",
 )
-class Finetune(_Run):
+class Finetune(_Run, LoraOption):
     """Fine-tune weights on other images, or resume.
 
     Without --config the recipe suits the weights, the length the data, and LoRA or all parameters
     the memory. The choices are printed as a command.
     """
+
+    def complete(self, words: Sequence[str]) -> "_Run":
+        """Return the options without a short form, and with LoRA as overrides."""
+        options = self
+        if self.lora is not None:
+            with explain_preemption():
+                recipe = self.config
+                if recipe is not None:
+                    recipe = self._choose_rule(recipe, self._load(recipe))
+                options = dataclasses.replace(self, config=recipe).expand_lora(recipe)
+        return _Run.complete(options, words)
 
     weights: str | None = argument(
         "WEIGHTS",
@@ -343,7 +370,7 @@ class Replay(Options):
     "--config=digits",
     "--config=finetune:any,own --config.init_from=ViT-B_16.npz --config.data=folder:my-images --output=rates.png",
 )
-class LrRange(Recipe):
+class LrRange(StartedRecipe):
     """Find learning rates to try: a few steps of a recipe at rising rates, until the loss diverges.
 
     The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a figure and its
@@ -399,7 +426,7 @@ class LrRange(Recipe):
 
 
 @verb("--config=digits --data", "--config=pretrain_imagenet1k:ViT-B/16 --config.global_batch=256")
-class Bench(Recipe):
+class Bench(StartedRecipe):
     """Time a recipe's step, evaluation, inference, saves, input and loop on this machine."""
 
     steps: Count = option("N", "number of steps to time", 20)

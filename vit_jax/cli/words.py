@@ -185,6 +185,9 @@ class _Reader:
             self.values[option.name] = True
             return
 
+        if not equals and option.bare is not None:
+            self.values[option.name] = option.bare
+            return
         if not equals:
             value = self._take_value(written, remaining)
             word = f"{written} {value}"

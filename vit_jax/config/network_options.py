@@ -41,6 +41,8 @@ Remat = Literal["auto", "none", "dots", "attention", "full"]
 Views = Literal["flip", "flips", "rotations"]
 """Views of an image over which an evaluation averages: `models.views`."""
 AttentionForm = Literal["auto", "xla", "pallas", "cudnn"]
+LORA_RANK = 16
+"""Rank of LoRA unless another is requested."""
 LORA_FACTORS = ("lora_a", "lora_b")  # the last parts of the names of parameters
 LEARNED_POSITIONS = ("learned_1d", "learned_2d", "relative")
 

@@ -77,6 +77,23 @@ def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]
     return studies
 
 
+def find_open_rule(specification: str) -> str | None:
+    """Return a recipe up to the name of its rule, if it leaves this to the family of the weights.
+
+    The file of such a recipe defines `find_open_rule(argument)`. Return None for other recipes.
+    """
+    path, argument = _split_specification(specification)
+    if _is_json(path):
+        return None
+    find = run_recipe(find_file(path)).get("find_open_rule")
+    if find is None:
+        return None
+    completed = find(argument)
+    if completed is None:
+        return None
+    return f"{path}:{completed}"
+
+
 def describe_conversion(specification: str) -> str:
     """Return a line on the fields of another system that a recipe sets without effect; "" without."""
     _, conversion = _read_config(specification)

@@ -11,6 +11,8 @@ import jax
 
 from vit_jax.config import FinetuneConfig, load_recipe
 from vit_jax.config.data_kinds import EMBEDDED
+from vit_jax.config.network_options import LORA_RANK
+from vit_jax.config.specification import find_open_rule
 from vit_jax.data.decoding.bands import read_bands
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
@@ -29,7 +31,6 @@ FEWEST_STEPS = 200
 """Steps of fine-tuning on a few images, of which many epochs are few steps."""
 MOST_STEPS = 20_000
 """Steps of fine-tuning on many images: those of ImageNet in the paper (ViT, Table 4)."""
-LORA_RANK = 16
 LORA = (
     "optimizer.name=adam",
     "schedule.learning_rate=0.001",
@@ -49,6 +50,8 @@ _UNKNOWN_MEMORY = (
 )
 _CHOSEN_BY_MEMORY = ("optimizer", "schedule.learning_rate")
 """Section and field that a choice of LoRA would change."""
+_CHOSEN_WITH_RULE = ("optimizer.name", "schedule.learning_rate", "search")
+"""Fields of the user that need the rule of the recipe: a learning rate suits one optimiser."""
 
 
 class Defaults(NamedTuple):
@@ -71,7 +74,8 @@ def choose_finetuning(
     """Return the defaults of a fine-tuning run.
 
     Args:
-      recipe: a recipe of the user, whose values stay; None: one that suits the weights.
+      recipe: a recipe of the user, whose values stay, completed by `choose_rule`; None: one that
+        suits the weights.
       overrides: words of the user, "--config.FIELD=VALUE", with `init_from` and `data`.
       uses_devices: choose between LoRA and all parameters by the memory of the devices.
 
@@ -79,7 +83,7 @@ def choose_finetuning(
       ValueError: the weights or the data cannot be opened, or an override is invalid.
     """
     if recipe is not None:
-        return Defaults(recipe, [], [])
+        return choose_rule(recipe, overrides)
 
     weights = initial_weights(load_recipe(QUICK, overrides))
     chosen = QUICK
@@ -108,6 +112,50 @@ def choose_finetuning(
         else:
             reasons.append(_UNKNOWN_MEMORY)
     return Defaults(chosen, choices.added, reasons)
+
+
+def choose_rule(recipe: str, overrides: Sequence[str]) -> Defaults:
+    """Return a recipe with the rule for the family of the weights, if it leaves its rule open.
+
+    "finetune:any,pets" becomes "finetune:any,pets,rule=dinov3". It stays if the user chooses the
+    optimiser or learning rates, which suit one rule only.
+
+    Args:
+      recipe: any recipe.
+      overrides: words of the user, "--config.FIELD=VALUE".
+
+    Raises:
+      ValueError: the weights cannot be read, or an override is invalid.
+    """
+    unchanged = Defaults(recipe, [], [])
+    open_recipe = find_open_rule(recipe)
+    if open_recipe is None or _Choices(overrides).has_any(_CHOSEN_WITH_RULE):
+        return unchanged
+    config = load_recipe(recipe, overrides)
+    if config.init_from is None:
+        return unchanged
+    rule = initial_weights(config).finetuning_rule
+    if not rule:
+        return unchanged
+    completed = f"{open_recipe}{rule}"
+    return Defaults(completed, [], [f"recipe {completed}: for the family of the weights"])
+
+
+def choose_lora(overrides: Sequence[str], rank: int, *, searches: bool) -> list[str]:
+    """Return the overrides for LoRA of a rank, with one learning rate; values of the user stay.
+
+    Args:
+      overrides: words of the user, "--config.FIELD=VALUE".
+      rank: rank of the factors.
+      searches: the recipe searches its learning rate.
+    """
+    choices = _Choices(overrides)
+    choices.add(f"optimizer.lora_rank={rank}", LORA[0])
+    if not choices.has_any(["search"]):
+        choices.add(LORA[1])
+        if searches:
+            choices.add("search.learning_rates=")
+    return choices.added
 
 
 class _Choices:

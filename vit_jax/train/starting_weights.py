@@ -84,6 +84,11 @@ def adapt(config: FinetuneConfig, train: Source, weights: Weights | None = None)
         num_classes=train.num_classes,
         channels=config.input.channels,
     )
+    if architecture.pool != weights.architecture.pool and architecture.has_transformer:
+        choices.append(
+            f"Pooling is {architecture.pool}, in the weights {weights.architecture.pool}: "
+            "config.model.pool."
+        )
     fitted = fit(
         kept,
         architecture,
