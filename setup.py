@@ -34,7 +34,9 @@ REQUIREMENTS = [
     "protobuf>=7.34",
     "pyarrow>=25.0.1",  # parquet files; TFDS requires it too
     "safetensors>=0.8.0",
-    "scikit-learn>=1.7.2",  # the digits of the embedded default; average precision
+    # Imported for the digits and average precision alone. It is no extra, since the first command of
+    # the README trains on the digits, and images with several labels need average precision.
+    "scikit-learn>=1.7.2",
     "scipy>=1.16",  # Cholesky in float64; JAX requires it too
     # Libjpeg-turbo, which decodes a part of a JPEG; without it OpenCV decodes all of it
     "simplejpeg>=1.9.0",

@@ -1,4 +1,10 @@
-"""Workarounds for orbax: tracebacks, leaks of memory, programs compiled to save small arrays."""
+"""Workarounds for orbax: tracebacks, leaks of memory, programs compiled to save small arrays.
+
+They need three modules of `orbax.checkpoint._src`: 0.12.8 has no public option for them. Of the
+store of array metadata, `ArrayOptions.Saving` in `orbax.checkpoint.experimental.v1` has one, beside
+`min_slice_bytes_for_replica_parallel`. V1 has none to skip the question about folders of a bucket
+(`gcs_utils`), nor to count no bytes at each save (`tensorstore_utils`).
+"""
 
 import functools
 import logging
