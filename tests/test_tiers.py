@@ -91,6 +91,40 @@ def test_the_newest_python_skips_files_that_run_once():
     assert tiers.pytest_ignore_collect(path, all_tests) is None
 
 
+class Item:
+    """A stand-in for a collected case of the test `test_values` of a file below `tests`."""
+
+    def __init__(self, file, case, *markers):
+        self.path = Path(__file__).parent / file
+        self.nodeid = f"tests/{file}::test_values[{case}]"
+        self.get_closest_marker = lambda name: name if name in markers else None
+
+
+def test_the_newest_python_runs_two_cases_of_sampled_tests():
+    sampled = [
+        Item("weights/test_x.py", "slow", "slow"),
+        Item("weights/test_x.py", "first"),
+        Item("weights/test_x.py", "second"),
+        Item("weights/test_x.py", "newest", "newest"),
+        Item("weights/test_x.py", "third"),
+    ]
+    complete = [Item("models/test_x.py", case) for case in "abc"]
+    alone = [Item("weights/test_y.py", "alone")]
+
+    selected = tiers.select_newest([*sampled, *complete, *alone])
+
+    expected = [sampled[1], sampled[3], sampled[4], *complete, *alone]
+    assert selected == expected
+
+
+@pytest.mark.parametrize("name", tiers.SAMPLED)
+def test_files_that_are_sampled_exist_and_run(name):
+    path = Path(__file__).parent / name
+
+    assert path.exists()
+    assert not tiers.is_below(path, ONCE)
+
+
 FEATURES = (  # files with at least one fast test
     "train/test_early_stopping.py",  # training runs, interrupted and resumed
     "train/test_start.py",  # fine-tuning
