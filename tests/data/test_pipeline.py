@@ -38,7 +38,7 @@ def train(random_source, make_config):
             TrainTransform(config),
             seed=7,
             global_batch=BATCH,
-            rows=np.arange(BATCH),
+            global_rows=np.arange(BATCH),
             start_step=start_step,
             num_steps=num_steps,
         )

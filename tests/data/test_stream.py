@@ -50,7 +50,7 @@ def make_stream(source=SOURCE, batch=BATCH, rows=None, **options):
         TRAIN,
         seed=7,
         global_batch=batch,
-        rows=np.asarray(rows),
+        global_rows=np.asarray(rows),
         **options,
     )
 
@@ -469,7 +469,7 @@ def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
         batch=4,
         start_step=5,
         repeats=3,
-        first_image=4,
+        first_sample=4,
     )
     assert_same([after_one_batch[0]], [stream[1]])
 

@@ -24,7 +24,7 @@ def events(monkeypatch):
 
     @contextlib.contextmanager
     def open_placed(stream, *options):
-        noted.append(("open", stream.start_step, stream.global_batch, stream.first_image))
+        noted.append(("open", stream.start_step, stream.global_batch, stream.first_sample))
         yield iter(range(stream.start_step + 1, stream.num_steps + 1))
         noted.append(("close", stream.start_step))
 

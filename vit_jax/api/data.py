@@ -74,7 +74,7 @@ class Data:
             self.inputs,
             seed=self.seed,
             global_batch=self.batch_size,
-            rows=np.arange(self.batch_size),
+            global_rows=np.arange(self.batch_size),
             start_step=start_step,
             num_steps=num_steps,
         )

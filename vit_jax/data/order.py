@@ -162,8 +162,8 @@ def _build_seed_sequence(permutation: Permutation) -> np.random.SeedSequence:
 
 
 def _is_power_of_two(number: int) -> bool:
-    """Return whether a number is a power of two, or 0."""
-    return number & (number - 1) == 0
+    """Return whether a number is a power of two."""
+    return number > 0 and number & (number - 1) == 0
 
 
 def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Generator:

@@ -79,7 +79,7 @@ def open_placed(
     """
     transform = stream.transform
     image_bytes = math.prod(transform.image_shape) * transform.dtype.itemsize
-    batch_bytes = len(stream.rows) * image_bytes
+    batch_bytes = len(stream.global_rows) * image_bytes
     parallelism = choose_parallelism(num_workers, num_threads, batch_bytes=batch_bytes)
 
     def place_batch(batch: HostBatch) -> Batch:

@@ -6,14 +6,14 @@ hosts, or the step at which a run was resumed.
 
 All numbers count from 0. A row of a training batch has its record in three steps:
 
-* row → image: the number in one endless sequence of images, of which a step takes the next
+* row → sample: the number in one endless sequence of samples, of which a step takes the next
   `global_batch`. The `repeats` copies of a record follow each other there, but are far apart in the
   batch;
-* image → position: the number in the same sequence without copies;
+* sample → position: the number in the same sequence without copies;
 * position → record: by the order of the stream (`order`).
 
-With two repeats and a batch of 4, the rows of the second step have the images 4, 6, 5, 7, which have
-the positions 2, 3, 2, 3.
+With two repeats and a batch of 4, the rows of the second step have the samples 4, 6, 5, 7, which
+have the positions 2, 3, 2, 3.
 """
 
 import dataclasses
@@ -67,13 +67,13 @@ class Stream(Generic[T]):
       source: the records, at least one.
       transform: returns an image of its shape and dtype for a record.
       global_batch: number of examples of a step, over all processes.
-      rows: rows of the global batch that this process supplies, (R,).
+      global_rows: rows of the global batch that this process supplies, (R,).
     """
 
     source: Source
     transform: T
     global_batch: int
-    rows: np.ndarray
+    global_rows: np.ndarray
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -99,8 +99,8 @@ class Stream(Generic[T]):
 
     def records(self, i: int) -> np.ndarray:
         """Return the index of the record in each row of batch `i`, int64 (R,); -1 for padding."""
-        records = np.full(len(self.rows), -1, np.int64)
-        for row in range(len(self.rows)):
+        records = np.full(len(self.global_rows), -1, np.int64)
+        for row in range(len(self.global_rows)):
             example = self.find_example(i, row)
             if example is not None:
                 records[row] = example.record_index
@@ -160,7 +160,7 @@ class Stream(Generic[T]):
         allocate: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty,
     ) -> HostBatch:
         """Return a batch of padding; `allocate` returns its images for a shape and a dtype."""
-        num_rows = len(self.rows)
+        num_rows = len(self.global_rows)
         image_shape = (num_rows, *self.transform.image_shape)
         label_shape = (num_rows, *self.source.label_shape)
         return HostBatch(
@@ -172,7 +172,7 @@ class Stream(Generic[T]):
 
     def __getitem__(self, i: int) -> HostBatch:
         batch = self.empty_batch()
-        self.fill(batch, i, range(len(self.rows)))
+        self.fill(batch, i, range(len(self.global_rows)))
         return batch
 
 
@@ -187,7 +187,7 @@ class TrainStream(Stream[TrainTransform]):
       is_balanced: every class is as frequent as any other, instead of every record.
       repeats: number of augmented copies of each record, far apart in a batch. If it does not
         divide `global_batch`, the copies of the last record go on in the next batch.
-      first_image: the first image of step `start_step`. None: `start_step * global_batch`, because
+      first_sample: the first sample of step `start_step`. None: `start_step * global_batch`, because
         earlier steps had the same batch. Phases with other batches need another number.
     """
 
@@ -196,7 +196,7 @@ class TrainStream(Stream[TrainTransform]):
     num_steps: int
     is_balanced: bool = False
     repeats: int = 1
-    first_image: int | None = None
+    first_sample: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_step <= self.num_steps:
@@ -209,9 +209,9 @@ class TrainStream(Stream[TrainTransform]):
         return self.num_steps - self.start_step
 
     def find_example(self, i: int, row: int) -> Example:
-        num_earlier_images = self._num_images_before_start + i * self.global_batch
-        image = num_earlier_images + int(self._image_in_batch[row])
-        position, copy = divmod(image, self.repeats)
+        first_of_batch = self._first_of_stream + i * self.global_batch
+        sample = first_of_batch + int(self._sample_in_batch[row])
+        position, copy = divmod(sample, self.repeats)
         record_index, epoch = self._order.find(position)
         return Example(record_index, variant=epoch * self.repeats + copy)
 
@@ -232,22 +232,22 @@ class TrainStream(Stream[TrainTransform]):
         return UniformOrder(self.seed, len(self.source))
 
     @functools.cached_property
-    def _num_images_before_start(self) -> int:
-        """The number of images of the steps before `start_step`."""
-        if self.first_image is None:
+    def _first_of_stream(self) -> int:
+        """The first sample of step `start_step`."""
+        if self.first_sample is None:
             return self.start_step * self.global_batch
-        return self.first_image
+        return self.first_sample
 
     @functools.cached_property
-    def _image_in_batch(self) -> np.ndarray:
-        """The image of each row, counted from the first image of its batch, (R,).
+    def _sample_in_batch(self) -> np.ndarray:
+        """The sample of each row, counted from the first sample of its batch, (R,).
 
         The copies of a record are far apart: with two repeats, the rows of a batch of 6 have the
-        images 0, 2, 4, 1, 3, 5.
+        samples 0, 2, 4, 1, 3, 5.
         """
-        images = np.arange(self.global_batch)
-        image_by_row = [images[copy :: self.repeats] for copy in range(self.repeats)]
-        return np.concatenate(image_by_row)[self.rows]
+        samples = np.arange(self.global_batch)
+        samples_by_copy = [samples[copy :: self.repeats] for copy in range(self.repeats)]
+        return np.concatenate(samples_by_copy)[self.global_rows]
 
 
 def build_train_stream(
@@ -256,10 +256,10 @@ def build_train_stream(
     *,
     seed: int,
     global_batch: int,
-    rows: np.ndarray,
+    global_rows: np.ndarray,
     start_step: int,
     num_steps: int,
-    first_image: int | None = None,
+    first_sample: int | None = None,
 ) -> TrainStream:
     """Return the stream of training batches that the options of the input describe."""
     return TrainStream(
@@ -267,12 +267,12 @@ def build_train_stream(
         transform=TrainTransform(inputs),
         seed=seed,
         global_batch=global_batch,
-        rows=rows,
+        global_rows=global_rows,
         start_step=start_step,
         num_steps=num_steps,
         is_balanced=inputs.sampling == "balanced",
         repeats=inputs.repeats,
-        first_image=first_image,
+        first_sample=first_sample,
     )
 
 
@@ -286,7 +286,7 @@ class EvaluationStream(Stream[EvaluationTransform]):
         return -(-len(self.source) // self.global_batch)
 
     def find_example(self, i: int, row: int) -> Example | None:
-        record_index = i * self.global_batch + int(self.rows[row])
+        record_index = i * self.global_batch + int(self.global_rows[row])
         if record_index >= len(self.source):
             return None
         return Example(record_index, variant=0)

@@ -61,13 +61,13 @@ def list_records(run: Assembly, data: Datasets, step: int) -> np.ndarray:
     """Return the records of all rows of the batch of a step, (B,)."""
     config = run.select_phase(step).config
     rows = np.arange(config.global_batch)
-    first_image = run.images(step - 1)
+    first_sample = run.images(step - 1)
     stream = train_stream(
         config,
         data.train,
         rows,
         step - 1,
         run.steps.total,
-        first_image,
+        first_sample,
     )
     return stream.records(0)

@@ -244,7 +244,7 @@ def train_stream(
     rows: np.ndarray,
     start_step: int,
     num_steps: int,
-    first_image: int | None = None,
+    first_sample: int | None = None,
 ) -> TrainStream:
     """Return the stream of training batches, of which this process supplies `rows`."""
     return build_train_stream(
@@ -252,10 +252,10 @@ def train_stream(
         config.input,
         seed=config.seed,
         global_batch=config.global_batch,
-        rows=rows,
+        global_rows=rows,
         start_step=start_step,
         num_steps=num_steps,
-        first_image=first_image,
+        first_sample=first_sample,
     )
 
 
@@ -309,7 +309,7 @@ def open_phase(
         find_local_rows(assembly.batch_sharding, config.global_batch),
         start_step,
         end_step,
-        first_image=assembly.images(start_step),
+        first_sample=assembly.images(start_step),
     )
     return open_placed(
         stream,
