@@ -17,7 +17,7 @@ from vit_jax.train.hooks import (
     UnreadableImages,
 )
 from vit_jax.train.lifecycle.interruption import Interrupted
-from vit_jax.train.loop import evaluate_and_save, save_before_end
+from vit_jax.train.loop import evaluate_and_save, save_and_raise
 
 
 @dataclasses.dataclass
@@ -147,7 +147,7 @@ class Session:
     def stop_after(self, step):
         """Save the state after a step, and raise the reason to stop."""
         self.live_state.step = step
-        raise save_before_end(self, self.stop.make_error(step))
+        save_and_raise(self, self.stop.make_error(step))
 
 
 def test_a_checkpoint_has_the_results_of_its_step():

@@ -4,7 +4,7 @@ The loop asks the parts of a `Session`: hooks look at every step, `evaluation` a
 they are due, and `stop` whether the run has to end.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from vit_jax.data.unreadable import TooManyUnreadable
 from vit_jax.storage.files import JsonObject
@@ -56,8 +56,7 @@ def take_steps(session: "Session") -> None:
         # The clock and the watchdog pause, and transfers to the host are allowed.
         with session.between_steps():
             if is_stopping:
-                error = session.stop.make_error(step)
-                raise save_before_end(session, error)
+                save_and_raise(session, session.stop.make_error(step))
             evaluate_and_save(session)
 
 
@@ -72,19 +71,20 @@ def evaluate_and_save(session: "Session") -> None:
     try:
         results = session.evaluation.run_due(step, state)
     except Interrupted:
-        error = session.stop.make_error(step)
-        raise save_before_end(session, error) from None
+        save_and_raise(session, session.stop.make_error(step))
     except TooManyUnreadable as error:
-        raise save_before_end(session, error) from None
+        save_and_raise(session, error)
     session.saving.save_if_due(step, state, results)
 
 
-def save_before_end(session: "Session", error: Exception) -> Exception:
-    """Save the state after the last step, and return the error that ends the run.
+def save_and_raise(session: "Session", error: Exception) -> NoReturn:
+    """Save the state after the last step, and end the run with `error`.
 
-    That is `error`, unless too many training images cannot be read in any process: then it is
-    TooManyUnreadable. The checkpoint notes evaluators that are due after this step and have not
-    ended: the resumed run begins with them.
+    The checkpoint notes evaluators that are due after this step and have not ended: the resumed run
+    begins with them.
+
+    Raises:
+      TooManyUnreadable: in the place of `error`, if that has occurred in any process.
     """
     step = session.live_state.step
     unreadable_error = session.unreadable.find_error(step)
@@ -95,4 +95,4 @@ def save_before_end(session: "Session", error: Exception) -> Exception:
         owes_evaluation=session.evaluation.has_unfinished(step),
     )
     session.saving.wait()
-    return unreadable_error or error
+    raise unreadable_error or error from None
