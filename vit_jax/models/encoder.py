@@ -81,10 +81,14 @@ class BlockActivations(NamedTuple):
     """Activations of a block, or of all with a leading axis of L; `ABSENT` unless asked for.
 
     `ABSENT` is a pytree without leaves, which passes through a scan unchanged.
+
+    Attributes:
+      output: (B, S, D), or (L, B, S, D).
+      attention: weights (B, T, S, S), or (L, B, T, S, S); an axial block has an axis of 2 before B.
     """
 
-    output_BSD: Array
-    attention_BTSS: Array  # (2, B, T, S, S) of an axial block
+    output: Array
+    attention: Array
 
 
 RunLayer = Callable[[Array, Layer], tuple[Array, BlockActivations]]
@@ -105,7 +109,7 @@ class Encoder(nnx.Module):
         self.norm = build_norm(a) if a.final_norm == "tokens" else identity
 
         self.depth = a.depth
-        self.position_layers = a.position_layers
+        self.has_positions_in_blocks = a.position_layers == "every"
         self.is_random = a.dropout_fraction > 0 or a.stochastic_depth_fraction > 0
         self.last_drop_fraction = a.stochastic_depth_fraction
         self.first_drop_fraction = a.stochastic_depth_fraction
@@ -123,7 +127,7 @@ class Encoder(nnx.Module):
         key: Array | None,
         *,
         intermediates: Collection[str],
-        network_positions: Positions | None,
+        shared_positions: Positions | None = None,
         token_BS: Array | None = None,
         num_trained: int | None = None,
     ) -> tuple[Array, BlockActivations]:
@@ -134,7 +138,8 @@ class Encoder(nnx.Module):
           key: random key of dropout and stochastic depth; None outside training.
           intermediates: names of the activations to return: "blocks", "attention". Others are not
             for the encoder.
-          network_positions: positions of the network; `_select_positions` decides on their use.
+          shared_positions: added to the input of every block, unless each has its own; None: the
+            tokens have theirs already.
           token_BS: indices of the tokens in the complete sequence, if patches have been dropped.
           num_trained: number of blocks at the end that have gradients; None: all.
 
@@ -145,7 +150,9 @@ class Encoder(nnx.Module):
             require_attention_weights(self.blocks, intermediates)
 
         def run_layer(x_BSD: Array, layer: Layer) -> tuple[Array, BlockActivations]:
-            positions = self._select_positions(layer.block, network_positions)
+            positions = shared_positions
+            if self.has_positions_in_blocks:
+                positions = layer.block.positions
             x_BSD = add_positions(x_BSD, positions, token_BS)
             return apply_block(layer, x_BSD, token_BS, intermediates)
 
@@ -211,16 +218,6 @@ class Encoder(nnx.Module):
             key_L = jax.random.split(key, self.depth)
         return Layer(self.blocks, drop_fraction_L, key_L)
 
-    def _select_positions(
-        self, block: EncoderBlock, network_positions: Positions | None
-    ) -> Positions | None:
-        """Return the positions that are added to the input of a block; None adds nothing."""
-        if self.position_layers == "every":
-            return block.positions
-        if self.position_layers == "shared":
-            return network_positions
-        return None  # "stem": the network has added its positions to the embedded tokens
-
 
 def rematerialise(run_layer: RunLayer, policy: str) -> RunLayer:
     """Return the function, whose backward pass computes again what `policy` does not keep."""
@@ -246,15 +243,15 @@ def apply_block(
     if token_BS is not None:  # only in built-in blocks: `config.check` rejects the others
         options["token_BS"] = token_BS
 
-    attention_BTSS = ABSENT
+    attention = ABSENT
     if "attention" in intermediates:
-        x_BSD, attention_BTSS = block.with_attention(x_BSD, drop_fraction, key, **options)
+        x_BSD, attention = block.with_attention(x_BSD, drop_fraction, key, **options)
     else:
         x_BSD = block(x_BSD, drop_fraction, key, **options)
     x_BSD = constrain(x_BSD, "tokens_BSD")
 
-    output_BSD = x_BSD if "blocks" in intermediates else ABSENT
-    return x_BSD, BlockActivations(output_BSD, attention_BTSS)
+    output = x_BSD if "blocks" in intermediates else ABSENT
+    return x_BSD, BlockActivations(output, attention)
 
 
 def build_block(a: Architecture, key: Array) -> EncoderBlock:

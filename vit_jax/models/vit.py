@@ -62,8 +62,8 @@ class VisionTransformer(nnx.Module):
         self.register_tokens = build_prefix(a.registers, a.width)
         self.prefix_length = a.prefix_length
 
-        # "stem" adds positions here, to the embedded tokens; "shared" and "every" add them to the
-        # input of every block (`Encoder`). With "every" each block has its own.
+        # Positions are added to the embedded tokens ("stem"), or to the input of every block: the
+        # same ones ("shared"), or those that each block has ("every", `build_block`).
         self.position_layers = a.position_layers
         has_positions = a.position_layers != "every"
         self.positions = build_positions(a, rngs=embedding_rngs) if has_positions else None
@@ -124,7 +124,7 @@ class VisionTransformer(nnx.Module):
             tokens_BSD,
             encoder_key,
             intermediates=intermediates,
-            network_positions=self.positions,
+            shared_positions=self.positions if self.position_layers == "shared" else None,
             token_BS=token_BS,
             num_trained=num_trained_blocks,
         )
@@ -138,8 +138,8 @@ class VisionTransformer(nnx.Module):
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
             prefix_BPD=tokens_BSD[:, : self.prefix_length],
-            blocks_LBSD=activations.output_BSD,
-            attention_LBTQS=merge_axial_layers(activations.attention_BTSS),
+            blocks_LBSD=activations.output,
+            attention_LBTQS=merge_axial_layers(activations.attention),
             stages_BHWC=stages_BHWC,
         )
 
