@@ -119,7 +119,7 @@ def test_standardised_channels_have_the_kernel_of_the_library(rgb, channels):
     )
 
     weights = expect_standardised_channels(folded)
-    adapted = fit_channels(weights, channels, "cyclic")
+    adapted = fit_channels(weights, channels, "cyclic", "channel_weights")
 
     expected = library[KERNEL_NAME]
     if channels != 3:

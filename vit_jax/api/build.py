@@ -42,7 +42,6 @@ from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
 from vit_jax.storage.files import use_compilation_cache
-from vit_jax.weights.channels import describe_adaptation
 from vit_jax.weights.description import choose_orientation, describe_preparation
 from vit_jax.weights.fit import fit, fit_channels
 from vit_jax.weights.folding import read_normalisation
@@ -298,13 +297,7 @@ def _fit_images(
     if channels is None or channels == weights.architecture.channels:
         return weights
     channels = _require_integer("channels", channels, "from 1 to 32")
-    note = describe_adaptation(
-        weights.architecture.channels,
-        channels,
-        channel_weights,
-        "channel_weights",
-    )
-    return fit_channels(weights, channels, channel_weights).add_note(note)
+    return fit_channels(weights, channels, channel_weights, "channel_weights")
 
 
 def _build_preparation(

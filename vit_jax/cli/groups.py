@@ -6,6 +6,7 @@ model.
 
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from vit_jax.cli.options import Group, PositiveShare, UsageError, option, switch
@@ -175,8 +176,7 @@ class ImageFields(Group):
         )
         for problem in (find_band_problem(inputs), find_scale_problem(inputs)):
             if problem is not None:
-                named = problem.replace("config.input.", "--images.")
-                raise UsageError(named.replace("input.", "--images.", 1))
+                raise UsageError(re.sub(r"\b(config\.)?input\.", "--images.", problem))
         return inputs
 
     def collect_options(self) -> dict[str, Any]:
@@ -298,21 +298,21 @@ def _adapt_channels(
     if inputs.standardises_bands and not inputs.channel_mean:
         inputs = _measure_channels(weights, inputs, data, choice)
 
-    from vit_jax.weights.channels import describe_adaptation
     from vit_jax.weights.fit import expect_standardised_channels, set_bands
 
     stored = weights.architecture.channels
-    method = image_fields.channel_weights or "cyclic"
-    if stored != inputs.channels:
-        weights = weights.add_note(
-            describe_adaptation(stored, inputs.channels, method, "--images.channel_weights")
-        )
-    else:
+    if stored == inputs.channels:
         reason = f"on images with the {stored} channels of the weights"
         image_fields.reject_channel_weights(reason)
     if inputs.standardises_bands:
         weights = expect_standardised_channels(weights)
-    return set_bands(weights, inputs.channels, choose_bands(inputs), method)
+    return set_bands(
+        weights,
+        inputs.channels,
+        choose_bands(inputs),
+        method=image_fields.channel_weights or "cyclic",
+        option="--images.channel_weights",
+    )
 
 
 def _measure_channels(

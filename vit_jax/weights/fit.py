@@ -15,7 +15,7 @@ from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.config.architecture_rules import require_valid
 from vit_jax.data.decoding.bands import BandChoice
-from vit_jax.weights.channels import FIRST_KERNELS, adapt_channels
+from vit_jax.weights.channels import FIRST_KERNELS, adapt_channels, describe_adaptation
 from vit_jax.weights.folding import OURS, Normalisation, read_normalisation, unfold
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import COPIED, ArrayStatus
@@ -110,9 +110,9 @@ def fit(
     old_norm = LAST_NORMS.get(source.final_norm)
     new_norm = LAST_NORMS.get(target.final_norm)
     if old_norm != new_norm:
-        steps.append(move_last_norm(parameters, expected, old_norm, new_norm))
+        steps.append(change_last_norm(parameters, expected, old_norm, new_norm))
     if source.pool != target.pool:
-        steps.append(drop_pooling(parameters, expected))
+        steps.append(drop_unexpected(parameters, expected, "pooling/"))
     method = weights.choose_resize_method(position_resize)
     steps.append(change_grid(parameters, source.grid, target.grid, method))
 
@@ -134,11 +134,17 @@ def fit(
     )
 
 
-def fit_channels(weights: Weights, channels: int, method: str) -> Weights:
-    """Return the same network for other channels.
+def fit_channels(weights: Weights, channels: int, method: str, option: str) -> Weights:
+    """Return the same network for other channels, with a note on the change.
 
     It expects pixels from -1 to 1: the preprocessing loses its mean, deviation and bands, which
     belong to the channels of the source.
+
+    Args:
+      weights: weights of another number of channels.
+      channels: number of channels of the images.
+      method: the same as for `adapt_channels`.
+      option: name of the option that chooses the method.
 
     Raises:
       ValueError: the number is not allowed.
@@ -150,7 +156,9 @@ def fit_channels(weights: Weights, channels: int, method: str) -> Weights:
     fitted = fit(weights, target, channel_weights=method)
     changed = weights.replace_network(target, fitted.parameters)
     preprocessing = _drop_fields(weights.preprocessing, "bands", "mean", "std")
-    return dataclasses.replace(changed, preprocessing=preprocessing or None)
+    changed = dataclasses.replace(changed, preprocessing=preprocessing or None)
+    note = describe_adaptation(weights.architecture.channels, channels, method, option)
+    return changed.add_note(note)
 
 
 def expect_standardised_channels(weights: Weights) -> Weights:
@@ -175,6 +183,7 @@ def set_bands(
     channels: int,
     bands: BandChoice | None,
     method: str,
+    option: str,
 ) -> Weights:
     """Return the network for these bands, which its preprocessing states.
 
@@ -182,13 +191,14 @@ def set_bands(
       weights: weights of any number of channels.
       channels: number of channels of the images.
       bands: bands of the images, with their normalisation; None: RGB.
-      method: the same as for `adapt_channels`.
+      method: the same as for `fit_channels`.
+      option: the same.
 
     Raises:
       ValueError: the number is not allowed.
     """
     if channels != weights.architecture.channels:
-        weights = fit_channels(weights, channels, method)
+        weights = fit_channels(weights, channels, method, option)
     preprocessing = _drop_fields(weights.preprocessing, "bands")
     if bands is not None:
         preprocessing["bands"] = dataclasses.asdict(bands)
@@ -216,56 +226,36 @@ def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
 
 def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
     """Begin with a last layer of zeros and this bias; keep a hidden layer that the target has."""
-    changes = {}
-    for name in list_folder(parameters, HEAD):
-        if name not in expected:
-            changes[name] = drop(name, parameters[name])
-
+    changes = drop_unexpected(parameters, expected, HEAD)
     for name in list_folder(expected, LAST_LAYER):
         value = bias if name == HEAD_BIAS else 0.0
         changes[name] = fill(name, expected[name], value, replaces=parameters.get(name))
     return changes
 
 
-# The pooling and the last norm.
+# The last norm.
 
 
-def move_last_norm(
+def change_last_norm(
     parameters: Parameters,
     expected: Shapes,
     old_norm: str | None,
     new_norm: str | None,
 ) -> Changes:
-    """Move the last norm to its place in the target; the folders are None for no such norm."""
-    changes: dict[str, Change] = {}
+    """Move the last norm to its folder in the target. None: there is no norm, so drop or begin it."""
     if new_norm is None:
-        for name in list_folder(parameters, old_norm):
-            changes[name] = drop(name, parameters[name])
-    elif old_norm is None:
-        for name in list_folder(expected, new_norm):
+        assert old_norm is not None, "the norms of both networks differ"
+        return drop_unexpected(parameters, expected, old_norm)
+
+    changes: dict[str, Change] = {}
+    for name in list_folder(expected, new_norm):
+        if old_norm is None:
             value = 1.0 if name.endswith("scale") else 0.0
             changes[name] = fill(name, expected[name], value)
-    else:
-        for name in list_folder(parameters, old_norm):
-            new_name = new_norm + name.removeprefix(old_norm)
-            changes |= move(name, new_name, parameters[name])
+        else:
+            old_name = old_norm + name.removeprefix(new_norm)
+            changes |= move(old_name, name, parameters[old_name])
     return changes
-
-
-def drop_pooling(parameters: Parameters, expected: Shapes) -> Changes:
-    """Drop the parameters of attention pooling, unless the target has them."""
-    changes = {}
-    for name in list_folder(parameters, "pooling/"):
-        if name not in expected:
-            changes[name] = drop(name, parameters[name])
-    return changes
-
-
-def list_folder(names: Iterable[str], folder: str | None) -> list[str]:
-    """Return the names that begin with a folder; none for None."""
-    if folder is None:
-        return []
-    return [name for name in names if name.startswith(folder)]
 
 
 # The positions.
@@ -296,9 +286,23 @@ def change_channels(parameters: Parameters, channels: int, method: str) -> Chang
 # Single changes, and their effect.
 
 
-def drop(name: str, array: np.ndarray) -> Change:
-    """Return the change of a parameter that the target does not have."""
-    return Change(None, ArrayStatus.describe(name, array, "dropped"))
+def list_folder(names: Iterable[str], folder: str) -> list[str]:
+    """Return the names that begin with a folder."""
+    return [name for name in names if name.startswith(folder)]
+
+
+def drop_unexpected(
+    parameters: Parameters,
+    expected: Shapes,
+    folder: str,
+) -> dict[str, Change]:
+    """Drop the parameters of a folder that the target does not have."""
+    changes = {}
+    for name in list_folder(parameters, folder):
+        if name not in expected:
+            status = ArrayStatus.describe(name, parameters[name], "dropped")
+            changes[name] = Change(None, status)
+    return changes
 
 
 def move(name: str, new_name: str, array: np.ndarray) -> dict[str, Change]:
