@@ -152,7 +152,9 @@ NOT_IN_PROGRAM = (
 """Fields of a config that do not change the programs of a run."""
 
 
-def describe_program(config, architecture, num_examples, devices, label_shape=(), teacher=None):
+def describe_program(
+    config, architecture, num_examples, devices, label_shape=(), teacher_weights=None
+):
     """Return a description of the programs of a run, and its lengths. The config names a teacher.
 
     Paths and the periods of evaluation, checkpoints and logs are no part of it.

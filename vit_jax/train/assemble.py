@@ -65,7 +65,7 @@ def assemble(
     objective: Objective | None = None,
     schedule: Schedule | None = None,
     optimizer: optax.GradientTransformation | None = None,
-    teacher: "Weights | None" = None,
+    teacher_weights: "Weights | None" = None,
 ) -> Assembly:
     """Build a run's parts.
 
@@ -82,7 +82,7 @@ def assemble(
       optimizer: in the place of the config's. It includes its learning rate; the reported one is the
         schedule's. `frozen` and `trained` of the config hold. It sees parameters by name and layer
         (`optim.optimizers.adapt_optimizer`).
-      teacher: weights of `config.objective.teacher`, if they have been read.
+      teacher_weights: weights of `config.objective.teacher`, if they have been read.
 
     Raises:
       ValueError: values of the config that do not fit each other, the dataset or the devices.
@@ -92,7 +92,8 @@ def assemble(
     overrides = Overrides(
         network=network, objective=objective, schedule=schedule, optimizer=optimizer
     )
-    teacher_weights = teacher if teacher is not None else read_teacher_weights(config)
+    if teacher_weights is None:
+        teacher_weights = read_teacher_weights(config)
 
     builder = make_state_builder(config, architecture, steps, overrides)
     # From here on nothing is `auto`. The lengths in `steps` do not depend on what is chosen.
@@ -100,8 +101,8 @@ def assemble(
     check_optimizer(config.optimizer, builder)
 
     compiler = make_compiler(config, builder, devices)
-    run_teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
-    run = fit_parts(config, steps, builder, compiler, run_teacher, overrides, label_shape)
+    teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
+    run = fit_parts(config, steps, builder, compiler, teacher, overrides, label_shape)
     earlier = [build_phase(run, phase, overrides) for phase in steps.phases]
     return dataclasses.replace(run, earlier=tuple(earlier))
 

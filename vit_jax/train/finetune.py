@@ -49,13 +49,13 @@ class Trainer:
       architecture: the network, with the layout of all runs.
       fitted: the weights that each run starts with.
       interruption: interruption of the command.
-      teacher: weights of `config.objective.teacher`; None without one.
+      teacher_weights: weights of `config.objective.teacher`; None without one.
     """
 
     architecture: Architecture
     fitted: Fitted
     interruption: Interruption
-    teacher: Weights | None
+    teacher_weights: Weights | None
 
     def train(
         self,
@@ -72,7 +72,7 @@ class Trainer:
             num_examples=len(data.train),
             label_shape=data.train.label_shape,
             devices=jax.devices(),
-            teacher=self.teacher,
+            teacher_weights=self.teacher_weights,
         )
         session = Session(
             run=run,
@@ -129,7 +129,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
                 architecture=run.architecture,
                 fitted=fitted,
                 interruption=interruption,
-                teacher=run.teacher.weights if run.teacher is not None else None,
+                teacher_weights=run.teacher.weights if run.teacher is not None else None,
             )
             chosen = laid_out
             trials = None

@@ -6,7 +6,6 @@ Checkpoints do not hold it. They record its digest, which a resumed run compares
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,24 +53,24 @@ class Teacher:
         return {"name": self.name, "sha256": self.sha256}
 
     @functools.cached_property
-    def leaves(self) -> Leaves:
-        """The parameters by name on the devices of the run."""
-        return {name: self._place(name, leaf) for name, leaf in self.abstract_leaves.items()}
+    def network(self) -> TeacherNetwork:
+        """The network with its parameters on the devices of the run."""
+        placed = pytree.map_with_names(self._place, self.abstract.network)
+        return dataclasses.replace(self.abstract, network=placed)
 
     @property
-    def network(self) -> TeacherNetwork:
-        """The network with its parameters on the devices."""
-        return pytree.from_named_leaves(self.abstract, self.leaves)
+    def leaves(self) -> Leaves:
+        """The parameters on the devices by name."""
+        return pytree.name_leaves(self.network)
 
     @property
     def abstract_leaves(self) -> Leaves:
         """The shapes, dtypes and shardings of the parameters by name."""
         return pytree.name_leaves(self.abstract)
 
-    def _place(self, name: str, leaf: Any) -> jax.Array:
+    def _place(self, name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         """Return a parameter on the devices; each process supplies the shards of its devices."""
-        parameter = self.weights.parameters[name.removeprefix("network/")]
-        array = parameter.astype(leaf.dtype)
+        array = self.weights.parameters[name].astype(leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])
 
     def require_classes(self, class_names: Sequence[str]) -> None:
