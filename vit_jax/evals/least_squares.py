@@ -79,11 +79,11 @@ class LeastSquares:
           ValueError: the matrices would not fit into the memory.
         """
         num_examples, width = feature_ND.shape
-        form = PrimalEquations if num_examples > width else DualEquations
-        _require_memory(form, num_examples, width, num_classes)
+        _require_memory(num_examples, width, num_classes)
 
         self._num_examples_K = np.bincount(label_N, minlength=num_classes)
         self._scaler = Scaler(feature_ND)
+        form = PrimalEquations if num_examples > width else DualEquations
         self._equations = form(self._scaler, feature_ND, label_N, num_classes)
 
     def solve(self, l2: float = L2) -> LinearClassifier:
@@ -140,13 +140,6 @@ class PrimalEquations:
         """Return W, (D, K)."""
         return _solve_penalised(self._matrix_DD, self._target_DK, l2)
 
-    @staticmethod
-    def count_values(num_examples: int, width: int, num_classes: int) -> int:
-        """Return the number of values in memory at the end of `solve`."""
-        del num_examples
-        matrices = 2 * width * width  # X^T X and its penalised copy
-        return matrices + 3 * width * num_classes  # X^T Y, W and the kernel of the classifier
-
 
 class DualEquations:
     """W with N <= D: W = X^T A and (X X^T + l2 I) A = Y - mean(Y), N equations.
@@ -167,13 +160,6 @@ class DualEquations:
         """Return W, (D, K)."""
         a_NK = _solve_penalised(self._matrix_NN, self._target_NK, l2)
         return self._x_ND.T @ a_NK
-
-    @staticmethod
-    def count_values(num_examples: int, width: int, num_classes: int) -> int:
-        """Return the number of values in memory at the end of `solve`."""
-        matrices = 2 * num_examples * num_examples  # X X^T and its penalised copy
-        targets = 2 * num_examples * num_classes  # Y and A
-        return matrices + targets + width * num_classes + num_examples * width  # W and X
 
 
 def build_targets(label_N: np.ndarray, num_classes: int) -> np.ndarray:
@@ -211,18 +197,18 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _require_memory(
-    form: type[PrimalEquations | DualEquations],
-    num_examples: int,
-    width: int,
-    num_classes: int,
-) -> None:
+def _require_memory(num_examples: int, width: int, num_classes: int) -> None:
     """Raise ValueError if the float64 values do not fit into the memory of the machine."""
-    needed = 8 * form.count_values(num_examples, width, num_classes)
+    side = min(num_examples, width)  # the number of equations
+    matrices = 2 * side * side  # one, and its copy with the penalty
+    right_sides = 2 * side * num_classes  # one, and the solution
+    kernel = width * num_classes
+    features = num_examples * width if num_examples <= width else 0  # X of `DualEquations`
+
+    needed = 8 * (matrices + right_sides + kernel + features)
     available = memory_bytes()
     if needed <= available:
         return
-    side = min(num_examples, width)
     raise ValueError(
         f"Least squares with a matrix of {side:,} x {side:,} and {num_classes:,} classes needs "
         f"{needed / 2**30:.1f} GiB, and the machine has {available / 2**30:.1f} GiB. Lower "

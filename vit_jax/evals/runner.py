@@ -158,14 +158,14 @@ class Runner:
 
 def iterate_results(
     open_batches: OpenBatches,
-    step: Callable[[E, Batch], Results | StepResults],
+    step: Callable[[E, Batch], object],
     evaluated: E,
 ) -> Iterator[Any]:
-    """Yield the results of a step (evaluated, batch) for every batch, on the host.
+    """Yield the results of a step (evaluated, batch) for every batch, as NumPy arrays on the host.
 
     They are one batch late, so that the devices do not wait for the host.
     """
-    pending: Results | StepResults | None = None
+    pending: object = None
     with open_batches() as batches:
         for batch in batches:
             results = step(evaluated, batch)
@@ -218,7 +218,7 @@ def iterate_batches(
 
 
 def keep_counted(rows: Rows) -> Rows:
-    """Return the rows of the images that count."""
+    """Return the rows of the images that count; names keep the B of the whole batch."""
     counts_B = rows["mask_B"] > 0
     return {name: value[counts_B] for name, value in rows.items()}
 
@@ -254,15 +254,14 @@ def add_sums(totals: Totals, sums: Mapping[str, np.ndarray]) -> None:
 
 def sum_over(
     open_batches: OpenBatches,
-    step: Callable[[E, Batch], Results | StepResults],
+    step: Callable[[E, Batch], Results],
     evaluated: E,
 ) -> Totals:
-    """Return float64 totals over a split; arguments as for `iterate_results`; {} without batches.
+    """Return float64 totals over a split by name, of a step that returns sums; {} without batches.
 
-    The step returns sums by name, or `StepResults`, whose rows are ignored.
+    Arguments are as for `iterate_results`.
     """
     totals: Totals = {}
-    for results in iterate_results(open_batches, step, evaluated):
-        sums = results.sums if isinstance(results, StepResults) else results
+    for sums in iterate_results(open_batches, step, evaluated):
         add_sums(totals, sums)
     return totals

@@ -1,7 +1,8 @@
 """Evaluators of classification in a run: they measure training states on one split.
 
 An evaluator is any object with a method `run(state)` that yields names and values of metrics. A
-metric of these evaluators is a property of the counts (`ClassCounts`, `LabelCounts`).
+metric of these evaluators is a property of the counts (`ClassCounts`, `LabelCounts`), which
+`RunningMetrics` reads by name.
 """
 
 import dataclasses
