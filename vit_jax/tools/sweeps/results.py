@@ -5,7 +5,7 @@ import pathlib
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.config.directions import require_direction
 from vit_jax.config.evaluation_rules import list_result_names
@@ -30,6 +30,17 @@ _FAMILIES = {"vit": "ViT", "resnet": "ResNet", "hybrid": "hybrid"}
 Row = dict[str, Any]
 
 
+class FinishedRun(NamedTuple):
+    """A run that has ended, and its results (`read_record`)."""
+
+    run: Run
+    record: Row
+
+    def score_best_metric(self) -> float:
+        """Return the metric that selects runs, higher for a better run."""
+        return score(self.record, self.run, self.run.config.checkpoint.best_metric)
+
+
 def get_run_folder(workdir: pathlib.Path, run: Run) -> pathlib.Path:
     """Return the workdir of a run."""
     return workdir / RUNS / run.name
@@ -47,6 +58,7 @@ def require_measures(grid: Grid) -> None:
 
 
 def _require_known_measures(study: Study, run: Run) -> None:
+    """Raise ValueError for a measure that neither evaluations nor the summary will have."""
     known, custom_prefixes = list_result_names(run.config)
     if not study.stops_early:
         known += _SUMMARY_RESULTS
@@ -71,6 +83,7 @@ def _require_directions(grid: Grid, run: Run) -> None:
 
 
 def _require_one_direction(grid: Grid) -> None:
+    """Raise ValueError if a measure is to be high in one run and low in another."""
     for name in grid.study.measures:
         modes = {require_direction(run.config, name).mode for run in grid.runs}
         if len(modes) > 1:
@@ -91,7 +104,6 @@ def read_record(grid: Grid, run: Run, workdir: pathlib.Path) -> Row | None:
     Raises:
       ValueError: a measure is missing.
     """
-    study = grid.study
     folder = get_run_folder(workdir, run)
     summary = read_summary(folder)
     if summary is None or DIVERGED in summary:
@@ -99,23 +111,26 @@ def read_record(grid: Grid, run: Run, workdir: pathlib.Path) -> Row | None:
 
     metric = run.config.checkpoint.best_metric
     results = summary
-    if study.stops_early:
+    if grid.study.stops_early:
         results = _read_best_evaluation(folder, run, metric)
     _require_results(grid, run, results)
 
     record = {}
-    for name in study.measures:
+    for name in grid.study.measures:
         record[name] = results[name]
         if name.endswith("_accuracy"):
-            images = name.removesuffix("accuracy") + "images"
-            record[f"{name}_images"] = summary.get(images, 0)
+            prefix = name.removesuffix("accuracy")
+            record[f"{name}_images"] = summary.get(f"{prefix}images", 0)
     record[metric] = results.get(metric)
-    for name in COSTS:
-        if name in summary:
-            record[name] = summary[name]
+    record |= _select_present(COSTS, summary)
     record["step"] = results.get("step", summary.get("steps"))
     record["folder"] = str(folder.relative_to(workdir))
     return record
+
+
+def _select_present(names: Sequence[str], values: Row) -> Row:
+    """Return the values of those names that have one."""
+    return {name: values[name] for name in names if name in values}
 
 
 def _read_best_evaluation(folder: pathlib.Path, run: Run, metric: str) -> Row:
@@ -133,8 +148,9 @@ def _require_results(grid: Grid, run: Run, results: Mapping[str, Any]) -> None:
     for name, option in options.items():
         if isinstance(results.get(name), int | float):
             continue
-        names = ", ".join(name for name in results if name.endswith(_EVALUATION_RESULTS))
-        raise ValueError(f"{run.name} has no {name} ({option}); it has {names or 'no evaluation'}.")
+        available = [result for result in results if result.endswith(_EVALUATION_RESULTS)]
+        names = ", ".join(available) or "no evaluation"
+        raise ValueError(f"{run.name} has no {name} ({option}); it has {names}.")
 
 
 def score(results: Mapping[str, Any], run: Run, metric: str) -> float:
@@ -172,14 +188,18 @@ def build_rows(
 
     `stopped` has the last value, by name, of each run that is not trained to the end.
     """
+    if stopped is None:
+        stopped = {}
+
     rows = []
     names = list_shown_axes(grid)
     for setting, runs in group_by_setting(grid).items():
         row: Row = dict(zip(names, setting, strict=True))
         if not grid.study.is_sweep:
             row |= _describe_model(runs[0])
-        row |= _summarise_runs(grid, runs, workdir, stopped or {})
+        row |= _summarise_runs(grid, runs, workdir, stopped)
         rows.append(row)
+
     _add_relative_compute(rows)
     return rows
 
@@ -203,9 +223,9 @@ def _summarise_runs(
     stopped: Mapping[str, float],
 ) -> Row:
     """Return the numbers of runs by state, and the results over the seeds."""
-    finished: list[tuple[Run, Row]] = []
-    missing: list[str] = []
-    stopped_values: list[float] = []
+    finished = list[FinishedRun]()
+    missing = list[str]()
+    stopped_values = list[float]()
     num_diverged = 0
     for run in runs:
         record = read_record(grid, run, workdir)
@@ -216,7 +236,7 @@ def _summarise_runs(
         elif DIVERGED in record:
             num_diverged += 1
         else:
-            finished.append((run, record))
+            finished.append(FinishedRun(run, record))
 
     row: Row = {
         "runs": len(runs),
@@ -228,48 +248,56 @@ def _summarise_runs(
         row["stopped_at"] = None
         if all(map(math.isfinite, stopped_values)):
             row["stopped_at"] = statistics.fmean(stopped_values)
-    return row | _combine_seeds(grid, _select_best_of_each_seed(finished))
+
+    selected = _select_best_of_each_seed(finished)
+    if selected:
+        row |= _combine_seeds(grid, selected)
+    return row
 
 
-def _select_best_of_each_seed(finished: Sequence[tuple[Run, Row]]) -> list[tuple[Run, Row]]:
+def _select_best_of_each_seed(finished: Sequence[FinishedRun]) -> list[FinishedRun]:
     """Return, for each seed, the run of the searched axes with the best evaluation."""
-    best: dict[str | None, tuple[Run, Row]] = {}
-    for run, record in finished:
-        metric = run.config.checkpoint.best_metric
-        seed = run.point.get(SEED.name)
-        if seed not in best or score(record, run, metric) > score(best[seed][1], run, metric):
-            best[seed] = (run, record)
+    best: dict[str | None, FinishedRun] = {}
+    for candidate in finished:
+        seed = candidate.run.point.get(SEED.name)
+        if seed not in best or candidate.score_best_metric() > best[seed].score_best_metric():
+            best[seed] = candidate
     return list(best.values())
 
 
-def _combine_seeds(grid: Grid, selected: Sequence[tuple[Run, Row]]) -> Row:
+def _combine_seeds(grid: Grid, selected: Sequence[FinishedRun]) -> Row:
     """Return mean and extremes of each measure, searched values, and costs of the first seed."""
-    if not selected:
-        return {}
-
     row: Row = {}
     for measure in grid.study.measures:
-        values = [record[measure] for _, record in selected]
-        row[measure] = statistics.fmean(values)
-        row[f"{measure}_low"] = min(values)
-        row[f"{measure}_high"] = max(values)
-        num_images = selected[0][1].get(f"{measure}_images", 0)
-        interval = find_interval_of_few(values[0], num_images)
-        if len(values) == 1 and interval is not None:
-            row[f"{measure}_interval"] = interval
-        if grid.study.is_sweep and len(values) > 1:
-            row[f"{measure}_deviation"] = statistics.stdev(values)
+        row |= _combine_measure(measure, selected, is_sweep=grid.study.is_sweep)
 
     for axis in grid.axes:
         if axis.is_searched:
-            best_values = dict.fromkeys(run.point[axis.name] for run, _ in selected)
+            best_values = dict.fromkeys(one.run.point[axis.name] for one in selected)
             row[axis.name] = " / ".join(best_values)
 
-    _, first_record = selected[0]
-    for name in (*COSTS, "step"):
-        if name in first_record:
-            row[name] = first_record[name]
-    row["folders"] = [record["folder"] for _, record in selected]
+    row |= _select_present((*COSTS, "step"), selected[0].record)
+    row["folders"] = [one.record["folder"] for one in selected]
+    return row
+
+
+def _combine_measure(measure: str, selected: Sequence[FinishedRun], *, is_sweep: bool) -> Row:
+    """Return mean, extremes and spread of a measure over seeds; of one seed its interval."""
+    values = [one.record[measure] for one in selected]
+    row: Row = {
+        measure: statistics.fmean(values),
+        f"{measure}_low": min(values),
+        f"{measure}_high": max(values),
+    }
+    if len(values) > 1:
+        if is_sweep:
+            row[f"{measure}_deviation"] = statistics.stdev(values)
+        return row
+
+    num_images = selected[0].record.get(f"{measure}_images", 0)
+    interval = find_interval_of_few(values[0], num_images)
+    if interval is not None:
+        row[f"{measure}_interval"] = interval
     return row
 
 
@@ -308,6 +336,5 @@ def build_command(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
     if folder.is_relative_to(working_directory):
         folder = folder.relative_to(working_directory)
     verb = "finetune" if grid.is_finetuning else "pretrain"
-    return shlex.join(
-        ["vit-jax", verb, f"--config={run.recipe}", *overrides, f"--workdir={folder}"]
-    )
+    words = ["vit-jax", verb, f"--config={run.recipe}", *overrides, f"--workdir={folder}"]
+    return shlex.join(words)
