@@ -1,6 +1,7 @@
-"""The figures of a model with the numbers that they show, and the reasons why a network lacks one.
+"""The figures of a model with the numbers that they show.
 
-Arithmetic is in `attention_maps`, `components`, `grad_cam` and `reconstructions`.
+Arithmetic is in `attention_maps`, `components`, `grad_cam` and `reconstructions`; `missing` has the
+reasons why a network lacks a figure.
 """
 
 import io
@@ -17,7 +18,7 @@ from vit_jax.api import Model
 from vit_jax.arrays import ModelOutput
 from vit_jax.config import Architecture
 from vit_jax.config.sizes import resnet_downsampling
-from vit_jax.tools.figures import attention_maps, sheets
+from vit_jax.tools.figures import attention_maps, missing, sheets
 from vit_jax.tools.figures.components import cosine_similarities, principal_components
 from vit_jax.tools.figures.drawing import BLUE, GREY, new_figure, shorten, to_bytes
 from vit_jax.tools.figures.grad_cam import class_activations
@@ -47,7 +48,10 @@ class Figure(NamedTuple):
         numbers = io.BytesIO()
         arrays = dict[str, Any](self.data)
         np.savez_compressed(numbers, **arrays)
-        return {path.with_suffix(".png"): self.png, path.with_suffix(".npz"): numbers.getvalue()}
+        return {
+            path.with_suffix(".png"): self.png,
+            path.with_suffix(".npz"): numbers.getvalue(),
+        }
 
 
 def draw_filters(model: Model, view: View) -> Figure:
@@ -57,25 +61,31 @@ def draw_filters(model: Model, view: View) -> Figure:
     module = cast(Any, model.module)
     if a.has_resnet:
         root = module.stem.root if a.has_transformer else module.body.root
-        filters = np.moveaxis(np.asarray(root.conv.kernel[...]), -1, 0)
+        kernel_HWCN = np.asarray(root.conv.kernel[...])
+        filters = np.moveaxis(kernel_HWCN, -1, 0)
         data = {"filters": filters}
         title = f"{len(filters)} kernels of the root of {a.name}"
     else:
         kernel_HWCD = np.asarray(module.embedding.kernel[...])
-        components = principal_components(kernel_HWCD.reshape(-1, a.width).T, NUM_FILTERS)
+        weights_DV = kernel_HWCD.reshape(-1, a.width).T
+        components = principal_components(weights_DV, NUM_FILTERS)
         filters = components.component_KV.reshape(-1, *kernel_HWCD.shape[:3])
         data = {"filters": filters, "explained": components.explained_K}
         title = (
             f"{len(filters)} principal components of the embedding filters of {a.name} "
             f"({components.explained_K.sum():.0%} of the variance of {a.width})"
         )
+    return Figure(sheets.draw_sheet([[_join_kernels(filters)]], title), data)
 
-    times = max(1, KERNEL_PIXELS // filters.shape[1])
-    scaled = np.stack([sheets.scale_to_full_range(kernel) for kernel in filters])
-    scaled = sheets.select_colours(scaled)
-    tiles = scaled.repeat(times, axis=1).repeat(times, axis=2)
-    image = sheets.join_tiles(sheets.arrange_in_rows(tiles, 1.0), 1.0, gap=3)
-    return Figure(sheets.draw_sheet([[image]], title), data)
+
+def _join_kernels(kernel_NHWC: np.ndarray) -> np.ndarray:
+    """Return kernels in rows as one image, each from its smallest to its largest number."""
+    scaled = [sheets.scale_to_full_range(kernel) for kernel in kernel_NHWC]
+    colours = sheets.select_colours(np.stack(scaled))
+    times = max(1, KERNEL_PIXELS // kernel_NHWC.shape[1])
+    tiles = colours.repeat(times, axis=1).repeat(times, axis=2)
+    rows = sheets.arrange_in_rows(tiles, 1.0)
+    return sheets.join_tiles(rows, 1.0, gap=3)
 
 
 def draw_positions(model: Model, view: View) -> Figure:
@@ -84,14 +94,15 @@ def draw_positions(model: Model, view: View) -> Figure:
     a = model.architecture
     rows, columns = a.grid
     tables = []
-    for table_SD in position_tables(model):
+    for table_SD in missing.position_tables(model):
         similarity_NN = cosine_similarities(table_SD[-rows * columns :])
         tables.append(similarity_NN.reshape(rows, columns, rows, columns))
 
     layers = spread(len(tables), MOST_TABLES)
     width = MOST_INCHES if len(layers) > 1 else 6.0
+    panel_width = (width - 1.6) / len(layers)
     side_ratio = min(max(rows / columns, 0.3), 3)
-    figure = new_figure(width, (width - 1.6) / len(layers) * side_ratio + 0.9)
+    figure = new_figure(width, panel_width * side_ratio + 0.9)
     all_axes = figure.subplots(1, len(layers), squeeze=False)[0]
     for axes, layer in zip(all_axes, layers, strict=True):
         image = _draw_similarities(axes, tables[layer], MOST_TICKS // len(layers))
@@ -141,10 +152,10 @@ def draw_distance(model: Model, view: View) -> Figure:
     distance_LT = statistics["distance_pixels"].astype(np.float64).mean(axis=0)
     entropy_LT = statistics["entropy_nats"].astype(np.float64).mean(axis=0)
 
-    num_tokens = a.sequence_length
+    # Uniform attention, for comparison. The class token has a distance of 0.
     sum_of_distances = float(attention_maps.token_distances(a.grid, cell).sum())
-    uniform_distance = sum_of_distances / math.prod(a.grid) / num_tokens
-    uniform_entropy = math.log(num_tokens)
+    uniform_distance = sum_of_distances / math.prod(a.grid) / a.sequence_length
+    uniform_entropy = math.log(a.sequence_length)
 
     figure = new_figure(7.5, 3.6)
     title = f"{a.name}, {a.num_heads} heads in each layer, {len(view.all_images)} images"
@@ -221,18 +232,22 @@ def draw_heads(model: Model, view: View) -> Figure:
     images = view.shown_images
     attention = attention_maps.reduce_attention(model, images, reduce)["attention"]
     maps = attention.reshape(len(images), -1, *a.grid)
+
     head_names = [f"layer {layer}, head {head}" for layer, head in selected]
+    class_names = _write_captions(model, images)
     cells = []
     captions = []
-    pixels = view.shown_pixels
-    for image, head_maps, caption in zip(pixels, maps, _write_captions(model, images), strict=True):
+    for image, head_maps, class_name in zip(view.shown_pixels, maps, class_names, strict=True):
         cells.append([image, *head_maps])
-        captions.append([caption or "image", *head_names])
+        captions.append([class_name or "image", *head_names])
+
     title = f"attention in {a.name}{_describe_queries(a)}, bright: most"
-    png = sheets.draw_sheet(cells, title, captions=captions)
-    return Figure(
-        png, {"attention": maps, "heads": np.array(selected), "names": _list_shown_names(view)}
-    )
+    numbers = {
+        "attention": maps,
+        "heads": np.array(selected),
+        "names": _list_shown_names(view),
+    }
+    return Figure(sheets.draw_sheet(cells, title, captions=captions), numbers)
 
 
 def draw_gradcam(model: Model, view: View) -> Figure:
@@ -259,12 +274,14 @@ def draw_similar(model: Model, view: View) -> Figure:
     order = np.argsort(-similarity[queries], axis=1, kind="stable")
     nearest = order[:, :num_neighbours]
     cosines = np.take_along_axis(similarity[queries], nearest, axis=1)
+
     cells = []
     captions = []
     pixels = sheets.to_pixels(images)
     for query, neighbours, row in zip(queries, nearest, cosines, strict=True):
         cells.append([pixels[query], *pixels[neighbours]])
-        captions.append(["image", *(f"{cosine:.3f}" for cosine in row)])
+        texts = [f"{cosine:.3f}" for cosine in row]
+        captions.append(["image", *texts])
 
     title = (
         f"the most similar of {len(images)} images by the cosine of their features "
@@ -294,12 +311,14 @@ def draw_pca(model: Model, view: View) -> Figure:
 
     # The components are the same for all images, so that colours are comparable.
     components = principal_components(np.concatenate(sampled_tokens), 3)
-    values = components.project(np.stack(shown_tokens)).reshape(len(shown_tokens), *a.grid, -1)
+    projected = components.project(np.stack(shown_tokens))
+    values = projected.reshape(len(shown_tokens), *a.grid, -1)
+
     low, high = np.percentile(values, (1, 99), axis=(0, 1, 2))
+    span = np.where(high > low, high - low, 1)
     num_components = values.shape[-1]
     colours = np.zeros((*values.shape[:3], 3))
-    scaled = (values - low) / np.where(high > low, high - low, 1)
-    colours[..., :num_components] = np.clip(scaled, 0, 1)
+    colours[..., :num_components] = np.clip((values - low) / span, 0, 1)
 
     title = (
         f"features of the patches of {a.name} in red, green and blue: "
@@ -344,7 +363,7 @@ def select_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tupl
       ValueError: the network does not have a head.
     """
     a = model.architecture
-    num_layers = _attention_shape(model)[0]
+    num_layers, *_ = missing.find_attention_shape(model)
     for layer, head in heads:
         if not (1 <= layer <= num_layers and 1 <= head <= a.num_heads):
             raise ValueError(
@@ -353,26 +372,8 @@ def select_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tupl
             )
     if heads:
         return heads
-    return tuple((num_layers, head + 1) for head in range(min(a.num_heads, MOST_HEADS)))
-
-
-def position_tables(model: Model) -> np.ndarray:
-    """Return position embeddings of the network (1, S, D), or of each block (L, S, D).
-
-    The array is empty, (0, S, D), for a network without them.
-    """
-    a = model.architecture
-    module = cast(Any, model.module)
-    tables: Any = np.zeros((0, 0, 0))
-    if callable(getattr(module, "positions", None)):
-        tables = np.asarray(module.positions())
-    else:
-        block_positions = getattr(module.encoder.blocks, "positions", None)
-        if block_positions is not None:
-            tables = np.asarray(jax.vmap(lambda positions: positions()[0])(block_positions))
-    if tables.shape[1:] == (a.sequence_length, a.width) and tables.any():
-        return tables
-    return np.zeros((0, a.sequence_length, a.width))
+    num_shown = min(a.num_heads, MOST_HEADS)
+    return tuple((num_layers, head) for head in range(1, num_shown + 1))
 
 
 def _describe_queries(a: Architecture) -> str:
@@ -385,7 +386,8 @@ def _compute_rows(model: Model, images_NHWC: np.ndarray, field: str) -> Iterator
     """Yield an output of the network for each image; raise ValueError if one is not finite."""
     for index, row in enumerate(model.stream(images_NHWC, field)):
         assert isinstance(row, np.ndarray), "prepared images are readable"
-        yield require_finite_rows(model, row[None], index)[0]
+        require_finite_rows(model, row[None], index)
+        yield row
 
 
 def _write_captions(model: Model, images_NHWC: np.ndarray) -> list[str]:
@@ -437,91 +439,16 @@ def _draw_over_images(
     return Figure(png, {name: maps, "names": _list_shown_names(view)})
 
 
-# Each function returns the reason why a network lacks a figure, or None if it has the figure.
-
-
-def _explain_custom(model: Model) -> str | None:
-    network = model.architecture.network
-    if network is None:
-        return None
-    return f"{network} is a custom network"
-
-
-def _explain_positions(model: Model) -> str | None:
-    a = model.architecture
-    if not a.has_transformer:
-        return f"{a.name} has no transformer, and no positions"
-    if a.network is not None:
-        return _explain_custom(model)
-    if len(position_tables(model)) > 0:
-        return None
-    return f"{a.position_embedding} positions add no row to each token"
-
-
-def _explain_attention(model: Model) -> str | None:
-    a = model.architecture
-    if not a.has_transformer:
-        return f"{a.name} has no attention"
-    num_layers, *shape = _attention_shape(model)
-    if num_layers and shape == [1, a.num_heads, a.sequence_length, a.sequence_length]:
-        return None
-    name = a.block or a.network or a.name
-    return f"{name} does not give the weights of every block, head and token"
-
-
-def _explain_map(model: Model) -> str | None:
-    a = model.architecture
-    if not a.has_resnet:
-        return f"{a.name} has no ResNet"
-    if not a.num_classes:
-        return "the weights have no classes"
-    if math.prod(a.map_size) == 1:
-        height, width = a.image_size
-        return f"the last map of {a.name} is one cell for an image of {height}x{width}"
-    return _explain_custom(model)
-
-
-def _explain_features(model: Model) -> str | None:
-    if _output_shape(model, "features_BD"):
-        return None
-    return "the network returns no features"
-
-
-def _explain_tokens(model: Model) -> str | None:
-    num_patches = math.prod(model.architecture.grid)
-    shape = _output_shape(model, "tokens_BND") or ()
-    if shape[:2] == (1, num_patches):
-        return None
-    return "the network returns no features of patches"
-
-
-def _explain_prediction(model: Model) -> str | None:
-    a = model.architecture
-    if a.patch_outputs:
-        return _explain_custom(model)
-    return (
-        f"{a.name} predicts no patches; "
-        "a run with config.objective.kind=masked_patch trains one that does"
-    )
-
-
-def _attention_shape(model: Model) -> tuple[int, ...]:
-    """Return the shape of the attention weights of one image; (0,) without any."""
-    return _output_shape(model, "attention_LBTQS", "attention") or (0,)
-
-
-def _output_shape(model: Model, field: str, *intermediates: str) -> tuple[int, ...] | None:
-    """Return the shape of an output for one image without computing it; None if there is none."""
-    dtype = jnp.uint8 if model.transform is None else model.transform.dtype
-    image = jax.ShapeDtypeStruct((1, *model.architecture.image_shape), dtype)
-    try:
-        output = jax.eval_shape(lambda images: model(images, intermediates=intermediates), image)
-    except (TypeError, ValueError):
-        return None
-    return getattr(getattr(output, field, None), "shape", None)
-
-
 class _Kind(NamedTuple):
+    """A figure of a network.
+
+    Attributes:
+      draw: draws it.
+      explain_missing: returns the reason why a network lacks it, or None.
+      needs_images: False for a figure of the weights alone.
+      least_images: least number of images.
+    """
+
     draw: Callable[[Model, View], Figure]
     explain_missing: Callable[[Model], str | None]
     needs_images: bool = True
@@ -529,15 +456,15 @@ class _Kind(NamedTuple):
 
 
 KINDS: Mapping[str, _Kind] = {
-    "filters": _Kind(draw_filters, _explain_custom, needs_images=False),
-    "positions": _Kind(draw_positions, _explain_positions, needs_images=False),
-    "distance": _Kind(draw_distance, _explain_attention),
-    "rollout": _Kind(draw_rollout, _explain_attention),
-    "heads": _Kind(draw_heads, _explain_attention),
-    "gradcam": _Kind(draw_gradcam, _explain_map),
-    "similar": _Kind(draw_similar, _explain_features, least_images=2),
-    "pca": _Kind(draw_pca, _explain_tokens),
-    "reconstructions": _Kind(draw_reconstructions, _explain_prediction),
+    "filters": _Kind(draw_filters, missing.explain_custom, needs_images=False),
+    "positions": _Kind(draw_positions, missing.explain_positions, needs_images=False),
+    "distance": _Kind(draw_distance, missing.explain_attention),
+    "rollout": _Kind(draw_rollout, missing.explain_attention),
+    "heads": _Kind(draw_heads, missing.explain_attention),
+    "gradcam": _Kind(draw_gradcam, missing.explain_map),
+    "similar": _Kind(draw_similar, missing.explain_features, least_images=2),
+    "pca": _Kind(draw_pca, missing.explain_tokens),
+    "reconstructions": _Kind(draw_reconstructions, missing.explain_prediction),
 }
 
 
