@@ -9,8 +9,9 @@ Legend: B batch, S sequence length, T heads, E = T h of all heads, H W height an
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,12 +54,17 @@ _REMEDY = (
 Function = Callable[..., jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Errors:
-    """The errors of one case, such as 197 tokens in bfloat16."""
+class Case(NamedTuple):
+    """A dtype, and the sizes of the inputs in words, such as 197 tokens in bfloat16."""
 
-    dtype: str
-    case: str
+    dtype: ComputeDtype
+    sizes: str
+
+
+class Errors(NamedTuple):
+    """The largest relative errors of one case."""
+
+    case: Case
     values: float
     gradients: float
 
@@ -80,22 +86,21 @@ def check_attention(form: AttentionForm, num_heads: int) -> Finding:
     errors = list[Errors]()
     cases_of_form = dict[str, list[str]]()
     notes = list[str]()
-    for dtype in TOLERANCES[platform]:
-        for length in LENGTHS:
-            try:
-                used_form = _choose_form(form, mesh, length, num_heads, dtype)
-            except ValueError as error:
-                _, _, reason = str(error).partition(": ")
-                notes.append(f"{dtype} {length}: {reason}")
-                continue
-            cases_of_form.setdefault(used_form, []).append(f"{dtype} {length}")
-            shape = (2 * mesh.size, length, width)
-            operands = [rng.normal(size=shape) for _ in range(3)]
-            operands.append(bias_3E)
-            compute = functools.partial(_attend, used_form, num_heads)
-            errors.append(
-                _measure_errors(dtype, str(length), compute, compute_plainly, operands, mesh)
-            )
+    for dtype, length in itertools.product(TOLERANCES[platform], LENGTHS):
+        case = Case(dtype, str(length))
+        try:
+            used_form = _choose_form(form, mesh, length, num_heads, dtype)
+        except ValueError as error:
+            _, _, reason = str(error).partition(": ")
+            notes.append(f"{dtype} {length}: {reason}")
+            continue
+
+        cases_of_form.setdefault(used_form, []).append(f"{dtype} {length}")
+        shape = (2 * mesh.size, length, width)
+        queries, keys, values = (rng.normal(size=shape) for _ in range(3))
+        operands = [queries, keys, values, bias_3E]
+        compute = functools.partial(_attend, used_form, num_heads)
+        errors.append(_measure_errors(case, compute, compute_plainly, operands, mesh))
 
     if form == "auto":
         notes += _describe_forms(cases_of_form)
@@ -155,18 +160,19 @@ def _check_norm(
         return _normalise(build(dtype), *operands)
 
     def compute_plainly(*operands: jax.Array) -> jax.Array:
-        return _normalise(build_plain(use_fast_variance=False, rngs=nnx.Rngs(0)), *operands)
+        norm = build_plain(use_fast_variance=False, rngs=nnx.Rngs(0))
+        return _normalise(norm, *operands)
 
-    for dtype in TOLERANCES[platform]:
-        for case, shape in shapes.items():
-            x = 1.0 + rng.normal(size=(2 * mesh.size, *shape))
-            scale = 1.0 + rng.normal(size=shape[-1:])
-            bias = rng.normal(size=shape[-1:])
-            compute_dtype = functools.partial(compute, dtype)
-            operands = [x, scale, bias]
-            errors.append(
-                _measure_errors(dtype, case, compute_dtype, compute_plainly, operands, mesh)
-            )
+    for dtype, sizes in itertools.product(TOLERANCES[platform], shapes):
+        shape = shapes[sizes]
+        x = 1.0 + rng.normal(size=(2 * mesh.size, *shape))
+        scale = 1.0 + rng.normal(size=shape[-1:])
+        bias = rng.normal(size=shape[-1:])
+        compute_in_dtype = functools.partial(compute, dtype)
+        case = Case(dtype, sizes)
+        errors.append(
+            _measure_errors(case, compute_in_dtype, compute_plainly, [x, scale, bias], mesh)
+        )
     return _build_finding(errors, [], platform, "another JAX")
 
 
@@ -188,28 +194,30 @@ def _build_finding(
     """Return the finding of a part of the network; `alternative` is for users whose part is wrong."""
     if not errors:
         return Finding(f"not available: {'; '.join(notes)}")
+
     lines = ["errors of values and gradients"]
     figures = dict[str, float]()
     is_good = True
     for dtype, tolerance in TOLERANCES[platform].items():
         texts = []
-        for case in errors:
+        for case, values, gradients in errors:
             if case.dtype != dtype:
                 continue
-            texts.append(f"{case.case} {case.values:.0e} {case.gradients:.0e}")
-            figures[f"{dtype}_{case.case}_values"] = case.values
-            figures[f"{dtype}_{case.case}_gradients"] = case.gradients
+            texts.append(f"{case.sizes} {values:.0e} {gradients:.0e}")
+            figures[f"{dtype}_{case.sizes}_values"] = values
+            figures[f"{dtype}_{case.sizes}_gradients"] = gradients
             # Errors that are NaN are not good.
-            is_good &= case.values <= tolerance and case.gradients <= tolerance
+            if not (values <= tolerance and gradients <= tolerance):
+                is_good = False
         if texts:
             lines.append(f"{dtype} (at most {tolerance:.0e}) {', '.join(texts)}")
+
     remedy = "" if is_good else _REMEDY.format(alternative)
     return Finding("; ".join([*lines, *notes]), remedy, figures)
 
 
 def _measure_errors(
-    dtype: str,
-    case: str,
+    case: Case,
     compute: Function,
     compute_plainly: Function,
     operands: Sequence[np.ndarray],
@@ -219,25 +227,32 @@ def _measure_errors(
 
     Operands of one dimension are parameters, which training keeps in float32.
     """
-    inputs = [x.astype(np.float32 if x.ndim == 1 else jnp.dtype(dtype)) for x in operands]
-    weight = np.random.default_rng(1).normal(size=operands[0].shape).astype(np.float32)
+    inputs = []
+    for operand in operands:
+        dtype = np.float32 if operand.ndim == 1 else jnp.dtype(case.dtype)
+        inputs.append(operand.astype(dtype))
+    rng = np.random.default_rng(1)
+    weight = rng.normal(size=operands[0].shape).astype(np.float32)
+
     on_devices = [jax.device_put(x, choose_sharding(x, mesh)) for x in (*inputs, weight)]
     results = jit_with_gradients(compute, mesh)(*on_devices)
 
     with jax.default_device(_find_host()), jax.default_matmul_precision("highest"):
-        reference = jax.jit(functools.partial(_compute_with_gradients, compute_plainly))
-        expected = reference(*(x.astype(np.float32) for x in inputs), weight)
+        compute_reference = functools.partial(_compute_with_gradients, compute_plainly)
+        exact_inputs = [x.astype(np.float32) for x in inputs]
+        expected = jax.jit(compute_reference)(*exact_inputs, weight)
 
-    errors = [_relative_error(*pair) for pair in zip(results, expected, strict=True)]
-    return Errors(dtype, case, values=errors[0], gradients=float(np.max(errors[1:])))
+    value_error, *gradient_errors = map(_measure_relative_error, results, expected)
+    return Errors(case, value_error, float(np.max(gradient_errors)))
 
 
-def jit_with_gradients(compute: Function, mesh: Mesh) -> Any:
+def jit_with_gradients(compute: Function, mesh: Mesh) -> jax.stages.Wrapped:
     """Return the jitted function from operands and weight to values and gradients."""
-    return jax.jit(trace_for(Placement(mesh))(functools.partial(_compute_with_gradients, compute)))
+    compute_all = functools.partial(_compute_with_gradients, compute)
+    return jax.jit(trace_for(Placement(mesh))(compute_all))
 
 
-def choose_sharding(operand: Any, mesh: Mesh) -> NamedSharding:
+def choose_sharding(operand: np.ndarray | jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
     """Return the sharding of an operand: images are split over the devices, parameters are on all."""
     return batch_sharding(mesh) if operand.ndim > 2 else replicate(mesh)
 
@@ -255,10 +270,12 @@ def _compute_with_gradients(function: Function, *operands: jax.Array) -> list[ja
     return [values, *gradients]
 
 
-def _relative_error(result: jax.Array, expected: jax.Array) -> float:
+def _measure_relative_error(result: jax.Array, expected: jax.Array) -> float:
+    """Return the largest difference, divided by the largest number of the reference."""
     computed = np.asarray(result).astype(np.float64)
     reference = np.asarray(expected).astype(np.float64)
-    return float(np.abs(computed - reference).max() / np.abs(reference).max())
+    largest_error = np.abs(computed - reference).max()
+    return float(largest_error / np.abs(reference).max())
 
 
 def _build_local_mesh() -> Mesh:
@@ -293,6 +310,7 @@ def _attend_plainly(num_heads: int, *operands: jax.Array) -> jax.Array:
     *tokens_BSE, bias_3E = operands
     operands_BSTh = []
     for tokens, bias in zip(tokens_BSE, bias_3E, strict=True):
-        operands_BSTh.append((tokens + bias).reshape(*tokens.shape[:2], num_heads, -1))
+        batch, length, _ = tokens.shape
+        operands_BSTh.append((tokens + bias).reshape(batch, length, num_heads, -1))
     attended = jax.nn.dot_product_attention(*operands_BSTh, implementation="xla")
     return attended.reshape(operands[0].shape)

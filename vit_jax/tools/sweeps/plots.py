@@ -1,8 +1,9 @@
 """The plot of a study: each measure over an axis, with a colour for each series."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.tools.figures import drawing
 from vit_jax.tools.sweeps.catalogue import TABLE_6
@@ -22,14 +23,24 @@ _LABELS = {"images_per_second": "images per second", "largest_batch": "largest b
 _WIDTH = 6.4
 _HEIGHT = 4.2  # inches of a panel
 _SERIES_SPACING = 0.15  # on an axis of words, where series stand side by side
-# Sides of a label at a point: offset in typographic points, alignment of the text
+
+
+class _Side(NamedTuple):
+    """A side of a point for its label: offset in typographic points, alignment of the text."""
+
+    x: int
+    y: int
+    horizontal: str
+    vertical: str
+
+
 _SIDES = (
-    (-5, 4, "right", "bottom"),
-    (5, -4, "left", "top"),
-    (-5, -4, "right", "top"),
-    (5, 4, "left", "bottom"),
-    (0, 7, "center", "bottom"),
-    (0, -7, "center", "top"),
+    _Side(-5, 4, "right", "bottom"),
+    _Side(5, -4, "left", "top"),
+    _Side(-5, -4, "right", "top"),
+    _Side(5, 4, "left", "bottom"),
+    _Side(0, 7, "center", "bottom"),
+    _Side(0, -7, "center", "top"),
 )
 _PAPER_FAMILIES = {"ViT": "ViT.*", "ResNet": "R[^+]*", "hybrid": r".*\+.*"}  # patterns of names
 _PAPER_TITLE = "ViT, Table 6: JFT-300M, then ImageNet"
@@ -55,8 +66,11 @@ def draw(study: Study, rows: Sequence[Row], *, title: str, with_paper: bool = Fa
         _draw_paper_panel(all_axes[-1])
     elif with_paper:
         _draw_paper_points(all_axes[0], f" ({_PAPER_TITLE})")
+
+    short_title = drawing.shorten(title, 60)
     for axes, measure in zip(all_axes, study.measures, strict=False):
-        _Panel(axes, study.plot, shown, measure).draw(drawing.shorten(title, 60))
+        panel = _Panel(axes, study.plot, shown, measure)
+        panel.draw(short_title)
     _place_labels(figure)
     return figure
 
@@ -112,15 +126,17 @@ class _Panel:
         return 100 * value if self.is_accuracy else value
 
     def get_point(self, row: Row) -> tuple[float, float]:
+        """Return the point of a row as it is drawn."""
         return self.get_x(row), self.scale(row[self.measure])
 
     def _draw_all_series(self) -> None:
         """Draw each series; on an axis of words, series stand side by side."""
         series = group_series(self.plot, self.rows)
+        middle = (len(series) - 1) / 2
         for number, (name, members) in enumerate(series.items()):
             shift = 0.0
             if not self.plot.is_log:
-                shift = _SERIES_SPACING * (number - (len(series) - 1) / 2)
+                shift = _SERIES_SPACING * (number - middle)
             self._draw_series(number, name, members, shift)
 
     def _draw_series(self, number: int, name: str, rows: Sequence[Row], shift: float) -> None:
@@ -131,12 +147,14 @@ class _Panel:
         above = []
         for row in rows:
             mean = row[self.measure]
+            low = row[f"{self.measure}_low"]
+            high = row[f"{self.measure}_high"]
             x.append(self.get_x(row) + shift)
             means.append(self.scale(mean))
-            below.append(self.scale(mean - row[f"{self.measure}_low"]))
-            above.append(self.scale(row[f"{self.measure}_high"] - mean))
+            below.append(self.scale(mean - low))
+            above.append(self.scale(high - mean))
 
-        seeds_differ = any((*below, *above))
+        seeds_differ = any(below) or any(above)
         has_line = self.plot.is_log and not self.plot.has_front
         self.axes.errorbar(
             x,
@@ -159,8 +177,9 @@ class _Panel:
 
     def _set_log_scales(self) -> None:
         """Set logarithmic scales, except for accuracies."""
+        values = {self.get_x(row) for row in self.rows}
         self.axes.set_xscale("log")
-        _set_log_ticks(self.axes, sorted(set(map(self.get_x, self.rows))))
+        _set_log_ticks(self.axes, sorted(values))
         if not self.is_accuracy:
             self.axes.set_yscale("log")
 
@@ -169,19 +188,24 @@ class _Panel:
         bases = [row for row in self.rows if row.get("shape") == "base"]
         if not bases:
             return
+
+        least = FAILED * bases[0][self.measure]
         for row in self.rows:
-            factor = str(row["shape"]).partition(":")[2]
+            _, _, factor = str(row["shape"]).partition(":")
             label = f"×{factor}" if factor else "base"
-            if self.is_accuracy and row[self.measure] < FAILED * bases[0][self.measure]:
+            if self.is_accuracy and row[self.measure] < least:
                 label = f"×{factor}, did not learn"
             _write_label(self.axes, label, self.get_point(row))
 
     def _draw_front(self) -> None:
         """Draw the Pareto front with the names of the models on it."""
+        points = []
         names = []
         for row in self.rows:
-            names.append(drawing.shorten(format_model(str(row.get("model", ""))), 24))
-        _draw_front(self.axes, list(map(self.get_point, self.rows)), names)
+            model = str(row.get("model", ""))
+            points.append(self.get_point(row))
+            names.append(drawing.shorten(format_model(model), 24))
+        _draw_front(self.axes, points, names)
 
     def _label_measure(self) -> str:
         """Return the label of the y axis, with its unit."""
@@ -221,12 +245,15 @@ def _set_log_ticks(axes: "Axes", values: Sequence[float]) -> None:
     """
     if not values:
         return
-    is_long = values[-1] >= 100 * values[0]
+    lowest = values[0]
+    highest = values[-1]
+    is_long = highest >= 100 * lowest
     has_many = len(values) > _MOST_TICKS
-    if is_long and (has_many or values[0] < 1e-5):
+    if is_long and (has_many or lowest < 1e-5):
         return
+
     if has_many or not all(map(_is_short, values)):
-        values = _list_round_numbers(0.8 * values[0], 1.2 * values[-1])
+        values = _list_round_numbers(0.8 * lowest, 1.2 * highest)
     axes.set_xticks(values, [f"{value:,g}" for value in values])
     axes.minorticks_off()
 
@@ -252,14 +279,17 @@ def format_model(value: str) -> str:
 
     "ViT-B/32,model.width=64" becomes "ViT-B/32 width=64".
     """
-    return " ".join(part.removeprefix("model.") for part in value.split(","))
+    parts = [part.removeprefix("model.") for part in value.split(",")]
+    return " ".join(parts)
 
 
 def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points (cost, accuracy) that no cheaper or equally cheap point beats, by cost."""
-    front: list[tuple[float, float]] = []
+    front = list[tuple[float, float]]()
+    best_accuracy = -math.inf
     for cost, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not front or accuracy > front[-1][1]:
+        if accuracy > best_accuracy:
+            best_accuracy = accuracy
             front.append((cost, accuracy))
     return front
 
@@ -279,7 +309,8 @@ def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]], names: Sequ
             zorder=0,
         )
     for point in front:
-        _write_label(axes, names[points.index(point)], point)
+        name = names[points.index(point)]
+        _write_label(axes, name, point)
     axes.margins(x=0.2, y=0.1)
 
 
@@ -314,6 +345,7 @@ def _place_labels(figure: "Figure") -> None:
         for label in labels:
             x, y = axes.transData.transform(label.xy)
             occupied.append(Bbox.from_bounds(x - 4, y - 4, 8, 8))
+
         legend = axes.get_legend()
         if legend:
             occupied.append(legend.get_window_extent(renderer))
@@ -333,17 +365,21 @@ def _place_label(
     for side in _SIDES:
         _set_side(label, side)
         box = label.get_window_extent(renderer)
+        num_overlaps = sum(map(box.overlaps, occupied))
         is_inside = panel.contains(*box.min) and panel.contains(*box.max)
+        if not is_inside:
+            num_overlaps += 1
         boxes.append(box)
-        overlaps.append(sum(map(box.overlaps, occupied)) + (not is_inside))
+        overlaps.append(num_overlaps)
+
     best = overlaps.index(min(overlaps))
     _set_side(label, _SIDES[best])
     return boxes[best]
 
 
-def _set_side(label: "Annotation", side: tuple[int, int, str, str]) -> None:
-    x, y, horizontal, vertical = side
-    label.set(position=(x, y), ha=horizontal, va=vertical)
+def _set_side(label: "Annotation", side: _Side) -> None:
+    """Move a label to a side of its point."""
+    label.set(position=(side.x, side.y), ha=side.horizontal, va=side.vertical)
 
 
 def _draw_paper_points(axes: "Axes", suffix: str) -> None:
@@ -369,9 +405,11 @@ def _draw_paper_panel(axes: "Axes") -> None:
     points = []
     names = []
     for row in TABLE_6:
+        size = row.model.replace("ViT-", "")
         points.append((row.exaflops, row.imagenet_percent))
-        names.append(f"{row.model.replace('ViT-', '')}, {row.epochs} ep.")
+        names.append(f"{size}, {row.epochs} ep.")
     _draw_front(axes, points, names)
+
     axes.set_xlabel("pre-training compute (exaFLOPs)")
     axes.set_ylabel("ImageNet top-1 after fine-tuning (%)")
     axes.set_title(_PAPER_TITLE, fontsize=10)
