@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from vit_jax.tools.figures.drawing import (
     to_bytes,
 )
 from vit_jax.tools.figures.sheets import to_pixels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MOST_NAMED = 30  # classes of a matrix with class names
 MOST_CELLS = 250  # cells on one side of a matrix
@@ -72,19 +75,11 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
     Bins with few images are pale.
     """
     calibration = metrics.counts.calibration
-    many = []
-    few = []
-    confidences = []
-    accuracies = []
-    for interval in calibration.bins():
-        if not interval.images:
-            continue
-        confidences.append(interval.confidence)
-        accuracies.append(interval.accuracy)
-        if interval.images >= FEW_IMAGES:
-            many.append(interval)
-        else:
-            few.append(interval)
+    bins = [interval for interval in calibration.bins() if interval.images]
+    many = [interval for interval in bins if interval.images >= FEW_IMAGES]
+    few = [interval for interval in bins if interval.images < FEW_IMAGES]
+    confidences = [interval.confidence for interval in bins]
+    accuracies = [interval.accuracy for interval in bins]
 
     figure = new_figure(5, 6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -109,18 +104,14 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
     return to_bytes(figure)
 
 
-def _draw_bins(above: Any, below: Any, bins: Sequence[Bin], colour: str, label: str) -> None:
+def _draw_bins(above: "Axes", below: "Axes", bins: Sequence[Bin], colour: str, label: str) -> None:
     """Draw bars of accuracy above, and of the number of images below."""
-    lows = []
-    widths = []
-    accuracies = []
-    num_images = []
-    for interval in bins:
-        lows.append(interval.low)
-        widths.append(interval.high - interval.low)
-        accuracies.append(interval.accuracy)
-        num_images.append(interval.images)
-    style = {"align": "edge", "edgecolor": "white", "color": colour}
+    lows = [interval.low for interval in bins]
+    widths = [interval.high - interval.low for interval in bins]
+    accuracies = [interval.accuracy for interval in bins]
+    num_images = [interval.images for interval in bins]
+
+    style: dict[str, Any] = {"align": "edge", "edgecolor": "white", "color": colour}
     above.bar(lows, accuracies, widths, label=label, **style)
     below.bar(lows, num_images, widths, **style)
 
@@ -134,13 +125,15 @@ def draw_confusion(metrics: ClassMetrics) -> bytes:
     from matplotlib.colors import PowerNorm
 
     assert metrics.confusion_2LA is not None
-    counts_LA = metrics.confusion_2LA.sum(axis=0)[metrics.labelled.label_map.listed]
+    listed = metrics.labelled.label_map.listed
+    counts_LA = metrics.confusion_2LA.sum(axis=0)[listed]
     num_images_L1 = counts_LA.sum(axis=1, keepdims=True)
     shares_LA = counts_LA / np.maximum(num_images_L1, 1)
     cells, blocks = _pool(shares_LA)
     num_rows, num_columns = shares_LA.shape
 
-    size = max(4.0, 0.25 * min(max(shares_LA.shape), 24))
+    num_named = min(max(num_rows, num_columns), 24)
+    size = max(4.0, 0.25 * num_named)
     figure = new_figure(size + 1, size)
     axes = figure.subplots()
     image = axes.imshow(
@@ -161,14 +154,15 @@ def draw_confusion(metrics: ClassMetrics) -> bytes:
     return to_bytes(figure)
 
 
-def _write_counts(axes: Any, counts_LA: np.ndarray, shares_LA: np.ndarray) -> None:
+def _write_counts(axes: "Axes", counts_LA: np.ndarray, shares_LA: np.ndarray) -> None:
     """Write the number of images into the cells of a matrix."""
     for row, column in np.argwhere(counts_LA > 0):
+        count = counts_LA[row, column]
         is_bright = shares_LA[row, column] > 0.25  # half of the range of colours
         axes.text(
             column,
             row,
-            f"{counts_LA[row, column]:,}",
+            f"{count:,}",
             color="black" if is_bright else "white",
             fontsize=7,
             ha="center",
@@ -176,7 +170,7 @@ def _write_counts(axes: Any, counts_LA: np.ndarray, shares_LA: np.ndarray) -> No
         )
 
 
-def _name_classes(axes: Any, metrics: ClassMetrics) -> None:
+def _name_classes(axes: "Axes", metrics: ClassMetrics) -> None:
     """Write the names of classes and outputs beside a matrix, if they are few."""
     label_map = metrics.labelled.label_map
     class_names = metrics.labelled.source.class_names
@@ -186,7 +180,8 @@ def _name_classes(axes: Any, metrics: ClassMetrics) -> None:
     axes.set_xlabel("predicted class: column of confusion.csv")
     if len(outputs) <= MOST_NAMED:
         axes.set_xlabel("predicted class")
-        rotation = 90 if max(map(len, outputs)) > 2 else 0
+        longest = max(map(len, outputs))
+        rotation = 90 if longest > 2 else 0
         axes.set_xticks(range(len(outputs)), outputs, rotation=rotation)
     axes.set_ylabel("class: line of confusion.csv")
     if len(labels) <= MOST_NAMED:
@@ -199,12 +194,14 @@ def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     num_rows, num_columns = shares_LA.shape
     block_rows = math.ceil(num_rows / MOST_CELLS)
     block_columns = math.ceil(num_columns / MOST_CELLS)
-    padding = [(0, -num_rows % block_rows), (0, -num_columns % block_columns)]
-    padded = np.pad(shares_LA, padding)
+    missing_rows = -num_rows % block_rows
+    missing_columns = -num_columns % block_columns
+    padded = np.pad(shares_LA, [(0, missing_rows), (0, missing_columns)])
+    padded_rows, padded_columns = padded.shape
     blocks = padded.reshape(
-        padded.shape[0] // block_rows,
+        padded_rows // block_rows,
         block_rows,
-        padded.shape[1] // block_columns,
+        padded_columns // block_columns,
         block_columns,
     )
     return blocks.max(axis=(1, 3)), (block_rows, block_columns)
@@ -225,22 +222,28 @@ def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> byte
     for axes in all_axes:
         axes.axis("off")
     for axes, mistake, words in zip(all_axes, mistakes, metrics.mistakes(), strict=False):
-        stored = metrics.labelled.source[mistake.record].image
-        axes.imshow(_read_tile(stored, transform), interpolation="nearest")
-        prediction = f"{shorten(words['answer'])} {words['probability']:.0%}"
-        axes.set_title(f"{shorten(words['class'])}\n→ {prediction}", fontsize=8)
+        record = metrics.labelled.source[mistake.record]
+        axes.imshow(_read_tile(record.image, transform), interpolation="nearest")
+        class_name = shorten(words["class"])
+        prediction = shorten(words["answer"])
+        title = f"{class_name}\n→ {prediction} {words['probability']:.0%}"
+        axes.set_title(title, fontsize=8)
     return to_bytes(figure)
 
 
 def _read_tile(stored: bytes | np.ndarray, transform: EvaluationTransform) -> np.ndarray:
     """Return the image, smaller; a grey one if it has become unreadable."""
     try:
-        megapixels = transform.max_image_megapixels
-        is_upright = transform.exif_orientation
-        values = transform.value_range
-        image = decode(stored, megapixels, is_upright, values, transform.bands)
+        image = decode(
+            stored,
+            transform.max_image_megapixels,
+            transform.exif_orientation,
+            transform.value_range,
+            transform.bands,
+        )
         if transform.bands is not None:
-            image = to_pixels(transform.bands.complete(image)[None])[0]
+            complete = transform.bands.complete(image)
+            (image,) = to_pixels(complete[None])
         return shrink(image)
     except UnreadableImage:
         return np.full((TILE_PIXELS, TILE_PIXELS, 3), 128, np.uint8)

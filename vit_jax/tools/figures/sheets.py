@@ -38,13 +38,14 @@ def draw_sheet(
     num_columns = max(map(len, cells))
     width = max(CELL_INCHES * num_columns + 0.2, LEAST_INCHES)
     row_heights = [max(map(_aspect_ratio, row)) for row in cells]  # relative to the width
-    height = width / num_columns * sum(row_heights)
-    height += 0.4 + _caption_inches(captions) * num_rows
+    column_width = width / num_columns
+    height = 0.4 + column_width * sum(row_heights) + _caption_inches(captions) * num_rows
     if column_names:
         height += 0.2
 
     figure = new_figure(width, height)
-    figure.suptitle(textwrap.fill(title, int(width * LETTERS_PER_INCH)), fontsize=9)
+    lines = textwrap.fill(title, int(width * LETTERS_PER_INCH))
+    figure.suptitle(lines, fontsize=9)
     all_axes = figure.subplots(num_rows, num_columns, squeeze=False, height_ratios=row_heights)
     for axes in all_axes.ravel():
         axes.set(xticks=[], yticks=[], frame_on=False)
@@ -63,7 +64,9 @@ def draw_sheet(
 
 
 def _aspect_ratio(image: np.ndarray) -> float:
-    return image.shape[0] / image.shape[1]
+    """Return height over width."""
+    height, width = image.shape[:2]
+    return height / width
 
 
 def _caption_inches(captions: Sequence[Sequence[str]]) -> float:
@@ -73,19 +76,22 @@ def _caption_inches(captions: Sequence[Sequence[str]]) -> float:
     num_lines = 0
     for row in captions:
         for caption in row:
-            num_lines = max(num_lines, caption.count("\n") + 1)
+            num_breaks = caption.count("\n")
+            num_lines = max(num_lines, num_breaks + 1)
     return 0.1 + 0.1 * num_lines
 
 
 def join_tiles(tiles: np.ndarray, fill: float, gap: int = 1) -> np.ndarray:
     """Return tiles (rows, columns, h, w, ...) as one array (H, W, ...) with `fill` between them."""
     rows, columns, height, width, *rest = tiles.shape
-    padding = [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * len(rest)
+    no_padding = [(0, 0)] * len(rest)
+    padding = [(0, 0), (0, 0), (0, gap), (0, gap), *no_padding]
     padded = np.pad(tiles, padding, constant_values=fill)
+
     joined_height = rows * (height + gap)
     joined_width = columns * (width + gap)
     joined = padded.swapaxes(1, 2).reshape(joined_height, joined_width, *rest)
-    return joined[:-gap, :-gap]
+    return joined[:-gap, :-gap]  # without the gaps after the last row and column
 
 
 def arrange_in_rows(tiles: np.ndarray, fill: float) -> np.ndarray:
@@ -95,15 +101,17 @@ def arrange_in_rows(tiles: np.ndarray, fill: float) -> np.ndarray:
     """
     columns = math.ceil(math.sqrt(1.75 * len(tiles)))
     num_missing = -len(tiles) % columns
-    missing = np.full((num_missing, *tiles.shape[1:]), fill, tiles.dtype)
-    return np.concatenate([tiles, missing]).reshape(-1, columns, *tiles.shape[1:])
+    tile_shape = tiles.shape[1:]
+    missing = np.full((num_missing, *tile_shape), fill, tiles.dtype)
+    complete = np.concatenate([tiles, missing])
+    return complete.reshape(-1, columns, *tile_shape)
 
 
 def scale_to_full_range(values: np.ndarray) -> np.ndarray:
     """Scale the smallest number to 0 and the largest to 1; equal numbers become 0."""
-    low = values.min()
-    high = values.max()
-    return (values - low) / (high - low if high > low else 1)
+    shifted = values - values.min()
+    span = shifted.max()
+    return shifted / (span if span > 0 else 1)
 
 
 def enlarge(image_HWC: np.ndarray) -> tuple[np.ndarray, int]:
@@ -122,7 +130,8 @@ def limit_outliers(map_hw: np.ndarray) -> np.ndarray:
     A ViT without registers can give one patch ten times the attention of all others (Darcet et al.,
     2023), which would be all that a figure shows.
     """
-    return np.minimum(map_hw, 2 * np.percentile(map_hw, 99))
+    most = 2 * np.percentile(map_hw, 99)
+    return np.minimum(map_hw, most)
 
 
 def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> np.ndarray:

@@ -49,7 +49,9 @@ class Part:
     @property
     def images_per_second(self) -> float:
         """Speed at the median; NaN without images."""
-        return (self.batch or math.nan) / float(np.median(self.seconds))
+        if self.batch is None:
+            return math.nan
+        return self.batch / float(np.median(self.seconds))
 
     def figures(self) -> dict[str, float]:
         """Median, quartiles and extremes in milliseconds, and images/s at the median."""
@@ -134,14 +136,16 @@ def _assemble(config: RunConfig, data: Datasets | None) -> Assembly:
 def time_input(run: Assembly, source: Source, num_steps: int) -> Part:
     """Time the input alone: placed batches of the training images."""
     total = max(run.steps.total, WARM_UP_STEPS + num_steps + 1)  # a run may be shorter
-    longer_run = dataclasses.replace(run, steps=dataclasses.replace(run.steps, total=total))
+    steps = dataclasses.replace(run.steps, total=total)
+    longer_run = dataclasses.replace(run, steps=steps)
     with open_train_batches(longer_run, source, 0) as (batches, _):
         return time_batches(batches, num_steps, run.config.global_batch)
 
 
 def time_batches(batches: Iterator[object], num_steps: int, batch_size: int) -> Part:
     """Time the input alone: batches of `batch_size` images, on the host or placed."""
-    return Part("input", time_calls(lambda: next(batches), num_steps), batch_size)
+    seconds = time_calls(lambda: next(batches), num_steps)
+    return Part("input", seconds, batch_size)
 
 
 def time_step(run: Assembly, step: TrainStep, num_steps: int) -> Part:
@@ -157,8 +161,9 @@ def to_text(result: dict[str, Any]) -> str:
     """Return the result of `bench` as a table for a terminal."""
     about = [f"compiled in {result['compile_seconds']:.1f} s"]
     for name in ("arguments", "temporary"):
-        if f"{name}_bytes" in result:
-            about.append(f"{name} {result[f'{name}_bytes'] / 1e6:,.0f} MB")
+        num_bytes = result.get(f"{name}_bytes")
+        if num_bytes is not None:
+            about.append(f"{name} {num_bytes / 1e6:,.0f} MB")
     if "mfu" in result:
         about.append(f"MFU {result['mfu']:.1%}")
     lines = [
@@ -220,8 +225,10 @@ def _time_checkpoints(run: Assembly) -> Iterator[Part]:
 
             began = time.perf_counter()
             reader = CheckpointReader(pathlib.Path(folder))
-            jax.block_until_ready(reader.restore(number, abstract_items))
+            restored = reader.restore(number, abstract_items)
+            jax.block_until_ready(restored)
             restores.append(time.perf_counter() - began)
+
     yield Part("save, steps wait", stalls, None)
     yield Part("save, on disk", saves, None)
     yield Part("restore", restores, None)
@@ -319,6 +326,7 @@ def _sample_pixels(
     shape: tuple[int, ...],
     dtype: str,
 ) -> np.ndarray:
+    """Return random images as a source has them: uint8, or normalised bands."""
     if dtype == "uint8":
         return rng.integers(0, 256, shape, np.uint8)
     return rng.uniform(-1, 1, shape).astype(dtype)

@@ -68,13 +68,16 @@ class _Plan(NamedTuple):
 
     def read(self, scatter: Scatter, bucket: BinaryIO, record: int) -> Stored:
         """Return a record of `order` from its bucket."""
-        return scatter.read(bucket, int(self.order.offset[record]), int(self.order.size[record]))
+        offset = int(self.order.offset[record])
+        size = int(self.order.size[record])
+        return scatter.read(bucket, offset, size)
 
     def find_starts(self) -> dict[str, np.ndarray]:
         """Return for each split the number of its first record in each bucket, and its size."""
         starts = {}
         for split, is_in in self.is_in.items():
-            starts[split] = np.append(0, np.cumsum(is_in))[self.order.bounds]
+            number_before = np.append(0, np.cumsum(is_in))
+            starts[split] = number_before[self.order.bounds]
         return starts
 
 
@@ -88,6 +91,7 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     labels = [label for label, _ in scatter.state["classes"]]
     sizes = np.bincount(order.label[order.is_first], minlength=len(labels))
     is_kept = sizes >= max(options.min_class_images, 1)
+
     kept = []
     dropped = {}
     for label, is_label_kept, size in zip(labels, is_kept, sizes, strict=True):
@@ -108,7 +112,21 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     for index in np.flatnonzero(is_kept).tolist():
         number[index] = numbers[str(labels[index])]
 
-    used = np.flatnonzero(order.is_first & is_kept[order.label])
+    is_used = order.is_first & is_kept[order.label]
+    is_in = _divide(order, np.flatnonzero(is_used), sizes, options)
+    return _Plan(order, class_names, number, is_in, dropped)
+
+
+def _divide(
+    order: Order,
+    used: np.ndarray,
+    sizes: np.ndarray,
+    options: Options,
+) -> dict[str, np.ndarray]:
+    """Divide the used records of `order` among the splits, as `_Plan.is_in` has them.
+
+    `sizes` are the numbers of images of the classes, of which at most half are held out.
+    """
     is_in = {split: np.zeros(len(order.label), bool) for split in options.splits}
     is_in[TRAIN][used] = True
     if options.holdout_per_class:
@@ -116,7 +134,7 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
         held_out = used[find_first_of_class(order.label[used], counts)]
         is_in[VALIDATION][held_out] = True
         is_in[TRAIN][held_out] = False
-    return _Plan(order, class_names, number, is_in, dropped)
+    return is_in
 
 
 def _name_classes(
@@ -132,7 +150,8 @@ def _name_classes(
     if options.classes:
         return options.classes
     if isinstance(kept[0], int):
-        return tuple(map(str, range(max(map(int, labels)) + 1)))
+        largest = max(map(int, labels))
+        return tuple(map(str, range(largest + 1)))
     return tuple(sorted(map(str, kept)))
 
 
@@ -218,6 +237,7 @@ def _note_skipped(scatter: Scatter, planned: _Plan) -> collections.Counter[str]:
         detail = "another member has this name; the first is in the dataset"
         write_note(scatter, Note(name, DUPLICATE, detail))
         counts[DUPLICATE] += 1
+
     for name, size in planned.dropped.items():
         write_note(scatter, Note(name, SMALL_CLASS, f"{size:,} images"))
         counts[SMALL_CLASS] += 1
