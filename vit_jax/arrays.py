@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -195,16 +196,16 @@ def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
 def abstract_batch(
     global_batch: int,
     image_shape: tuple[int, int, int],
-    sharding: Any = None,
+    sharding: jax.sharding.Sharding | None = None,
     label_shape: tuple[int, ...] = (),
-    image_dtype: Any = jnp.uint8,
+    image_dtype: DTypeLike = jnp.uint8,
 ) -> Batch:
     """Return the shapes and dtypes of a `Batch`, for tracing without data.
 
     `image_shape` (H, W, C) and `label_shape` are the shapes of one image and of its label.
     """
 
-    def describe(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    def describe(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     return Batch(

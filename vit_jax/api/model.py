@@ -8,13 +8,14 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 
 from vit_jax import pytree
 from vit_jax.arrays import ModelOutput, accept_earlier_name, normalise
@@ -34,11 +35,17 @@ from vit_jax.sharding import batch_sharding, build_mesh, replicate
 from vit_jax.weights.folding import OURS, Normalisation
 
 if TYPE_CHECKING:
+    import PIL.Image
+
     from vit_jax.data.subset import TrainingData
     from vit_jax.weights import Weights
     from vit_jax.weights.load_report import Report
 
 BATCH_SIZE = 64
+OneImage: TypeAlias = "str | os.PathLike[str] | bytes | np.ndarray | jax.Array | PIL.Image.Image"
+"""An image: path, encoded file or pixels."""
+ManyImages: TypeAlias = "OneImage | Iterable[OneImage]"
+"""An image, several ones, or an array of images."""
 Padded = tuple[np.ndarray, list[UnreadableImage | None]]
 """A batch of images, and the error of each image before the padding."""
 
@@ -52,9 +59,9 @@ class Images(Source):
 
     class_names = ()
 
-    def __init__(self, images: Any) -> None:
+    def __init__(self, images: ManyImages) -> None:
         """Take one image, an array of images, or an iterable of images."""
-        self.batch = None
+        self.batch: Any = None
         self._images: Any = [images]
         if hasattr(images, "ndim"):
             if images.ndim == 4:
@@ -229,7 +236,7 @@ class Model:
     @accept_earlier_name
     def __call__(
         self,
-        images_BHWC: Any,
+        images_BHWC: ArrayLike,
         *,
         intermediates: str | Collection[str] = (),
     ) -> ModelOutput:
@@ -258,7 +265,7 @@ class Model:
             tuple(intermediates),
         )
 
-    def preprocess(self, images: Any) -> np.ndarray:
+    def preprocess(self, images: ManyImages) -> np.ndarray:
         """Decode, resize and crop images as in training.
 
         Args:
@@ -277,7 +284,7 @@ class Model:
         batches = self._read_batches(source, min(BATCH_SIZE, len(source)))
         return _stack(_iterate_rows(batches), source)
 
-    def predict(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
+    def predict(self, images: ManyImages, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
         """Return class probabilities (N, K), float32; arguments and errors as for `stream`.
 
         They are the softmax of the logits, or the sigmoid if images may have several labels.
@@ -285,7 +292,7 @@ class Model:
         source = Images(images)
         return _stack(self.stream(source, batch_size=batch_size), source)
 
-    def features(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
+    def features(self, images: ManyImages, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
         """Return the input of the last linear layer, (N, D), float32.
 
         Arguments and errors are as for `stream`.
@@ -296,7 +303,7 @@ class Model:
 
     def stream(
         self,
-        images: Any,
+        images: ManyImages | Source,
         field: str = "probabilities",
         *,
         batch_size: int = BATCH_SIZE,
@@ -327,7 +334,7 @@ class Model:
 
         mesh, module = self._on_local_devices
 
-        def run(batch: Any) -> tuple[jax.Array, list[UnreadableImage | None]]:
+        def run(batch: Padded) -> tuple[jax.Array, list[UnreadableImage | None]]:
             images_BHWC, errors = batch
             image_BHWC = jax.device_put(images_BHWC, batch_sharding(mesh))
             result = _compute_field(
@@ -339,9 +346,7 @@ class Model:
             )
             return result, errors
 
-        source = images
-        if not isinstance(images, Source):
-            source = Images(images)
+        source = images if isinstance(images, Source) else Images(images)
         num_images = min(batch_size, len(source))
         images_per_device = math.ceil(num_images / mesh.size)
         batches = self._make_batches(source, images_per_device * mesh.size)
@@ -367,13 +372,13 @@ class Model:
         mesh = build_mesh(jax.local_devices())
         return mesh, jax.device_put(self.averaging_module, replicate(mesh))
 
-    def _make_batches(self, source: Source, size: int) -> Any:
+    def _make_batches(self, source: Source, size: int) -> Iterator[Padded]:
         """Return batches of images; those of an array are prepared already."""
         if isinstance(source, Images) and source.batch is not None:
             return self._split_batches(source.batch, size)
         return self._read_batches(source, size)
 
-    def _split_batches(self, images_NHWC: Any, size: int) -> Iterator[Padded]:
+    def _split_batches(self, images_NHWC: ArrayLike, size: int) -> Iterator[Padded]:
         """Yield batches of prepared images."""
         images_NHWC = self._require_prepared(images_NHWC)
         for first in range(0, len(images_NHWC), size):
@@ -406,7 +411,7 @@ class Model:
                         errors.append(find_error(index, is_read))
                 yield batch.image, errors
 
-    def _require_prepared(self, images_BHWC: Any) -> Any:
+    def _require_prepared(self, images_BHWC: ArrayLike) -> jax.Array | np.ndarray:
         """Return images as an array; ValueError for another shape, dtype or range."""
         images = images_BHWC
         if not isinstance(images, jax.Array):
@@ -434,7 +439,7 @@ class Model:
         return images
 
 
-def _require_range(images: Any) -> None:
+def _require_range(images: jax.Array | np.ndarray) -> None:
     """Raise ValueError for images in floating point beyond [-1, 1]."""
     low = float(images.min())
     high = float(images.max())
@@ -446,7 +451,7 @@ def _require_range(images: Any) -> None:
 
 @functools.partial(jax.jit, static_argnames=("dtype", "intermediates"))
 def _forward(
-    module: Any,
+    module: Callable[..., ModelOutput],
     images_BHWC: jax.Array,
     dtype: str,
     intermediates: tuple[str, ...] = (),
@@ -476,7 +481,7 @@ def to_probabilities(logits_BK: jax.Array, is_multilabel: bool) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("dtype", "field", "is_multilabel"))
 def _compute_field(
-    module: Any,
+    module: Callable[..., ModelOutput],
     images_BHWC: jax.Array,
     dtype: str,
     field: str,

@@ -20,6 +20,7 @@ from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import choose_parallelism
 
 T = TypeVar("T")
+H = TypeVar("H")  # a batch on the host
 
 
 def find_local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray:
@@ -48,8 +49,8 @@ def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) 
 
 
 def prefetch(
-    batches: Iterable[HostBatch],
-    place: Callable[[HostBatch], T],
+    batches: Iterable[H],
+    place: Callable[[H], T],
     size: int = 2,
 ) -> Iterator[T]:
     """Yield placed batches in order, `size` of them in transfer; `place` does not wait."""

@@ -7,12 +7,13 @@ Legend: K classes, N images that count.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.evals.calibration import Calibration
 from vit_jax.evals.runner import Rows
+from vit_jax.storage.files import JsonObject
 
 THRESHOLD = 0.5  # least probability of a predicted class
 
@@ -128,11 +129,11 @@ class LabelCounts:
         )
 
 
-def describe_classes(class_names: Sequence[str], per_class: PerClass) -> list[dict[str, Any]]:
+def describe_classes(class_names: Sequence[str], per_class: PerClass) -> list[JsonObject]:
     """Return name and metrics of each class for JSON, None for NaN."""
     descriptions = []
     for k, class_name in enumerate(class_names):
-        description: dict[str, Any] = {"class": class_name}
+        description: JsonObject = {"class": class_name}
         for metric, values_K in per_class._asdict().items():
             value = values_K[k].item()
             description[metric] = None if math.isnan(value) else value

@@ -1,7 +1,7 @@
 """Linear probes: classifiers on frozen features, with a searched penalty and cross-validation."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from vit_jax.evals.probe_predictions import (
     join_predictions,
     predict_features,
 )
+from vit_jax.storage.files import JsonObject
 
 SEARCH_FOLDS = 5
 """A search holds out each fifth of the images once, with equal shares of every class."""
@@ -31,7 +32,7 @@ def fit_probe(
     method: Method,
     penalty: float | None,
     seed: int = 0,
-) -> tuple[Classifier, dict[str, Any]]:
+) -> tuple[Classifier, JsonObject]:
     """Fit a linear classifier on readable images.
 
     Without a penalty, least squares takes the penalty of few-shot evaluation. Logistic regression
@@ -44,7 +45,7 @@ def fit_probe(
     Raises:
       ValueError: there are too few images for a search.
     """
-    results: dict[str, Any] = {"method": method}
+    results: JsonObject = {"method": method}
     if method == "least_squares":
         penalty = L2 if penalty is None else penalty
         least_squares = LeastSquares(
@@ -81,7 +82,7 @@ def probe(
     penalty: float | None = None,
     folds: int | None = None,
     seed: int = 0,
-) -> tuple[Classifier, dict[str, Any]]:
+) -> tuple[Classifier, JsonObject]:
     """Fit a linear classifier on all training images and measure it on the test images.
 
     Arguments are as `fit_probe`.

@@ -5,7 +5,6 @@ Legend: B global batch, K classes.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from vit_jax.data.kinds.table import BETWEEN
 from vit_jax.evals.label_counts import THRESHOLD, LabelCounts, PerClass, describe_classes
 from vit_jax.evals.runner import Rows
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
+from vit_jax.storage.files import JsonObject
 
 WORST_SHOWN = 3
 
@@ -51,13 +51,13 @@ class MultilabelMetrics:
         """Add the rows of `score_classes` for images that count."""
         self._metrics.add(rows)
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """Return the metrics by name, None for NaN and infinity.
 
         Raises:
           ValueError: no image has a label.
         """
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         for name, value in self._metrics.compute().items():
             values[name] = value if math.isfinite(value) else None
         return values
@@ -70,7 +70,7 @@ class MultilabelMetrics:
                 texts[name] = format_metric(name, value)
         return texts
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> JsonObject:
         """Return the metrics of each class, None for NaN."""
         per_class = self.counts.per_class()
         return {"classes": describe_classes(self._class_names, per_class)}

@@ -17,6 +17,7 @@ from vit_jax.evals.intervals import wilson_interval
 from vit_jax.evals.label_counts import LabelCounts, describe_classes
 from vit_jax.evals.least_squares import LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier
+from vit_jax.storage.files import JsonObject
 
 Classifier = LogisticClassifier | LinearClassifier
 
@@ -43,7 +44,7 @@ class ClassPredictions:
         """Accuracy: the fraction of right predictions."""
         return float((self.class_N == self.label_N).mean())
 
-    def test_metrics(self) -> dict[str, Any]:
+    def test_metrics(self) -> JsonObject:
         """Return "accuracy", "interval" and "test_images", and the metrics of probabilities."""
         num_images = len(self.label_N)
         interval = wilson_interval(self.headline * num_images, num_images)
@@ -67,7 +68,7 @@ class ClassPredictions:
             "calibration_error": calibration.error,
         }
 
-    def describe(self, num_classes: int) -> dict[str, Any]:
+    def describe(self, num_classes: int) -> JsonObject:
         """Return the metrics, "images" and "correct" of each class, and "confusion".
 
         "confusion" has a row for each class, with its images by predicted class.
@@ -106,16 +107,16 @@ class LabelPredictions:
         """Mean average precision."""
         return self._count().mean_average_precision
 
-    def test_metrics(self) -> dict[str, Any]:
+    def test_metrics(self) -> JsonObject:
         """Return the metrics, and "test_images"."""
         counts = self._count()
-        metrics: dict[str, Any] = {}
+        metrics: JsonObject = {}
         for name in list_metrics("several"):
             metrics[name] = getattr(counts, name)
         metrics["test_images"] = len(self.label_NK)
         return metrics
 
-    def describe(self, num_classes: int) -> dict[str, Any]:
+    def describe(self, num_classes: int) -> JsonObject:
         """Return the metrics, and "classes": the metrics of each class, in their order."""
         metrics = self.test_metrics()
         del metrics["test_images"]

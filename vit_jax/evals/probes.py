@@ -1,7 +1,7 @@
 """Classifiers on frozen features of several datasets: how they run, and their results as text."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -9,17 +9,19 @@ from vit_jax.evals.features import Extractor, Features, list_notes
 from vit_jax.evals.intervals import wilson_interval
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
 from vit_jax.evals.splits import Pair
+from vit_jax.storage.files import JsonObject
 from vit_jax.text.tables import columns
 
-Measure = Callable[[Pair, Features, Features], tuple[Any, list[str]]]
+R = TypeVar("R")  # the results of a dataset
+Measure = Callable[[Pair, Features, Features], tuple[R, list[str]]]
 """Returns results and notes for a dataset and the features of its training and test images."""
 
 
 def run_on_pairs(
     pairs: Sequence[Pair],
     extractor: Extractor,
-    measure: Measure,
-) -> tuple[dict[str, Any], list[str]]:
+    measure: Measure[R],
+) -> tuple[dict[str, R], list[str]]:
     """Return the results of every dataset by its name, and notes."""
     results = {}
     notes = list[str]()
@@ -41,7 +43,7 @@ def measure_neighbours(
     test: Features,
     neighbours: Sequence[int] = NUM_NEIGHBOURS,
     **options: Any,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[JsonObject, list[str]]:
     """Return the accuracies of nearest neighbours, with intervals, and notes.
 
     Options are as for `neighbour_accuracy`.
@@ -71,7 +73,7 @@ def measure_neighbours(
     return results, [f"{pair.name}: too few training images for {numbers} neighbours."]
 
 
-def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
+def to_text(results: Mapping[str, JsonObject]) -> str:
     """Return a line for each dataset and classifier: the test accuracy with its 95 % interval."""
     rows = []
     for name, result in results.items():
@@ -81,7 +83,7 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
     return columns(rows, "<<<><", gap=" ", least=(24, 32, 17, 7))
 
 
-def _list_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+def _list_rows(result: JsonObject) -> Iterator[list[str]]:
     """Yield for each metric of a dataset: classifier, name of the metric, value, remark."""
     num_images = f" of {result['test_images']:,} images"
     if "mean_average_precision" in result:
@@ -101,7 +103,7 @@ def _list_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     yield from _list_probability_metrics("held-out", result.get("out_of_fold", {}))
 
 
-def _list_accuracies(result: Mapping[str, Any]) -> Iterator[tuple[str, float, Any]]:
+def _list_accuracies(result: JsonObject) -> Iterator[tuple[str, float, Any]]:
     """Yield for each accuracy of a dataset: classifier, accuracy, interval."""
     if "accuracy" not in result:
         return
@@ -115,7 +117,7 @@ def _list_accuracies(result: Mapping[str, Any]) -> Iterator[tuple[str, float, An
         yield f"{k} neighbours", accuracy[k], interval[k]
 
 
-def _describe_folds(result: Mapping[str, Any]) -> list[str]:
+def _describe_folds(result: JsonObject) -> list[str]:
     """Return the row of a cross-validation: mean and standard deviation over the folds."""
     folds = result["folds"]
     metric = "accuracy" if "accuracy" in result else "mean average precision"
@@ -129,7 +131,7 @@ def _describe_folds(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _list_probability_metrics(side: str, metrics: Mapping[str, Any]) -> Iterator[list[str]]:
+def _list_probability_metrics(side: str, metrics: JsonObject) -> Iterator[list[str]]:
     """Yield the row of calibration error and loss, if the classifier has probabilities."""
     if "loss" not in metrics:
         return
@@ -138,5 +140,5 @@ def _list_probability_metrics(side: str, metrics: Mapping[str, Any]) -> Iterator
     yield ["", f"{side} calibration error", error, loss]
 
 
-def _describe_probe(result: Mapping[str, Any]) -> str:
+def _describe_probe(result: JsonObject) -> str:
     return f"{result['method']}, penalty {result['penalty']:.4g}"

@@ -6,7 +6,7 @@ most probable outputs.
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from vit_jax.evals.intervals import INTERVAL_OF, format_interval, wilson_interva
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.runner import Rows
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
+from vit_jax.storage.files import JsonObject
 
 LARGEST_CONFUSION = 4_000_000  # classes times outputs, for example 2,000 by 2,000: 64 MB
 MOST_MISTAKES = 24  # in memory
@@ -142,12 +143,12 @@ class ClassMetrics:
         """Number of images."""
         return self.counts.images
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """Return the metrics by name, with 95 % intervals.
 
         Metrics are None that are not finite, or not defined for images with several right outputs.
         """
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         for name, value in self._metrics.compute().items():
             is_known = self._is_defined(name) and math.isfinite(value)
             values[name] = value if is_known else None

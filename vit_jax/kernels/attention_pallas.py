@@ -26,6 +26,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import ArrayLike
 
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
 from vit_jax.kernels.devices import map_shards
@@ -133,19 +134,19 @@ def count_heads_per_program(
 # Index maps: the block that a program (image, group of heads, block of queries) reads or writes.
 
 
-def _find_queries(image: Any, heads: Any, block: Any) -> tuple:
+def _find_queries(image: ArrayLike, heads: ArrayLike, block: ArrayLike) -> tuple:
     return image, block, heads
 
 
-def _find_tokens(image: Any, heads: Any, block: Any) -> tuple:
+def _find_tokens(image: ArrayLike, heads: ArrayLike, block: ArrayLike) -> tuple:
     return image, 0, heads
 
 
-def _find_bias(image: Any, heads: Any, block: Any) -> tuple:
+def _find_bias(image: ArrayLike, heads: ArrayLike, block: ArrayLike) -> tuple:
     return 0, heads
 
 
-def _find_statistics(image: Any, heads: Any, block: Any) -> tuple:
+def _find_statistics(image: ArrayLike, heads: ArrayLike, block: ArrayLike) -> tuple:
     return image, heads, 0, block
 
 

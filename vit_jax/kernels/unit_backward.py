@@ -6,9 +6,10 @@ A norm is a y + b; with the gradient g of its output, the gradient of y is a g +
 """
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
 
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 
 from vit_jax.kernels.unit_maps import (
@@ -37,11 +38,11 @@ from vit_jax.kernels.unit_sizes import (
     UnitSizes,
 )
 
-ReadRows = Callable[[slice], Any]
-Factors = tuple[Any, Any, Any]  # a, c and d
+ReadRows = Callable[[slice], Array]
+Factors = tuple[Array, Array, Array]  # a, c and d
 
 
-def run_backward(refs: Any, unit: UnitSizes) -> None:
+def run_backward(refs: SimpleNamespace, unit: UnitSizes) -> None:
     """Compute the gradient of the input of one image, and add to the gradients of parameters."""
 
     @pl.when(pl.program_id(1) == 0)
@@ -66,7 +67,7 @@ def run_backward(refs: Any, unit: UnitSizes) -> None:
 
 
 def _differentiate_inner(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     read_dy3: ReadRows,
 ) -> Factors:
@@ -82,7 +83,7 @@ def _differentiate_inner(
 
 
 def _differentiate_third_convolution(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     norm2: Norm,
     read_dy3: ReadRows,
@@ -115,7 +116,7 @@ def _differentiate_third_convolution(
 
 
 def _store_second_convolution_input(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     norm1: Norm,
 ) -> None:
@@ -142,7 +143,7 @@ def _store_second_convolution_input(
 
 
 def _store_dy2(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     norm2: Norm,
     sums: Sums,
@@ -166,7 +167,7 @@ def _store_dy2(
         )
 
 
-def _differentiate_second_kernel(refs: Any, unit: UnitSizes) -> None:
+def _differentiate_second_kernel(refs: SimpleNamespace, unit: UnitSizes) -> None:
     """Add to the gradient of the second kernel, (C, T): one product for each tile."""
     kernel_sums = Sums()
     for rows in unit.out_slices:
@@ -188,7 +189,7 @@ def _differentiate_second_kernel(refs: Any, unit: UnitSizes) -> None:
 
 
 def _differentiate_second_convolution(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     norm1: Norm,
 ) -> Factors:
@@ -212,7 +213,7 @@ def _differentiate_second_convolution(
     return norm1.differentiate(*sums.totals)
 
 
-def _join_planes(refs: Any, unit: UnitSizes) -> None:
+def _join_planes(refs: SimpleNamespace, unit: UnitSizes) -> None:
     """Store the gradient of the planes of a strided convolution's input in the complete map."""
     for plane, offsets in enumerate(unit.turned_offsets):
         for rows in unit.out_slices:
@@ -231,14 +232,14 @@ def _join_planes(refs: Any, unit: UnitSizes) -> None:
 
 
 def _end_preactivated(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     dy1_factors: Factors,
 ) -> None:
     """Go through the first convolution, the shortcut, and the norm before both."""
     norm = Norm(refs, OUTER, unit)
 
-    def read_normed(rows: slice) -> Any:
+    def read_normed(rows: slice) -> Array:
         return normalise_and_relu(refs.x[rows], norm.a, norm.b)
 
     if unit.is_strided:
@@ -251,7 +252,7 @@ def _end_preactivated(
 
 
 def _differentiate_preactivated_input(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     norm: Norm,
     dy1_factors: Factors,
@@ -295,7 +296,7 @@ def _differentiate_preactivated_input(
 
 
 def _store_preactivated_dx(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     factors: Factors,
 ) -> None:
@@ -314,7 +315,7 @@ def _store_preactivated_dx(
 
 
 def _begin_postactivated(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
 ) -> tuple[ReadRows, ReadRows]:
     """Go through the last ReLU and its norms.
@@ -336,7 +337,7 @@ def _begin_postactivated(
     )
     a, c, d = norm.differentiate(*sums.totals)
 
-    def read_dy3(rows: slice) -> Any:
+    def read_dy3(rows: slice) -> Array:
         from_g = a * load_float32(refs.outer_g, rows)
         from_y = c * load_float32(refs.y3, rows)
         dy3 = from_g + from_y + d
@@ -346,7 +347,7 @@ def _begin_postactivated(
         return read_dy3, lambda rows: refs.outer_g[rows]
     shortcut_a, shortcut_c, shortcut_d = shortcut_norm.differentiate(*shortcut_sums.totals)
 
-    def read_dshortcut(rows: slice) -> Any:
+    def read_dshortcut(rows: slice) -> Array:
         g = load_float32(refs.outer_g, rows)
         y = _convolve_shortcut(refs, rows, unit)
         dshortcut = shortcut_a * g + shortcut_c * y + shortcut_d
@@ -356,7 +357,7 @@ def _begin_postactivated(
 
 
 def _differentiate_output(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     norm2: Norm,
     norm: Norm,
@@ -393,10 +394,10 @@ def _differentiate_output(
 
 
 def _convolve_shortcut(
-    refs: Any,
+    refs: SimpleNamespace,
     rows: slice,
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return the output of the shortcut's convolution, in float32 and without its norm."""
     shortcut_input = read_shortcut_input(
         refs,
@@ -408,7 +409,7 @@ def _convolve_shortcut(
 
 
 def _end_postactivated(
-    refs: Any,
+    refs: SimpleNamespace,
     unit: UnitSizes,
     dy1_factors: Factors,
     read_dshortcut: ReadRows,
@@ -449,7 +450,7 @@ def _end_postactivated(
 
 
 def _add_kernel_gradients(
-    refs: Any,
+    refs: SimpleNamespace,
     kernel_sums: Sums,
     shortcut_sums: Sums,
 ) -> None:
@@ -460,7 +461,7 @@ def _add_kernel_gradients(
 
 
 def _differentiate_strided_shortcut(
-    refs: Any,
+    refs: SimpleNamespace,
     read_dshortcut: ReadRows,
     unit: UnitSizes,
 ) -> None:

@@ -5,9 +5,10 @@ three convolutions. A norm is a x + b.
 """
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
 
 import jax.numpy as jnp
+from jax import Array
 
 from vit_jax.kernels.unit_maps import (
     clear_border,
@@ -23,11 +24,11 @@ from vit_jax.kernels.unit_maps import (
 from vit_jax.kernels.unit_norms import Sums
 from vit_jax.kernels.unit_sizes import INNER_1, INNER_2, OUTER, SHORTCUT, UnitSizes
 
-ReadRows = Callable[[slice], Any]
-Affine = tuple[Any, Any]  # a and b of a norm
+ReadRows = Callable[[slice], Array]
+Affine = tuple[Array, Array]  # a and b of a norm
 
 
-def run_forward(refs: Any, unit: UnitSizes) -> None:
+def run_forward(refs: SimpleNamespace, unit: UnitSizes) -> None:
     """Compute the output of one image, and the maps and statistics that the gradient needs."""
     read_input = _make_read_input(refs, unit)
     norm1 = _run_first_convolution(refs, read_input, unit)
@@ -38,7 +39,7 @@ def run_forward(refs: Any, unit: UnitSizes) -> None:
     _run_third_convolution(refs, read_input, norm2, unit)
 
 
-def _make_read_input(refs: Any, unit: UnitSizes) -> ReadRows:
+def _make_read_input(refs: SimpleNamespace, unit: UnitSizes) -> ReadRows:
     """Return a function that reads rows of the input of the first convolution.
 
     A pre-activated unit norms its map first.
@@ -52,7 +53,7 @@ def _make_read_input(refs: Any, unit: UnitSizes) -> ReadRows:
         sums.add_squares(x)
     a, b = sums.normalise(refs, OUTER, unit)
 
-    def read_normed(rows: slice) -> Any:
+    def read_normed(rows: slice) -> Array:
         normed = normalise_and_relu(refs.x[rows], a, b)
         return normed.astype(unit.dtype)
 
@@ -60,7 +61,7 @@ def _make_read_input(refs: Any, unit: UnitSizes) -> ReadRows:
 
 
 def _run_first_convolution(
-    refs: Any,
+    refs: SimpleNamespace,
     read_input: ReadRows,
     unit: UnitSizes,
 ) -> Affine:
@@ -75,7 +76,7 @@ def _run_first_convolution(
 
 
 def _run_second_convolution(
-    refs: Any,
+    refs: SimpleNamespace,
     norm1: Affine,
     unit: UnitSizes,
 ) -> Affine:
@@ -103,7 +104,7 @@ def _run_second_convolution(
 
 
 def _run_third_convolution(
-    refs: Any,
+    refs: SimpleNamespace,
     read_input: ReadRows,
     norm2: Affine,
     unit: UnitSizes,
@@ -135,7 +136,7 @@ def _run_third_convolution(
 
 
 def _end_postactivated(
-    refs: Any,
+    refs: SimpleNamespace,
     read_input: ReadRows,
     sums: Sums,
     shortcut_sums: Sums,

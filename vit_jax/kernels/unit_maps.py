@@ -5,14 +5,14 @@ Legend: R positions of a map, line after line, L lanes, T rows of the tiles of a
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.kernels.unit_sizes import UnitSizes, WindowOffset
+from vit_jax.kernels.unit_sizes import Ref, UnitSizes, WindowOffset
 
 PLAIN = (((1,), (0,)), ((), ()))  # a @ b
 TRANSPOSED = (((0,), (0,)), ((), ()))  # a.T @ b
@@ -32,17 +32,17 @@ def multiply_on_chip(
     )
 
 
-def load_float32(ref: Any, rows: slice) -> Any:
+def load_float32(ref: Ref, rows: slice) -> Array:
     """Return rows of a map in float32."""
     x = ref[rows]
     return x.astype(jnp.float32)
 
 
 def normalise_and_relu(
-    x: Any,
-    a: Any,
-    b: Any,
-) -> Any:
+    x: Array,
+    a: Array,
+    b: Array,
+) -> Array:
     """Return max(a x + b, 0) in float32."""
     x = x.astype(jnp.float32)
     z = a * x + b
@@ -53,11 +53,11 @@ def normalise_and_relu(
 
 
 def store_shifted(
-    ref: Any,
+    ref: Ref,
     plane: int,
     rows: slice,
-    x_RL: Any,
-    inside: Any,
+    x_RL: Array,
+    inside: Array,
     offsets: Sequence[WindowOffset],
     unit: UnitSizes,
 ) -> None:
@@ -84,7 +84,7 @@ def store_shifted(
         ref[plane, column + 1, stored] = copy_RL
 
 
-def clear_border(ref: Any, unit: UnitSizes) -> None:
+def clear_border(ref: Ref, unit: UnitSizes) -> None:
     """Store zeros above and below a map."""
     planes, columns = ref.shape[:2]
     shape = (planes, columns, unit.border, unit.lanes)
@@ -96,11 +96,11 @@ def clear_border(ref: Any, unit: UnitSizes) -> None:
 
 
 def load_shifted(
-    ref: Any,
+    ref: Ref,
     rows: slice,
     offset: WindowOffset,
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return the values at a window offset from these rows of the output, (R, L)."""
     distance = offset.line * unit.out_width + offset.column
     shift = unit.border + distance
@@ -109,11 +109,11 @@ def load_shifted(
 
 
 def load_tile(
-    ref: Any,
+    ref: Ref,
     rows: slice,
     offsets: Sequence[WindowOffset],
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return the channels at one window offset, or at two beside each other, (R, L)."""
     maps = [load_shifted(ref, rows, offset, unit) for offset in offsets]
     if len(maps) == 1:
@@ -125,12 +125,12 @@ def load_tile(
 
 
 def convolve_window(
-    ref: Any,
+    ref: Ref,
     rows: slice,
-    kernel: Any,
+    kernel: Array,
     offsets: Sequence[WindowOffset],
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return the sum of the products at these window offsets, (R, L).
 
     `kernel` has the rows of all offsets, (T, L).
@@ -146,14 +146,15 @@ def convolve_window(
             total_RL = product_RL
         else:
             total_RL = total_RL + product_RL
+    assert total_RL is not None, "a window has at least one offset"
     return total_RL
 
 
 def join_halves(
-    left_RL: Any,
-    right_RL: Any,
+    left_RL: Array,
+    right_RL: Array,
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return the lower lanes of one map beside the upper lanes of another."""
     lane = jax.lax.broadcasted_iota(jnp.int32, left_RL.shape, 1)
     is_left = lane < unit.inner
@@ -168,7 +169,7 @@ def join_offsets(offsets_of_planes: Sequence[Sequence[WindowOffset]]) -> list[Wi
 # Maps that the gradient reads.
 
 
-def keep_inner_maps(refs: Any, unit: UnitSizes) -> None:
+def keep_inner_maps(refs: SimpleNamespace, unit: UnitSizes) -> None:
     """Store the outputs of two convolutions, beside each other if both fit in one tile."""
     if unit.copies > 1:
         for rows in unit.slices:
@@ -185,10 +186,10 @@ def keep_inner_maps(refs: Any, unit: UnitSizes) -> None:
 
 
 def load_kept1(
-    refs: Any,
+    refs: SimpleNamespace,
     rows: slice,
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return the output of the first convolution, in all lanes."""
     if unit.copies == 1:
         return load_float32(refs.kept1, rows)
@@ -199,10 +200,10 @@ def load_kept1(
 
 
 def load_kept2(
-    refs: Any,
+    refs: SimpleNamespace,
     rows: slice,
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return the output of the second convolution, in all lanes."""
     if unit.copies == 1:
         return load_float32(refs.kept2, rows)
@@ -216,8 +217,8 @@ def load_kept2(
 
 
 def gather_strided(
-    refs: Any,
-    read_input: Callable[[slice], Any],
+    refs: SimpleNamespace,
+    read_input: Callable[[slice], Array],
     unit: UnitSizes,
 ) -> None:
     """Store the values that a strided shortcut reads: even columns of even lines.
@@ -232,11 +233,11 @@ def gather_strided(
 
 
 def read_shortcut_input(
-    refs: Any,
-    read_input: Callable[[slice], Any],
+    refs: SimpleNamespace,
+    read_input: Callable[[slice], Array],
     rows: slice,
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return these rows of the shortcut's input, (R, I)."""
     if not unit.is_strided:
         return read_input(rows)

@@ -3,26 +3,28 @@
 Legend: L lanes.
 """
 
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax.config.sizes import NUM_GROUPS
-from vit_jax.kernels.unit_sizes import LANES, NormSlot, UnitSizes
+from vit_jax.kernels.unit_sizes import LANES, NormSlot, Ref, UnitSizes
 
 
 class NormRefs(NamedTuple):
     """References to the arrays of a norm, in the chip's memory, and its rows in them."""
 
-    affine: Any  # scale and bias
-    statistics: Any  # mean and 1 / deviation
+    affine: Ref  # scale and bias
+    statistics: Ref  # mean and 1 / deviation
     first_row: slice  # scale, or mean
     second_row: slice  # bias, or 1 / deviation
 
 
-def find_norm_refs(refs: Any, slot: NormSlot) -> NormRefs:
+def find_norm_refs(refs: SimpleNamespace, slot: NormSlot) -> NormRefs:
     """Return the references of the norm in a slot."""
     first = slot.first
     second = first + 1
@@ -38,9 +40,9 @@ class Sums:
     """Sums over slices of rows, each (1, L), or sums of products."""
 
     def __init__(self) -> None:
-        self.totals: list[Any] = []
+        self.totals: list[Array] = []
 
-    def add(self, *values: Any) -> None:
+    def add(self, *values: Array) -> None:
         """Add values of a slice to the totals, one for each."""
         if not self.totals:
             self.totals = list(values)
@@ -48,21 +50,21 @@ class Sums:
         for index, value in enumerate(values):
             self.totals[index] = self.totals[index] + value
 
-    def add_rows(self, *maps: Any) -> None:
+    def add_rows(self, *maps: Array) -> None:
         """Add the sum over rows of each map."""
         sums = [x.sum(0, keepdims=True) for x in maps]
         self.add(*sums)
 
-    def add_squares(self, x: Any) -> None:
+    def add_squares(self, x: Array) -> None:
         """Add the rows of a map, and separately their squares."""
         self.add_rows(x, x * x)
 
     def normalise(
         self,
-        refs: Any,
+        refs: SimpleNamespace,
         slot: NormSlot,
         unit: UnitSizes,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Array, Array]:
         """Store mean and 1 / deviation of the map of `add_squares`; return its norm's a and b."""
         norm = find_norm_refs(refs, slot)
         total, total_of_squares = self.totals
@@ -88,7 +90,7 @@ class Norm:
 
     def __init__(
         self,
-        refs: Any,
+        refs: SimpleNamespace,
         slot: NormSlot,
         unit: UnitSizes,
     ):
@@ -108,9 +110,9 @@ class Norm:
 
     def differentiate(
         self,
-        sum_g: Any,
-        sum_gx: Any,
-    ) -> tuple[Any, Any, Any]:
+        sum_g: Array,
+        sum_gx: Array,
+    ) -> tuple[Array, Array, Array]:
         """Add to the gradients of scale and bias; return a, c, d of the gradient a g + c x + d.
 
         Args:
@@ -129,10 +131,10 @@ class Norm:
 
 
 def average_groups(
-    sums_1L: Any,
+    sums_1L: Array,
     slot: NormSlot,
     unit: UnitSizes,
-) -> Any:
+) -> Array:
     """Return the mean of each channel's group, from sums over the rows of a norm's map."""
     group_size = unit.count_normed_channels(slot) // NUM_GROUPS
     num_values = group_size * unit.count_normed_rows(slot)
@@ -147,7 +149,7 @@ def average_groups(
     return means_1L[:, :num_lanes]
 
 
-def _sum_groups(sums_1L: Any, group_size: int) -> Any:
+def _sum_groups(sums_1L: Array, group_size: int) -> Array:
     """Return for each lane the sum of its group.
 
     In each step every lane adds the sum of the lane whose number differs in one bit.

@@ -31,6 +31,7 @@ from jax import Array, ShapeDtypeStruct
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import ArrayLike
 
 from vit_jax.kernels import CONVOLUTION, STATISTICS
 from vit_jax.kernels.devices import device_kind, map_shards
@@ -41,6 +42,7 @@ from vit_jax.kernels.unit_sizes import (
     KERNEL_SIZE,
     LANES,
     NUM_OFFSETS,
+    Ref,
     ScratchMap,
     UnitSizes,
 )
@@ -411,7 +413,7 @@ class _UnitCall(UnitSizes):
 
     def _call(
         self,
-        body: Callable[[Any, UnitSizes], None],
+        body: Callable[[SimpleNamespace, UnitSizes], None],
         *,
         maps: Mapping[str, Array],
         constants: Mapping[str, Array],
@@ -431,7 +433,7 @@ class _UnitCall(UnitSizes):
         """
         names = (*maps, *constants, *results, *sums, *scratch)
 
-        def run(*references: Any) -> None:
+        def run(*references: Ref) -> None:
             body(_name_references(names, references), self)
 
         in_specs = []
@@ -474,7 +476,7 @@ class _UnitCall(UnitSizes):
         """Return the block of a map that the program of an image reads or writes."""
         images_per_core = self.batch // self.cores
 
-        def find_image(core: Any, image: Any) -> tuple:
+        def find_image(core: ArrayLike, image: ArrayLike) -> tuple:
             return core * images_per_core + image, 0, 0
 
         return pl.BlockSpec((None, *shape), find_image)
@@ -488,7 +490,7 @@ def _append_zeros(x_RN: Array, num_rows: int) -> Array:
 
 def _name_references(
     names: Sequence[str],
-    references: Sequence[Any],
+    references: Sequence[Ref],
 ) -> SimpleNamespace:
     """Return references by name; the arrays of a scratch map become one map."""
     named_references = {}
@@ -502,7 +504,7 @@ def _name_references(
 def _make_core_block(shape: tuple[int, ...]) -> pl.BlockSpec:
     """Return the block of sums that all programs of a core add to."""
 
-    def find_core(core: Any, image: Any) -> tuple:
+    def find_core(core: ArrayLike, image: ArrayLike) -> tuple:
         return core, 0, 0
 
     return pl.BlockSpec((None, *shape), find_core)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -26,6 +27,7 @@ ROWS = 256  # rows of one product; found by compiling
 KERNEL_SIZE = 3
 NUM_OFFSETS = KERNEL_SIZE**2
 _SUBLANES = 8  # rows of a tile in memory
+Ref = Any  # an array of Pallas on the chip
 
 
 class WindowOffset(NamedTuple):
@@ -68,7 +70,7 @@ class UnitSizes:
         self,
         rows: int,  # rows of the input
         channels: tuple[int, int, int],  # channels of the input, the inner maps and the output
-        dtype: Any,
+        dtype: jnp.dtype,
         has_shortcut: bool,
         form: Form,
     ):
@@ -185,7 +187,7 @@ def slice_rows(size: int) -> list[slice]:
 class ScratchMap:
     """A float32 map in scratch memory, in arrays of 128 lanes for loads with a stride."""
 
-    def __init__(self, tiles: Sequence[Any]):
+    def __init__(self, tiles: Sequence[Ref]):
         self.tiles = tiles
 
     @staticmethod
@@ -195,15 +197,15 @@ class ScratchMap:
         tile = pltpu.VMEM((rows, LANES), jnp.float32)
         return [tile] * num_tiles
 
-    def __getitem__(self, rows: Any) -> Any:
+    def __getitem__(self, rows: slice) -> Array:
         """Return rows of all channels, (R, N)."""
         parts = [tile[rows] for tile in self.tiles]
         return jnp.concatenate(parts, 1)
 
     def __setitem__(
         self,
-        rows: Any,
-        x_RN: Any,
+        rows: slice,
+        x_RN: Array,
     ) -> None:
         for index, tile in enumerate(self.tiles):
             start = index * LANES

@@ -123,7 +123,7 @@ def build_initial_factors(shapes: Mapping[str, Shape], key: Array) -> dict[str, 
     return factors
 
 
-def add_factors(model: Any, lora: Lora, key: Array) -> Any:
+def add_factors(model: nnx.Module, lora: Lora, key: Array) -> nnx.Module:
     """Add factors with initial values to the linear layers of a network, and return it.
 
     Raises:
@@ -142,7 +142,7 @@ def add_factors(model: Any, lora: Lora, key: Array) -> Any:
     return model
 
 
-def store_frozen_kernels(model: Any, dtype: str) -> Any:
+def store_frozen_kernels(model: nnx.Module, dtype: str) -> nnx.Module:
     """Store the kernels of attention and MLP, which LoRA freezes, in the compute dtype.
 
     The step reads them in this dtype only. Factors keep float32.

@@ -22,7 +22,7 @@ from vit_jax.api.model import Model, to_probabilities
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.imports.extras import install_command
 from vit_jax.kernels.devices import F, trace_for
-from vit_jax.storage.files import expand_path, write_atomically
+from vit_jax.storage.files import JsonObject, expand_path, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 OUTPUTS = {
@@ -364,7 +364,7 @@ def _describe_resize(transform: EvaluationTransform) -> dict[str, str]:
     return {"interpolation": interpolation, **description}
 
 
-def _describe(model: Model, outputs: tuple[str, ...]) -> dict[str, Any]:
+def _describe(model: Model, outputs: tuple[str, ...]) -> JsonObject:
     """Return input, outputs, classes and preparation of images as JSON values.
 
     Probabilities alone are "output"; other outputs are "outputs", by their names.
@@ -372,7 +372,7 @@ def _describe(model: Model, outputs: tuple[str, ...]) -> dict[str, Any]:
     a = model.architecture
     described = _describe_outputs(model, outputs)
     key = "outputs"
-    value: dict[str, Any] = described
+    value: JsonObject = described
     if outputs == ("probabilities",):
         key = "output"
         value = described["probabilities"]
@@ -386,7 +386,7 @@ def _describe(model: Model, outputs: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _describe_input(model: Model) -> dict[str, Any]:
+def _describe_input(model: Model) -> JsonObject:
     """Return dtype, shape and channels of the images."""
     shape = ["batch", *model.architecture.image_shape]
     bands = model.require_transform().bands
@@ -400,7 +400,7 @@ def _describe_input(model: Model) -> dict[str, Any]:
     }
 
 
-def _describe_outputs(model: Model, outputs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _describe_outputs(model: Model, outputs: tuple[str, ...]) -> dict[str, JsonObject]:
     """Return dtype, shape and meaning of each output."""
     activation = "sigmoid of each logit" if model.is_multilabel else "softmax of the logits"
     results = jax.eval_shape(_build_program(model, outputs), _describe_images(model))
@@ -414,8 +414,8 @@ def _describe_outputs(model: Model, outputs: tuple[str, ...]) -> dict[str, dict[
     return described
 
 
-def _describe_preparation(transform: EvaluationTransform) -> dict[str, Any]:
-    description: dict[str, Any] = {
+def _describe_preparation(transform: EvaluationTransform) -> JsonObject:
+    description: JsonObject = {
         "resize": transform.resize,
         "crop_fraction": transform.crop_fraction,
         **_describe_resize(transform),

@@ -19,6 +19,7 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import PretrainConfig, RunConfig, validate
 from vit_jax.data.records import Source
 from vit_jax.sharding.chips import find_chip
+from vit_jax.storage.files import JsonObject
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.assembly import Assembly, CompiledStep
 from vit_jax.train.inputs import Datasets, open_datasets, open_train_batches
@@ -68,7 +69,7 @@ class Part:
         return figures
 
 
-def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict[str, Any]:
+def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> JsonObject:
     """Time the parts of a recipe's run, on random images.
 
     Args:
@@ -91,7 +92,7 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
     began = time.perf_counter()
     step = run.compile_train_step()
     compile_seconds = time.perf_counter() - began
-    result: dict[str, Any] = {
+    result: JsonObject = {
         "network": run.architecture.name,
         "global_batch": config.global_batch,
         **machine(),
@@ -157,7 +158,7 @@ def time_step(run: Assembly, step: TrainStep, num_steps: int) -> Part:
     return Part("step", seconds, batch_size)
 
 
-def to_text(result: dict[str, Any]) -> str:
+def to_text(result: JsonObject) -> str:
     """Return the result of `bench` as a table for a terminal."""
     about = [f"compiled in {result['compile_seconds']:.1f} s"]
     for name in ("arguments", "temporary"):
