@@ -251,7 +251,10 @@ class StepParts:
     def _list_needed_intermediates(self, network: nnx.Module) -> tuple[str, ...]:
         """Return the intermediates that the loss needs: the distillation token learns a teacher."""
         has_teacher = self.config.objective.teacher is not None
-        if has_teacher and "token_logits" in list_allowed(network):
+        allowed = getattr(
+            network, "allowed_intermediates", ()
+        )  # a custom network may not state them
+        if has_teacher and "token_logits" in allowed:
             return ("token_logits",)
         return ()
 
@@ -275,7 +278,7 @@ class StepParts:
         if self.measures_all_updates:
             return optax.tree.norm(updates)
         is_logged = (step % self.steps.log_every == 0) | (step == self.steps.total)
-        return jax.lax.cond(is_logged, measure_norm, skip_norm, updates)
+        return jax.lax.cond(is_logged, optax.tree.norm, skip_norm, updates)
 
     @jax.named_scope("average")
     def update_average(
@@ -304,11 +307,6 @@ def step_keys(seed: int, step: jax.typing.ArrayLike) -> StepKeys:
     """Return the random keys of one step."""
     mixing_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
     return StepKeys(mixing_key, dropout_key)
-
-
-def measure_norm(updates: optax.Updates) -> jax.Array:
-    """Return the norm of all updates."""
-    return optax.tree.norm(updates)
 
 
 def skip_norm(updates: optax.Updates) -> jax.Array:
@@ -357,11 +355,6 @@ def weigh_examples(label_BK: jax.Array, class_weights: Sequence[float]) -> jax.A
     """Return weights (B,) of examples by their classes, whose mean weight becomes 1."""
     mean = sum(class_weights) / len(class_weights)
     return label_BK @ jnp.asarray([weight / mean for weight in class_weights])
-
-
-def list_allowed(network: nnx.Module) -> tuple[str, ...]:
-    """Return the intermediates that a network can return; none if it does not state them."""
-    return getattr(network, "allowed_intermediates", ())
 
 
 def call_network(
