@@ -303,7 +303,7 @@ class Model:
 
     def stream(
         self,
-        images: ManyImages | Source,
+        images: "ManyImages | Source",
         field: str = "probabilities",
         *,
         batch_size: int = BATCH_SIZE,

@@ -21,13 +21,12 @@ def did_you_mean(
     known: Iterable[str],
     form: str = "{!r}",
     most: int = 1,
-    cutoff: float = 0.6,
 ) -> str:
     """Return " Did you mean A or B?" with the closest known names, or "".
 
     `form` is the template of a name; the other arguments are those of `closest`.
     """
-    similar = closest(name, known, most, cutoff)
+    similar = closest(name, known, most)
     if not similar:
         return ""
     names = " or ".join(map(form.format, similar))

@@ -238,13 +238,9 @@ def _read_form(start: bytes) -> _Form:
     )
 
 
-def read_tiff_directories(
-    read: Read,
-    wanted: Container[int],
-    most_values: int = _MOST_VALUES,
-) -> Iterator[dict[int, Tag]]:
+def read_tiff_directories(read: Read, wanted: Container[int]) -> Iterator[dict[int, Tag]]:
     """Yield the wanted tags of each directory of a TIFF, as `locate_tiff_directories`."""
-    for _, tags in locate_tiff_directories(read, wanted, most_values):
+    for _, tags in locate_tiff_directories(read, wanted):
         yield tags
 
 

@@ -150,9 +150,9 @@ def _find_families(letters: set[str]) -> list[str]:
     return families
 
 
-def shrink(image_HWC: np.ndarray, pixels: int = TILE_PIXELS) -> np.ndarray:
-    """Return the image, its longer side at most `pixels`."""
-    scale = pixels / max(image_HWC.shape[:2])
+def shrink(image_HWC: np.ndarray) -> np.ndarray:
+    """Return the image, its longer side at most `TILE_PIXELS`."""
+    scale = TILE_PIXELS / max(image_HWC.shape[:2])
     if scale >= 1:
         return image_HWC
     return cv2.resize(image_HWC, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)

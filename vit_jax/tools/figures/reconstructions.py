@@ -91,7 +91,7 @@ def _to_bytes(values: np.ndarray) -> np.ndarray:
     return np.clip(np.round((values + 1) * 127.5), 0, 255).astype(np.uint8)
 
 
-def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
+def reconstruct(model: Model, images_NHWC: np.ndarray) -> dict[str, np.ndarray]:
     """Mask half of the patches and predict them.
 
     Training also keeps or replaces some of the masked patches. Here the [mask] embedding replaces
@@ -115,7 +115,7 @@ def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[st
     @jax.jit
     def step(module: Any, image_BHWC: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         batch = Batch(image_BHWC, None, None)  # labels are not used, and every image counts
-        targets = objective.prepare(batch, None, jnp.ones(len(image_BHWC)), jax.random.key(seed))
+        targets = objective.prepare(batch, None, jnp.ones(len(image_BHWC)), jax.random.key(0))
         images = normalise(image_BHWC, architecture.compute_dtype)
         predicted_BNT = module(images, corruption=targets.corruption).patches_BNO
         if target != "pixels":
