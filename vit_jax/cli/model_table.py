@@ -1,11 +1,10 @@
 """Sizes of the listed networks and addresses of their public weights, recorded in a file.
 
 Measuring them builds 48 abstract networks, which takes seconds; the file is read without JAX.
-`UPDATE_GOLDEN=1 ./launch/test.sh --all tests/cli/test_model_table.py` writes it anew.
+`UPDATE_GOLDEN=1 ./launch/test.sh --all tests/cli/test_model_table.py` measures and writes it anew.
 """
 
 import importlib.resources
-from collections.abc import Iterable
 from typing import NamedTuple
 
 IMAGE_SIZE = 224
@@ -37,32 +36,3 @@ def read_models() -> dict[str, ModelRow]:
         name, num_parameters, num_flops, *addresses = line.split("\t")
         rows[name] = ModelRow(name, int(num_parameters), int(num_flops), tuple(addresses))
     return rows
-
-
-def measure_model(name: str) -> ModelRow:
-    """Return the row of a network, built without values."""
-    from vit_jax.config import ModelConfig, build_architecture
-    from vit_jax.models.flops import FLOPS_PER_MAC, count_parameters, forward_macs
-    from vit_jax.weights.published import list_addresses
-
-    config = ModelConfig(name=name, head="linear")
-    architecture = build_architecture(
-        config,
-        image_size=(IMAGE_SIZE, IMAGE_SIZE),
-        num_classes=NUM_CLASSES,
-    )
-    return ModelRow(
-        name,
-        num_parameters=count_parameters(architecture),
-        num_flops=FLOPS_PER_MAC * forward_macs(architecture),
-        addresses=list_addresses().get(name, ()),
-    )
-
-
-def format_models(rows: Iterable[ModelRow]) -> str:
-    """Return the text of the file: a line for each network, with tabs between its cells."""
-    text = ""
-    for row in rows:
-        cells = [row.name, str(row.num_parameters), str(row.num_flops), *row.addresses]
-        text += "\t".join(cells) + "\n"
-    return text
