@@ -6,15 +6,23 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.config.metric_names import MULTILABEL_RESULTS
-from vit_jax.storage.files import expand_path
+from vit_jax.storage.files import JsonObject, expand_path
 from vit_jax.text.nearest import did_you_mean
 from vit_jax.tools.figures.drawing import COLOURS, GREY, new_figure, shorten
 from vit_jax.train.run_files import CONFIG_FILE, METRICS_FILE, read_config, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Style = dict[str, Any]
+"""Arguments of matplotlib for a line."""
+Colour = str | tuple[float, float, float, float]
 
 MOST_LETTERS = 60  # letters of a run's name in a legend
 MOST_MINUTES = 180  # end of a time axis in minutes; longer axes are in hours
@@ -35,7 +43,7 @@ class RunLog:
     """The config and the metrics of a run, finished or not."""
 
     name: str
-    config: Mapping[str, Any]
+    config: JsonObject
     lines: Sequence[Mapping[str, float]]
 
     def metrics(self) -> list[str]:
@@ -162,7 +170,11 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
         workdirs += [path for path in found if path not in workdirs]
 
     shared = os.path.commonpath([path.absolute().parent for path in workdirs])
-    return [read_run(path, os.path.relpath(path.absolute(), shared)) for path in workdirs]
+    runs = []
+    for path in workdirs:
+        name = os.path.relpath(path.absolute(), shared)
+        runs.append(read_run(path, name))
+    return runs
 
 
 def _find_workdirs(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -215,7 +227,11 @@ def _build_panel(metric: str) -> Panel:
     return Panel(label, metric.__eq__)
 
 
-def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str = "steps") -> Any:
+def draw_curves(
+    runs: Sequence[RunLog],
+    asked: Sequence[str] = USUAL,
+    axis: str = "steps",
+) -> "Figure":
     """Return a figure with a panel for each kind of metric.
 
     Runs differ by colour. The metrics of a panel differ by line style: training metrics are
@@ -237,29 +253,49 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
     for axes, (panel, metrics) in zip(all_axes, panels.values(), strict=True):
         styles = _choose_styles(metrics)
         for run, colour in zip(runs, colours, strict=True):
-            for metric, style in styles.items():
-                step_P, value_P = run.curve(metric)
-                if len(step_P) == 0:
-                    continue
-                line = style | _choose_marker(style, len(step_P))
-                if has_many_runs:
-                    line["color"] = colour
-                position_P = run.locate_steps(axis, step_P) / unit
-                axes.plot(position_P, panel.scale * value_P, **line)
+            colour_of_run = colour if has_many_runs else None
+            _draw_run(axes, run, axis, unit, panel.scale, styles, colour_of_run)
         axes.set(xlabel=label, ylabel=panel.label)
         axes.grid(alpha=0.3)
         if len(metrics) > 1:
-            axes.legend(**_build_legend(styles, GREY if has_many_runs else None, fontsize=7))
+            colour_of_metrics = GREY if has_many_runs else None
+            axes.legend(**_build_legend(styles, colour_of_metrics, fontsize=7))
 
     if has_many_runs:
-        styles = {run.name: {"color": colour} for run, colour in zip(runs, colours, strict=True)}
+        styles = {}
+        for run, colour in zip(runs, colours, strict=True):
+            styles[run.name] = {"color": colour}
         num_columns = min(len(runs), LEGEND_COLUMNS)
         legend = _build_legend(styles, fontsize=8)
         figure.legend(**legend, loc="outside lower center", ncols=num_columns)
     return figure
 
 
-def _choose_marker(style: Mapping[str, Any], num_points: int) -> dict[str, Any]:
+def _draw_run(
+    axes: "Axes",
+    run: RunLog,
+    axis: str,
+    unit: float,
+    scale: float,
+    styles: Mapping[str, Style],
+    colour: Colour | None,
+) -> None:
+    """Draw the metrics of a run that have styles; positions are divided by `unit`.
+
+    `colour` replaces the colours of the styles; None keeps them.
+    """
+    for metric, style in styles.items():
+        step_P, value_P = run.curve(metric)
+        if len(step_P) == 0:
+            continue
+        line = style | _choose_marker(style, len(step_P))
+        if colour is not None:
+            line["color"] = colour
+        position_P = run.locate_steps(axis, step_P) / unit
+        axes.plot(position_P, scale * value_P, **line)
+
+
+def _choose_marker(style: Style, num_points: int) -> Style:
     """Return the marker of a line: single points, and broken lines with few points, have one."""
     is_broken = style["linestyle"] != "-"
     is_marked = num_points == 1 or (is_broken and num_points <= MOST_MARKED)
@@ -267,7 +303,7 @@ def _choose_marker(style: Mapping[str, Any], num_points: int) -> dict[str, Any]:
 
 
 def _build_legend(
-    styles: Mapping[str, Mapping[str, Any]],
+    styles: Mapping[str, Style],
     colour: str | None = None,
     *,
     fontsize: int,
@@ -295,10 +331,10 @@ def _choose_unit(runs: Sequence[RunLog], axis: str) -> tuple[float, str]:
     return 3600, f"{label} (hours)"
 
 
-def _choose_styles(metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _choose_styles(metrics: Sequence[str]) -> dict[str, Style]:
     """Return styles of the metrics of a panel: continuous lines for training, else broken lines."""
     broken_lines = itertools.cycle(["--", ":", "-.", (0, (6, 1, 1, 1, 1, 1))])
-    styles = dict[str, dict[str, Any]]()
+    styles = dict[str, Style]()
     for metric, colour in zip(metrics, itertools.cycle(COLOURS), strict=False):
         is_training = metric in ("train_loss", "train_accuracy")
         is_continuous = is_training or len(metrics) == 1
@@ -307,10 +343,11 @@ def _choose_styles(metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _choose_colours(count: int) -> list[Any]:
+def _choose_colours(count: int) -> list[Colour]:
     """Return this number of colours: a palette for the colour-blind, or shades if it is short."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     from matplotlib import colormaps
 
-    return [colormaps["viridis"](number) for number in np.linspace(0, 0.95, count)]
+    shades = colormaps["viridis"]
+    return [shades(number) for number in np.linspace(0, 0.95, count)]

@@ -49,6 +49,7 @@ def _measure_arguments(program: Program) -> dict[str, int]:
 
 
 def _find_kind(name: str) -> str:
+    """Return the kind of an argument by its name."""
     for prefix, kind in _KINDS.items():
         if name.startswith(prefix):
             return kind
@@ -78,10 +79,13 @@ def _list_filled(
     start = makers[loop.operands[0]]
     if start.opcode != "tuple":
         return
+
     trip_count = program.count_trips(loop)
     for name, array in zip(start.operands, loop.arrays, strict=True):
-        is_stack = array.is_in_hbm and len(array.dims) > 1 and array.dims[0] == trip_count
-        if is_stack and math.prod(array.dims) > 1 and _is_fresh(makers[name], makers, program):
+        if not array.is_in_hbm or len(array.dims) < 2 or math.prod(array.dims) <= 1:
+            continue
+        is_stack = array.dims[0] == trip_count
+        if is_stack and _is_fresh(makers[name], makers, program):
             yield array
 
 

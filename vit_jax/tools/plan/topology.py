@@ -209,24 +209,32 @@ def _normalize_name(name: str) -> str:
     """
     lower = name.strip().lower()
     slices, star, machine = lower.rpartition("*")
-    cloud_type = _CLOUD_TYPE.fullmatch(machine)
-    if cloud_type is not None:
-        shape = _find_cloud_shape(name, cloud_type["type"], int(cloud_type["number"]))
-        return f"{slices}{star}{_CLOUD_TYPES[cloud_type['type']].kind}:{_format_shape(shape)}"
+    match = _CLOUD_TYPE.fullmatch(machine)
+    if match is not None:
+        cloud_type = match["type"]
+        kind = _CLOUD_TYPES[cloud_type].kind
+        shape = _find_cloud_shape(name, cloud_type, int(match["number"]))
+        return f"{slices}{star}{kind}:{_format_shape(shape)}"
 
-    times = _GPUS_FIRST.fullmatch(machine)
-    if times is not None:
-        gpu = times["gpu"]
-        number = int(times["number"])
-    else:
-        gpu, _, number_text = machine.partition(":")
-        number = int(number_text or 1) if number_text.isdecimal() or not number_text else 0
-    kind = _find_gpu_kind(gpu)
-    if kind is None or not number:
+    match = _GPUS_FIRST.fullmatch(machine)
+    if match is not None:  # such as 8xh100
+        gpu_kind = _find_gpu_kind(match["gpu"])
+        number = int(match["number"])
+        if gpu_kind is None or not number:
+            return lower
+        return _format_gpus(slices + star, gpu_kind, number)
+
+    gpu, _, number_text = machine.partition(":")
+    gpu_kind = _find_gpu_kind(gpu)
+    number = _parse_number(number_text or "1")
+    if gpu_kind is None or not number:
         return lower
-    if times is None:
-        return f"{slices}{star}{kind}:{number}"
-    return _format_gpus(slices + star, kind, number)
+    return f"{slices}{star}{gpu_kind}:{number}"
+
+
+def _parse_number(text: str) -> int:
+    """Return a whole number; 0 for other text."""
+    return int(text) if text.isdecimal() else 0
 
 
 def _format_gpus(slices: str, kind: str, number: int) -> str:
@@ -271,17 +279,20 @@ def _find_cloud_shape(name: str, cloud_type: str, number: int) -> tuple[int, ...
     Raises:
       ValueError: there is no slice of this size.
     """
+    machines = _CLOUD_TYPES[cloud_type]
     sizes: dict[int, tuple[int, ...]] = {}
-    for shape in _CLOUD_TYPES[cloud_type].shapes:
-        sizes.setdefault(math.prod(shape) * _CLOUD_TYPES[cloud_type].cores_per_chip, shape)
+    for shape in machines.shapes:
+        num_cores = math.prod(shape) * machines.cores_per_chip
+        sizes.setdefault(num_cores, shape)
     if number in sizes:
         return sizes[number]
-    cubes = _find_cubes(_CLOUD_TYPES[cloud_type], number)
+    cubes = _find_cubes(machines, number)
     if cubes is not None:
         return cubes
+
     nearest = sorted(sizes, key=lambda size: abs(size - number))[:2]
     suggestions = " or ".join(f"{cloud_type}-{size}" for size in sorted(nearest))
-    if len(_CLOUD_TYPES[cloud_type].shapes[0]) == 3:
+    if len(machines.shapes[0]) == 3:
         suggestions += f", or a shape such as {cloud_type}:4x4x12"
     raise ValueError(f"--topology={name}: there is no slice of this size. Use {suggestions}.")
 
@@ -290,9 +301,11 @@ def _find_cubes(cloud_type: _CloudType, number: int) -> tuple[int, ...] | None:
     """Return the most compact shape of complete cubes with this number of cores, or None."""
     fabric = find_fabric(cloud_type.kind)
     assert fabric is not None, cloud_type.kind
-    num_cubes, rest = divmod(number, cloud_type.cores_per_chip * _CUBE**3)
-    if fabric.num_axes == 2 or rest or num_cubes * _CUBE**3 > fabric.largest_slice:
+    chips_per_cube = _CUBE**3
+    num_cubes, rest = divmod(number, cloud_type.cores_per_chip * chips_per_cube)
+    if fabric.num_axes == 2 or rest or num_cubes * chips_per_cube > fabric.largest_slice:
         return None
+
     shapes = []
     for low in range(1, num_cubes + 1):
         for middle in range(low, num_cubes // low + 1):
@@ -304,7 +317,8 @@ def _find_cubes(cloud_type: _CloudType, number: int) -> tuple[int, ...] | None:
 
 def _suggest_machines(name: str) -> str:
     """Return machines that are spelled like a name, or those of the kind that it begins with."""
-    lower = _GPUS_FIRST.sub(r"\g<gpu>", name.strip().lower().rpartition("*")[2])
+    _, _, machine = name.strip().lower().rpartition("*")
+    lower = _GPUS_FIRST.sub(r"\g<gpu>", machine)
     machines = []
     for fabric in FABRICS:
         if fabric.num_axes:
@@ -312,15 +326,19 @@ def _suggest_machines(name: str) -> str:
             machines.append(f"{fabric.kind}:{_format_shape(shapes[-1])}")
         else:
             machines.append(f"{fabric.kind}:{fabric.largest_slice}")
-    kind = re.split("[^a-z0-9]", lower)[0]
+
+    kind, *_ = re.split("[^a-z0-9]", lower)
     similar = [machine for machine in machines if kind and machine.startswith(kind)]
-    similar = similar or closest(lower, machines, most=_NUM_SUGGESTIONS)
+    if not similar:
+        similar = closest(lower, machines, most=_NUM_SUGGESTIONS)
     if not similar:
         return ""
-    return f" Did you mean {' or '.join(similar)}?"
+    suggestions = " or ".join(similar)
+    return f" Did you mean {suggestions}?"
 
 
 def _format_shape(shape: Sequence[int]) -> str:
+    """Return a shape as a user writes it, such as "4x4"."""
     return "x".join(map(str, shape))
 
 
@@ -334,6 +352,7 @@ def _check(fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> str | Non
 
 
 def _check_gpus(fabric: Fabric, shape: tuple[int, ...]) -> str | None:
+    """Return the rule that a number of GPUs of one node violates."""
     most = fabric.largest_slice
     if len(shape) == 1 and 1 <= shape[0] <= most:
         return None
@@ -342,6 +361,7 @@ def _check_gpus(fabric: Fabric, shape: tuple[int, ...]) -> str | None:
 
 
 def _check_slice(fabric: Fabric, shape: tuple[int, ...]) -> str | None:
+    """Return the rule that the shape of a slice of TPUs violates."""
     most = fabric.largest_slice
     has_cubes = fabric.num_axes == 3
     if shape in _SHAPES[fabric.num_axes]:
@@ -377,7 +397,8 @@ def build_group(members: Sequence[Any], topology: Topology) -> Group:
     """Return the group that these devices form on the topology's fabric."""
     members_by_slice: dict[int, list[Any]] = {}
     for member in members:
-        members_by_slice.setdefault(_get_slice(member, topology), []).append(member)
+        number = _get_slice(member, topology)
+        members_by_slice.setdefault(number, []).append(member)
     num_slices = len(members_by_slice)
     first_members = next(iter(members_by_slice.values()))
     if not topology.is_tpu:

@@ -67,12 +67,14 @@ def find_peak(get_seconds: GetSeconds, most: int) -> dict[str, Any]:
         batch *= 2
     if not speeds:
         raise ValueError("The network does not fit the device, not even for one image.")
-    best = max(speeds, key=speeds.__getitem__)
+
+    fastest = max(speeds, key=speeds.__getitem__)
+    largest = max(speeds)
     return {
-        "images_per_second": speeds[best],
-        "fastest_batch": best,
-        "largest_batch": max(speeds),
-        "is_limited_by_memory": 2 * max(speeds) <= most,
+        "images_per_second": speeds[fastest],
+        "fastest_batch": fastest,
+        "largest_batch": largest,
+        "is_limited_by_memory": 2 * largest <= most,
         "images_per_second_by_batch": {str(batch): speed for batch, speed in speeds.items()},
     }
 
@@ -85,7 +87,8 @@ def _make_inference(
 
     @trace_for(Placement(mesh))
     def infer(model: Any, image_BHWC: jax.Array) -> jax.Array:
-        logits_BK: jax.Array = model(normalise(image_BHWC, architecture.compute_dtype)).logits_BK
+        images = normalise(image_BHWC, architecture.compute_dtype)
+        logits_BK: jax.Array = model(images).logits_BK
         return logits_BK
 
     return jax.jit(infer), replicate(mesh)
@@ -98,13 +101,15 @@ def _make_measurement(architecture: Architecture) -> GetSeconds:
     model = jax.device_put(initialise(jax.random.key(0)), sharding)
 
     def measure_seconds(batch: int) -> float | None:
-        image = jax.device_put(np.zeros((batch, *architecture.image_shape), np.uint8), sharding)
+        black = np.zeros((batch, *architecture.image_shape), np.uint8)
+        image = jax.device_put(black, sharding)
         try:
-            return float(np.median(time_calls(lambda: infer(model, image), NUM_STEPS)))
+            seconds = time_calls(lambda: infer(model, image), NUM_STEPS)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return None
+        return float(np.median(seconds))
 
     return measure_seconds
 
