@@ -304,7 +304,7 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
         batches.append(jax.device_put(batch, run.batch_sharding))
 
     model = fill_model(run.abstract_state.model)
-    state = run.state_of(model)
+    state = run.start_from(model)
     before = pytree.name_leaves(jax.device_get(state.model))
 
     @jax.jit

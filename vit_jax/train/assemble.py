@@ -125,7 +125,7 @@ def fit_parts(
         compiler=compiler,
         label_shape=label_shape,
         init_state=compiler.jit_build(builder.init),
-        state_of=compiler.jit_build(builder.start_from),
+        start_from=compiler.jit_build(builder.start_from),
         step_parts=step_parts,
         training=jit_training(compiler, step_parts, teacher),
         evaluation_step=jit_evaluation(compiler, step_parts),

@@ -45,7 +45,7 @@ class Assembly:
       compiler: jits steps for the devices of the run, and knows the layout of its state.
       label_shape: shape of the label of an image: (), or (num_classes,) for several labels.
       init_state: returns the state before the first step, with parameters drawn by the seed.
-      state_of: returns the state before the first step, with the parameters of a model.
+      start_from: returns the state before the first step, with the parameters of a model.
       step_parts: the parts of the training step.
       training: the training step, jitted; it reuses the memory of the old state.
       evaluation_step: (state, batch) -> sums over the batch, and rows of its images.
@@ -59,7 +59,7 @@ class Assembly:
     compiler: StepCompiler
     label_shape: tuple[int, ...]
     init_state: Callable[[], TrainState]
-    state_of: Callable[[nnx.Module], TrainState]
+    start_from: Callable[[nnx.Module], TrainState]
     step_parts: StepParts
     training: JittedTraining
     evaluation_step: JittedEvaluationStep

@@ -247,7 +247,7 @@ def state_of_parameters(
         array = complete[name].astype(leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])
 
-    return assembly.state_of(pytree.map_with_names(place, model))
+    return assembly.start_from(pytree.map_with_names(place, model))
 
 
 def _require_same_parameters(
