@@ -203,7 +203,9 @@ def _require_memory(num_examples: int, width: int, num_classes: int) -> None:
     matrices = 2 * side * side  # one, and its copy with the penalty
     right_sides = 2 * side * num_classes  # one, and the solution
     kernel = width * num_classes
-    features = num_examples * width if num_examples <= width else 0  # X of `DualEquations`
+    features = 0
+    if num_examples <= width:
+        features = num_examples * width  # X, which `DualEquations` keep
 
     needed = 8 * (matrices + right_sides + kernel + features)
     available = memory_bytes()

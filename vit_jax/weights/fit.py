@@ -191,8 +191,8 @@ def set_bands(
       weights: weights of any number of channels.
       channels: number of channels of the images.
       bands: bands of the images, with their normalisation; None: RGB.
-      method: the same as for `fit_channels`.
-      option: the same.
+      method: the same as for `adapt_channels`.
+      option: name of the option that chooses the method.
 
     Raises:
       ValueError: the number is not allowed.
@@ -248,13 +248,15 @@ def change_last_norm(
         return drop_unexpected(parameters, expected, old_norm)
 
     changes: dict[str, Change] = {}
-    for name in list_folder(expected, new_norm):
-        if old_norm is None:
+    if old_norm is None:
+        for name in list_folder(expected, new_norm):
             value = 1.0 if name.endswith("scale") else 0.0
             changes[name] = fill(name, expected[name], value)
-        else:
-            old_name = old_norm + name.removeprefix(new_norm)
-            changes |= move(old_name, name, parameters[old_name])
+        return changes
+
+    for name in list_folder(parameters, old_norm):
+        new_name = new_norm + name.removeprefix(old_norm)
+        changes |= move(name, new_name, parameters[name])
     return changes
 
 
