@@ -193,8 +193,8 @@ def check_optimizer(config: OptimizerConfig, builder: StateBuilder) -> None:
     state = builder.abstract_state
     check_patterns(config, state.model)
     if is_reference(config.name):
-        update = builder.optimizer.update
-        jax.eval_shape(update, state.model, state.optimizer, state.model)
+        gradients = state.model  # of the same shapes
+        jax.eval_shape(builder.optimizer.update, gradients, state.optimizer, state.model)
 
 
 def make_compiler(
