@@ -526,10 +526,7 @@ def _merge_preparation(stored: Mapping[str, Any], requested: Mapping[str, Any]) 
     Raises:
       ValueError: they contradict each other.
     """
-    known = {}
-    for field, value in stored.items():
-        if value is not None:
-            known[field] = value
+    known = {field: value for field, value in stored.items() if value is not None}
 
     for field, value in requested.items():
         if value is None:

@@ -114,9 +114,7 @@ def _list_cells(record: Record) -> list[str]:
 
 def to_table(records: Sequence[Record]) -> str:
     """Return a line for each image: its classes, the most probable first."""
-    rows = []
-    for record in records:
-        rows.append((record["image"], _describe(record)))
+    rows = [(record["image"], _describe(record)) for record in records]
     return columns(rows, "<<", gap="   ")
 
 

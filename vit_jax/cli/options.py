@@ -159,10 +159,7 @@ class Option:
     @property
     def conditions(self) -> list[When]:
         """The rules about other options that make this one effective."""
-        conditions = []
-        for rule in find_rules(self.hint):
-            if isinstance(rule, When):
-                conditions.append(rule)
+        conditions = [rule for rule in find_rules(self.hint) if isinstance(rule, When)]
         return conditions
 
     def to_words(self, value: Any) -> list[str]:
@@ -203,9 +200,7 @@ def list_options(kind: type[Any]) -> list[Option]:
 
 def list_groups(kind: type[Any]) -> "list[type[Group]]":
     """Return the groups of options that a verb takes."""
-    groups = []
-    for field in filter(_is_group, _order_fields(kind)):
-        groups.append(field.metadata["group"])
+    groups = [field.metadata["group"] for field in filter(_is_group, _order_fields(kind))]
     return groups
 
 

@@ -190,10 +190,7 @@ def _require_words(verb: str, config: str | None, overrides: Sequence[str]) -> N
     forms = {"init_from": "WEIGHTS", "data": "DATA"}
     if verb == "pretrain":
         del forms["init_from"]
-    missing = []
-    for field, form in forms.items():
-        if not _has_value(overrides, field):
-            missing.append(form)
+    missing = [form for field, form in forms.items() if not _has_value(overrides, field)]
     if missing:
         raise UsageError(
             f"Missing: {' '.join(missing)}. Use vit-jax {verb} {' '.join(forms.values())}, "

@@ -565,10 +565,7 @@ def _fail_if_unreadable(records: "Sequence[Record]") -> None:
     """End with exit code 1 if an image could not be read."""
     from vit_jax.hosts import exits
 
-    failed = []
-    for record in records:
-        if "error" in record:
-            failed.append(printable(str(record["image"])))
+    failed = [printable(str(record["image"])) for record in records if "error" in record]
     if failed:
         fail(
             f"{len(failed)} of {len(records)} images cannot be read: {', '.join(failed)}",

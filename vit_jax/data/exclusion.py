@@ -33,9 +33,7 @@ def write_exclusion(
     indices: Sequence[int],
 ) -> None:
     """Write the ids of records of a split."""
-    ids = []
-    for index in indices:
-        ids.append(os.fsdecode(source.key_of(index)))
+    ids = [os.fsdecode(source.key_of(index)) for index in indices]
 
     is_excluded_N = np.isin(np.arange(len(source)), indices)
     digest = _digest_images(source, is_excluded_N)

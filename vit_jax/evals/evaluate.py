@@ -277,9 +277,7 @@ def values(
     if list(results) == [""]:
         return {"weights": weights, **results[""].values()}
 
-    sets = {}
-    for name, result in results.items():
-        sets[name] = result.values()
+    sets = {name: result.values() for name, result in results.items()}
     return {
         "weights": weights,
         "sets": sets,

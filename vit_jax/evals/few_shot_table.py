@@ -34,13 +34,9 @@ class FewShotTable:
 
     def to_dict(self) -> dict[str, object]:
         """Return accuracies, mean and spread by dataset and number of shots, for JSON."""
-        datasets = {}
-        for name, result in self.results.items():
-            datasets[name] = self._describe(result)
+        datasets = {name: self._describe(result) for name, result in self.results.items()}
 
-        l2_used = {}
-        for shots, l2 in self.l2.items():
-            l2_used[str(shots)] = l2
+        l2_used = {str(shots): l2 for shots, l2 in self.l2.items()}
 
         average = {}
         for shots in self.protocol.shots:

@@ -72,18 +72,13 @@ def class_names() -> tuple[str, ...]:
 
 def numbers_by_id() -> dict[str, int]:
     """Return the number of each WordNet id."""
-    numbers = {}
-    for number, one in enumerate(classes()):
-        numbers[one.wordnet_id] = number
+    numbers = {one.wordnet_id: number for number, one in enumerate(classes())}
     return numbers
 
 
 def members(subset: str) -> np.ndarray:
     """Return the numbers of the classes of a subset, ascending; of all classes for ""."""
-    numbers = []
-    for number, one in enumerate(classes()):
-        if subset in one.subsets:
-            numbers.append(number)
+    numbers = [number for number, one in enumerate(classes()) if subset in one.subsets]
     return np.array(numbers)
 
 
@@ -106,12 +101,8 @@ def readable_names(weights: WeightsInfo) -> tuple[str, ...] | None:
     if weights.class_names is None:
         return None
 
-    known = {}
-    for one in classes():
-        known[one.wordnet_id] = one.name
-    names = []
-    for name in weights.class_names:
-        names.append(known.get(name, name))
+    known = {one.wordnet_id: one.name for one in classes()}
+    names = [known.get(name, name) for name in weights.class_names]
     return tuple(names)
 
 
@@ -178,9 +169,7 @@ def _find_equal_names(weights: WeightsInfo, class_names: Sequence[str]) -> np.nd
     if is_unnamed(weights):
         names = readable_names(weights)
 
-    places = {}
-    for place, name in enumerate(names or ()):
-        places[name] = place
+    places = {name: place for place, name in enumerate(names or ())}
 
     output_L = np.full(len(class_names), -1)
     for number, name in enumerate(class_names):

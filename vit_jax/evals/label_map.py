@@ -125,10 +125,7 @@ def match_by_value(data: str, class_names: Sequence[str], weights: WeightsInfo) 
     Raises:
       ValueError: a name is no integer, is no number of an output, or has the value of another name.
     """
-    others = []
-    for name in class_names:
-        if not _INTEGER.fullmatch(name):
-            others.append(name)
+    others = [name for name in class_names if not _INTEGER.fullmatch(name)]
     if others:
         raise ValueError(
             f"{data}: {weights.source} does not name its {weights.architecture.num_classes:,} "

@@ -122,9 +122,7 @@ def neighbour_accuracy(
             num_correct[k] += int(is_correct_C.sum())
         first = last
 
-    accuracies = {}
-    for k, count in num_correct.items():
-        accuracies[k] = count / len(test)
+    accuracies = {k: count / len(test) for k, count in num_correct.items()}
     return accuracies
 
 

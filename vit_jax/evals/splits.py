@@ -380,9 +380,7 @@ def _find_imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[i
     if not imagenet_classes.is_unnamed(weights):
         return None
 
-    numbers = {}
-    for number, name in enumerate(imagenet_classes.class_names()):
-        numbers[name] = number
+    numbers = {name: number for number, name in enumerate(imagenet_classes.class_names())}
     for known in (imagenet_classes.numbers_by_id(), numbers):
         if all(name in known for name in names):
             return [known[name] for name in names]

@@ -208,9 +208,7 @@ def compute_attention(
 
     assert form == "cudnn", form
     projections = (query_BSE, key_BSE, value_BSE)
-    operands = []
-    for x_BSE, bias_E in zip(projections, bias_3E, strict=True):
-        operands.append(x_BSE + bias_E)
+    operands = [x_BSE + bias_E for x_BSE, bias_E in zip(projections, bias_3E, strict=True)]
     query_BSE, key_BSE, value_BSE = operands
     return attention_cudnn.attention(query_BSE, key_BSE, value_BSE, num_heads)
 

@@ -155,9 +155,7 @@ def _differentiate(
     run = map_shards(run, argument_layouts, result_layouts)
     dx_BRI, sums_of_cores = run(x_BRI, parameters, others)
 
-    sums = {}
-    for name, sum_of_cores in sums_of_cores.items():
-        sums[name] = sum_of_cores.sum(0)
+    sums = {name: sum_of_cores.sum(0) for name, sum_of_cores in sums_of_cores.items()}
     call = _UnitCall(x_BRI, parameters, form)
     return dx_BRI, call.collect(sums)
 

@@ -98,10 +98,7 @@ def list_layer_axes(name: str, ndim: int) -> tuple[int, ...]:
 
 def _count_layers(leaves: Mapping[str, jax.Array]) -> dict[str, int]:
     """Return the number of layers of each stacked array."""
-    layers = {}
-    for name, leaf in leaves.items():
-        if is_stacked(name):
-            layers[name] = len(leaf)
+    layers = {name: len(leaf) for name, leaf in leaves.items() if is_stacked(name)}
     return layers
 
 

@@ -47,9 +47,7 @@ def columns(
     widths = _measure_columns(zip_longest(*lines, fillvalue=""))
     for index, width in enumerate(least[: len(widths)]):
         widths[index] = max(widths[index], width)
-    texts = []
-    for line in lines:
-        texts.append(gap.join(_pad_cells(line, signs, widths)).rstrip())
+    texts = [gap.join(_pad_cells(line, signs, widths)).rstrip() for line in lines]
     return "\n".join(texts)
 
 
@@ -59,9 +57,7 @@ def _escape_cells(row: Sequence[str]) -> list[str]:
 
 def _measure_columns(columns: Iterable[Iterable[str]]) -> list[int]:
     """Return the length of the longest cell of each column."""
-    widths = []
-    for column in columns:
-        widths.append(max(map(len, column)))
+    widths = [max(map(len, column)) for column in columns]
     return widths
 
 

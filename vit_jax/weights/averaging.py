@@ -30,9 +30,7 @@ def load_average(sources: Sequence[str], **options: Any) -> Weights:
         )
 
     first = load_weights(sources[0], **options)
-    sums = {}
-    for name, array in first.parameters.items():
-        sums[name] = array.astype(np.float64)
+    sums = {name: array.astype(np.float64) for name, array in first.parameters.items()}
     for source in sources[1:]:
         weights = load_weights(source, **options)
         _require_same_network(first, weights)
@@ -50,9 +48,7 @@ def load_average(sources: Sequence[str], **options: Any) -> Weights:
 
 def _divide(sums: Mapping[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
     """Return the means in float32."""
-    means = {}
-    for name, array in sums.items():
-        means[name] = (array / number).astype(np.float32)
+    means = {name: (array / number).astype(np.float32) for name, array in sums.items()}
     return means
 
 

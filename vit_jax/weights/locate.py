@@ -116,10 +116,7 @@ def _require_safetensors(folder: pathlib.Path, files: Iterable[pathlib.Path]) ->
 
 def _select_wanted(files: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     """Return the files of weights and of their configuration."""
-    wanted = []
-    for file in files:
-        if _WANTED.match(file.name):
-            wanted.append(file)
+    wanted = [file for file in files if _WANTED.match(file.name)]
     return wanted
 
 

@@ -378,9 +378,7 @@ class Parquet(Packed):
         return tuple(names)
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
-        labels = []
-        for file in map(_stat_file, files):
-            labels.append(_read_labels(file, self._label_column))
+        labels = [_read_labels(file, self._label_column) for file in map(_stat_file, files)]
         return np.concatenate(labels)
 
     def records(

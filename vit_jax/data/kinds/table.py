@@ -442,10 +442,7 @@ def _is_flag_column(lines: list[_Line], index: int) -> bool:
 
 def _read_flagged_labels(cells: Sequence[str], names: dict[int, str]) -> tuple[str, ...]:
     """Return the names of the columns that hold 1 in the cells of a line."""
-    labels = []
-    for index, name in names.items():
-        if _FLAGS[cells[index].strip()]:
-            labels.append(name)
+    labels = [name for index, name in names.items() if _FLAGS[cells[index].strip()]]
     return tuple(labels)
 
 

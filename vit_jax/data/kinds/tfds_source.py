@@ -411,9 +411,7 @@ def _find_class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tupl
     if has_image and isinstance(feature, tfds.features.ClassLabel):
         return labels.class_names or tuple(feature.names)
 
-    kinds = {}
-    for name, present in features.items():
-        kinds[name] = type(present).__name__
+    kinds = {name: type(present).__name__ for name, present in features.items()}
     needed = f"'image' (an Image) and {labels.feature!r}"
     if not labels.class_names:
         needed += " (a ClassLabel)"

@@ -269,7 +269,5 @@ def to_table(statuses: Sequence[Status]) -> str:
 
 def read_all(folders: Sequence[str]) -> list[Status]:
     """Read the state of all runs in folders; errors as `find_runs` and `read_status`."""
-    statuses = []
-    for workdir in find_runs(folders):
-        statuses.append(read_status(workdir, time.time()))
+    statuses = [read_status(workdir, time.time()) for workdir in find_runs(folders)]
     return statuses

@@ -171,10 +171,7 @@ def _describe_different_images(
     Other facts tell where seed, number or names differ.
     """
     common = [key for key in first if key in there]
-    different = []
-    for key in common:
-        if there[key] != first[key]:
-            different.append(key)
+    different = [key for key in common if there[key] != first[key]]
     if not different:
         return ""
 

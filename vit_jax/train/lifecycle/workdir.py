@@ -173,10 +173,7 @@ def undo_after_rejection(path: pathlib.Path, *files: str) -> Iterator[None]:
     if not hosts.is_first():
         yield
         return
-    made = []
-    for folder in (path, *path.parents):
-        if not folder.exists():
-            made.append(folder)
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     before: set[pathlib.Path] = set()
     with contextlib.suppress(OSError):  # the folder does not exist, or is rejected later
         before.update(path.iterdir())

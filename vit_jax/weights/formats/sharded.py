@@ -92,10 +92,7 @@ def _read_weight_map(path: pathlib.Path) -> Mapping[str, str]:
     shards = {shard for shard in weight_map.values() if isinstance(shard, str)}
     pickles = find_pickles(shards)
     if pickles:
-        inputs = []
-        for name in pickles:
-            if _is_plain(name):
-                inputs.append(str(path.with_name(name)))
+        inputs = [str(path.with_name(name)) for name in pickles if _is_plain(name)]
         output = str(path.with_name(WEIGHTS))
         raise ValueError(f"it is the index of PyTorch files, {advise(output, inputs)}")
 
@@ -131,10 +128,7 @@ def _require_files(index: pathlib.Path, shards: list[str]) -> None:
             f"{len(shards):,} shards are more than the {MAX_SHARDS} allowed. Join them."
         )
 
-    missing = []
-    for shard in shards:
-        if not index.with_name(shard).is_file():
-            missing.append(shard)
+    missing = [shard for shard in shards if not index.with_name(shard).is_file()]
     if missing:
         raise ValueError(
             f"shards that it names are not in its folder: {_join_first(missing)}. Fetch them."

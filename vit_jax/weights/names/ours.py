@@ -39,9 +39,7 @@ def list_shapes(a: Architecture) -> Mapping[str, Shape]:
     except (OverflowError, TypeError) as error:
         raise ValueError(f"no network can be built with the sizes of {a.name}: {error}") from error
 
-    shapes = {}
-    for name, leaf in pytree.name_leaves(model).items():
-        shapes[name] = leaf.shape
+    shapes = {name: leaf.shape for name, leaf in pytree.name_leaves(model).items()}
     return shapes
 
 
