@@ -112,6 +112,8 @@ ELEMENTWISE: Mapping[str, AddNodes] = {
 
 # Operations that move or combine values. Their inputs have their complete shapes.
 
+_REDUCTIONS = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax"}
+
 
 def add_reshape(graph: Graph, operation: Operation) -> Value:
     """Add a change of shape, also one that removes dimensions of 1."""
@@ -125,16 +127,11 @@ def add_transpose(graph: Graph, operation: Operation) -> Value:
     return graph.transpose(x, operation.params["permutation"])
 
 
-def add_sum(graph: Graph, operation: Operation) -> Tensor:
-    """Add a sum over some axes."""
+def add_reduction(graph: Graph, operation: Operation) -> Tensor:
+    """Add the sum or the maximum over some axes."""
+    kind = _REDUCTIONS[operation.name]
     axes = np.array(operation.params["axes"])
-    return graph.add("ReduceSum", *operation.inputs, axes, shape=operation.shape, keepdims=0)
-
-
-def add_maximum(graph: Graph, operation: Operation) -> Tensor:
-    """Add the maximum over some axes."""
-    axes = np.array(operation.params["axes"])
-    return graph.add("ReduceMax", *operation.inputs, axes, shape=operation.shape, keepdims=0)
+    return graph.add(kind, *operation.inputs, axes, shape=operation.shape, keepdims=0)
 
 
 def add_concatenation(graph: Graph, operation: Operation) -> Tensor:
@@ -266,8 +263,7 @@ ARRANGEMENTS: Mapping[str, AddNodes] = {
     "reshape": add_reshape,
     "squeeze": add_reshape,
     "transpose": add_transpose,
-    "reduce_sum": add_sum,
-    "reduce_max": add_maximum,
+    **dict.fromkeys(_REDUCTIONS, add_reduction),
     "concatenate": add_concatenation,
     "stack": add_stack,
     "slice": add_slice,
