@@ -193,7 +193,7 @@ def check_optimizer(config: OptimizerConfig, builder: StateBuilder) -> None:
     state = builder.abstract_state
     check_patterns(config, state.model)
     if is_reference(config.name):
-        gradients = state.model  # of the same shapes
+        gradients = state.model  # they have its shapes
         jax.eval_shape(builder.optimizer.update, gradients, state.optimizer, state.model)
 
 

@@ -217,7 +217,7 @@ def _normalize_name(name: str) -> str:
         return f"{slices}{star}{kind}:{_format_shape(shape)}"
 
     match = _GPUS_FIRST.fullmatch(machine)
-    if match is not None:  # such as 8xh100
+    if match is not None:  # the form 8xh100
         gpu_kind = _find_gpu_kind(match["gpu"])
         number = int(match["number"])
         if gpu_kind is None or not number:
