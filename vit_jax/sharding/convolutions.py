@@ -61,7 +61,8 @@ class Unit:
 
 def root(architecture: Architecture) -> Convolution:
     """Return the 7x7 convolution of the image."""
-    return Convolution(7, 2, 3, architecture.root_channels, architecture.image_size)
+    inputs = architecture.channels
+    return Convolution(7, 2, inputs, architecture.root_channels, architecture.image_size)
 
 
 def residual_units(architecture: Architecture) -> Iterator[Unit]:

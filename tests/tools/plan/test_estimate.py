@@ -14,6 +14,7 @@ from vit_jax.config import ModelConfig, build_architecture, load_recipe
 from vit_jax.imports import backend
 from vit_jax.imports.extras import install_command
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
+from vit_jax.sharding import convolutions
 from vit_jax.tools.plan import aot, estimate
 from vit_jax.tools.plan.arithmetic import Roofline
 from vit_jax.tools.plan.dataset import IMAGENET, JFT, choose_dataset
@@ -320,6 +321,46 @@ def test_fine_tuning_is_planned_for_the_network_of_its_weights(weights_path):
     assert plan.run.architecture.image_size == (48, 48)
     assert f"weights  {weights_path} (vit_jax" in to_text(plan)
     assert to_json(plan)["weights"] == plan.network.origin
+
+
+@pytest.mark.parametrize("channels", [1, 4, 13])
+def test_a_plan_counts_the_channels_of_images(weights_path, channels):
+    """The weights are of RGB. Bands travel as float32, RGB as bytes."""
+    start = f"init_from={weights_path}"
+    rgb = plan_channels(load_finetuning(start))
+    plan = plan_channels(load_finetuning(start, f"input.channels={channels}"))
+    a = plan.run.architecture
+    values = (channels - 3) * a.patch_size[0] * a.patch_size[1]
+    flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * 9 * values * a.width
+
+    assert a.channels == channels
+    assert plan.memory.batch == pytest.approx(4 * channels / 3 * rgb.memory.batch)
+    assert plan.memory.parameters - rgb.memory.parameters == 4 * values * a.width
+    more_flops = plan.run.training_flops_per_image - rgb.run.training_flops_per_image
+    assert more_flops == flops
+    assert (plan.limit_seconds > rgb.limit_seconds) == (channels > 3)
+
+
+@pytest.mark.parametrize("name", ["R14x0.5", "R14x0.5+ViT-mu/4"])
+def test_a_plan_counts_the_channels_of_a_resnet(name):
+    recipe = f"configs/digits.py:{name}"
+    rgb = plan_channels(load_recipe(recipe))
+    plan = plan_channels(load_recipe(recipe, flags("input.channels=13")))
+    root = convolutions.root(plan.run.architecture)
+    more_values = 10 * root.kernel**2 * root.outputs
+
+    assert root.inputs == 13
+    assert plan.memory.parameters - rgb.memory.parameters == 4 * more_values
+    assert plan.run.training_flops_per_image > rgb.run.training_flops_per_image
+
+
+def plan_channels(config):
+    return make_plan(
+        config,
+        parse_topology("h100"),
+        small.dataset(config),
+        can_compile=False,
+    )
 
 
 def test_a_plan_of_lora_keeps_moments_of_the_factors_alone(weights_path):

@@ -322,7 +322,7 @@ def estimate_limit(run: Assembly, topology: Topology) -> float | None:
         block += 3 * layers + max(attention_flops / peak, attention_bytes / bandwidth)
 
     num_patches = num_images * math.prod(a.grid)
-    patch_values = 3 * math.prod(a.patch_size)
+    patch_values = a.channels * math.prod(a.patch_size)
     # Images need no gradient
     embedding = 2 * estimate_product(num_patches, patch_values, a.width)
     head = 0.0
