@@ -161,8 +161,8 @@ def _follow_preparation(inputs: InputConfig, stated: Mapping[str, Any]) -> tuple
     values: dict[str, Any] = {"test_resize": stated["resize"]}
     if stated["resize"] == "short_side":
         values["test_crop_fraction"] = float(stated["crop_fraction"])
-    if inputs.test_interpolation is None:
-        values["test_interpolation"] = stated.get("interpolation")
+    if inputs.test_interpolation is None and stated.get("interpolation"):
+        values["test_interpolation"] = stated["interpolation"]
     if values.get("test_interpolation") and stated.get("resize_library") == "timm":
         values["test_resize_library"] = "timm"
     shown = ", ".join(f"{name}={value}" for name, value in values.items())
