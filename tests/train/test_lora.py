@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from numpy.testing import assert_allclose
 
 from tests.integration.commands import run, succeed, summary
-from tests.models.small_models import apply
+from tests.models.small_models import FakeDevices, apply
 from tests.rejections import rejects
 from tests.tiny import RECIPE, ROOT, flags
 from tests.train import small_runs as runs
@@ -20,6 +21,7 @@ from vit_jax.arrays import normalise
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models import attention, build_model
 from vit_jax.models.lora import (
     Lora,
@@ -28,6 +30,7 @@ from vit_jax.models.lora import (
     merge,
     require_adaptable,
 )
+from vit_jax.models.mlp import Mlp
 from vit_jax.optim.schedules import build_schedule
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.weights import load_weights
@@ -198,6 +201,35 @@ def test_frozen_kernels_are_stored_in_the_compute_dtype(tmp_path):
         assert_allclose(np.float32(leaf), 1.001, rtol=2**-8)
     merged = merge(jax.device_get(leaves), build_lora(run.config.optimizer))
     assert {array.dtype for array in merged.values()} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("is_gated", [False, True], ids=["GELU", "gated"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_activated_units_are_computed_again(is_gated, platform):
+    """The backward pass keeps hidden units, of the gate also, and computes what follows them."""
+    mlp = Mlp(
+        8,
+        40,
+        form="exact",
+        is_gated=is_gated,
+        dtype=jnp.bfloat16,
+        rngs=nnx.Rngs(0),
+    )
+    mlp.contract.lora_scale = 1.0
+    mlp.contract.lora_a = nnx.Param(jnp.ones((40, 2)))
+    mlp.contract.lora_b = nnx.Param(jnp.ones((2, 8)))
+    x_RD = jnp.linspace(-1, 1, 16 * 8, dtype=jnp.bfloat16).reshape(16, 8)
+
+    def differentiate(mlp, x_RD):
+        _, pull_back = jax.vjp(Mlp.__call__, mlp, x_RD)
+        kept = [leaf.shape for leaf in jax.tree.leaves(pull_back)]
+        assert kept.count((16, 40)) == 1 + is_gated
+        return pull_back(jnp.ones_like(x_RD))
+
+    with trace_for(FakeDevices(platform=platform)):
+        gradients, _ = jax.jit(differentiate)(mlp, x_RD)
+
+    assert np.abs(gradients.contract.lora_a[...]).max() > 0
 
 
 def assert_near(actual, expected):

@@ -12,6 +12,7 @@ LOG_SUMS = "log_sums"  # logarithms of the sums of a softmax
 MIDDLE = "middle"  # sum of the residual stream between attention and MLP
 CONVOLUTION = "convolution"
 STATISTICS = "statistics"  # means of a norm
+REDUCED = "reduced"  # product with the first factor of LoRA
 
 Factors = tuple[Array, Array]
 """A (I, r) and B (r, O), whose product is added to a kernel."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels import Factors
+from vit_jax.kernels import REDUCED, Factors
 from vit_jax.kernels.devices import has_target_devices, platform
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def multiply_adapted(
 
     firsts_Ir = [pair[0] for pair in factors if pair is not None]
     reduced_r = multiply(x_I, jnp.concatenate(firsts_Ir, axis=-1))
+    reduced_r = checkpoint_name(reduced_r, REDUCED)
     products = []
     start = 0
     for product_O, pair in zip(multiply_each(x_I, kernels_IO), factors, strict=True):
@@ -88,12 +90,12 @@ def dot_general(x_I: Array, kernel_IO: Array, dimension_numbers: Any, **options:
     return multiply(x_I, kernel_IO)
 
 
-def gelu(x: Array, approximate: bool) -> Array:
-    """Return the GELU."""
+def gelu(x: Array, approximate: bool, is_recomputed: bool = False) -> Array:
+    """Return the GELU, which the backward pass computes again if it `is_recomputed`."""
     if platform() == "gpu":
         from vit_jax.kernels.gelu import gelu_of_kept_input
 
-        return gelu_of_kept_input(x, approximate)
+        return gelu_of_kept_input(x, approximate, is_recomputed)
     return jax.nn.gelu(x, approximate)
 
 

@@ -28,9 +28,12 @@ _TAIL_COEFFICIENTS = (0.1219755, 0.1169973, 0.1392556, -0.0016024, 0.1996187, -0
 _DENSITY_AT_ZERO = 1 / math.sqrt(2 * math.pi)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def gelu_of_kept_input(x: Array, approximate: bool) -> Array:
-    """Return the GELU of `x`, of which the backward pass keeps `x`."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def gelu_of_kept_input(x: Array, approximate: bool, is_recomputed: bool = False) -> Array:
+    """Return the GELU of `x`, of which the backward pass keeps `x`.
+
+    With `is_recomputed` it computes the GELU again, in the kernel of the gradient.
+    """
     if approximate or not _is_half(x):
         return jax.nn.gelu(x, approximate)
     value = _compute_exact_value(x.astype(jnp.float32))
@@ -79,18 +82,20 @@ def _compute_tail(magnitude: Array) -> tuple[Array, Array]:
     return ratio, exponential
 
 
-def _save_input(x: Array, approximate: bool) -> tuple[Array, Array]:
+def _save_input(x: Array, approximate: bool, is_recomputed: bool) -> tuple[Array, Array]:
     """Return the GELU of `x`, and `x` for the backward pass."""
-    return gelu_of_kept_input(x, approximate), x
+    return gelu_of_kept_input(x, approximate, is_recomputed), x
 
 
 def _differentiate(
     approximate: bool,
+    is_recomputed: bool,
     x: Array,
     gradient: Array,
 ) -> tuple[Array]:
     """Return the gradient of `x`."""
-    x = lax.optimization_barrier(x)  # or XLA computes values and derivatives at once
+    if not is_recomputed:
+        x = lax.optimization_barrier(x)  # or XLA computes values and derivatives at once
     if not _is_half(x):
         _, pull_back = jax.vjp(lambda x: jax.nn.gelu(x, approximate), x)
         (gradient,) = pull_back(gradient)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels import Factors
+from vit_jax.kernels import REDUCED, Factors
 from vit_jax.kernels.devices import count_devices
 
 Kernels = tuple[Array, ...]
@@ -166,10 +167,11 @@ def _multiply_adapted_and_save(
     if inputs > outputs:
         joined_O = x_I @ jnp.concatenate([kernel_IO, a_Ir], axis=-1)
         product_O, reduced_r = jnp.split(joined_O, [outputs], axis=-1)
+        reduced_r = checkpoint_name(reduced_r, REDUCED)
         # The next kernel adds it; cuBLAS would need a copy of the product.
         product_O += jax.lax.optimization_barrier(reduced_r @ b_rO)
     else:
-        reduced_r = _multiply_alone(x_I, a_Ir)
+        reduced_r = checkpoint_name(_multiply_alone(x_I, a_Ir), REDUCED)
         if inputs < outputs:
             joined_I = jnp.concatenate([x_I, reduced_r], axis=-1)
             product_O = joined_I @ jnp.concatenate([kernel_IO, b_rO])

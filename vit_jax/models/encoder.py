@@ -14,7 +14,7 @@ from jax import Array
 
 from vit_jax.arrays import ABSENT
 from vit_jax.config.architecture import Architecture
-from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, STATISTICS, dispatch
+from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, REDUCED, STATISTICS, dispatch
 from vit_jax.kernels.devices import constrain
 from vit_jax.models.block import Block
 from vit_jax.models.norm import build_norm, identity
@@ -23,7 +23,7 @@ from vit_jax.models.positions import Positions, add_positions, build_positions
 # Activations that the backward pass reads from memory; it computes the others again. The layers of
 # a block name them by `checkpoint_name`.
 _save_only = jax.checkpoint_policies.save_only_these_names
-_SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, MIDDLE)
+_SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, REDUCED)
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     # Keep outputs of matrix products, but no scores.
     "dots": _save_only(*_SMALL, "query", "key", "value", "hidden"),

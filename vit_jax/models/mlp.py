@@ -13,21 +13,23 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.kernels import dispatch
+from vit_jax.kernels import REDUCED, dispatch
 from vit_jax.kernels.devices import constrain
 from vit_jax.models.attention import XAVIER_UNIFORM, Linear
 from vit_jax.models.dropout import Site, dropout
 from vit_jax.models.norm import build_norm
 
+_KEEP_REDUCED = jax.checkpoint_policies.save_only_these_names(REDUCED)
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
 
 
-def quick_gelu(x: Array) -> Array:
+def quick_gelu(x: Array, is_recomputed: bool = False) -> Array:
     """Return the approximation of GELU that CLIP was trained with."""
+    del is_recomputed  # XLA chooses what the backward pass keeps
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-GELUS: dict[str, Callable[[Array], Array]] = {
+GELUS: dict[str, Callable[..., Array]] = {
     "tanh": functools.partial(dispatch.gelu, approximate=True),  # released JAX code
     "exact": functools.partial(dispatch.gelu, approximate=False),  # PyTorch ports
     "quick": quick_gelu,
@@ -70,6 +72,14 @@ class Mlp(nnx.Module):
         self.form = form
         self.dropout_fraction = dropout_fraction
 
+    @property
+    def recomputes_activation(self) -> bool:
+        """True if the backward pass computes activated units again, and only hidden ones are kept.
+
+        With LoRA it needs them for the gradient of one thin factor.
+        """
+        return self.contract.lora_scale is not None
+
     @jax.named_scope("mlp")
     def __call__(
         self,
@@ -82,17 +92,37 @@ class Mlp(nnx.Module):
         Without a key there is no dropout.
         """
         hidden = self._project_hidden(self.expand, x)
-        if self.gate is None:
-            hidden = GELUS[self.form](hidden)
-        else:
+        gate = None
+        if self.gate is not None:
             gate = self._project_hidden(self.gate, x)
+
+        contract: Callable[..., Array] = functools.partial(
+            self._contract_hidden,
+            key=key,
+            output_scale=output_scale,
+        )
+        if self.recomputes_activation:
+            contract = jax.checkpoint(contract, policy=_KEEP_REDUCED)
+        output = contract(hidden, gate)
+        return dropout(output, self.dropout_fraction, key, Site.MLP_OUTPUT)
+
+    def _contract_hidden(
+        self,
+        hidden: Array,
+        gate: Array | None,
+        key: Array | None,
+        output_scale: Array | None,
+    ) -> Array:
+        """Return the product of activated hidden units with the second kernel, as `__call__` does."""
+        if gate is None:
+            hidden = GELUS[self.form](hidden, is_recomputed=self.recomputes_activation)
+        else:
             hidden = jax.nn.silu(gate) * hidden
         if self.norm is not None:
             hidden = self.norm(hidden)
 
         hidden = dropout(hidden, self.dropout_fraction, key, Site.MLP_HIDDEN)
-        output = self.contract(hidden, output_scale=output_scale)
-        return dropout(output, self.dropout_fraction, key, Site.MLP_OUTPUT)
+        return self.contract(hidden, output_scale=output_scale)
 
     def _project_hidden(self, layer: Linear, x: Array) -> Array:
         """Return a layer's hidden units, with a sharding and a name for rematerialisation."""
