@@ -88,6 +88,8 @@ COPIES = {"none": 0.3, "dots": 1.0, "attention": 0.17, "full": 0.17}
 GPU_HIDDEN = {"none": 3.4, "dots": 2.7}
 """Arrays of hidden units that XLA for GPUs keeps of a block outside of loops: values, derivatives,
 masks."""
+GPU_ACTIVATED = 0.88
+"""Arrays of activated units among them that a block does not keep if it computes them again."""
 DELAYED = 0.6
 """Gradients outside of loops that wait on TPUs for sums, as a fraction of activations.
 
@@ -145,6 +147,7 @@ def count_passing_bytes(
     layer_parameters: int,
     gathered_parameters: int = 0,
     trained_blocks: int | None = None,
+    recomputes_activation: bool = False,
     is_accumulated: bool = False,
     model_shards: int = 1,
     tiled: bool = True,
@@ -159,11 +162,10 @@ def count_passing_bytes(
       images: number of images of one micro-batch, on one device.
       image_size: height and width before patches are dropped; None: those of the network.
       gradient_bytes: bytes of this device's shard of all gradients, float32.
-      layer_parameters: parameters of the layers run by loops, on one device: they are copied in the compute
-        dtype.
-      gathered_parameters: number of parameters that FSDP gathers at one time: those of one layer
-        and those outside of layers.
+      layer_parameters: parameters, on one device, of the layers that loops run and copy.
+      gathered_parameters: those of one layer and outside of layers, which FSDP gathers at one time.
       trained_blocks: number of blocks with a backward pass, the last ones, if no other layer has one.
+      recomputes_activation: MLPs keep no activated units, as with LoRA.
       is_accumulated: gradients of several micro-batches are summed up.
       model_shards: devices that share heads and hidden units.
       tiled: memory is in a TPU's tiles.
@@ -171,7 +173,7 @@ def count_passing_bytes(
     Raises:
       ValueError: a component is user-defined.
     """
-    sizes = _Sizes(architecture, images, model_shards, tiled, trained_blocks)
+    sizes = _Sizes(architecture, images, model_shards, tiled, trained_blocks, recomputes_activation)
     remat = architecture.remat
     if sizes.is_unrolled and not tiled:
         # XLA for GPUs converts them to float32 in the kernels of the update.
@@ -234,6 +236,7 @@ class _Sizes:
       shards: devices that share heads and hidden units.
       tiled: memory is in a TPU's tiles.
       trained_blocks: number of blocks that keep activations; None: all layers keep some.
+      recomputes_activation: MLPs keep no activated units.
     """
 
     a: Architecture
@@ -241,6 +244,7 @@ class _Sizes:
     shards: int
     tiled: bool
     trained_blocks: int | None = None
+    recomputes_activation: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -315,12 +319,16 @@ class _Sizes:
             return stream + halves * (stream + by_heads + means)
 
         rows = self._round_up_rows(tokens)
-        hidden = self.count_padded(images * rows, a.mlp_dim // self.shards)
+        activated = self.count_padded(images * rows, a.mlp_dim // self.shards)
+        hidden = activated
         if a.mlp != "gelu":
             hidden *= 2  # with the gate
         if self.is_unrolled and not self.tiled:
             # XLA for GPUs keeps normalised tokens, dropout and GELU's derivative.
-            return int(stream + halves * (4 * stream + 4 * by_heads + GPU_HIDDEN[remat] * hidden))
+            kept_hidden = GPU_HIDDEN[remat] * hidden
+            if self.recomputes_activation:
+                kept_hidden -= GPU_ACTIVATED * activated
+            return int(stream + halves * (4 * stream + 4 * by_heads + kept_hidden))
         if remat == "dots" or self.is_unrolled:
             return stream + halves * (stream + 4 * by_heads + hidden + means)
 

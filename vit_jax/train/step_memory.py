@@ -61,16 +61,14 @@ def step_memory(
         layer_parameters=_count_layer_parameters(state.model),
         gathered_parameters=_count_gathered_parameters(state.model, axes["model"]),
         trained_blocks=count_trained_blocks(state.model, is_trained),
+        recomputes_activation=_recomputes_activation(state.model),
         is_accumulated=accumulation_steps > 1,
         model_shards=axes["model"],
         tiled=tiled,
     )
 
     image_dimensions = (images * architecture.channels, *image_size)
-    image_itemsize = 4
-    if architecture.channels == RGB_CHANNELS:
-        image_itemsize = 1
-
+    image_itemsize = 1 if architecture.channels == RGB_CHANNELS else 4
     return Memory(
         parameters=sum_bytes((state.model, teacher), tiled=tiled),
         optimizer=sum_bytes(state.optimizer, tiled=tiled),
@@ -79,6 +77,12 @@ def step_memory(
         **passing,
         program=_PROGRAM_BYTES,
     )
+
+
+def _recomputes_activation(model: nnx.Module) -> bool:
+    """Return whether LoRA has factors of the second layer of MLPs (`Mlp.recomputes_activation`)."""
+    names = pytree.name_leaves(model)
+    return any(name.endswith("mlp/contract/lora_a") for name in names)
 
 
 def list_updated_leaves(
