@@ -23,9 +23,9 @@ from vit_jax.config import (
     parse_argument,
 )
 
-# Width, with MLPs of twice the width and heads of 32 numbers.
-WIDTHS = (32, 64, 128)
-RESNETS = ("R14x0.5", "R26x0.5", "R14x1")
+# Width, with MLPs of twice the width and heads of at most 32 numbers.
+WIDTHS = (16, 32, 64)
+RESNETS = ("R14x0.5", "R26x0.5", "R50x0.5")
 MODELS: dict[str, dict[str, Any]] = {
     **{f"ViT-{width}": {"name": "ViT-mu/4", "width": width} for width in WIDTHS},
     **{name: {"name": name} for name in RESNETS},
@@ -94,7 +94,7 @@ def configure_model(numbers: dict[str, Any]) -> ModelConfig:
         transformer = {
             "depth": 6,
             "mlp_dim": 2 * width,
-            "num_heads": width // 32,
+            "num_heads": max(1, width // 32),
             "pool": "gap",
             "position_embedding": "sincos2d",
         }
