@@ -206,10 +206,16 @@ class WorkdirLock:
     def _is_filled(self, path: pathlib.Path) -> bool:
         """Return whether an empty lock changes while this waits.
 
-        Without hard links a lock is empty for a moment.
+        Without hard links a lock is empty for a moment. A process that creates it may be as slow
+        as one that renews it, or both would have the lock.
         """
-        for _ in range(10):
-            time.sleep(min(1.0, self._expiry_seconds / 10) / 10)
+        self._say(
+            f"{path} is empty: waiting up to {self._expiry_seconds:.0f} s "
+            "to see whether a run is writing it"
+        )
+        deadline = time.monotonic() + self._expiry_seconds
+        while time.monotonic() < deadline:
+            time.sleep(min(0.1, self._expiry_seconds / 10))
             if _read_content(path) != b"":
                 return True
         return False
