@@ -6,8 +6,8 @@ that devices exchange one example each:
     image = weight * image + (1 - weight) * previous image
     label = mean weight * label + (1 - mean weight) * previous label
 
-All examples of a step have the same weight: of mixup one number, of CutMix 1 or 0 for each pixel.
-Where either is chosen at random, the number of mixup stands for every pixel.
+All examples of a step have the same weight: () for mixup, and for CutMix (H, W, 1), which is 1 or 0
+for each pixel. Where a step chooses between both, the number of mixup fills (H, W, 1).
 
 Legend: B batch, H W height and width, C channels, K classes.
 """
@@ -108,7 +108,7 @@ def sample_cutmix_weight(
     def is_inside(key: jax.Array, num_pixels: int) -> jax.Array:
         length = (side * num_pixels).astype(jnp.int32)
         centre = jax.random.randint(key, (), 0, num_pixels)
-        # The paper ends at centre + length // 2, a pixel less for odd lengths; timm 1.0 does not.
+        # The box has `length` pixels, as in timm 1.0; the paper's is one shorter for odd lengths.
         start = centre - length // 2
         pixel = jnp.arange(num_pixels)
         return (start <= pixel) & (pixel < start + length)
@@ -133,11 +133,11 @@ def _blend(
     """
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)  # (B, 1, 1, 1) or (B, 1)
-    # The weight of each example: (B, 1, 1, 1), (B, H, W, 1) or (B, 1).
-    weight = jnp.where(is_paired, weight, jnp.float32(1))
+    # (B, 1, 1, 1), (B, H, W, 1) or (B, 1).
+    weight_of_example = jnp.where(is_paired, weight, jnp.float32(1))
+    weight_of_previous = 1 - weight_of_example  # in float32, before both are rounded
 
-    previous_weight = 1 - weight  # in float32, before both weights are rounded
-    previous_weight = previous_weight.astype(value.dtype)
-    weight = weight.astype(value.dtype)
     previous = jnp.roll(value, 1, axis=0)
-    return weight * value + previous_weight * previous
+    return weight_of_example.astype(value.dtype) * value + (
+        weight_of_previous.astype(value.dtype) * previous
+    )

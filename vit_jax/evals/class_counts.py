@@ -5,7 +5,7 @@ predictions of all images and adds them up on the host, so that memory does not 
 images. `RunningMetrics.compute` reads a metric as the property of its name.
 
 Legend: B global batch, K outputs of the network, L classes of the data, N images of a batch that
-count, T most probable outputs: five, or all K if there are fewer, and then one is always right.
+count, T most probable outputs: five, or all K if there are fewer.
 """
 
 import math
@@ -74,9 +74,10 @@ class ClassCounts:
         self.calibration = Calibration()
 
     def add(self, rows: Rows) -> None:
-        """Add the rows of `predict` for the images that count, N of the B rows.
+        """Add the rows of `predict`, without those of images that do not count.
 
-        They also need "record_B", the index of the image, if the label map depends on it.
+        `runner.iterate_batches` has removed these: N of the B rows remain. They also need
+        "record_B", the index of the image, if the label map depends on it.
         """
         label_N = rows["label_B"]
         most_probable_N = rows["class_BT"][:, 0]
@@ -124,7 +125,8 @@ class ClassCounts:
         """Mean of F1 over the classes with images; NaN as for the loss.
 
         F1 is 2 TP / ((TP + FP) + (TP + FN)): of the images that are predicted as a class, and of
-        the images that have it, TP have both.
+        the images that have it, TP have both. Outputs that are no class of the data have no F1;
+        predicting them is a miss of the class that the image has.
         """
         if not self.label_map.has_single_outputs:
             return math.nan

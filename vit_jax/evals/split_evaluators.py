@@ -59,7 +59,7 @@ class ClassificationEvaluator(Generic[E]):
         for name, mean in means.items():
             yield name, float(mean)
         # A chosen "loss" or "accuracy" is not computed again if the objective has it.
-        yield from metrics.compute(exclude=means).items()
+        yield from metrics.compute(exclude=means.keys()).items()
         yield "images", count_images(totals)
 
     def start_metrics(self) -> RunningMetrics:

@@ -28,7 +28,10 @@ R = TypeVar("R")
 class Block(nnx.Module):
     """One layer of the encoder (ViT, eq. 2 and 3).
 
-    `attention` is in the place of the attention that the architecture describes.
+        h = x + attention_scale * attention(attention_norm(x))
+        output = h + mlp_scale * mlp(mlp_norm(h))
+
+    The argument `attention` replaces the attention that the architecture describes.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, attention: Attention | None = None):
@@ -93,7 +96,11 @@ class Block(nnx.Module):
         drop_fraction: Array,
         key: Array | None,
     ) -> Array:
-        """Return x + attention, then x + mlp(norm(x)), with dropout of the branches."""
+        """Return x + attention, then x + mlp(norm(x)), with dropout of the branches.
+
+        `map_tokens` calls `add`, which treats each token alone. On GPUs `add` sees all tokens as
+        the rows of one matrix, (B S, D).
+        """
         branch_key = key if self.drops_branches else None
         drop_branch = functools.partial(
             drop_examples, fraction=drop_fraction, key=branch_key, batch=x_BSD.shape[0]
@@ -110,7 +117,6 @@ class Block(nnx.Module):
             branch = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
             return x + drop_branch(branch, site=Site.MLP_BRANCH)
 
-        # On GPUs `add` sees all tokens as the rows of one matrix, (B S, D).
         return dispatch.map_tokens(add, x_BSD, attended_BSD)
 
 

@@ -1,8 +1,8 @@
 """The Vision Transformer, in the order of equations 1 to 4 of the paper, and its hybrids.
 
-Legend: B batch, H W image height and width, C channels, N patches, M patches that patch dropout
-keeps (else N), P prefix tokens, S = P + M, D width, L blocks, T heads, O outputs of a patch, K
-classes.
+Legend: B batch, H W image height and width, C channels, N patches that enter the encoder: all, or
+the M that patch dropout keeps; P prefix tokens, S = P + N, D width, L blocks, T heads, O outputs of
+a patch, K classes.
 """
 
 import dataclasses
@@ -130,7 +130,7 @@ class VisionTransformer(nnx.Module):
         )
         tokens_BND = tokens_BSD[:, self.prefix_length :]
 
-        # Equation 4: the class token represents the image.
+        # Equation 4: the class token, or another pooling, represents the image.
         pooled_BD = apply_pooling(self.pooling, tokens_BSD, self.feature_width)
         pooled_BD = self.pooled_norm(pooled_BD)
         return dataclasses.replace(

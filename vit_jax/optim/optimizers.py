@@ -98,8 +98,8 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
     * sgd: `m = momentum * m + g` without Nesterov, from 0 (ViT, App. B.1.1). With bfloat16 only `m`
       is rounded.
     * adam and lamb: bias-corrected moments. With a first moment in bfloat16, optax multiplies it by
-      float32 gradients, which strict dtype promotion rejects (`allow_mixed_dtypes`). In bfloat16,
-      optax computes with a `beta1` of 0.8984 for 0.9, as big_vision does.
+      float32 gradients, which strict dtype promotion rejects (`allow_mixed_dtypes`). optax rounds
+      `beta1` to bfloat16, 0.9 to 0.8984, as it does for big_vision.
     """
     if config.name == "sgd":
         return add_momentum(config)

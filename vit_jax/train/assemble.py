@@ -156,8 +156,9 @@ def settle_layout(
 def build_phase(run: Assembly, phase: Phase, overrides: Overrides) -> Assembly:
     """Return the parts of an earlier phase of a run, such as one with smaller images.
 
-    A phase has its config, network and training step, in all three places that hold them; state,
-    layout on the devices, evaluation and teacher are those of the run.
+    A phase has another config and another image size of the network, which the run, its builder and
+    its training step hold. State, lengths, layout on the devices, evaluation and teacher are those
+    of the run.
     """
     from vit_jax.train.resizing import make_resize
 

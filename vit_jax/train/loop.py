@@ -95,4 +95,6 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
         owes_evaluation=session.evaluation.has_unfinished(step),
     )
     session.saving.wait()
-    raise unreadable_error or error from None
+    if unreadable_error is not None:
+        raise unreadable_error from None
+    raise error from None

@@ -111,7 +111,7 @@ class StateBuilder:
 
     @property
     def custom_network(self) -> nnx.Module | None:
-        """The shapes of a network of the caller; None for others, whose cost has formulas."""
+        """The shapes of a network of the caller; None if the architecture describes it."""
         if self.is_standard:
             return None
         return self.abstract_state.model

@@ -151,6 +151,7 @@ class StepParts:
             metrics["learning_rate"] = self.schedule(state.step)
             metrics["gradient_norm"] = optax.tree.norm(gradients)
             metrics["update_norm"] = self.measure_update(updates, step)
+            # A sum over `model` in the kernels that update it would make XLA copy it on GPUs.
             metrics["parameter_norm"] = optax.tree.norm(dispatch.end_kernels(model))
             metrics[READABLE_IMAGES] = batch.mask_B.sum()
 
@@ -251,9 +252,8 @@ class StepParts:
     def _list_needed_intermediates(self, network: nnx.Module) -> tuple[str, ...]:
         """Return the intermediates that the loss needs: the distillation token learns a teacher."""
         has_teacher = self.config.objective.teacher is not None
-        allowed = getattr(
-            network, "allowed_intermediates", ()
-        )  # a custom network may not state them
+        # A custom network may not state them.
+        allowed = getattr(network, "allowed_intermediates", ())
         if has_teacher and "token_logits" in allowed:
             return ("token_logits",)
         return ()

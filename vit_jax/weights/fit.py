@@ -162,10 +162,11 @@ def fit_channels(weights: Weights, channels: int, method: str, option: str) -> W
 
 
 def expect_standardised_channels(weights: Weights) -> Weights:
-    """Return the same network for channels with mean 0 and deviation 1.
+    """Return the same network for channels with mean 0 and deviation 1, as its library trained it.
 
-    Libraries train so, and `weights.folding` changed the kernel for pixels from -1 to 1. Weights
-    of a library that takes such pixels remain as they are.
+    `weights.folding` has put the mean and deviation of the library into the first kernel, which
+    takes pixels from -1 to 1. This takes them out. Weights of a library that trains on pixels from
+    -1 to 1 remain as they are.
     """
     normalisation = read_normalisation(weights.preprocessing)
     if normalisation == OURS:
