@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from vit_jax.cli.groups import StartedRecipe
 from vit_jax.cli.loading import Checkpoint, Reading
 from vit_jax.cli.options import REQUIRED, UsageError, argument, format_command, option
 from vit_jax.cli.outputs import note, resolve_output_folder
-from vit_jax.cli.short_forms import StartedRecipe
 from vit_jax.cli.verbs import verb
 from vit_jax.config.data_kinds import find_kind
 from vit_jax.config.rules import Count, When

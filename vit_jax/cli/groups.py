@@ -1,17 +1,26 @@
-"""Groups of options: `--weights.FIELD` describes weights, `--images.FIELD` prepares their images.
+"""Options that several verbs take: groups of fields, and bases of the verbs that read a recipe.
 
-A field is declared here once; a verb states which groups it takes. `load_model` gives both to the
-model.
+`--weights.FIELD` describes weights, `--images.FIELD` prepares their images. A field is declared
+here once; a verb states which groups it takes. `load_model` gives both to the model.
 """
 
 import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from vit_jax.cli.options import Group, PositiveShare, UsageError, option, switch
+from vit_jax.cli.options import (
+    Group,
+    Overrides,
+    PositiveShare,
+    Recipe,
+    UsageError,
+    option,
+    switch,
+)
 from vit_jax.cli.outputs import note
-from vit_jax.config.network_options import AddedTo, Gelu, Rope
+from vit_jax.config.network_options import LORA_RANK, AddedTo, Gelu, Rope
 from vit_jax.config.rules import Count, Positive, Range
 from vit_jax.config.schema import ChannelWeights, Interpolation
 from vit_jax.weights import OPTIONS
@@ -342,3 +351,80 @@ def _measure_channels(
     source = open_train_split(data, choice, weights.training)
     mean, std = measure_bands(source, inputs)
     return dataclasses.replace(inputs, channel_mean=mean, channel_std=std)
+
+
+# Recipes that leave values to the weights.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartedRecipe(Recipe):
+    """A recipe whose run is planned or tried, with the rule for the family of its weights."""
+
+    def complete(self, words: Sequence[str]) -> Self:
+        """Return the options with a rule where `finetune:any` leaves it open."""
+        return dataclasses.replace(self, config=complete_rule(self.config, self.overrides))
+
+
+def complete_rule(recipe: str, overrides: Sequence[str], *, joins: bool = False) -> str:
+    """Return a recipe with the rule for the family of the weights, if it leaves its rule open.
+
+    A note names the rule.
+
+    Args:
+      recipe: any recipe.
+      overrides: words "--config.FIELD=VALUE".
+      joins: join the other processes first, of which one prints the note.
+
+    Raises:
+      ValueError: the weights cannot be read.
+    """
+    from vit_jax.config.specification import find_open_rule
+
+    if find_open_rule(recipe) is None:
+        return recipe
+
+    from vit_jax import hosts
+    from vit_jax.train.run_defaults import choose_rule
+
+    if joins:
+        hosts.start()
+    chosen = choose_rule(recipe, overrides)
+    if not joins or hosts.is_first():
+        note(*chosen.reasons)
+    return chosen.recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoraOption(Overrides):
+    """The option --lora, alone or with a rank."""
+
+    lora: Count | None = option(
+        "=RANK",
+        f"train low-rank factors beside the kernels (LoRA) by Adam; default: {LORA_RANK}",
+        bare=LORA_RANK,
+    )
+
+    def expand_lora(self, recipe: str | None) -> Self:
+        """Return the options with overrides in the place of --lora.
+
+        Args:
+          recipe: the recipe, with a rule; None: one that suits the weights.
+
+        Raises:
+          UsageError: the recipe pre-trains.
+        """
+        if self.lora is None:
+            return self
+
+        from vit_jax.config import FinetuneConfig, load_recipe
+        from vit_jax.train.run_defaults import choose_lora
+
+        searches = False
+        if recipe is not None:
+            config = load_recipe(recipe, self.overrides)
+            if not isinstance(config, FinetuneConfig):
+                raise UsageError(f"--lora: must be with a recipe of fine-tuning, not {recipe}.")
+            searches = bool(config.search.learning_rates)
+        added = choose_lora(self.overrides, self.lora, searches=searches)
+        overrides = [*self.overrides, *(f"--config.{override}" for override in added)]
+        return dataclasses.replace(self, overrides=overrides, lora=None)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
+from vit_jax.cli.groups import LoraOption, StartedRecipe
 from vit_jax.cli.options import REQUIRED, UsageError, option, switch
 from vit_jax.cli.outputs import resolve_output_file
-from vit_jax.cli.short_forms import LoraOption, StartedRecipe
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, NotNegative, When
 

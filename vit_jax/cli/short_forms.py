@@ -4,18 +4,14 @@ What the words leave open is chosen by the weights, the data and the machine
 (`train.run_defaults`), printed with its reasons and then as the long command.
 """
 
-import dataclasses
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from vit_jax.cli.loading import require_weights_first
-from vit_jax.cli.options import Overrides, Recipe, UsageError, format_command, option
-from vit_jax.cli.outputs import note
+from vit_jax.cli.options import UsageError, format_command
 from vit_jax.config.data_kinds import REFERENCE_FORM, find_kind, infer_data, spell_forms
-from vit_jax.config.network_options import LORA_RANK
-from vit_jax.config.rules import Count
 from vit_jax.imports.reference_form import is_reference
 from vit_jax.text.nearest import did_you_mean
 
@@ -81,83 +77,6 @@ def complete_run(
         options = [f"--config={completed.config}", f"--workdir={workdir}"]
         print(f"command  {format_command(verb, *options, *words, *others)}", flush=True)
     return completed
-
-
-# Recipes that leave values to the weights.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StartedRecipe(Recipe):
-    """A recipe whose run is planned or tried, with the rule for the family of its weights."""
-
-    def complete(self, words: Sequence[str]) -> Self:
-        """Return the options with a rule where `finetune:any` leaves it open."""
-        return dataclasses.replace(self, config=complete_rule(self.config, self.overrides))
-
-
-def complete_rule(recipe: str, overrides: Sequence[str], *, joins: bool = False) -> str:
-    """Return a recipe with the rule for the family of the weights, if it leaves its rule open.
-
-    A note names the rule.
-
-    Args:
-      recipe: any recipe.
-      overrides: words "--config.FIELD=VALUE".
-      joins: join the other processes first, of which one prints the note.
-
-    Raises:
-      ValueError: the weights cannot be read.
-    """
-    from vit_jax.config.specification import find_open_rule
-
-    if find_open_rule(recipe) is None:
-        return recipe
-
-    from vit_jax import hosts
-    from vit_jax.train.run_defaults import choose_rule
-
-    if joins:
-        hosts.start()
-    chosen = choose_rule(recipe, overrides)
-    if not joins or hosts.is_first():
-        note(*chosen.reasons)
-    return chosen.recipe
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoraOption(Overrides):
-    """The option --lora, alone or with a rank."""
-
-    lora: Count | None = option(
-        "=RANK",
-        f"train low-rank factors beside the kernels (LoRA) by Adam; default: {LORA_RANK}",
-        bare=LORA_RANK,
-    )
-
-    def expand_lora(self, recipe: str | None) -> Self:
-        """Return the options with overrides in the place of --lora.
-
-        Args:
-          recipe: the recipe, with a rule; None: one that suits the weights.
-
-        Raises:
-          UsageError: the recipe pre-trains.
-        """
-        if self.lora is None:
-            return self
-
-        from vit_jax.config import FinetuneConfig, load_recipe
-        from vit_jax.train.run_defaults import choose_lora
-
-        searches = False
-        if recipe is not None:
-            config = load_recipe(recipe, self.overrides)
-            if not isinstance(config, FinetuneConfig):
-                raise UsageError(f"--lora: must be with a recipe of fine-tuning, not {recipe}.")
-            searches = bool(config.search.learning_rates)
-        added = choose_lora(self.overrides, self.lora, searches=searches)
-        overrides = [*self.overrides, *(f"{_PREFIX}{override}" for override in added)]
-        return dataclasses.replace(self, overrides=overrides, lora=None)
 
 
 # Words.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vit_jax.cli.groups import AllowedCode
+from vit_jax.cli.groups import AllowedCode, LoraOption, StartedRecipe, complete_rule
 from vit_jax.cli.options import (
     Options,
     Overrides,
@@ -29,12 +29,6 @@ from vit_jax.cli.outputs import (
     note_conversion,
     reject_runs,
     resolve_output_file,
-)
-from vit_jax.cli.short_forms import (
-    LoraOption,
-    StartedRecipe,
-    complete_rule,
-    complete_run,
 )
 from vit_jax.cli.stop import Terminated, join_processes, leave
 from vit_jax.cli.verbs import verb
@@ -103,6 +97,8 @@ class _Run(Overrides):
                 "--doctor: must be with --config= and --workdir=. Use --check in its place: it "
                 "prints the command with both."
             )
+
+        from vit_jax.cli.short_forms import complete_run
 
         with explain_preemption():
             if self.check:
