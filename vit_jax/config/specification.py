@@ -80,12 +80,17 @@ def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]
 def find_open_rule(specification: str) -> str | None:
     """Return a recipe up to the name of its rule, if it leaves this to the family of the weights.
 
-    The file of such a recipe defines `find_open_rule(argument)`. Return None for other recipes.
+    The file of such a recipe defines `find_open_rule(argument)`. Return None for other recipes,
+    and for one that does not exist: `load_recipe` rejects it after the verb has examined its outputs.
     """
     path, argument = _split_specification(specification)
     if _is_json(path):
         return None
-    find = run_recipe(find_file(path)).get("find_open_rule")
+    try:
+        file = find_file(path)
+    except ValueError:
+        return None
+    find = run_recipe(file).get("find_open_rule")
     if find is None:
         return None
     completed = find(argument)
