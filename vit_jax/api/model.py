@@ -9,13 +9,13 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from vit_jax import pytree
 from vit_jax.arrays import ModelOutput, accept_earlier_name, normalise
@@ -35,14 +35,22 @@ from vit_jax.sharding import batch_sharding, build_mesh, replicate
 from vit_jax.weights.folding import OURS, Normalisation
 
 if TYPE_CHECKING:
-    import PIL.Image
-
     from vit_jax.data.subset import TrainingData
     from vit_jax.weights import Weights
     from vit_jax.weights.load_report import Report
 
 BATCH_SIZE = 64
-OneImage: TypeAlias = "str | os.PathLike[str] | bytes | np.ndarray | jax.Array | PIL.Image.Image"
+
+
+class PillowImage(Protocol):
+    """What an image of Pillow has; Pillow need not be installed."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Pixels, as NumPy takes them."""
+
+
+OneImage: TypeAlias = "str | os.PathLike[str] | bytes | np.ndarray | jax.Array | PillowImage"
 """An image: path, encoded file or pixels."""
 ManyImages: TypeAlias = "OneImage | Iterable[OneImage]"
 """An image, several ones, or an array of images."""
