@@ -133,6 +133,7 @@ def mlflow(monkeypatch):
     sys.modules.pop("docs.examples.tracker", None)
 
 
+@pytest.mark.slow
 def test_the_tracker_receives_config_and_metrics_and_resumes(mlflow, tmp_path):
     fields = ("total=2 steps", "schedule.warmup=0 steps", "logging.every=1 steps")
     config = runs.config(*fields, "logging.writers=docs.examples.tracker:MLflow")

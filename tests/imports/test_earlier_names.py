@@ -31,8 +31,8 @@ def test_other_names_are_left_to_python():
     assert find_present_name("vit_jax.planning") is None
     assert find_present_name("vit_jax.data") is None
 
-    with pytest.raises(ModuleNotFoundError, match=r"vit_jax\.tools\.figures\.missing"):
-        importlib.import_module("vit_jax.figures.missing")
+    with pytest.raises(ModuleNotFoundError, match=r"vit_jax\.tools\.figures\.no_such"):
+        importlib.import_module("vit_jax.figures.no_such")
 
 
 @pytest.mark.parametrize("statement", ["import vit_jax.models_vit", "from vit_jax import utils"])
