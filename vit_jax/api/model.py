@@ -43,7 +43,7 @@ BATCH_SIZE = 64
 
 
 class PillowImage(Protocol):
-    """What an image of Pillow has; Pillow need not be installed."""
+    """The part of an image of Pillow that is read; Pillow need not be installed."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
