@@ -11,7 +11,7 @@ from vit_jax.tools.figures.drawing import new_figure
 from vit_jax.tools.sweeps import results_table
 from vit_jax.tools.sweeps.catalogue import STUDIES
 from vit_jax.tools.sweeps.grid import make_grid
-from vit_jax.tools.sweeps.plots import draw, find_pareto_front
+from vit_jax.tools.sweeps.plots import choose_style, draw, find_pareto_front
 from vit_jax.tools.sweeps.results import build_rows, get_run_folder
 from vit_jax.tools.sweeps.results_table import write_results
 from vit_jax.train.run_files import write_summary
@@ -372,3 +372,9 @@ def test_the_papers_points_are_under_ours_where_the_axes_meet(tmp_path, exaflops
 
     _, labels = figure.axes[0].get_legend_handles_labels()
     assert {"ViT", "hybrid"} <= set(labels)
+
+
+def test_series_differ_in_colour_or_marker():
+    """Also those beyond the number of colours, as of nine networks."""
+    styles = [choose_style(number) for number in range(49)]
+    assert len(set(styles)) == 49

@@ -112,7 +112,10 @@ class _Panel:
         self.axes.grid(alpha=0.3)
         if self.rows:
             series = self.plot.series.replace("_", " ")
-            self.axes.legend(title=series, fontsize=8, title_fontsize=8)
+            place: dict[str, Any] = {}
+            if len(self.axes.get_legend_handles_labels()[1]) > len(drawing.COLOURS):
+                place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # beside the axes
+            self.axes.legend(title=series, fontsize=8, title_fontsize=8, **place)
 
     def get_x(self, row: Row) -> float:
         """Return the number of a row, or the position of its word."""
@@ -156,6 +159,7 @@ class _Panel:
 
         seeds_differ = any(below) or any(above)
         has_line = self.plot.is_log and not self.plot.has_front
+        color, marker = choose_style(number)
         self.axes.errorbar(
             x,
             means,
@@ -163,8 +167,8 @@ class _Panel:
             capsize=3,
             linestyle="-" if has_line else "none",
             label=drawing.shorten(format_model(name), 32),
-            color=drawing.COLOURS[number % len(drawing.COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
+            color=color,
+            marker=marker,
         )
 
     def _set_words(self) -> None:
@@ -351,6 +355,12 @@ def _place_labels(figure: "Figure") -> None:
             occupied.append(legend.get_window_extent(renderer))
         for label in labels:
             occupied.append(_place_label(label, axes.bbox, occupied, renderer))
+
+
+def choose_style(number: int) -> tuple[str, str]:
+    """Return colour and marker of a series; the first 49 have different pairs."""
+    cycle, position = divmod(number, len(drawing.COLOURS))
+    return drawing.COLOURS[position], MARKERS[(position + cycle) % len(MARKERS)]
 
 
 def _place_label(
