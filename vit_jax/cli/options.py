@@ -159,8 +159,7 @@ class Option:
     @property
     def conditions(self) -> list[When]:
         """The rules about other options that make this one effective."""
-        conditions = [rule for rule in find_rules(self.hint) if isinstance(rule, When)]
-        return conditions
+        return [rule for rule in find_rules(self.hint) if isinstance(rule, When)]
 
     def to_words(self, value: Any) -> list[str]:
         """Return the words of a command line that set this value; without it if it is no plain value."""
@@ -200,8 +199,7 @@ def list_options(kind: type[Any]) -> list[Option]:
 
 def list_groups(kind: type[Any]) -> "list[type[Group]]":
     """Return the groups of options that a verb takes."""
-    groups = [field.metadata["group"] for field in filter(_is_group, _order_fields(kind))]
-    return groups
+    return [field.metadata["group"] for field in filter(_is_group, _order_fields(kind))]
 
 
 def plain_type(hint: Any) -> Any:

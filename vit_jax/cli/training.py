@@ -226,6 +226,14 @@ class Finetune(_Run, LoraOption):
     the memory. The choices are printed as a command.
     """
 
+    weights: str | None = argument(
+        "WEIGHTS",
+        "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name",
+        None,
+        reads_bucket=True,
+    )
+    data: str | None = argument("DATA", _DATA_MEANING, None, reads_bucket=True)
+
     def complete(self, words: Sequence[str]) -> "_Run":
         """Return the options without a short form, and with LoRA as overrides."""
         options = self
@@ -236,14 +244,6 @@ class Finetune(_Run, LoraOption):
                     recipe = self._choose_rule(recipe, self._load(recipe))
                 options = dataclasses.replace(self, config=recipe).expand_lora(recipe)
         return _Run.complete(options, words)
-
-    weights: str | None = argument(
-        "WEIGHTS",
-        "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name",
-        None,
-        reads_bucket=True,
-    )
-    data: str | None = argument("DATA", _DATA_MEANING, None, reads_bucket=True)
 
 
 @contextlib.contextmanager

@@ -72,8 +72,7 @@ def class_names() -> tuple[str, ...]:
 
 def numbers_by_id() -> dict[str, int]:
     """Return the number of each WordNet id."""
-    numbers = {one.wordnet_id: number for number, one in enumerate(classes())}
-    return numbers
+    return {one.wordnet_id: number for number, one in enumerate(classes())}
 
 
 def members(subset: str) -> np.ndarray:

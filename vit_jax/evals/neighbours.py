@@ -122,8 +122,7 @@ def neighbour_accuracy(
             num_correct[k] += int(is_correct_C.sum())
         first = last
 
-    accuracies = {k: count / len(test) for k, count in num_correct.items()}
-    return accuracies
+    return {k: count / len(test) for k, count in num_correct.items()}
 
 
 def make_neighbour_measure(

@@ -132,8 +132,7 @@ class Projections(NamedTuple):
     def add_biases(self) -> list[Array]:
         """Return queries, keys and values with their biases, (B, Q or S, E)."""
         projections = (self.query_BQE, self.key_BSE, self.value_BSE)
-        biased = [x + bias_E for x, bias_E in zip(projections, self.bias_3E, strict=True)]
-        return biased
+        return [x + bias_E for x, bias_E in zip(projections, self.bias_3E, strict=True)]
 
     def split_heads(self, num_heads: int) -> list[Array]:
         """Return queries, keys and values with their biases, (B, Q or S, T, h)."""

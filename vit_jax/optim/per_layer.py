@@ -98,8 +98,7 @@ def list_layer_axes(name: str, ndim: int) -> tuple[int, ...]:
 
 def _count_layers(leaves: Mapping[str, jax.Array]) -> dict[str, int]:
     """Return the number of layers of each stacked array."""
-    layers = {name: len(leaf) for name, leaf in leaves.items() if is_stacked(name)}
-    return layers
+    return {name: len(leaf) for name, leaf in leaves.items() if is_stacked(name)}
 
 
 def _unstack(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -57,8 +57,7 @@ def _escape_cells(row: Sequence[str]) -> list[str]:
 
 def _measure_columns(columns: Iterable[Iterable[str]]) -> list[int]:
     """Return the length of the longest cell of each column."""
-    widths = [max(map(len, column)) for column in columns]
-    return widths
+    return [max(map(len, column)) for column in columns]
 
 
 def _pad_cells(cells: Sequence[str], signs: Iterable[str], widths: Iterable[int]) -> list[str]:

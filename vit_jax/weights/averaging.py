@@ -48,8 +48,7 @@ def load_average(sources: Sequence[str], **options: Any) -> Weights:
 
 def _divide(sums: Mapping[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
     """Return the means in float32."""
-    means = {name: (array / number).astype(np.float32) for name, array in sums.items()}
-    return means
+    return {name: (array / number).astype(np.float32) for name, array in sums.items()}
 
 
 def _require_same_network(first: Weights, other: Weights) -> None:

@@ -116,8 +116,7 @@ def _require_safetensors(folder: pathlib.Path, files: Iterable[pathlib.Path]) ->
 
 def _select_wanted(files: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     """Return the files of weights and of their configuration."""
-    wanted = [file for file in files if _WANTED.match(file.name)]
-    return wanted
+    return [file for file in files if _WANTED.match(file.name)]
 
 
 def _list_names(files: Iterable[pathlib.Path]) -> list[str]:

@@ -269,5 +269,4 @@ def to_table(statuses: Sequence[Status]) -> str:
 
 def read_all(folders: Sequence[str]) -> list[Status]:
     """Read the state of all runs in folders; errors as `find_runs` and `read_status`."""
-    statuses = [read_status(workdir, time.time()) for workdir in find_runs(folders)]
-    return statuses
+    return [read_status(workdir, time.time()) for workdir in find_runs(folders)]

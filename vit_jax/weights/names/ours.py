@@ -39,8 +39,7 @@ def list_shapes(a: Architecture) -> Mapping[str, Shape]:
     except (OverflowError, TypeError) as error:
         raise ValueError(f"no network can be built with the sizes of {a.name}: {error}") from error
 
-    shapes = {name: leaf.shape for name, leaf in pytree.name_leaves(model).items()}
-    return shapes
+    return {name: leaf.shape for name, leaf in pytree.name_leaves(model).items()}
 
 
 def list_unstacked_shapes(a: Architecture) -> dict[str, Shape]:
