@@ -12,8 +12,9 @@ unless image_size says otherwise. On ImageNet batch, length and learning rate ar
 other tasks batch and length are those of the task, and the learning rate falls with the root of the
 batch, which is our choice.
 
-Your images, the task own, have the image size and the test preparation of the weights if the model
-is any; positions are resized as in the library of the weights.
+Your images, the task own, have the image size, the pooling and the test preparation of the weights
+if the model is any: a run starts with the features that `probe` and `features` see. Positions are
+resized as in the library of the weights.
 """
 
 import dataclasses
@@ -133,8 +134,8 @@ class Family:
       learning_rate: like the next fields up to `test_resize`, for ImageNet.
       weight_decay: weight decay of kernels.
       erasing: fraction of images with a random rectangle erased.
-      pool: pooling; None keeps the one of the weights.
-      final_norm: the last norm; None keeps the one of the weights.
+      pool: pooling of tasks other than own; None keeps the one of the weights.
+      final_norm: the last norm of these tasks; None keeps the one of the weights.
     """
 
     learning_rate: float
@@ -398,7 +399,7 @@ def configure_family(arguments: Arguments, task: Task) -> FinetuneConfig:
         data=task.data,
         total=Duration(task.total),
         global_batch=task.global_batch,
-        model=configure_family_model(arguments.model, pixels, family),
+        model=configure_family_model(arguments, pixels, family),
         input=configure_family_input(arguments, task, pixels, family),
         objective=ObjectiveConfig(loss="softmax", label_smoothing_fraction=0.1),
         optimizer=OptimizerConfig(
@@ -418,12 +419,13 @@ def configure_family(arguments: Arguments, task: Task) -> FinetuneConfig:
     )
 
 
-def configure_family_model(model: str, pixels: int, family: Family) -> AdaptConfig:
+def configure_family_model(arguments: Arguments, pixels: int, family: Family) -> AdaptConfig:
     """Return the pooling, the head and the stochastic depth of a family."""
+    model = configure_model(arguments.model, pixels)
+    if not follows_weights(arguments):
+        model = dataclasses.replace(model, pool=family.pool, final_norm=family.final_norm)
     return dataclasses.replace(
-        configure_model(model, pixels),
-        pool=family.pool,
-        final_norm=family.final_norm,
+        model,
         head_stddev=family.head_stddev,
         position_resize="library",
         dropout_fraction=0.0,
@@ -538,9 +540,9 @@ def configure_model(model: str, pixels: int) -> AdaptConfig:
 
 
 def follows_weights(arguments: Arguments) -> bool:
-    """Return True for your images and any network: the weights state how images are prepared.
+    """Return True for your images and any network: image size, preparation and pooling are the weights'.
 
-    The rules bit and augreg state it themselves.
+    The rules bit and augreg state the preparation themselves.
     """
     is_open = arguments.task == "own" and arguments.model == "any"
     return is_open and arguments.rule not in ("bit", "augreg")
