@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.integration.commands import run, succeed
+from tests.tools.sweeps import small_suite
 from tests.weights.test_families import write
 from tests.weights.test_photographs import GOLDEN as PHOTOGRAPHS
 from vit_jax import cli
@@ -115,6 +116,46 @@ def test_any_has_the_rule_of_the_weights(here):
     assert re.search(r"trained 19,\d+$", plan.out, re.MULTILINE)
     assert "--config=finetune:any,cifar10,rule=dinov3 " in plan.err
     assert "--config.optimizer.lora_rank=16" in plan.err
+
+
+def test_lists_and_sweeps_have_the_rule_of_the_weights(here):
+    words = ["--config=finetune:any,own", "--config.init_from=dino"]
+    note = "note: recipe finetune:any,own,rule=dinov3: for the family of the weights"
+
+    shown = run(["show", *words, "--json"])
+    swept = run(
+        [
+            "sweep",
+            *words,
+            "--config.data=folder:pics",
+            "--dry_run",
+            "--workdir=runs/a",
+            "--grid=seed=0,1",
+            "--topology=h100:1",
+            "--config.global_batch=2",
+        ]
+    )
+
+    assert shown.err.count(note) == 1
+    assert json.loads(shown.out)["optimizer"]["layer_decay"] == 0.75
+    assert swept.err.count(note) == 1
+    assert swept.out.count("180") == 2  # steps, of one rate: the paper's search has five runs
+
+
+@pytest.mark.parametrize(
+    ("given", "rule", "size"),
+    [
+        ([], "dinov3", "224x224"),
+        (["--learning_rates=0.01"], "", "384x384"),  # suits one rule only
+    ],
+)
+def test_vtab_has_the_rule_of_the_weights(here, given, rule, size):
+    words = ["--tasks=all", f"--suite={small_suite.MODULE}:SUITE", "--workdir=runs/v", "--dry-run"]
+
+    outcome = run(["vtab", "dino", *words, *given])
+
+    assert (f"recipe finetune:any,vtab,rule={rule}:" in outcome.err) == bool(rule)
+    assert f"images of {size} pixels" in outcome.out
 
 
 @pytest.mark.parametrize("words", ["dino pics", "--config=finetune:any,own"])

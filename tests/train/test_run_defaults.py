@@ -17,6 +17,8 @@ from vit_jax.weights import load_weights
 from vit_jax.weights.fit import fit
 from vit_jax.weights.saving import describe_weights
 
+LORA = ["optimizer.name=adam", "schedule.learning_rate=0.001", "optimizer.lora_rank=16"]
+
 
 def write_images(folder, number, names=("cat", "dog")):
     """Write small images of each class; a tenth is held out."""
@@ -132,8 +134,8 @@ def test_without_weights_any_stays():
 @pytest.mark.parametrize(
     ("given", "searches", "added"),
     [
-        ("seed=1", False, [*run_defaults.LORA]),
-        ("seed=1", True, [*run_defaults.LORA, "search.learning_rates="]),
+        ("seed=1", False, [*LORA]),
+        ("seed=1", True, [*LORA, "search.learning_rates="]),
         ("optimizer.name=sgd", False, ["schedule.learning_rate=0.001", "optimizer.lora_rank=16"]),
         (
             "search.learning_rates=1e-3,1e-4",
@@ -182,7 +184,7 @@ def test_many_images_have_a_limit_of_steps(start, monkeypatch):
     ("gib", "overrides", "reason"),
     [
         (1.0, [], "all parameters: a step"),
-        (0.0, [*run_defaults.LORA], "LoRA of rank 16, which may not fit"),
+        (0.0, [*LORA], "LoRA of rank 16, which may not fit"),
     ],
 )
 def test_lora_or_all_parameters_by_the_memory(start, monkeypatch, gib, overrides, reason):

@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from vit_jax.cli.groups import GROUPS
+from vit_jax.cli.groups import GROUPS, StartedRecipe
 from vit_jax.cli.help_text import (
     describe_group_fields,
     describe_recipe_fields,
@@ -13,7 +14,7 @@ from vit_jax.cli.help_text import (
     format_entry,
 )
 from vit_jax.cli.model_table import IMAGE_SIZE, NUM_CLASSES, ModelRow, read_models
-from vit_jax.cli.options import Options, Recipe, UsageError, argument, switch
+from vit_jax.cli.options import Options, UsageError, argument, switch
 from vit_jax.cli.outputs import note_conversion
 from vit_jax.cli.verbs import verb
 from vit_jax.text.nearest import did_you_mean
@@ -210,7 +211,7 @@ def _describe_all_fields(width: int) -> str:
     "--config=finetune:ViT-B/16,cifar10 --config.seed=1",
     appendix=_describe_all_fields,
 )
-class Show(Recipe):
+class Show(StartedRecipe):
     """Print every value of a recipe; with --help, describe all fields."""
 
     json: bool = switch("print a config as JSON, which --config=FILE.json reads")
@@ -218,6 +219,11 @@ class Show(Recipe):
     def suggest_next(self) -> str:
         """Return the run of the recipe."""
         return self.suggest_run()
+
+    def complete(self, words: Sequence[str]) -> Self:
+        """Return the options with the rule of the weights."""
+        os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
+        return super().complete(words)
 
     def run(self) -> None:
         from vit_jax.config import to_dict, to_text

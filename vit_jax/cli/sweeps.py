@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from vit_jax.cli.groups import complete_rule
 from vit_jax.cli.options import (
     REQUIRED,
     Overrides,
@@ -55,6 +56,20 @@ def _run_together(run: Callable[[], None], workdir: str) -> None:
         run_training(run_together, workdir)
 
 
+def _follow_weights(grid: "Grid") -> "Grid":
+    """Return the runs with the rules for the families of their weights, and note these rules."""
+    from vit_jax import hosts
+    from vit_jax.tools.sweeps.fields import follow_weights
+
+    followed = follow_weights(grid)
+    recipes = dict.fromkeys(run.recipe for run in followed.runs)
+    for run in grid.runs:
+        recipes.pop(run.recipe, None)
+    if hosts.is_first():
+        note(*(f"recipe {recipe}: for the family of the weights" for recipe in recipes))
+    return followed
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Runs(Share, Recipe):
     workdir: str = option(
@@ -87,11 +102,11 @@ class _Runs(Share, Recipe):
         if self.topology is not None:
             topology = parse_topology(self.topology)
         if self.dry_run:
-            self._print_plan(grid, topology, halving)
+            self._print_plan(_follow_weights(grid), topology, halving)
             return
 
         def run() -> None:
-            self._train(grid, topology, halving, with_paper=with_paper)
+            self._train(_follow_weights(grid), topology, halving, with_paper=with_paper)
 
         _run_together(run, self.workdir)
 
@@ -367,7 +382,9 @@ class Vtab(Share, Overrides):
     sweep: Literal["shared", "per_task"] = option(
         "", "one setting for all tasks, or one for each", "shared"
     )
-    learning_rates: tuple[Positive, ...] | None = option("X,…", "learning rates to try")
+    learning_rates: tuple[Positive, ...] | None = option(
+        "X,…", "learning rates to try; default: the recipe's and 0.3 of it"
+    )
     lengths: Annotated[tuple[tuple[int, int], ...] | None, _read_lengths] = option(
         "STEPS:WARMUP,…", "lengths to try, each with its warm-up"
     )
@@ -402,10 +419,10 @@ class Vtab(Share, Overrides):
         from vit_jax.tools.sweeps.grid import require_different
         from vit_jax.tools.sweeps.suite import load_suite, select_tasks
         from vit_jax.tools.sweeps.vtab import (
-            LEARNING_RATES,
             LENGTHS,
             Sweep,
             build_settings,
+            choose_learning_rates,
             find_unavailable,
         )
 
@@ -416,7 +433,7 @@ class Vtab(Share, Overrides):
         tasks = tuple(task for task in requested if task not in problems)
         self._report_unavailable(problems, len(requested))
 
-        rates = self.learning_rates or LEARNING_RATES
+        rates = self.learning_rates or choose_learning_rates(config)
         lengths = self.lengths or LENGTHS
         require_different("--learning_rates=", rates)
         require_different("--lengths=", [steps for steps, _ in lengths])
@@ -426,18 +443,22 @@ class Vtab(Share, Overrides):
             local_tasks=tasks[index::count],
             settings=build_settings(list(rates), list(lengths)),
             is_shared=self.sweep == "shared",
-            config=dataclasses.replace(config, init_from=self.weights),
+            config=config,
             folder=expand_path(self.workdir).absolute(),
         )
 
     def _load(self) -> "FinetuneConfig":
-        """Return the config of the fine-tuning."""
+        """Return the config of the fine-tuning, with the weights and the rule of their family."""
         from vit_jax.config import FinetuneConfig, load_recipe
 
         overrides = list(self.overrides)
         if self.data_dir is not None:
             overrides.append(f"--config.input.data_dir={self.data_dir}")
-        config = load_recipe(self.config, overrides)
+        overrides.append(f"--config.init_from={self.weights}")
+        chosen = list(overrides)
+        for rate in self.learning_rates or ():
+            chosen.append(f"--config.schedule.learning_rate={rate}")
+        config = load_recipe(complete_rule(self.config, chosen, joins=True), overrides)
         if not isinstance(config, FinetuneConfig):
             raise UsageError(
                 f"--config={self.config}: must be a recipe for fine-tuning. Use {VTAB_RECIPE}."

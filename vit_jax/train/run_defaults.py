@@ -4,12 +4,12 @@ A default is an override of the recipe, which the short forms of `pretrain` and 
 """
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 
-from vit_jax.config import FinetuneConfig, load_recipe
+from vit_jax.config import FinetuneConfig, RunConfig, load_recipe
 from vit_jax.config.data_kinds import EMBEDDED
 from vit_jax.config.network_options import LORA_RANK
 from vit_jax.config.specification import find_open_rule
@@ -31,12 +31,6 @@ FEWEST_STEPS = 200
 """Steps of fine-tuning on a few images, of which many epochs are few steps."""
 MOST_STEPS = 20_000
 """Steps of fine-tuning on many images: those of ImageNet in the paper (ViT, Table 4)."""
-LORA = (
-    "optimizer.name=adam",
-    "schedule.learning_rate=0.001",
-    f"optimizer.lora_rank={LORA_RANK}",
-)
-"""LoRA as in docs/custom_images.md."""
 QUICK = "finetune:any,own,quick"
 MOST_SCRATCH_IMAGES = 100_000
 """Largest number of images of the recipe `pretrain_own`."""
@@ -114,7 +108,16 @@ def choose_finetuning(
     return Defaults(chosen, choices.added, reasons)
 
 
-def choose_rule(recipe: str, overrides: Sequence[str]) -> Defaults:
+def read_rule(config: RunConfig) -> str:
+    """Return the rule for the family of the weights of a run; "" without one."""
+    return initial_weights(config).finetuning_rule
+
+
+def choose_rule(
+    recipe: str,
+    overrides: Sequence[str],
+    read_rule: Callable[[RunConfig], str] = read_rule,
+) -> Defaults:
     """Return a recipe with the rule for the family of the weights, if it leaves its rule open.
 
     "finetune:any,pets" becomes "finetune:any,pets,rule=dinov3". It stays if the user chooses the
@@ -123,6 +126,7 @@ def choose_rule(recipe: str, overrides: Sequence[str]) -> Defaults:
     Args:
       recipe: any recipe.
       overrides: words of the user, "--config.FIELD=VALUE".
+      read_rule: returns the rule for the weights of a config.
 
     Raises:
       ValueError: the weights cannot be read, or an override is invalid.
@@ -134,7 +138,7 @@ def choose_rule(recipe: str, overrides: Sequence[str]) -> Defaults:
     config = load_recipe(recipe, overrides)
     if config.init_from is None:
         return unchanged
-    rule = initial_weights(config).finetuning_rule
+    rule = read_rule(config)
     if not rule:
         return unchanged
     completed = f"{open_recipe}{rule}"
@@ -142,7 +146,9 @@ def choose_rule(recipe: str, overrides: Sequence[str]) -> Defaults:
 
 
 def choose_lora(overrides: Sequence[str], rank: int, *, searches: bool) -> list[str]:
-    """Return the overrides for LoRA of a rank, with one learning rate; values of the user stay.
+    """Return the overrides for LoRA as in docs/custom_images.md; values of the user stay.
+
+    There is one learning rate unless the user searches.
 
     Args:
       overrides: words of the user, "--config.FIELD=VALUE".
@@ -150,11 +156,12 @@ def choose_lora(overrides: Sequence[str], rank: int, *, searches: bool) -> list[
       searches: the recipe searches its learning rate.
     """
     choices = _Choices(overrides)
-    choices.add(f"optimizer.lora_rank={rank}", LORA[0])
+    choices.add("optimizer.name=adam")
     if not choices.has_any(["search"]):
-        choices.add(LORA[1])
+        choices.add("schedule.learning_rate=0.001")
         if searches:
             choices.add("search.learning_rates=")
+    choices.add(f"optimizer.lora_rank={rank}")
     return choices.added
 
 
@@ -261,7 +268,8 @@ def _list_trained(
 
     trained: dict[str, list[str]] = {"all parameters": []}
     if weights.architecture.has_transformer and not weights.architecture.has_resnet:
-        trained[f"LoRA of rank {LORA_RANK}"] = [*LORA]
+        lora = choose_lora(choices.words, LORA_RANK, searches=False)
+        trained[f"LoRA of rank {LORA_RANK}"] = lora
     for name, overrides in trained.items():
         for number in micro_batches:
             steps = [f"optimizer.accumulation_steps={number}"] if number > 1 else []

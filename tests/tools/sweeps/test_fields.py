@@ -8,8 +8,9 @@ import pytest
 from tests.columns import list_column
 from tests.rejections import rejects
 from tests.tiny import RECIPE, flags
+from tests.weights.test_families import write
 from vit_jax.config import load_recipe
-from vit_jax.tools.sweeps.fields import Range, make_sweep
+from vit_jax.tools.sweeps.fields import Range, follow_weights, make_sweep
 
 RATE = "schedule.learning_rate"
 
@@ -39,6 +40,25 @@ def test_all_combinations_each_with_every_seed():
     # Each is a run of `vit-jax pretrain`.
     for run in grid.runs:
         assert load_recipe(run.recipe, run.overrides) == run.config
+
+
+def test_each_run_has_the_rule_of_its_weights(tmp_path):
+    """A rule stays where the sweep is over learning rates, which suit one rule only."""
+    for case in ("huggingface/dinov2", "timm/eva02_small"):
+        write(case, tmp_path / case.replace("/", "_"))
+    starts = [tmp_path / "huggingface_dinov2", tmp_path / "timm_eva02_small"]
+    words = [f"init_from={starts[0]};{starts[1]}", "seed=0,1"]
+
+    grid = follow_weights(make_sweep("finetune:any,own", [], words))
+    rates = follow_weights(
+        make_sweep("finetune:any,own", [f"--config.init_from={starts[0]}"], [f"{RATE}=0.1,0.2"])
+    )
+
+    rule = "finetune:any,own,rule=dinov3"
+    assert list_column(grid.runs, "recipe") == [rule, rule, *["finetune:any,own"] * 2]
+    for run in grid.runs:
+        assert load_recipe(run.recipe, run.overrides) == run.config
+    assert list_column(rates.runs, "recipe") == ["finetune:any,own"] * 2
 
 
 def test_values_may_have_commas_and_spaces():

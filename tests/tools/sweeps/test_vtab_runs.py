@@ -9,11 +9,13 @@ from vit_jax.config import load_recipe, resolve
 from vit_jax.config.parsing import flatten, to_dict
 from vit_jax.tools.sweeps.suite import VTAB
 from vit_jax.tools.sweeps.vtab import (
+    LEARNING_RATES,
     RunResult,
     Setting,
     build_run_config,
     build_settings,
     choose,
+    choose_learning_rates,
     get_run_folder,
     read_result,
 )
@@ -47,6 +49,20 @@ def test_the_grid_is_two_rates_by_two_lengths_the_papers_choice_among_them():
         Setting(2500, 200, 0.003),
         LONG,
     )
+
+
+@pytest.mark.parametrize(
+    ("argument", "rates"),
+    [
+        ("any,vtab", LEARNING_RATES),
+        ("any,vtab,rule=dinov3", (8.4e-05, 0.00028)),
+        ("any,pets", LEARNING_RATES),  # searches its own
+    ],
+)
+def test_the_rates_are_the_recipes_and_a_third_of_it(argument, rates):
+    config = load_recipe(f"finetune:{argument}")
+
+    assert choose_learning_rates(config) == rates
 
 
 def test_the_recipe_has_the_papers_choice():

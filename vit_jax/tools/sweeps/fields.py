@@ -7,8 +7,9 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from vit_jax.config import load_recipe, to_text
+from vit_jax.config import RunConfig, load_recipe, to_text
 from vit_jax.tools.sweeps.grid import SEED, Axis, Grid, Study, build_field_axis, make_runs
+from vit_jax.train.run_defaults import choose_rule, read_rule
 
 _RANGE = re.compile(r"(log|uniform)\((.*),(.*)\)")
 _MOST_REPEATS = 1000  # samples in a row that are known settings, before sampling ends
@@ -90,6 +91,29 @@ def make_sweep(
     grid = make_runs(study, recipe, overrides, axes, settings)
     _reject_equal_runs(grid)
     return grid
+
+
+def follow_weights(grid: Grid) -> Grid:
+    """Return the runs with the rules for the families of their weights, where the recipe leaves them open.
+
+    Raises:
+      ValueError: weights cannot be read.
+    """
+    known: dict[str | None, str] = {}
+
+    def read_once(config: RunConfig) -> str:
+        if config.init_from not in known:
+            known[config.init_from] = read_rule(config)
+        return known[config.init_from]
+
+    runs = []
+    for run in grid.runs:
+        recipe = choose_rule(run.recipe, run.overrides, read_once).recipe
+        config = run.config
+        if recipe != run.recipe:
+            config = load_recipe(recipe, run.overrides)
+        runs.append(dataclasses.replace(run, recipe=recipe, config=config))
+    return dataclasses.replace(grid, runs=tuple(runs))
 
 
 def _parse_words(words: Sequence[str], *, is_random: bool) -> dict[str, Choices]:

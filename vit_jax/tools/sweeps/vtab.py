@@ -46,6 +46,17 @@ LEARNING_RATES = (0.003, 0.01)
 LENGTHS = ((500, 100), (2500, 200))
 
 
+def choose_learning_rates(config: FinetuneConfig) -> tuple[float, ...]:
+    """Return 0.3 of the recipe's learning rate, and this rate: of the paper's recipe `LEARNING_RATES`.
+
+    These are also the rates for a recipe that searches its own.
+    """
+    rate = config.schedule.learning_rate
+    if not rate:
+        return LEARNING_RATES
+    return float(f"{0.3 * rate:.2g}"), rate
+
+
 def build_settings(
     learning_rates: Sequence[float] = LEARNING_RATES, lengths: Sequence[tuple[int, int]] = LENGTHS
 ) -> tuple[Setting, ...]:
