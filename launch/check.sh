@@ -106,6 +106,14 @@ compare_limit() {
   if awk -v hours="$plan_hours" -v limit="$1" 'BEGIN { exit !(hours > limit) }'; then say "$2"; fi
 }
 
+# limit_run TOPOLOGY CHIPS ARGUMENT...: price_run, with the default of --max_hours, or a comparison with the one given.
+limit_run() {
+  price_run "$@"
+  compare_limit "$max_hours" \
+    "--max_hours=$max_hours is less: the run is stopped before its end, and the same command goes on"
+  choose_max_hours
+}
+
 # choose_max_hours: twice the hours of the plan, at least 2, unless --max_hours is given.
 choose_max_hours() {
   [[ -z "$max_hours" ]] || return 0

@@ -23,18 +23,20 @@ gke.sh: train on the Kubernetes cluster that kubectl is connected to, with JobSe
   --namespace=NAME      of the cluster
   --poll_seconds=N      between two queries of the state (default 30)
   --price=P             of one chip for an hour, to print what the run will cost
+  --max_hours=H         from each start, waiting for nodes included; then the run saves and stops (default of run and
+                        submit: twice the plan, at least 2; none: no limit)
   --no_check            do not check the recipe here, for images that hold other code or data than this checkout; data
                         of --data_bucket that arguments name are looked for
   --dry-run             print every command, execute none
-OPTIONS are those of render_jobset.py (--help lists them): --name, --image, --accelerator, --topology, --workdir,
---max_hours, ... What may go on costing money is named at every exit.
+OPTIONS are those of render_jobset.py (--help lists them): --name, --image, --accelerator, --topology, --workdir, ...
+What may go on costing money is named at every exit.
 
 Exit codes: 0 finished (or the step is done), 1 failed, 2 wrong arguments, 75 stopped after --max_hours, 130 Ctrl-C or
 a closed terminal.
 "
 
 MOST_UNANSWERED=10 # queries of the state in a row, before following ends
-name="" shares="" no_check="" place=() render=() words=()
+name="" shares="" no_check="" place=() render=() words=() options=()
 is_submitted="" # yes once the cluster may have the run
 
 main() {
@@ -52,7 +54,7 @@ main() {
   [[ "$command" == render ]] || need_program kubectl
   if [[ "$command" =~ ^(log|status|delete)$ ]]; then
     need_dns_name name "$name" 63
-    ((${#render[@]} == 1 && ${#words[@]} == 0)) || refuse "$command takes --name, --namespace and nothing of the run."
+    [[ ${#render[@]}${#words[@]}$max_hours == 10 ]] || refuse "$command takes --name, --namespace and nothing of the run."
   fi
   [[ "$command" != run || -z "$shares" ]] ||
     refuse "run follows one JobSet, and --shares makes $shares: submit them, then log --name=$name-0 and so on."
@@ -86,7 +88,7 @@ read_options() {
         ;;
       --poll_seconds=*) poll_seconds="${1#*=}" ;;
       --price=*) price="${1#*=}" ;;
-      --max_hours=*) max_hours="${1#*=}" && render+=("$1") ;;
+      --max_hours=*) max_hours="${1#*=}" ;;
       --no_check) no_check=yes ;;
       --dry-run) dry_run=yes ;;
       --shares=*) shares="${1#*=}" && render+=("$1") ;;
@@ -105,7 +107,15 @@ read_options() {
 render() {
   local python
   python="$(find_python)" || return 2
-  "$python" "$repository/launch/render_jobset.py" ${dry_run:+--dry-run} "$@" ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"}
+  list_options
+  "$python" "$repository/launch/render_jobset.py" ${dry_run:+--dry-run} "$@" ${options[@]+"${options[@]}"}
+}
+
+# list_options: the arguments of render_jobset.py, in $options.
+list_options() {
+  options=(${render[@]+"${render[@]}"})
+  [[ -z "$max_hours" || "$max_hours" == none ]] || options+=(--max_hours="$max_hours")
+  options+=(${words[@]+"${words[@]}"})
 }
 
 kube() { execute kubectl "$@" ${place[@]+"${place[@]}"}; }
@@ -120,8 +130,12 @@ check_run() {
       *) printf -v "$key" '%s' "$value" ;;
     esac
   done <<<"$machine"
+  if [[ "${words[1]:-}" =~ ^(pretrain|finetune)$ ]]; then check_words; fi
   price_limit "$chips"
-  [[ "${words[1]:-}" =~ ^(pretrain|finetune)$ ]] || return 0
+}
+
+# check_words: that the machine of check_run can start this run; its hours and their limit.
+check_words() {
   data_roots=(/workdir /data)
   data_advice="Copy it into a bucket, mount that by --data_bucket=gs://BUCKET and give the path below /data, for a"
   data_advice+=" prepared dataset by input.data_dir. Give --no_check if the image holds it."
@@ -131,9 +145,7 @@ check_run() {
   else
     check_start "$devices" "$slices" "$workdir" "${words[@]:1}"
     if [[ -n "$topology" ]]; then
-      price_run "$topology" "$chips" "${words[@]:1}"
-      compare_limit "$max_hours" \
-        "--max_hours=$max_hours is less: the run is stopped before its end, and the same command goes on"
+      limit_run "$topology" "$chips" "${words[@]:1}"
     else
       say "plan does not know these machines: hours and price are not known"
     fi
@@ -144,7 +156,8 @@ submit() {
   local manifest
   manifest="$(render)" || exit 2 # it has printed the reason
   if [[ -n "$dry_run" ]]; then
-    printf '%s |\n' "$(quoted ./launch/render_jobset.py ${render[@]+"${render[@]}"} ${words[@]+"${words[@]}"})"
+    list_options
+    printf '%s |\n' "$(quoted ./launch/render_jobset.py ${options[@]+"${options[@]}"})"
     kube apply --filename=-
     return
   fi

@@ -307,12 +307,7 @@ check_run() {
   for word in ${read_here[@]+"${read_here[@]}"}; do need_shipped "$word"; done
   case "$type" in
     v2-* | v3-* | tpu7x-*) say "plan does not know $type: hours and price are not known" ;;
-    *)
-      price_run "$slices*$type" "$chips" "${words[@]}"
-      compare_limit "$max_hours" \
-        "--max_hours=$max_hours is less: the run is stopped before its end, and the same command goes on"
-      choose_max_hours
-      ;;
+    *) limit_run "$slices*$type" "$chips" "${words[@]}" ;;
   esac
   price_limit "$chips"
 }

@@ -4,6 +4,7 @@ failing in turn.
 
 import itertools
 import os
+import re
 import shutil
 import signal
 
@@ -22,6 +23,10 @@ QUIET = ["--poll_seconds=0", "--max_failures=0"]
 WORDS = ["--", "pretrain", "--config=configs/x.py"]
 JOB = ["--name=vit", "--image=registry.example/vit:1", "--workdir=gs://bucket/run"]
 TPU = [*JOB, "--accelerator=tpu-v5-lite-podslice", "--topology=4x4"]
+LAUNCHERS = {
+    "tpu_pod.sh": ["tpu_pod.sh", *RUN, "--poll_seconds=0"],
+    "gke.sh": ["gke.sh", "submit", *TPU],
+}
 PLAN = """echo '{
   "fits": false,
   "totals": {
@@ -58,14 +63,7 @@ def stage(stage):
     return stage
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["tpu_pod.sh", *RUN, "--poll_seconds=0"],
-        ["gke.sh", "submit", *TPU],
-    ],
-    ids=["tpu_pod.sh", "gke.sh"],
-)
+@pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_hours_and_price_are_printed_before_anything_is_rented(stage, words):
     """The first call of gcloud or kubectl fails, so none of these commands gets so far."""
     stage.answers("plan", PLAN)
@@ -99,25 +97,32 @@ def test_hours_and_price_are_printed_before_anything_is_rented(stage, words):
         ("0.5", ["--max_hours=3"], "--max_hours=3: at most 48.0 chip-hours"),
     ],
 )
-def test_the_default_limit_is_twice_the_plan(stage, days, options, line):
+@pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_the_default_limit_is_twice_the_plan(stage, words, days, options, line):
     stage.answers("plan", PLAN.replace("0.5", days))
     stage.answers("summary", "echo down >&2; exit 1")
     stage.answers("describe", "echo down >&2; exit 1")
-    result = stage.run("tpu_pod.sh", *RUN, "--poll_seconds=0", *options, *WORDS)
+    result = stage.run(*words, *options, *WORDS)
 
     assert line in result.stderr
     assert ("is the default" in result.stderr) == (not options)
+    if words[0] == "gke.sh":
+        hours = float(re.findall(r"--max_hours=([\d.]+)", line)[0])
+        applied = (stage.folder / "applied").read_text()
+        assert f"activeDeadlineSeconds: {3600 * hours:.0f}" in applied
 
 
-def test_a_run_without_a_limit(stage):
+@pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_a_run_without_a_limit(stage, words):
     stage.answers("plan", PLAN)
     stage.answers("summary", "echo down >&2; exit 1")
     stage.answers("describe", "echo down >&2; exit 1")
-    words = ["--poll_seconds=0", "--max_hours=none"]
-    result = stage.run("tpu_pod.sh", *RUN, *words, *WORDS)
+    result = stage.run(*words, "--max_hours=none", *WORDS)
 
     assert "12.0 hours on 16 chips" in result.stderr
     assert "--max_hours=" not in result.stderr
+    if words[0] == "gke.sh":
+        assert "activeDeadlineSeconds" not in (stage.folder / "applied").read_text()
 
 
 def test_a_plan_that_fails_stops_no_run(stage):
