@@ -5,7 +5,7 @@
 #   cluster by SLURM_CONF=FOLDER/slurm.conf.
 # check: prints why SLURM cannot be started here, and exits with 1; prints nothing where it can.
 # SLURM starts a requeued job after KillWait, 20 seconds, since its nodes clean up: earlier, it may lose the job's script.
-# The nodes are named n1 and n2, both with the address 127.0.0.1. Partition "low" is the default; jobs of partition
+# The nodes are named n1 and n2, both with the address 127.0.0.1. Each has two GPUs in name only. Partition "low" is the default; jobs of partition
 # "high" preempt its jobs and requeue them.
 set -euo pipefail
 
@@ -44,6 +44,8 @@ start() {
   cat >"$folder/cgroup.conf" <<'CONF'
 CgroupPlugin=cgroup/v1
 CONF
+  touch -- "$folder"/gpu{0,1}
+  echo "Name=gpu File=$folder/gpu[0-1]" >"$folder/gres.conf"
   cat >"$folder/slurm.conf" <<CONF
 ClusterName=test
 SlurmctldHost=$(hostname)(127.0.0.1)
@@ -74,8 +76,9 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 MinJobAge=600
 KillWait=20
 SlurmctldParameters=enable_configless
-NodeName=n1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=2 RealMemory=$memory
-NodeName=n2 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=${ports[2]} CPUs=2 RealMemory=$memory
+GresTypes=gpu
+NodeName=n1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=2 Gres=gpu:2 RealMemory=$memory
+NodeName=n2 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=${ports[2]} CPUs=2 Gres=gpu:2 RealMemory=$memory
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=120 OverSubscribe=EXCLUSIVE
 PartitionName=high Nodes=n1,n2 MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF OverSubscribe=EXCLUSIVE
 CONF

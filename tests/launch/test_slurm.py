@@ -142,18 +142,32 @@ END
 """
 
 
-def test_a_job_prints_gpu_hours_and_price(job):
+@pytest.mark.parametrize(
+    ("left", "hours"),
+    [
+        ("10:00:00", "10.0"),
+        ("30:00", "0.5"),
+        ("UNLIMITED", None),
+        ("1-06:00:00", None),  # more than the plan
+    ],
+)
+def test_a_job_prints_gpu_hours_and_price(job, left, hours):
     job.answers("plan", PLAN_OF_GPUS)
     job.answers("srun", "exit 0")
     install_cuda(job)
-    times = {"SLURM_JOB_START_TIME": "0", "SLURM_JOB_END_TIME": "36000"}
-    result = job.run("slurm.sbatch", *WORDS, **PRICED, **times)
+    (job.folder / "bin").mkdir()
+    write_program(job.folder / "bin/squeue", f"#!/bin/sh\necho {left}\n")
+    path = f"{job.folder}/bin:{job.variables['PATH']}"
+    result = job.run("slurm.sbatch", *WORDS, **PRICED, PATH=path)
 
     assert result.returncode == 0, result.stderr
     planned = ["plan", "--topology=4*NVIDIA H100 80GB HBM3:8", "--arithmetic", "--json", WORDS[1]]
     assert job.calls("vit-jax")[1] == planned
     assert "12.0 hours on 32 GPUs, 384 GPU-hours, 768.00 at 2 a GPU-hour" in result.stderr
-    assert "the time limit of 10.0 hours is less" in result.stderr
+    if hours is None:
+        assert "the time limit" not in result.stderr
+    else:
+        assert f"the time limit of {hours} hours is less" in result.stderr
 
 
 def test_the_check_on_a_login_node_prints_gpu_hours(job):

@@ -18,6 +18,7 @@ import pytest
 from tests.integration import commands
 from tests.launch.conftest import make_stage
 from tests.launch.test_scripts import write_program
+from tests.launch.test_slurm import install_cuda
 from tests.tiny import NETWORK, ROOT, flags
 
 SCRIPT = Path(__file__).with_name("slurm_cluster.sh")
@@ -208,6 +209,38 @@ def fake(jobs):
     """Jobs with a program in the place of vit-jax: SLURM and the script are the subject."""
     jobs.tool(FAKE)
     return jobs
+
+
+CHECKED = f"""#!/bin/bash
+# vit-jax that checks and plans a run, and trains nothing.
+if [[ "$1" == pretrain && " $* " != *" --check "* ]]; then exit 0; fi
+PYTHONPATH="{ROOT}" JAX_PLATFORMS=cpu exec "{sys.executable}" -m vit_jax "$@"
+"""
+
+
+def test_a_job_prints_gpu_hours_and_price_of_its_nodes(jobs):
+    """SLURM tells the job its nodes, GPUs and time limit."""
+    jobs.tool(CHECKED)
+    install_cuda(jobs.stage)
+    words = ["pretrain", "--config=digits", f"--workdir={jobs.folder}/run"]
+    machine = {
+        "VIT_JAX_ACCELERATOR": "cuda",
+        "VIT_JAX_GPU": "h100",
+        "VIT_JAX_PRICE": "2",
+    }
+    options = ("--nodes=2", "--gpus-per-node=2", "--time=1")
+
+    job = jobs.submit(*words, "--config.total=9000000 steps", options=options, **machine)
+
+    assert jobs.end(job) == (["COMPLETED"], "0:0"), jobs.log(job)
+    log = jobs.log(job)
+    assert "on 4 devices (2 replica x 2 data x 1 model)" in log
+    (hours, gpu_hours, price) = re.findall(
+        r"arithmetic: ([\d.]+) hours on 4 GPUs, (\d+) GPU-hours, ([\d.]+) at 2 a GPU-hour", log
+    )[0]
+    assert int(gpu_hours) == pytest.approx(4 * float(hours), abs=0.7)
+    assert float(price) == pytest.approx(2 * int(gpu_hours), abs=1)
+    assert "the time limit of 0.0 hours is less" in log
 
 
 def test_a_killed_task_is_queued_again_up_to_the_limit(fake):
