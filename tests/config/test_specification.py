@@ -13,6 +13,7 @@ from tests.tiny import ROOT
 from vit_jax import config as config_package
 from vit_jax.config import ScheduleConfig, derive, load_recipe, to_dict
 from vit_jax.config.parsing import flatten
+from vit_jax.config.recipes import COUNTERPARTS
 from vit_jax.config.specification import load_studies, store_config
 
 DIGITS = "configs/digits.py"
@@ -76,6 +77,12 @@ def test_invalid_recipes(write, path, source, rule):
     write("mine.py", f"import dataclasses\nfrom vit_jax.config import load_recipe\n{source}\n")
 
     with rejects("", rule):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("path", ["vit_i1k:variant=B/16", "big_vision/configs/vit_i1k.py"])
+def test_a_name_of_big_vision_has_the_recipe_of_the_migration_page(path):
+    with rejects("vit_i1k", r"--config=pretrain_augreg:B/16,data=i1k \(docs/migration.md\)"):
         load_recipe(path)
 
 
@@ -322,5 +329,6 @@ def test_the_commands_of_migration_work():
     commands = re.findall(r"`vit-jax \w+ --config=(\S+)(.*?)`", page)
 
     assert len(commands) == 5
+    assert {recipe for recipe, _ in commands} == {*COUNTERPARTS.values()}
     for recipe, words in commands:
         load_recipe(recipe, re.findall(r"--config\.\S+", words))

@@ -15,6 +15,14 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 _PROJECT = _PACKAGE.parent
 FOLDERS = (_PROJECT / "configs", _PACKAGE / "recipes")
 """Folders of recipes: in a checkout, and in the installed package."""
+COUNTERPARTS = {
+    "vit_s16_i1k": "pretrain_s16_baseline",
+    "vit_i1k": "pretrain_augreg:B/16,data=i1k",
+    "transfer": "finetune:any,cifar10,rule=paper,crop=resize_short_side,test_resize=short_side",
+    "vit": "finetune:ViT-B/16,cifar10",
+    "augreg": "finetune:any,pets",
+}
+"""Names of configs of big_vision and vision_transformer, and recipes here, as in docs/migration.md."""
 CONFIG_FILE = "config.json"
 """The config of a run, in its workdir."""
 
@@ -128,6 +136,12 @@ def _describe_missing(path: str, given: pathlib.Path) -> str:
         return f"There is no recipe {path!r}. Use {script}."
     if path and given.is_dir():
         return f"There is no recipe {path!r}: it is a folder. Use the path of a file in it."
+    counterpart = COUNTERPARTS.get(given.stem)
+    if counterpart is not None:
+        return (
+            f"There is no recipe {path!r}. For the config of this name in big_vision or "
+            f"vision_transformer use --config={counterpart} (docs/migration.md), or its file."
+        )
     known = sorted(find_recipe_files())
     hint = did_you_mean(given.stem, known, "{}")
     return (
