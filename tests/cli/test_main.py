@@ -291,6 +291,46 @@ def test_unknown_verbs(words):
 
 
 @pytest.fixture
+def prepared(monkeypatch):
+    """The environments in which the command has changed how its process allocates memory."""
+    environments = []
+    monkeypatch.setattr(cli, "use_one_arena", environments.append)
+    for name in ("pretrain", "predict"):
+        monkeypatch.setitem(cli.VERBS, name, lambda words: None)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    return environments
+
+
+def test_training_on_cpus_changes_the_allocation_of_its_process(monkeypatch, prepared):
+    monkeypatch.setattr(sys, "argv", ["vit-jax", "pretrain", "digits"])
+    cli.main()
+
+    assert prepared == [os.environ]
+
+
+@pytest.mark.parametrize(
+    ("words", "platforms"),
+    [
+        (["predict", "a"], "cpu"),
+        (["pretrain", "digits"], "cuda"),
+        (["--version"], "cpu"),
+    ],
+)
+def test_other_commands_keep_the_default_allocation(monkeypatch, prepared, words, platforms):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(sys, "argv", ["vit-jax", *words])
+    cli.main()
+
+    assert not prepared
+
+
+def test_a_caller_of_the_command_keeps_its_allocation(prepared):
+    cli.main(["pretrain", "digits"])
+
+    assert not prepared
+
+
+@pytest.fixture
 def staying(monkeypatch):
     """The end of the command raises SystemExit, so pytest stays."""
     monkeypatch.setattr(os, "_exit", sys.exit)

@@ -286,6 +286,25 @@ def test_the_plugin_for_cuda_without_a_gpu_is_the_cpu(machine, libtpu):
 
 
 @pytest.mark.parametrize(
+    ("platforms", "file", "expected"),
+    [
+        ("", None, True),
+        ("cpu", "dev/nvidia0", True),
+        ("", "dev/nvidia0", False),
+        ("tpu,cpu", None, False),
+        ("cuda", None, False),
+    ],
+)
+def test_only_cpus_are_used_where_asked_or_without_another_device(
+    machine, platforms, file, expected
+):
+    if file:
+        machine.add(file)
+
+    assert backend.uses_only_cpus({"JAX_PLATFORMS": platforms}, machine.root) == expected
+
+
+@pytest.mark.parametrize(
     ("platforms", "file", "is_hidden"),
     [
         ("", None, True),

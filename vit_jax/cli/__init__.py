@@ -22,7 +22,9 @@ from vit_jax.imports.backend import (
     default_platforms,
     explain_backend_errors,
     hide_cuda,
+    uses_only_cpus,
 )
+from vit_jax.imports.malloc import use_one_arena
 from vit_jax.text.nearest import did_you_mean
 
 
@@ -72,6 +74,8 @@ VERBS = Verbs(
     }
 )
 _HELP = ("help", "--help", "-h")
+_TRAINING = {"pretrain", "finetune", "replay", "lr-range", "sweep", "vtab", "study", "bench"}
+"""Verbs that take many training steps."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -83,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _open_streams()
     if arguments is None:
         arguments = sys.argv[1:]
+        _choose_allocation(arguments)
     try:
         with stop.end_in_order():
             try:
@@ -144,6 +149,13 @@ def _choose_devices() -> None:
     if platforms:
         os.environ["JAX_PLATFORMS"] = platforms
     hide_cuda(os.environ, pathlib.Path("/"))
+
+
+def _choose_allocation(words: Sequence[str]) -> None:
+    """Set how a process that only trains on CPUs allocates memory, before its threads start."""
+    verb = join_verb(words)[:1]
+    if _TRAINING.issuperset(verb) and uses_only_cpus(os.environ, pathlib.Path("/")):
+        use_one_arena(os.environ)
 
 
 def _describe_versions() -> str:

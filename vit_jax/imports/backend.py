@@ -156,23 +156,36 @@ def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str
     """Return "cpu" where JAX would try an absent accelerator, and "" where its own choice is right.
 
     libtpu and the CUDA plugin, installed for plans and tests, print errors when JAX starts them
-    without a device. Wherever anything hints at an accelerator, JAX decides: its devices, its
-    variables, or another plugin of JAX.
+    without a device.
     """
-    if environment.get("JAX_PLATFORMS"):
+    if environment.get("JAX_PLATFORMS") or not _has_only_cpus(environment, root):
         return ""
-    names = environment.keys() - _SET_BY_JAX
-    if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in names):
-        return ""
-    devices = ("dev/accel*", "dev/vfio/[0-9]*", "dev/kfd")
-    if has_tpu(root) or _has_nvidia(root) or _has_files(root, devices):
-        return ""
-    registered = _find_registered_plugins()
-    if not all(re.fullmatch(r"xla_cuda\d+", name) for name in registered):
-        return ""
-    if registered or importlib.util.find_spec("libtpu") is not None:
+    if _find_registered_plugins() or importlib.util.find_spec("libtpu") is not None:
         return "cpu"
     return ""
+
+
+def uses_only_cpus(environment: Mapping[str, str], root: pathlib.Path) -> bool:
+    """Return True if JAX, which has not started yet, will certainly compute on CPUs."""
+    asked = _split_platforms(environment.get("JAX_PLATFORMS", ""))
+    if asked:
+        return asked == ["cpu"]
+    return _has_only_cpus(environment, root)
+
+
+def _has_only_cpus(environment: Mapping[str, str], root: pathlib.Path) -> bool:
+    """Return True unless anything hints at an accelerator.
+
+    Hints are its devices, its variables, and another plugin of JAX. With a hint, JAX decides.
+    """
+    names = environment.keys() - _SET_BY_JAX
+    if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in names):
+        return False
+    devices = ("dev/accel*", "dev/vfio/[0-9]*", "dev/kfd")
+    if has_tpu(root) or _has_nvidia(root) or _has_files(root, devices):
+        return False
+    registered = _find_registered_plugins()
+    return all(re.fullmatch(r"xla_cuda\d+", name) for name in registered)
 
 
 def _find_registered_plugins() -> set[str]:
