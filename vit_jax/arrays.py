@@ -67,9 +67,8 @@ class Corruption:
 class Targets:
     """Targets that an objective compares with the model's output.
 
-    The objective prepares them (`Objective.prepare`). The training step adds the last two fields:
-    `kept_BM` to the targets of a batch, `teacher_BK` to those of each micro-batch. An evaluation
-    has neither, and replaces smoothed labels by the labels themselves.
+    The objective prepares them (`Objective.prepare`). The training step adds the logits of a
+    teacher; an evaluation replaces smoothed labels by the labels themselves.
 
     Attributes:
       label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are
@@ -79,8 +78,6 @@ class Targets:
       patch_BNT: T targets for each patch: int32 classes, or float32 numbers.
       is_corrupted_BN: bool, the patches whose targets count.
       is_multilabel: classes are independent.
-      kept_BM: int32, the patches of each image that the network sees (patch dropout), ascending.
-        None for all patches.
       teacher_BK: float32 logits of a teacher; None without one.
     """
 
@@ -90,7 +87,6 @@ class Targets:
     patch_BNT: Any = None
     is_corrupted_BN: Any = None
     is_multilabel: bool = dataclasses.field(default=False, metadata={"static": True})
-    kept_BM: Any = None
     teacher_BK: Any = None
 
 

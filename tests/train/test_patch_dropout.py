@@ -179,9 +179,9 @@ def count_step_flops(run):
 def test_each_step_has_other_patches():
     run = runs.build(FIXED, HALF)
     batch = runs.first_batch(run)
-    first = run.step_parts.prepare_inputs(jnp.int32(0), batch).targets.kept_BM
-    again = run.step_parts.prepare_inputs(jnp.int32(0), batch).targets.kept_BM
-    second = run.step_parts.prepare_inputs(jnp.int32(1), batch).targets.kept_BM
+    first = run.step_parts.prepare_inputs(jnp.int32(0), batch).kept_BM
+    again = run.step_parts.prepare_inputs(jnp.int32(0), batch).kept_BM
+    second = run.step_parts.prepare_inputs(jnp.int32(1), batch).kept_BM
 
     assert_array_equal(first, again)
     assert (first != second).any()

@@ -362,7 +362,7 @@ def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives(
 
 def squared_error(model, inputs):
     """Return the sum of squared errors of a linear model over the examples that count."""
-    images, targets, _ = inputs
+    images, targets, _, _ = inputs
     predicted = images @ model["kernel"]
     errors = (predicted - targets.label_BK) * targets.mask_B
     loss = jnp.square(errors).sum()
@@ -390,7 +390,8 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
     inputs = LossInputs(
         jnp.asarray(images),
         Targets(jnp.asarray(label), jnp.asarray(mask)),
-        jax.random.key(0),
+        kept_BM=None,
+        dropout_key=jax.random.key(0),
     )
     gradients, sums = accumulate_gradients(
         squared_error,
@@ -415,13 +416,15 @@ def test_a_micro_batch_has_every_nth_example():
     inputs = LossInputs(
         jnp.arange(6),
         targets,
-        jax.random.key(0),
+        kept_BM=jnp.arange(6),
+        dropout_key=jax.random.key(0),
     )
 
-    images, split_targets, keys = split_batch(inputs, 2)
+    images, split_targets, kept, keys = split_batch(inputs, 2)
 
     assert images.tolist() == expected
     assert split_targets.mask_B.tolist() == expected
+    assert kept.tolist() == expected
     assert keys.shape == (2,)
 
 

@@ -116,8 +116,8 @@ def convolve(
 # Updates.
 
 
-def end_kernels(arrays: A) -> A:
-    """Return a tree of arrays that the kernels which compute them do not read again on GPUs.
+def stop_fusion(arrays: A) -> A:
+    """Return a tree of arrays whose use XLA does not fuse with their computation on GPUs.
 
     A kernel that updates parameters and also adds up their squares cannot write them in the place
     of the earlier ones. XLA for GPUs then copies parameters and moments in each step.

@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.arrays import Batch, ModelOutput, StepResults, Targets, normalise
+from vit_jax.arrays import Batch, Corruption, ModelOutput, StepResults, Targets, normalise
 from vit_jax.config import Architecture, InputConfig, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
 from vit_jax.kernels import dispatch
@@ -37,8 +37,8 @@ T = TypeVar("T")
 class StepKeys(NamedTuple):
     """Random keys of one step.
 
-    The keys of targets and patches were added later. They derive from the key of mixing, because a
-    split into four keys would change the first two, and with them the losses of recorded runs.
+    Two are split from the key of the step. The other two, which were added later, derive from the
+    first: a split into four would change all of them, and with them the losses of recorded runs.
     """
 
     mixing: jax.Array
@@ -58,13 +58,18 @@ class StepKeys(NamedTuple):
 class LossInputs(NamedTuple):
     """Everything that the loss of a step depends on, besides the model.
 
-    The objective makes the targets; the step adds the patches that are kept (`prepare_inputs`) and
-    the logits of a teacher (`complete_targets`). Images, and every array of the targets, have the
-    examples of the batch on the first axis.
+    All arrays but the key have the examples of the batch on the first axis.
+
+    Attributes:
+      images: mixed images from -1 to 1, (B, H, W, C).
+      targets: targets of the objective; `compute_loss` adds the logits of a teacher.
+      kept_BM: patches of each image that patch dropout keeps; None without it.
+      dropout_key: random key of dropout.
     """
 
     images: jax.Array
     targets: Targets
+    kept_BM: jax.Array | None
     dropout_key: jax.Array
 
 
@@ -102,16 +107,20 @@ def keep_size(model: nnx.Module) -> nnx.Module:
 class StepParts:
     """A training step and its parts.
 
+    Gradients and losses are sums over examples, until `divide_by_weight` and `compute_means`.
+
     Attributes:
       config: config of the run, with the sizes of its phase. Its seed and the number of a step
         decide all random numbers of the step.
       architecture: the network of the phase.
       objective: the loss of an output.
-      is_trained: the parameters that change; None: all.
+      is_trained: tells for the name of a parameter whether it changes, and how many last blocks
+        do; None: all parameters change.
       optimizer: updates of the parameters by their gradients.
       schedule: learning rate by steps done; the optimizer has its own reference to it.
       steps: lengths of the run.
-      measures_all_updates: False if `update_norm` is NaN after steps that are not logged.
+      measures_all_updates: True: every step measures the norm of its update. False: only steps
+        that are logged do, and the metric is NaN after the others.
       resize_network: from the model of the run to the network for the images of the phase.
 
     The methods take a `teacher` as an argument, whose parameters are then arguments of the jitted
@@ -136,7 +145,9 @@ class StepParts:
         teacher: TeacherNetwork | None = None,
     ) -> tuple[TrainState, Metrics]:
         """Take one optimizer step. Randomness depends on (seed, step) only."""
-        inputs = self.prepare_inputs(state.step, batch)
+        steps_done = state.step
+        step = steps_done + 1  # the number of this step
+        inputs = self.prepare_inputs(steps_done, batch)
         gradients, sums = self.compute_gradients(state.model, inputs, teacher)
 
         with jax.named_scope("optimizer"):
@@ -145,14 +156,13 @@ class StepParts:
             )
             model = apply_updates(state.model, updates, self.is_trained)
 
-        step = state.step + 1
         with jax.named_scope("metrics"):
             metrics = {f"train_{name}": mean for name, mean in compute_means(sums).items()}
-            metrics["learning_rate"] = self.schedule(state.step)
+            metrics["learning_rate"] = self.schedule(steps_done)
             metrics["gradient_norm"] = optax.tree.norm(gradients)
             metrics["update_norm"] = self.measure_update(updates, step)
-            # A sum over `model` in the kernels that update it would make XLA copy it on GPUs.
-            metrics["parameter_norm"] = optax.tree.norm(dispatch.end_kernels(model))
+            # Fused with the update of the parameters, this norm would make XLA copy them on GPUs.
+            metrics["parameter_norm"] = optax.tree.norm(dispatch.stop_fusion(model))
             metrics[READABLE_IMAGES] = batch.mask_B.sum()
 
         polyak = self.update_average(state.polyak, model, step)
@@ -174,10 +184,12 @@ class StepParts:
         if class_weights:
             weight_B = weight_B * weigh_examples(label_BK, class_weights)
 
-        targets = self.objective.prepare(batch, label_BK, weight_B, keys.targets)
-        kept_BM = self._sample_kept_patches(keys.patches, len(batch.mask_B))
-        targets = dataclasses.replace(targets, kept_BM=kept_BM)
-        return LossInputs(images, targets, keys.dropout)
+        return LossInputs(
+            images=images,
+            targets=self.objective.prepare(batch, label_BK, weight_B, keys.targets),
+            kept_BM=self._sample_kept_patches(keys.patches, len(batch.mask_B)),
+            dropout_key=keys.dropout,
+        )
 
     def _sample_kept_patches(self, key: jax.Array, num_images: int) -> jax.Array | None:
         """Return the patches that patch dropout keeps, (B, M); None without it."""
@@ -230,14 +242,16 @@ class StepParts:
     ) -> ModelOutput:
         """Return the output of the network, with these intermediates and those of the loss.
 
-        Frozen parameters have no gradients. Blocks are stacked, so that the encoder freezes the
-        first of them itself, by the number of trained ones.
+        Parameters are frozen in two places. Whole arrays: here, by `stop_frozen_gradients`. Blocks,
+        whose parameters are slices of one array: in the network, by the number of last blocks that
+        are trained.
         """
         network = self.resize_network(stop_frozen_gradients(model, self.is_trained))
         return call_network(
             network,
             inputs.images,
-            inputs.targets,
+            corruption=inputs.targets.corruption,
+            kept_BM=inputs.kept_BM,
             dropout_key=self._select_dropout_key(inputs),
             intermediates=(*intermediates, *self._list_needed_intermediates(network)),
             num_trained_blocks=self._count_trained_blocks(),
@@ -250,7 +264,7 @@ class StepParts:
         return inputs.dropout_key
 
     def _list_needed_intermediates(self, network: nnx.Module) -> tuple[str, ...]:
-        """Return the intermediates that the loss needs: the distillation token learns a teacher."""
+        """Return the intermediates that the loss needs: with a teacher the distillation token's."""
         has_teacher = self.config.objective.teacher is not None
         # A custom network may not state them.
         allowed = getattr(network, "allowed_intermediates", ())
@@ -303,9 +317,10 @@ class StepParts:
         )
 
 
-def step_keys(seed: int, step: jax.typing.ArrayLike) -> StepKeys:
-    """Return the random keys of one step."""
-    mixing_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
+def step_keys(seed: int, steps_done: jax.typing.ArrayLike) -> StepKeys:
+    """Return the random keys of the step after `steps_done` others."""
+    step_key = jax.random.fold_in(jax.random.key(seed), steps_done)
+    mixing_key, dropout_key = jax.random.split(step_key)
     return StepKeys(mixing_key, dropout_key)
 
 
@@ -352,7 +367,7 @@ def sample_patches(key: jax.Array, shape: tuple[int, int], num_kept: int) -> jax
 
 
 def weigh_examples(label_BK: jax.Array, class_weights: Sequence[float]) -> jax.Array:
-    """Return weights (B,) of examples by their classes, whose mean weight becomes 1."""
+    """Return the weight of each example, (B,): of its class, divided by the mean over classes."""
     mean = sum(class_weights) / len(class_weights)
     return label_BK @ jnp.asarray([weight / mean for weight in class_weights])
 
@@ -360,25 +375,23 @@ def weigh_examples(label_BK: jax.Array, class_weights: Sequence[float]) -> jax.A
 def call_network(
     network: Any,
     images: jax.Array,
-    targets: Targets,
     *,
+    corruption: Corruption | None = None,
+    kept_BM: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
     intermediates: tuple[str, ...] = (),
     num_trained_blocks: int | None = None,
 ) -> ModelOutput:
     """Call a network with the options that are in use: a custom one may not have the others."""
-    options: dict[str, object] = {}
-    if dropout_key is not None:
-        options["dropout_key"] = dropout_key
-    if intermediates:
-        options["intermediates"] = intermediates
-    if num_trained_blocks is not None:
-        options["num_trained_blocks"] = num_trained_blocks
-    if targets.corruption is not None:
-        options["corruption"] = targets.corruption
-    if targets.kept_BM is not None:
-        options["kept_BM"] = targets.kept_BM
-    output: ModelOutput = network(images, **options)
+    options = {
+        "corruption": corruption,
+        "kept_BM": kept_BM,
+        "dropout_key": dropout_key,
+        "intermediates": intermediates or None,
+        "num_trained_blocks": num_trained_blocks,
+    }
+    in_use = {name: value for name, value in options.items() if value is not None}
+    output: ModelOutput = network(images, **in_use)
     return output
 
 
@@ -409,9 +422,9 @@ def accumulate_gradients(
         return differentiate(inputs)
 
     def add_micro_batch(
-        total: GradientsAndSums, inputs: LossInputs
+        total: GradientsAndSums, micro_batch: LossInputs
     ) -> tuple[GradientsAndSums, None]:
-        return jax.tree.map(jnp.add, total, differentiate(inputs)), None
+        return jax.tree.map(jnp.add, total, differentiate(micro_batch)), None
 
     micro_batches = split_batch(inputs, num_micro_batches)
     zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, inputs))
@@ -431,15 +444,17 @@ def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
         parts = x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:])
         return parts.swapaxes(0, 1)
 
-    images, targets = jax.tree.map(split, (inputs.images, inputs.targets))
-    return LossInputs(images, targets, jax.random.split(inputs.dropout_key, num_micro_batches))
+    dropout_key_A = jax.random.split(inputs.dropout_key, num_micro_batches)
+    examples = (inputs.images, inputs.targets, inputs.kept_BM)
+    images, targets, kept_BM = jax.tree.map(split, examples)
+    return LossInputs(images, targets, kept_BM, dropout_key_A)
 
 
 def divide_by_weight(gradients: nnx.Module, sums: Sums) -> GradientsAndSums:
-    """Return mean gradients, and the sums with the weight by which means divide them.
+    """Return gradients divided by the weight of the batch, and the sums with this weight.
 
-    A batch without a readable image has a weight of 0, in whose place 1 stands: its gradients and
-    means are 0, not NaN.
+    The weight of a batch without a readable image is 1 in the place of 0: its gradients and means
+    are 0, not NaN.
     """
     weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
     mean_gradients = jax.tree.map(lambda gradient: gradient / weight, gradients)
@@ -456,16 +471,17 @@ def make_evaluation_step(
     Rows are those of `score_classes` for images with several labels, and those that `metric_rows`
     returns for (logits_BK, batch).
 
-    Random numbers of an objective depend on the place in the batch only, so that every evaluation
-    uses the same.
+    The random numbers of an objective are the same in every batch, so that evaluations can be
+    compared.
     """
 
     def evaluation_step(state: TrainState, batch: Batch) -> StepResults:
         images = normalise(batch.image_BHWC, architecture.compute_dtype)
         label_BK = batch.label_BK(architecture.num_classes)
         targets = objective.prepare(batch, label_BK, batch.mask_B, jax.random.key(0))
-        targets = dataclasses.replace(targets, label_BK=label_BK)  # without label smoothing
-        output = call_network(state.evaluated_model(), images, targets)
+        # `prepare` may smooth the labels, which an evaluation does not want.
+        targets = dataclasses.replace(targets, label_BK=label_BK)
+        output = call_network(state.evaluated_model(), images, corruption=targets.corruption)
         sums = objective.sums(output, targets)
 
         rows: Metrics = {}
