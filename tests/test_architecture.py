@@ -249,12 +249,15 @@ def loop_violations(sources: Sources) -> list[str]:
     return found
 
 
+STEPS = ("train_step", "advance")  # of an assembly, and of its live state
+
+
 def has_step_loop(source: str) -> bool:
     for loop in ast.walk(ast.parse(source)):
         if not isinstance(loop, ast.For | ast.While):
             continue
         for node in ast.walk(loop):
-            if isinstance(node, ast.Call) and last_name(node.func) == "train_step":
+            if isinstance(node, ast.Call) and last_name(node.func) in STEPS:
                 return True
     return False
 

@@ -282,8 +282,8 @@ class LiveState:
         """Compile the training step."""
         self._compiled = self._run.compile_train_step(self.step)
 
-    def train_step(self, batch: Batch) -> Metrics:
-        """Take a step; return its metrics, which the devices may still compute."""
+    def advance(self, batch: Batch) -> Metrics:
+        """Take a step, and hold its state; return its metrics, which the devices may still compute."""
         train_step = self._compiled.select(self.step + 1)
         self._leaves, metrics = train_step(self._leaves, batch)
         self.step += 1

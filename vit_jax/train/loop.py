@@ -1,7 +1,8 @@
 """The training loop, once for every kind of run: steps, and what is due between them.
 
 The loop asks the parts of a `Session`: hooks look at every step, `evaluation` and `saving` know when
-they are due, and `stop` whether the run has to end.
+they are due, and `stop` whether the run has to end. `live_state` holds the only copy of the state on
+the devices; each step replaces it.
 """
 
 from typing import TYPE_CHECKING, NoReturn
@@ -24,14 +25,15 @@ def train(session: "Session") -> JsonObject:
         states the step. Raised when the metrics of the step are reported.
       SaveError: a checkpoint could not be written; raised by the next save, or at the end.
       WorkdirLost: the folder is not the run's any more; raised by `Session.between_steps`.
-      Paused: it has been trained to `session.pause_fraction`; raised by `Session.before_step`.
+      Paused: the run has reached `session.pause_fraction`; raised by `Session.before_step`.
       Interrupted: SIGTERM or Ctrl-C, after the state has been saved.
       TooManyUnreadable: too many images cannot be read; raised after the state has been saved.
     """
     with session.begin():
-        session.run_owed_evaluation()
+        session.run_owed_evaluation()  # an earlier start may have been stopped while evaluating
         take_steps(session)
         summary = session.summarize()
+    # `summary.json` says that the run has ended, so it is written after everything is closed.
     return session.publish(summary)
 
 
@@ -39,19 +41,20 @@ def take_steps(session: "Session") -> None:
     """Train from the step of the state to the last step, or until the run stops early."""
     while not session.is_over():
         step = session.live_state.step + 1
-        session.before_step(step)
+        session.before_step(step)  # may raise Paused
         batch = next(session.batches)
-        metrics = session.live_state.train_step(batch)
+        metrics = session.live_state.advance(batch)
         for hook in session.step_hooks:
             hook.after_step(step, metrics)
 
-        is_stopping = session.stop.is_requested()
+        is_stopping = session.stop.is_requested()  # the same in all processes
         is_due = session.evaluation.is_due(step) or session.saving.is_due(step)
         if not (is_stopping or is_due):
             continue
 
-        # Wait for the metrics of this step, which are reported one step late otherwise: if they are
-        # not finite, the run ends here, and the state is neither evaluated nor saved.
+        # Report the metrics of this step now; hooks report them one step late, so that the devices
+        # do not wait. If they are not finite, the run ends here with FloatingPointError, before the
+        # state is evaluated or saved.
         session.late_metrics.flush()
         # The clock and the watchdog pause, and transfers to the host are allowed.
         with session.between_steps():
@@ -64,13 +67,14 @@ def evaluate_and_save(session: "Session") -> None:
     """Run the evaluators that are due, then save the state if that is due or it may be the best.
 
     Raises:
-      Interrupted, TooManyUnreadable: during an evaluation, which the resumed run begins with.
+      Interrupted, TooManyUnreadable: they ended an evaluation, and the state has been saved. The
+        resumed run begins with this evaluation.
     """
     step = session.live_state.step
     state = session.live_state.read()
     try:
         results = session.evaluation.run_due(step, state)
-    except Interrupted:
+    except Interrupted:  # raised between batches, where the step is not known
         save_and_raise(session, session.stop.make_error(step))
     except TooManyUnreadable as error:
         save_and_raise(session, error)
@@ -87,7 +91,8 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
       TooManyUnreadable: in the place of `error`, if that has occurred in any process.
     """
     step = session.live_state.step
-    unreadable_error = session.unreadable.find_error(step)
+    # All processes are asked, so this comes before saving, which may fail in one of them.
+    error = session.unreadable.find_error(step) or error
     session.saving.save(
         step,
         session.live_state.read(),
@@ -95,6 +100,4 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
         owes_evaluation=session.evaluation.has_unfinished(step),
     )
     session.saving.wait()
-    if unreadable_error is not None:
-        raise unreadable_error from None
     raise error from None
