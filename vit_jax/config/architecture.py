@@ -105,6 +105,11 @@ class Architecture(options.NetworkOptions):
         return not self.custom_components
 
     @property
+    def scan_unroll_on_cpu(self) -> int:
+        """Number of blocks per iteration of the loop over layers on CPUs."""
+        return self.scan_unroll or 1
+
+    @property
     def scan_unroll_on_accelerators(self) -> int:
         """Number of blocks per iteration of the loop over layers on TPUs and GPUs.
 

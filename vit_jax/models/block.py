@@ -31,11 +31,15 @@ class Block(nnx.Module):
         h = x + attention_scale * attention(attention_norm(x))
         output = h + mlp_scale * mlp(mlp_norm(h))
 
+    Each scale (layer scale) is given to the last layer of its branch as `output_scale`: to multiply
+    the kernel of this layer, (D, D), costs less than to multiply its output, (B, S, D).
+
     The argument `attention` replaces the attention that the architecture describes.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, attention: Attention | None = None):
-        self.attention_norm = build_norm(a)  # before attention; `a.attention_norm` is after it
+        # The norm before attention. `a.attention_norm` is another one, inside attention.
+        self.attention_norm = build_norm(a)
         self.attention = attention if attention is not None else build_attention(a, rngs=rngs)
         self.mlp_norm = build_norm(a)
         self.mlp = build_mlp(a, rngs=rngs)
@@ -76,11 +80,7 @@ class Block(nnx.Module):
         return output_BSD, weights_BTSS
 
     def _attend(self, attend: Callable[..., R], x_BSD: Array, token_BS: Array | None) -> R:
-        """Return the result of `attend`, a method of the attention, on norm(x).
-
-        Layer scale multiplies both branches. Their last layers do it, because it costs less to
-        scale the kernel (D, D) than the output (B, S, D).
-        """
+        """Return the result of `attend`, a method of the attention, on norm(x)."""
         normed_BSD = dispatch.map_tokens(self.attention_norm, x_BSD)
         return attend(
             queries_BQD=normed_BSD,
@@ -98,8 +98,9 @@ class Block(nnx.Module):
     ) -> Array:
         """Return x + attention, then x + mlp(norm(x)), with dropout of the branches.
 
-        `map_tokens` calls `add`, which treats each token alone. On GPUs `add` sees all tokens as
-        the rows of one matrix, (B S, D).
+        `add` treats each token alone, so that `map_tokens` may call it with (B, S, D) or, on GPUs,
+        with (B S, D), in which `drop_branch` needs the size of the batch to find the examples. Each
+        `Site` derives its own random numbers from the key.
         """
         branch_key = key if self.drops_branches else None
         drop_branch = functools.partial(
@@ -107,15 +108,15 @@ class Block(nnx.Module):
         )
 
         def add(x: Array, attended: Array) -> Array:
-            # Equation 2.
-            branch = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
-            x = x + drop_branch(branch, site=Site.ATTENTION_BRANCH)
+            # Equation 2: x + attention(norm(x)).
+            attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
+            x = x + drop_branch(attended, site=Site.ATTENTION_BRANCH)
             x = checkpoint_name(x, MIDDLE)  # kept or computed again by `encoder.REMAT_POLICIES`
 
-            # Equation 3. The MLP has its dropout inside, after each of its layers.
+            # Equation 3: x + mlp(norm(x)). The MLP has its dropout inside, after each of its layers.
             scale_D = read_layer_scale(self.mlp_scale)
-            branch = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
-            return x + drop_branch(branch, site=Site.MLP_BRANCH)
+            expanded = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
+            return x + drop_branch(expanded, site=Site.MLP_BRANCH)
 
         return dispatch.map_tokens(add, x_BSD, attended_BSD)
 

@@ -20,14 +20,14 @@ from vit_jax.models.block import Block
 from vit_jax.models.norm import build_norm, identity
 from vit_jax.models.positions import Positions, add_positions, build_positions
 
-# Activations that the backward pass reads from memory; it computes the others again. The layers of
-# a block name them by `checkpoint_name`.
+# Names of activations that the forward pass keeps for the backward pass, which computes all others
+# again. The layers of a block give the names by `checkpoint_name` (`kernels/__init__.py`).
 _save_only = jax.checkpoint_policies.save_only_these_names
 _SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, REDUCED)
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     # Keep outputs of matrix products, but no scores.
     "dots": _save_only(*_SMALL, "query", "key", "value", "hidden"),
-    # Keep attention outputs and the residual sums after attention.
+    # Keep what attention computes, which costs the most, and the residual sums after it.
     "attention": _save_only(*_SMALL),
     # Keep the input of each block, and the means of its norms.
     "full": _save_only(STATISTICS),
@@ -117,8 +117,9 @@ class Encoder(nnx.Module):
             self.first_drop_fraction = 0.0
 
         self.remat = a.remat  # "none", or a policy of `REMAT_POLICIES`
-        # Number of blocks in one iteration of the scan: one compiles fast, all copy nothing.
-        self.unroll_on_cpu = a.scan_unroll or 1
+        # Blocks in one iteration of the scan. One compiles fastest; with all of them, the scan
+        # copies no activations from one iteration to the next.
+        self.unroll_on_cpu = a.scan_unroll_on_cpu
         self.unroll_on_accelerators = a.scan_unroll_on_accelerators
 
     def __call__(
@@ -156,15 +157,13 @@ class Encoder(nnx.Module):
             x_BSD = add_positions(x_BSD, positions, token_BS)
             return apply_block(layer, x_BSD, token_BS, intermediates)
 
-        num_frozen = 0
-        if num_trained is not None:
-            num_frozen = self.depth - num_trained
-
         layers = self._stack_layers(key)
-        if num_frozen == 0:
+        if num_trained is None or num_trained == self.depth:
             x_BSD, activations = self._scan_trained(run_layer, x_BSD, layers)
         else:
+            num_frozen = self.depth - num_trained
             x_BSD, first_activations = self._scan_frozen(run_layer, x_BSD, num_frozen)
+            # This copies parameters, but only those of the trained blocks, which are few.
             last_layers = jax.tree.map(lambda leaf_L: leaf_L[num_frozen:], layers)
             x_BSD, last_activations = self._scan_trained(run_layer, x_BSD, last_layers)
             activations = jax.tree.map(join_layers, first_activations, last_activations)
@@ -188,8 +187,8 @@ class Encoder(nnx.Module):
     ) -> tuple[Array, BlockActivations]:
         """Return the output and the activations of the first blocks, without gradients and dropout.
 
-        The scan is over the numbers of the blocks, and looks each block up in the stack of all: a
-        scan over `blocks[:num_frozen]` would copy their parameters.
+        The scan is over the numbers of these blocks, and takes each block out of the stack of all:
+        a scan over `blocks[:num_frozen]` would copy the parameters of them all.
         """
         blocks = jax.lax.stop_gradient(self.blocks)
 

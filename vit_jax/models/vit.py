@@ -2,7 +2,7 @@
 
 Legend: B batch, H W image height and width, C channels, N patches that enter the encoder: all, or
 the M that patch dropout keeps; P prefix tokens, S = P + N, D width, L blocks, T heads, O outputs of
-a patch, K classes.
+a patch, K classes; Q queries, which are the S tokens.
 """
 
 import dataclasses
@@ -56,14 +56,14 @@ class VisionTransformer(nnx.Module):
         self.stem = build_stem(a, embedding_key)
 
         self.embedding = PatchEmbedding(a, rngs=embedding_rngs)
-        self.normed_tokens = a.embedding_norm  # "patches", all "tokens" or None
+        self.embedding_norm_tokens = a.embedding_norm  # "patches", all "tokens" or None
         self.embedding_norm = build_norm(a) if a.embedding_norm else identity
         self.class_token = build_prefix(a.num_class_tokens, a.width)
         self.register_tokens = build_prefix(a.registers, a.width)
         self.prefix_length = a.prefix_length
 
-        # Positions are added to the embedded tokens ("stem"), or to the input of every block: the
-        # same ones ("shared"), or those that each block has ("every", `build_block`).
+        # Positions are added once, to the embedded tokens ("stem"), or to the input of every block:
+        # the same for all blocks ("shared"), or its own for each ("every", `build_block`).
         self.position_layers = a.position_layers
         has_positions = a.position_layers != "every"
         self.positions = build_positions(a, rngs=embedding_rngs) if has_positions else None
@@ -81,7 +81,7 @@ class VisionTransformer(nnx.Module):
         else:
             self.head = build_head(a, rngs=head_rngs)
 
-    @accept_earlier_name  # `intermediates` has an earlier name
+    @accept_earlier_name
     def __call__(
         self,
         image_BHWC: Array,
@@ -100,7 +100,7 @@ class VisionTransformer(nnx.Module):
           intermediates: names of activations to return: "blocks", "attention", of a hybrid
             "stages", with a distillation token "token_logits"; see `ModelOutput`.
           corruption: input in the place of some patches, for a network that predicts patches.
-          kept_BM: the M patches of each image that enter the encoder; None: all.
+          kept_BM: the M patches of each image that enter the encoder (patch dropout); None: all.
           num_trained_blocks: number of blocks at the end that have gradients; None: all. The
             embedding and earlier blocks then drop nothing, and keep no activations.
         """
@@ -113,9 +113,9 @@ class VisionTransformer(nnx.Module):
         stages_BHWC = ABSENT
         if self.stem is not None:
             map_BHWC, stages_BHWC = self.stem(image_BHWC, intermediates)
+        token_BS = find_kept_tokens(kept_BM, self.prefix_length)
 
         # Equation 1: class token and patches, with positions.
-        token_BS = find_kept_tokens(kept_BM, self.prefix_length)
         tokens_BSD = self._embed(map_BHWC, corruption, kept_BM, token_BS)
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
@@ -165,13 +165,13 @@ class VisionTransformer(nnx.Module):
         if corruption is not None:
             assert isinstance(self.head, PatchHead), "other networks learn no [mask] embedding"
             patches_BND = self.head.corrupt(patches_BND, corruption)
-        if self.normed_tokens == "patches":
+        if self.embedding_norm_tokens == "patches":
             patches_BND = self.embedding_norm(patches_BND)
 
         tokens_BSD = self._prepend_prefix(patches_BND)
         if self.position_layers == "stem":
             tokens_BSD = add_positions(tokens_BSD, self.positions, token_BS)
-        if self.normed_tokens == "tokens":
+        if self.embedding_norm_tokens == "tokens":
             tokens_BSD = self.embedding_norm(tokens_BSD)
         return constrain(tokens_BSD, "tokens_BSD")
 
@@ -218,7 +218,9 @@ def build_stem(a: Architecture, key: Array) -> nnx.Module | None:
 
     from vit_jax.models.resnet import ResNetBody
 
-    return ResNetBody(a, jax.random.fold_in(key, 0))
+    # Another key than the embedding's, which keeps the random numbers of networks without a stem.
+    stem_key = jax.random.fold_in(key, 0)
+    return ResNetBody(a, stem_key)
 
 
 def build_prefix(num_tokens: int, width: int) -> nnx.Param | None:
@@ -230,11 +232,11 @@ def build_prefix(num_tokens: int, width: int) -> nnx.Param | None:
 
 
 def merge_axial_layers(attention: Array) -> Array:
-    """Return attention weights (L, B, T, S, S); an axial block counts as two layers.
+    """Return attention weights (L, B, T, Q, S); an axial block counts as two layers.
 
-    The blocks return (L, B, T, S, S), axial ones (L, 2, B, T, S, S), or `ABSENT`.
+    The blocks return (L, B, T, Q, S), axial ones (L, 2, B, T, Q, S), or `ABSENT`.
     """
     if attention is ABSENT:
         return ABSENT
-    shape_BTSS = attention.shape[-4:]
-    return attention.reshape(-1, *shape_BTSS)
+    shape_BTQS = attention.shape[-4:]
+    return attention.reshape(-1, *shape_BTQS)
