@@ -6,8 +6,9 @@ that devices exchange one example each:
     image = weight * image + (1 - weight) * previous image
     label = mean weight * label + (1 - mean weight) * previous label
 
-All examples of a step have the same weight: () for mixup, and for CutMix (H, W, 1), which is 1 or 0
-for each pixel. Where a step chooses between both, the number of mixup fills (H, W, 1).
+All examples of a step share one weight. For mixup it is a number, an array of shape (). For CutMix it
+is a mask of the pixels, (H, W, 1): 0 inside a box and 1 outside. A config with both has the shape
+(H, W, 1) in every step; in a step of mixup all pixels have the same number.
 
 Legend: B batch, H W height and width, C channels, K classes.
 """
@@ -46,8 +47,8 @@ def mix(
     previous_mask_B = jnp.roll(mask_B, 1)
     is_paired_B = (mask_B > 0) & (previous_mask_B > 0)
     mixed_image_BHWC = _blend(image_BHWC, weight, is_paired_B)
-    share = weight.mean()  # the fraction of pixels kept by CutMix
-    mixed_label_BK = _blend(label_BK, share, is_paired_B)
+    label_weight = weight.mean()  # the number of mixup, or the fraction of pixels that CutMix keeps
+    mixed_label_BK = _blend(label_BK, label_weight, is_paired_B)
     return mixed_image_BHWC, mixed_label_BK
 
 
@@ -57,9 +58,9 @@ def _sample_weight(
     height: int,
     width: int,
 ) -> jax.Array:
-    """Return the weight of each example, float32; its partner, the previous one, has 1 - weight.
+    """Return the weight that every example has in this step, float32, () or (H, W, 1).
 
-    Mixup alone has one weight, (); with CutMix there is one for each pixel, (H, W, 1).
+    Its partner, the previous example, has 1 - weight.
     """
     if config.cutmix_alpha == 0:
         return sample_mixup_weight(key, config.mixup_alpha)
@@ -75,15 +76,15 @@ def _sample_weight(
 
 
 def sample_mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
-    """Return one weight a ~ Beta(alpha, alpha), float32 ().
+    """Return max(a, 1 - a) of one a ~ Beta(alpha, alpha), float32 ().
 
-    The larger one of a and 1 - a is returned: an example counts at least as much as its partner.
-    For a = 0.3 the weight is 0.7.
-    Source: AugReg (2106.10270), `get_mixup` of its released code; there one weight a device, here
-    one a step.
+    An example counts at least as much as its partner: for a = 0.3 its weight is 0.7.
+
+    Source: AugReg (2106.10270), `get_mixup` of its released code, where each device draws another
+    weight.
     """
-    weight = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
-    return jnp.maximum(weight, 1 - weight)
+    a = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
+    return jnp.maximum(a, 1 - a)
 
 
 def sample_cutmix_weight(
@@ -94,21 +95,22 @@ def sample_cutmix_weight(
 ) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
-    The box has the sides of the image times sqrt(1 - kept_area), kept_area ~ Beta(alpha, alpha),
-    rounded down: for 0.75 half of each side. Its centre is uniform over the image, and parts
-    outside the image are cut off. An example may lose most of its pixels: as in the paper, the
-    weight has no lower bound.
+    The area to keep is drawn, kept_area ~ Beta(alpha, alpha). Each side of the box is
+    sqrt(1 - kept_area) times the side of the image, rounded down to pixels: half of it for
+    kept_area = 0.75. The centre is uniform over the image, and parts outside the image are cut off.
+    An example may lose most of its pixels: as in the paper, the weight has no lower bound.
 
     Source: CutMix (1905.04899), Algorithm 1.
     """
     area_key, row_key, column_key = jax.random.split(key, 3)
     kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
-    side = jnp.sqrt(1 - kept_area)
+    side_fraction = jnp.sqrt(1 - kept_area)
 
     def is_inside(key: jax.Array, num_pixels: int) -> jax.Array:
-        length = (side * num_pixels).astype(jnp.int32)
+        length = (side_fraction * num_pixels).astype(jnp.int32)
         centre = jax.random.randint(key, (), 0, num_pixels)
-        # The box has `length` pixels, as in timm 1.0; the paper's is one shorter for odd lengths.
+        # The box has `length` pixels. With the paper's bounds, centre - length // 2 and
+        # centre + length // 2, it has one fewer if `length` is odd.
         start = centre - length // 2
         pixel = jnp.arange(num_pixels)
         return (start <= pixel) & (pixel < start + length)
@@ -131,13 +133,13 @@ def _blend(
       weight: () or, for images, (H, W, 1).
       is_paired_B: False for examples that are not mixed.
     """
-    other_axes = (1,) * (value.ndim - 1)
-    is_paired = is_paired_B.reshape(-1, *other_axes)  # (B, 1, 1, 1) or (B, 1)
-    # (B, 1, 1, 1), (B, H, W, 1) or (B, 1).
-    weight_of_example = jnp.where(is_paired, weight, jnp.float32(1))
-    weight_of_previous = 1 - weight_of_example  # in float32, before both are rounded
+    ones = (1,) * (value.ndim - 1)
+    is_paired = is_paired_B.reshape(-1, *ones)
 
+    # Shapes: images (B, 1, 1, 1) with a number and (B, H, W, 1) with a mask, labels (B, 1).
+    own_weight = jnp.where(is_paired, weight, jnp.float32(1))
+    previous_weight = 1 - own_weight  # in float32: the difference of bfloat16 weights is less exact
+
+    own_part = own_weight.astype(value.dtype) * value
     previous = jnp.roll(value, 1, axis=0)
-    return weight_of_example.astype(value.dtype) * value + (
-        weight_of_previous.astype(value.dtype) * previous
-    )
+    return own_part + previous_weight.astype(value.dtype) * previous
