@@ -25,7 +25,7 @@ from vit_jax.optim.per_layer import adapt_optimizer, list_layer_axes
 from vit_jax.optim.schedules import Schedule
 from vit_jax.optim.zero_start import STAND_IN_STDDEV, may_start_at_zero
 
-__all__ = ["adapt_optimizer", "build_optimizer"]
+__all__ = ["adapt_optimizer", "build_optimizer"]  # the first is for optimizers of the caller
 
 
 def build_optimizer(
@@ -36,12 +36,14 @@ def build_optimizer(
     """Build an optimiser: a step of the trained parameters, then its scaling by layer and pattern.
 
     The step (`_list_parts`) sees the trained parameters alone; frozen ones get updates of zero
-    (`train_only`). The scaling sees the whole network, to count its layers.
+    (`train_only`). The scaling sees the whole network, to count its layers. It multiplies the
+    complete step, weight decay included.
 
     Args:
       config: the parts and their values, and the trained parameters.
       schedule: from updates made so far to the learning rate.
-      peak_learning_rate: the divisor of big_vision's weight decay.
+      peak_learning_rate: largest value of the schedule, by which one meaning of weight decay
+        divides (`_build_weight_decay`).
 
     Raises:
       ValueError: a reference that cannot be called so, or whose result is no optimiser.
@@ -53,15 +55,16 @@ def build_optimizer(
     if config.learning_rate_multipliers:
         scaling.append(scale_by_pattern(config.learning_rate_multipliers))
 
-    # The form of the chain is a part of the checkpoint, which names a state by its place in it: one
-    # chain more or less, and no earlier checkpoint fits. `tests/optim/test_optimizers.py` holds it.
+    # Do not simplify these three cases: a checkpoint names the states of an optimizer by their
+    # places in nested tuples, and each case is in checkpoints that exist. A test compares them
+    # (`tests/optim/test_optimizers.py`).
     is_trained = make_is_trained(config)
     if is_trained is None:
-        return optax.chain(*parts, *scaling)  # state: (parts ..., scaling ...)
+        return optax.chain(*parts, *scaling)  # saved state: (parts ..., scaling ...)
     step = train_only(optax.chain(*parts), is_trained)
     if not scaling:
-        return step  # state: the step's
-    return optax.chain(step, *scaling)  # state: (the step's, scaling ...)
+        return step  # saved state: of the step alone; a chain would nest it once more
+    return optax.chain(step, *scaling)  # saved state: (of the step, scaling ...)
 
 
 def _list_parts(
@@ -69,7 +72,7 @@ def _list_parts(
     schedule: Schedule,
     peak_learning_rate: float,
 ) -> list[optax.GradientTransformation]:
-    """Return clipping, direction, weight decay, for lamb the trust ratio, and the learning rate.
+    """Return clipping, direction, weight decay, trust ratio of lamb, and minus the learning rate.
 
     A reference such as "optax:lion" replaces all but the clipping: it has its own weight decay and
     takes the schedule.
@@ -88,36 +91,40 @@ def _list_parts(
         parts.append(_build_weight_decay(config, peak_learning_rate))
     if config.name == "lamb":
         parts.append(_build_trust_ratio())
-    parts.append(optax.scale_by_learning_rate(schedule))
+    parts.append(optax.scale_by_learning_rate(schedule))  # from the direction to a step against it
     return parts
 
 
 def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Return the direction of the steps.
+    """Return the part that makes the direction `d` of a step from the gradient `g`.
 
-    * sgd: `m = momentum * m + g` without Nesterov, from 0 (ViT, App. B.1.1). With bfloat16 only `m`
-      is rounded.
-    * adam and lamb: bias-corrected moments. With a first moment in bfloat16, optax multiplies it by
-      float32 gradients, which strict dtype promotion rejects (`allow_mixed_dtypes`). optax rounds
-      `beta1` to bfloat16, 0.9 to 0.8984, as it does for big_vision.
+    * sgd: `d = m`, with `m = momentum * m + g` from 0 and without Nesterov (ViT, App. B.1.1). With
+      bfloat16 only `m` is rounded.
+    * adam and lamb: `d = m / (sqrt(v) + epsilon)`, both moments corrected for their start at 0.
     """
     if config.name == "sgd":
         return add_momentum(config)
+
+    # With a first moment in bfloat16, optax also rounds `beta1`: 0.9 acts as 0.8984. big_vision, whose
+    # recipes have such moments, trains with the rounded value, too.
     adam = optax.scale_by_adam(
         b1=config.beta1,
         b2=config.beta2,
         eps=config.epsilon,
         mu_dtype=config.first_moment_dtype,
     )
+    # Strict dtype promotion would reject its product of bfloat16 moments and float32 gradients.
     return allow_mixed_dtypes(adam)
 
 
 def _build_weight_decay(
     config: OptimizerConfig, peak_learning_rate: float
 ) -> optax.GradientTransformation:
-    """Add a multiple of the parameters to the direction `d`, before the learning rate scales both.
+    """Return the part that adds a multiple of the parameters to the direction `d`.
 
-    Meanings of a weight decay `wd`, with the scheduled rate `lr`:
+    The learning rate `lr` multiplies both afterwards.
+
+    Meanings of a weight decay `wd`:
 
     * paper: `p - lr * (d + wd * p)` for every parameter (today's AdamW);
     * paper_kernels: the same for kernels and factors of LoRA alone;
@@ -138,7 +145,7 @@ def _build_weight_decay(
 
 
 def _build_trust_ratio() -> optax.GradientTransformation:
-    """Scale the update of each layer's kernel to the norm of the kernel (You et al., 2019).
+    """Return the part that scales updates of kernels to the norms of the kernels (You et al., 2019).
 
     The update includes weight decay. Other parameters are not scaled (timm, deit3-jax).
     """
@@ -152,22 +159,24 @@ def _build_trust_ratio() -> optax.GradientTransformation:
 
 
 def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Return norm(kernel) / norm(update) of each layer, 1 where one norm is 0.
+    """Return norm(kernel) / norm(update) of each layer; 1 if one of the norms is 0.
 
     The kernels of all blocks are one array, whose first axis is the layer.
 
-    A kernel that may begin at zero would keep a ratio near 0 and hardly move. Its norm counts at
-    least as that of a kernel whose values have the standard deviation 0.02 (`STAND_IN_STDDEV`).
+    A kernel that begins at zero has a small norm after its first update, and with it a small ratio:
+    it would hardly move. The norm of a kernel that may begin so is therefore at least the norm of
+    random values with the standard deviation 0.02 (`STAND_IN_STDDEV`).
     """
     axes = list_layer_axes(name, kernel.ndim)
     kernel_norm = jnp.linalg.vector_norm(kernel, axis=axes, keepdims=True)
     update_norm = jnp.linalg.vector_norm(update, axis=axes, keepdims=True)
     if may_start_at_zero(name):
         layer_size = math.prod(kernel.shape[axis] for axis in axes)
-        least_norm = STAND_IN_STDDEV * math.sqrt(layer_size)
-        kernel_norm = jnp.maximum(kernel_norm, least_norm)
+        usual_norm = STAND_IN_STDDEV * math.sqrt(layer_size)
+        kernel_norm = jnp.maximum(kernel_norm, usual_norm)
 
     is_defined = (kernel_norm > 0) & (update_norm > 0)
+    # Both branches of `where` are evaluated, so the divisor must not be 0.
     divisor = jnp.where(is_defined, update_norm, 1.0)
     return jnp.where(is_defined, kernel_norm / divisor, 1.0)
 
