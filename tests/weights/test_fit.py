@@ -456,7 +456,7 @@ def test_every_mismatch_is_listed_at_once():
     )
     different = find_different_shapes(double_image(VIT), target)
     different -= {*HEAD, "class_token"}
-    first_line = r"^w\.npz \(released\) does not fit ViT-other/4 \(ViT-custom/4 is"
+    first_line = r"^w\.npz \(released\) does not fit ViT-other/4; it is for ViT-custom/4:"
 
     with pytest.raises(ValueError, match=first_line) as error:
         fit(remove_head(weights), target)

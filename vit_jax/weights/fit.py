@@ -1,8 +1,8 @@
 """Weights of one network fitted to another: new head, other resolution, other pooling.
 
-A parameter of the target is copied from the source, unless a step of `fit` changes it: the head,
-the pooling, the positions, or the channels. Each step sees the parameters of the source, and no two
-steps change the same parameter.
+A parameter of the target is copied from the source, unless a step of `fit` changes it. There are
+steps for the head, the last norm, the pooling, the positions and the channels of the first kernel.
+Each step sees the parameters of the source, and no two steps change the same parameter.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ Parameters = Mapping[str, np.ndarray]
 Shapes = Mapping[str, Shape]
 HEAD = "head/"
 LAST_LAYER = "head/linear/"
+POOLING = "pooling/"
 _LARGE_GROUP = 5  # parameters that a summary does not list
 
 # Folder of the last norm, by `Architecture.final_norm`; other values have no such norm.
@@ -50,12 +51,12 @@ class Fitted:
         """
         groups: dict[tuple[str, str], list[str]] = {}
         num_copied = 0
-        for parameter in self.statuses:
-            if parameter.status == COPIED:
+        for use in self.statuses:
+            if use.status == COPIED:
                 num_copied += 1
                 continue
-            folder, _, _ = parameter.name.partition("/")
-            groups.setdefault((folder, parameter.status), []).append(parameter.name)
+            folder, _, _ = use.name.partition("/")
+            groups.setdefault((folder, use.status), []).append(use.name)
 
         words = [f"{num_copied} parameters copied"]
         for (folder, status), names in groups.items():
@@ -68,13 +69,20 @@ class Fitted:
 
 
 class Change(NamedTuple):
-    """A parameter of the source or of the target that is not copied."""
+    """The change of a parameter of the source or of the target that is not copied.
 
-    array: np.ndarray | None  # value in the target; None for a parameter that it does not have
+    Attributes:
+      new_value: value in the target; None for a parameter that the target does not have.
+      status: description for the user.
+    """
+
+    new_value: np.ndarray | None
     status: ArrayStatus
 
 
-Changes = Mapping[str, Change]  # by the name of the parameter
+# By the name of the parameter. A parameter with another name in the target has two changes: under
+# its old name, without a new value, and under its new name.
+Changes = dict[str, Change]
 
 
 def fit(
@@ -97,8 +105,8 @@ def fit(
       channel_weights: how the first kernel changes its channels (`weights.channels`).
 
     Raises:
-      ValueError: names or shapes of parameters differ in more than image size, pooling, last norm
-        and head.
+      ValueError: names or shapes of parameters differ in more than head, last norm, image size,
+        channels, and the parameters of a pooling that the target lacks.
     """
     source = weights.architecture
     parameters = weights.parameters
@@ -112,18 +120,20 @@ def fit(
     if old_norm != new_norm:
         steps.append(change_last_norm(parameters, expected, old_norm, new_norm))
     if source.pool != target.pool:
-        steps.append(drop_unexpected(parameters, expected, "pooling/"))
+        # A pooling with parameters never begins anew: `require_expected` reports them as missing.
+        steps.append(drop_unexpected(parameters, expected, POOLING))
+    # "library" stands for the method of the library that the weights come from.
     method = weights.choose_resize_method(position_resize)
     steps.append(change_grid(parameters, source.grid, target.grid, method))
 
     normalisation = read_normalisation(weights.preprocessing)
     if source.channels != target.channels:
         steps.append(change_channels(parameters, target.channels, channel_weights))
-        normalisation = OURS  # the mean and deviation of some channels say nothing about others
+        normalisation = OURS  # the statistics of the source belong to its channels
 
     changes = join_changes(steps)
     changed = apply_changes(parameters, changes)
-    problem = f"{weights.source} does not fit {target.name} ({source.name} is there)"
+    problem = f"{weights.source} does not fit {target.name}; it is for {source.name}"
     require_expected(changed, expected, problem)
     return Fitted(
         parameters={name: changed[name] for name in expected},
@@ -132,86 +142,6 @@ def fit(
         licence=weights.licence,
         finetuning_rule=weights.finetuning_rule,
     )
-
-
-def fit_channels(weights: Weights, channels: int, method: str, option: str) -> Weights:
-    """Return the same network for other channels, with a note on the change.
-
-    It expects pixels from -1 to 1: the preprocessing loses its mean, deviation and bands, which
-    belong to the channels of the source.
-
-    Args:
-      weights: weights of another number of channels.
-      channels: number of channels of the images.
-      method: the same as for `adapt_channels`.
-      option: name of the option that chooses the method.
-
-    Raises:
-      ValueError: the number is not allowed.
-    """
-    target = require_valid(
-        dataclasses.replace(weights.architecture, channels=channels),
-        drops_border=True,
-    )
-    fitted = fit(weights, target, channel_weights=method)
-    changed = weights.replace_network(target, fitted.parameters)
-    preprocessing = _drop_fields(weights.preprocessing, "bands", "mean", "std")
-    changed = dataclasses.replace(changed, preprocessing=preprocessing or None)
-    note = describe_adaptation(weights.architecture.channels, channels, method, option)
-    return changed.add_note(note)
-
-
-def expect_standardised_channels(weights: Weights) -> Weights:
-    """Return the same network for channels with mean 0 and deviation 1, as its library trained it.
-
-    `weights.folding` has put the mean and deviation of the library into the first kernel, which
-    takes pixels from -1 to 1. This takes them out. Weights of a library that trains on pixels from
-    -1 to 1 remain as they are.
-    """
-    normalisation = read_normalisation(weights.preprocessing)
-    if normalisation == OURS:
-        return weights
-    preprocessing = _drop_fields(weights.preprocessing, "mean", "std")
-    return dataclasses.replace(
-        weights,
-        parameters=unfold(weights.parameters, normalisation),
-        preprocessing=preprocessing or None,
-    )
-
-
-def set_bands(
-    weights: Weights,
-    channels: int,
-    bands: BandChoice | None,
-    method: str,
-    option: str,
-) -> Weights:
-    """Return the network for these bands, which its preprocessing states.
-
-    Args:
-      weights: weights of any number of channels.
-      channels: number of channels of the images.
-      bands: bands of the images, with their normalisation; None: RGB.
-      method: the same as for `adapt_channels`.
-      option: name of the option that chooses the method.
-
-    Raises:
-      ValueError: the number is not allowed.
-    """
-    if channels != weights.architecture.channels:
-        weights = fit_channels(weights, channels, method, option)
-    preprocessing = _drop_fields(weights.preprocessing, "bands")
-    if bands is not None:
-        preprocessing["bands"] = dataclasses.asdict(bands)
-    return dataclasses.replace(weights, preprocessing=preprocessing or None)
-
-
-def _drop_fields(preprocessing: Mapping[str, object] | None, *fields: str) -> dict[str, object]:
-    """Return the preprocessing of weights without some fields; empty for None."""
-    kept = dict(preprocessing or {})
-    for field in fields:
-        kept.pop(field, None)
-    return kept
 
 
 # The head.
@@ -227,11 +157,11 @@ def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
 
 def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
     """Begin with a last layer of zeros and this bias; keep a hidden layer that the target has."""
-    changes = drop_unexpected(parameters, expected, HEAD)
+    begun: Changes = {}
     for name in list_folder(expected, LAST_LAYER):
         value = bias if name == HEAD_BIAS else 0.0
-        changes[name] = fill(name, expected[name], value, replaces=parameters.get(name))
-    return changes
+        begun[name] = fill(name, expected[name], value, replaces=parameters.get(name))
+    return drop_unexpected(parameters, expected, HEAD) | begun
 
 
 # The last norm.
@@ -240,24 +170,28 @@ def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Chang
 def change_last_norm(
     parameters: Parameters,
     expected: Shapes,
-    old_norm: str | None,
-    new_norm: str | None,
+    old_folder: str | None,
+    new_folder: str | None,
 ) -> Changes:
-    """Move the last norm to its folder in the target. None: there is no norm, so drop or begin it."""
-    if new_norm is None:
-        assert old_norm is not None, "the norms of both networks differ"
-        return drop_unexpected(parameters, expected, old_norm)
+    """Begin, drop or move the last norm.
 
-    changes: dict[str, Change] = {}
-    if old_norm is None:
-        for name in list_folder(expected, new_norm):
+    Args:
+      parameters: parameters of the source.
+      expected: shapes of the target.
+      old_folder: folder of the last norm in the source; None: it has no last norm.
+      new_folder: another folder, of the last norm in the target; None: it has no last norm.
+    """
+    changes: Changes = {}
+    if old_folder is None and new_folder is not None:
+        for name in list_folder(expected, new_folder):
             value = 1.0 if name.endswith("scale") else 0.0
             changes[name] = fill(name, expected[name], value)
-        return changes
-
-    for name in list_folder(parameters, old_norm):
-        new_name = new_norm + name.removeprefix(old_norm)
-        changes |= move(name, new_name, parameters[name])
+    elif old_folder is not None and new_folder is None:
+        changes |= drop_unexpected(parameters, expected, old_folder)
+    elif old_folder is not None and new_folder is not None:
+        for name in list_folder(parameters, old_folder):
+            new_name = new_folder + name.removeprefix(old_folder)
+            changes |= move(name, new_name, parameters[name])
     return changes
 
 
@@ -298,7 +232,7 @@ def drop_unexpected(
     parameters: Parameters,
     expected: Shapes,
     folder: str,
-) -> dict[str, Change]:
+) -> Changes:
     """Drop the parameters of a folder that the target does not have."""
     changes = {}
     for name in list_folder(parameters, folder):
@@ -308,7 +242,7 @@ def drop_unexpected(
     return changes
 
 
-def move(name: str, new_name: str, array: np.ndarray) -> dict[str, Change]:
+def move(name: str, new_name: str, array: np.ndarray) -> Changes:
     """Return the changes of a parameter that has another name in the target."""
     return {
         name: Change(None, ArrayStatus.describe(name, array, f"moved to {new_name}")),
@@ -335,7 +269,7 @@ def fill(
 
 def join_changes(steps: Sequence[Changes]) -> Changes:
     """Return the changes of all steps, in their order."""
-    joined: dict[str, Change] = {}
+    joined: Changes = {}
     for changes in steps:
         assert joined.keys().isdisjoint(changes), "each parameter is changed by one step"
         joined.update(changes)
@@ -347,14 +281,14 @@ def apply_changes(parameters: Parameters, changes: Changes) -> dict[str, np.ndar
     changed = dict(parameters)
     for name, change in changes.items():
         changed.pop(name, None)
-        if change.array is not None:
-            changed[name] = change.array
+        if change.new_value is not None:
+            changed[name] = change.new_value
     return changed
 
 
 def require_expected(parameters: Parameters, expected: Shapes, problem: str) -> None:
     """Raise ValueError, which begins with `problem`, unless names and shapes are the expected."""
-    placeholders = {}
+    placeholders = {}  # `differences` compares arrays; these take no memory
     for name, shape in expected.items():
         placeholders[name] = np.broadcast_to(np.float32(0), shape)
     lines = pytree.differences(placeholders, parameters)
@@ -372,3 +306,85 @@ def list_statuses(
         if name not in changes:
             statuses.append(ArrayStatus.describe(name, array, COPIED))
     return tuple(statuses)
+
+
+# The same network for other images.
+
+
+def fit_channels(weights: Weights, channels: int, method: str, option: str) -> Weights:
+    """Return the same network for other channels, with a note on the change.
+
+    It expects pixels from -1 to 1: the preprocessing loses its mean, deviation and bands, which
+    belong to the channels of the source.
+
+    Args:
+      weights: weights of another number of channels.
+      channels: number of channels of the images.
+      method: the same as for `adapt_channels`.
+      option: name of the option that chooses the method, for the note.
+
+    Raises:
+      ValueError: the number is not allowed.
+    """
+    architecture = dataclasses.replace(weights.architecture, channels=channels)
+    # The network may have dropped a border of its images already.
+    target = require_valid(architecture, drops_border=True)
+    fitted = fit(weights, target, channel_weights=method)
+    changed = weights.replace_network(target, fitted.parameters)
+    preprocessing = _drop_fields(weights.preprocessing, "bands", "mean", "std")
+    changed = dataclasses.replace(changed, preprocessing=preprocessing or None)
+    note = describe_adaptation(weights.architecture.channels, channels, method, option)
+    return changed.add_note(note)
+
+
+def expect_standardised_channels(weights: Weights) -> Weights:
+    """Return the same network for channels with mean 0 and deviation 1, as its library trained it.
+
+    `weights.folding` has put the mean and deviation of the library into the first kernel, which
+    takes pixels from -1 to 1. This takes them out. Weights of a library that trains on pixels from
+    -1 to 1 remain as they are.
+    """
+    normalisation = read_normalisation(weights.preprocessing)
+    if normalisation == OURS:
+        return weights
+    preprocessing = _drop_fields(weights.preprocessing, "mean", "std")
+    return dataclasses.replace(
+        weights,
+        parameters=unfold(weights.parameters, normalisation),
+        preprocessing=preprocessing or None,
+    )
+
+
+def set_bands(
+    weights: Weights,
+    channels: int,
+    bands: BandChoice | None,
+    method: str,
+    option: str,
+) -> Weights:
+    """Return the network for images of these bands, which are noted in its preprocessing.
+
+    Args:
+      weights: weights of any number of channels.
+      channels: number of channels of the images.
+      bands: bands of the images, with their normalisation; None: RGB.
+      method: the same as for `adapt_channels`.
+      option: name of the option that chooses the method, for the note.
+
+    Raises:
+      ValueError: the number is not allowed.
+    """
+    if channels != weights.architecture.channels:
+        weights = fit_channels(weights, channels, method, option)
+    preprocessing = _drop_fields(weights.preprocessing, "bands")
+    if bands is not None:
+        preprocessing["bands"] = dataclasses.asdict(bands)
+    return dataclasses.replace(weights, preprocessing=preprocessing or None)
+
+
+def _drop_fields(preprocessing: Mapping[str, object] | None, *fields: str) -> dict[str, object]:
+    """Return the preprocessing of weights without some fields; empty for None."""
+    kept = dict(preprocessing or {})
+    for field in fields:
+        kept.pop(field, None)
+    return kept
