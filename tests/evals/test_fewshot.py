@@ -271,8 +271,8 @@ def test_rejected_protocols(field, value, message):
 
 
 def test_the_first_images_are_one_choice_without_seeds():
-    assert FewShot(sampling="first").orders == (None,)
-    assert FewShot().orders == (0, 1, 2)
+    assert FewShot(sampling="first").order_seeds == (None,)
+    assert FewShot().order_seeds == (0, 1, 2)
 
     with pytest.raises(ValueError, match=r"seeds=.*no effect"):
         FewShot(sampling="first", seeds=(0, 1))

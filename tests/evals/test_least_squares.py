@@ -136,7 +136,7 @@ def test_dependent_and_constant_features():
 def test_too_little_memory_is_an_error_that_names_shots(monkeypatch):
     monkeypatch.setattr(least_squares, "memory_bytes", lambda: 2**18)
     feature, label, _ = sample_examples(900, 200, 40)
-    rule = r"matrix of 200 x 200 and 40 classes needs .* GiB.*Lower --shots="
+    rule = r"200 equations and 40 classes needs .* GiB.*Lower --shots="
 
     with pytest.raises(ValueError, match=rule):
         LeastSquares(feature, label, 40)

@@ -5,10 +5,10 @@ a classifier is fitted to the first ones of each class by least squares (`least_
 accuracy is measured on the test images.
 
 Sources: ViT, section 4.1, for the idea; the released evaluator (big_vision, `fewshot_lsr`) for
-everything that the paper does not state. The first examples of each class and a list of penalties
-are the older variant (scenic).
+everything that the paper does not state. An older evaluator (scenic) takes the first examples of
+each class (`sampling="first"`), and the best of several penalties (`l2`, `penalty_choice`).
 
-Legend: N images, D numbers of a feature, K classes.
+Legend: N images, D width of the features, K classes.
 """
 
 import dataclasses
@@ -39,7 +39,8 @@ class FewShot:
       l2: penalties on the weights; each is one result.
       sampling: "random" images of each class, or the "first" in the order of the records, which is
         one choice and takes no seeds.
-      penalty_choice: the rule of `few_shot_table.choose_l2` that selects one of several penalties.
+      penalty_choice: for tables of results, which of several penalties to report: the one with the
+        highest mean accuracy over datasets, or the best mean rank (`few_shot_table.choose_l2`).
     """
 
     shots: tuple[int, ...] = SHOTS
@@ -66,8 +67,8 @@ class FewShot:
             )
 
     @property
-    def orders(self) -> tuple[int | None, ...]:
-        """Orders of the images of each class: a seed for a random one, None for the records'."""
+    def order_seeds(self) -> tuple[int | None, ...]:
+        """Seeds of the orders of the images of each class; None for the order of the records."""
         if self.sampling == "first":
             return (None,)
         return self.seeds if self.seeds is not None else SEEDS
@@ -104,8 +105,8 @@ def few_shot(
     accuracies: dict[tuple[int, float], list[float]] = {}
     for shots, l2 in itertools.product(protocol.shots, protocol.l2):
         accuracies[shots, l2] = []
-    for order in protocol.orders:
-        examples_by_class = order_examples(train.label_N, num_classes, order)
+    for seed in protocol.order_seeds:
+        examples_by_class = order_examples(train.label_N, num_classes, seed)
         for shots in protocol.shots:
             chosen = np.concatenate([examples[:shots] for examples in examples_by_class])
             least_squares = LeastSquares(
@@ -165,10 +166,10 @@ def make_few_shot_measure(
 
     def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
         result = few_shot(protocol, train, test, num_classes)
-        for number in protocol.shots:
-            accuracies = result.accuracies[number, l2]
-            yield f"{number}shot_accuracy", float(np.mean(accuracies))
-            yield f"{number}shot_spread", compute_spread(accuracies)
+        for num_shots in protocol.shots:
+            accuracies = result.accuracies[num_shots, l2]
+            yield f"{num_shots}shot_accuracy", float(np.mean(accuracies))
+            yield f"{num_shots}shot_spread", compute_spread(accuracies)
 
     return measure
 

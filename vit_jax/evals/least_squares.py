@@ -2,30 +2,33 @@
 
 Few-shot evaluation and linear probes use it. The problem is
 
-    minimise |X W + c b - Y|^2 + l2 (|W|^2 + |b|^2)
+    minimise |X W + c ones b - Y|^2 + l2 (|W|^2 + |b|^2)
 
-for the weights W and b, with
+for the weights W (D, K) and b (1, K), with
 
-* X (N, D): features, each standardised over the examples that are fitted, so that X^T 1 = 0;
-* c = 100: the constant feature of the bias, large so that b is nearly free of the penalty;
+* X (N, D): features, standardised over the examples that are fitted, so that X^T ones = 0;
+* ones (N, 1): a column of ones, so that ones^T ones = N;
+* c = 100: the input of the bias, large so that b is nearly free of the penalty;
 * Y (N, K): targets, +1 for the class of an example and -1 for the others.
+
+The bias of the scores is c b.
 
 The derivatives by W and by b are zero:
 
-    X^T (X W - Y) + c X^T 1 b + l2 W = 0
-    c 1^T X W + c 1^T (c b - Y) + l2 b = 0
+    X^T (X W - Y) + c X^T ones b + l2 W = 0
+    c ones^T X W + c ones^T (c ones b - Y) + l2 b = 0
 
-X^T 1 = 0 removes b from the first equation and W from the second:
+X^T ones = 0 removes b from the first equation and W from the second:
 
-    (X^T X + l2 I) W = X^T Y            `PrimalEquations`, or `DualEquations`, whichever are fewer
-    (c^2 N + l2) b = c 1^T Y            `solve_bias`
+    (X^T X + l2 I) W = X^T Y            D equations: `PrimalEquations`; or N: `DualEquations`
+    (c^2 N + l2) b = c ones^T Y         `solve_bias`
 
-The equations are ill conditioned with small penalties, or if there are about as many examples as
-numbers of a feature: NumPy and SciPy solve them in float64 on the host.
+The equations are ill conditioned with small penalties, or if N is about D: NumPy and SciPy solve
+them in float64 on the host.
 
 Source: the released few-shot evaluation of ViT (big_vision, `fewshot_lsr`).
 
-Legend: N examples, D numbers of a feature, K classes, C examples at a time.
+Legend: N examples, D width of the features, K classes, C examples at a time.
 """
 
 import dataclasses
@@ -37,7 +40,7 @@ import scipy.linalg
 
 from vit_jax.evals.features import iterate_chunks
 
-BIAS_FEATURE = 100.0
+BIAS_INPUT = 100.0
 STD_EPSILON = 1e-5
 L2 = 1024.0
 CHUNK = 4096  # examples at a time
@@ -73,7 +76,7 @@ class LeastSquares:
     """The equations of some examples; each penalty then takes one factorisation."""
 
     def __init__(self, feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int) -> None:
-        """Read float32 features, in chunks if there are more examples than numbers of a feature.
+        """Read float32 features, in chunks if N > D.
 
         Raises:
           ValueError: the matrices would not fit into the memory.
@@ -88,11 +91,14 @@ class LeastSquares:
 
     def solve(self, l2: float = L2) -> LinearClassifier:
         """Return the minimiser of the squared error plus `l2` times the squares of the weights."""
+        # For standardised features.
         weight_DK = self._equations.solve(l2)
-        bias_K = solve_bias(self._num_examples_K, l2)
+        standardised_bias_K = solve_bias(self._num_examples_K, l2)
 
+        # The same scores for features as they are: the standardisation goes into the classifier.
         kernel_DK = weight_DK / self._scaler.scale_D[:, None]
-        return LinearClassifier(kernel_DK, bias_K - self._scaler.mean_D @ kernel_DK)
+        bias_K = standardised_bias_K - self._scaler.mean_D @ kernel_DK
+        return LinearClassifier(kernel_DK, bias_K)
 
 
 class Scaler:
@@ -144,8 +150,9 @@ class PrimalEquations:
 class DualEquations:
     """W with N <= D: W = X^T A and (X X^T + l2 I) A = Y - mean(Y), N equations.
 
-    The mean of Y may be removed, since X^T 1 = 0: its part of A is a multiple of 1, of which X^T
-    makes 0. It is removed because X^T would leave its rounding errors.
+    Y goes in without its mean, because that leaves fewer rounding errors. W stays the same: since
+    (X X^T + l2 I) ones = l2 ones, a constant in a column of Y only adds a constant to the column of
+    A, and X^T ones = 0.
     """
 
     def __init__(
@@ -170,21 +177,21 @@ def build_targets(label_N: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def solve_bias(num_examples_K: np.ndarray, l2: float) -> np.ndarray:
-    """Return the bias of the scores, c b = c^2 sum(Y) / (N c^2 + l2).
+    """Return the bias of the scores, c b = c^2 sum(Y) / (c^2 N + l2).
 
     Of a class with n examples, n targets are +1 and N - n are -1: sum(Y) = 2 n - N.
     """
     num_examples = num_examples_K.sum()
     target_sum_K = 2 * num_examples_K - num_examples
-    square = BIAS_FEATURE**2
-    return square * target_sum_K / (num_examples * square + l2)
+    square = BIAS_INPUT**2
+    return square * target_sum_K / (square * num_examples + l2)
 
 
 def _solve_penalised(matrix: np.ndarray, target: np.ndarray, l2: float) -> np.ndarray:
     """Solve (matrix + l2 I) x = target; the matrix is positive semidefinite up to rounding."""
-    # Rounding can make eigenvalues negative, by at most about eps times the largest one, which is
-    # below the trace. With this much more on the diagonal the Cholesky factorisation exists. It is
-    # little: 2e-16 N D, so 2e-7 for a million examples with a thousand features, where l2 is 1024.
+    # Rounding can make eigenvalues negative, by less than eps times the trace. With this much more on
+    # the diagonal the Cholesky factorisation exists. It is little beside l2: the trace of X^T X is
+    # N D, so 2e-7 for a million examples with features of width 1,000.
     rounding = np.finfo(np.float64).eps * np.trace(matrix)
     penalised = matrix.copy()
     np.fill_diagonal(penalised, matrix.diagonal() + l2 + rounding)
@@ -199,9 +206,9 @@ def memory_bytes() -> int:
 
 def _require_memory(num_examples: int, width: int, num_classes: int) -> None:
     """Raise ValueError if the float64 values do not fit into the memory of the machine."""
-    side = min(num_examples, width)  # the number of equations
-    matrices = 2 * side * side  # one, and its copy with the penalty
-    right_sides = 2 * side * num_classes  # one, and the solution
+    num_equations = min(num_examples, width)
+    matrices = 2 * num_equations**2  # one, and its copy with the penalty
+    right_sides = 2 * num_equations * num_classes  # one, and the solution
     kernel = width * num_classes
     features = 0
     if num_examples <= width:
@@ -212,7 +219,7 @@ def _require_memory(num_examples: int, width: int, num_classes: int) -> None:
     if needed <= available:
         return
     raise ValueError(
-        f"Least squares with a matrix of {side:,} x {side:,} and {num_classes:,} classes needs "
+        f"Least squares with {num_equations:,} equations and {num_classes:,} classes needs "
         f"{needed / 2**30:.1f} GiB, and the machine has {available / 2**30:.1f} GiB. Lower "
-        "--shots=, take a layer with fewer numbers (--layer=), or fewer --classes=."
+        "--shots=, take a narrower layer (--layer=), or fewer --classes=."
     )

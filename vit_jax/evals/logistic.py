@@ -8,7 +8,7 @@ and halves the step around the best one until it is an eighth of a power of ten.
 compares log-losses: accuracies of a few held-out examples are equal for many penalties, and weak
 ones among them give probabilities that are too confident.
 
-Legend: N examples, C of them at a time, D numbers of a feature, K classes.
+Legend: N examples, C of them at a time, D width of the features, K classes.
 """
 
 import dataclasses

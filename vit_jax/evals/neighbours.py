@@ -5,7 +5,7 @@ votes for its class with exp(similarity / temperature). Sources: instance discri
 2018), section 3.4; DINO (Caron et al., 2021), section 4.1, which uses k = 10, 20, 100 and 200, and
 the temperature 0.07.
 
-Legend: N training images, Q test images, C of them at a time, D numbers of a feature, K classes, k
+Legend: N training images, Q test images, C of them at a time, D width of the features, K classes, k
 neighbours.
 """
 
