@@ -320,7 +320,7 @@ def test_confusions_by_hand(confused_metrics):
 
 def test_mistakes_by_hand(confused_metrics):
     """Mistakes are sorted by confidence, then by their order."""
-    mistakes = confused_metrics.wrong
+    mistakes = confused_metrics.most_confident_mistakes
 
     found = []
     for one in mistakes:
@@ -356,7 +356,7 @@ def test_memory_is_bounded():
         )
 
     found = []
-    for one in metrics.wrong:
+    for one in metrics.most_confident_mistakes:
         found.append(one.probability)
     worst = sorted(confidences.ravel(), reverse=True)
 

@@ -1,12 +1,18 @@
 """Run a jitted step over a split: every example once, on any number of devices and processes.
 
-A step returns `StepResults`: sums over a batch, and rows of its images. Steps for rows alone return
-them as a dictionary, with "mask_B", which is 0 for padding and unreadable images.
+A step of an evaluator returns `StepResults`: sums over a batch, and rows, which have a value for
+each of its images. Other steps return only sums, or only rows. The mask is 0 for padding, which
+completes the last batch, and for unreadable images.
+
+* `iterate_batches` yields sums and rows, without padding and unreadable images;
+* `iterate_rows` yields rows, without padding;
+* `sum_over` adds sums up.
 
 The caller decides when an evaluator runs and which prefix its results get.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -89,7 +95,8 @@ class Runner:
       transform: prepares the images.
       mesh: all devices.
       global_batch: examples of one step, rounded up to a multiple of the devices.
-      max_unreadable: largest number of unreadable images of a source; None: as `unreadable.count_allowed`.
+      max_unreadable: largest number of unreadable images of a source; None: the number that
+        `unreadable.count_allowed` returns.
     """
 
     def __init__(
@@ -141,7 +148,10 @@ class Runner:
             option="--max_unreadable",
             bands=self.transform.bands,
         )
-        log.defer_errors()  # no process may stop alone
+        # A process that stopped alone would leave the others waiting in a step. Its log, which knows
+        # only images of this process, therefore raises nothing. The rows are of all images, so that
+        # all processes have the same count after the last batch.
+        log.defer_errors()
 
         def open_batches() -> AbstractContextManager[Iterator[Batch]]:
             return open_whole(source, self.transform, batch_sharding(self.mesh), size, log)
@@ -153,7 +163,8 @@ class Runner:
         log.require_few(unreadable)
 
     def _round_up(self, batch: int) -> int:
-        return -(-batch // self.mesh.size) * self.mesh.size
+        """Return the next multiple of the number of devices."""
+        return math.ceil(batch / self.mesh.size) * self.mesh.size
 
 
 def iterate_results(
@@ -182,21 +193,22 @@ def iterate_rows(
     evaluated: E,
     num_examples: int,
 ) -> Iterator[Rows]:
-    """Yield for each batch its rows without padding, and "record_B", indices in the split.
+    """Yield the rows of every batch, and "record_B", indices in the split.
 
-    Arguments as for `iterate_results`. All results have one row for each example.
+    Padding is cut off at the end of the last batch; unreadable images remain, with mask 0.
+    Arguments are as for `iterate_results`, of a step that returns rows.
 
     Raises:
       RuntimeError: the batches hold fewer examples than the split.
     """
-    first = 0
+    start = 0
     for results in iterate_results(open_batches, step, evaluated):
-        last = min(first + len(results["mask_B"]), num_examples)
-        rows = {name: value[: last - first] for name, value in results.items()}
-        yield {"record_B": np.arange(first, last), **rows}
-        first = last
-    if first < num_examples:
-        raise RuntimeError(f"The batches of a split held {first:,} of its {num_examples:,} images.")
+        end = min(start + len(results["mask_B"]), num_examples)
+        rows = {name: value[: end - start] for name, value in results.items()}
+        yield {**rows, "record_B": np.arange(start, end)}
+        start = end
+    if start < num_examples:
+        raise RuntimeError(f"The batches of a split held {start:,} of its {num_examples:,} images.")
 
 
 def iterate_batches(
@@ -204,36 +216,36 @@ def iterate_batches(
     step: Callable[[E, Batch], StepResults],
     evaluated: E,
 ) -> Iterator[StepResults]:
-    """Yield sums and rows of every batch; arguments as for `iterate_results`.
+    """Yield the sums and rows of every batch; arguments as for `iterate_results`.
 
-    Rows are those of images that count, and include "record_B", indices in the split.
+    There are no rows of padding and unreadable images. "record_B" has the indices in the split.
     """
-    first = 0
+    start = 0
     for sums, rows in iterate_results(open_batches, step, evaluated):
         if rows:
-            last = first + len(rows["mask_B"])
-            rows = keep_counted({**rows, "record_B": np.arange(first, last)})
-            first = last
+            end = start + len(rows["mask_B"])
+            rows = keep_counted({**rows, "record_B": np.arange(start, end)})
+            start = end
         yield StepResults(sums, rows)
 
 
 def keep_counted(rows: Rows) -> Rows:
-    """Return the rows of the images that count; names keep the B of the whole batch."""
+    """Return the N rows of images that count; their names keep the B of the batch."""
     counts_B = rows["mask_B"] > 0
     return {name: value[counts_B] for name, value in rows.items()}
 
 
-def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], str]) -> np.ndarray:
-    """Return outputs of the network `source`, one row for each image.
+def require_finite(output_B: np.ndarray, origin: str, name_of: Callable[[int], str]) -> np.ndarray:
+    """Return outputs of a network, one row for each image.
 
     Raises:
-      ValueError: a row is not finite; `name_of` names its image.
+      ValueError: a row is not finite. The message names its image by `name_of`, and `origin`.
     """
     is_finite_B = np.isfinite(output_B).reshape(len(output_B), -1).all(axis=1)
     if not is_finite_B.all():
         name = printable(name_of(int(is_finite_B.argmin())))
         raise ValueError(
-            f"{source}: the outputs for {name} are not finite. The parameters are damaged, or "
+            f"{origin}: the outputs for {name} are not finite. The parameters are damaged, or "
             "too large for the dtype. Use --weights.compute_dtype=float32, or other weights."
         )
     return output_B

@@ -1,7 +1,8 @@
 """Results on images with one label: metrics, confusions, mistakes and tables.
 
-Legend: A outputs that may be predicted, L classes of the data, N images of a batch that count, T
-most probable outputs.
+Legend: K outputs of the network, A outputs that may be predicted, L classes of the data, T most
+probable outputs, P pairs of a class and a wrong output, N images of a batch that count. Rows keep the
+B of a batch in their names; only N of them are left.
 """
 
 import math
@@ -60,18 +61,21 @@ NamedMistake = TypedDict(
 
 
 class ClassMetrics:
-    """Metrics of predictions.
+    """Metrics of predictions, and their forms for files and the terminal.
+
+    `MultilabelMetrics` has the same methods for images with several labels. A class of the data may
+    be several outputs of the network, each of which is then right.
 
     Attributes:
-      labelled: the images.
+      labelled: the images; gets notes on what is not counted.
       counts: counts of the predictions by class.
       output_A: the outputs that may be predicted, ascending.
       confusion_2LA: images of each class by top-1 prediction, wrong ones [0] and right ones [1] (an
         image may have several right outputs); None if it would be too large.
-      wrong: the most confident mistakes, the worst first.
+      most_confident_mistakes: the mistakes of the highest probabilities, these first.
     """
 
-    probabilities = "probability_BT"  # in the rows of `predict`
+    probabilities = "probability_BT"  # name of the rows that `evaluate` checks for NaN
     image_columns = ("class", "answer", "probability", "is_right")  # names for `image_rows`
 
     def __init__(
@@ -83,7 +87,7 @@ class ClassMetrics:
         self.labelled = labelled
         self.counts = ClassCounts(label_map)
         self.output_A = np.flatnonzero(label_map.is_allowed_K)
-        self.wrong = list[Mistake]()
+        self.most_confident_mistakes = list[Mistake]()
         self.confusion_2LA = self._make_confusion()
         self._metrics = RunningMetrics(self.counts, chosen, usual=USUAL_METRICS["one"])
         if chosen and not label_map.has_single_outputs:
@@ -133,10 +137,10 @@ class ClassMetrics:
                 predicted=int(rows["class_BT"][row, 0]),
                 probability=float(confidence_N[row]),
             )
-            self.wrong.append(mistake)
+            self.most_confident_mistakes.append(mistake)
 
-        self.wrong.sort(key=lambda mistake: (-mistake.probability, mistake.record))
-        del self.wrong[MOST_MISTAKES:]
+        self.most_confident_mistakes.sort(key=lambda one: (-one.probability, one.record))
+        del self.most_confident_mistakes[MOST_MISTAKES:]
 
     @property
     def images(self) -> int:
@@ -152,13 +156,14 @@ class ClassMetrics:
         for name, value in self._metrics.compute().items():
             is_known = self._is_defined(name) and math.isfinite(value)
             values[name] = value if is_known else None
-            if name in INTERVAL_OF:
+            if name in INTERVAL_OF:  # an accuracy, which is always known
                 num_correct = value * self.images
                 interval = wilson_interval(num_correct, self.images)
                 values[INTERVAL_OF[name]] = list(interval)
         return values
 
     def _is_defined(self, name: str) -> bool:
+        """Return whether a metric is defined: most need exactly one right output for each image."""
         return self.labelled.label_map.has_single_outputs or name in METRICS_OF_SEVERAL_OUTPUTS
 
     def shown(self) -> dict[str, str]:
@@ -178,7 +183,7 @@ class ClassMetrics:
         bins = self.counts.calibration.bins()
         return {
             "most_confused": self.list_confusions(CONFUSED_KEPT),
-            "most_confident_mistakes": self.mistakes(),
+            "most_confident_mistakes": self.name_mistakes(),
             "calibration_bins": [one._asdict() for one in bins],
         }
 
@@ -219,9 +224,9 @@ class ClassMetrics:
             )
         return confusions
 
-    def mistakes(self) -> list[NamedMistake]:
-        """Return the most confident mistakes, the worst first."""
-        return [self._name_mistake(mistake) for mistake in self.wrong]
+    def name_mistakes(self) -> list[NamedMistake]:
+        """Return the most confident mistakes, with names in the place of numbers."""
+        return [self._name_mistake(mistake) for mistake in self.most_confident_mistakes]
 
     def _name_mistake(self, mistake: Mistake) -> NamedMistake:
         """Return a mistake with names in the place of numbers."""

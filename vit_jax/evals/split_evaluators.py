@@ -7,7 +7,7 @@ metric of these evaluators is a property of the counts (`ClassCounts`, `LabelCou
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Generic
+from typing import ClassVar, Generic
 
 import numpy as np
 
@@ -36,14 +36,16 @@ class ClassificationEvaluator(Generic[E]):
       step: (state, batch) -> sums of the objective, and rows for the metrics; made by
         `train.step.make_evaluation_step`.
       chosen: further metrics.
+      reports_objective: the means of the objective are results, such as "loss" and "accuracy".
     """
 
     split: Split
     step: Callable[[E, Batch], StepResults]
     chosen: ChosenMetrics = NO_FURTHER_METRICS
+    reports_objective: ClassVar[bool] = True
 
     def run(self, state: E) -> Iterator[tuple[str, float]]:
-        """Yield the means of the objective, the metrics, and "images", their number.
+        """Yield the means of the objective, the metrics, and "images", the number of images.
 
         Raises:
           ValueError: no image of the split is readable, or none has a label.
@@ -55,7 +57,9 @@ class ClassificationEvaluator(Generic[E]):
             metrics.add(rows)
         require_images(totals.get("weight", 0), self.split.name)
 
-        means = self.compute_means(totals)
+        means: Totals = {}
+        if self.reports_objective:
+            means = compute_means(totals)
         for name, mean in means.items():
             yield name, float(mean)
         # A chosen "loss" or "accuracy" is not computed again if the objective has it.
@@ -67,21 +71,18 @@ class ClassificationEvaluator(Generic[E]):
         label_map = build_identity_map(self.split.class_names)
         return RunningMetrics(ClassCounts(label_map), self.chosen)
 
-    def compute_means(self, totals: Totals) -> Totals:
-        """Return the means of the objective, such as "loss" and "accuracy"."""
-        return compute_means(totals)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelSetEvaluator(ClassificationEvaluator[E]):
     """Accuracy over a split of images with sets of correct classes, any of which is right.
 
-    The means of the objective, which compares with one label, are not reported.
+    The objective compares with one label, so its means are not reported.
 
     Attributes:
       correct_NS: correct classes of each image, filled with -1.
     """
 
+    reports_objective: ClassVar[bool] = False
     correct_NS: np.ndarray
 
     def start_metrics(self) -> RunningMetrics:
@@ -90,10 +91,6 @@ class LabelSetEvaluator(ClassificationEvaluator[E]):
         label_map = dataclasses.replace(label_map, right_NS=self.correct_NS)
         chosen = self.chosen.keep(METRICS_OF_SEVERAL_OUTPUTS)
         return RunningMetrics(ClassCounts(label_map), chosen, usual=("accuracy",))
-
-    def compute_means(self, totals: Totals) -> Totals:
-        """Return no means."""
-        return {}
 
 
 @dataclasses.dataclass(frozen=True)

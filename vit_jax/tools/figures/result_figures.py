@@ -209,7 +209,7 @@ def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
 
 def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> bytes:
     """Draw the most confident mistakes: image, class, prediction and its probability."""
-    mistakes = metrics.wrong
+    mistakes = metrics.most_confident_mistakes
     num_columns = min(6, max(len(mistakes), 3))
     num_rows = max(math.ceil(len(mistakes) / num_columns), 1)
     figure = new_figure(1.7 * num_columns, 2.1 * num_rows + 0.5)
@@ -221,7 +221,7 @@ def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> byte
     all_axes = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
     for axes in all_axes:
         axes.axis("off")
-    for axes, mistake, words in zip(all_axes, mistakes, metrics.mistakes(), strict=False):
+    for axes, mistake, words in zip(all_axes, mistakes, metrics.name_mistakes(), strict=False):
         record = metrics.labelled.source[mistake.record]
         axes.imshow(_read_tile(record.image, transform), interpolation="nearest")
         class_name = shorten(words["class"])
