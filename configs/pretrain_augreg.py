@@ -6,7 +6,7 @@ ImageNet-21k is held out (configs/README.md).
 """
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.config import (
     CheckpointConfig,
@@ -22,8 +22,26 @@ from vit_jax.config import (
     parse_argument,
 )
 
-# Augmentation by data: for ViTs from the authors' configs, for hybrids from the released weights.
-MODELS = {
+
+class Augmentation(NamedTuple):
+    """RandAugment and mixup of a run."""
+
+    randaugment_layers: int
+    randaugment_magnitude: int
+    mixup_alpha: float
+
+
+AUGMENTATIONS = {
+    "none": Augmentation(0, 0, 0.0),
+    "light1": Augmentation(2, 0, 0.0),  # operations without a magnitude still act
+    "light2": Augmentation(2, 10, 0.2),
+    "medium1": Augmentation(2, 15, 0.2),
+    "medium2": Augmentation(2, 15, 0.5),
+    "strong1": Augmentation(2, 20, 0.5),
+    "strong2": Augmentation(2, 20, 0.8),
+}
+# By model and data. Of ViTs from the authors' configs, of hybrids from the released weights.
+DEFAULT_AUGMENTATIONS = {
     "Ti/16": {"i21k": "none", "i1k": "light1"},
     "S/32": {"i21k": "none", "i1k": "medium1"},
     "S/16": {"i21k": "light1", "i1k": "medium2"},
@@ -35,40 +53,40 @@ MODELS = {
     "R50+L/32": {"i21k": "medium1"},
 }
 DATA = ("i21k", "i1k")
-AUGMENTATIONS = {
-    "none": (0, 0, 0.0),
-    "light1": (2, 0, 0.0),  # operations without a magnitude still act
-    "light2": (2, 10, 0.2),
-    "medium1": (2, 15, 0.2),
-    "medium2": (2, 15, 0.5),
-    "strong1": (2, 20, 0.5),
-    "strong2": (2, 20, 0.8),
-}
-"""Layers and magnitude of RandAugment, alpha of mixup."""
+
+# Names of files of released weights, such as
+# B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz. Fine-tuned ones go on with "--" and
+# the data that they were fine-tuned on.
 FILE_NAME = re.compile(
     r"(?P<model>\w+)-(?P<data>i\w+)-(?P<epochs>\d+)ep-lr_(?P<rate>[\d.e-]+)-aug_(?P<aug>\w+)"
     r"-wd_(?P<wd>[\d.]+)-do_(?P<do>[\d.]+)-sd_(?P<sd>[\d.]+)"
 )
-"""Names of the files of released weights."""
 ARGUMENTS_OF_FILE = ("data", "epochs", "aug", "wd", "do", "sd")
 
 
 def get_config(argument: str = "") -> PretrainConfig:
-    """Argument: MODEL[,data=i21k|i1k][,aug=…][,wd=N][,do=N][,sd=N][,epochs=N] or a file name; MODEL is one of `MODELS`.
+    """Argument: MODEL[,data=…][,aug=…][,wd=…][,do=…][,sd=…][,epochs=…] or FILE; MODEL one of `DEFAULT_AUGMENTATIONS`.
 
-    `aug` is one of `AUGMENTATIONS`; by default the authors' choice. wd is the decay that multiplies
-    the learning rate (0.1 or 0.03), do the dropout and sd the stochastic depth (0 or 0.1 both). The
-    name of a released file, such as B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0, says
-    all of these.
+    * data: i21k (default), whose folder the user names, or i1k;
+    * aug: one of `AUGMENTATIONS`; the authors' choice for model and data by default;
+    * wd: weight decay, 0.1 (default) or 0.03; the learning rate multiplies it;
+    * do, sd: dropout and stochastic depth, 0 (default) or 0.1 both;
+    * epochs: 300 by default.
+
+    The name of a file of released weights stands for all of these (`FILE_NAME`).
     """
     arguments = _read_argument(argument)
     model = arguments["model"]
     name = model if "+" in model else f"ViT-{model}"
-    layers, magnitude, mixup_alpha = AUGMENTATIONS[arguments["aug"]]
-    data = None
-    head_bias = -10.0
-    splits: dict[str, Any] = {"train_split": "train", "holdout_fraction": 0.0036}  # 51,200 images
-    if arguments["data"] == "i1k":
+    augmentation = AUGMENTATIONS[arguments["aug"]]
+
+    # The bias of the head is about -log(classes): all classes begin at the probability of chance.
+    splits: dict[str, Any]
+    if arguments["data"] == "i21k":
+        data = None
+        head_bias = -10.0
+        splits = {"train_split": "train", "holdout_fraction": 0.0036}  # 51,200 images
+    else:
         data = "tfds:imagenet2012"
         head_bias = -6.9
         splits = {"train_split": "train[:99%]"}  # the last percent is for hyper-parameters
@@ -87,9 +105,7 @@ def get_config(argument: str = "") -> PretrainConfig:
             **splits,
             test_split="validation",
             image_size=(224, 224),
-            randaugment_layers=layers,
-            randaugment_magnitude=magnitude,
-            mixup_alpha=mixup_alpha,
+            **augmentation._asdict(),
         ),
         objective=ObjectiveConfig(loss="sigmoid"),
         optimizer=OptimizerConfig(
@@ -111,18 +127,20 @@ def _read_argument(argument: str) -> dict[str, Any]:
     Raises:
       ValueError: a value that is not one of those in the tables.
     """
-    if match := FILE_NAME.match(argument.removesuffix(".npz").partition("--")[0]):
+    name_of_pretraining, _, _ = argument.removesuffix(".npz").partition("--")
+    if match := FILE_NAME.fullmatch(name_of_pretraining):
         argument = _read_file_name(match)
     arguments = parse_argument(
         argument, model="B/16", data="i21k", aug="", wd=0.1, do=0.0, sd=0.0, epochs=300
     )
-    model = arguments["model"].replace("ViT-", "")
+    model = arguments["model"].removeprefix("ViT-")
     data = arguments["data"]
-    if model not in MODELS:
-        raise ValueError(f"model={arguments['model']}: must be one of {', '.join(MODELS)}.")
+    if model not in DEFAULT_AUGMENTATIONS:
+        models = ", ".join(DEFAULT_AUGMENTATIONS)
+        raise ValueError(f"model={arguments['model']}: must be one of {models}.")
     if data not in DATA:
         raise ValueError(f"data={data}: must be one of {', '.join(DATA)}.")
-    aug = arguments["aug"] or MODELS[model].get(data)
+    aug = arguments["aug"] or DEFAULT_AUGMENTATIONS[model].get(data)
     if aug is None:
         raise ValueError(
             f"aug=: must be one of {', '.join(AUGMENTATIONS)}. "
@@ -134,7 +152,10 @@ def _read_argument(argument: str) -> dict[str, Any]:
 
 
 def _read_file_name(name: re.Match[str]) -> str:
-    """Return the argument that the name of a released file stands for: R26_S_32 is R26+S/32."""
+    """Return the argument that the name of a released file stands for.
+
+    The model B_16 is B/16, and R26_S_32 is R26+S/32.
+    """
     if float(name["rate"]) != 1e-3:
         raise ValueError(f"lr_{name['rate']}: must be 0.001, the rate of all released weights.")
     *resnet, size, patch = name["model"].split("_")
