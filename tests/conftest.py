@@ -227,7 +227,7 @@ def shared_programs():
         )
 
     def compile_shared(run, start_step=0):
-        num_past_phases = sum(phase.last_step <= start_step for phase in run.steps.phases)
+        num_past_phases = sum(phase.last_step <= start_step for phase in run.steps.earlier_phases)
         key = (id(run.train_step_of_leaves), num_past_phases)  # PROGRAMS keeps the function
         if key not in PROGRAMS:
             PROGRAMS[key] = compile_step(run, start_step)

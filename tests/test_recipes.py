@@ -22,7 +22,8 @@ from tests.rejections import rejects
 from vit_jax.arrays import abstract_batch
 from vit_jax.config import FinetuneConfig, PretrainConfig, load_recipe, resolve, to_text
 from vit_jax.config.variants import parse_name
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
+from vit_jax.train.state_builder import architecture_of
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"

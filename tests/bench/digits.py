@@ -12,8 +12,9 @@ import jax
 
 from vit_jax.config import load_recipe
 from vit_jax.tools.machine.bench import Training, random_batch
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
+from vit_jax.train.state_builder import architecture_of
 
 NUM_EXAMPLES = 1437
 NUM_CLASSES = 10

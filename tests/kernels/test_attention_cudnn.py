@@ -22,7 +22,8 @@ from vit_jax.models.encoder import REMAT_POLICIES
 from vit_jax.sharding import Placement, build_mesh
 from vit_jax.tools.plan import aot
 from vit_jax.tools.plan.topology import parse_topology
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
+from vit_jax.train.state_builder import architecture_of
 
 BFLOAT16 = jnp.dtype("bfloat16")
 FLOAT16 = jnp.dtype("float16")

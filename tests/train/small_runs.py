@@ -10,8 +10,9 @@ import pytest
 
 from tests.tiny import config
 from vit_jax.arrays import Batch
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
+from vit_jax.train.state_builder import architecture_of
 
 
 @functools.cache

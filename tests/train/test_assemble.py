@@ -5,8 +5,8 @@ import pytest
 from tests.rejections import rejects
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
-from vit_jax.train.assemble import architecture_of
 from vit_jax.train.inputs import open_datasets
+from vit_jax.train.state_builder import architecture_of
 
 LION = ("optimizer.name=optax:lion", "optimizer.weight_decay=0")
 

@@ -19,8 +19,9 @@ from vit_jax.config.check import validate
 from vit_jax.models.encoder import require_encoder
 from vit_jax.optim.by_name import count_trained_blocks, make_is_trained
 from vit_jax.sharding.memory import count_passing_bytes
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.state import TrainState, items_of
+from vit_jax.train.state_builder import architecture_of
 
 LAST = ("optimizer.trained=last:1",)
 LOOP = ("model.scan_unroll=1", "model.remat=full")

@@ -16,8 +16,9 @@ from vit_jax.sharding.fabrics import GIB
 from vit_jax.tools.plan.arithmetic import estimate_memory
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.topology import parse_topology
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.layout import POLICIES, RESERVE, keep_layout, usable_bytes
+from vit_jax.train.state_builder import architecture_of
 
 B16 = "configs/pretrain_imagenet1k.py:ViT-B/16"
 L16 = "configs/pretrain_imagenet1k.py:ViT-L/16"

@@ -32,7 +32,8 @@ from vit_jax.models.lora import (
 )
 from vit_jax.models.mlp import Mlp
 from vit_jax.optim.schedules import build_schedule
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
+from vit_jax.train.state_builder import architecture_of
 from vit_jax.weights import load_weights
 
 FACTORS = ("lora_a", "lora_b")

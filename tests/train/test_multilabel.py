@@ -24,10 +24,11 @@ from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
 from vit_jax.tools.sweeps.suite import Task
 from vit_jax.tools.sweeps.vtab import find_unavailable
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.evaluations import with_best_metric
 from vit_jax.train.inputs import open_datasets
 from vit_jax.train.rate_search import choose, table
+from vit_jax.train.state_builder import architecture_of
 from vit_jax.weights import load_weights
 
 DIVISORS = {"bright": 2, "odd": 3, "tall": 5}

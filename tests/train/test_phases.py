@@ -171,7 +171,7 @@ def test_lengths_of_a_run_with_phases():
 
     steps = convert_lengths(config, 160)
 
-    small, wide = steps.phases
+    small, wide = steps.earlier_phases
 
     assert small == Phase(4, (4, 4), 8)
     assert wide == Phase(10, (8, 6), 16)
@@ -189,7 +189,7 @@ def test_a_phase_that_ends_at_a_fraction_of_the_run():
 
     steps = convert_lengths(config, 160)
 
-    assert steps.phases[0].last_step == 20
+    assert steps.earlier_phases[0].last_step == 20
     assert steps.total == 20 + 40
 
 

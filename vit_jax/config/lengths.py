@@ -52,7 +52,7 @@ class RunSteps(ScheduleSteps):
     checkpoint_every: int = _length("checkpoint.every")
     log_every: int = _length("logging.every")
     evaluators_every: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    phases: tuple[Phase, ...] = ()
+    earlier_phases: tuple[Phase, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ def convert_lengths(config: RunConfig, num_examples: int) -> RunSteps:
     for name, evaluator in config.evaluation.evaluators.items():
         evaluators_every[name] = clock.to_steps(evaluator.every or config.evaluation.every)
 
-    steps = RunSteps(**converted, evaluators_every=evaluators_every, phases=phases)
+    steps = RunSteps(**converted, evaluators_every=evaluators_every, earlier_phases=phases)
     reject(too_large or problem for problem in _find_problems(config, steps))
     return steps
 
@@ -204,8 +204,8 @@ def _find_large_batch(config: RunConfig, num_examples: int) -> str:
 
 def _find_problems(config: RunConfig, steps: RunSteps) -> Iterator[str]:
     """Yield lengths that do not fit into the run or to each other."""
-    if steps.phases:
-        last = steps.phases[-1].last_step
+    if steps.earlier_phases:
+        last = steps.earlier_phases[-1].last_step
         if last >= steps.total:
             rule = f"must end before the run, and the last one ends at step {last} of {steps.total}"
             yield f"phases: {rule}. Shorten it."

@@ -1,7 +1,13 @@
 """The composition root: builds the parts of a run, and one step of them for the devices.
 
 `assemble` needs shapes and devices but no data, so the very step that will train can also be
-compiled for devices that this machine does not have.
+compiled for devices that this machine does not have. It makes, in this order:
+
+* `StateBuilder`: the network and the optimizer, which build the first state of the run;
+* `StepCompiler`: the devices, the layout of the state on them, and how steps are jitted;
+* `StepParts`: the training step as a pure function;
+* `Assembly`: all of these and the jitted steps. Of a run with phases it is the last phase, and
+  holds the assemblies of the earlier ones.
 
 Modules for teachers, phases and masked patches are imported only in runs that have them.
 """
@@ -13,32 +19,30 @@ from typing import TYPE_CHECKING
 import jax
 import optax
 
-from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import require_fit, resolve
 from vit_jax.config.lengths import Phase, RunSteps
-from vit_jax.config.networks import build_architecture, build_named_architecture
-from vit_jax.config.schema import AdaptConfig, ModelConfig, OptimizerConfig, RunConfig
-from vit_jax.config.variants import parse_name
+from vit_jax.config.schema import OptimizerConfig, RunConfig
 from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.imports.references import is_reference
 from vit_jax.objectives import Objective
 from vit_jax.optim.by_name import check_patterns, make_is_trained
 from vit_jax.optim.schedules import Schedule
 from vit_jax.sharding import build_mesh, shard_tree
-from vit_jax.train.assembly import Assembly as Assembly
-
-# For training loops of users (docs/examples/training_loop.py).
-from vit_jax.train.inputs import Datasets as Datasets
-from vit_jax.train.inputs import open_datasets as open_datasets
-from vit_jax.train.inputs import open_evaluation_batches as open_evaluation_batches
-from vit_jax.train.inputs import open_train_batches as open_train_batches
+from vit_jax.train.assembly import Assembly
+from vit_jax.train.inputs import (
+    Datasets,
+    open_datasets,
+    open_evaluation_batches,
+    open_train_batches,
+)
 from vit_jax.train.layout import choose_layout
 from vit_jax.train.phases import apply_phase, resize_architecture
 from vit_jax.train.state_builder import (
     BuildNetwork,
     Overrides,
     StateBuilder,
+    architecture_of,
     make_state_builder,
 )
 from vit_jax.train.step import StepParts, make_evaluation_step
@@ -52,6 +56,17 @@ from vit_jax.train.step_compiler import (
 if TYPE_CHECKING:
     from vit_jax.train.teacher import Teacher
     from vit_jax.weights import Weights
+
+# Training loops of users import these from here (docs/examples/training_loop.py).
+__all__ = [
+    "Assembly",
+    "Datasets",
+    "architecture_of",
+    "assemble",
+    "open_datasets",
+    "open_evaluation_batches",
+    "open_train_batches",
+]
 
 
 def assemble(
@@ -71,16 +86,16 @@ def assemble(
 
     Args:
       config: a config that `config.validate` accepts.
-      architecture: the network, for the dataset's classes.
+      architecture: the network, for the dataset's classes; `architecture_of` makes it.
       num_examples: size of the training split.
       devices: all devices of all processes, or of a topology that is only compiled for.
       label_shape: shape of the label of one image.
       network: (architecture, key) -> module, in the place of the network that `architecture`
         describes.
-      objective: in the place of the config's; has its methods `prepare` and `sums`.
+      objective: in the place of the config's; an object with methods `prepare` and `sums`.
       schedule: step -> learning rate, in the place of the config's.
       optimizer: in the place of the config's. It includes its learning rate; the reported one is the
-        schedule's. `frozen` and `trained` of the config hold. It sees parameters by name and layer
+        schedule's. `config.optimizer.frozen` and `.trained` still apply. It sees parameters by name and layer
         (`optim.optimizers.adapt_optimizer`).
       teacher_weights: weights of `config.objective.teacher`, if they have been read.
 
@@ -95,19 +110,20 @@ def assemble(
     if teacher_weights is None:
         teacher_weights = read_teacher_weights(config)
 
-    builder = make_state_builder(config, architecture, steps, overrides)
-    # From here on nothing is `auto`. The lengths in `steps` do not depend on what is chosen.
-    config, builder = settle_layout(config, builder, devices, steps.phases, teacher_weights)
+    # Sharding, rematerialisation and dtypes may be `auto`. They depend on the shapes of the state, so
+    # there is a draft of the builder, and then one with the values that were chosen.
+    draft = make_state_builder(config, architecture, steps, overrides)
+    config, builder = settle_layout(config, draft, devices, steps.earlier_phases, teacher_weights)
     check_optimizer(config.optimizer, builder)
 
     compiler = make_compiler(config, builder, devices)
     teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
-    run = fit_parts(config, steps, builder, compiler, teacher, overrides, label_shape)
-    earlier = [build_phase(run, phase, overrides) for phase in steps.phases]
-    return dataclasses.replace(run, earlier=tuple(earlier))
+    last = build_last_phase(config, steps, builder, compiler, teacher, overrides, label_shape)
+    earlier = [build_earlier_phase(last, phase, overrides) for phase in steps.earlier_phases]
+    return dataclasses.replace(last, earlier=tuple(earlier))
 
 
-def fit_parts(
+def build_last_phase(
     config: RunConfig,
     steps: RunSteps,
     builder: StateBuilder,
@@ -116,7 +132,7 @@ def fit_parts(
     overrides: Overrides,
     label_shape: tuple[int, ...],
 ) -> Assembly:
-    """Return the parts of a run, fitted together, as the only phase."""
+    """Return a run without its earlier phases: the parts of its last, or only, phase."""
     step_parts = build_step_parts(config, builder, steps, overrides, compiler.platform)
     return Assembly(
         config=config,
@@ -135,30 +151,28 @@ def fit_parts(
 
 def settle_layout(
     config: RunConfig,
-    builder: StateBuilder,
+    draft: StateBuilder,
     devices: Sequence[jax.Device],
-    phases: Sequence[Phase],
+    earlier_phases: Sequence[Phase],
     teacher_weights: "Weights | None",
 ) -> tuple[RunConfig, StateBuilder]:
     """Return the config with values in the place of `auto`, and the builder with its network.
 
-    The choice depends on the shapes of the state, which the builder knows. It decides two fields of
-    the builder's network: the compute dtype and the rematerialisation.
+    The network has two of these values: the compute dtype and the rematerialisation.
     """
-    config = choose_layout(config, builder, devices, phases, teacher_weights)
-    builder = builder.replace_architecture(
+    config = choose_layout(config, draft, devices, earlier_phases, teacher_weights)
+    builder = draft.replace_architecture(
         remat=config.model.remat,
         compute_dtype=config.model.compute_dtype,
     )
     return config, builder
 
 
-def build_phase(run: Assembly, phase: Phase, overrides: Overrides) -> Assembly:
+def build_earlier_phase(run: Assembly, phase: Phase, overrides: Overrides) -> Assembly:
     """Return the parts of an earlier phase of a run, such as one with smaller images.
 
-    A phase has another config and another image size of the network, which the run, its builder and
-    its training step hold. State, lengths, layout on the devices, evaluation and teacher are those
-    of the run.
+    Config and architecture are replaced in the run, its builder and its training step. The phase
+    shares everything else with the run: state, lengths, layout on the devices, evaluation, teacher.
     """
     from vit_jax.train.resizing import make_resize
 
@@ -194,7 +208,7 @@ def check_optimizer(config: OptimizerConfig, builder: StateBuilder) -> None:
     state = builder.abstract_state
     check_patterns(config, state.model)
     if is_reference(config.name):
-        gradients = state.model  # they have its shapes
+        gradients = state.model  # arrays of the same shapes
         jax.eval_shape(builder.optimizer.update, gradients, state.optimizer, state.model)
 
 
@@ -203,7 +217,7 @@ def make_compiler(
     builder: StateBuilder,
     devices: Sequence[jax.Device],
 ) -> StepCompiler:
-    """Lay the state out on the devices, for which steps are then compiled."""
+    """Return the compiler of steps for the devices, with the layout of the state on them."""
     state = builder.abstract_state
     mesh = build_mesh(devices, config.sharding)
     shardings = shard_tree(state, mesh, config.sharding.parameters)
@@ -251,7 +265,7 @@ def build_step_parts(
         optimizer=builder.optimizer,
         schedule=builder.schedule,
         steps=steps,
-        # On GPUs the host would wait for the condition that skips the norm of the update.
+        # A condition skips the norm of the update. On GPUs the host would wait for it.
         measures_all_updates=steps.log_every == 1 or platform == "gpu",
     )
 
@@ -265,73 +279,14 @@ def jit_training(
 
 
 def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluationStep:
-    """Build the evaluation step, and jit it."""
+    """Return the evaluation step, jitted."""
     evaluation = parts.config.evaluation
     has_label_sets = any(one.label_sets is not None for one in evaluation.evaluators.values())
     metric_rows = None
-    # Rows of metrics need logits, which a network that predicts masked patches does not have.
+    # Rows need logits, which a network that predicts masked patches does not have. Its config has
+    # neither metrics nor sets of labels.
     if evaluation.metrics or has_label_sets:
         chosen = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
         metric_rows = make_metric_rows(chosen, has_label_sets=has_label_sets)
     step = make_evaluation_step(parts.architecture, parts.objective, metric_rows)
     return compiler.jit_observation(step)
-
-
-def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
-    """Return the network that a run trains, or that a fine-tuning run names before weights are read.
-
-    Raises:
-      ValueError: a fine-tuning recipe names none, or no image size.
-    """
-    if isinstance(config.model, ModelConfig):
-        return build_pretraining_network(config, config.model, num_classes)
-    return build_finetuning_network(config, config.model, num_classes)
-
-
-def build_pretraining_network(
-    config: RunConfig, model: ModelConfig, num_classes: int
-) -> Architecture:
-    """Return the network of a pre-training run, which predicts classes or masked patches."""
-    num_patch_outputs = 0
-    if config.objective.kind == "masked_patch":
-        from vit_jax.objectives.masked_patch import count_patch_outputs
-
-        num_classes = 0
-        patch_size = parse_name(model.name).patch
-        num_patch_outputs = count_patch_outputs(config.objective, patch_size, config.input.channels)
-    return build_architecture(
-        model,
-        image_size=config.input.pixels,
-        num_classes=num_classes,
-        patch_outputs=num_patch_outputs,
-        channels=config.input.channels,
-    )
-
-
-def build_finetuning_network(
-    config: RunConfig, model: AdaptConfig, num_classes: int
-) -> Architecture:
-    """Return the network that a fine-tuning run names, without its weights.
-
-    Raises:
-      ValueError: it names none, or no image size.
-    """
-    if model.name is None:
-        raise ValueError(
-            "config.model.name=None: must name the network, which is not known without weights. "
-            "Use --config.init_from=WEIGHTS, --config.model.name=ViT-B/16, or "
-            "--config=configs/finetune.py:ViT-B/16,..."
-        )
-    if config.input.image_size is None:
-        raise ValueError(
-            "config.input.image_size=None: must be set where no weights are read. "
-            "Use --config.input.image_size=224."
-        )
-    named = build_named_architecture(model.name)
-    return adapt_architecture(
-        named,
-        model,
-        image_size=config.input.image_size,
-        num_classes=num_classes,
-        channels=config.input.channels,
-    )

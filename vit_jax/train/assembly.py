@@ -51,7 +51,7 @@ class Assembly:
       training: the training step, jitted; it reuses the memory of the old state.
       evaluation_step: (state, batch) -> sums over the batch, and rows of its images.
       teacher: the teacher of a distillation, the last argument of a step; None without one.
-      earlier: the parts for each phase in `steps.phases`; state and evaluation are the run's.
+      earlier: the parts for each of `steps.earlier_phases`; state and evaluation are the run's.
     """
 
     config: RunConfig
@@ -150,7 +150,7 @@ class Assembly:
 
     def select_phase(self, step: int) -> "Assembly":
         """Return the parts for a step, counted from 1, with the image size and batch of its phase."""
-        for phase, parts in zip(self.steps.phases, self.earlier, strict=True):
+        for phase, parts in zip(self.steps.earlier_phases, self.earlier, strict=True):
             if step <= phase.last_step:
                 config = apply_phase(self.config, phase)
                 return dataclasses.replace(parts, config=config, steps=self.steps)
@@ -167,7 +167,7 @@ class Assembly:
     def _work(self, step: int) -> Iterator[tuple[int, int, int]]:
         """Yield steps, batch and FLOPs of an image for each phase; the last one has no end."""
         first = 0
-        for phase, parts in zip(self.steps.phases, self.earlier, strict=True):
+        for phase, parts in zip(self.steps.earlier_phases, self.earlier, strict=True):
             last = min(step, phase.last_step)
             yield last - first, phase.global_batch, parts.training_flops_per_image
             first = last
@@ -176,7 +176,7 @@ class Assembly:
     def list_phase_ends(self, start_step: int) -> list[int]:
         """Return the last step of each phase that is not over after `start_step`, and of the run."""
         ends = []
-        for phase in self.steps.phases:
+        for phase in self.steps.earlier_phases:
             if phase.last_step > start_step:
                 ends.append(phase.last_step)
         return [*ends, self.steps.total]

@@ -194,7 +194,7 @@ def _describe_length(run: Assembly, num_examples: int) -> list[str]:
         f"length   {steps.total:,} steps of {run.config.global_batch:,} images = {epochs:,.1f} "
         "epochs"
     ]
-    for phase in steps.phases:
+    for phase in steps.earlier_phases:
         height, width = phase.image_size
         lines.append(
             f"phase    to step {phase.last_step:,}: {phase.global_batch:,} images of "
@@ -264,8 +264,8 @@ def checkpoint_metadata(
     metadata["data"] = config.data
     metadata["num_examples"] = len(data.train)
     metadata["global_batch"] = config.global_batch
-    if run.steps.phases:
-        phases = [(phase.last_step, phase.global_batch) for phase in run.steps.phases]
+    if run.steps.earlier_phases:
+        phases = [(phase.last_step, phase.global_batch) for phase in run.steps.earlier_phases]
         metadata["phases"] = phases
     if run.teacher is not None:
         metadata["teacher"] = run.teacher.metadata

@@ -6,7 +6,7 @@ from vit_jax import hosts
 from vit_jax.config import PretrainConfig
 from vit_jax.config.check import validate
 from vit_jax.storage.files import JsonObject, use_compilation_cache
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.inputs import measure_channels, open_datasets, pin_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs
@@ -14,6 +14,7 @@ from vit_jax.train.lifecycle.agreement import require_agreement
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.session import Session
+from vit_jax.train.state_builder import architecture_of
 
 
 @hosts.ends_together(Interrupted)

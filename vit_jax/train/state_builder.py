@@ -1,4 +1,4 @@
-"""The first state of a run: its network and its optimizer, built from the config."""
+"""The network, the optimizer and the first state of a run, built from its config."""
 
 import dataclasses
 import functools
@@ -9,10 +9,13 @@ import jax
 import optax
 from flax import nnx
 
+from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.lengths import RunSteps
+from vit_jax.config.networks import build_architecture, build_named_architecture
 from vit_jax.config.rules import count_last_blocks
-from vit_jax.config.schema import ObjectiveConfig, RunConfig
+from vit_jax.config.schema import AdaptConfig, ModelConfig, ObjectiveConfig, RunConfig
+from vit_jax.config.variants import parse_name
 from vit_jax.models import build_model, lora
 from vit_jax.models.encoder import require_encoder
 from vit_jax.objectives import Objective, build_objective
@@ -153,4 +156,64 @@ def make_state_builder(
         optimizer=overrides.resolve_optimizer(config, schedule),
         schedule=schedule,
         has_average=config.polyak.factor is not None,
+    )
+
+
+def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
+    """Return the network that a run trains, or that a fine-tuning run names before weights are read.
+
+    Raises:
+      ValueError: a fine-tuning recipe names none, or no image size.
+    """
+    if isinstance(config.model, ModelConfig):
+        return build_pretraining_network(config, config.model, num_classes)
+    return build_finetuning_network(config, config.model, num_classes)
+
+
+def build_pretraining_network(
+    config: RunConfig, model: ModelConfig, num_classes: int
+) -> Architecture:
+    """Return the network of a pre-training run, which predicts classes or masked patches."""
+    num_patch_outputs = 0
+    if config.objective.kind == "masked_patch":
+        from vit_jax.objectives.masked_patch import count_patch_outputs
+
+        num_classes = 0  # its output is for patches
+        patch_size = parse_name(model.name).patch
+        num_patch_outputs = count_patch_outputs(config.objective, patch_size, config.input.channels)
+    return build_architecture(
+        model,
+        image_size=config.input.pixels,
+        num_classes=num_classes,
+        patch_outputs=num_patch_outputs,
+        channels=config.input.channels,
+    )
+
+
+def build_finetuning_network(
+    config: RunConfig, model: AdaptConfig, num_classes: int
+) -> Architecture:
+    """Return the network that a fine-tuning run names, without its weights.
+
+    Raises:
+      ValueError: it names none, or no image size.
+    """
+    if model.name is None:
+        raise ValueError(
+            "config.model.name=None: must name the network, which is not known without weights. "
+            "Use --config.init_from=WEIGHTS, --config.model.name=ViT-B/16, or "
+            "--config=configs/finetune.py:ViT-B/16,..."
+        )
+    if config.input.image_size is None:
+        raise ValueError(
+            "config.input.image_size=None: must be set where no weights are read. "
+            "Use --config.input.image_size=224."
+        )
+    named = build_named_architecture(model.name)
+    return adapt_architecture(
+        named,
+        model,
+        image_size=config.input.image_size,
+        num_classes=num_classes,
+        channels=config.input.channels,
     )

@@ -28,8 +28,9 @@ from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.timeline import Timeline
 from vit_jax.tools.plan.topology import parse_topology
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.layout import RESERVE, usable_bytes
+from vit_jax.train.state_builder import architecture_of
 
 ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/layouts.json"

@@ -15,8 +15,8 @@ from vit_jax.tools.plan.estimate import Network
 from vit_jax.tools.plan.report import result_to_json, result_to_text
 from vit_jax.tools.plan.search import search
 from vit_jax.tools.plan.topology import parse_topology
-from vit_jax.train.assemble import architecture_of
 from vit_jax.train.layout import POLICIES
+from vit_jax.train.state_builder import architecture_of
 
 H14 = "configs/pretrain_jft.py:ViT-H/14"
 

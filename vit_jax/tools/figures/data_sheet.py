@@ -52,7 +52,7 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
 
 def _draw_training(config: RunConfig, source: Source, shown: int) -> Figure:
     """Draw the first images of step 0, as the step mixes and smooths them."""
-    phases = convert_lengths(config, len(source)).phases
+    phases = convert_lengths(config, len(source)).earlier_phases
     if phases:
         config = apply_phase(config, phases[0])
 

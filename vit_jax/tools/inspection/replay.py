@@ -27,7 +27,7 @@ from vit_jax.text.printable import printable
 from vit_jax.tools.inspection.examination import Examination, list_intermediates
 from vit_jax.tools.inspection.replay_report import REPORT_FILE, Replay
 from vit_jax.train import overview
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly, CompiledStep
 from vit_jax.train.divergence import list_records
 from vit_jax.train.inputs import Datasets, open_datasets, open_train_batches
@@ -42,6 +42,7 @@ from vit_jax.train.run_files import (
 from vit_jax.train.start import given_state, restore
 from vit_jax.train.starting_weights import adapt
 from vit_jax.train.state import TrainState, items_of
+from vit_jax.train.state_builder import architecture_of
 from vit_jax.train.step_compiler import Leaves
 from vit_jax.weights.description import parse_architecture
 

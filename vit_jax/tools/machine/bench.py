@@ -20,7 +20,7 @@ from vit_jax.config import PretrainConfig, RunConfig, validate
 from vit_jax.data.records import Source
 from vit_jax.sharding.chips import find_chip
 from vit_jax.storage.files import JsonObject
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly, CompiledStep
 from vit_jax.train.inputs import Datasets, open_datasets, open_train_batches
 from vit_jax.train.lifecycle import workdir as workdirs
@@ -29,6 +29,7 @@ from vit_jax.train.loop import train
 from vit_jax.train.overview import machine
 from vit_jax.train.session import Session
 from vit_jax.train.state import TrainState, items_of
+from vit_jax.train.state_builder import architecture_of
 from vit_jax.train.step import Metrics
 from vit_jax.train.step_compiler import Leaves
 

@@ -31,10 +31,11 @@ from vit_jax.tools.machine.bench import (
 from vit_jax.tools.machine.checks import GIB, Check, Finding
 from vit_jax.tools.machine.planned import Planned, plan
 from vit_jax.tools.plan.dataset import IMAGENET
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.profiling import peak_flops
 from vit_jax.train.state import TrainState, items_of
+from vit_jax.train.state_builder import architecture_of
 
 STEPS = 10  # steps of each of two equal trainings
 # Ratios to the plan, above which a check fails. `bench/PLANS.md` states what plans do not include.

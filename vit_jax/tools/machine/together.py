@@ -21,11 +21,12 @@ from vit_jax.data.records import Source, few
 from vit_jax.storage.files import use_compilation_cache
 from vit_jax.tools.machine.bench import time_input, time_step
 from vit_jax.tools.machine.checks import Finding
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.inputs import open_datasets
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.starting_weights import adapt
+from vit_jax.train.state_builder import architecture_of
 
 FOLDER = ".doctor"  # a folder in the workdir, for the checkpoint of the check
 _LENGTH = 2**20  # float32 numbers of each device: 4 MiB

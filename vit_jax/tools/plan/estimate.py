@@ -20,9 +20,10 @@ from vit_jax.tools.plan.compiled_memory import measure_memory
 from vit_jax.tools.plan.dataset import Dataset
 from vit_jax.tools.plan.timeline import Timeline, simulate_step
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.starting_weights import read_network, set_open_size
+from vit_jax.train.state_builder import architecture_of
 from vit_jax.weights.hub import is_hub_address
 
 

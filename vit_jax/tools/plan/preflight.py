@@ -18,12 +18,13 @@ from vit_jax.text.printable import first_line
 from vit_jax.tools.plan.dataset import count_examples, find_dataset
 from vit_jax.tools.plan.estimate import find_network
 from vit_jax.tools.plan.topology import StandIn
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.evaluations import require_possible_evaluators
 from vit_jax.train.inputs import Datasets, open_datasets, require_known_datasets
 from vit_jax.train.start import fitting_weights, steps_to_continue
 from vit_jax.train.starting_weights import adapt, set_open_size
+from vit_jax.train.state_builder import architecture_of
 from vit_jax.weights.hub import is_hub_address
 
 _ENOUGH_EXAMPLES = 10**9

@@ -27,13 +27,14 @@ from vit_jax.config.check import validate
 from vit_jax.data.records import Source
 from vit_jax.storage.files import use_compilation_cache
 from vit_jax.tools.figures.drawing import BLUE, GREEN, GREY, RED, new_figure
-from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.inputs import open_datasets, open_train_batches
 from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.start import first_state, state_of_parameters
 from vit_jax.train.starting_weights import adapt
 from vit_jax.train.state import TrainState
+from vit_jax.train.state_builder import architecture_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,8 +11,8 @@ from vit_jax.config.directions import require_direction
 from vit_jax.config.evaluation_rules import list_result_names
 from vit_jax.evals.intervals import find_interval_of_few
 from vit_jax.tools.sweeps.grid import SEED, Grid, Run, Study
-from vit_jax.train.assemble import architecture_of
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_summary
+from vit_jax.train.state_builder import architecture_of
 
 RUNS = "runs"
 COSTS = ("exaflops", "parameters", "wall_seconds")

@@ -13,8 +13,8 @@ from vit_jax.tools.sweeps.grid import Grid, Run
 from vit_jax.tools.sweeps.halving import Halving
 from vit_jax.tools.sweeps.results import get_run_folder, require_measures
 from vit_jax.tools.sweeps.results_table import write_results
-from vit_jax.train.assemble import architecture_of
 from vit_jax.train.series import Perform, run_once
+from vit_jax.train.state_builder import architecture_of
 
 
 @contextlib.contextmanager

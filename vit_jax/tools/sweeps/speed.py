@@ -20,10 +20,10 @@ from vit_jax.tools.machine.bench import time_calls
 from vit_jax.tools.plan import aot, hlo
 from vit_jax.tools.plan.timeline import simulate_step
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
-from vit_jax.train.assemble import architecture_of
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.overview import machine
 from vit_jax.train.run_files import write_summary
+from vit_jax.train.state_builder import architecture_of
 
 NUM_CLASSES = 1000
 NUM_STEPS = 5  # timed for each batch, after a few that do not count
