@@ -142,6 +142,23 @@ def test_lists_and_sweeps_have_the_rule_of_the_weights(here):
     assert swept.out.count("180") == 2  # steps, of one rate: the paper's search has five runs
 
 
+def test_image_sizes_are_compared_by_memory_and_time(here):
+    words = ["--config=finetune:any,own", "--config.init_from=dino", "--config.data=folder:pics"]
+    sizes = ["--grid=input.image_size=32;128;512", "--topology=h100:1"]
+
+    out = succeed(
+        ["sweep", *words, *sizes, "--config.global_batch=16", "--dry_run", "--workdir=runs/a"]
+    )
+    rows = [line.split("|")[1:-1] for line in out.splitlines() if "image_size=" in line]
+
+    assert [row[0].strip() for row in rows] == [f"input.image_size={n}" for n in (32, 128, 512)]
+    memory = [float(row[-1]) for row in rows]
+    hours = [float(row[5]) for row in rows]
+    assert memory == sorted(memory)
+    assert memory[0] < memory[-1]
+    assert hours[0] < hours[-1]
+
+
 @pytest.mark.parametrize(
     ("given", "rule", "size"),
     [

@@ -205,6 +205,7 @@ def test_dry_run_plans_by_arithmetic(tmp_path):
         "exaFLOPs",
         "hours",
         "chip-hours",
+        "GiB a chip",
     ]
     assert list_column(lines, 1) == ["no", "yes", "no", "yes"]
     assert set(list_column(lines, 3)) == {"517,822"}
@@ -212,6 +213,8 @@ def test_dry_run_plans_by_arithmetic(tmp_path):
     assert set(list_column(lines, 4)) == {"56.3"}
     assert float(lines[0][6]) == pytest.approx(256 * float(lines[0][5]), rel=0.01)
     assert re.search(total, plan)
+    assert "15.75 GiB usable of each" in plan
+    assert 0 < float(lines[0][7]) < 15.75
     assert not list(tmp_path.iterdir())
 
 

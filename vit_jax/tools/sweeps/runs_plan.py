@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from vit_jax.config import to_text
+from vit_jax.sharding.fabrics import GIB
 from vit_jax.text.tables import align_table
 from vit_jax.tools.plan.dataset import choose_dataset
 from vit_jax.tools.plan.estimate import make_plan
@@ -18,7 +19,13 @@ from vit_jax.train.series import Unfinished, state_of
 
 _ANY_MACHINE = "v5e:1x1"  # exaFLOPs do not depend on it
 _TEXT_COLUMNS = ("run", "this machine", "state")
-_FORMATS = {"steps": ",.0f", "exaFLOPs": ".3g", "hours": ".3g", "chip-hours": ".3g"}
+_FORMATS = {
+    "steps": ",.0f",
+    "exaFLOPs": ".3g",
+    "hours": ".3g",
+    "chip-hours": ".3g",
+    "GiB a chip": ".2f",
+}
 _UNFINISHED = ("new", "interrupted", "paused")
 
 Costs = Mapping[str, float]
@@ -75,7 +82,7 @@ def _describe_unfinished(grid: Grid, topology: Topology | None, unfinished: Sequ
         chip_hours = sum(costs["chip-hours"] for costs in unfinished)
         text += (
             f"; on {topology.name} {hours:,.3g} hours one after the other, "
-            f"{chip_hours:,.3g} chip-hours"
+            f"{chip_hours:,.3g} chip-hours, {topology.fabric.usable_bytes / GIB:.2f} GiB usable of each"
         )
     return f"{text}."
 
@@ -124,7 +131,8 @@ def _estimate_costs(run: Run, machine: Topology, sizes: Mapping[str, int]) -> Co
     if run.config.input.train_examples:
         sizes["num_examples"] = run.config.input.train_examples
     dataset = choose_dataset(run.recipe, run.config, **sizes)
-    totals = make_plan(run.config, machine, dataset, can_compile=False).totals
+    plan = make_plan(run.config, machine, dataset, can_compile=False)
+    totals = plan.totals
     if totals is None:
         return dict.fromkeys(_FORMATS, 0.0)
     return {
@@ -132,4 +140,5 @@ def _estimate_costs(run: Run, machine: Topology, sizes: Mapping[str, int]) -> Co
         "exaFLOPs": totals.exaflops or 0.0,
         "hours": 24 * totals.days,
         "chip-hours": totals.chip_hours,
+        "GiB a chip": (plan.needed_bytes or 0) / GIB,
     }
