@@ -13,10 +13,12 @@ from vit_jax.data.kinds.in_memory import MemorySource
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "digits.py"
+MIXUP = "input.mixup_alpha=0.4"
 NETWORK = ("model.width=16", "model.mlp_dim=32", "model.depth=2", "model.num_heads=2")
 RUN = (
     *NETWORK,
     "global_batch=16",
+    "input.mixup_alpha=0",  # it doubles the time of compiling
     "evaluation.global_batch=120",  # three batches
     "schedule.warmup=5 steps",
     "logging.tensorboard=False",

@@ -7,9 +7,11 @@ import pytest
 from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
+from tests.tiny import MIXUP
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 OPTIONS = (
+    MIXUP,
     "total=12 steps",
     "checkpoint.every=6 steps",
     "evaluation.every=12 steps",

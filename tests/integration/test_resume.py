@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from tests.integration import commands
+from tests.tiny import MIXUP
 from vit_jax.checkpoint import CheckpointReader
 
 SHARDED = ("sharding.parameters=fsdp", "polyak.factor=0.99", "model.dropout_fraction=0.1")
@@ -14,7 +15,7 @@ LENGTH = (
     "evaluation.every=15 steps",
     "logging.every=5 steps",
 )
-OPTIONS = (*SHARDED, *LENGTH, "optimizer.first_moment_dtype=bfloat16")
+OPTIONS = (*SHARDED, *LENGTH, MIXUP, "optimizer.first_moment_dtype=bfloat16")
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tests.integration import commands
-from tests.tiny import NETWORK, ROOT, flags
+from tests.tiny import MIXUP, NETWORK, ROOT, flags
 from tests.train import small_runs as runs
 from vit_jax.config import ModelConfig
 
@@ -73,7 +73,7 @@ def fine_tune(data_dir, folder):
 
 
 RUNS = {
-    "vit": lambda *_: train(runs.config("model.dropout_fraction=0.1")),
+    "vit": lambda *_: train(runs.config(MIXUP, "model.dropout_fraction=0.1")),
     "resnet": lambda *_: train(with_network("R14x0.5")),
     "hybrid": lambda *_: train(with_network("R+mu/16")),
     "fine-tuning": fine_tune,

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from tests.tiny import MIXUP
 from tests.train import small_runs as runs
 from tests.train.test_golden_losses import with_network
 from vit_jax import pytree
 
 # Heads for eight model shards.
-WIDE = ["model.width=32", "model.num_heads=8"]
+WIDE = [MIXUP, "model.width=32", "model.num_heads=8"]
 NUM_STEPS = 10
 # Parameters, replicas, model shards, attention; the data axis has the rest of eight devices. In the
 # last one it has one device, and each model shard one head.

@@ -10,6 +10,7 @@ import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from tests.tiny import MIXUP
 from tests.train import small_runs as runs
 from vit_jax import pytree
 from vit_jax.arrays import Targets, normalise
@@ -41,9 +42,9 @@ def assert_trees_close(actual, expected, atol):
 )
 def test_accumulation_equals_the_large_batch_of_one_device(masked):
     """Masked examples are spread unevenly over the micro-batches, with mixup, over devices."""
-    accumulated = runs.build("optimizer.accumulation_steps=4", devices=2)
+    accumulated = runs.build(MIXUP, "optimizer.accumulation_steps=4", devices=2)
 
-    state, curve = runs.train(runs.build(), 4, masked=masked)
+    state, curve = runs.train(runs.build(MIXUP), 4, masked=masked)
     accumulated_state, accumulated_curve = runs.train(
         accumulated,
         4,
@@ -153,7 +154,7 @@ def test_initial_loss(options, expected, tolerance):
 
 @pytest.mark.slow
 def test_a_step_is_a_function_of_seed_and_step():
-    options = ("model.dropout_fraction=0.2", "model.stochastic_depth_fraction=0.2")
+    options = (MIXUP, "model.dropout_fraction=0.2", "model.stochastic_depth_fraction=0.2")
 
     def compute_losses(*seed):
         run = runs.build(*options, *seed)

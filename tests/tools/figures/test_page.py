@@ -99,18 +99,20 @@ def test_a_page_without_data_names_what_is_missing(report, tmp_path):
     assert "<p>a &lt;b&gt; &amp; c</p>" in page
     assert "<b>" not in page
     assert str(tmp_path) not in page
-    assert "images that mixup blends with others (input.mixup_alpha=0.4)" in page
 
 
-def test_a_page_of_a_run_without_mixup_does_not_mention_it(report):
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+def test_a_page_of_a_run_with_mixup_mentions_it(report, alpha):
     workdir, write = report
     config = json.loads((workdir / "config.json").read_text())
-    config["input"]["mixup_alpha"] = 0.0
+    config["input"]["mixup_alpha"] = alpha
     (workdir / "config.json").write_text(json.dumps(config))
 
     page, _ = write("--without_data")
 
-    assert "mixup blends" not in page
+    mention = "images that mixup blends with others (input.mixup_alpha=0.4)"
+    assert (mention in page) == (alpha > 0)
+    assert ("mixup blends" in page) == (alpha > 0)
 
 
 def test_a_page_of_a_checkpoint_that_does_not_state_its_data(report, trained):
