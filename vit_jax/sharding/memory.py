@@ -88,7 +88,7 @@ COPIES = {"none": 0.3, "dots": 1.0, "attention": 0.17, "full": 0.17}
 GPU_HIDDEN = {"none": 3.4, "dots": 2.7}
 """Arrays of hidden units that XLA for GPUs keeps of a block outside of loops: values, derivatives,
 masks."""
-GPU_ACTIVATED = 0.88
+GPU_ACTIVATED = 1.0
 """Arrays of activated units among them that a block does not keep if it computes them again."""
 DELAYED = 0.6
 """Gradients outside of loops that wait on TPUs for sums, as a fraction of activations.

@@ -29,23 +29,23 @@ Row = dict[str, Any]
 PARTS = {
     "products": "products",
     "results": "results",
-    "activations": "passes",
+    "attention": "attention",
+    "operations": "operations",
     "maps": "maps",
     "update": "updates",
     "copies": "copies",
     "stacks": "stacks",
-    "layers": "layer_seconds",
-    "steps": "step_seconds",
+    "launches": "launches",
 }
 """Names of a step's parts of work, and of their rates."""
 FITTED = {
     "GPU": (
         "products",
-        "activations",
+        "attention",
+        "operations",
         "update",
         "stacks",
-        "layers",
-        "steps",
+        "launches",
     ),
     "TPU v5e": ("products", "results", "copies", "stacks"),
     "TPU v5p": ("products", "results"),
@@ -158,11 +158,7 @@ def compare(step: Compiled) -> Row:
     waits_ms = 1e3 * waited * work.collectives if step.has_waits else 0.0
     arithmetic_ms = 1e3 * (plan.roofline.seconds - plan.roofline.collective_seconds) + waits_ms
 
-    parts = {
-        "layers": work.num_layers,
-        "steps": 1,
-        "copies": 0.0,
-    }
+    parts = {"copies": 0.0}
     for field in dataclasses.fields(work):
         if field.name in PARTS:
             parts[field.name] = getattr(work, field.name)

@@ -453,7 +453,6 @@ def tuning_table() -> str:
                 f"{row['roofline_ms']:.1f}",
                 f"{row['kernels']:,}",
                 f"{row['ms']:.1f}",
-                f"`{row['commit']}`",
             ]
         )
     columns = (
@@ -465,7 +464,6 @@ def tuning_table() -> str:
         "roofline, ms",
         "kernels",
         "plan, ms",
-        "commit",
     )
     return table(columns, lines)
 

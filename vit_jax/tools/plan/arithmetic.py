@@ -15,6 +15,11 @@ from vit_jax.config import Architecture
 from vit_jax.optim.by_name import count_trained_blocks, make_is_trained, select_trained
 from vit_jax.pytree import name_leaves
 from vit_jax.sharding.memory import ROWS, Memory, count_kept_bytes, is_unrolled
+from vit_jax.tools.plan.gpu_kernels import (
+    ATTENTION_TILE,
+    LAUNCH_SECONDS,
+    OPERATIONS_PER_FLOP,
+)
 from vit_jax.tools.plan.hlo import list_mesh_members
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assembly import Assembly
@@ -28,6 +33,8 @@ RECOMPUTED = {"none": 1.0, "dots": 1.05, "attention": 1.2, "full": 4 / 3}
 `dots` recomputes scores, `attention` projections and hidden units, `full` everything.
 """
 REFERENCE_WIDTH = 1024
+BYTES_OF_OPERATION = 2
+"""Bytes of a value for each counted elementwise operation: float32 counts twice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,40 +44,40 @@ class Rates:
     Attributes:
       products: matrix products at the peak.
       results: the same by `REFERENCE_WIDTH` / width: TPUs write results of short products slowly.
-      passes: activations of blocks over the memory bus.
+      attention: products of attention in complete tiles at the peak, besides `products`.
+      operations: elementwise operations on each bfloat16 value that a block keeps.
       maps: activations of networks with residual units over the memory bus.
       updates: the updated state over the memory bus.
       copies: the same in a step with loops, which copy the gradients of their layers.
       stacks: kept activations of a loop without rematerialisation, with their copies in bfloat16,
         over the memory bus.
-      layer_seconds: starts of the kernels of one layer.
-      step_seconds: starts of all other kernels.
+      launches: starts of kernels.
       overlapped: share of FSDP's collectives for which a step without loops waits.
       exposed: the same for other collectives and with loops.
     """
 
     products: float
     results: float = 0.0
-    passes: float = 0.0
+    attention: float = 0.0
+    operations: float = 0.0
     maps: float = 0.9
     updates: float = 1.0
     copies: float = 1.0
     stacks: float = 2.0
-    layer_seconds: float = 0.0
-    step_seconds: float = 0.0
+    launches: float = 0.0
     overlapped: float = 0.25
     exposed: float = 1.1
 
 
 _GPU = Rates(
-    products=1.3,
-    passes=3.04,
+    products=1.14,
+    attention=4.88,
+    operations=49.4,
     maps=3.0,
-    updates=2.55,
-    copies=2.55,
-    stacks=5.05,
-    layer_seconds=116e-6,
-    step_seconds=0.566e-3,
+    updates=1.66,
+    copies=1.66,
+    stacks=2.77,
+    launches=1.12,
     exposed=0.25,
 )
 _V5E = Rates(products=0.87, results=0.57, copies=3.45, stacks=1.92)
@@ -80,8 +87,13 @@ RATES: dict[str, Rates] = {"TPU v4": _V5P, "TPU v5e": _V5E, "TPU v5p": _V5P, "TP
 """Rates by chip; all GPUs have `_GPU`. v4 has no compiled rows and takes those of v5p."""
 GPU_KEPT = 0.75
 """Activations that XLA for GPUs keeps outside of loops, of those that the formula counts."""
-GPU_KEPT_FLOAT32 = 0.45
-"""The same for float32 in loops without rematerialisation: no copies in a compute dtype."""
+GPU_KEPT_IN_LOOPS = 0.48
+"""The same for loops without rematerialisation."""
+GPU_RECOMPUTED = 11 / 9
+"""FLOPs of a step on GPUs that recomputes everything: XLA removes the last product of a block."""
+KERNELS_OF_STEP = 250
+KERNELS_OF_LAYER = 55
+"""Kernels of a step on a GPU: 500 with 4 layers, 760 to 1,000 with 12."""
 
 UNIT_TEMPORARY = 0.4
 """Temporary memory of networks with residual units on TPUs, whose kernels keep maps on the chip, of
@@ -125,8 +137,8 @@ def _get_kept_share(run: Assembly) -> float:
         return 1.0
     if is_unrolled(a, tiled=False):
         return GPU_KEPT
-    if a.compute_dtype == "float32" and a.remat == "none":
-        return GPU_KEPT_FLOAT32
+    if a.remat == "none":
+        return GPU_KEPT_IN_LOOPS
     return 1.0
 
 
@@ -143,24 +155,26 @@ class Work:
     Attributes:
       products: matrix products at the peak, recomputation included.
       results: the same by `REFERENCE_WIDTH` / width; 0 with residual units.
-      activations: one pass over the activations of all blocks.
+      attention: products of attention in complete tiles at the peak, of bfloat16.
+      operations: one elementwise operation on each bfloat16 value that the blocks keep.
       maps: one pass over those of a network with residual units.
       stacks: one pass over the kept activations of a loop without rematerialisation.
       update: one pass over the updated state.
       collectives: collectives that have the links to themselves.
-      num_layers: layers of all micro-batches, a number.
+      launches: starts of kernels on a GPU.
       is_looped: a loop runs the layers.
       is_overlapped: products run beside FSDP's collectives.
     """
 
     products: float
     results: float
-    activations: float
+    attention: float
+    operations: float
     maps: float
     stacks: float
     update: float
     collectives: float
-    num_layers: int
+    launches: float
     is_looped: bool
     is_overlapped: bool
 
@@ -170,29 +184,53 @@ def measure_work(run: Assembly, topology: Topology) -> Work:
     a = run.training_architecture
     micro_batches = run.config.optimizer.accumulation_steps or 1
     bandwidth = topology.chip.memory_bandwidth_bytes_per_second
-    flops_per_image = run.training_flops_per_image * RECOMPUTED[a.remat] * _count_passes(run)
+    recomputed = RECOMPUTED[a.remat]
+    if a.remat == "full" and not topology.is_tpu:
+        recomputed = GPU_RECOMPUTED
+    flops_per_image = run.training_flops_per_image * recomputed * _count_passes(run)
     flops = flops_per_image * run.config.global_batch / topology.num_chips
     products = flops / _get_peak_flops(run, topology)
 
     unrolled = is_unrolled(a, tiled=topology.is_tpu)
     all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
     backward_share = _get_backward_share(run)
-    one_pass = (1 + 2 * backward_share) / 3 * _count_kept(run, all_kept, topology) / bandwidth
+    kept_bytes = (1 + 2 * backward_share) / 3 * _count_kept(run, all_kept, topology)
+    one_pass = kept_bytes / bandwidth
+    operations_per_second = OPERATIONS_PER_FLOP * topology.chip.peak_bf16_flops
+    operations = kept_bytes / BYTES_OF_OPERATION / operations_per_second
     stacks = 0.0
     if a.remat == "none" and a.compute_dtype == "bfloat16" and not (unrolled or a.has_resnet):
         stacks = backward_share * _count_kept(run, a, topology) / bandwidth
+    num_kernels = KERNELS_OF_STEP + KERNELS_OF_LAYER * micro_batches * (a.depth + sum(a.units))
     return Work(
         products=products,
         results=0.0 if a.has_resnet else products * REFERENCE_WIDTH / a.width,
-        activations=0.0 if a.has_resnet else one_pass,
+        attention=_estimate_attention(run, topology),
+        operations=0.0 if a.has_resnet else operations,
         maps=one_pass if a.has_resnet else 0.0,
         stacks=stacks,
         update=_count_updated_bytes(run) / bandwidth,
         collectives=_estimate_collectives(run, topology),
-        num_layers=micro_batches * (a.depth + sum(a.units)),
+        launches=LAUNCH_SECONDS * num_kernels,
         is_looped=not unrolled and not a.has_resnet,
         is_overlapped=unrolled and run.config.sharding.parameters == "fsdp",
     )
+
+
+def _estimate_attention(run: Assembly, topology: Topology) -> float:
+    """Return seconds at the peak of attention by kernels, which multiply complete tiles."""
+    a = run.training_architecture
+    if a.compute_dtype != "bfloat16":
+        return 0.0
+    flops = 0.0
+    for length in a.attention_lengths:
+        tiled = ATTENTION_TILE * math.ceil(length / ATTENTION_TILE)
+        flops += 4 * a.sequence_length / length * tiled**2 * a.width
+    num_passes = 1 + 2 * _get_backward_share(run)
+    if a.remat == "full":
+        num_passes += 1
+    num_images = run.config.global_batch / topology.num_chips
+    return num_passes * num_images * a.depth * flops / topology.chip.peak_bf16_flops
 
 
 def _count_kept(run: Assembly, architecture: Architecture, topology: Topology) -> int:
@@ -256,14 +294,16 @@ def estimate_roofline(run: Assembly, topology: Topology) -> Roofline:
     """Estimate the time of a step by arithmetic."""
     work = measure_work(run, topology)
     rates = get_rates(topology)
-    passes = rates.passes * work.activations + rates.maps * work.maps + rates.stacks * work.stacks
+    elementwise = rates.operations * work.operations
+    elementwise += rates.maps * work.maps + rates.stacks * work.stacks
+    products = rates.products * work.products + rates.results * work.results
     waited = rates.overlapped if work.is_overlapped else rates.exposed
     return Roofline(
-        compute_seconds=rates.products * work.products + rates.results * work.results,
-        elementwise_seconds=passes,
+        compute_seconds=products + rates.attention * work.attention,
+        elementwise_seconds=elementwise,
         collective_seconds=waited * work.collectives,
         update_seconds=(rates.copies if work.is_looped else rates.updates) * work.update,
-        launch_seconds=rates.step_seconds + rates.layer_seconds * work.num_layers,
+        launch_seconds=rates.launches * work.launches,
     )
 
 

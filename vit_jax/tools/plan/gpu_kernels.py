@@ -24,6 +24,8 @@ ATTENTION = 0.28
 """Share of the peak that cuDNN's attention attains, of scores in complete tiles."""
 ATTENTION_BACKWARD = 0.186
 """The same for the gradient, with its two kernels before and after."""
+ATTENTION_TILE = 128
+"""Positions of a tile of cuDNN's attention."""
 BANDWIDTH = 0.9
 """Share of the memory's bandwidth that a kernel attains."""
 OPERATIONS_PER_FLOP = 28e12 / 989.4e12
@@ -50,7 +52,6 @@ _UPDATE = "dynamic-update-slice"
 _CONTRACTED = r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)[}\]]'
 _SCORES = r'"intermediate_tensor_shape": ?\{[^}]*"dimensions": ?\[([\d,"\s]*)\]'
 _CONVOLUTION = r"dim_labels=\w+_(\w+)->"
-_TILE = 128  # positions of a tile of cuDNN's attention
 _MOVES = {
     *_NO_KERNEL,
     *_SLICES,
@@ -111,7 +112,7 @@ class Kernels:
             if instruction.target.endswith("Backward"):
                 share = ATTENTION_BACKWARD
             for length in _find_numbers(_SCORES, instruction)[-2:]:
-                flops *= math.ceil(length / _TILE) * _TILE / length
+                flops *= math.ceil(length / ATTENTION_TILE) * ATTENTION_TILE / length
         return flops / (share * self._get_peak(instruction))
 
     def count_operations(self, instruction: Instruction) -> int:
