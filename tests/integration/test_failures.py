@@ -3,6 +3,7 @@
 The processes find each other by the environment of SLURM, JobSet and Open MPI.
 """
 
+import os
 import re
 import signal
 
@@ -11,7 +12,7 @@ import pytest
 from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, start_all
 from tests.integration.launchers import explicit, jobset, open_mpi, slurm
-from tests.tiny import flags
+from tests.tiny import ROOT, flags
 
 pytestmark = pytest.mark.processes
 FOREVER = (
@@ -46,7 +47,7 @@ def trouble(tmp_path):
         folder = tmp_path / "trouble"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(TROUBLE.format(trouble=statement))
-        return {"PYTHONPATH": str(folder), "TROUBLE_IN": "1"}
+        return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "TROUBLE_IN": "1"}
 
     return put
 
