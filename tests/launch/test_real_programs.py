@@ -100,6 +100,7 @@ JOBSETS = [
         "--topology=4x4",
         "--poll_seconds=9",
         "--price=1.2",
+        "--max_hours=9",
         *WORDS,
     ],
     ["run", *GPU, "--no_check", *WORDS],
