@@ -21,6 +21,7 @@ from tests.models.small_models import (
 )
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
+from vit_jax.kernels import dispatch
 from vit_jax.kernels.devices import trace_for
 from vit_jax.models.positions import RotaryPositions, compute_rotary_angles
 
@@ -160,6 +161,48 @@ def test_rotary_positions_turn_pairs_of_patches_alone(kind):
         rtol=0,
         atol=1e-5,
     )
+
+
+def sum_weighted(turn, x):
+    """Return a sum of the results of `turn` to which each value contributes differently."""
+    turned = turn(x).astype(jnp.float32)
+    weights = jnp.arange(turned.size, dtype=jnp.float32).reshape(turned.shape)
+    return (turned * jnp.cos(weights)).sum()
+
+
+@pytest.mark.parametrize("kind", ["centred", "grid", "index"])
+@pytest.mark.parametrize("token_BS", [None, [[0, 1, 3, 4], [0, 1, 2, 5]]], ids=["all", "kept"])
+def test_products_turn_pairs_of_bfloat16_to_the_same_values(monkeypatch, kind, token_BS):
+    rotate = RotaryPositions(dataclasses.replace(SMALL, rope=kind, registers=1))
+    length = SMALL.sequence_length + 1
+    if token_BS is not None:
+        token_BS = jnp.asarray(token_BS)
+        length = 4
+    x = jax.random.normal(jax.random.key(0), (2, length, SMALL.width), jnp.bfloat16)
+    differentiate = jax.grad(lambda x: sum_weighted(turn, x))
+
+    def turn(x):
+        return rotate(x, SMALL.num_heads, token_BS)
+
+    expected = turn(x)
+    expected_gradient = differentiate(x)
+    monkeypatch.setattr(dispatch, "platform", lambda: "tpu")
+    products = str(jax.make_jaxpr(turn)(x)).count("dot_general")
+
+    assert products == 1
+    assert_array_equal(turn(x), expected)
+    gradient = np.asarray(differentiate(x), np.float32)
+    assert_allclose(gradient, np.asarray(expected_gradient, np.float32), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "device"),
+    [(4096, "bfloat16", "tpu"), (1024, "float32", "tpu"), (1024, "bfloat16", "gpu")],
+)
+def test_other_pairs_are_turned_without_products(monkeypatch, width, dtype, device):
+    monkeypatch.setattr(dispatch, "platform", lambda: device)
+
+    assert not dispatch.turns_pairs_by_products(width, jnp.dtype(dtype))
 
 
 @pytest.mark.parametrize(

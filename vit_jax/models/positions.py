@@ -16,6 +16,7 @@ from flax import nnx
 from jax import Array
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.kernels import dispatch
 
 T = TypeVar("T", np.ndarray, Array)
 Grid = tuple[int, int]  # rows and columns
@@ -226,6 +227,9 @@ class RotaryPositions(nnx.Module):
             reference_grid=self.reference_grid,
         )
         angles_Sp = np.pad(angles_Np, ((self.prefix_length, 0), (0, 0)))
+        if dispatch.turns_pairs_by_products(width, x_BSE.dtype):
+            return self._turn_by_product(x_BSE, num_heads, angles_Sp, token_BS)
+
         angles_S1p = angles_Sp[:, None]  # for all heads
         cos = select_tokens(np.cos(angles_S1p), token_BS)
         sin = select_tokens(np.sin(angles_S1p), token_BS)
@@ -246,6 +250,51 @@ class RotaryPositions(nnx.Module):
         turned = jnp.stack([turned_left, turned_right], pair_axis)
         turned_BSE = turned.reshape(x_BSE.shape)
         return turned_BSE.astype(x_BSE.dtype)
+
+    def _turn_by_product(
+        self,
+        x_BSE: Array,
+        num_heads: int,
+        angles_Sp: np.ndarray,
+        token_BS: Array | None,
+    ) -> Array:
+        """Return the result of a call without an axis for the pairs.
+
+        A pair (left, right) becomes (left cos - right sin, right cos + left sin). The product with a
+        matrix of 0, 1 and -1 replaces it by (-right, left), which is exact.
+        """
+        pair_h, partner_hh = build_pairs(self.kind, x_BSE.shape[-1] // num_heads)
+        cos_Sh = np.cos(angles_Sp)[:, pair_h]
+        sin_Sh = np.sin(angles_Sp)[:, pair_h]
+        cos = jnp.tile(select_tokens(cos_Sh, token_BS), num_heads)
+        sin = jnp.tile(select_tokens(sin_Sh, token_BS), num_heads)
+
+        partner_EE = np.kron(np.eye(num_heads), partner_hh)
+        partner_BSE = x_BSE @ jnp.asarray(partner_EE, x_BSE.dtype)
+        turned_BSE = x_BSE.astype(jnp.float32) * cos + partner_BSE.astype(jnp.float32) * sin
+        return turned_BSE.astype(x_BSE.dtype)
+
+
+def build_pairs(kind: str | None, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pair of each value of a head, (h,), and the matrix (h, h) of `_turn_by_product`.
+
+    With the pairs (a, b) and (c, d), (a, c, b, d) times the matrix is (-b, -d, a, c) for "centred";
+    for the other kinds (a, b, c, d) becomes (-b, a, -d, c).
+    """
+    value_h = np.arange(head_dim)
+    if kind == "centred":
+        half = head_dim // 2
+        pair_h = value_h % half
+        is_left_h = value_h < half
+        partner_h = (value_h + half) % head_dim
+    else:
+        pair_h = value_h // 2
+        is_left_h = value_h % 2 == 0
+        partner_h = value_h + np.where(is_left_h, 1, -1)
+
+    partner_hh = np.zeros((head_dim, head_dim))
+    partner_hh[partner_h, value_h] = np.where(is_left_h, -1, 1)
+    return pair_h, partner_hh
 
 
 def compute_rotary_angles(
