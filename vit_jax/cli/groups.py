@@ -6,6 +6,7 @@ here once; a verb states which groups it takes. `load_model` gives both to the m
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -354,6 +355,11 @@ def _measure_channels(
 
 
 # Recipes that leave values to the weights.
+
+
+def use_no_accelerator() -> None:
+    """Let JAX start on CPUs alone, in a command that executes nothing."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

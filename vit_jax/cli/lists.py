@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from vit_jax.cli.groups import GROUPS, StartedRecipe
+from vit_jax.cli.groups import GROUPS, StartedRecipe, use_no_accelerator
 from vit_jax.cli.help_text import (
     describe_group_fields,
     describe_recipe_fields,
@@ -222,7 +221,7 @@ class Show(StartedRecipe):
 
     def complete(self, words: Sequence[str]) -> Self:
         """Return the options with the rule of the weights."""
-        os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
+        use_no_accelerator()
         return super().complete(words)
 
     def run(self) -> None:

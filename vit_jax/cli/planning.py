@@ -1,13 +1,12 @@
 """The verb plan: memory, time and cost of a recipe on a machine that need not be available."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from vit_jax.cli.groups import LoraOption, StartedRecipe
+from vit_jax.cli.groups import LoraOption, StartedRecipe, use_no_accelerator
 from vit_jax.cli.options import REQUIRED, UsageError, option, switch
 from vit_jax.cli.outputs import resolve_output_file
 from vit_jax.cli.verbs import verb
@@ -68,7 +67,7 @@ class Plan(StartedRecipe, LoraOption):
 
     def complete(self, words: Sequence[str]) -> Self:
         """Return the options with the rule of the weights, and with LoRA as overrides."""
-        os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
+        use_no_accelerator()
         completed = super().complete(words)
         return completed.expand_lora(completed.config)
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vit_jax.cli.groups import complete_rule
+from vit_jax.cli.groups import complete_rule, use_no_accelerator
 from vit_jax.cli.options import (
     REQUIRED,
     Overrides,
@@ -198,7 +197,7 @@ class Sweep(_Runs):
 
     def run(self) -> None:
         if self.dry_run:
-            os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
+            use_no_accelerator()
 
         from vit_jax.tools.sweeps.fields import make_sweep
         from vit_jax.tools.sweeps.halving import Halving
@@ -302,7 +301,7 @@ class Study(_Runs):
         if self.name != "scaling":
             self.reject_ineffective(["paper"], f"on {self.name}, only on scaling")
         if self.dry_run or self.topology is not None:
-            os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
+            use_no_accelerator()
 
         from vit_jax.tools.sweeps.grid import make_grid, plan_on_machine
 

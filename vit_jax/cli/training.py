@@ -4,14 +4,19 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vit_jax.cli.groups import AllowedCode, LoraOption, StartedRecipe, complete_rule
+from vit_jax.cli.groups import (
+    AllowedCode,
+    LoraOption,
+    StartedRecipe,
+    complete_rule,
+    use_no_accelerator,
+)
 from vit_jax.cli.options import (
     Options,
     Overrides,
@@ -102,7 +107,7 @@ class _Run(Overrides):
 
         with explain_preemption():
             if self.check:
-                os.environ["JAX_PLATFORMS"] = "cpu"
+                use_no_accelerator()
             completed = complete_run(
                 self._verb,
                 weights=weights,
@@ -173,7 +178,7 @@ class _Run(Overrides):
     def _choose_rule(self, recipe: str, config: "RunConfig") -> str:
         """Return the recipe with the rule for the family of the weights, if it leaves it open."""
         if self.check:
-            os.environ["JAX_PLATFORMS"] = "cpu"
+            use_no_accelerator()
         is_remote = config.init_from is not None and self._is_remote(config.init_from)
         if is_remote or self._verb != "finetune":
             return recipe
