@@ -33,13 +33,19 @@ def principal_components(row_RV: np.ndarray, count: int) -> Components:
     _, deviation, component_KV = np.linalg.svd(row_RV - mean_V, full_matrices=False)
 
     # A singular value decomposition does not define the signs of its components.
-    largest_K1 = np.abs(component_KV).argmax(axis=1)[:, None]
-    is_negative_K1 = np.take_along_axis(component_KV, largest_K1, axis=1) < 0
-    component_KV = component_KV * np.where(is_negative_K1, -1, 1)
+    index_K1 = np.abs(component_KV).argmax(axis=1, keepdims=True)
+    largest_K1 = np.take_along_axis(component_KV, index_K1, axis=1)
+    sign_K1 = np.where(largest_K1 < 0, -1, 1)
+    component_KV = component_KV * sign_K1
 
-    variance = np.square(deviation)
-    explained = variance / max(variance.sum(), np.finfo(np.float32).tiny)
-    return Components(mean_V, component_KV[:count], explained[:count])
+    variance_K = np.square(deviation)
+    total = max(variance_K.sum(), np.finfo(np.float32).tiny)
+    explained_K = variance_K / total
+    return Components(
+        mean_V,
+        component_KV[:count],
+        explained_K[:count],
+    )
 
 
 def cosine_similarities(row_RV: np.ndarray) -> np.ndarray:

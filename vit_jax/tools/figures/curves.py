@@ -186,13 +186,14 @@ def _find_workdirs(folder: pathlib.Path) -> list[pathlib.Path]:
 
     workdirs = list[pathlib.Path]()
     for path in sorted(paths):
-        if not any(outer in path.parents for outer in workdirs):
+        if not set(workdirs).intersection(path.parents):
             workdirs.append(path)
     return workdirs
 
 
 def select_panels(
-    runs: Sequence[RunLog], asked: Sequence[str]
+    runs: Sequence[RunLog],
+    asked: Sequence[str],
 ) -> dict[str, tuple[Panel, list[str]]]:
     """Return panels by name with their metrics: panels of `PANELS`, or of a single metric.
 
@@ -243,31 +244,36 @@ def draw_curves(
       ValueError: a metric, or the values of the axis, were not written.
     """
     panels = select_panels(runs, asked)
-    has_many_runs = len(runs) > 1
-    legend_rows = math.ceil(len(runs) / LEGEND_COLUMNS) if has_many_runs else 0
-    figure = new_figure(4.2 * len(panels) + 0.4, 3.4 + 0.2 * legend_rows)
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    colours = _choose_colours(len(runs))
-    unit, label = _choose_unit(runs, axis)
+    num_panels = len(panels)
+    legend_rows = 0
+    colour_of_metrics = None
+    colours: list[Colour | None] = [None]
+    if len(runs) > 1:
+        legend_rows = math.ceil(len(runs) / LEGEND_COLUMNS)
+        colour_of_metrics = GREY
+        colours = [*_choose_colours(len(runs))]
 
+    figure = new_figure(4.2 * num_panels + 0.4, 3.4 + 0.2 * legend_rows)
+    (all_axes,) = figure.subplots(1, num_panels, squeeze=False)
+    unit, label = _choose_unit(runs, axis)
     for axes, (panel, metrics) in zip(all_axes, panels.values(), strict=True):
         styles = _choose_styles(metrics)
         for run, colour in zip(runs, colours, strict=True):
-            colour_of_run = colour if has_many_runs else None
-            _draw_run(axes, run, axis, unit, panel.scale, styles, colour_of_run)
+            _draw_run(axes, run, axis, unit, panel.scale, styles, colour)
         axes.set(xlabel=label, ylabel=panel.label)
         axes.grid(alpha=0.3)
         if len(metrics) > 1:
-            colour_of_metrics = GREY if has_many_runs else None
             axes.legend(**_build_legend(styles, colour_of_metrics, fontsize=7))
 
-    if has_many_runs:
+    if len(runs) > 1:
         styles = {}
         for run, colour in zip(runs, colours, strict=True):
             styles[run.name] = {"color": colour}
-        num_columns = min(len(runs), LEGEND_COLUMNS)
-        legend = _build_legend(styles, fontsize=8)
-        figure.legend(**legend, loc="outside lower center", ncols=num_columns)
+        figure.legend(
+            **_build_legend(styles, fontsize=8),
+            loc="outside lower center",
+            ncols=min(len(runs), LEGEND_COLUMNS),
+        )
     return figure
 
 
@@ -297,9 +303,13 @@ def _draw_run(
 
 def _choose_marker(style: Style, num_points: int) -> Style:
     """Return the marker of a line: single points, and broken lines with few points, have one."""
-    is_broken = style["linestyle"] != "-"
-    is_marked = num_points == 1 or (is_broken and num_points <= MOST_MARKED)
-    return {"marker": "o" if is_marked else None, "markersize": 3}
+    most_marked = MOST_MARKED
+    if style["linestyle"] == "-":
+        most_marked = 1
+    marker = None
+    if num_points <= most_marked:
+        marker = "o"
+    return {"marker": marker, "markersize": 3}
 
 
 def _build_legend(
@@ -325,7 +335,10 @@ def _choose_unit(runs: Sequence[RunLog], axis: str) -> tuple[float, str]:
     label = AXES[axis].label
     if axis != "time":
         return 1, label
-    longest = max(line.get("wall_seconds", 0) for run in runs for line in run.lines)
+    longest = 0.0
+    for run in runs:
+        for line in run.lines:
+            longest = max(longest, line.get("wall_seconds", 0.0))
     if longest < MOST_MINUTES * 60:
         return 60, f"{label} (minutes)"
     return 3600, f"{label} (hours)"
@@ -337,9 +350,14 @@ def _choose_styles(metrics: Sequence[str]) -> dict[str, Style]:
     styles = dict[str, Style]()
     for metric, colour in zip(metrics, itertools.cycle(COLOURS), strict=False):
         is_training = metric in ("train_loss", "train_accuracy")
-        is_continuous = is_training or len(metrics) == 1
-        line = "-" if is_continuous else next(broken_lines)
-        styles[metric] = {"color": colour, "linestyle": line, "linewidth": 1.2}
+        line: Any = "-"
+        if len(metrics) > 1 and not is_training:
+            line = next(broken_lines)
+        styles[metric] = {
+            "color": colour,
+            "linestyle": line,
+            "linewidth": 1.2,
+        }
     return styles
 
 

@@ -44,9 +44,10 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
       ValueError: see `open_datasets`.
     """
     datasets = open_datasets(config)
+    class_names = datasets.train.class_names
     return {
         "train": _draw_training(config, datasets.train, shown),
-        "test": _draw_evaluation(config, datasets.test, datasets.train.class_names, shown),
+        "test": _draw_evaluation(config, datasets.test, class_names, shown),
     }
 
 
@@ -93,11 +94,13 @@ def _draw_evaluation(
     subset = SubsetSource(source, records)
     stream = EvaluationStream(subset, transform, len(records), np.arange(len(records)))
     examples = stream[0]
+    image_NHWC = normalise(jnp.asarray(examples.image), _find_dtype(config))
+    label_NK = _to_batch(examples).label_BK(len(class_names))
     return _draw_images(
         f"Evaluation images: {config.data}, {config.input.test_split}",
         class_names,
-        normalise(jnp.asarray(examples.image), _find_dtype(config)),
-        np.asarray(_to_batch(examples).label_BK(len(class_names))),
+        image_NHWC,
+        np.asarray(label_NK),
         examples.mask,
         records,
         reads_bands=config.input.reads_bands,
@@ -107,11 +110,17 @@ def _draw_evaluation(
 def _find_dtype(config: RunConfig) -> str:
     """Return the dtype of pixels; without devices `auto` is float32."""
     dtype = config.model.compute_dtype
-    return "float32" if dtype == "auto" else dtype
+    if dtype == "auto":
+        return "float32"
+    return dtype
 
 
 def _to_batch(examples: HostBatch) -> Batch:
-    return Batch(image_BHWC=examples.image, label_B=examples.label, mask_B=examples.mask)
+    return Batch(
+        image_BHWC=examples.image,
+        label_B=examples.label,
+        mask_B=examples.mask,
+    )
 
 
 def _draw_images(
@@ -125,19 +134,25 @@ def _draw_images(
     reads_bands: bool,
 ) -> Figure:
     """Draw images, from -1 to 1 or normalised bands, with their labels as captions."""
-    pixels_NHWC = np.clip((np.asarray(image_NHWC, np.float32) + 1) / 2, 0, 1)
+    values_NHWC = np.asarray(image_NHWC, np.float32)
+    pixels_NHWC = np.clip((values_NHWC + 1) / 2, 0, 1)
     shown_NHWC = pixels_NHWC
     if reads_bands:
-        shown_NHWC = to_pixels(np.asarray(image_NHWC, np.float32))
+        shown_NHWC = to_pixels(values_NHWC)
+
     captions = []
     for label_K, mask in zip(label_NK, mask_N, strict=True):
-        captions.append(write_caption(label_K, class_names) if mask else "unreadable")
+        caption = "unreadable"
+        if mask:
+            caption = write_caption(label_K, class_names)
+        captions.append(caption)
 
     cells = []
     caption_rows = []
     for first in range(0, len(pixels_NHWC), NUM_COLUMNS):
-        cells.append(list(shown_NHWC[first : first + NUM_COLUMNS]))
-        caption_rows.append(captions[first : first + NUM_COLUMNS])
+        end = first + NUM_COLUMNS
+        cells.append(shown_NHWC[first:end])
+        caption_rows.append(captions[first:end])
 
     numbers = {
         "image": pixels_NHWC,
@@ -151,7 +166,10 @@ def _draw_images(
 def write_caption(label_K: np.ndarray, class_names: tuple[str, ...]) -> str:
     """Return the classes of a label with their shares, the largest first, a line each: "cat 0.73"."""
     lines = []
-    for index in np.argsort(-label_K, kind="stable")[:MOST_LABELS]:
-        if label_K[index] >= LEAST_SHARE:
-            lines.append(f"{shorten(class_names[index])} {label_K[index]:.2f}")
+    by_share = np.argsort(-label_K, kind="stable")
+    for index in by_share[:MOST_LABELS]:
+        share = label_K[index]
+        if share >= LEAST_SHARE:
+            class_name = shorten(class_names[index])
+            lines.append(f"{class_name} {share:.2f}")
     return "\n".join(lines)

@@ -155,7 +155,13 @@ def shrink(image_HWC: np.ndarray) -> np.ndarray:
     scale = TILE_PIXELS / max(image_HWC.shape[:2])
     if scale >= 1:
         return image_HWC
-    return cv2.resize(image_HWC, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    return cv2.resize(
+        image_HWC,
+        None,
+        fx=scale,
+        fy=scale,
+        interpolation=cv2.INTER_AREA,
+    )
 
 
 def shorten(name: str, most_letters: int = MOST_LETTERS) -> str:

@@ -22,7 +22,8 @@ def class_activation(map_BHWC: jax.Array, gradient_BHWC: jax.Array) -> jax.Array
     The weight of a channel is the mean of its gradient.
     """
     weight_B11C = gradient_BHWC.mean(axis=(1, 2), keepdims=True)
-    return jax.nn.relu((map_BHWC * weight_B11C).sum(axis=-1))
+    weighted_BHWC = map_BHWC * weight_B11C
+    return jax.nn.relu(weighted_BHWC.sum(axis=-1))
 
 
 def class_activations(model: Model, images_NHWC: np.ndarray) -> dict[str, np.ndarray]:
@@ -44,15 +45,19 @@ def class_activations(model: Model, images_NHWC: np.ndarray) -> dict[str, np.nda
             rest = jax.tree.map(lambda leaf: leaf, module)
             setattr(rest, resnet, lambda images, intermediates: (map_BHWC, None))
             logits_BK = rest(images).logits_BK
-            return logits_BK.max(axis=-1).sum(), logits_BK
+            best_B = logits_BK.max(axis=-1)
+            return best_B.sum(), logits_BK
 
         gradient_BHWC, logits_BK = jax.grad(score, has_aux=True)(map_BHWC)
-        map_BHWC = map_BHWC.astype(jnp.float32)
-        gradient_BHWC = gradient_BHWC.astype(jnp.float32)
+        activation_BHW = class_activation(
+            map_BHWC.astype(jnp.float32),
+            gradient_BHWC.astype(jnp.float32),
+        )
+        probability_BK = jax.nn.softmax(logits_BK)
         return {
-            "activation": class_activation(map_BHWC, gradient_BHWC),
+            "activation": activation_BHW,
             "label": logits_BK.argmax(-1),
-            "probability": jax.nn.softmax(logits_BK).max(-1),
+            "probability": probability_BK.max(-1),
         }
 
     def run(image_BHWC: np.ndarray) -> dict[str, jax.Array]:

@@ -91,7 +91,11 @@ def find_attention_shape(model: Model) -> tuple[int, ...]:
     return _find_output_shape(model, "attention_LBTQS", "attention") or (0,)
 
 
-def _find_output_shape(model: Model, field: str, *intermediates: str) -> tuple[int, ...] | None:
+def _find_output_shape(
+    model: Model,
+    field: str,
+    *intermediates: str,
+) -> tuple[int, ...] | None:
     """Return the shape of an output for one image without computing it; None if there is none."""
     dtype = jnp.uint8 if model.transform is None else model.transform.dtype
     image = jax.ShapeDtypeStruct((1, *model.architecture.image_shape), dtype)

@@ -57,32 +57,53 @@ class Figure(NamedTuple):
 def draw_filters(model: Model, view: View) -> Figure:
     """Principal components of the patch embedding (ViT, Fig. 7 left), or the root of a ResNet."""
     del view
+    if model.architecture.has_resnet:
+        return _draw_root_kernels(model)
+    return _draw_embedding_components(model)
+
+
+def _draw_root_kernels(model: Model) -> Figure:
+    """Draw the kernels of the first convolution of a ResNet or a hybrid."""
     a = model.architecture
     module = cast(Any, model.module)
-    if a.has_resnet:
-        root = module.stem.root if a.has_transformer else module.body.root
-        kernel_HWCN = np.asarray(root.conv.kernel[...])
-        filters = np.moveaxis(kernel_HWCN, -1, 0)
-        data = {"filters": filters}
-        title = f"{len(filters)} kernels of the root of {a.name}"
-    else:
-        kernel_HWCD = np.asarray(module.embedding.kernel[...])
-        weights_DV = kernel_HWCD.reshape(-1, a.width).T
-        components = principal_components(weights_DV, NUM_FILTERS)
-        filters = components.component_KV.reshape(-1, *kernel_HWCD.shape[:3])
-        data = {"filters": filters, "explained": components.explained_K}
-        title = (
-            f"{len(filters)} principal components of the embedding filters of {a.name} "
-            f"({components.explained_K.sum():.0%} of the variance of {a.width})"
-        )
-    return Figure(sheets.draw_sheet([[_join_kernels(filters)]], title), data)
+    resnet = module.stem if a.has_transformer else module.body
+    kernel_HWCN = np.asarray(resnet.root.conv.kernel[...])
+    kernel_NHWC = np.moveaxis(kernel_HWCN, -1, 0)
+
+    title = f"{len(kernel_NHWC)} kernels of the root of {a.name}"
+    png = sheets.draw_sheet([[_join_kernels(kernel_NHWC)]], title)
+    return Figure(png, {"filters": kernel_NHWC})
+
+
+def _draw_embedding_components(model: Model) -> Figure:
+    """Draw the principal components of the patch embedding."""
+    a = model.architecture
+    module = cast(Any, model.module)
+    kernel_HWCD = np.asarray(module.embedding.kernel[...])
+    weights_DV = kernel_HWCD.reshape(-1, a.width).T
+    components = principal_components(weights_DV, NUM_FILTERS)
+    kernel_shape = kernel_HWCD.shape[:3]
+    filter_KHWC = components.component_KV.reshape(-1, *kernel_shape)
+
+    explained = components.explained_K.sum()
+    title = (
+        f"{len(filter_KHWC)} principal components of the embedding filters of {a.name} "
+        f"({explained:.0%} of the variance of {a.width})"
+    )
+    png = sheets.draw_sheet([[_join_kernels(filter_KHWC)]], title)
+    numbers = {
+        "filters": filter_KHWC,
+        "explained": components.explained_K,
+    }
+    return Figure(png, numbers)
 
 
 def _join_kernels(kernel_NHWC: np.ndarray) -> np.ndarray:
     """Return kernels in rows as one image, each from its smallest to its largest number."""
-    scaled = [sheets.scale_to_full_range(kernel) for kernel in kernel_NHWC]
-    colours = sheets.select_colours(np.stack(scaled))
-    times = max(1, KERNEL_PIXELS // kernel_NHWC.shape[1])
+    _, height, _, _ = kernel_NHWC.shape
+    scaled = np.stack([sheets.scale_to_full_range(kernel) for kernel in kernel_NHWC])
+    colours = sheets.select_colours(scaled)
+    times = max(1, KERNEL_PIXELS // height)
     tiles = colours.repeat(times, axis=1).repeat(times, axis=2)
     rows = sheets.arrange_in_rows(tiles, 1.0)
     return sheets.join_tiles(rows, 1.0, gap=3)
@@ -93,31 +114,57 @@ def draw_positions(model: Model, view: View) -> Figure:
     del view
     a = model.architecture
     rows, columns = a.grid
-    tables = []
-    for table_SD in missing.position_tables(model):
-        similarity_NN = cosine_similarities(table_SD[-rows * columns :])
-        tables.append(similarity_NN.reshape(rows, columns, rows, columns))
+    similarities = _compare_positions(model)
+    has_many_layers = len(similarities) > 1
 
-    layers = spread(len(tables), MOST_TABLES)
+    layers = spread(len(similarities), MOST_TABLES)
     width = MOST_INCHES if len(layers) > 1 else 6.0
     panel_width = (width - 1.6) / len(layers)
     side_ratio = min(max(rows / columns, 0.3), 3)
     figure = new_figure(width, panel_width * side_ratio + 0.9)
-    all_axes = figure.subplots(1, len(layers), squeeze=False)[0]
+    (all_axes,) = figure.subplots(1, len(layers), squeeze=False)
+    most_ticks = MOST_TICKS // len(layers)
     for axes, layer in zip(all_axes, layers, strict=True):
-        image = _draw_similarities(axes, tables[layer], MOST_TICKS // len(layers))
-        axes.set_title(f"layer {layer + 1}" if len(tables) > 1 else "", fontsize=9)
+        image = _draw_similarities(axes, similarities[layer], most_ticks)
+        if has_many_layers:
+            axes.set_title(f"layer {layer + 1}", fontsize=9)
+
     all_axes[0].set_ylabel("row of the patch")
-    figure.supxlabel("column of the patch that a tile compares with all others", fontsize="medium")
-    figure.colorbar(image, ax=list(all_axes), label="cosine similarity", shrink=0.8)
+    figure.supxlabel(
+        "column of the patch that a tile compares with all others",
+        fontsize="medium",
+    )
+    figure.colorbar(
+        image,
+        ax=list(all_axes),
+        label="cosine similarity",
+        shrink=0.8,
+    )
     title = f"positions ({a.position_embedding}) of {a.name}, grid {rows}x{columns}"
     figure.suptitle(title, fontsize=9)
 
-    similarity = tables[0] if len(tables) == 1 else np.stack(tables)
-    return Figure(to_bytes(figure), {"similarity": similarity})
+    png = to_bytes(figure)
+    if has_many_layers:
+        return Figure(png, {"similarity": np.stack(similarities)})
+    return Figure(png, {"similarity": similarities[0]})
 
 
-def _draw_similarities(axes: Any, similarity: np.ndarray, most_ticks: int) -> Any:
+def _compare_positions(model: Model) -> list[np.ndarray]:
+    """Return for each table the similarities of all pairs of patches, by rows and columns."""
+    rows, columns = model.architecture.grid
+    num_patches = rows * columns
+    similarities = []
+    for table_SD in missing.position_tables(model):
+        similarity_NN = cosine_similarities(table_SD[-num_patches:])
+        similarities.append(similarity_NN.reshape(rows, columns, rows, columns))
+    return similarities
+
+
+def _draw_similarities(
+    axes: Any,
+    similarity: np.ndarray,
+    most_ticks: int,
+) -> Any:
     """Draw a tile for each patch, with its similarities (rows, columns) to all patches.
 
     Returns:
@@ -127,13 +174,25 @@ def _draw_similarities(axes: Any, similarity: np.ndarray, most_ticks: int) -> An
     times = max(1, TILE_CELLS // max(rows, columns))
     tiles = similarity.repeat(times, axis=2).repeat(times, axis=3)
     joined = sheets.join_tiles(tiles, np.nan)
-    image = axes.imshow(joined, cmap="cividis", vmin=-1, vmax=1, interpolation="nearest")
-    for axis, count in ((axes.yaxis, rows), (axes.xaxis, columns)):
-        numbers = np.arange(0, count, math.ceil(count / most_ticks))
-        side = count * times
-        middles = numbers * (side + 1) + (side - 1) / 2
-        axis.set_ticks(middles, [str(number + 1) for number in numbers])
+    image = axes.imshow(
+        joined,
+        cmap="cividis",
+        vmin=-1,
+        vmax=1,
+        interpolation="nearest",
+    )
+    _number_tiles(axes.yaxis, rows, rows * times, most_ticks)
+    _number_tiles(axes.xaxis, columns, columns * times, most_ticks)
     return image
+
+
+def _number_tiles(axis: Any, count: int, side: int, most_ticks: int) -> None:
+    """Write the numbers of some tiles at their middles; `side` is the length of a tile."""
+    stride = math.ceil(count / most_ticks)
+    indices = np.arange(0, count, stride)
+    middles = indices * (side + 1) + (side - 1) / 2
+    numbers = [str(index + 1) for index in indices]
+    axis.set_ticks(middles, numbers)
 
 
 def draw_distance(model: Model, view: View) -> Figure:
@@ -149,24 +208,42 @@ def draw_distance(model: Model, view: View) -> Figure:
         }
 
     statistics = attention_maps.reduce_attention(model, view.all_images, reduce)
-    distance_LT = statistics["distance_pixels"].astype(np.float64).mean(axis=0)
-    entropy_LT = statistics["entropy_nats"].astype(np.float64).mean(axis=0)
+    distance_BLT = statistics["distance_pixels"].astype(np.float64)
+    distance_LT = distance_BLT.mean(axis=0)
+    entropy_BLT = statistics["entropy_nats"].astype(np.float64)
+    entropy_LT = entropy_BLT.mean(axis=0)
 
-    # Uniform attention, for comparison. The class token has a distance of 0.
-    sum_of_distances = float(attention_maps.token_distances(a.grid, cell).sum())
-    uniform_distance = sum_of_distances / math.prod(a.grid) / a.sequence_length
+    uniform_distance = _measure_uniform_distance(a)
     uniform_entropy = math.log(a.sequence_length)
-
     figure = new_figure(7.5, 3.6)
     title = f"{a.name}, {a.num_heads} heads in each layer, {len(view.all_images)} images"
     figure.suptitle(title, fontsize=9)
     left, right = figure.subplots(1, 2)
     left.set_title("attention distance", fontsize=9)
-    _draw_heads_by_layer(left, a, distance_LT, uniform_distance, "mean distance (pixels)")
+    _draw_heads_by_layer(
+        left,
+        a,
+        distance_LT,
+        uniform_distance,
+        "mean distance (pixels)",
+    )
     right.set_title("attention entropy", fontsize=9)
-    _draw_heads_by_layer(right, a, entropy_LT, uniform_entropy, "mean entropy (nats)")
+    _draw_heads_by_layer(
+        right,
+        a,
+        entropy_LT,
+        uniform_entropy,
+        "mean entropy (nats)",
+    )
     lines, names = right.get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    figure.legend(
+        lines,
+        names,
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        fontsize=8,
+    )
 
     numbers = {
         "distance_pixels": distance_LT,
@@ -175,6 +252,14 @@ def draw_distance(model: Model, view: View) -> Figure:
         "uniform_entropy_nats": np.float64(uniform_entropy),
     }
     return Figure(to_bytes(figure), numbers)
+
+
+def _measure_uniform_distance(a: Architecture) -> float:
+    """Return the mean distance in pixels of uniform attention; that to the class token is 0."""
+    distances = attention_maps.token_distances(a.grid, cell_size(a))
+    sum_of_distances = float(distances.sum())
+    num_patches = math.prod(a.grid)
+    return sum_of_distances / num_patches / a.sequence_length
 
 
 def _draw_heads_by_layer(
@@ -186,13 +271,28 @@ def _draw_heads_by_layer(
 ) -> None:
     """Draw a point for each head, and a line at the value of uniform attention."""
     num_layers = len(value_LT)
-    layer_of_head = np.repeat(np.arange(1, num_layers + 1), a.num_heads)
-    style = {"color": BLUE, "alpha": 0.6, "markersize": 5}
-    axes.plot(layer_of_head, value_LT.ravel(), "o", label="one head", **style)
-    axes.axhline(uniform, color=GREY, linestyle="--", label="uniform attention")
-    axes.set(xlabel="layer", ylabel=label, xlim=(0.5, num_layers + 0.5))
+    layers = np.arange(1, num_layers + 1)
+    axes.plot(
+        np.repeat(layers, a.num_heads),
+        value_LT.ravel(),
+        "o",
+        label="one head",
+        color=BLUE,
+        alpha=0.6,
+        markersize=5,
+    )
+    axes.axhline(
+        uniform,
+        color=GREY,
+        linestyle="--",
+        label="uniform attention",
+    )
+
+    axes.set_xlabel("layer")
     if num_layers != a.depth:
         axes.set_xlabel(f"attention, {num_layers // a.depth} in each block")
+    axes.set_ylabel(label)
+    axes.set_xlim(0.5, num_layers + 0.5)
     axes.set_ylim(0, 1.08 * max(uniform, value_LT.max()))
     axes.xaxis.get_major_locator().set_params(integer=True)
 
@@ -212,20 +312,20 @@ def draw_rollout(model: Model, view: View) -> Figure:
     title = f"attention rollout of {a.name}{_describe_queries(a)}"
     if a.num_classes:
         title += ", with predicted classes"
-    return _draw_over_images(model, view, maps, "rollout", title, _write_captions(model, images))
+    captions = _write_captions(model, images)
+    return _draw_over_images(model, view, maps, "rollout", title, captions)
 
 
 def draw_heads(model: Model, view: View) -> Figure:
     """Raw attention of single heads, with the predicted class of each image."""
     a = model.architecture
-    selected = select_heads(model, view.heads)
-    layers = np.array([layer - 1 for layer, _ in selected])
-    heads = np.array([head - 1 for _, head in selected])
+    selected = np.array(select_heads(model, view.heads))  # counted from 1
+    layer_indices, head_indices = selected.T - 1
     num_patches = math.prod(a.grid)
 
     def reduce(output: ModelOutput) -> dict[str, jax.Array]:
         weights_LTBQS = jnp.moveaxis(output.attention_LBTQS, 1, 2)
-        selected_weights = weights_LTBQS[layers, heads]  # selected heads, B, Q, S
+        selected_weights = weights_LTBQS[layer_indices, head_indices]  # selected heads, B, Q, S
         of_patches = attention_maps.select_patch_weights(selected_weights, num_patches)
         return {"attention": jnp.moveaxis(of_patches, 0, 1)}
 
@@ -244,10 +344,11 @@ def draw_heads(model: Model, view: View) -> Figure:
     title = f"attention in {a.name}{_describe_queries(a)}, bright: most"
     numbers = {
         "attention": maps,
-        "heads": np.array(selected),
+        "heads": selected,
         "names": _list_shown_names(view),
     }
-    return Figure(sheets.draw_sheet(cells, title, captions=captions), numbers)
+    png = sheets.draw_sheet(cells, title, captions=captions)
+    return Figure(png, numbers)
 
 
 def draw_gradcam(model: Model, view: View) -> Figure:
@@ -265,15 +366,16 @@ def draw_similar(model: Model, view: View) -> Figure:
     images = view.all_images
     if len(images) < 2:
         raise ValueError("similar: there is one image only; give at least two.")
-    features = np.stack(list(_compute_rows(model, images, "features_BD")))
-    similarity = cosine_similarities(features)
-    np.fill_diagonal(similarity, -np.inf)
+    rows = list(_compute_rows(model, images, "features_BD"))
+    similarity_NN = cosine_similarities(np.stack(rows))
+    np.fill_diagonal(similarity_NN, -np.inf)
 
     queries = view.shown_indices
+    similarity_QN = similarity_NN[queries]
     num_neighbours = min(NUM_NEIGHBOURS, len(images) - 1)
-    order = np.argsort(-similarity[queries], axis=1, kind="stable")
-    nearest = order[:, :num_neighbours]
-    cosines = np.take_along_axis(similarity[queries], nearest, axis=1)
+    order_QN = np.argsort(-similarity_QN, axis=1, kind="stable")
+    nearest = order_QN[:, :num_neighbours]
+    cosines = np.take_along_axis(similarity_QN, nearest, axis=1)
 
     cells = []
     captions = []
@@ -293,19 +395,22 @@ def draw_similar(model: Model, view: View) -> Figure:
         "cosine": cosines,
         "names": np.array(view.names),
     }
-    return Figure(sheets.draw_sheet(cells, title, captions=captions), numbers)
+    png = sheets.draw_sheet(cells, title, captions=captions)
+    return Figure(png, numbers)
 
 
 def draw_pca(model: Model, view: View) -> Figure:
     """Patches coloured by the first three principal components of their features."""
     a = model.architecture
     images = view.all_images
-    stride = math.ceil(len(images) * math.prod(a.grid) / MOST_ROWS)
+    num_tokens = len(images) * math.prod(a.grid)
+    stride = math.ceil(num_tokens / MOST_ROWS)
     shown_indices = set(view.shown_indices.tolist())
     sampled_tokens = list[np.ndarray]()
     shown_tokens = list[np.ndarray]()
     for index, tokens_ND in enumerate(_compute_rows(model, images, "tokens_BND")):
-        sampled_tokens.append(tokens_ND[index % stride :: stride])
+        first = index % stride
+        sampled_tokens.append(tokens_ND[first::stride])
         if index in shown_indices:
             shown_tokens.append(tokens_ND)
 
@@ -313,19 +418,18 @@ def draw_pca(model: Model, view: View) -> Figure:
     components = principal_components(np.concatenate(sampled_tokens), 3)
     projected = components.project(np.stack(shown_tokens))
     values = projected.reshape(len(shown_tokens), *a.grid, -1)
+    colours = _choose_colours(values)
 
-    low, high = np.percentile(values, (1, 99), axis=(0, 1, 2))
-    span = np.where(high > low, high - low, 1)
-    num_components = values.shape[-1]
-    colours = np.zeros((*values.shape[:3], 3))
-    colours[..., :num_components] = np.clip((values - low) / span, 0, 1)
-
+    explained = components.explained_K.sum()
     title = (
         f"features of the patches of {a.name} in red, green and blue: "
-        f"{components.explained_K.sum():.0%} of their variance over {len(images)} images"
+        f"{explained:.0%} of their variance over {len(images)} images"
     )
-    cells = [list(view.shown_pixels), list(colours)]
-    png = sheets.draw_sheet(cells, title, row_names=("image", "components"))
+    png = sheets.draw_sheet(
+        [view.shown_pixels, colours],
+        title,
+        row_names=("image", "components"),
+    )
     numbers = {
         "components": values,
         "explained": components.explained_K,
@@ -334,25 +438,36 @@ def draw_pca(model: Model, view: View) -> Figure:
     return Figure(png, numbers)
 
 
+def _choose_colours(values: np.ndarray) -> np.ndarray:
+    """Return red, green and blue for at most three components, of which each has its full range."""
+    low, high = np.percentile(values, (1, 99), axis=(0, 1, 2))
+    span = np.where(high > low, high - low, 1)
+    shares = np.clip((values - low) / span, 0, 1)
+
+    *map_shape, num_components = values.shape
+    colours = np.zeros((*map_shape, 3))
+    colours[..., :num_components] = shares
+    return colours
+
+
 def draw_reconstructions(model: Model, view: View) -> Figure:
     """Draw what a network predicts for masked patches (ViT, sec. 4.6)."""
     images = reconstruct(model, view.shown_images)
-    row_names = {
-        "original": "original",
-        "seen": "what it sees",
-        "predicted": "prediction",
-        "target": "best possible",
-    }
     title = f"half of the patches hidden from {model.architecture.name}, and predicted"
-    cells = [list(images[name]) for name in row_names]
-    png = sheets.draw_sheet(cells, title, row_names=list(row_names.values()))
+    png = sheets.draw_sheet(
+        [images["original"], images["seen"], images["predicted"], images["target"]],
+        title,
+        row_names=("original", "what it sees", "prediction", "best possible"),
+    )
     return Figure(png, {**images, "names": _list_shown_names(view)})
 
 
 def cell_size(a: Architecture) -> tuple[int, int]:
     """Return height and width of the pixels of one token."""
     height, width = a.patch_size
-    times = resnet_downsampling(a.units) if a.has_resnet else 1
+    if not a.has_resnet:
+        return height, width
+    times = resnet_downsampling(a.units)
     return height * times, width * times
 
 
@@ -365,7 +480,9 @@ def select_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tupl
     a = model.architecture
     num_layers, *_ = missing.find_attention_shape(model)
     for layer, head in heads:
-        if not (1 <= layer <= num_layers and 1 <= head <= a.num_heads):
+        has_layer = 1 <= layer <= num_layers
+        has_head = 1 <= head <= a.num_heads
+        if not (has_layer and has_head):
             raise ValueError(
                 f"--heads={layer}:{head}: {a.name} has layers 1 to {num_layers} "
                 f"and heads 1 to {a.num_heads}."
@@ -382,7 +499,11 @@ def _describe_queries(a: Architecture) -> str:
     return ", mean over all patches as queries"
 
 
-def _compute_rows(model: Model, images_NHWC: np.ndarray, field: str) -> Iterator[np.ndarray]:
+def _compute_rows(
+    model: Model,
+    images_NHWC: np.ndarray,
+    field: str,
+) -> Iterator[np.ndarray]:
     """Yield an output of the network for each image; raise ValueError if one is not finite."""
     for index, row in enumerate(model.stream(images_NHWC, field)):
         assert isinstance(row, np.ndarray), "prepared images are readable"
@@ -394,9 +515,11 @@ def _write_captions(model: Model, images_NHWC: np.ndarray) -> list[str]:
     """Return the most probable class of each image; empty texts for a network without classes."""
     if not model.architecture.num_classes:
         return [""] * len(images_NHWC)
-    probability_NK = require_finite_rows(model, np.asarray(model.predict(images_NHWC)))
+    probability_NK = np.asarray(model.predict(images_NHWC))
+    require_finite_rows(model, probability_NK)
     label_N = probability_NK.argmax(axis=1)
-    return _write_class_captions(model, label_N, probability_NK.max(axis=1))
+    probability_N = probability_NK.max(axis=1)
+    return _write_class_captions(model, label_N, probability_N)
 
 
 def _write_class_captions(
@@ -429,14 +552,24 @@ def _draw_over_images(
     """Draw images, maps of their patches, and images that are dark where the map is low."""
     images = view.shown_pixels
     cell = cell_size(model.architecture)
-    drawn_maps = [sheets.limit_outliers(map_hw) for map_hw in maps]
+    drawn_maps = []
     highlighted = []
-    for image, map_hw in zip(images, drawn_maps, strict=True):
-        highlighted.append(sheets.highlight(image, map_hw, cell))
-    cells = [list(images), drawn_maps, highlighted]
-    row_names = ("image", name, "both")
-    png = sheets.draw_sheet(cells, title, row_names=row_names, column_names=captions)
-    return Figure(png, {name: maps, "names": _list_shown_names(view)})
+    for image, map_hw in zip(images, maps, strict=True):
+        drawn_map = sheets.limit_outliers(map_hw)
+        drawn_maps.append(drawn_map)
+        highlighted.append(sheets.highlight(image, drawn_map, cell))
+
+    png = sheets.draw_sheet(
+        [images, drawn_maps, highlighted],
+        title,
+        row_names=("image", name, "both"),
+        column_names=captions,
+    )
+    numbers = {
+        name: maps,
+        "names": _list_shown_names(view),
+    }
+    return Figure(png, numbers)
 
 
 class _Kind(NamedTuple):

@@ -97,7 +97,7 @@ def evaluate_images(
 def build_page(report: Report) -> str:
     """Return the page of a run as HTML."""
     run = report.run
-    config = report.run.config
+    config = run.config
     model = report.model
     network = None
     evaluation = None
@@ -106,12 +106,16 @@ def build_page(report: Report) -> str:
         if report.evaluation is not None:
             evaluation = _describe_evaluation(report.evaluation, model)
 
+    curves = []
+    for name in select_panels([run], USUAL):
+        curves.append(_to_svg(draw_curves([run], [name])))
+
     return _load_template().render(
         title=f"{_find_name(report)} on {config.get('data')}",
         workdir=_make_relative(run.name),
         notes=report.notes,
         results=_list_results(report),
-        curves=[_to_svg(draw_curves([run], [name])) for name in select_panels([run], USUAL)],
+        curves=curves,
         mixup_alpha=_find_mixup_alpha(run),
         evaluation=evaluation,
         network=network,
@@ -170,23 +174,28 @@ def _list_results(report: Report) -> dict[str, str]:
 def _find_mixup_alpha(run: RunLog) -> float | None:
     """Return the strength of mixup if it makes the training accuracy low, otherwise None."""
     inputs = run.config.get("input")
-    alpha = inputs.get("mixup_alpha") if isinstance(inputs, dict) else None
+    if not isinstance(inputs, dict) or "train_accuracy" not in run.metrics():
+        return None
+    alpha = inputs.get("mixup_alpha")
     if not isinstance(alpha, int | float) or alpha <= 0:
         return None
-    return alpha if "train_accuracy" in run.metrics() else None
+    return alpha
 
 
 def _describe_evaluation(evaluation: EvaluationResult, model: Model) -> dict[str, Any]:
     """Return the values of the page's section of predictions."""
     metrics = evaluation.metrics
     labelled = evaluation.labelled
+    drawn = result_figures.draw(metrics, model.require_transform())
     figures = []
-    for name, png in result_figures.draw(metrics, model.require_transform()).items():
+    for name, png in drawn.items():
         figures.append((_to_words(name), _to_base64(png)))
+
     confused = []
     if isinstance(metrics, ClassMetrics):
         for pair in metrics.list_confusions(MOST_CONFUSED):
-            confused.append((pair["class"], pair["answer"], pair["images"], pair["of"]))
+            row = (pair["class"], pair["answer"], pair["images"], pair["of"])
+            confused.append(row)
     return {
         "words": _make_relative(labelled.words),
         "notes": labelled.notes,
@@ -200,11 +209,14 @@ def _draw_network(model: Model, view: View) -> Iterator[dict[str, str]]:
     """Yield the figures of a network, or the reason why one cannot be drawn."""
     reasons = explain_missing(model)
     for name, kind in KINDS.items():
-        if reasons[name] is not None or (kind.needs_images and view.images_NHWC is None):
+        lacks_images = kind.needs_images and view.images_NHWC is None
+        if reasons[name] is not None or lacks_images:
             continue
-        figure = {"name": name, "description": (kind.draw.__doc__ or "").splitlines()[0]}
+        description, *_ = (kind.draw.__doc__ or "").splitlines()
+        figure = {"name": name, "description": description}
         try:
-            figure["png"] = _to_base64(kind.draw(model, view).png)
+            drawn = kind.draw(model, view)
+            figure["png"] = _to_base64(drawn.png)
         except ValueError as error:
             figure["error"] = first_line(error)
         yield figure
@@ -253,4 +265,5 @@ def _to_base64(png: bytes) -> str:
 def _to_svg(figure: Any) -> markupsafe.Markup:
     """Return the drawing as an element of the page: without the head of a file."""
     text = to_bytes(figure, "svg").decode()
-    return markupsafe.Markup(text[text.index("<svg") :])
+    start = text.index("<svg")
+    return markupsafe.Markup(text[start:])

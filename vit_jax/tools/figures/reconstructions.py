@@ -3,6 +3,7 @@
 Legend: B images, N patches, T targets of a patch, O outputs of the network for a patch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,15 +33,23 @@ def find_target(architecture: Architecture) -> PatchTarget:
     Raises:
       ValueError: no patch target has this number of outputs.
     """
+    height, width = architecture.patch_size
     for target in ("mean_colour", "colours_4x4", "pixels"):
-        if target == "colours_4x4" and any(pixels % SIDE for pixels in architecture.patch_size):
+        if target == "colours_4x4" and (height % SIDE or width % SIDE):
             continue
-        config = ObjectiveConfig(kind="masked_patch", patch_target=target, loss="softmax")
         is_class = target != "pixels"
         if is_class and architecture.channels > MOST_CLASSIFIED:
             continue
-        patch_size = architecture.patch_size
-        outputs = count_patch_outputs(config, patch_size, architecture.channels)
+        config = ObjectiveConfig(
+            kind="masked_patch",
+            patch_target=target,
+            loss="softmax",
+        )
+        outputs = count_patch_outputs(
+            config,
+            architecture.patch_size,
+            architecture.channels,
+        )
         if outputs == architecture.patch_outputs:
             return target
     raise ValueError(
@@ -51,8 +60,11 @@ def find_target(architecture: Architecture) -> PatchTarget:
 
 def to_colours(class_BNT: np.ndarray, channels: int = RGB_CHANNELS) -> np.ndarray:
     """Return the middle of each class's range of each channel, uint8 (B, N, T, C)."""
-    levels = np.stack(np.unravel_index(class_BNT, (LEVELS,) * channels), axis=-1)
-    return np.round((levels + 0.5) * 255 / LEVELS).astype(np.uint8)
+    num_levels = (LEVELS,) * channels
+    levels = np.unravel_index(class_BNT, num_levels)  # an array for each channel
+    level_BNTC = np.stack(levels, axis=-1)
+    middle_BNTC = (level_BNTC + 0.5) * 255 / LEVELS
+    return np.round(middle_BNTC).astype(np.uint8)
 
 
 def to_image(
@@ -69,12 +81,14 @@ def to_image(
     rows, columns = grid
     height, width = patch_size
     if target == "pixels":
-        pixels = _to_bytes(patch_BNT).reshape(-1, rows, columns, height, width, channels)
+        values = _to_bytes(patch_BNT)
+        pixels = values.reshape(-1, rows, columns, height, width, channels)
     else:
         side = 1 if target == "mean_colour" else SIDE
         colours = to_colours(patch_BNT, channels)
-        colours = colours.reshape(-1, rows, columns, side, side, channels)
-        pixels = colours.repeat(height // side, axis=3).repeat(width // side, axis=4)
+        cells = colours.reshape(-1, rows, columns, side, side, channels)
+        high_cells = cells.repeat(height // side, axis=3)
+        pixels = high_cells.repeat(width // side, axis=4)
     in_rows = pixels.transpose(0, 1, 3, 2, 4, 5)
     return in_rows.reshape(-1, rows * height, columns * width, channels)
 
@@ -88,7 +102,43 @@ def _show(images_NHWC: np.ndarray) -> np.ndarray:
 
 def _to_bytes(values: np.ndarray) -> np.ndarray:
     """Return values of which -1 and 1 become 0 and 255, uint8."""
-    return np.clip(np.round((values + 1) * 127.5), 0, 255).astype(np.uint8)
+    rounded = np.round((values + 1) * 127.5)
+    return np.clip(rounded, 0, 255).astype(np.uint8)
+
+
+def _make_predict(
+    architecture: Architecture,
+    target: PatchTarget,
+) -> Callable[[Any, np.ndarray], tuple[jax.Array, jax.Array, jax.Array]]:
+    """Return a jitted function from network and images to what it predicts for masked patches.
+
+    Its results are predictions, targets and True for masked patches.
+    """
+    config = ObjectiveConfig(
+        kind="masked_patch",
+        patch_target=target,
+        loss="softmax",
+        corruption_shares=(1.0, 0.0, 0.0),
+    )
+    objective = MaskedPatch(config, architecture.grid, architecture.patch_size)
+
+    @jax.jit
+    def predict(module: Any, image_BHWC: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        batch = Batch(image_BHWC, None, None)  # labels are not used, and every image counts
+        targets = objective.prepare(
+            batch,
+            None,
+            jnp.ones(len(image_BHWC)),
+            jax.random.key(0),
+        )
+        images = normalise(image_BHWC, architecture.compute_dtype)
+        predicted_BNT = module(images, corruption=targets.corruption).patches_BNO
+        if target != "pixels":
+            logits = predicted_BNT.reshape(*targets.patch_BNT.shape, -1)
+            predicted_BNT = logits.argmax(axis=-1)
+        return predicted_BNT, targets.patch_BNT, targets.is_corrupted_BN
+
+    return predict
 
 
 def reconstruct(model: Model, images_NHWC: np.ndarray) -> dict[str, np.ndarray]:
@@ -104,26 +154,8 @@ def reconstruct(model: Model, images_NHWC: np.ndarray) -> dict[str, np.ndarray]:
     """
     architecture = model.architecture
     target = find_target(architecture)
-    config = ObjectiveConfig(
-        kind="masked_patch",
-        patch_target=target,
-        loss="softmax",
-        corruption_shares=(1.0, 0.0, 0.0),
-    )
-    objective = MaskedPatch(config, architecture.grid, architecture.patch_size)
-
-    @jax.jit
-    def step(module: Any, image_BHWC: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        batch = Batch(image_BHWC, None, None)  # labels are not used, and every image counts
-        targets = objective.prepare(batch, None, jnp.ones(len(image_BHWC)), jax.random.key(0))
-        images = normalise(image_BHWC, architecture.compute_dtype)
-        predicted_BNT = module(images, corruption=targets.corruption).patches_BNO
-        if target != "pixels":
-            logits = predicted_BNT.reshape(*targets.patch_BNT.shape, -1)
-            predicted_BNT = logits.argmax(axis=-1)
-        return predicted_BNT, targets.patch_BNT, targets.is_corrupted_BN
-
-    results = jax.device_get(step(model.module, images_NHWC))
+    predict = _make_predict(architecture, target)
+    results = jax.device_get(predict(model.module, images_NHWC))
     predicted_BNT, target_BNT, is_hidden_BN = results
 
     rows, columns = architecture.grid

@@ -54,7 +54,13 @@ def _write_text(path: Path, text: str) -> None:
 def _open_table(path: Path) -> Iterator[WriteRows]:
     """Yield a function that writes rows of a CSV file, which appears at the end."""
     with open_atomically(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
+        text = io.TextIOWrapper(
+            file,
+            "utf-8",
+            "surrogateescape",
+            newline="",
+            write_through=True,
+        )
         try:
             yield functools.partial(write_csv, text)
         finally:

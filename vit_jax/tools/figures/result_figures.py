@@ -34,7 +34,8 @@ FEW_IMAGES = 10  # images of a bin; fewer make its accuracy uncertain
 
 
 def draw(
-    metrics: ClassMetrics | MultilabelMetrics, transform: EvaluationTransform
+    metrics: ClassMetrics | MultilabelMetrics,
+    transform: EvaluationTransform,
 ) -> dict[str, bytes]:
     """Return the figures of an evaluation by name, the widest first; `transform` decodes images."""
     if isinstance(metrics, MultilabelMetrics):
@@ -47,9 +48,11 @@ def draw(
 
 def draw_average_precision(metrics: MultilabelMetrics) -> bytes:
     """Draw the average precision of classes with images, the highest first; the lowest of many."""
-    known = [entry for entry in metrics.details()["classes"] if entry["images"]]
+    details = metrics.details()
+    known = [entry for entry in details["classes"] if entry["images"]]
     known.sort(key=lambda entry: -entry["average_precision"])
     shown = known[-MOST_NAMED:]
+
     names = []
     precisions = []
     for entry in shown:
@@ -75,21 +78,47 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
     Bins with few images are pale.
     """
     calibration = metrics.counts.calibration
-    bins = [interval for interval in calibration.bins() if interval.images]
-    many = [interval for interval in bins if interval.images >= FEW_IMAGES]
-    few = [interval for interval in bins if interval.images < FEW_IMAGES]
-    confidences = [interval.confidence for interval in bins]
-    accuracies = [interval.accuracy for interval in bins]
+    many = list[Bin]()
+    few = list[Bin]()
+    confidences = []
+    accuracies = []
+    for interval in calibration.bins():
+        if not interval.images:
+            continue
+        confidences.append(interval.confidence)
+        accuracies.append(interval.accuracy)
+        if interval.images >= FEW_IMAGES:
+            many.append(interval)
+        else:
+            few.append(interval)
 
     figure = new_figure(5, 6)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    above.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="perfect calibration")
+    above, below = figure.subplots(
+        2,
+        1,
+        sharex=True,
+        height_ratios=(3, 1),
+    )
+    above.plot(
+        [0, 1],
+        [0, 1],
+        color=GREY,
+        linestyle="--",
+        label="perfect calibration",
+    )
     if many:
         _draw_bins(above, below, many, BLUE, "accuracy")
     if few:
-        _draw_bins(above, below, few, SKY, f"accuracy, fewer than {FEW_IMAGES} images")
-    style = {"color": ORANGE, "clip_on": False}
-    above.plot(confidences, accuracies, "o", label="mean confidence of a bin", **style)
+        label = f"accuracy, fewer than {FEW_IMAGES} images"
+        _draw_bins(above, below, few, SKY, label)
+    above.plot(
+        confidences,
+        accuracies,
+        "o",
+        label="mean confidence of a bin",
+        color=ORANGE,
+        clip_on=False,
+    )
 
     title = f"expected calibration error {calibration.error:.2%}"
     above.set(ylim=(0, 1), ylabel="accuracy (fraction)", title=title)
@@ -104,14 +133,29 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
     return to_bytes(figure)
 
 
-def _draw_bins(above: "Axes", below: "Axes", bins: Sequence[Bin], colour: str, label: str) -> None:
+def _draw_bins(
+    above: "Axes",
+    below: "Axes",
+    bins: Sequence[Bin],
+    colour: str,
+    label: str,
+) -> None:
     """Draw bars of accuracy above, and of the number of images below."""
-    lows = [interval.low for interval in bins]
-    widths = [interval.high - interval.low for interval in bins]
-    accuracies = [interval.accuracy for interval in bins]
-    num_images = [interval.images for interval in bins]
+    lows = []
+    widths = []
+    accuracies = []
+    num_images = []
+    for interval in bins:
+        lows.append(interval.low)
+        widths.append(interval.high - interval.low)
+        accuracies.append(interval.accuracy)
+        num_images.append(interval.images)
 
-    style: dict[str, Any] = {"align": "edge", "edgecolor": "white", "color": colour}
+    style: dict[str, Any] = {
+        "align": "edge",
+        "edgecolor": "white",
+        "color": colour,
+    }
     above.bar(lows, accuracies, widths, label=label, **style)
     below.bar(lows, num_images, widths, **style)
 
@@ -154,7 +198,11 @@ def draw_confusion(metrics: ClassMetrics) -> bytes:
     return to_bytes(figure)
 
 
-def _write_counts(axes: "Axes", counts_LA: np.ndarray, shares_LA: np.ndarray) -> None:
+def _write_counts(
+    axes: "Axes",
+    counts_LA: np.ndarray,
+    shares_LA: np.ndarray,
+) -> None:
     """Write the number of images into the cells of a matrix."""
     for row, column in np.argwhere(counts_LA > 0):
         count = counts_LA[row, column]
@@ -173,20 +221,23 @@ def _write_counts(axes: "Axes", counts_LA: np.ndarray, shares_LA: np.ndarray) ->
 def _name_classes(axes: "Axes", metrics: ClassMetrics) -> None:
     """Write the names of classes and outputs beside a matrix, if they are few."""
     label_map = metrics.labelled.label_map
-    class_names = metrics.labelled.source.class_names
-    labels = [shorten(class_names[label]) for label in label_map.listed]
-    outputs = [shorten(label_map.output_names[output]) for output in metrics.output_A]
-
     axes.set_xlabel("predicted class: column of confusion.csv")
-    if len(outputs) <= MOST_NAMED:
+    num_outputs = len(metrics.output_A)
+    if num_outputs <= MOST_NAMED:
         axes.set_xlabel("predicted class")
-        longest = max(map(len, outputs))
+        output_names = label_map.output_names
+        names = [shorten(output_names[output]) for output in metrics.output_A]
+        longest = max(map(len, names))
         rotation = 90 if longest > 2 else 0
-        axes.set_xticks(range(len(outputs)), outputs, rotation=rotation)
+        axes.set_xticks(range(num_outputs), names, rotation=rotation)
+
     axes.set_ylabel("class: line of confusion.csv")
-    if len(labels) <= MOST_NAMED:
+    num_labels = len(label_map.listed)
+    if num_labels <= MOST_NAMED:
         axes.set_ylabel("class")
-        axes.set_yticks(range(len(labels)), labels)
+        class_names = metrics.labelled.source.class_names
+        names = [shorten(class_names[label]) for label in label_map.listed]
+        axes.set_yticks(range(num_labels), names)
 
 
 def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
@@ -210,8 +261,8 @@ def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
 def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> bytes:
     """Draw the most confident mistakes: image, class, prediction and its probability."""
     mistakes = metrics.most_confident_mistakes
-    num_columns = min(6, max(len(mistakes), 3))
-    num_rows = max(math.ceil(len(mistakes) / num_columns), 1)
+    num_columns = max(3, min(6, len(mistakes)))
+    num_rows = max(1, math.ceil(len(mistakes) / num_columns))
     figure = new_figure(1.7 * num_columns, 2.1 * num_rows + 0.5)
     title = "no mistake"
     if mistakes:
@@ -221,12 +272,14 @@ def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> byte
     all_axes = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
     for axes in all_axes:
         axes.axis("off")
-    for axes, mistake, words in zip(all_axes, mistakes, metrics.name_mistakes(), strict=False):
+    named_mistakes = metrics.name_mistakes()
+    for axes, mistake, named in zip(all_axes, mistakes, named_mistakes, strict=False):
         record = metrics.labelled.source[mistake.record]
-        axes.imshow(_read_tile(record.image, transform), interpolation="nearest")
-        class_name = shorten(words["class"])
-        prediction = shorten(words["answer"])
-        title = f"{class_name}\n→ {prediction} {words['probability']:.0%}"
+        tile = _read_tile(record.image, transform)
+        axes.imshow(tile, interpolation="nearest")
+        class_name = shorten(named["class"])
+        prediction = shorten(named["answer"])
+        title = f"{class_name}\n→ {prediction} {named['probability']:.0%}"
         axes.set_title(title, fontsize=8)
     return to_bytes(figure)
 

@@ -17,7 +17,7 @@ LETTERS_PER_INCH = 14  # letters of a title
 
 
 def draw_sheet(
-    cells: Sequence[Sequence[np.ndarray]],
+    cells: Sequence[Sequence[np.ndarray] | np.ndarray],
     title: str,
     *,
     row_names: Sequence[str] = (),
@@ -39,26 +39,41 @@ def draw_sheet(
     width = max(CELL_INCHES * num_columns + 0.2, LEAST_INCHES)
     row_heights = [max(map(_aspect_ratio, row)) for row in cells]  # relative to the width
     column_width = width / num_columns
-    height = 0.4 + column_width * sum(row_heights) + _caption_inches(captions) * num_rows
-    if column_names:
-        height += 0.2
+    images_height = column_width * sum(row_heights)
+    captions_height = _caption_inches(captions) * num_rows
+    title_height = 0.6 if column_names else 0.4
 
-    figure = new_figure(width, height)
+    figure = new_figure(width, title_height + images_height + captions_height)
     lines = textwrap.fill(title, int(width * LETTERS_PER_INCH))
     figure.suptitle(lines, fontsize=9)
-    all_axes = figure.subplots(num_rows, num_columns, squeeze=False, height_ratios=row_heights)
+    all_axes = figure.subplots(
+        num_rows,
+        num_columns,
+        squeeze=False,
+        height_ratios=row_heights,
+    )
     for axes in all_axes.ravel():
         axes.set(xticks=[], yticks=[], frame_on=False)
+
     for row_axes, images in zip(all_axes, cells, strict=True):
         for axes, image in zip(row_axes, images, strict=False):
-            axes.imshow(image, cmap="cividis", vmin=0, interpolation="nearest")
+            axes.imshow(
+                image,
+                cmap="cividis",
+                vmin=0,
+                interpolation="nearest",
+            )
 
     for row_axes, row_captions in zip(all_axes, captions, strict=False):
         for axes, caption in zip(row_axes, row_captions, strict=False):
             axes.set_title(caption, fontsize=7, pad=2)
-    for axes, name in zip(all_axes[:, 0], row_names, strict=False):
+
+    first_column = all_axes[:, 0]
+    for axes, name in zip(first_column, row_names, strict=False):
         axes.set_ylabel(name, fontsize=8)
-    for axes, name in zip(all_axes[0], column_names, strict=False):
+
+    first_row = all_axes[0]
+    for axes, name in zip(first_row, column_names, strict=False):
         axes.set_title(name, fontsize=8)
     return to_bytes(figure)
 
@@ -84,13 +99,13 @@ def _caption_inches(captions: Sequence[Sequence[str]]) -> float:
 def join_tiles(tiles: np.ndarray, fill: float, gap: int = 1) -> np.ndarray:
     """Return tiles (rows, columns, h, w, ...) as one array (H, W, ...) with `fill` between them."""
     rows, columns, height, width, *rest = tiles.shape
-    no_padding = [(0, 0)] * len(rest)
-    padding = [(0, 0), (0, 0), (0, gap), (0, gap), *no_padding]
-    padded = np.pad(tiles, padding, constant_values=fill)
-
     joined_height = rows * (height + gap)
     joined_width = columns * (width + gap)
-    joined = padded.swapaxes(1, 2).reshape(joined_height, joined_width, *rest)
+    joined = np.full((joined_height, joined_width, *rest), fill, tiles.dtype)
+    for row, column in np.ndindex(rows, columns):
+        top = row * (height + gap)
+        left = column * (width + gap)
+        joined[top : top + height, left : left + width] = tiles[row, column]
     return joined[:-gap, :-gap]  # without the gaps after the last row and column
 
 
@@ -120,8 +135,10 @@ def enlarge(image_HWC: np.ndarray) -> tuple[np.ndarray, int]:
     Returns:
       the image, and the number of times that each pixel is repeated along a side.
     """
-    times = max(1, TILE_PIXELS // max(image_HWC.shape[:2]))
-    return image_HWC.repeat(times, axis=0).repeat(times, axis=1), times
+    longer_side = max(image_HWC.shape[:2])
+    times = max(1, TILE_PIXELS // longer_side)
+    enlarged = image_HWC.repeat(times, axis=0).repeat(times, axis=1)
+    return enlarged, times
 
 
 def limit_outliers(map_hw: np.ndarray) -> np.ndarray:
@@ -134,7 +151,11 @@ def limit_outliers(map_hw: np.ndarray) -> np.ndarray:
     return np.minimum(map_hw, most)
 
 
-def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
+def smooth(
+    map_hw: np.ndarray,
+    cell: tuple[int, int],
+    size: tuple[int, int],
+) -> np.ndarray:
     """Return a map of patches at the resolution of the image, from 0 to 1, float32 (H, W).
 
     As the authors of ViT drew it: enlarged by Lanczos, blurred by about a patch, and scaled to the
@@ -154,14 +175,25 @@ def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> 
     rows, columns = map_hw.shape
     height, width = cell
     scaled = (map_hw / largest).astype(np.float32)
-    map_size = (columns * width, rows * height)
-    enlarged = cv2.resize(scaled, map_size, interpolation=cv2.INTER_LANCZOS4)
-    blurred = cv2.GaussianBlur(enlarged, (0, 0), sigmaX=width / 2, sigmaY=height / 2)
+    map_width = columns * width
+    map_height = rows * height
+    enlarged = cv2.resize(
+        scaled,
+        (map_width, map_height),
+        interpolation=cv2.INTER_LANCZOS4,
+    )
+    blurred = cv2.GaussianBlur(
+        enlarged,
+        (0, 0),  # the size of the kernel follows from the deviations
+        sigmaX=width / 2,
+        sigmaY=height / 2,
+    )
 
     image_height, image_width = size
-    missing_rows = max(0, image_height - blurred.shape[0])
-    missing_columns = max(0, image_width - blurred.shape[1])
-    padded = np.pad(blurred, [(0, missing_rows), (0, missing_columns)], mode="edge")
+    missing_rows = max(0, image_height - map_height)
+    missing_columns = max(0, image_width - map_width)
+    padding = [(0, missing_rows), (0, missing_columns)]
+    padded = np.pad(blurred, padding, mode="edge")
     return scale_to_full_range(padded[:image_height, :image_width])
 
 
@@ -176,25 +208,36 @@ def to_pixels(images_NHWC: np.ndarray) -> np.ndarray:
     low_C, high_C = np.percentile(shown_NHWC, (1, 99), axis=(0, 1, 2))
     span_C = np.maximum(high_C - low_C, 1e-6)
     shares_NHWC = np.clip((shown_NHWC - low_C) / span_C, 0, 1)
-    return select_colours(np.round(255 * shares_NHWC).astype(np.uint8))
+    pixels_NHWC = np.round(255 * shares_NHWC).astype(np.uint8)
+    return select_colours(pixels_NHWC)
 
 
 def select_colours(pixels_NHWC: np.ndarray) -> np.ndarray:
     """Return the first three channels as red, green and blue, (N, H, W, 3); one channel is grey."""
-    num_missing = RGB_CHANNELS - pixels_NHWC.shape[-1]
-    if num_missing == RGB_CHANNELS - 1:
+    num_channels = pixels_NHWC.shape[-1]
+    if num_channels == 1:
         return np.repeat(pixels_NHWC, RGB_CHANNELS, axis=-1)
-    if num_missing > 0:
-        return np.pad(pixels_NHWC, ((0, 0), (0, 0), (0, 0), (0, num_missing)))
-    return pixels_NHWC[..., :RGB_CHANNELS]
+    if num_channels >= RGB_CHANNELS:
+        return pixels_NHWC[..., :RGB_CHANNELS]
+
+    map_shape = pixels_NHWC.shape[:-1]
+    colours_NHWC = np.zeros((*map_shape, RGB_CHANNELS), pixels_NHWC.dtype)
+    colours_NHWC[..., :num_channels] = pixels_NHWC
+    return colours_NHWC
 
 
-def highlight(image_HWC: np.ndarray, map_hw: np.ndarray, cell: tuple[int, int]) -> np.ndarray:
+def highlight(
+    image_HWC: np.ndarray,
+    map_hw: np.ndarray,
+    cell: tuple[int, int],
+) -> np.ndarray:
     """Return the image, dark where the map is low; uint8.
 
     `cell` is the height and width of a patch in pixels of the image.
     """
-    enlarged, times = enlarge(image_HWC)
+    enlarged_HWC, times = enlarge(image_HWC)
     height, width = cell
-    mask_HW = smooth(map_hw, (height * times, width * times), enlarged.shape[:2])
-    return (enlarged * mask_HW[..., None]).astype(np.uint8)
+    enlarged_cell = (height * times, width * times)
+    mask_HW = smooth(map_hw, enlarged_cell, enlarged_HWC.shape[:2])
+    darkened_HWC = enlarged_HWC * mask_HW[..., None]
+    return darkened_HWC.astype(np.uint8)

@@ -95,7 +95,11 @@ def run_in_batches(
     return {name: require_finite_rows(model, np.concatenate(rows)) for name, rows in parts.items()}
 
 
-def require_finite_rows(model: Model, rows: np.ndarray, first: int = 0) -> np.ndarray:
+def require_finite_rows(
+    model: Model,
+    rows: np.ndarray,
+    first: int = 0,
+) -> np.ndarray:
     """Return outputs of a network, one row for each image from number `first` on.
 
     Raises:
@@ -157,7 +161,10 @@ def _open(
     """Return a source of at most `num_images` of the images."""
     transform = model.require_transform()
     choice = SplitChoice(
-        split=split, data_dir=data_dir, value_range=transform.value_range, bands=transform.bands
+        split=split,
+        data_dir=data_dir,
+        value_range=transform.value_range,
+        bands=transform.bands,
     )
     is_data = images in (*RELEASED, *EMBEDDED) or ":" in images
     if is_data and not os.path.exists(os.path.expanduser(images)):
