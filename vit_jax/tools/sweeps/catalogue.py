@@ -45,7 +45,11 @@ TABLE_6 = (
 )
 
 
-def _override_examples(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+def _override_examples(
+    config: PretrainConfig,
+    value: str,
+    values: Sequence[str],
+) -> list[str]:
     """Train on a part of the images, for as many steps as on the largest part."""
     most = max(_parse_whole("examples", one) for one in values)
     return [f"input.train_examples={value}", *_convert_epochs(config, most)]
@@ -68,7 +72,11 @@ def _convert_epochs(config: PretrainConfig, num_examples: int) -> Iterator[str]:
             yield f"{name}={round(number * num_examples)} examples"
 
 
-def _override_position(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+def _override_position(
+    config: PretrainConfig,
+    value: str,
+    values: Sequence[str],
+) -> list[str]:
     """Select position embeddings; only learned embeddings have an initial deviation."""
     overrides = [f"model.position_embedding={value}"]
     if value in ("none", "sincos2d"):
@@ -76,7 +84,11 @@ def _override_position(config: PretrainConfig, value: str, values: Sequence[str]
     return overrides
 
 
-def _override_shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+def _override_shape(
+    config: PretrainConfig,
+    value: str,
+    values: Sequence[str],
+) -> list[str]:
     """Multiply a dimension: "depth:2" doubles the depth.
 
     Heads keep their size; all: depth, width and MLP together.
@@ -113,7 +125,11 @@ def _multiply(size: int, factor: float, value: str) -> int:
     return round(product)
 
 
-def _override_optimizer(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+def _override_optimizer(
+    config: PretrainConfig,
+    value: str,
+    values: Sequence[str],
+) -> list[str]:
     """Select the recipe's Adam, or SGD with the hyper-parameters of BiT-L (BiT, sec. 3.1)."""
     require_known("--optimizers", value, ("adam", "sgd"))
     if value == "adam":
@@ -129,14 +145,22 @@ def _override_optimizer(config: PretrainConfig, value: str, values: Sequence[str
     ]
 
 
-def _override_rate(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+def _override_rate(
+    config: PretrainConfig,
+    value: str,
+    values: Sequence[str],
+) -> list[str]:
     """Multiply the learning rate, which may depend on the optimizer."""
     if not re.fullmatch(r"\d*\.?\d+(e[-+]?\d+)?", value):
         raise ValueError(f"--rate_factors={value}: a positive number is needed.")
     return [f"schedule.learning_rate={config.schedule.learning_rate * float(value)!r}"]
 
 
-def _override_image_size(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+def _override_image_size(
+    config: PretrainConfig,
+    value: str,
+    values: Sequence[str],
+) -> list[str]:
     """Select square images, without the border that patches do not cover."""
     match = re.fullmatch(r"[^+]*/(\d+)", config.model.name)
     patch_size = int(match[1]) if match else 1
@@ -152,16 +176,30 @@ def _allows_layer(point: Point) -> bool:
     return True
 
 
-def _override_nothing(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+def _override_nothing(
+    config: PretrainConfig,
+    value: str,
+    values: Sequence[str],
+) -> list[str]:
     return []
 
 
 def _model_axis(*values: str) -> Axis:
     """Return the axis of models, whose values are arguments of the recipe instead of overrides."""
-    return Axis(name=MODEL, overrides=_override_nothing, values=values, fields=("model.name",))
+    return Axis(
+        name=MODEL,
+        overrides=_override_nothing,
+        values=values,
+        fields=("model.name",),
+    )
 
 
-def _axis(name: str, overrides: Overrides, values: str, field: str = "") -> Axis:
+def _axis(
+    name: str,
+    overrides: Overrides,
+    values: str,
+    field: str = "",
+) -> Axis:
     """Return an axis with values that are separated by blanks; it sets a field, if one is named."""
     return Axis(
         name=name,
@@ -218,7 +256,12 @@ _SCALING = Study(
         _model_axis(*(f"{row.model},epochs={row.epochs}" for row in TABLE_6)),
         build_field_axis("epochs", "total", form="{} epochs"),
     ),
-    plot=Plot(x="exaflops", x_label="training compute (exaFLOPs)", series="family", has_front=True),
+    plot=Plot(
+        x="exaflops",
+        x_label="training compute (exaFLOPs)",
+        series="family",
+        has_front=True,
+    ),
 )
 
 _POSITIONS = Study(

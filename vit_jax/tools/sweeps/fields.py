@@ -147,7 +147,12 @@ def _parse_word(word: str) -> tuple[str, Choices]:
     return field, values
 
 
-def _parse_range(word: str, kind: str, low_text: str, high_text: str) -> Range:
+def _parse_range(
+    word: str,
+    kind: str,
+    low_text: str,
+    high_text: str,
+) -> Range:
     is_log = kind == "log"
     least = 0 if is_log else -math.inf
     try:
@@ -206,7 +211,8 @@ def _sample_setting(choices_by_field: Mapping[str, Choices], rng: random.Random)
 
 
 def _build_axes(
-    choices_by_field: Mapping[str, Choices], settings: Sequence[Setting]
+    choices_by_field: Mapping[str, Choices],
+    settings: Sequence[Setting],
 ) -> dict[Axis, Sequence[str]]:
     """Return an axis for each field with its values; for a range, the sampled ones."""
     axes: dict[Axis, Sequence[str]] = {}

@@ -146,7 +146,11 @@ def build_field_axis(
 ) -> Axis:
     """Return an axis over one field, whose values are inserted into a form."""
 
-    def build_overrides(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
+    def build_overrides(
+        config: PretrainConfig,
+        value: str,
+        values: Sequence[str],
+    ) -> list[str]:
         return [f"{field}={form.format(value)}"]
 
     return Axis(
@@ -202,7 +206,8 @@ def make_grid(
 
 
 def _collect_values(
-    study: Study, table: Mapping[str, Sequence[object]]
+    study: Study,
+    table: Mapping[str, Sequence[object]],
 ) -> dict[Axis, tuple[str, ...]]:
     """Return the values of each axis that has some, from a table by option."""
     axes_by_option = {axis.option: axis for axis in study.all_axes}

@@ -69,7 +69,12 @@ class Halving:
             if hosts.is_first():
                 write_pause(folder, {"fraction": self.fraction, "steps": pause.total})
 
-    def read_value(self, grid: Grid, run: Run, workdir: pathlib.Path) -> float | None:
+    def read_value(
+        self,
+        grid: Grid,
+        run: Run,
+        workdir: pathlib.Path,
+    ) -> float | None:
         """Return the metric at the comparison; None before, NaN for a run that diverged."""
         (metric,) = grid.study.measures
         folder = get_run_folder(workdir, run)
@@ -82,15 +87,21 @@ class Halving:
 
         num_steps = (pause or summary or {}).get("steps", 0)
         last_step = self.fraction * num_steps
-        lines = [line for line in read_metrics(folder) if metric in line]
-        values = [line[metric] for line in lines if line["step"] <= last_step]
+        values = []
+        for line in read_metrics(folder):
+            if metric in line and line["step"] <= last_step:
+                values.append(line[metric])
         if not values:
             raise ValueError(
                 f"--stop_after={self.fraction:g}: no {metric} up to there. Use a larger fraction."
             )
         return values[-1]
 
-    def find_stopped(self, grid: Grid, workdir: pathlib.Path) -> dict[str, float]:
+    def find_stopped(
+        self,
+        grid: Grid,
+        workdir: pathlib.Path,
+    ) -> dict[str, float]:
         """Return the runs that are not resumed, by name, with their values.
 
         The result is the same in every process.
@@ -101,7 +112,10 @@ class Halving:
           Unfinished: runs of other machines have not reached the comparison.
         """
         (metric,) = grid.study.measures
-        values = share_first({run.name: self.read_value(grid, run, workdir) for run in grid.runs})
+        local_values = {}
+        for run in grid.runs:
+            local_values[run.name] = self.read_value(grid, run, workdir)
+        values = share_first(local_values)
         missing = [name for name, value in values.items() if value is None]
         if missing:
             raise Unfinished(

@@ -48,20 +48,27 @@ FAILED = 0.5  # a run below this share of the base's accuracy did not learn
 _MOST_TICKS = 8  # more values are not labelled one by one
 
 
-def draw(study: Study, rows: Sequence[Row], *, title: str, with_paper: bool = False) -> "Figure":
+def draw(
+    study: Study,
+    rows: Sequence[Row],
+    *,
+    title: str,
+    with_paper: bool = False,
+) -> "Figure":
     """Return a figure with a panel for each measure.
 
     The paper's points are drawn in the same panel if the axes overlap, otherwise in a further
     panel.
     """
-    x = study.plot.x
-    shown = [row for row in rows if study.measures[0] in row and x in row]
-    cheapest = min(row.exaflops for row in TABLE_6)
-    has_paper_panel = with_paper and all(float(row[x]) < cheapest for row in shown)
+    required = {study.measures[0], study.plot.x}
+    shown = [row for row in rows if required <= row.keys()]
+    has_paper_panel = with_paper and _are_cheaper_than_paper(shown, study.plot)
 
-    num_panels = len(study.measures) + has_paper_panel
+    num_panels = len(study.measures)
+    if has_paper_panel:
+        num_panels += 1
     figure = drawing.new_figure(_WIDTH * num_panels, _HEIGHT)
-    all_axes = figure.subplots(1, num_panels, squeeze=False)[0]
+    (all_axes,) = figure.subplots(1, num_panels, squeeze=False)
     if has_paper_panel:
         _draw_paper_panel(all_axes[-1])
     elif with_paper:
@@ -73,6 +80,12 @@ def draw(study: Study, rows: Sequence[Row], *, title: str, with_paper: bool = Fa
         panel.draw(short_title)
     _place_labels(figure)
     return figure
+
+
+def _are_cheaper_than_paper(rows: Sequence[Row], plot: Plot) -> bool:
+    """Return True if no row has the compute of the paper's cheapest model."""
+    cheapest = min(row.exaflops for row in TABLE_6)
+    return all(float(row[plot.x]) < cheapest for row in rows)
 
 
 class _Panel:
@@ -87,13 +100,20 @@ class _Panel:
       words: values on an x axis without numbers, from left to right.
     """
 
-    def __init__(self, axes: "Axes", plot: Plot, rows: Sequence[Row], measure: str):
+    def __init__(
+        self,
+        axes: "Axes",
+        plot: Plot,
+        rows: Sequence[Row],
+        measure: str,
+    ):
         self.axes = axes
         self.plot = plot
         self.rows = rows
         self.measure = measure
         self.is_accuracy = measure.endswith("_accuracy")
-        self.words = list(dict.fromkeys(str(row[plot.x]) for row in rows))
+        words = [str(row[plot.x]) for row in rows]
+        self.words = list(dict.fromkeys(words))
 
     def draw(self, title: str) -> None:
         """Draw all series, scales and labels."""
@@ -111,11 +131,20 @@ class _Panel:
         self.axes.set_title(title, fontsize=10)
         self.axes.grid(alpha=0.3)
         if self.rows:
-            series = self.plot.series.replace("_", " ")
-            place: dict[str, Any] = {}
-            if len(self.axes.get_legend_handles_labels()[1]) > len(drawing.COLOURS):
-                place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # beside the axes
-            self.axes.legend(title=series, fontsize=8, title_fontsize=8, **place)
+            self._add_legend()
+
+    def _add_legend(self) -> None:
+        """Name the series, beside the axes if they are many."""
+        place: dict[str, Any] = {}
+        _, names = self.axes.get_legend_handles_labels()
+        if len(names) > len(drawing.COLOURS):
+            place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        self.axes.legend(
+            title=self.plot.series.replace("_", " "),
+            fontsize=8,
+            title_fontsize=8,
+            **place,
+        )
 
     def get_x(self, row: Row) -> float:
         """Return the number of a row, or the position of its word."""
@@ -126,7 +155,9 @@ class _Panel:
 
     def scale(self, value: float) -> float:
         """Return a stored value as it is drawn."""
-        return 100 * value if self.is_accuracy else value
+        if self.is_accuracy:
+            return 100 * value
+        return value
 
     def get_point(self, row: Row) -> tuple[float, float]:
         """Return the point of a row as it is drawn."""
@@ -142,7 +173,13 @@ class _Panel:
                 shift = _SERIES_SPACING * (number - middle)
             self._draw_series(number, name, members, shift)
 
-    def _draw_series(self, number: int, name: str, rows: Sequence[Row], shift: float) -> None:
+    def _draw_series(
+        self,
+        number: int,
+        name: str,
+        rows: Sequence[Row],
+        shift: float,
+    ) -> None:
         """Draw means, with bars from the lowest to the highest value where seeds differ."""
         x = []
         means = []
@@ -157,13 +194,15 @@ class _Panel:
             below.append(self.scale(mean - low))
             above.append(self.scale(high - mean))
 
-        seeds_differ = any(below) or any(above)
+        bars = None
+        if any(below) or any(above):
+            bars = (below, above)
         has_line = self.plot.is_log and not self.plot.has_front
         color, marker = choose_style(number)
         self.axes.errorbar(
             x,
             means,
-            yerr=(below, above) if seeds_differ else None,
+            yerr=bars,
             capsize=3,
             linestyle="-" if has_line else "none",
             label=drawing.shorten(format_model(name), 32),
@@ -196,10 +235,13 @@ class _Panel:
         least = FAILED * bases[0][self.measure]
         for row in self.rows:
             _, _, factor = str(row["shape"]).partition(":")
-            label = f"×{factor}" if factor else "base"
+            label = "base"
+            if factor:
+                label = f"×{factor}"
             if self.is_accuracy and row[self.measure] < least:
                 label = f"×{factor}, did not learn"
-            _write_label(self.axes, label, self.get_point(row))
+            point = self.get_point(row)
+            _write_label(self.axes, label, point)
 
     def _draw_front(self) -> None:
         """Draw the Pareto front with the names of the models on it."""
@@ -289,16 +331,25 @@ def format_model(value: str) -> str:
 
 def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points (cost, accuracy) that no cheaper or equally cheap point beats, by cost."""
+
+    def rank(point: tuple[float, float]) -> tuple[float, float]:
+        cost, accuracy = point
+        return cost, -accuracy
+
     front = list[tuple[float, float]]()
     best_accuracy = -math.inf
-    for cost, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
+    for cost, accuracy in sorted(points, key=rank):
         if accuracy > best_accuracy:
             best_accuracy = accuracy
             front.append((cost, accuracy))
     return front
 
 
-def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+def _draw_front(
+    axes: "Axes",
+    points: Sequence[tuple[float, float]],
+    names: Sequence[str],
+) -> None:
     """Draw the best result for each cost, with a name at each point of this front."""
     front = find_pareto_front(points)
     if front:
@@ -318,9 +369,18 @@ def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]], names: Sequ
     axes.margins(x=0.2, y=0.1)
 
 
-def _write_label(axes: "Axes", text: str, point: tuple[float, float]) -> None:
+def _write_label(
+    axes: "Axes",
+    text: str,
+    point: tuple[float, float],
+) -> None:
     """Write a text at a point; `_place_labels` selects the side."""
-    background = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    background = {
+        "facecolor": "white",
+        "edgecolor": "none",
+        "alpha": 0.7,
+        "pad": 0.5,
+    }
     label = axes.annotate(
         text,
         point,
@@ -360,7 +420,9 @@ def _place_labels(figure: "Figure") -> None:
 def choose_style(number: int) -> tuple[str, str]:
     """Return colour and marker of a series; the first 49 have different pairs."""
     cycle, position = divmod(number, len(drawing.COLOURS))
-    return drawing.COLOURS[position], MARKERS[(position + cycle) % len(MARKERS)]
+    colour = drawing.COLOURS[position]
+    marker = MARKERS[(position + cycle) % len(MARKERS)]
+    return colour, marker
 
 
 def _place_label(
@@ -395,10 +457,15 @@ def _set_side(label: "Annotation", side: _Side) -> None:
 def _draw_paper_points(axes: "Axes", suffix: str) -> None:
     """Draw the points of the paper's Table 6, with a suffix after the names in the legend."""
     for (family, pattern), marker in zip(_PAPER_FAMILIES.items(), MARKERS, strict=False):
-        rows = [row for row in TABLE_6 if re.fullmatch(pattern, row.model)]
+        exaflops = []
+        percents = []
+        for row in TABLE_6:
+            if re.fullmatch(pattern, row.model):
+                exaflops.append(row.exaflops)
+                percents.append(row.imagenet_percent)
         axes.plot(
-            [row.exaflops for row in rows],
-            [row.imagenet_percent for row in rows],
+            exaflops,
+            percents,
             marker,
             label=f"{family}{suffix}",
             color=drawing.BLACK,

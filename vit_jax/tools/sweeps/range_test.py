@@ -88,7 +88,9 @@ class RangeTest:
             for step in range(num_first, len(smooth_P) - self.half_window):
                 if smooth_P[step] > limit:
                     return step
-        return len(smooth_P) - 1 if self.became_infinite else None
+        if self.became_infinite:
+            return len(smooth_P) - 1
+        return None
 
     @property
     def steepest(self) -> int:
@@ -96,8 +98,9 @@ class RangeTest:
 
         Steps after the divergence do not count.
         """
-        before = slice(None, self.diverged)
-        slope_P = np.gradient(self.smooth_P[before], np.log(self.rate_P[before]))
+        loss_P = self.smooth_P[: self.diverged]
+        rate_P = self.rate_P[: self.diverged]
+        slope_P = np.gradient(loss_P, np.log(rate_P))
         return int(np.argmin(slope_P))
 
     def suggestions(self) -> dict[str, float]:
@@ -125,7 +128,12 @@ class RangeTest:
         }
 
 
-def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -> RangeTest:
+def run_range_test(
+    config: RunConfig,
+    low: float,
+    high: float,
+    num_steps: int,
+) -> RangeTest:
     """Train with rates from `low` to `high` on this machine, at most `num_steps` of them.
 
     Nothing is written.
@@ -233,14 +241,40 @@ def draw(test: RangeTest, title: str) -> "Figure":
     """Return a figure of the losses over the rates, with the suggested rates."""
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
-    axes.plot(test.rate_P, test.loss_P, ".", color=GREY, markersize=3, label="loss of a step")
+    axes.plot(
+        test.rate_P,
+        test.loss_P,
+        ".",
+        color=GREY,
+        markersize=3,
+        label="loss of a step",
+    )
     window_steps = 2 * test.half_window + 1
-    axes.plot(test.rate_P, test.smooth_P, color=BLUE, label=f"mean of {window_steps} steps")
-    for (reason, rate), colour in zip(test.suggestions().items(), (GREEN, RED), strict=False):
-        axes.axvline(rate, color=colour, linestyle="--", label=f"{rate:.2g}: {reason}")
-    spread = np.ptp(test.smooth_P)  # a single loss may be far outside
-    limits = (test.smooth_P.min() - spread, test.smooth_P.max() + spread)
-    axes.set(xscale="log", xlabel="learning rate", ylabel="training loss", title=title, ylim=limits)
+    axes.plot(
+        test.rate_P,
+        test.smooth_P,
+        color=BLUE,
+        label=f"mean of {window_steps} steps",
+    )
+    suggestions = test.suggestions()
+    for (reason, rate), colour in zip(suggestions.items(), (GREEN, RED), strict=False):
+        axes.axvline(
+            rate,
+            color=colour,
+            linestyle="--",
+            label=f"{rate:.2g}: {reason}",
+        )
+
+    lowest = test.smooth_P.min()
+    highest = test.smooth_P.max()
+    spread = highest - lowest  # a single loss may be far outside
+    axes.set(
+        xscale="log",
+        xlabel="learning rate",
+        ylabel="training loss",
+        title=title,
+        ylim=(lowest - spread, highest + spread),
+    )
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower left")
     return figure

@@ -85,7 +85,10 @@ def _require_directions(grid: Grid, run: Run) -> None:
 def _require_one_direction(grid: Grid) -> None:
     """Raise ValueError if a measure is to be high in one run and low in another."""
     for name in grid.study.measures:
-        modes = {require_direction(run.config, name).mode for run in grid.runs}
+        modes = set()
+        for run in grid.runs:
+            direction = require_direction(run.config, name)
+            modes.add(direction.mode)
         if len(modes) > 1:
             raise ValueError(
                 f"{grid.study.measure_option}{name}: must have one direction, "
@@ -133,13 +136,25 @@ def _select_present(names: Sequence[str], values: Row) -> Row:
     return {name: values[name] for name in names if name in values}
 
 
-def _read_best_evaluation(folder: pathlib.Path, run: Run, metric: str) -> Row:
+def _read_best_evaluation(
+    folder: pathlib.Path,
+    run: Run,
+    metric: str,
+) -> Row:
     """Return the evaluation with the best value of the metric; {} without an evaluation."""
     evaluations = [line for line in read_metrics(folder) if metric in line]
-    return max(evaluations, key=lambda line: score(line, run, metric), default={})
+    return max(
+        evaluations,
+        key=lambda line: score(line, run, metric),
+        default={},
+    )
 
 
-def _require_results(grid: Grid, run: Run, results: Mapping[str, Any]) -> None:
+def _require_results(
+    grid: Grid,
+    run: Run,
+    results: Mapping[str, Any],
+) -> None:
     """Raise ValueError if a finished run lacks a measure, or the metric that selects runs."""
     options = dict.fromkeys(grid.study.measures, grid.study.measure_option)
     if _selects_by_metric(grid):
@@ -166,7 +181,8 @@ def group_by_setting(grid: Grid) -> dict[tuple[str, ...], list[Run]]:
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in grid.runs:
         setting = tuple(run.point[name] for name in names)
-        groups.setdefault(setting, []).append(run)
+        runs = groups.setdefault(setting, [])
+        runs.append(run)
     return groups
 
 
@@ -273,15 +289,21 @@ def _combine_seeds(grid: Grid, selected: Sequence[FinishedRun]) -> Row:
 
     for axis in grid.axes:
         if axis.is_searched:
-            best_values = dict.fromkeys(one.run.point[axis.name] for one in selected)
-            row[axis.name] = " / ".join(best_values)
+            best_values = [one.run.point[axis.name] for one in selected]
+            unique_values = dict.fromkeys(best_values)
+            row[axis.name] = " / ".join(unique_values)
 
     row |= _select_present((*COSTS, "step"), selected[0].record)
     row["folders"] = [one.record["folder"] for one in selected]
     return row
 
 
-def _combine_measure(measure: str, selected: Sequence[FinishedRun], *, is_sweep: bool) -> Row:
+def _combine_measure(
+    measure: str,
+    selected: Sequence[FinishedRun],
+    *,
+    is_sweep: bool,
+) -> Row:
     """Return mean, extremes and spread of a measure over seeds; of one seed its interval."""
     values = [one.record[measure] for one in selected]
     row: Row = {
@@ -318,15 +340,20 @@ def select_best_row(grid: Grid, rows: Sequence[Row]) -> Row | None:
     candidates = []
     for row in rows:
         has_ended = row["ended"] == row["runs"] and not row[DIVERGED]
-        if has_ended and math.isfinite(row.get(metric, math.nan)):
+        mean = row.get(metric, math.nan)
+        if has_ended and math.isfinite(mean):
             candidates.append(row)
-    return max(candidates, key=lambda row: score(row, grid.runs[0], metric), default=None)
+    return max(
+        candidates,
+        key=lambda row: score(row, grid.runs[0], metric),
+        default=None,
+    )
 
 
 def build_command(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
     """Return the command that trains the setting of a row with the recipe's seed."""
     setting = tuple(row[name] for name in list_shown_axes(grid))
-    run = group_by_setting(grid)[setting][0]
+    run, *_ = group_by_setting(grid)[setting]
     overrides = run.overrides
     if SEED.name in run.point:
         overrides = overrides[:-1]  # the seed comes last
@@ -335,6 +362,11 @@ def build_command(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
     working_directory = pathlib.Path.cwd()
     if folder.is_relative_to(working_directory):
         folder = folder.relative_to(working_directory)
-    verb = "finetune" if grid.is_finetuning else "pretrain"
-    words = ["vit-jax", verb, f"--config={run.recipe}", *overrides, f"--workdir={folder}"]
+    words = [
+        "vit-jax",
+        "finetune" if grid.is_finetuning else "pretrain",
+        f"--config={run.recipe}",
+        *overrides,
+        f"--workdir={folder}",
+    ]
     return shlex.join(words)

@@ -53,14 +53,18 @@ def write_results(
         "measures": study.measures,
         "rows": rows,
     }
-    best = select_best_row(grid, rows) if study.is_sweep else None
-    if best is not None:
-        command = build_command(grid, best, workdir)
-        content |= {"best": best, "command": command}
-        table += f"\n{_describe_best(grid, rows, best)}\n\n    {command}\n"
+    if study.is_sweep:
+        best = select_best_row(grid, rows)
+        if best is not None:
+            command = build_command(grid, best, workdir)
+            description = _describe_best(grid, rows, best)
+            content["best"] = best
+            content["command"] = command
+            table += f"\n{description}\n\n    {command}\n"
 
     workdir.mkdir(parents=True, exist_ok=True)
-    file = workdir / ("sweep" if study.is_sweep else "study")
+    stem = "sweep" if study.is_sweep else "study"
+    file = workdir / stem
     text = json.dumps(content, indent=2)
     write_atomically(file.with_suffix(".json"), f"{text}\n")
     write_atomically(file.with_suffix(".md"), table)
@@ -97,7 +101,13 @@ def _describe_spread(metric: str, row: Row) -> str:
     return ""
 
 
-def _write_plot(grid: Grid, rows: Sequence[Row], file: pathlib.Path, *, with_paper: bool) -> None:
+def _write_plot(
+    grid: Grid,
+    rows: Sequence[Row],
+    file: pathlib.Path,
+    *,
+    with_paper: bool,
+) -> None:
     """Write the plot as PNG and SVG, with the name of the data, without folder, in its title."""
     study = grid.study
     data = grid.runs[0].config.data or grid.recipe
@@ -148,7 +158,11 @@ def _build_result_columns(grid: Grid, rows: Sequence[Row]) -> list[Column]:
     return columns
 
 
-def _build_spread_columns(measure: str, grid: Grid, rows: Sequence[Row]) -> list[Column]:
+def _build_spread_columns(
+    measure: str,
+    grid: Grid,
+    rows: Sequence[Row],
+) -> list[Column]:
     """Return the column with the spread of a measure over seeds or images, if it is known."""
     if any(axis.name == SEED.name for axis in grid.axes):
         if grid.study.is_sweep:
@@ -201,8 +215,9 @@ def _format_extremes(measure: str, row: Row) -> str:
 
 def _format_interval(measure: str, row: Row) -> str:
     """Return the confidence interval of the only value."""
-    low, high = row.get(f"{measure}_interval", (None, None))
-    return f"{_format_number(measure, low)} to {_format_number(measure, high)}"
+    interval = row.get(f"{measure}_interval", (None, None))
+    low, high = [_format_number(measure, bound) for bound in interval]
+    return f"{low} to {high}"
 
 
 def _format_progress(study: Study, row: Row) -> str:

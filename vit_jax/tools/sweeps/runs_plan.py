@@ -71,7 +71,11 @@ def plan_to_markdown(
     return f"{table}\n{_describe_unfinished(grid, topology, unfinished)}\n"
 
 
-def _describe_unfinished(grid: Grid, topology: Topology | None, unfinished: Sequence[Costs]) -> str:
+def _describe_unfinished(
+    grid: Grid,
+    topology: Topology | None,
+    unfinished: Sequence[Costs],
+) -> str:
     """Return the number of unfinished runs, and their compute and time."""
     text = f"Left: {len(unfinished)} of {len(grid.runs)} runs"
     if grid.study.is_trained:
@@ -87,7 +91,11 @@ def _describe_unfinished(grid: Grid, topology: Topology | None, unfinished: Sequ
     return f"{text}."
 
 
-def _read_states(grid: Grid, workdir: pathlib.Path, halving: Halving | None) -> list[str]:
+def _read_states(
+    grid: Grid,
+    workdir: pathlib.Path,
+    halving: Halving | None,
+) -> list[str]:
     """Return the state of each run; until all runs reach the comparison, none is stopped."""
     stopped: Mapping[str, float] = {}
     if halving is not None:
@@ -112,7 +120,11 @@ def _select_columns(grid: Grid, topology: Topology | None) -> list[str]:
     return list(_FORMATS)
 
 
-def _estimate_all_costs(grid: Grid, machine: Topology, sizes: Mapping[str, int]) -> list[Costs]:
+def _estimate_all_costs(
+    grid: Grid,
+    machine: Topology,
+    sizes: Mapping[str, int],
+) -> list[Costs]:
     """Return the costs of each run; runs that differ by the seed alone are planned once."""
     costs_by_config: dict[str, Costs] = {}
     costs = []
@@ -125,7 +137,11 @@ def _estimate_all_costs(grid: Grid, machine: Topology, sizes: Mapping[str, int])
     return costs
 
 
-def _estimate_costs(run: Run, machine: Topology, sizes: Mapping[str, int]) -> Costs:
+def _estimate_costs(
+    run: Run,
+    machine: Topology,
+    sizes: Mapping[str, int],
+) -> Costs:
     """Return the costs of one run; zeros for a custom network, whose FLOPs no formula gives."""
     sizes = dict(sizes)
     if run.config.input.train_examples:

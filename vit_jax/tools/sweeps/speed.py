@@ -32,7 +32,11 @@ GetSeconds = Callable[[int], float | None]
 """Takes a batch size; returns the seconds of a forward pass, or None if it does not fit."""
 
 
-def measure(config: PretrainConfig, workdir: str, topology: Topology | None = None) -> None:
+def measure(
+    config: PretrainConfig,
+    workdir: str,
+    topology: Topology | None = None,
+) -> None:
     """Time the network of a recipe and write `summary.json`.
 
     It is timed on the first device, or for one chip of a TPU by the schedule of the compiled
@@ -70,17 +74,19 @@ def find_peak(get_seconds: GetSeconds, most: int) -> dict[str, Any]:
 
     fastest = max(speeds, key=speeds.__getitem__)
     largest = max(speeds)
+    speed_by_batch = {str(batch): speed for batch, speed in speeds.items()}
     return {
         "images_per_second": speeds[fastest],
         "fastest_batch": fastest,
         "largest_batch": largest,
         "is_limited_by_memory": 2 * largest <= most,
-        "images_per_second_by_batch": {str(batch): speed for batch, speed in speeds.items()},
+        "images_per_second_by_batch": speed_by_batch,
     }
 
 
 def _make_inference(
-    architecture: Architecture, device: jax.Device
+    architecture: Architecture,
+    device: jax.Device,
 ) -> tuple[Any, jax.sharding.Sharding]:
     """Return a jitted function from model and uint8 images to logits, and the sharding of both."""
     mesh: Any = build_mesh([device])
@@ -116,22 +122,28 @@ def _make_measurement(architecture: Architecture) -> GetSeconds:
 
 def _make_estimate(architecture: Architecture, topology: Topology) -> GetSeconds:
     """Return a function that estimates the forward pass on one chip from the compiled schedule."""
-    devices = aot.list_devices(topology)[:1]
-    infer, sharding = _make_inference(architecture, devices[0])
-    model = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(lambda: build_model(architecture, jax.random.key(0))),
-    )
+    device, *_ = aot.list_devices(topology)
+    infer, sharding = _make_inference(architecture, device)
+    collective_seconds = make_collective_seconds([device], topology)
+
+    def place(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    abstract_model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+    model = jax.tree.map(place, abstract_model)
 
     def estimate_seconds(batch: int) -> float | None:
         shape = (batch, *architecture.image_shape)
-        image = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=sharding)
-        compiled = aot.compile_program(lambda: infer.lower(model, image), devices[0])
+        image = place(jax.ShapeDtypeStruct(shape, jnp.uint8))
+        compiled = aot.compile_program(lambda: infer.lower(model, image), device)
         if not isinstance(compiled, aot.Executable):
             return None
-        program = hlo.parse(compiled.text)
-        collective_seconds = make_collective_seconds(devices, topology)
-        timeline = simulate_step(program, topology, collective_seconds, compiled.bundles)
+        timeline = simulate_step(
+            hlo.parse(compiled.text),
+            topology,
+            collective_seconds,
+            compiled.bundles,
+        )
         return timeline.seconds
 
     return estimate_seconds

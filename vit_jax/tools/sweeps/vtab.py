@@ -58,7 +58,8 @@ def choose_learning_rates(config: FinetuneConfig) -> tuple[float, ...]:
 
 
 def build_settings(
-    learning_rates: Sequence[float] = LEARNING_RATES, lengths: Sequence[tuple[int, int]] = LENGTHS
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    lengths: Sequence[tuple[int, int]] = LENGTHS,
 ) -> tuple[Setting, ...]:
     """Return every learning rate with every length (steps, and warm-up steps among them)."""
     settings = []
@@ -68,7 +69,12 @@ def build_settings(
     return tuple(settings)
 
 
-def get_run_folder(workdir: pathlib.Path, task: Task, part: Part, setting: Setting) -> pathlib.Path:
+def get_run_folder(
+    workdir: pathlib.Path,
+    task: Task,
+    part: Part,
+    setting: Setting,
+) -> pathlib.Path:
     """Return the workdir of a run."""
     name = f"learning_rate={setting.learning_rate!r},steps={setting.num_steps}"
     return workdir / task.name / part / name
@@ -159,7 +165,12 @@ class Sweep:
             return ()
         return self.settings
 
-    def read_result(self, task: Task, part: Part, setting: Setting) -> RunResult | None:
+    def read_result(
+        self,
+        task: Task,
+        part: Part,
+        setting: Setting,
+    ) -> RunResult | None:
         """Return the result of a run; None if it has not ended."""
         return read_result(get_run_folder(self.folder, task, part, setting))
 

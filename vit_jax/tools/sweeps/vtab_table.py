@@ -1,5 +1,6 @@
 """The results of VTAB as Markdown, CSV and JSON, with the paper's results beside them."""
 
+import collections
 import json
 import statistics
 from collections.abc import Collection, Sequence
@@ -53,7 +54,10 @@ def _build_row(
     result: RunResult,
     accuracy: float,
 ) -> Row:
+    validation_accuracy = None
     trial = sweep.read_result(task, "trials", setting)
+    if trial:
+        validation_accuracy = trial.accuracy
     num_correct = accuracy * result.num_images
     return {
         "task": task.name,
@@ -63,7 +67,7 @@ def _build_row(
         "test_images": result.num_images,
         "learning_rate": setting.learning_rate,
         "steps": setting.num_steps,
-        "validation_accuracy": trial.accuracy if trial else None,
+        "validation_accuracy": validation_accuracy,
         "published_percent": task.published,
     }
 
@@ -73,12 +77,11 @@ def compute_means(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
 
     The paper's means are added if it has all these tasks.
     """
-    groups = list(dict.fromkeys(task.group for task in sweep.requested))
+    requested = collections.Counter(task.group for task in sweep.requested)
     means = []
-    if len(groups) > 1:
-        for group in groups:
+    if len(requested) > 1:
+        for group, num_requested in requested.items():
             members = [row for row in rows if row["group"] == group]
-            num_requested = sum(task.group == group for task in sweep.requested)
             if members:
                 means.append(_compute_mean(group, members, num_requested))
     if rows:
@@ -87,14 +90,19 @@ def compute_means(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
 
 
 def _compute_mean(name: str, rows: Sequence[Row], num_requested: int) -> Row:
-    published_by_task = [row["published_percent"] for row in rows]
+    accuracies = []
+    published_by_task = []
+    for row in rows:
+        accuracies.append(row["test_accuracy"])
+        published_by_task.append(row["published_percent"])
+
     published: tuple[float, ...] = ()
     if all(published_by_task):
         columns = zip(*published_by_task, strict=True)
         published = tuple(map(statistics.fmean, columns))
     return {
         "name": name,
-        "accuracy": statistics.fmean(row["test_accuracy"] for row in rows),
+        "accuracy": statistics.fmean(accuracies),
         "num_tasks": len(rows),
         "of": num_requested,
         "published": published,
@@ -105,14 +113,20 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     """Return a table of top-1 in percent by task, then the means with their numbers of tasks."""
     has_published = any(row["published_percent"] for row in rows)
     columns = PUBLISHED if has_published else ()
-    lines = [_format_task(row, len(columns)) for row in rows]
-    lines += [_format_mean(mean, len(columns)) for mean in compute_means(sweep, rows)]
-    table = align_table([*_RESULTS_HEAD, *columns], lines, _TEXT_COLUMNS)
+    num_published = len(columns)
+    lines = []
+    for row in rows:
+        lines.append(_format_task(row, num_published))
+    for mean in compute_means(sweep, rows):
+        lines.append(_format_mean(mean, num_published))
+    head = [*_RESULTS_HEAD, *columns]
+    table = align_table(head, lines, _TEXT_COLUMNS)
 
     finished = {row["task"] for row in rows}
     missing = [task.name for task in sweep.requested if task.name not in finished]
     if missing:
-        table += f"\nWithout a result: {', '.join(missing)}.\n"
+        names = ", ".join(missing)
+        table += f"\nWithout a result: {names}.\n"
     return table
 
 
@@ -151,14 +165,24 @@ def trials_to_markdown(sweep: Sweep) -> str:
     trials_by_task = [sweep.read_trials(task) for task in sweep.tasks]
     lines = []
     for setting in sweep.trial_settings:
-        results = [trials[setting] for trials in trials_by_task if setting in trials]
-        accuracies = [result.rank[0] for result in results]
-        mean = f"{100 * statistics.fmean(accuracies):.2f}" if accuracies else "–"
-        if accuracies and setting == chosen:
-            mean += " (chosen)"
-        lines.append(
-            [f"{setting.learning_rate:g}", f"{setting.num_steps:,}", f"{len(accuracies)}", mean]
-        )
+        accuracies = []
+        for trials in trials_by_task:
+            if setting in trials:
+                accuracy, *_ = trials[setting].rank
+                accuracies.append(accuracy)
+
+        mean = "–"
+        if accuracies:
+            mean = f"{100 * statistics.fmean(accuracies):.2f}"
+            if setting == chosen:
+                mean += " (chosen)"
+        line = [
+            f"{setting.learning_rate:g}",
+            f"{setting.num_steps:,}",
+            f"{len(accuracies)}",
+            mean,
+        ]
+        lines.append(line)
     return align_table(_TRIALS_HEAD, lines)
 
 
@@ -169,7 +193,9 @@ def plan_to_markdown(sweep: Sweep) -> str:
     for task, setting in sweep.choose_settings().items():
         trials = sweep.read_trials(task)
         is_local = task in sweep.local_tasks
-        is_done = setting is not None and sweep.read_result(task, "final", setting) is not None
+        is_done = False
+        if setting is not None:
+            is_done = sweep.read_result(task, "final", setting) is not None
         if is_local:
             steps_left += _count_trial_steps(sweep, trials)
         if is_local and not is_done:
@@ -189,10 +215,10 @@ def plan_to_markdown(sweep: Sweep) -> str:
     height, width = sweep.config.input.pixels
     summary = (
         f"Left for this machine: at most {steps_left:,} steps of {batch} images, "
-        f"{steps_left * batch:,} images of "
-        f"{height}x{width} pixels."
+        f"{steps_left * batch:,} images of {height}x{width} pixels."
     )
-    return f"{align_table(_PLAN_HEAD, lines, _TEXT_COLUMNS)}\n{summary}\n"
+    table = align_table(_PLAN_HEAD, lines, _TEXT_COLUMNS)
+    return f"{table}\n{summary}\n"
 
 
 def _count_trial_steps(sweep: Sweep, finished: Collection[Setting]) -> int:
@@ -239,10 +265,12 @@ def write_results(sweep: Sweep) -> str:
     table = to_markdown(sweep, rows)
     if sweep.trial_settings and sweep.is_shared:
         table = f"{trials_to_markdown(sweep)}\n{table}"
+    values = [_flatten(row) for row in rows]
+    json_text = json.dumps(to_json(sweep, rows), indent=2)
     content = {
         "md": table,
-        "csv": rows_to_csv([_CSV_HEAD, *map(_flatten, rows)]),
-        "json": json.dumps(to_json(sweep, rows), indent=2) + "\n",
+        "csv": rows_to_csv([_CSV_HEAD, *values]),
+        "json": f"{json_text}\n",
     }
     for ending, text in content.items():
         write_atomically(sweep.folder / f"{FILE}.{ending}", text)
