@@ -202,12 +202,19 @@ def measure_work(run: Assembly, topology: Topology) -> Work:
     if a.remat == "none" and a.compute_dtype == "bfloat16" and not (unrolled or a.has_resnet):
         stacks = backward_share * _count_kept(run, a, topology) / bandwidth
     num_kernels = KERNELS_OF_STEP + KERNELS_OF_LAYER * micro_batches * (a.depth + sum(a.units))
+    results = 0.0
+    maps = 0.0
+    if a.has_resnet:
+        operations = 0.0
+        maps = one_pass
+    else:
+        results = products * REFERENCE_WIDTH / a.width
     return Work(
         products=products,
-        results=0.0 if a.has_resnet else products * REFERENCE_WIDTH / a.width,
+        results=results,
         attention=_estimate_attention(run, topology),
-        operations=0.0 if a.has_resnet else operations,
-        maps=one_pass if a.has_resnet else 0.0,
+        operations=operations,
+        maps=maps,
         stacks=stacks,
         update=_count_updated_bytes(run) / bandwidth,
         collectives=_estimate_collectives(run, topology),
@@ -233,7 +240,11 @@ def _estimate_attention(run: Assembly, topology: Topology) -> float:
     return num_passes * num_images * a.depth * flops / topology.chip.peak_bf16_flops
 
 
-def _count_kept(run: Assembly, architecture: Architecture, topology: Topology) -> int:
+def _count_kept(
+    run: Assembly,
+    architecture: Architecture,
+    topology: Topology,
+) -> int:
     """Return the bytes that the forward pass of all images keeps on one device."""
     return count_kept_bytes(
         architecture,
@@ -266,7 +277,8 @@ def _count_passes(run: Assembly) -> float:
         return (1 + 2 * backward_share) / 3
     trained = select_trained(run.abstract_state.model, is_trained)
     num_trained = sum(leaf.size for leaf in trained.values())
-    num_parameters = sum(leaf.size for leaf in name_leaves(run.abstract_state.model).values())
+    parameters = name_leaves(run.abstract_state.model)
+    num_parameters = sum(leaf.size for leaf in parameters.values())
     return (2 + num_trained / num_parameters) / 3
 
 
@@ -297,12 +309,13 @@ def estimate_roofline(run: Assembly, topology: Topology) -> Roofline:
     elementwise = rates.operations * work.operations
     elementwise += rates.maps * work.maps + rates.stacks * work.stacks
     products = rates.products * work.products + rates.results * work.results
-    waited = rates.overlapped if work.is_overlapped else rates.exposed
+    collectives = rates.overlapped if work.is_overlapped else rates.exposed
+    updates = rates.copies if work.is_looped else rates.updates
     return Roofline(
         compute_seconds=products + rates.attention * work.attention,
         elementwise_seconds=elementwise,
-        collective_seconds=waited * work.collectives,
-        update_seconds=(rates.copies if work.is_looped else rates.updates) * work.update,
+        collective_seconds=collectives * work.collectives,
+        update_seconds=updates * work.update,
         launch_seconds=rates.launches * work.launches,
     )
 
@@ -321,7 +334,9 @@ def _get_peak_flops(run: Assembly, topology: Topology) -> float:
 
 def _get_value_bytes(run: Assembly) -> int:
     """Return the bytes of one value in the compute dtype."""
-    return 2 if run.architecture.compute_dtype == "bfloat16" else 4
+    if run.architecture.compute_dtype == "bfloat16":
+        return 2
+    return 4
 
 
 def estimate_limit(run: Assembly, topology: Topology) -> float | None:

@@ -42,9 +42,11 @@ def _measure_arguments(program: Program) -> dict[str, int]:
     """Return the bytes of the program's arguments by kind."""
     arguments = dict.fromkeys(_KINDS.values(), 0)
     for parameter in program.computations[program.entry]:
-        if parameter.opcode == "parameter":
-            kind = _find_kind(parameter.source)
-            arguments[kind] += sum(array.padded_bytes for array in parameter.arrays)
+        if parameter.opcode != "parameter":
+            continue
+        kind = _find_kind(parameter.source)
+        for array in parameter.arrays:
+            arguments[kind] += array.padded_bytes
     return arguments
 
 
@@ -64,9 +66,11 @@ def _measure_kept(program: Program) -> dict[str, int]:
         for loop in computation:
             if loop.opcode != "while":
                 continue
-            kind = "gradients" if "transpose(" in loop.source else "activations"
-            filled = _list_filled(loop, makers, program)
-            kept[kind] += sum(array.padded_bytes for array in filled)
+            kind = "activations"
+            if "transpose(" in loop.source:
+                kind = "gradients"
+            for array in _list_filled(loop, makers, program):
+                kept[kind] += array.padded_bytes
     return kept
 
 
@@ -82,14 +86,19 @@ def _list_filled(
 
     trip_count = program.count_trips(loop)
     for name, array in zip(start.operands, loop.arrays, strict=True):
-        if not array.is_in_hbm or len(array.dims) < 2 or math.prod(array.dims) <= 1:
+        num_values = math.prod(array.dims)
+        if not array.is_in_hbm or len(array.dims) < 2 or num_values <= 1:
             continue
         is_stack = array.dims[0] == trip_count
         if is_stack and _is_fresh(makers[name], makers, program):
             yield array
 
 
-def _is_fresh(maker: Instruction, makers: Mapping[str, Instruction], program: Program) -> bool:
+def _is_fresh(
+    maker: Instruction,
+    makers: Mapping[str, Instruction],
+    program: Program,
+) -> bool:
     """Return True if an instruction makes an array without values of its operands."""
     while maker.opcode in ("get-tuple-element", "bitcast"):
         maker = makers[maker.operands[0]]

@@ -154,7 +154,10 @@ def _count_part(split: str, num_examples: int) -> int | None:
 
     files = tfds.core.ShardedFileTemplate(dataset_name="data", data_dir="", filetype_suffix="x")
     info = tfds.core.SplitInfo(
-        name=name, shard_lengths=[num_examples], num_bytes=0, filename_template=files
+        name=name,
+        shard_lengths=[num_examples],
+        num_bytes=0,
+        filename_template=files,
     )
     try:
         return int(tfds.core.SplitDict([info])[split].num_examples)

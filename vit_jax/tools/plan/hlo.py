@@ -116,14 +116,21 @@ class Instruction:
     def find(self, pattern: str | re.Pattern[str]) -> str:
         """Return the first group of a pattern in operands and attributes; "" without a match."""
         match = re.search(pattern, self.rest)
-        return match[1] if match else ""
+        if match is None:
+            return ""
+        return match[1]
 
     @property
     def called(self) -> tuple[str, ...]:
         """Computations that a call, a fusion or a conditional runs."""
-        attributes = ("calls", "to_apply", "true_computation", "false_computation")
+        called = []
+        for attribute in ("calls", "to_apply", "true_computation", "false_computation"):
+            name = self.attribute(attribute)
+            if name:
+                called.append(name)
         branches = self.find(r"branch_computations=\{([^}]*)\}")
-        return (*filter(None, map(self.attribute, attributes)), *_NAME.findall(branches))
+        called += _NAME.findall(branches)
+        return tuple(called)
 
     @property
     def source(self) -> str:
@@ -147,9 +154,14 @@ class Program:
         known = loop.find(r'"known_trip_count":\{"n":"(\d+)"')
         if known:
             return int(known)
-        condition = self.computations.get(loop.attribute("condition"), ())
-        constants = [instruction for instruction in condition if instruction.opcode == "constant"]
-        numbers = [number for number in map(_read_number, constants) if number is not None]
+
+        numbers = []
+        for instruction in self.computations.get(loop.attribute("condition"), ()):
+            if instruction.opcode != "constant":
+                continue
+            number = _read_number(instruction)
+            if number is not None:
+                numbers.append(number)
         if len(numbers) != 1:
             return None
         return numbers[0]
@@ -162,7 +174,9 @@ class Program:
 def _read_number(constant: Instruction) -> int | None:
     """Return the whole number of a constant; None for other constants."""
     digits = constant.find(r"^(\d+)\)")
-    return int(digits) if digits else None
+    if not digits:
+        return None
+    return int(digits)
 
 
 def parse(text: str) -> Program:
@@ -211,8 +225,11 @@ def _list_transposed_members(
     along_text: str,
 ) -> list[int]:
     """Return the devices of the first group along axes of a mesh, which may be transposed."""
-    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", axes_text)}
-    positions = list_mesh_members(sizes, re.findall(r"'([^']+)'", along_text))
+    sizes = {}
+    for axis, size in re.findall(r"'([^']+)'=(\d+)", axes_text):
+        sizes[axis] = int(size)
+    along = re.findall(r"'([^']+)'", along_text)
+    positions = list_mesh_members(sizes, along)
     if dims_text is None:
         return positions
     devices = _transpose_range(dims_text, order_text)
@@ -226,18 +243,25 @@ def list_mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[i
       sizes: lengths of the axes of the mesh.
       along: axes of the group.
     """
-    grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    index = tuple(slice(None) if axis in along else 0 for axis in sizes)
-    group: list[int] = grid[index].ravel().tolist()
+    shape = tuple(sizes.values())
+    grid = np.arange(math.prod(shape)).reshape(shape)
+    index: list[int | slice] = [0] * len(shape)
+    for position, axis in enumerate(sizes):
+        if axis in along:
+            index[position] = slice(None)
+    group: list[int] = grid[tuple(index)].ravel().tolist()
     return group
 
 
 def _transpose_range(dims_text: str, order_text: str | None) -> list[int]:
     """Return `range(product of dims)`, shaped to these dims, transposed and flattened."""
     dims = _parse_numbers(dims_text)
-    order = None if order_text is None else _parse_numbers(order_text)
     grid = np.arange(math.prod(dims)).reshape(dims)
-    numbers: list[int] = grid.transpose(order).ravel().tolist()
+    if order_text is None:
+        transposed = grid.transpose()
+    else:
+        transposed = grid.transpose(_parse_numbers(order_text))
+    numbers: list[int] = transposed.ravel().tolist()
     return numbers
 
 
@@ -262,13 +286,18 @@ def _read_parentheses(text: str) -> str:
 def _parse_array(groups: tuple[str, str, str, str]) -> Array:
     """Return an array from the groups of `_ARRAY`."""
     kind, dims_text, order_text, layout = groups
-    bits = 8 if kind == "pred" else int(kind.lstrip("bfsuc"))
+    bits = 8
+    if kind != "pred":
+        bits = int(kind.lstrip("bfsuc"))
+    sides: list[int] = []
     tile = _TILE.search(layout)
+    if tile is not None:
+        sides = _parse_numbers(tile[1])
     is_in_other_memory = re.search(r"S\(\d+\)", layout) is not None
     return Array(
         dims=tuple(_parse_numbers(dims_text)),
         bits=bits,
         minor_to_major=tuple(_parse_numbers(order_text)),
-        tile=tuple(_parse_numbers(tile[1])) if tile else (),
+        tile=tuple(sides),
         is_in_hbm=not is_in_other_memory,
     )

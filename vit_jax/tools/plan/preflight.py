@@ -171,7 +171,11 @@ def _build_architecture(
     return start.architecture, start.config
 
 
-def _check_run(run: Assembly, data: Datasets | None, remote_paths: list[pathlib.Path]) -> None:
+def _check_run(
+    run: Assembly,
+    data: Datasets | None,
+    remote_paths: list[pathlib.Path],
+) -> None:
     """Check evaluators and starting weights, and trace a training step."""
     config = run.config
     sources = None if data is None else data.train_sources
@@ -187,7 +191,11 @@ def _check_run(run: Assembly, data: Datasets | None, remote_paths: list[pathlib.
         raise ValueError(f"A training step cannot be traced: {first_line(error)}") from error
 
 
-def _make_stand_ins(config: RunConfig, num_devices: int | None, num_slices: int) -> list[StandIn]:
+def _make_stand_ins(
+    config: RunConfig,
+    num_devices: int | None,
+    num_slices: int,
+) -> list[StandIn]:
     """Return devices in name only, by default the fewest that the sharding and the slices allow."""
     sharding = config.sharding
     count = num_devices

@@ -223,7 +223,9 @@ def _find_accumulation(
         changed_run = dataclasses.replace(run, config=config, builder=builder)
         needed_bytes = estimate_memory(changed_run, topology).total
         candidate = Candidate(
-            config, needed_bytes, estimate_roofline(changed_run, topology).seconds
+            config,
+            needed_bytes,
+            estimate_roofline(changed_run, topology).seconds,
         )
         if needed_bytes <= (1 - RESERVE) * topology.fabric.usable_bytes:
             break
@@ -251,7 +253,12 @@ def _list_shardings(topology: Topology) -> Iterator[ShardingConfig]:
                 )
 
 
-def _replace_options(config: Any, *, accumulation_steps: int | None, **model_fields: Any) -> Any:
+def _replace_options(
+    config: Any,
+    *,
+    accumulation_steps: int | None,
+    **model_fields: Any,
+) -> Any:
     """Return the config with other micro-batches and other fields of the model."""
     return dataclasses.replace(
         config,

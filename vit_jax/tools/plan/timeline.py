@@ -96,7 +96,10 @@ class Timeline:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for phase, seconds in other.phases.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + times * seconds
-        repeated = [dataclasses.replace(c, count=c.count * times) for c in other.collectives]
+        repeated = []
+        for collective in other.collectives:
+            count = collective.count * times
+            repeated.append(dataclasses.replace(collective, count=count))
         self.collectives += tuple(repeated)
         self.num_unknown_loops += other.num_unknown_loops
 
@@ -113,7 +116,11 @@ def simulate_step(
     """
     simulation = _Simulation(program, topology, collective_seconds, bundles)
     timeline = simulation.run(program.entry)
-    by_cost = sorted(timeline.collectives, key=lambda c: c.count * c.waited_seconds, reverse=True)
+    by_cost = sorted(
+        timeline.collectives,
+        key=lambda collective: collective.count * collective.waited_seconds,
+        reverse=True,
+    )
     return dataclasses.replace(timeline, collectives=tuple(by_cost))
 
 
@@ -130,7 +137,9 @@ class _Simulation:
         self.program = program
         self.topology = topology
         self.collective_seconds = collective_seconds
-        self.gpu_kernels = None if topology.is_tpu else Kernels(program, topology.chip)
+        self.gpu_kernels = None
+        if not topology.is_tpu:
+            self.gpu_kernels = Kernels(program, topology.chip)
         self.find_collective = functools.cache(self._find_collective)
         # By program, not by instruction: XLA compiles one of equal kernels.
         self.bundles = {}
@@ -148,19 +157,23 @@ class _Simulation:
     def _execute(self, instruction: Instruction, clocks: "_Clocks") -> None:
         opcode = instruction.opcode
         if opcode == "while":
-            clocks.enter(*self._simulate_loop(instruction))
+            one_pass, num_passes = self._simulate_loop(instruction)
+            clocks.enter(one_pass, num_passes)
         elif opcode in ("call", "conditional"):
-            clocks.enter(self._simulate_branches(instruction), times=1)
+            branch = self._simulate_branches(instruction)
+            clocks.enter(branch, times=1)
         elif opcode in _PREFETCHES:
-            clocks.start(instruction.name, "bus", self._estimate_prefetch(instruction))
+            seconds = self._estimate_prefetch(instruction)
+            clocks.start(instruction.name, "bus", seconds)
         elif opcode == "recv":
             exchange = self._describe_exchange(instruction)
             clocks.start(instruction.name, "network", exchange.seconds, exchange)
         elif instruction.is_kernel:
-            clocks.run_kernel(self._find_phase(instruction), self._estimate_kernel(instruction))
+            phase = self._find_phase(instruction)
+            clocks.run_kernel(phase, self._estimate_kernel(instruction))
         elif self.gpu_kernels is not None and opcode == "custom-call":
-            seconds = self.gpu_kernels.estimate_seconds(instruction)
-            clocks.run_kernel(self._find_phase(instruction), seconds)
+            phase = self._find_phase(instruction)
+            clocks.run_kernel(phase, self.gpu_kernels.estimate_seconds(instruction))
         elif opcode.endswith("-done"):
             clocks.wait(instruction.operands[0])
         else:
@@ -178,8 +191,11 @@ class _Simulation:
             if key not in clocks.ends:
                 description = self._describe_collective(collective)
                 clocks.start(key, "links", description.seconds, description)
-        clocks.compute(self._find_phase(instruction), self._estimate_seconds(instruction))
-        if collective is not None and not is_split and not name.startswith(_FUSED_START):
+        phase = self._find_phase(instruction)
+        clocks.compute(phase, self._estimate_seconds(instruction))
+
+        only_starts = is_split or name.startswith(_FUSED_START)
+        if collective is not None and not only_starts:
             clocks.wait(key)
 
     def _simulate_loop(self, loop: Instruction) -> tuple[Timeline, int]:
@@ -197,10 +213,16 @@ class _Simulation:
 
     def _simulate_branches(self, instruction: Instruction) -> Timeline:
         """Return the longest branch, but of metrics the shortest: most steps are not logged."""
-        called = [name for name in instruction.called if name in self.program.computations]
-        branches = list(map(self.run, called))
+        branches = []
+        for name in instruction.called:
+            if name in self.program.computations:
+                branches.append(self.run(name))
         choose = min if _read_phase(instruction) == "metrics" else max
-        return choose(branches, key=lambda branch: branch.seconds, default=Timeline())
+        return choose(
+            branches,
+            key=lambda branch: branch.seconds,
+            default=Timeline(),
+        )
 
     def _list_inside(self, instruction: Instruction) -> list[Instruction]:
         """Return the instructions of the computations that an instruction calls."""
@@ -217,8 +239,10 @@ class _Simulation:
         phase = _read_phase(instruction)
         if phase != "metrics":
             return phase
-        phases_inside = map(_read_phase, self._list_inside(instruction))
-        return "optimizer" if "optimizer" in phases_inside else phase
+        for inside in self._list_inside(instruction):
+            if _read_phase(inside) == "optimizer":
+                return "optimizer"
+        return phase
 
     def _estimate_prefetch(self, instruction: Instruction) -> float:
         """Return seconds on the bus.
@@ -226,7 +250,8 @@ class _Simulation:
         A copy between memories lists both arrays, a slice also the complete one.
         """
         sizes = [array.padded_bytes for array in instruction.arrays if array.dims]
-        return min(sizes, default=0) / self.topology.chip.memory_bandwidth_bytes_per_second
+        num_bytes = min(sizes, default=0)
+        return num_bytes / self.topology.chip.memory_bandwidth_bytes_per_second
 
     def _estimate_kernel(self, kernel: Instruction) -> float | None:
         """Return seconds of a Pallas kernel; None without its bundles or its programs."""
@@ -261,20 +286,30 @@ class _Simulation:
         devices = tuple(list_members(collective))
         num_bytes = _count_collective_bytes(collective, len(devices))
         seconds = self.collective_seconds(operation, num_bytes, devices)
-        return Collective(operation, num_bytes, devices, collective.source, 1, seconds, 0.0)
+        return Collective(
+            operation,
+            num_bytes,
+            devices,
+            collective.source,
+            count=1,
+            seconds=seconds,
+            waited_seconds=0.0,
+        )
 
     def _describe_exchange(self, received: Instruction) -> Collective:
         """Describe an exchange between slices; sending takes place at the same time."""
-        num_bytes = sum(array.num_bytes for array in received.arrays[:1])
-        seconds = num_bytes / self.topology.fabric.network_bytes_per_second + NETWORK_SECONDS
+        num_bytes = 0
+        if received.arrays:
+            num_bytes = received.arrays[0].num_bytes
+        sending_seconds = num_bytes / self.topology.fabric.network_bytes_per_second
         return Collective(
             "exchange between slices",
             num_bytes,
             (),
             received.source,
-            1,
-            seconds,
-            0.0,
+            count=1,
+            seconds=sending_seconds + NETWORK_SECONDS,
+            waited_seconds=0.0,
         )
 
 
@@ -315,8 +350,10 @@ class _Clocks:
         collective: Collective | None = None,
     ) -> None:
         """Queue work for a resource other than the core."""
-        self.free[resource] = max(self.now, self.free[resource]) + seconds
-        self.ends[key] = (self.free[resource], collective)
+        start = max(self.now, self.free[resource])
+        end = start + seconds
+        self.free[resource] = end
+        self.ends[key] = (end, collective)
 
     def wait(self, key: str) -> None:
         """Wait for the work that was started under this key; unknown keys take no time."""
@@ -349,7 +386,11 @@ def _recognise_reduce_scatter(collective: Instruction, fusion: Instruction) -> I
     kept_bytes = sum(array.num_bytes for array in fusion.arrays)
     if 2 * kept_bytes > total_bytes:
         return collective
-    return dataclasses.replace(collective, opcode="reduce-scatter", shape=fusion.shape)
+    return dataclasses.replace(
+        collective,
+        opcode="reduce-scatter",
+        shape=fusion.shape,
+    )
 
 
 def _count_collective_bytes(collective: Instruction, num_devices: int) -> int:

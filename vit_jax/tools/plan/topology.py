@@ -115,9 +115,11 @@ class Topology:
         """True for each axis whose ends are joined. With three axes either all are or none."""
         if not self.is_tpu:
             return (False,)
-        closes = tuple(length % self.fabric.wraps_at == 0 for length in self.shape)
+        closes = []
+        for length in self.shape:
+            closes.append(length % self.fabric.wraps_at == 0)
         if self.fabric.num_axes == 2:
-            return closes
+            return tuple(closes)
         return (all(closes),) * 3
 
     @property
@@ -128,19 +130,20 @@ class Topology:
         """Devices in name only, in the order in which jax lists the real ones."""
         chips = self._list_chips()
         hosts_per_slice = chips[-1][1] + 1
+        platform = "tpu" if self.is_tpu else "gpu"
         devices: list[StandIn] = []
         for slice_index in range(self.num_slices):
+            first_host = slice_index * hosts_per_slice
             for coords, host in chips:
-                devices.append(
-                    StandIn(
-                        id=len(devices),
-                        platform="tpu" if self.is_tpu else "gpu",
-                        device_kind=self.fabric.device_kind,
-                        coords=coords,
-                        process_index=slice_index * hosts_per_slice + host,
-                        slice_index=slice_index,
-                    )
+                device = StandIn(
+                    id=len(devices),
+                    platform=platform,
+                    device_kind=self.fabric.device_kind,
+                    coords=coords,
+                    process_index=first_host + host,
+                    slice_index=slice_index,
                 )
+                devices.append(device)
         return devices
 
     def _list_chips(self) -> list[tuple[tuple[int, int, int], int]]:
@@ -152,12 +155,15 @@ class Topology:
         z_side = min(z_side, z_length)
 
         chips = []
-        hosts = itertools.product(
-            range(0, z_length, z_side), range(0, y_length, y_side), range(0, x_length, x_side)
+        first_chips = itertools.product(
+            range(0, z_length, z_side),
+            range(0, y_length, y_side),
+            range(0, x_length, x_side),
         )
-        for host, (z0, y0, x0) in enumerate(hosts):
+        for host, (z0, y0, x0) in enumerate(first_chips):
             for z, y, x in itertools.product(range(z_side), range(y_side), range(x_side)):
-                chips.append(((x0 + x, y0 + y, z0 + z), host))
+                coords = (x0 + x, y0 + y, z0 + z)
+                chips.append((coords, host))
         return chips
 
 
@@ -188,11 +194,12 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
             f"--topology={name} and --slices={num_slices} both say how many slices there are: "
             "give one."
         )
+    count = 1
     if slices_text is not None:
         count = int(slices_text)
-    else:
-        count = num_slices if num_slices is not None else 1
-    shape = tuple(int(length) for length in shape_text.split("x"))
+    elif num_slices is not None:
+        count = num_slices
+    shape = tuple(map(int, shape_text.split("x")))
     problem = _check(fabric, shape, count)
     if problem:
         raise ValueError(f"--topology={name}: {problem}.")
@@ -234,7 +241,9 @@ def _normalize_name(name: str) -> str:
 
 def _parse_number(text: str) -> int:
     """Return a whole number; 0 for other text."""
-    return int(text) if text.isdecimal() else 0
+    if not text.isdecimal():
+        return 0
+    return int(text)
 
 
 def _format_gpus(slices: str, kind: str, number: int) -> str:
@@ -273,7 +282,11 @@ def _list_sizes(fabric: Fabric) -> list[str]:
     return names
 
 
-def _find_cloud_shape(name: str, cloud_type: str, number: int) -> tuple[int, ...]:
+def _find_cloud_shape(
+    name: str,
+    cloud_type: str,
+    number: int,
+) -> tuple[int, ...]:
     """Return the shape of a slice of Google Cloud.
 
     Raises:
@@ -290,8 +303,9 @@ def _find_cloud_shape(name: str, cloud_type: str, number: int) -> tuple[int, ...
     if cubes is not None:
         return cubes
 
-    nearest = sorted(sizes, key=lambda size: abs(size - number))[:2]
-    suggestions = " or ".join(f"{cloud_type}-{size}" for size in sorted(nearest))
+    by_distance = sorted(sizes, key=lambda size: abs(size - number))
+    nearest = [f"{cloud_type}-{size}" for size in sorted(by_distance[:2])]
+    suggestions = " or ".join(nearest)
     if len(machines.shapes[0]) == 3:
         suggestions += f", or a shape such as {cloud_type}:4x4x12"
     raise ValueError(f"--topology={name}: there is no slice of this size. Use {suggestions}.")
@@ -342,7 +356,11 @@ def _format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _check(fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> str | None:
+def _check(
+    fabric: Fabric,
+    shape: tuple[int, ...],
+    num_slices: int,
+) -> str | None:
     """Return the rule that a machine violates."""
     if num_slices < 1:
         return f"{num_slices} slices: must be 1 or more"
@@ -378,15 +396,20 @@ def _check_slice(fabric: Fabric, shape: tuple[int, ...]) -> str | None:
 
 def _is_made_of_cubes(shape: tuple[int, ...]) -> bool:
     """Return True for three lengths in ascending order, each a multiple of a cube's side."""
-    is_sorted = list(shape) == sorted(shape)
-    return len(shape) == 3 and is_sorted and all(n > 0 and n % _CUBE == 0 for n in shape)
+    if len(shape) != 3 or list(shape) != sorted(shape):
+        return False
+    return all(length > 0 and length % _CUBE == 0 for length in shape)
 
 
 def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> CollectiveSeconds:
     """Return a function for the time of collectives between devices in the order of the mesh."""
     devices = list(devices)
 
-    def estimate_seconds(operation: str, num_bytes: int, positions: tuple[int, ...]) -> float:
+    def estimate_seconds(
+        operation: str,
+        num_bytes: int,
+        positions: tuple[int, ...],
+    ) -> float:
         group = build_group([devices[position] for position in positions], topology)
         return collective_seconds(operation, num_bytes, group, topology.fabric)
 
