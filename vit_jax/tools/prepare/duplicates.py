@@ -33,9 +33,7 @@ from vit_jax.text.progress_bar import open_progress
 from vit_jax.text.tables import columns, to_csv
 from vit_jax.tools.prepare.perceptual import Reduction, compute_hashes, find_near
 
-NEIGHBOURS = (
-    20  # nearest training images of each test image; their cosine is compared with the threshold
-)
+NEIGHBOURS = 20  # training images whose cosine with a test image is compared with the threshold
 MOST_PAIRS = 10**7  # pairs in memory
 _BATCH = 1024
 _BITS = 64  # bits of a hash
@@ -64,7 +62,11 @@ class Duplicate(NamedTuple):
 class MirroredSource(SubsetSource):
     """The mirror images of another source, decoded as a transform decodes images."""
 
-    def __init__(self, source: Source, transform: EvaluationTransform) -> None:
+    def __init__(
+        self,
+        source: Source,
+        transform: EvaluationTransform,
+    ) -> None:
         super().__init__(source, np.arange(len(source)))
         self._bands = transform.bands
         self._decoding = (
@@ -84,7 +86,9 @@ class MirroredSource(SubsetSource):
     @property
     def origin(self) -> str | None:
         origin = super().origin
-        return f"{origin} mirrored" if origin else origin
+        if not origin:
+            return origin
+        return f"{origin} mirrored"
 
 
 def hash_all(
@@ -106,14 +110,17 @@ def hash_all(
     hash_N2 = np.zeros((len(source), 2), np.uint64)
     is_read_N = np.zeros(len(source), bool)
     progress = open_progress("hashes", len(source), is_shown=hosts.is_first())
-    parallelism = choose_parallelism(batch_bytes=_BATCH * math.prod(transform.image_shape))
+    batch_bytes = _BATCH * math.prod(transform.image_shape)
+    parallelism = choose_parallelism(batch_bytes=batch_bytes)
     with progress, open_batches(stream, parallelism) as batches:
         for batch in log.watch(batches):
             is_readable_B = batch.mask > 0
-            rows = batch.record_index[is_readable_B]
-            hash_N2[rows] = compute_hashes(batch.image[is_readable_B])
-            is_read_N[rows] = True
-            progress.update(int((batch.record_index >= 0).sum()))
+            records = batch.record_index[is_readable_B]
+            images = batch.image[is_readable_B]
+            hash_N2[records] = compute_hashes(images)
+            is_read_N[records] = True
+            is_image_B = batch.record_index >= 0
+            progress.update(int(is_image_B.sum()))
     return hash_N2, is_read_N
 
 
@@ -176,15 +183,24 @@ def confirm(
 
     Only images of pairs are read.
     """
+    records = [pair.record for pair in pairs]
+    features = _extract_unit_features(source, records, extractor)
     confirmed = list[Duplicate]()
-    features = _extract_unit_features(source, [pair.record for pair in pairs], extractor)
     for test, is_mirrored, test_source in _list_views(tests, extractor):
-        group = [pair for pair in pairs if pair.test == test and pair.is_mirrored == is_mirrored]
-        test_records = [pair.test_record for pair in group]
+        group = []
+        test_records = []
+        for pair in pairs:
+            if pair.test == test and pair.is_mirrored == is_mirrored:
+                group.append(pair)
+                test_records.append(pair.test_record)
+
         test_features = _extract_unit_features(test_source, test_records, extractor)
         for pair in group:
-            pair_cosine = float(features[pair.record] @ test_features[pair.test_record])
-            if (pair.distance or 0) <= distance or pair_cosine >= cosine:
+            feature = features[pair.record]
+            test_feature = test_features[pair.test_record]
+            pair_cosine = float(feature @ test_feature)
+            is_near = (pair.distance or 0) <= distance
+            if is_near or pair_cosine >= cosine:
                 confirmed.append(pair._replace(cosine=pair_cosine))
     return merge_pairs(confirmed)
 
@@ -247,11 +263,14 @@ def report(
     }
     for test, (name, test_source) in enumerate(tests.items()):
         copied = {pair.test_record for pair in pairs if pair.test == test}
-        result[f"{name}: copied test images"] = f"{len(copied):,} of {len(test_source):,}"
+        share = f"{len(copied):,} of {len(test_source):,}"
+        result[f"{name}: copied test images"] = share
     if as_json:
         result["found"] = [dict(zip(HEAD, row, strict=True)) for row in rows]
         return json.dumps(result, indent=2)
-    lines = [(name, str(value)) for name, value in [*result.items(), *files.items()]]
+
+    result |= files
+    lines = [(name, str(value)) for name, value in result.items()]
     return columns(lines, "<<", gap=" ", least=(40,))
 
 
@@ -261,20 +280,30 @@ def _list_rows(
     tests: Mapping[str, Source],
 ) -> list[tuple[object, ...]]:
     """Return the values of `HEAD` for each pair."""
-    names = list(tests)
-    test_sources = list(tests.values())
+    named_tests = list(tests.items())
     rows = list[tuple[object, ...]]()
     for pair in pairs:
-        record_id = os.fsdecode(source.key_of(pair.record))
-        test_id = os.fsdecode(test_sources[pair.test].key_of(pair.test_record))
-        cosine = None if pair.cosine is None else round(pair.cosine, 4)
-        name = names[pair.test]
-        rows.append((record_id, name, test_id, pair.distance, cosine, pair.is_mirrored))
+        name, test_source = named_tests[pair.test]
+        record_key = source.key_of(pair.record)
+        test_key = test_source.key_of(pair.test_record)
+        cosine = pair.cosine
+        if cosine is not None:
+            cosine = round(cosine, 4)
+        row = (
+            os.fsdecode(record_key),
+            name,
+            os.fsdecode(test_key),
+            pair.distance,
+            cosine,
+            pair.is_mirrored,
+        )
+        rows.append(row)
     return rows
 
 
 def _list_views(
-    tests: Sequence[Source], extractor: Extractor
+    tests: Sequence[Source],
+    extractor: Extractor,
 ) -> Iterator[tuple[int, bool, Source]]:
     """Yield each test source, unchanged and mirrored: its number, whether it is mirrored, source."""
     for test, source in enumerate(tests):
@@ -291,17 +320,20 @@ def _extract_unit_features(
     unique = sorted(set(records))
     if not unique:
         return {}
-    feature_ND = extractor.extract(SubsetSource(source, unique)).feature_ND
+    subset = SubsetSource(source, unique)
+    feature_ND = extractor.extract(subset).feature_ND
     length_N1 = np.linalg.norm(feature_ND, axis=1, keepdims=True)
-    return dict(zip(unique, feature_ND / np.maximum(length_N1, 1e-12), strict=True))
+    unit_ND = feature_ND / np.maximum(length_N1, 1e-12)
+    return dict(zip(unique, unit_ND, strict=True))
 
 
 def merge_pairs(pairs: Sequence[Duplicate]) -> list[Duplicate]:
     """Return one of several entries of a pair, by the least distance, then the largest cosine."""
     best = dict[tuple[int, int, int], Duplicate]()
     for pair in sorted(pairs, key=_rank):
-        best.setdefault((pair.record, pair.test, pair.test_record), pair)
-    return [best[key] for key in sorted(best)]
+        images = (pair.record, pair.test, pair.test_record)
+        best.setdefault(images, pair)
+    return [best[images] for images in sorted(best)]
 
 
 def _rank(pair: Duplicate) -> tuple[int, float]:

@@ -6,6 +6,7 @@ Legend: K outputs of the network, L classes of the data, N images, S correct out
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -84,8 +85,20 @@ SETS = (
     _build_v2("matched-frequency", "matched-frequency"),
     _build_v2("threshold-0.7", "threshold0.7"),
     _build_v2("topimages", "top-images"),
-    ImageSet(name="a", images=7_500, dataset="imagenet_a", folders=("imagenet-a",), subset="A"),
-    ImageSet(name="r", images=30_000, dataset="imagenet_r", folders=("imagenet-r",), subset="R"),
+    ImageSet(
+        name="a",
+        images=7_500,
+        dataset="imagenet_a",
+        folders=("imagenet-a",),
+        subset="A",
+    ),
+    ImageSet(
+        name="r",
+        images=30_000,
+        dataset="imagenet_r",
+        folders=("imagenet-r",),
+        subset="R",
+    ),
     ImageSet(name="sketch", images=50_889, dataset="imagenet_sketch", folders=("sketch",)),
     ImageSet(name="objectnet", images=18_574, folders=("objectnet-1.0/images",)),
 )
@@ -120,19 +133,29 @@ def open_family(
     """
     sets = _select_sets(data)  # first, because it is faster than a look at the weights
     outputs = classes.find_outputs(weights)
-    if real is not None and not any(image_set.name == "real" for image_set in sets):
+    names = [image_set.name for image_set in sets]
+    if real is not None and "real" not in names:
         raise ValueError(f"--real={real}: without effect on {data}; leave it out.")
     opened = {}
     absent = {}
     for image_set in sets:
         try:
-            opened[image_set.name] = _open(image_set, outputs, weights, data_dir, real)
+            opened[image_set.name] = _open(
+                image_set,
+                outputs,
+                weights,
+                data_dir,
+                real,
+            )
         except Absent as reason:
             absent[image_set.name] = str(reason)
-    if not opened:
-        lines = [f"imagenet:{name} is not there: {reason}" for name, reason in absent.items()]
-        raise ValueError("\n".join(lines))
-    return opened, absent
+    if opened:
+        return opened, absent
+
+    lines = []
+    for name, instructions in absent.items():
+        lines.append(f"imagenet:{name} is not there: {instructions}")
+    raise ValueError("\n".join(lines))
 
 
 def _select_sets(data: str) -> list[ImageSet]:
@@ -142,15 +165,27 @@ def _select_sets(data: str) -> list[ImageSet]:
     for name in names.split(","):
         if not name:
             continue
-        found = [one for one in SETS if name in (one.name, one.name.partition("/")[0])]
-        if not found:
-            known = [one.name for one in SETS]
-            hint = did_you_mean(name, known)
-            raise ValueError(
-                f"--data=imagenet:{name}: there is no such set.{hint} Known: {', '.join(known)}."
-            )
-        selected += [one for one in found if one not in selected]
+        for image_set in _find_sets(name):
+            if image_set not in selected:
+                selected.append(image_set)
     return selected or list(SETS)
+
+
+def _find_sets(name: str) -> list[ImageSet]:
+    """Return the set with a name, or all variants of it; ValueError if there is none."""
+    found = []
+    for image_set in SETS:
+        family, _, _ = image_set.name.partition("/")
+        if name in (image_set.name, family):
+            found.append(image_set)
+    if found:
+        return found
+
+    known = [image_set.name for image_set in SETS]
+    hint = did_you_mean(name, known)
+    raise ValueError(
+        f"--data=imagenet:{name}: there is no such set.{hint} Known: {', '.join(known)}."
+    )
 
 
 def _open(
@@ -191,7 +226,8 @@ def _open(
             f"imagenet:{image_set.name} has {len(source):,} images here, "
             f"and {image_set.images:,} were released."
         )
-    absent = [classes.class_names()[number] for number in numbers if outputs[number] < 0]
+    class_names = classes.class_names()
+    absent = [class_names[number] for number in numbers if outputs[number] < 0]
     if absent:
         notes.append(
             f"{weights.source} has no output for {few(absent)}, which are never its answer."
@@ -226,8 +262,14 @@ def _open_single(image_set: ImageSet, data_dir: str | None) -> tuple[SubsetSourc
         raise ValueError(
             f"{where} has classes that imagenet:{image_set.name} does not have: {few(unknown)}."
         )
-    numbers = np.array([known[name] for name in source.class_names])
-    return SubsetSource(source, np.arange(len(source)), classes.class_names(), numbers), where
+    numbers = [known[name] for name in source.class_names]
+    images = SubsetSource(
+        source,
+        np.arange(len(source)),
+        classes.class_names(),
+        np.array(numbers),
+    )
+    return images, where
 
 
 def _open_stored(image_set: ImageSet, data_dir: str | None) -> tuple[Source, str]:
@@ -255,12 +297,20 @@ def _open_unpacked(image_set: ImageSet, data_dir: str | None) -> tuple[Source, s
         for folder in image_set.folders:
             path = expand_path(data_dir) / folder
             if path.is_dir():
-                return open_listing(Folder(path), WHOLE, _ALL_OF_FOLDER, seed=0), f"folder:{path}"
+                images = open_listing(
+                    Folder(path),
+                    WHOLE,
+                    _ALL_OF_FOLDER,
+                    seed=0,
+                )
+                return images, f"folder:{path}"
 
     ways = []
     if image_set.dataset:
-        option = f" --data_dir={data_dir}" if data_dir else ""
-        ways.append(f"vit-jax prepare {image_set.dataset}{option}{image_set.manual}")
+        command = f"vit-jax prepare {image_set.dataset}"
+        if data_dir:
+            command += f" --data_dir={data_dir}"
+        ways.append(command + image_set.manual)
     if image_set.folders:
         folders = " or ".join(image_set.folders)
         ways.append(f"unpack its archive, so that {folders} is in the folder of --data_dir=")
@@ -311,11 +361,12 @@ class WithoutBorder(Source):
         self.labels = source.labels
 
     def image_of(self, index: int) -> np.ndarray:
-        image = decode(self.source[index].image)
-        if min(image.shape[:2]) <= 2 * self.pixels:
-            height, width = image.shape[:2]
+        image_HWC = decode(self.source[index].image)
+        height, width = image_HWC.shape[:2]
+        if min(height, width) <= 2 * self.pixels:
             raise UnreadableImage(f"It has {height} x {width} pixels, all of them border")
-        return image[self.pixels : -self.pixels, self.pixels : -self.pixels]
+        inside = slice(self.pixels, -self.pixels)
+        return image_HWC[inside, inside]
 
     def name_of(self, index: int) -> str:
         return self.source.name_of(index)
@@ -335,21 +386,37 @@ def _open_objectnet(
     mappings = Path(path).parent / "mappings"
     label_of_folder = read_json(mappings / _MAPPINGS[0])
     lemmas_of_label = read_json(mappings / _MAPPINGS[1])
-    numbers = {known.lemmas: number for number, known in enumerate(classes.classes())}
-    correct = {}
     try:
-        for name, label in label_of_folder.items():
-            if label in lemmas_of_label:
-                all_lemmas = lemmas_of_label[label].split("; ")
-                correct[name] = [numbers[lemmas] for lemmas in all_lemmas]
+        numbers_of_folder = _match_folders(label_of_folder, lemmas_of_label)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{where}: the mappings beside it are not those of ObjectNet's release ({error!r})."
         ) from error
-    names = tuple(name for name in source.class_names if name in correct)
+    names = tuple(name for name in source.class_names if name in numbers_of_folder)
     if not names:
         raise ValueError(f"{where} has no class of ImageNet, by the mappings beside it.")
+
     inputs = dataclasses.replace(_ALL_OF_FOLDER, classes=names)
     selected = select(source, inputs, training=False, seed=0)
-    correct_LS = label_sets.stack_rows([outputs[correct[name]] for name in names])
-    return WithoutBorder(selected, _BORDER_PIXELS), where, correct_LS[selected.labels]
+    images = WithoutBorder(selected, _BORDER_PIXELS)
+
+    correct_outputs = [outputs[numbers_of_folder[name]] for name in names]
+    correct_LS = label_sets.stack_rows(correct_outputs)
+    return images, where, correct_LS[selected.labels]
+
+
+def _match_folders(
+    label_of_folder: Mapping[str, str],
+    lemmas_of_label: Mapping[str, str],
+) -> dict[str, list[int]]:
+    """Return the numbers of the classes of ImageNet that each folder of ObjectNet shows."""
+    numbers = {}
+    for number, known in enumerate(classes.classes()):
+        numbers[known.lemmas] = number
+
+    numbers_of_folder = {}
+    for name, label in label_of_folder.items():
+        if label in lemmas_of_label:
+            all_lemmas = lemmas_of_label[label].split("; ")
+            numbers_of_folder[name] = [numbers[lemmas] for lemmas in all_lemmas]
+    return numbers_of_folder

@@ -32,7 +32,11 @@ class Reduction(EvaluationTransform):
       bands: bands that are read as stored; None: RGB.
     """
 
-    def __init__(self, max_image_megapixels: float, bands: BandChoice | None = None) -> None:
+    def __init__(
+        self,
+        max_image_megapixels: float,
+        bands: BandChoice | None = None,
+    ) -> None:
         super().__init__(
             (SIDE, SIDE),
             "direct",

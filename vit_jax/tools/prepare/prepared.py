@@ -87,7 +87,11 @@ def prepare_folder(
     return {result: results.count(result) for result in _COUNTED}
 
 
-def _require_output(output: Path, folder: Path, description: dict[str, int]) -> None:
+def _require_output(
+    output: Path,
+    folder: Path,
+    description: dict[str, int],
+) -> None:
     """Raise ValueError if `output` is inside the folder or holds anything but this copy."""
     stated = read_copy_description(output)
     if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)):
@@ -104,7 +108,13 @@ def _require_output(output: Path, folder: Path, description: dict[str, int]) -> 
         )
 
 
-def _prepare_file(file: str, folder: Path, output: Path, short_side: int, quality: int) -> str:
+def _prepare_file(
+    file: str,
+    folder: Path,
+    output: Path,
+    short_side: int,
+    quality: int,
+) -> str:
     """Write the copy of an image; return "reduced", "copied", "unreadable" or "done before"."""
     target = output / os.path.relpath(file, folder)
     if target.exists():
@@ -123,7 +133,11 @@ def _prepare_file(file: str, folder: Path, output: Path, short_side: int, qualit
     return result
 
 
-def reduce_image(stored: bytes, short_side: int, quality: int) -> bytes | None:
+def reduce_image(
+    stored: bytes,
+    short_side: int,
+    quality: int,
+) -> bytes | None:
     """Return the smaller image as JPEG.
 
     None for a small or deep image, and for an image that cannot be decoded or encoded.

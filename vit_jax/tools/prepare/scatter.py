@@ -47,7 +47,13 @@ class Scatter:
       state: JSON values of the caller, written by `commit` and read again on opening.
     """
 
-    def __init__(self, folder: Path, num_buckets: int, seed: int, state: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_buckets: int,
+        seed: int,
+        state: dict[str, Any],
+    ) -> None:
         """Open an existing folder, and continue at its last commit.
 
         `state` is the state of a folder without a commit.
@@ -113,16 +119,26 @@ class Scatter:
         """Return the buckets of keys, uint64 (N,); larger keys have larger buckets."""
         return (key >> np.uint64(32)) * np.uint64(self.num_buckets) >> np.uint64(32)
 
-    def add(self, name: str, label: int, image: bytes, sha256: bytes) -> None:
+    def add(
+        self,
+        name: str,
+        label: int,
+        image: bytes,
+        sha256: bytes,
+    ) -> None:
         """Append a record."""
         encoded = name.encode()
         digest = hashlib.blake2b(self._seed + encoded, digest_size=8).digest()
         key = int.from_bytes(digest, "big")
         bucket = (key >> 32) * self.num_buckets >> 32
-        record = _HEADER.pack(len(encoded), len(image), sha256) + encoded + image
+
+        header = _HEADER.pack(len(encoded), len(image), sha256)
+        record = header + encoded + image
         with open(self.bucket(bucket), "ab", buffering=0) as file:
             file.write(record)
-        self._files[_JOURNAL].write(struct.pack("<QII", key, label, len(record)))
+
+        row = struct.pack("<QII", key, label, len(record))
+        self._files[_JOURNAL].write(row)
         self.num_rows += 1
 
     def note(self, line: str) -> None:
@@ -199,11 +215,22 @@ def sort_records(scatter: Scatter) -> Order:
     order = np.argsort(rows["key"], kind="stable")
     key = rows["key"][order]
     bounds = np.searchsorted(bucket[order], np.arange(scatter.num_buckets + 1))
-    is_first = np.concatenate([key[:1] == key[:1], key[1:] != key[:-1]])
-    return Order(rows["label"][order], offset[order], rows["size"][order], is_first, bounds)
+    is_first = np.ones(len(key), bool)
+    is_first[1:] = key[1:] != key[:-1]
+    return Order(
+        rows["label"][order],
+        offset[order],
+        rows["size"][order],
+        is_first,
+        bounds,
+    )
 
 
-def _find_offsets(bucket: np.ndarray, size: np.ndarray, num_buckets: int) -> np.ndarray:
+def _find_offsets(
+    bucket: np.ndarray,
+    size: np.ndarray,
+    num_buckets: int,
+) -> np.ndarray:
     """Return the position of each record in its bucket, uint64 (N,).
 
     Arguments are the bucket and the size of each record, in the order in which they were added.
@@ -213,7 +240,9 @@ def _find_offsets(bucket: np.ndarray, size: np.ndarray, num_buckets: int) -> np.
     sorted_size = size[order].astype(np.uint64)
     begin = np.cumsum(sorted_size) - sorted_size  # the buckets count as one file
     first_of_bucket = np.searchsorted(sorted_bucket, np.arange(num_buckets))
-    begin_of_bucket = np.append(begin, 0).astype(np.uint64)[first_of_bucket]
+    begin_or_end = np.append(begin, 0).astype(np.uint64)  # empty buckets may be the last ones
+    begin_of_bucket = begin_or_end[first_of_bucket]
+    begin_of_its_bucket = begin_of_bucket[sorted_bucket.astype(np.int64)]
     offset = np.empty(len(size), np.uint64)
-    offset[order] = begin - begin_of_bucket[sorted_bucket.astype(np.int64)]
+    offset[order] = begin - begin_of_its_bucket
     return offset

@@ -255,7 +255,11 @@ def _publish(unfinished: Path, folder: Path) -> None:
     unfinished.rename(folder)
 
 
-def _describe(archives: Sequence[str], options: Options, num_shards: int) -> dict[str, Any]:
+def _describe(
+    archives: Sequence[str],
+    options: Options,
+    num_shards: int,
+) -> dict[str, Any]:
     """Return JSON values that are equal for equal archives and options."""
     files = []
     for path in archives:
@@ -303,7 +307,14 @@ def check(name: str, data_dir: str | None) -> list[str]:
     num_shards, expected = _read_description(folder)
     features = tfds.builder_from_directory(str(folder)).info.features
     splits = list(expected)
-    check_one = functools.partial(check_shard, folder, name, splits, features, count=num_shards)
+    check_one = functools.partial(
+        check_shard,
+        folder,
+        name,
+        splits,
+        features,
+        count=num_shards,
+    )
 
     progress = _Progress("checked")
     problems = list[str]()

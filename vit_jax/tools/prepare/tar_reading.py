@@ -190,7 +190,11 @@ class _Archive:
         else:
             yield Note(source, UNLABELLED, f"the class {label} is not wanted")
 
-    def _read_class(self, part: Stream, name: str) -> Iterator[LabelledImage | Note]:
+    def _read_class(
+        self,
+        part: Stream,
+        name: str,
+    ) -> Iterator[LabelledImage | Note]:
         """Read an archive inside this one; its name is the class of images without a label."""
         source = self._prefix + name
         label = os.path.basename(name)[: -len(".tar")]
@@ -231,7 +235,13 @@ class _Archive:
                 yield member.name, _Content(number, stream.read(member.size))
         order.end()
 
-    def _keep_note(self, member: int, name: str, kind: str, detail: str) -> None:
+    def _keep_note(
+        self,
+        member: int,
+        name: str,
+        kind: str,
+        detail: str,
+    ) -> None:
         """Keep a note of a member until all members before it have been yielded."""
         self._notes.append((member, Note(self._prefix + name, kind, detail)))
         if len(self._notes) > _MOST_WITHOUT_IMAGE:
@@ -251,7 +261,11 @@ def _limit_size(name: str) -> int:
     return MAX_MEMBER_BYTES if extension(name) in IMAGE_EXTENSIONS else MAX_LABEL_BYTES
 
 
-def _find_class(name: str, labels: dict[str, bytes], outer: str | None) -> tuple[Class, str | None]:
+def _find_class(
+    name: str,
+    labels: dict[str, bytes],
+    outer: str | None,
+) -> tuple[Class, str | None]:
     """Return the class of an image, and the parent of the folder or the archive of the class.
 
     Raises:
@@ -364,7 +378,8 @@ class _Pending(NamedTuple):
 
 
 def _check_items(
-    items: Iterable[Item], options: Options
+    items: Iterable[Item],
+    options: Options,
 ) -> Generator[tuple[Item, _CheckResult | None]]:
     """Yield items in their order, images with the result of their check.
 

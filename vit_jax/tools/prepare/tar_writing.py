@@ -66,7 +66,12 @@ class _Plan(NamedTuple):
                 return split
         return None
 
-    def read(self, scatter: Scatter, bucket: BinaryIO, record: int) -> Stored:
+    def read(
+        self,
+        scatter: Scatter,
+        bucket: BinaryIO,
+        record: int,
+    ) -> Stored:
         """Return a record of `order` from its bucket."""
         offset = int(self.order.offset[record])
         size = int(self.order.size[record])
@@ -127,11 +132,13 @@ def _divide(
 
     `sizes` are the numbers of images of the classes, of which at most half are held out.
     """
-    is_in = {split: np.zeros(len(order.label), bool) for split in options.splits}
+    num_records = len(order.label)
+    is_in = {split: np.zeros(num_records, bool) for split in options.splits}
     is_in[TRAIN][used] = True
     if options.holdout_per_class:
         counts = np.minimum(options.holdout_per_class, sizes // 2)
-        held_out = used[find_first_of_class(order.label[used], counts)]
+        first = find_first_of_class(order.label[used], counts)
+        held_out = used[first]
         is_in[VALIDATION][held_out] = True
         is_in[TRAIN][held_out] = False
     return is_in
@@ -187,12 +194,24 @@ def write(
     (scatter.folder / MANIFEST).mkdir(exist_ok=True)
 
     def write_missing(bucket: int) -> int:
-        first = {split: int(start[bucket]) for split, start in starts.items()}
-        files = _list_files(scatter.folder, name, list(starts), bucket, scatter.num_buckets)
+        first = {}
+        num_records = 0
+        for split, start in starts.items():
+            begin, end = start[bucket : bucket + 2].tolist()
+            first[split] = begin
+            num_records += end - begin
+
+        files = _list_files(
+            scatter.folder,
+            name,
+            list(starts),
+            bucket,
+            scatter.num_buckets,
+        )
         if not all(file.exists() for file in files):
             _write_bucket(scatter, planned, features, bucket, first, files)
         scatter.bucket(bucket).unlink(missing_ok=True)
-        return sum(int(start[bucket + 1] - start[bucket]) for start in starts.values())
+        return num_records
 
     done = 0
     for count in map_in_threads(write_missing, range(scatter.num_buckets)):
@@ -213,10 +232,20 @@ def _write_metadata(
     for split, start in starts.items():
         num_bytes = 0
         for bucket in range(scatter.num_buckets):
-            path = shard_path(scatter.folder, name, split, bucket, scatter.num_buckets)
+            path = shard_path(
+                scatter.folder,
+                name,
+                split,
+                bucket,
+                scatter.num_buckets,
+            )
             num_bytes += path.stat().st_size
-        lengths = np.diff(start).tolist()
-        infos.append(tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=num_bytes))
+        info = tfds.core.SplitInfo(
+            name=split,
+            shard_lengths=np.diff(start).tolist(),
+            num_bytes=num_bytes,
+        )
+        infos.append(info)
     tfds.folder_dataset.write_metadata(
         data_dir=scatter.folder,
         features=features,
@@ -244,7 +273,13 @@ def _note_skipped(scatter: Scatter, planned: _Plan) -> collections.Counter[str]:
     return counts
 
 
-def shard_path(folder: Path, name: str, split: str, number: int, count: int) -> Path:
+def shard_path(
+    folder: Path,
+    name: str,
+    split: str,
+    number: int,
+    count: int,
+) -> Path:
     """Return the path of a shard of a split, as TFDS names it."""
     return folder / f"{name}-{split}.array_record-{number:05d}-of-{count:05d}"
 
@@ -288,7 +323,11 @@ def _write_bucket(
     next_index = dict(starts)
     rows = list[dict[str, Any]]()
     for split, label, stored in _read_bucket(scatter, planned, number):
-        example = {"image": stored.image, "label": label, "file_name": stored.name}
+        example = {
+            "image": stored.image,
+            "label": label,
+            "file_name": stored.name,
+        }
         message = serializer.get_tf_example(features.encode_example(example))
         # The order of fields is random by default, as TFDS writes them.
         content = message.SerializeToString(deterministic=True)
@@ -308,7 +347,12 @@ def _write_bucket(
         next_index[split] += 1
 
     table = pa.Table.from_pylist(rows, schema=_COLUMNS)
-    pq.write_table(table, manifest, row_group_size=_ROW_GROUP, compression="zstd")
+    pq.write_table(
+        table,
+        manifest,
+        row_group_size=_ROW_GROUP,
+        compression="zstd",
+    )
     with _convert_errors(scatter.folder):
         for writer in writers.values():
             writer.close()
@@ -389,7 +433,12 @@ def check_shard(
     return problems, sizes
 
 
-def _matches_manifest(reader: Any, index: int, row: dict[str, Any], features: Any) -> bool:
+def _matches_manifest(
+    reader: Any,
+    index: int,
+    row: dict[str, Any],
+    features: Any,
+) -> bool:
     """Return True if a record has the image and the label of a row of the manifest."""
     if index >= reader.num_records():
         return False
@@ -397,7 +446,9 @@ def _matches_manifest(reader: Any, index: int, row: dict[str, Any], features: An
         stored = reader.read([index])[0]
     except RuntimeError:
         return False
-    record = features.deserialize_example_np(stored, decoders={"image": tfds.decode.SkipDecoding()})
+    decoders = {"image": tfds.decode.SkipDecoding()}
+    record = features.deserialize_example_np(stored, decoders=decoders)
     if int(record["label"]) != row["label"]:
         return False
-    return hashlib.sha256(record["image"]).hexdigest() == row["sha256"]
+    digest = hashlib.sha256(record["image"]).hexdigest()
+    return digest == row["sha256"]
