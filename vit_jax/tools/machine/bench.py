@@ -7,7 +7,7 @@ import math
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -70,7 +70,12 @@ class Part:
         return figures
 
 
-def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> JsonObject:
+def bench(
+    config: RunConfig,
+    *,
+    num_steps: int,
+    with_data: bool = False,
+) -> JsonObject:
     """Time the parts of a recipe's run, on random images.
 
     Args:
@@ -104,7 +109,8 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> Json
         result["arguments_bytes"] = memory.argument_size_in_bytes
         result["temporary_bytes"] = memory.temp_size_in_bytes
 
-    parts = [*_time_devices(run, step, num_steps), *_time_checkpoints(run)]
+    parts = list(_time_devices(run, step, num_steps))
+    parts += _time_checkpoints(run)
     if data is not None:
         parts += _time_data(run, step, data, num_steps)
     result["parts"] = {part.name: part.figures() for part in parts}
@@ -112,8 +118,9 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> Json
     chip = find_chip(result["device_kind"])
     if chip is not None and run.architecture.is_standard:  # formulas know no other network
         speed = result["parts"]["step"]["images_per_second"]
-        flops_per_device = speed * run.training_flops_per_image / result["num_devices"]
-        result["mfu"] = flops_per_device / chip.peak_bf16_flops
+        flops_per_second = speed * run.training_flops_per_image
+        flops_of_device = flops_per_second / result["num_devices"]
+        result["mfu"] = flops_of_device / chip.peak_bf16_flops
     return result
 
 
@@ -137,14 +144,19 @@ def _assemble(config: RunConfig, data: Datasets | None) -> Assembly:
 
 def time_input(run: Assembly, source: Source, num_steps: int) -> Part:
     """Time the input alone: placed batches of the training images."""
-    total = max(run.steps.total, WARM_UP_STEPS + num_steps + 1)  # a run may be shorter
+    num_calls = WARM_UP_STEPS + num_steps + 1
+    total = max(run.steps.total, num_calls)  # a run may be shorter
     steps = dataclasses.replace(run.steps, total=total)
     longer_run = dataclasses.replace(run, steps=steps)
     with open_train_batches(longer_run, source, 0) as (batches, _):
         return time_batches(batches, num_steps, run.config.global_batch)
 
 
-def time_batches(batches: Iterator[object], num_steps: int, batch_size: int) -> Part:
+def time_batches(
+    batches: Iterator[object],
+    num_steps: int,
+    batch_size: int,
+) -> Part:
     """Time the input alone: batches of `batch_size` images, on the host or placed."""
     seconds = time_calls(lambda: next(batches), num_steps)
     return Part("input", seconds, batch_size)
@@ -168,6 +180,7 @@ def to_text(result: JsonObject) -> str:
             about.append(f"{name} {num_bytes / 1e6:,.0f} MB")
     if "mfu" in result:
         about.append(f"MFU {result['mfu']:.1%}")
+
     lines = [
         f"{result['network']}, {result['global_batch']:,} images a step, {result['num_devices']} x "
         f"{result['device_kind']}, jax {result['version_jax']}",
@@ -175,17 +188,27 @@ def to_text(result: JsonObject) -> str:
         f"{'milliseconds':<20} {'median':>10} {'quartiles':>23} {'images/s':>10}",
     ]
     for name, figures in result["parts"].items():
-        median = figures["median_milliseconds"]
-        low = figures["lower_quartile_milliseconds"]
-        high = figures["upper_quartile_milliseconds"]
-        line = f"{name:<20} {median:>10,.2f} {low:>10,.2f} to {high:>9,.2f}"
-        if "images_per_second" in figures:
-            line += f" {figures['images_per_second']:>10,.0f}"
-        lines.append(line)
+        lines.append(_format_part(name, figures))
     return "\n".join(lines) + "\n"
 
 
-def _time_devices(run: Assembly, step: TrainStep, num_steps: int) -> Iterator[Part]:
+def _format_part(name: str, figures: Mapping[str, float]) -> str:
+    """Return the line of a part, with its speed if it has one."""
+    median = figures["median_milliseconds"]
+    low = figures["lower_quartile_milliseconds"]
+    high = figures["upper_quartile_milliseconds"]
+    line = f"{name:<20} {median:>10,.2f} {low:>10,.2f} to {high:>9,.2f}"
+    speed = figures.get("images_per_second")
+    if speed is None:
+        return line
+    return f"{line} {speed:>10,.0f}"
+
+
+def _time_devices(
+    run: Assembly,
+    step: TrainStep,
+    num_steps: int,
+) -> Iterator[Part]:
     """Time the work of the devices on a batch that they hold."""
     yield time_step(run, step, num_steps)
 
@@ -236,7 +259,12 @@ def _time_checkpoints(run: Assembly) -> Iterator[Part]:
     yield Part("restore", restores, None)
 
 
-def _time_data(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) -> Iterator[Part]:
+def _time_data(
+    run: Assembly,
+    step: TrainStep,
+    data: Datasets,
+    num_steps: int,
+) -> Iterator[Part]:
     """Time the parts that read the dataset: the input, the input with the step, and the loop."""
     batch_size = run.config.global_batch
     training = Training(run, step)

@@ -206,7 +206,13 @@ def _multiply_by_itself(matrix: jax.Array) -> jax.Array:
 def _list_gpus() -> list[tuple[str, str]]:
     """Return driver and name of each GPU that nvidia-smi prints."""
     try:
-        process = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=True)
+        process = subprocess.run(
+            _QUERY,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     gpus = []

@@ -196,7 +196,10 @@ def check_restored_state(trial: Trial, workdir: pathlib.Path | None) -> Finding:
     found = f"{trial.name}: {stored.describe(num_bytes)}"
     if not stored.changed:
         found += ", equal to the bit"
-    figures = {"write_seconds": stored.write_seconds, "read_seconds": stored.read_seconds}
+    figures = {
+        "write_seconds": stored.write_seconds,
+        "read_seconds": stored.read_seconds,
+    }
     return Finding(found, stored.remedy, figures)
 
 
@@ -207,10 +210,11 @@ def check_step(trial: Trial) -> Finding:
     figures = trial.part.figures()
     peak = peak_flops()
     if peak is not None:
-        speed = figures["images_per_second"]
-        figures["mfu"] = speed * trial.run.training_flops_per_image / peak
+        flops_per_second = figures["images_per_second"] * trial.run.training_flops_per_image
+        figures["mfu"] = flops_per_second / peak
 
-    statistics = jax.local_devices()[0].memory_stats() or {}
+    device, *_ = jax.local_devices()
+    statistics = device.memory_stats() or {}
     sizes = {
         "memory_bytes": memory,
         "peak_bytes": statistics.get("peak_bytes_in_use"),
@@ -221,7 +225,9 @@ def check_step(trial: Trial) -> Finding:
             figures[name] = float(size)
     if planned.seconds is not None:
         figures["planned_milliseconds"] = 1000 * planned.seconds
-    return Finding(describe(figures, planned), compare(figures, planned), figures)
+    found = describe(figures, planned)
+    remedy = compare(figures, planned)
+    return Finding(found, remedy, figures)
 
 
 def describe(figures: Mapping[str, float], planned: Planned) -> str:
@@ -272,8 +278,15 @@ def check_input(trials: Sequence[Trial]) -> Finding:
     with tempfile.TemporaryDirectory(prefix="vit_jax_doctor_") as folder:
         write_images(pathlib.Path(folder))
         run = trials[0].run
-        source = open_source(f"folder:{folder}", "all", run.config.input, run.config.seed)
-        speed = time_input(run, source, together.STEPS).images_per_second
+        source = open_source(
+            f"folder:{folder}",
+            "all",
+            run.config.input,
+            run.config.seed,
+        )
+        part = time_input(run, source, together.STEPS)
+
+    speed = part.images_per_second
 
     height, width = JPEG_SIZE
     found = f"{speed:,.0f} images/s from JPEGs of {height}x{width} in memory"
@@ -299,9 +312,15 @@ def write_images(folder: pathlib.Path) -> None:
 def _encode_random_image(rng: np.random.Generator) -> bytes:
     height, width = JPEG_SIZE
     colours = rng.uniform(0, 255, (6, 8, 3))
-    smooth = cv2.resize(colours, (width, height), interpolation=cv2.INTER_CUBIC)
-    noisy = np.clip(smooth + rng.normal(0, NOISE, smooth.shape), 0, 255).astype(np.uint8)
-    _, encoded = cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    smooth = cv2.resize(
+        colours,
+        (width, height),
+        interpolation=cv2.INTER_CUBIC,
+    )
+    noise = rng.normal(0, NOISE, smooth.shape)
+    pixels = np.clip(smooth + noise, 0, 255).astype(np.uint8)
+    quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+    _, encoded = cv2.imencode(".jpg", pixels, quality)
     return encoded.tobytes()
 
 

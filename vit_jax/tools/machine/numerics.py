@@ -95,12 +95,21 @@ def check_attention(form: AttentionForm, num_heads: int) -> Finding:
             notes.append(f"{dtype} {length}: {reason}")
             continue
 
-        cases_of_form.setdefault(used_form, []).append(f"{dtype} {length}")
+        cases = cases_of_form.setdefault(used_form, [])
+        cases.append(f"{dtype} {length}")
+
         shape = (2 * mesh.size, length, width)
-        queries, keys, values = (rng.normal(size=shape) for _ in range(3))
-        operands = [queries, keys, values, bias_3E]
-        compute = functools.partial(_attend, used_form, num_heads)
-        errors.append(_measure_errors(case, compute, compute_plainly, operands, mesh))
+        queries = rng.normal(size=shape)
+        keys = rng.normal(size=shape)
+        values = rng.normal(size=shape)
+        errors_of_case = _measure_errors(
+            case,
+            functools.partial(_attend, used_form, num_heads),
+            compute_plainly,
+            [queries, keys, values, bias_3E],
+            mesh,
+        )
+        errors.append(errors_of_case)
 
     if form == "auto":
         notes += _describe_forms(cases_of_form)
@@ -113,14 +122,21 @@ def _describe_forms(cases_of_form: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the forms that "auto" chooses, with their cases if there are several forms."""
     if len(cases_of_form) == 1:
         return list(cases_of_form)
-    return [f"{form} for {', '.join(cases)}" for form, cases in cases_of_form.items()]
+    notes = []
+    for form, cases in cases_of_form.items():
+        notes.append(f"{form} for {', '.join(cases)}")
+    return notes
 
 
 def check_layer_norm() -> Finding:
     """Compare the norm of transformers, as blocks call it, with Flax's."""
     a = build_named_architecture("ViT-B/16")
     shapes = {str(length): (length, a.width) for length in LENGTHS}
-    build_plain = functools.partial(nnx.LayerNorm, a.width, epsilon=a.layer_norm_epsilon)
+    build_plain = functools.partial(
+        nnx.LayerNorm,
+        a.width,
+        epsilon=a.layer_norm_epsilon,
+    )
 
     def build(dtype: ComputeDtype) -> LayerNorm:
         return LayerNorm(dataclasses.replace(a, compute_dtype=dtype))
@@ -165,18 +181,27 @@ def _check_norm(
 
     for dtype, sizes in itertools.product(TOLERANCES[platform], shapes):
         shape = shapes[sizes]
+        num_channels = shape[-1]
         x = 1.0 + rng.normal(size=(2 * mesh.size, *shape))
-        scale = 1.0 + rng.normal(size=shape[-1:])
-        bias = rng.normal(size=shape[-1:])
-        compute_in_dtype = functools.partial(compute, dtype)
-        case = Case(dtype, sizes)
-        errors.append(
-            _measure_errors(case, compute_in_dtype, compute_plainly, [x, scale, bias], mesh)
+        scale = 1.0 + rng.normal(size=num_channels)
+        bias = rng.normal(size=num_channels)
+        errors_of_case = _measure_errors(
+            Case(dtype, sizes),
+            functools.partial(compute, dtype),
+            compute_plainly,
+            [x, scale, bias],
+            mesh,
         )
+        errors.append(errors_of_case)
     return _build_finding(errors, [], platform, "another JAX")
 
 
-def _normalise(norm: Any, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+def _normalise(
+    norm: Any,
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+) -> jax.Array:
     """Apply a norm with these parameters, to tokens as blocks do."""
     norm.scale = nnx.Param(scale)
     norm.bias = nnx.Param(bias)
@@ -197,7 +222,7 @@ def _build_finding(
 
     lines = ["errors of values and gradients"]
     figures = dict[str, float]()
-    is_good = True
+    remedy = ""
     for dtype, tolerance in TOLERANCES[platform].items():
         texts = []
         for case, values, gradients in errors:
@@ -207,13 +232,14 @@ def _build_finding(
             figures[f"{dtype}_{case.sizes}_values"] = values
             figures[f"{dtype}_{case.sizes}_gradients"] = gradients
             # Errors that are NaN are not good.
-            if not (values <= tolerance and gradients <= tolerance):
-                is_good = False
+            are_good = values <= tolerance and gradients <= tolerance
+            if not are_good:
+                remedy = _REMEDY.format(alternative)
         if texts:
             lines.append(f"{dtype} (at most {tolerance:.0e}) {', '.join(texts)}")
 
-    remedy = "" if is_good else _REMEDY.format(alternative)
-    return Finding("; ".join([*lines, *notes]), remedy, figures)
+    text = "; ".join([*lines, *notes])
+    return Finding(text, remedy, figures)
 
 
 def _measure_errors(
@@ -229,32 +255,42 @@ def _measure_errors(
     """
     inputs = []
     for operand in operands:
-        dtype = np.float32 if operand.ndim == 1 else jnp.dtype(case.dtype)
+        dtype = jnp.dtype(case.dtype)
+        if operand.ndim == 1:
+            dtype = jnp.dtype(np.float32)
         inputs.append(operand.astype(dtype))
     rng = np.random.default_rng(1)
     weight = rng.normal(size=operands[0].shape).astype(np.float32)
 
-    on_devices = [jax.device_put(x, choose_sharding(x, mesh)) for x in (*inputs, weight)]
-    results = jit_with_gradients(compute, mesh)(*on_devices)
+    on_devices = []
+    for array in (*inputs, weight):
+        sharding = choose_sharding(array, mesh)
+        on_devices.append(jax.device_put(array, sharding))
+    run = jit_with_gradients(compute, mesh)
+    results = run(*on_devices)
 
     with jax.default_device(_find_host()), jax.default_matmul_precision("highest"):
-        compute_reference = functools.partial(_compute_with_gradients, compute_plainly)
-        exact_inputs = [x.astype(np.float32) for x in inputs]
-        expected = jax.jit(compute_reference)(*exact_inputs, weight)
+        run_plainly = jax.jit(functools.partial(_compute_with_gradients, compute_plainly))
+        exact_inputs = [array.astype(np.float32) for array in inputs]
+        expected = run_plainly(*exact_inputs, weight)
 
     value_error, *gradient_errors = map(_measure_relative_error, results, expected)
-    return Errors(case, value_error, float(np.max(gradient_errors)))
+    largest_gradient_error = float(np.max(gradient_errors))
+    return Errors(case, value_error, largest_gradient_error)
 
 
 def jit_with_gradients(compute: Function, mesh: Mesh) -> jax.stages.Wrapped:
     """Return the jitted function from operands and weight to values and gradients."""
     compute_all = functools.partial(_compute_with_gradients, compute)
-    return jax.jit(trace_for(Placement(mesh))(compute_all))
+    trace_for_devices = trace_for(Placement(mesh))
+    return jax.jit(trace_for_devices(compute_all))
 
 
 def choose_sharding(operand: np.ndarray | jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
     """Return the sharding of an operand: images are split over the devices, parameters are on all."""
-    return batch_sharding(mesh) if operand.ndim > 2 else replicate(mesh)
+    if operand.ndim > 2:
+        return batch_sharding(mesh)
+    return replicate(mesh)
 
 
 def _compute_with_gradients(function: Function, *operands: jax.Array) -> list[jax.Array]:
@@ -263,7 +299,8 @@ def _compute_with_gradients(function: Function, *operands: jax.Array) -> list[ja
 
     def compute_sum(*inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         values = function(*inputs)
-        return (values.astype(jnp.float32) * weight).sum(), values
+        weighted = values.astype(jnp.float32) * weight
+        return weighted.sum(), values
 
     argument_numbers = tuple(range(len(inputs)))
     gradients, values = jax.grad(compute_sum, argument_numbers, has_aux=True)(*inputs)
@@ -275,7 +312,8 @@ def _measure_relative_error(result: jax.Array, expected: jax.Array) -> float:
     computed = np.asarray(result).astype(np.float64)
     reference = np.asarray(expected).astype(np.float64)
     largest_error = np.abs(computed - reference).max()
-    return float(largest_error / np.abs(reference).max())
+    largest_number = np.abs(reference).max()
+    return float(largest_error / largest_number)
 
 
 def _build_local_mesh() -> Mesh:
@@ -290,7 +328,13 @@ def _find_host() -> jax.Device:
         return jax.local_devices()[0]
 
 
-def _choose_form(form: AttentionForm, mesh: Mesh, length: int, num_heads: int, dtype: str) -> str:
+def _choose_form(
+    form: AttentionForm,
+    mesh: Mesh,
+    length: int,
+    num_heads: int,
+    dtype: str,
+) -> str:
     """Return the form that `form` takes on these devices; ValueError if there is none."""
     with trace_for(Placement(mesh)):
         return dispatch.choose_attention(
@@ -311,6 +355,7 @@ def _attend_plainly(num_heads: int, *operands: jax.Array) -> jax.Array:
     operands_BSTh = []
     for tokens, bias in zip(tokens_BSE, bias_3E, strict=True):
         batch, length, _ = tokens.shape
-        operands_BSTh.append((tokens + bias).reshape(batch, length, num_heads, -1))
+        biased = tokens + bias
+        operands_BSTh.append(biased.reshape(batch, length, num_heads, -1))
     attended = jax.nn.dot_product_attention(*operands_BSTh, implementation="xla")
     return attended.reshape(operands[0].shape)

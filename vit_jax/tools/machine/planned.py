@@ -49,7 +49,11 @@ def find_topology(devices: Sequence[Any]) -> str | None:
         return None
 
 
-def plan(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> Planned:
+def plan(
+    recipe: str,
+    overrides: Sequence[str],
+    devices: Sequence[Any],
+) -> Planned:
     """Return the figures of a plan for these devices, or the reason why there are none."""
     topology = find_topology(devices)
     if topology is None:
@@ -57,7 +61,12 @@ def plan(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> Plann
     words = ["plan", f"--config={recipe}", *overrides, f"--topology={topology}", "--json"]
     command = [sys.executable, "-P", "-m", "vit_jax", *words]
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        process = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+        )
     except subprocess.TimeoutExpired:
         return Planned(f"plan for {topology} took longer than {LIMIT_SECONDS} s")
     if process.returncode:

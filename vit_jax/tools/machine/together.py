@@ -40,7 +40,7 @@ def check_all_reduce() -> Finding:
     """Sum known numbers over all devices of all processes."""
     rows = _build_rows()
     num_devices = jax.device_count()
-    everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec())
+    everywhere = NamedSharding(_build_mesh(), PartitionSpec())
     reduce = jax.jit(lambda array: array.sum(axis=0), out_shardings=everywhere)
     seconds = []
     for _ in range(_NUM_REDUCTIONS + 1):
@@ -52,7 +52,8 @@ def check_all_reduce() -> Finding:
     mebibytes = _LENGTH * 4 // 2**20
     found = f"{mebibytes} MiB of each of {num_devices} devices in {milliseconds:.1f} ms"
     expected = num_devices * (num_devices - 1) // 2
-    if (np.asarray(result.addressable_data(0)) == expected).all():
+    sums = np.asarray(result.addressable_data(0))
+    if (sums == expected).all():
         return Finding(found)
     return Finding(
         found,
@@ -69,7 +70,11 @@ def check_checkpoint(workdir: pathlib.Path) -> Finding:
     array = _build_rows()
     abstract: Any = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
     with make_temporary_folder(workdir) as folder:
-        stored = write_and_read(folder, {"model": {"array": array}}, {"model": {"array": abstract}})
+        stored = write_and_read(
+            folder,
+            {"model": {"array": array}},
+            {"model": {"array": abstract}},
+        )
     return Finding(stored.describe(array.nbytes), stored.remedy)
 
 
@@ -95,7 +100,11 @@ class Stored(NamedTuple):
         return f"other numbers came back ({few(self.changed)}): the storage is damaged"
 
 
-def write_and_read(folder: pathlib.Path, items: Any, abstract: Any) -> Stored:
+def write_and_read(
+    folder: pathlib.Path,
+    items: Any,
+    abstract: Any,
+) -> Stored:
     """Write a checkpoint and read it; every process calls it."""
     began = time.perf_counter()
     with contextlib.closing(CheckpointStore(folder)) as checkpoints:
@@ -129,7 +138,8 @@ def make_temporary_folder(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Its name is unique, because others may examine the same workdir.
     """
-    folder = workdir / f"{FOLDER}.{hosts.gather(secrets.token_hex(8))[0]}"
+    suffix, *_ = hosts.gather(secrets.token_hex(8))
+    folder = workdir / f"{FOLDER}.{suffix}"
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         workdirs.prepare_shared(folder)
@@ -184,8 +194,10 @@ def check_speed(prepare: Prepare) -> Finding:
       ValueError: see `prepare_run`; `LostWorker`, OSError: see the input.
     """
     run, source = prepare()
-    step_speed = time_step(run, run.compile_train_step(), STEPS).images_per_second
-    input_speed = time_input(run, source, STEPS).images_per_second
+    step_part = time_step(run, run.compile_train_step(), STEPS)
+    step_speed = step_part.images_per_second
+    input_part = time_input(run, source, STEPS)
+    input_speed = input_part.images_per_second
     found = f"input {input_speed:,.0f} images/s, step {step_speed:,.0f}"
     return Finding(found, advise_on_input(input_speed, step_speed))
 
@@ -207,5 +219,10 @@ def _build_rows() -> jax.Array:
     def build_row(index: Any) -> np.ndarray:
         return np.full((1, _LENGTH), index[0].start or 0, np.float32)
 
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec("device"))
-    return jax.make_array_from_callback((jax.device_count(), _LENGTH), sharding, build_row)
+    shape = (jax.device_count(), _LENGTH)
+    sharding = NamedSharding(_build_mesh(), PartitionSpec("device"))
+    return jax.make_array_from_callback(shape, sharding, build_row)
+
+
+def _build_mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()), ("device",))
