@@ -51,7 +51,8 @@ def to_onnx(
     results = add_program(graph, closed.jaxpr, closed.consts, [graph.images])
     outputs = []
     for name, result, output in zip(names, results, closed.out_avals, strict=True):
-        graph.add("Identity", graph.broadcast(result, output.shape), name=name)
+        complete = graph.broadcast(result, output.shape)
+        graph.add("Identity", complete, name=name)
         outputs.append(_describe_tensor(name, output))
 
     proto = helper.make_graph(
@@ -72,7 +73,8 @@ def to_onnx(
 
 
 def _describe_tensor(
-    name: str, array: jax.ShapeDtypeStruct | jax.core.ShapedArray
+    name: str,
+    array: jax.ShapeDtypeStruct | jax.core.ShapedArray,
 ) -> onnx.ValueInfoProto:
     """Return the description of an input or output, whose first dimension is the batch."""
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -92,7 +94,8 @@ def add_program(
 
     def read(variable: core.Var | core.Literal) -> Value:
         if isinstance(variable, core.Literal):
-            return np.asarray(variable.val, cast(jax.core.ShapedArray, variable.aval).dtype)
+            literal = cast(jax.core.ShapedArray, variable.aval)
+            return np.asarray(variable.val, literal.dtype)
         return values[variable]
 
     for equation in jaxpr.eqns:
@@ -102,7 +105,11 @@ def add_program(
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def _add_equation(graph: Graph, equation: Equation, inputs: list[Value]) -> list[Value]:
+def _add_equation(
+    graph: Graph,
+    equation: Equation,
+    inputs: list[Value],
+) -> list[Value]:
     """Add the nodes of an equation, or compute it if its inputs are constants."""
     name = equation.primitive.name
     params = equation.params
@@ -114,15 +121,19 @@ def _add_equation(graph: Graph, equation: Equation, inputs: list[Value]) -> list
 
     shape = equation.outvars[0].aval.shape
     if name == "broadcast_in_dim":
-        return [_insert_dimensions(graph, Operation(name, inputs, shape, params))]
+        operation = Operation(name, inputs, shape, params)
+        return [_insert_dimensions(graph, operation)]
     if is_fixed(shape) and are_constants(inputs):
         return _compute(graph, equation, inputs)
     if name in ELEMENTWISE:
+        add_nodes = ELEMENTWISE[name]
         operation = Operation(name, inputs, broadcast_shapes(inputs), params)
-        return [ELEMENTWISE[name](graph, operation)]
+        return [add_nodes(graph, operation)]
     if name in ARRANGEMENTS:
+        add_nodes = ARRANGEMENTS[name]
         complete = _broadcast_all(graph, inputs, equation.invars)
-        return [ARRANGEMENTS[name](graph, Operation(name, complete, shape, params))]
+        operation = Operation(name, complete, shape, params)
+        return [add_nodes(graph, operation)]
     raise make_rejection(name)
 
 
@@ -157,7 +168,11 @@ def _unroll(
         if outside.aval.ndim == inside.aval.ndim:
             num_unstacked += 1
     num_fixed = num_unstacked - len(body.outvars)
-    stacked = _broadcast_all(graph, inputs[num_unstacked:], equation.invars[num_unstacked:])
+    stacked = _broadcast_all(
+        graph,
+        inputs[num_unstacked:],
+        equation.invars[num_unstacked:],
+    )
 
     returns_stack = False
     for outside, inside in zip(equation.outvars, body.outvars, strict=True):
@@ -174,7 +189,11 @@ def _unroll(
     return carry
 
 
-def _compute(graph: Graph, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+def _compute(
+    graph: Graph,
+    equation: Equation,
+    inputs: Sequence[Value],
+) -> list[Value]:
     """Return the constant results of an equation."""
     arrays = _broadcast_all(graph, inputs, equation.invars)
     results = equation.primitive.bind(*arrays, **equation.params)

@@ -62,8 +62,13 @@ class Graph:
     ) -> Tensor:
         """Add a node and return its output."""
         name = name or f"{kind}_{len(self.nodes)}"
-        input_names = [self._find_name(value) for value in inputs]
-        node = helper.make_node(kind, input_names, [name], name, **attributes)
+        node = helper.make_node(
+            kind,
+            inputs=list(map(self._find_name, inputs)),
+            outputs=[name],
+            name=name,
+            **attributes,
+        )
         self.nodes.append(node)
         return Tensor(name, tuple(shape))
 
@@ -111,8 +116,11 @@ class Graph:
             return x
         if isinstance(x, np.ndarray):
             return x.reshape(shape)
-        sizes = [size if type(size) is int else -1 for size in shape]
-        return self.add("Reshape", x, np.array(sizes, np.int64), shape=shape)
+        sizes = np.full(len(shape), -1, np.int64)
+        for axis, size in enumerate(shape):
+            if type(size) is int:
+                sizes[axis] = size
+        return self.add("Reshape", x, sizes, shape=shape)
 
     def transpose(self, x: Value, order: Sequence[int]) -> Value:
         """Return the values with the axes in another order."""

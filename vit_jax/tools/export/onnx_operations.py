@@ -1,6 +1,5 @@
 """The operations of our networks as nodes of an ONNX graph: a function for each of them."""
 
-import itertools
 import string
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,6 +17,7 @@ from vit_jax.tools.export.onnx_nodes import (
 )
 
 AddNodes = Callable[[Graph, Operation], Value]
+AxisPairs = tuple[Sequence[int], Sequence[int]]  # axes of x, and the corresponding ones of y
 _CHANNELS_FIRST = (0, 3, 1, 2)  # (B, H, W, C) to the order of ONNX
 _CHANNELS_LAST = (0, 2, 3, 1)
 
@@ -46,12 +46,13 @@ _ELEMENTWISE = {
 
 def broadcast_shapes(values: Sequence[Value]) -> list[Dimension]:
     """Return the shape of an elementwise result, as NumPy does, also of symbolic dimensions."""
-    reversed_shapes = [reversed(value.shape) for value in values]
-    result: list[Dimension] = []
-    for sizes in itertools.zip_longest(*reversed_shapes, fillvalue=1):
-        repeated = [size for size in sizes if type(size) is not int or size != 1]
-        result.append(repeated[0] if repeated else 1)
-    result.reverse()
+    num_axes = max(len(value.shape) for value in values)
+    result: list[Dimension] = [1] * num_axes
+    for value in values:
+        first_axis = num_axes - len(value.shape)
+        for axis, size in enumerate(value.shape, first_axis):
+            if type(size) is not int or size != 1:
+                result[axis] = size
     return result
 
 
@@ -89,7 +90,13 @@ def add_erfc(graph: Graph, operation: Operation) -> Tensor:
 def add_selection(graph: Graph, operation: Operation) -> Tensor:
     """Add a choice between two arrays, whose order is the other one in JAX."""
     condition, if_false, if_true = operation.inputs
-    return graph.add("Where", condition, if_true, if_false, shape=operation.shape)
+    return graph.add(
+        "Where",
+        condition,
+        if_true,
+        if_false,
+        shape=operation.shape,
+    )
 
 
 def add_cast(graph: Graph, operation: Operation) -> Tensor:
@@ -131,7 +138,13 @@ def add_reduction(graph: Graph, operation: Operation) -> Tensor:
     """Add the sum or the maximum over some axes."""
     kind = _REDUCTIONS[operation.name]
     axes = np.array(operation.params["axes"])
-    return graph.add(kind, *operation.inputs, axes, shape=operation.shape, keepdims=0)
+    return graph.add(
+        kind,
+        *operation.inputs,
+        axes,
+        shape=operation.shape,
+        keepdims=0,
+    )
 
 
 def add_concatenation(graph: Graph, operation: Operation) -> Tensor:
@@ -153,15 +166,23 @@ def add_slice(graph: Graph, operation: Operation) -> Tensor:
     """Add a slice along the axes of a fixed size."""
     (x,) = operation.inputs
     params = operation.params
-    axes = [axis for axis, size in enumerate(operation.shape) if type(size) is int]
-    strides = params["strides"] or [1] * len(operation.shape)
+    axes = []
+    for axis, size in enumerate(operation.shape):
+        if type(size) is int:
+            axes.append(axis)
+
+    starts = select(params["start_indices"], axes)
+    limits = select(params["limit_indices"], axes)
+    strides = [1] * len(axes)
+    if params["strides"]:
+        strides = select(params["strides"], axes)
     return graph.add(
         "Slice",
         x,
-        np.array(select(params["start_indices"], axes)),
-        np.array(select(params["limit_indices"], axes)),
+        np.array(starts),
+        np.array(limits),
         np.array(axes),
-        np.array(select(strides, axes)),
+        np.array(strides),
         shape=operation.shape,
     )
 
@@ -174,43 +195,70 @@ def add_gather(graph: Graph, operation: Operation) -> Value:
     if not isinstance(start, np.ndarray) or start.shape != (len(axes),):
         raise make_rejection("gather of several places")
 
-    starts = start.astype(np.int64)
-    limits = (start + select(slice_sizes, axes)).astype(np.int64)
-    part = graph.add("Slice", x, starts, limits, np.array(axes), shape=slice_sizes)
+    limit = start + select(slice_sizes, axes)
+    part = graph.add(
+        "Slice",
+        x,
+        start.astype(np.int64),
+        limit.astype(np.int64),
+        np.array(axes),
+        shape=slice_sizes,
+    )
     return graph.reshape(part, operation.shape)
 
 
 def add_product(graph: Graph, operation: Operation) -> Tensor:
     """Add the product of two arrays: a product of matrices, or an Einstein summation."""
     x, y = operation.inputs
-    (summed_x, summed_y), (batch_x, batch_y) = operation.params["dimension_numbers"]
-    last_of_x = len(x.shape) - 1
-    is_matrix = len(y.shape) == 2
-    if is_matrix and tuple(summed_x) == (last_of_x,) and tuple(summed_y) == (0,):
+    summed, batch = operation.params["dimension_numbers"]
+    if _is_matrix_product(x, y, summed):
         return graph.add("MatMul", x, y, shape=operation.shape)
 
-    # Each dimension has a letter; summed and batch dimensions of y have those of x.
-    x_letters = string.ascii_lowercase[: len(x.shape)]
-    new_letters = iter(string.ascii_lowercase[len(x.shape) :])
-    shared_letters = {}
-    for x_axis, y_axis in zip([*summed_x, *batch_x], [*summed_y, *batch_y], strict=True):
-        shared_letters[y_axis] = x_letters[x_axis]
-    y_letters = ""
-    for axis in range(len(y.shape)):
-        y_letters += shared_letters[axis] if axis in shared_letters else next(new_letters)
+    summation = _write_summation(len(x.shape), len(y.shape), summed, batch)
+    return graph.add(
+        "Einsum",
+        x,
+        y,
+        shape=operation.shape,
+        equation=summation,
+    )
+
+
+def _is_matrix_product(x: Value, y: Value, summed: AxisPairs) -> bool:
+    """Return True if y is a matrix, and its rows are summed with the last axis of x."""
+    summed_x, summed_y = summed
+    last_of_x = len(x.shape) - 1
+    if len(y.shape) != 2:
+        return False
+    return tuple(summed_x) == (last_of_x,) and tuple(summed_y) == (0,)
+
+
+def _write_summation(
+    x_ndim: int,
+    y_ndim: int,
+    summed: AxisPairs,
+    batch: AxisPairs,
+) -> str:
+    """Return an Einstein summation, such as "abc,adc->abd"; `batch` are the axes of batches."""
+    shared_x = [*summed[0], *batch[0]]
+    shared_y = [*summed[1], *batch[1]]
+
+    # Each dimension has a letter; shared dimensions of y have those of x.
+    x_letters = string.ascii_lowercase[:x_ndim]
+    y_letters = list(string.ascii_lowercase[x_ndim : x_ndim + y_ndim])
+    for x_axis, y_axis in zip(shared_x, shared_y, strict=True):
+        y_letters[y_axis] = x_letters[x_axis]
 
     # The result has the batch dimensions, then the other ones of x, then those of y.
-    batch = "".join(select(x_letters, batch_x))
-    rest_of_x = _skip_letters(x_letters, [*summed_x, *batch_x])
-    rest_of_y = _skip_letters(y_letters, [*summed_y, *batch_y])
-    summation = f"{x_letters},{y_letters}->{batch}{rest_of_x}{rest_of_y}"
-    return graph.add("Einsum", x, y, shape=operation.shape, equation=summation)
+    result = select(x_letters, batch[0])
+    result += _skip_letters(x_letters, shared_x)
+    result += _skip_letters(y_letters, shared_y)
+    return f"{x_letters},{''.join(y_letters)}->{''.join(result)}"
 
 
-def _skip_letters(letters: str, axes: Sequence[int]) -> str:
+def _skip_letters(letters: Sequence[str], axes: Sequence[int]) -> list[str]:
     """Return the letters of all other axes."""
-    kept = [letter for axis, letter in enumerate(letters) if axis not in axes]
-    return "".join(kept)
+    return [letter for axis, letter in enumerate(letters) if axis not in axes]
 
 
 def add_convolution(graph: Graph, operation: Operation) -> Value:
@@ -234,7 +282,8 @@ def add_convolution(graph: Graph, operation: Operation) -> Value:
         group=params["feature_group_count"],
         pads=_order_pads(params["padding"]),
     )
-    return graph.transpose(result, np.argsort(orders.out_spec).tolist())
+    order_of_jax = np.argsort(orders.out_spec)
+    return graph.transpose(result, order_of_jax.tolist())
 
 
 def add_pooling(graph: Graph, operation: Operation) -> Value:

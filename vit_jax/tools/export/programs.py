@@ -104,7 +104,12 @@ def export_stablehlo(
         of images, or too many parameters.
     """
     outputs = choose_outputs(model, outputs)
-    path, description_path = _check_and_find_files(model, path, "stablehlo", overwrite=overwrite)
+    path, description_path = _check_and_find_files(
+        model,
+        path,
+        "stablehlo",
+        overwrite=overwrite,
+    )
     description = _describe(model, outputs) | {"platforms": PLATFORMS}
     compute = _build_program(model, outputs)
 
@@ -230,7 +235,11 @@ class _AnyRuntime:
         return function
 
 
-def _require_equal_results(model: Model, outputs: tuple[str, ...], content: bytes) -> None:
+def _require_equal_results(
+    model: Model,
+    outputs: tuple[str, ...],
+    content: bytes,
+) -> None:
     """Raise ValueError unless file and model agree on one random image and on three."""
     import onnxruntime
 
@@ -256,7 +265,10 @@ def _sample_images(model: Model, batch_size: int) -> np.ndarray:
 
 
 def _require_equal_output(
-    model: Model, name: str, of_model: np.ndarray, of_file: np.ndarray
+    model: Model,
+    name: str,
+    of_model: np.ndarray,
+    of_file: np.ndarray,
 ) -> None:
     """Raise ValueError unless an output of the file is that of the model."""
     word = name
@@ -279,7 +291,8 @@ def _take_log(probabilities: np.ndarray) -> np.ndarray:
 
 
 def _build_program(
-    model: Model, outputs: tuple[str, ...]
+    model: Model,
+    outputs: tuple[str, ...],
 ) -> Callable[[Any], tuple[jax.Array, ...]]:
     """Return the function from images to the outputs, float32, in their order."""
     transform = model.transform
@@ -330,7 +343,12 @@ def _check_and_find_files(
     return paths
 
 
-def require_free(path: str | pathlib.Path, kind: str, *, overwrite: bool) -> list[pathlib.Path]:
+def require_free(
+    path: str | pathlib.Path,
+    kind: str,
+    *,
+    overwrite: bool,
+) -> list[pathlib.Path]:
     """Return the files of a program of this kind, "stablehlo" or "onnx".
 
     Raises:
