@@ -75,7 +75,11 @@ class Examination:
         figures["mask_B"] = batch.mask_B
         return figures
 
-    def observe_outputs(self, model: nnx.Module, inputs: LossInputs) -> Figures:
+    def observe_outputs(
+        self,
+        model: nnx.Module,
+        inputs: LossInputs,
+    ) -> Figures:
         """Return losses of examples and figures of layers, from one more forward pass.
 
         It has the dropout of the step.
@@ -98,7 +102,11 @@ class Examination:
         figures["loss_B"] = observed_A["loss"].T.reshape(-1)
         return figures
 
-    def observe_micro_batch(self, model: nnx.Module, inputs: LossInputs) -> Figures:
+    def observe_micro_batch(
+        self,
+        model: nnx.Module,
+        inputs: LossInputs,
+    ) -> Figures:
         """Return the results of `measure_output` for one micro-batch."""
         output = self.parts.predict(model, inputs, self.intermediates)
         targets = self.parts.complete_targets(inputs, self.teacher)
@@ -133,7 +141,8 @@ def measure_output(
     def compute_loss(output: ModelOutput, targets: Targets) -> jax.Array:
         one_example = jax.tree.map(lambda x: x[None], (output, targets))
         sums = objective.sums(*one_example)
-        return sums["loss"] / jnp.maximum(sums["weight"], jnp.finfo(jnp.float32).tiny)
+        least_weight = jnp.finfo(jnp.float32).tiny
+        return sums["loss"] / jnp.maximum(sums["weight"], least_weight)
 
     predictions = dataclasses.replace(
         output,
@@ -154,9 +163,9 @@ def measure_output(
 def name_outputs(output: ModelOutput) -> dict[str, jax.Array]:
     """Return the outputs of layers by the name of the layer."""
     has_blocks = output.blocks_LBSD is not None
+    resnet = "stem" if has_blocks else "body"
     outputs = {}
     for number, map_BHWC in enumerate(output.stages_BHWC or (), 1):
-        resnet = "stem" if has_blocks else "body"
         outputs[f"{resnet}/stage{number}"] = map_BHWC
     if has_blocks:
         for number, tokens_BSD in enumerate(output.blocks_LBSD):
@@ -174,8 +183,10 @@ def compute_norms(tree: object) -> dict[str, jax.Array]:
     """Return the norm of all arrays of each layer, also of layers that share an array."""
     squares: dict[str, jax.Array] = {}
     for name, leaf in pytree.name_leaves(tree).items():
-        for layer, values in split_layers(name, leaf.astype(jnp.float32)).items():
-            squares[layer] = squares.get(layer, 0.0) + jnp.square(values).sum()
+        values = leaf.astype(jnp.float32)
+        for layer, values_of_layer in split_layers(name, values).items():
+            square = jnp.square(values_of_layer).sum()
+            squares[layer] = squares.get(layer, 0.0) + square
     return {name: jnp.sqrt(total) for name, total in squares.items()}
 
 
@@ -213,5 +224,8 @@ def _find_position(name: str) -> tuple[int, list[int | str]]:
 
     parts: list[int | str] = []
     for part in _NUMBER.split(name):
-        parts.append(int(part) if part.isdigit() else part)
+        if part.isdigit():
+            parts.append(int(part))
+        else:
+            parts.append(part)
     return place, parts

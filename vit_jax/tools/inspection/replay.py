@@ -152,7 +152,11 @@ def require_workdir(workdir: str) -> pathlib.Path:
     return folder
 
 
-def choose_step(folder: pathlib.Path, step: int | None, divergence: JsonObject | None) -> int:
+def choose_step(
+    folder: pathlib.Path,
+    step: int | None,
+    divergence: JsonObject | None,
+) -> int:
     """Return the step to repeat: the given one, else the one that diverged."""
     if step is not None:
         return step
@@ -348,7 +352,11 @@ def save_state(
         store.wait()
 
 
-def _assemble(config: RunConfig, architecture: Architecture, data: Datasets) -> Assembly:
+def _assemble(
+    config: RunConfig,
+    architecture: Architecture,
+    data: Datasets,
+) -> Assembly:
     """Build the parts of the run for the devices of this machine."""
     return assemble(
         config,
@@ -359,7 +367,11 @@ def _assemble(config: RunConfig, architecture: Architecture, data: Datasets) -> 
     )
 
 
-def _mark(config: JsonObject, file: pathlib.Path, reader: CheckpointReader) -> JsonObject:
+def _mark(
+    config: JsonObject,
+    file: pathlib.Path,
+    reader: CheckpointReader,
+) -> JsonObject:
     """Return the config of a file whose references are imported only from allowed packages."""
     marked: JsonObject = mark_stored({"config": config}, str(file), reader.allowed)["config"]
     return marked
