@@ -41,11 +41,12 @@ from vit_jax.data.decoding.bands import BandChoice, read_bands
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
-from vit_jax.storage.files import use_compilation_cache
+from vit_jax.storage.files import JsonObject, use_compilation_cache
 from vit_jax.weights.description import choose_orientation, describe_preparation
 from vit_jax.weights.fit import fit, fit_channels
 from vit_jax.weights.folding import read_normalisation
 from vit_jax.weights.head_edits import cut_after_layer, remove_head, set_classifier
+from vit_jax.weights.library_config import Preprocessing
 from vit_jax.weights.load import Weights, load_weights, resize_weights
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ _FOREIGN_ARGUMENTS = {
 """Arguments of other libraries, and what to do here."""
 
 _BOTH_SIDES = {"resize": "direct", "crop_fraction": 1.0}
-_AUTHORS_PREPARATION: Mapping[str, Mapping[str, Any]] = {
+_AUTHORS_PREPARATION: Mapping[str, Preprocessing] = {
     "released": _BOTH_SIDES,
     "bit": _BOTH_SIDES,
     "big_vision": {"resize": "short_side", "crop_fraction": 0.875},
@@ -165,7 +166,7 @@ def load_model(
     class_names: Sequence[str] | None = None,
     polyak: bool = True,
     allow_code: str | Iterable[str] = (),
-    facts: Mapping[str, Any] | None = None,
+    facts: JsonObject | None = None,
     **options: Unpack[LoadOptions],
 ) -> Model:
     """Load weights of any format as a network that is ready to use.
@@ -464,7 +465,7 @@ def attach_probe(
 
 
 def build_stored_transform(
-    stored: Mapping[str, Any] | None,
+    stored: Preprocessing | None,
     image_size: tuple[int, int],
     source: str,
     *,
@@ -520,7 +521,7 @@ def build_stored_transform(
     return dataclasses.replace(transform, library=library)
 
 
-def _merge_preparation(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_preparation(stored: Preprocessing, requested: Preprocessing) -> dict[str, Any]:
     """Return the values of a preparation that the weights or the caller state.
 
     Raises:
@@ -577,7 +578,7 @@ def build_transform(
     )
 
 
-def _find_resizing_problem(resize: object, fraction: Any) -> str:
+def _find_resizing_problem(resize: Any, fraction: Any) -> str:
     """Return the problem of a way to resize and its crop, or ""."""
     if resize not in ("direct", "short_side"):
         return f"resize={resize!r}: must be direct or short_side."

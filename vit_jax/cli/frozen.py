@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vit_jax.cli.groups import ImageFields
@@ -40,7 +40,7 @@ from vit_jax.cli.short_forms import choose_new_folder, name_data
 from vit_jax.cli.stop import join_processes
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, Range, When
-from vit_jax.storage.files import cache_folder, expand_path
+from vit_jax.storage.files import JsonObject, cache_folder, expand_path
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -158,7 +158,7 @@ class _Features(Limits, Reading):
         self,
         extractor: "Extractor",
         weights: "Weights",
-        result: Mapping[str, Any],
+        result: JsonObject,
         text: str,
         notes: Sequence[str],
     ) -> None:

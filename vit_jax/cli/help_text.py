@@ -5,7 +5,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vit_jax.cli.options import (
     Group,
@@ -28,7 +27,7 @@ def find_width() -> int:
     return max(_LEAST_WIDTH, columns)
 
 
-def format_help(kind: type[Any], verb: str, examples: Sequence[str], width: int) -> str:
+def format_help(kind: type, verb: str, examples: Sequence[str], width: int) -> str:
     """Return usage, description, every word with its meaning, and the examples of a verb.
 
     Args:
@@ -93,7 +92,7 @@ def describe_group_fields(group: type[Group], width: int) -> str:
 # Parts of the help.
 
 
-def _format_usage(kind: type[Any], verb: str, width: int) -> str:
+def _format_usage(kind: type, verb: str, width: int) -> str:
     """Return the words of a verb that are required, or positional."""
     words = [f"usage: vit-jax {verb}"]
     for argument in list_arguments(kind):
@@ -109,7 +108,7 @@ def _format_usage(kind: type[Any], verb: str, width: int) -> str:
     return _fill(" ".join(words), width, indent=" " * len("usage: "))
 
 
-def _list_entries(kind: type[Any]) -> dict[str, str]:
+def _list_entries(kind: type) -> dict[str, str]:
     """Return the meanings of positional words, options and groups by their names with forms."""
     entries = {}
     for argument in list_arguments(kind):

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from vit_jax.cli.groups import GROUPS, StartedRecipe, use_no_accelerator
 from vit_jax.cli.help_text import (
@@ -16,6 +16,7 @@ from vit_jax.cli.model_table import IMAGE_SIZE, NUM_CLASSES, ModelRow, read_mode
 from vit_jax.cli.options import Options, UsageError, argument, switch
 from vit_jax.cli.outputs import note_conversion
 from vit_jax.cli.verbs import verb
+from vit_jax.storage.files import JsonObject
 from vit_jax.text.nearest import did_you_mean
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Models(Options):
             print(_HINT_OF_MODELS)
 
 
-def _describe_model(row: ModelRow) -> dict[str, Any]:
+def _describe_model(row: ModelRow) -> JsonObject:
     """Return the fields of a network in JSON."""
     return {
         "name": row.name,

@@ -173,7 +173,7 @@ class Option:
         return [f"{self.flag}={','.join(map(str, values))}"]
 
 
-def list_arguments(kind: type[Any]) -> list[Option]:
+def list_arguments(kind: type) -> list[Option]:
     """Return the positional words of a verb in their order."""
     hints = typing.get_type_hints(kind, include_extras=True)
     arguments = []
@@ -183,7 +183,7 @@ def list_arguments(kind: type[Any]) -> list[Option]:
     return arguments
 
 
-def list_options(kind: type[Any]) -> list[Option]:
+def list_options(kind: type) -> list[Option]:
     """Return the options of a verb: required ones, those of the class, those of its bases, and its groups."""
     hints = typing.get_type_hints(kind, include_extras=True)
     options = []
@@ -197,7 +197,7 @@ def list_options(kind: type[Any]) -> list[Option]:
     return options + grouped
 
 
-def list_groups(kind: type[Any]) -> "list[type[Group]]":
+def list_groups(kind: type) -> "list[type[Group]]":
     """Return the groups of options that a verb takes."""
     return [field.metadata["group"] for field in filter(_is_group, _order_fields(kind))]
 
@@ -217,10 +217,10 @@ def plain_type(hint: Any) -> Any:
     return hint
 
 
-def _order_fields(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
+def _order_fields(kind: type) -> "list[dataclasses.Field]":
     """Return the fields of the class, then those of its bases."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    ordered = dict[str, "dataclasses.Field[Any]"]()
+    ordered = dict[str, "dataclasses.Field"]()
     for parent in kind.__mro__:
         for name in inspect.get_annotations(parent):
             if name in fields:
@@ -228,15 +228,15 @@ def _order_fields(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
     return list(ordered.values())
 
 
-def _is_group(field: "dataclasses.Field[Any]") -> bool:
+def _is_group(field: "dataclasses.Field") -> bool:
     return "group" in field.metadata
 
 
-def _is_argument(field: "dataclasses.Field[Any]") -> bool:
+def _is_argument(field: "dataclasses.Field") -> bool:
     return not _is_group(field) and "flag" not in field.metadata
 
 
-def _make_option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
+def _make_option(field: "dataclasses.Field", hint: Any) -> Option:
     metadata = field.metadata
     flag = ""
     if not _is_argument(field):
@@ -254,7 +254,7 @@ def _make_option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
     )
 
 
-def _list_group(field: "dataclasses.Field[Any]") -> list[Option]:
+def _list_group(field: "dataclasses.Field") -> list[Option]:
     """Return the options of a group, each with its name before it was in the group."""
     kind = field.metadata["group"]
     options = []

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from vit_jax.cli.groups import LoraOption, StartedRecipe, use_no_accelerator
 from vit_jax.cli.options import REQUIRED, UsageError, option, switch
@@ -13,6 +13,7 @@ from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, NotNegative, When
 
 if TYPE_CHECKING:
+    from vit_jax.config import RunConfig
     from vit_jax.tools.plan.dataset import Dataset
     from vit_jax.tools.plan.estimate import Plan as Estimate
     from vit_jax.tools.plan.topology import Topology
@@ -88,7 +89,7 @@ class Plan(StartedRecipe, LoraOption):
         else:
             self._estimate(config, topology, dataset, target)
 
-    def _search(self, config: Any, topology: "Topology", dataset: "Dataset") -> None:
+    def _search(self, config: "RunConfig", topology: "Topology", dataset: "Dataset") -> None:
         """Print the fastest layouts."""
         from vit_jax.tools.plan.report import result_to_json, result_to_text
         from vit_jax.tools.plan.search import search
@@ -113,7 +114,7 @@ class Plan(StartedRecipe, LoraOption):
 
     def _estimate(
         self,
-        config: Any,
+        config: "RunConfig",
         topology: "Topology",
         dataset: "Dataset",
         target: Path | None,

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from traceback import walk_stack
 from types import CodeType, FrameType
 from typing import Any, NoReturn
@@ -24,6 +24,8 @@ class Terminated(KeyboardInterrupt):
 
     exit_code = 75  # hosts.exits.PREEMPTED: the package `hosts` imports JAX, and help must be fast
 
+
+Hook = Callable[["sys.UnraisableHookArgs"], object]
 
 _asked_at: float | None = None  # when the first SIGTERM arrived
 _raised = threading.Event()  # a handler has raised its exception
@@ -85,13 +87,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _send_again(hook: Any) -> Any:
+def _send_again(hook: Hook) -> Hook:
     """Return a hook that sends a signal again if its exception was raised in a callback, where Python drops it.
 
     One of JAX's runs at every garbage collection.
     """
 
-    def handle(report: Any) -> None:
+    def handle(report: "sys.UnraisableHookArgs") -> None:
         global _asked_at
         if not issubclass(report.exc_type, KeyboardInterrupt):  # the exception itself may be None
             hook(report)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from vit_jax.cli.groups import (
     AllowedCode,
@@ -38,7 +38,7 @@ from vit_jax.cli.outputs import (
 from vit_jax.cli.stop import Terminated, join_processes, leave
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Positive, When
-from vit_jax.storage.files import expand_path
+from vit_jax.storage.files import JsonObject, expand_path
 from vit_jax.text.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -523,7 +523,7 @@ class Doctor(Overrides):
         report = []
         is_good = True
         for name, findings in examination:
-            rows: list[dict[str, Any]] = []
+            rows: list[JsonObject] = []
             for finding in findings:
                 rows.append({"name": name} | dataclasses.asdict(finding))
                 is_good &= finding.is_good

@@ -17,14 +17,14 @@ from vit_jax.cli.words import parse_words, restore_spelling
 class Verb:
     """One verb, called with the words that follow it."""
 
-    declaration: type[Any]
+    declaration: type
     """A class with options as fields and a method `run`."""
     examples: tuple[str, ...]
     appendix: Callable[[int], str] | None = None
     """Returns the end of the help for a number of columns."""
 
     @functools.cached_property
-    def options(self) -> type[Any]:
+    def options(self) -> type:
         """The dataclass of the declaration, made on first use: it takes a millisecond."""
         if "__dataclass_fields__" in vars(self.declaration):
             return self.declaration
@@ -81,9 +81,7 @@ class Verb:
             return parse_words(self.options, words, self.name, spelling)
 
 
-def verb(
-    *examples: str, appendix: Callable[[int], str] | None = None
-) -> Callable[[type[Any]], Verb]:
+def verb(*examples: str, appendix: Callable[[int], str] | None = None) -> Callable[[type], Verb]:
     """Make a verb of a class with options as fields and a method `run`.
 
     The docstring of the class opens the help; `examples` are words after the name of the verb.

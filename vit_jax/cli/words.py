@@ -36,7 +36,7 @@ _EARLIER_FIELDS = {"--allow_code": "--config.allow_code"}  # fields of a recipe
 _RECIPE_SPELLING = {"--weights.allow_code": "--config.allow_code"}
 
 
-def parse_words(kind: type[Any], words: Sequence[str], verb: str, spelling: dict[str, str]) -> Any:
+def parse_words(kind: type, words: Sequence[str], verb: str, spelling: dict[str, str]) -> Any:
     """Return the options of a verb with the values of these words.
 
     Args:
@@ -86,7 +86,7 @@ class _Reader:
       spelling: receives the name of each option as it was written, by its flag.
     """
 
-    def __init__(self, kind: type[Any], verb: str, spelling: dict[str, str]):
+    def __init__(self, kind: type, verb: str, spelling: dict[str, str]):
         self.kind = kind
         self.verb = verb
         self.arguments = list_arguments(kind)

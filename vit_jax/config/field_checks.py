@@ -86,7 +86,7 @@ def apply_rules(rules: Iterable[Callable[[T], str | None]], subject: T) -> Itera
             yield problem
 
 
-def is_value_range(value: Any) -> bool:
+def is_value_range(value: object) -> bool:
     """Return True for a pair of finite numbers, the first of them lower."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         return False
@@ -100,7 +100,7 @@ def reject(problems: Iterable[str], prefix: str = "config.") -> None:
         raise ValueError(prefix + problem)
 
 
-def _find_leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _find_leaves(value: object, path: str) -> Iterator[tuple[str, Any]]:
     """Yield a value, or the values of a mapping or a tuple, each with its path."""
     if isinstance(value, Mapping):
         for key, inner in value.items():

@@ -74,7 +74,7 @@ def find_references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
                     yield path, text
 
 
-def _allows_reference(hint: Any) -> bool:
+def _allows_reference(hint: object) -> bool:
     """Return True for a field that may be a reference, or have one in a list."""
     if Reference in union_members(hint):
         return True
@@ -153,7 +153,7 @@ def _locate_field(
     return values, field, _find_hint(hint, field, name, kind)
 
 
-def _describe_section(name: str, hint: Any, text: str) -> str:
+def _describe_section(name: str, hint: object, text: str) -> str:
     """Return the error for a value in the place of a section."""
     first = "NAME"
     if dataclasses.is_dataclass(hint):

@@ -144,7 +144,7 @@ def find_rules(hint: Any) -> Iterator[object]:
         yield from find_rules(argument)
 
 
-def get_default(field: "dataclasses.Field[Any]") -> Any:
+def get_default(field: "dataclasses.Field") -> Any:
     """Return the default of a field, MISSING for one without."""
     if field.default_factory is dataclasses.MISSING:
         return field.default

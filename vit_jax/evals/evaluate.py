@@ -9,7 +9,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +36,7 @@ from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.models.views import ViewAverage, count_views
 from vit_jax.objectives.sums import score_classes
 from vit_jax.sharding import batch_sharding, replicate
+from vit_jax.storage.files import JsonObject
 from vit_jax.text.tables import columns
 
 
@@ -325,7 +325,7 @@ def _to_table(results: Mapping[str, EvaluationResult], weights: str) -> str:
 
 def _list_cells(result: EvaluationResult, further: Sequence[str]) -> list[str]:
     """Return the cells of a dataset, with further metrics at the end."""
-    values: dict[str, Any] = result.metrics.values()
+    values: JsonObject = result.metrics.values()
     low, high = values[INTERVAL_OF["accuracy"]]
     cells = [
         f"{result.metrics.images:,}",

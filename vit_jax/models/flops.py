@@ -20,6 +20,7 @@ from vit_jax.arrays import ModelOutput
 from vit_jax.config.architecture import Architecture
 from vit_jax.models import abstract_model
 
+Equation = Any  # a `JaxprEqn`; JAX does not type the shapes of its values
 Network = Callable[..., ModelOutput]
 FLOPS_PER_MAC = 2
 # The backward pass computes two gradients, each as expensive as the forward pass.
@@ -115,7 +116,7 @@ def _count_program(program: Jaxpr, count_padding: bool) -> int:
     return total
 
 
-def _count_equation(equation: Any, count_padding: bool) -> int:
+def _count_equation(equation: Equation, count_padding: bool) -> int:
     """Return the multiply-adds of an equation, and of the programs that it runs."""
     name = equation.primitive.name
     if name == "dot_general":
@@ -137,7 +138,7 @@ def _count_equation(equation: Any, count_padding: bool) -> int:
     return sum(inner)
 
 
-def _find_programs(equation: Any) -> list[Jaxpr]:
+def _find_programs(equation: Equation) -> list[Jaxpr]:
     """Return the programs that an equation runs, such as the body of a loop."""
     found = []
     for value in equation.params.values():
@@ -149,7 +150,7 @@ def _find_programs(equation: Any) -> list[Jaxpr]:
     return found
 
 
-def _count_product(equation: Any) -> int:
+def _count_product(equation: Equation) -> int:
     """Return the multiply-adds of a matrix product."""
     left_shape = equation.invars[0].aval.shape
     output_shape = equation.outvars[0].aval.shape
@@ -160,7 +161,7 @@ def _count_product(equation: Any) -> int:
     return macs
 
 
-def _count_convolution(equation: Any, count_padding: bool) -> int:
+def _count_convolution(equation: Equation, count_padding: bool) -> int:
     """Return the multiply-adds of a convolution."""
     image, kernel = equation.invars
     output_shape = equation.outvars[0].aval.shape

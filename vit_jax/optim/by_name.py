@@ -70,7 +70,7 @@ def make_is_trained(config: OptimizerConfig) -> IsTrained | None:
     return IsTrained(matches, num_last_blocks)
 
 
-def select_trained(tree: object, is_trained: IsTrained | None) -> dict[str, Any]:
+def select_trained(tree: object, is_trained: IsTrained | None) -> dict[str, jax.Array]:
     """Return the leaves of a network's tree that change in training, by name.
 
     All if `is_trained` is None; of stacked leaves the layers that change.

@@ -109,10 +109,10 @@ def _unstack(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 def _unstack_state(state: optax.OptState, layers: Mapping[str, int]) -> optax.OptState:
     """Return the state with one entry per layer, in every dictionary by parameter name."""
 
-    def has_stacked_entries(node: Any) -> bool:
+    def has_stacked_entries(node: object) -> bool:
         return isinstance(node, dict) and not layers.keys().isdisjoint(node)
 
-    def split_if_dictionary(node: Any) -> Any:
+    def split_if_dictionary(node: object) -> Any:
         if not isinstance(node, dict):
             return node
         return _split(node, layers)
@@ -149,12 +149,12 @@ def _stack(state: Any) -> Any:
     Entries that differ in structure, shape or dtype between layers stay as they are.
     """
 
-    def stack_if_dictionary(node: Any) -> Any:
+    def stack_if_dictionary(node: object) -> Any:
         if not isinstance(node, dict):
             return node
         return _stack_entries(node)
 
-    def has_layers(node: Any) -> bool:
+    def has_layers(node: object) -> bool:
         return isinstance(node, dict) and any(map(_match_layer, node))
 
     return jax.tree.map(
@@ -199,20 +199,20 @@ def _stack_leaves(*leaves: jax.Array) -> jax.Array:
     return jnp.stack(leaves)
 
 
-def _match_layer(name: Any) -> re.Match[str] | None:
+def _match_layer(name: object) -> re.Match[str] | None:
     """Return the match of the name of an entry of one layer; None for any other key."""
     if not isinstance(name, str):
         return None
     return _LAYER.match(name)
 
 
-def _are_alike(entries: Sequence[Any]) -> bool:
+def _are_alike(entries: Sequence[object]) -> bool:
     """Return whether all entries have the same structure, shapes and dtypes."""
     first, *others = map(_describe_leaves, entries)
     return all(other == first for other in others)
 
 
-def _describe_leaves(entry: Any) -> Any:
+def _describe_leaves(entry: object) -> object:
     """Return the shape and dtype of each leaf, in the structure of the entry."""
 
     def describe(leaf: Any) -> tuple[tuple[int, ...], Any]:

@@ -14,6 +14,7 @@ import pathlib
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 from vit_jax.imports.extras import install_command
@@ -25,6 +26,7 @@ from vit_jax.storage.files import (
     write_atomically,
 )
 
+Card = Mapping[str, Any]  # the metadata of a dataset card, values of YAML
 SCHEME = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _NUM_DOWNLOADS = 4
@@ -79,7 +81,7 @@ class DatasetIndex:
     name: str
     commit: str
     files: Mapping[str, StoredFile]
-    card: Mapping[str, Any]
+    card: Card
 
 
 def import_library(address: str, instead: str) -> Any:
@@ -115,7 +117,7 @@ def explain_failure(address: str) -> Iterator[None]:
         raise ValueError(f"{address} cannot be fetched: {reason}") from error
 
 
-def read_index(library: Any, name: str, revision: str) -> tuple[DatasetIndex, bool]:
+def read_index(library: ModuleType, name: str, revision: str) -> tuple[DatasetIndex, bool]:
     """Return the index of a dataset, and True if it is from the cache because the Hub is absent.
 
     The index of a commit is asked for once. Raises the errors of the library.
@@ -164,7 +166,7 @@ def _list_files(info: Any) -> dict[str, StoredFile]:
     return files
 
 
-def _read_card(info: Any) -> dict[str, Any]:
+def _read_card(info: Any) -> Card:
     """Return the metadata of the README.md; {} without any."""
     if info.card_data is None:
         return {}
@@ -179,7 +181,7 @@ def find_snapshot(index: DatasetIndex) -> pathlib.Path:
     return pathlib.Path(constants.HF_HUB_CACHE, folder, "snapshots", index.commit)
 
 
-def fetch_files(library: Any, index: DatasetIndex, names: Iterable[str]) -> None:
+def fetch_files(library: ModuleType, index: DatasetIndex, names: Iterable[str]) -> None:
     """Download files into the snapshot of a commit unless they are there; verify new ones.
 
     Raises the errors of the library.

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -26,7 +26,7 @@ from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding import AXES, count_slices, shard_tree
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import GIB, find_fabric_of_device
-from vit_jax.storage.files import expand_path
+from vit_jax.storage.files import JsonObject, expand_path
 from vit_jax.train.phases import apply_phase, resize_architecture, shrink_sequence
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
@@ -203,7 +203,7 @@ def keep_layout(config: C, workdir: str, num_devices: int) -> C:
     return dataclasses.replace(config, **changed)
 
 
-def _keep_compute(model: Any, stored: Mapping[str, Any]) -> Any:
+def _keep_compute(model: Any, stored: JsonObject) -> Any:
     """Return the section `model` with the stored dtype and policy in the place of `auto`."""
     dtype = stored.get("model.compute_dtype")
     if model.compute_dtype == "auto" and dtype in ("float32", "bfloat16"):
@@ -214,7 +214,7 @@ def _keep_compute(model: Any, stored: Mapping[str, Any]) -> Any:
     return model
 
 
-def _read_layout(workdir: str) -> dict[str, Any]:
+def _read_layout(workdir: str) -> JsonObject:
     """Return the chosen values of a run that has a checkpoint, equal in all processes."""
     folder = expand_path(workdir)
     stored = {}
@@ -222,7 +222,7 @@ def _read_layout(workdir: str) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):  # `workdir.claim` reports what is wrong
             values = flatten(read_config(folder))
             stored = {name: values[name] for name in _CHOSEN if name in values}
-    layout: dict[str, Any] = hosts.gather(stored)[0]
+    layout: JsonObject = hosts.gather(stored)[0]
     return layout
 
 

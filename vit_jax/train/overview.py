@@ -6,7 +6,7 @@ import importlib.metadata
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -76,7 +76,7 @@ def _count_values(tree: object) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def _count_by_part(leaves: Mapping[str, Any], num_trained: int | None) -> str:
+def _count_by_part(leaves: Mapping[str, jax.Array], num_trained: int | None) -> str:
     """Return a line with the number of parameters of each part of the network."""
     sizes: collections.Counter[str] = collections.Counter()
     for name, leaf in leaves.items():
@@ -89,7 +89,7 @@ def _count_by_part(leaves: Mapping[str, Any], num_trained: int | None) -> str:
     return text
 
 
-def _list_parameters(leaves: Mapping[str, Any], num_trained: int | None) -> str:
+def _list_parameters(leaves: Mapping[str, jax.Array], num_trained: int | None) -> str:
     """Return a table with a row for each parameter."""
     rows = []
     for name, leaf in leaves.items():

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -373,7 +373,7 @@ def weigh_examples(label_BK: jax.Array, class_weights: Sequence[float]) -> jax.A
 
 
 def call_network(
-    network: Any,
+    network: Callable[..., ModelOutput],
     images: jax.Array,
     *,
     corruption: Corruption | None = None,
@@ -391,8 +391,7 @@ def call_network(
         "num_trained_blocks": num_trained_blocks,
     }
     in_use = {name: value for name, value in options.items() if value is not None}
-    output: ModelOutput = network(images, **in_use)
-    return output
+    return network(images, **in_use)
 
 
 def stop_frozen_gradients(model: T, is_trained: IsTrained | None) -> T:

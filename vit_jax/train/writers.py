@@ -10,7 +10,7 @@ import pathlib
 import time
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.imports.references import explain_call, resolve
@@ -40,6 +40,16 @@ class Tracker(Protocol):
           config: all values of the config, as JSON values in sections.
           start_step: steps done; later metrics of an earlier process are written again.
         """
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step."""
+
+    def close(self) -> None:
+        """Write pending metrics and end the run."""
+
+
+class Writer(Protocol):
+    """Receives the metrics of a run; its `flush()`, if it has one, is called as of a `Tracker`."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
@@ -162,7 +172,7 @@ class Writers:
     """
 
     def __init__(self, workdir: pathlib.Path, config: RunConfig, start_step: int, *, enabled: bool):
-        self._writers: list[Any] = []
+        self._writers: list[Writer] = []
         self._stack = contextlib.ExitStack()
         if not enabled:
             return
@@ -180,7 +190,7 @@ class Writers:
                 self._add(events, stack)
             self._stack = stack.pop_all()
 
-    def _add(self, writer: Any, stack: contextlib.ExitStack) -> None:
+    def _add(self, writer: Writer, stack: contextlib.ExitStack) -> None:
         """Add an open writer, which the stack closes."""
         self._writers.append(writer)
         stack.callback(writer.close)

@@ -5,7 +5,7 @@ Only weights and their configuration are fetched, nothing that could run.
 
 import pathlib
 import re
-from typing import Any
+from types import ModuleType
 
 from vit_jax.storage.hub_files import SCHEME, explain_failure, import_library
 from vit_jax.weights.formats.pickled import advise, choose_pickles, name_replacement
@@ -47,7 +47,7 @@ def fetch(source: str) -> pathlib.Path:
     return local
 
 
-def _reject_pickles(source: str, match: re.Match[str], library: Any) -> None:
+def _reject_pickles(source: str, match: re.Match[str], library: ModuleType) -> None:
     """Raise ValueError, with commands to convert them, for weights of PyTorch only."""
     try:
         files = library.HfApi().list_repo_files(match["name"], revision=match["revision"])
@@ -98,7 +98,7 @@ def push(folder: pathlib.Path, address: str) -> str:
     return f"hf://{match['name']}"
 
 
-def _open(address: str, instead: str) -> tuple[re.Match[str], Any]:
+def _open(address: str, instead: str) -> tuple[re.Match[str], ModuleType]:
     """Return the parts of an address, and the library."""
     match = _REPOSITORY.fullmatch(address)
     if not match:

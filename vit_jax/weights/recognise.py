@@ -153,7 +153,7 @@ def _count_folded_rows(facts: Facts, a: Architecture) -> int:
     return max(0, facts.position_rows - math.prod(a.grid))
 
 
-def validate_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def validate_options(options: Fields) -> dict[str, Any]:
     """Return the options that are not None, image_size as a tuple.
 
     Raises:
@@ -482,7 +482,7 @@ def _require_effect(facts: Facts, chosen: Fields) -> None:
             )
 
 
-def _find_grid(fields: Mapping[str, Any]) -> tuple[int, int]:
+def _find_grid(fields: Fields) -> tuple[int, int]:
     """Return rows and columns of patches."""
     height, width = fields["image_size"]
     patch_height, patch_width = fields["patch_size"]

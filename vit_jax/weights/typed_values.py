@@ -7,6 +7,7 @@ an error.
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.storage.files import JsonObject
 from vit_jax.text.printable import shorten
 
 Values = Mapping[str, Any]
@@ -64,7 +65,7 @@ def read_string(values: Values, name: str) -> str | None:
     return value
 
 
-def read_object(values: Values, name: str) -> dict[str, Any]:
+def read_object(values: Values, name: str) -> JsonObject:
     """Return the values of an object; none if it is absent."""
     value = values.get(name)
     if value is None:

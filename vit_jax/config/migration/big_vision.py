@@ -8,15 +8,13 @@ from typing import Any
 
 from vit_jax.config.migration.big_vision_networks import convert_network, convert_weights
 from vit_jax.config.migration.big_vision_optimizers import convert_optimizer, convert_schedule
-from vit_jax.config.migration.foreign_fields import ForeignFields
+from vit_jax.config.migration.foreign_fields import ForeignFields, Section
 from vit_jax.config.migration.image_ops import (
     convert_test_images,
     convert_train_images,
     require_few_shot_images,
 )
 from vit_jax.config.schema import FinetuneConfig, PretrainConfig, RunConfig
-
-Section = dict[str, Any]
 
 LOSSES = {"softmax_xent": "softmax", "sigmoid_xent": "sigmoid"}
 TEST_NAMES = ("test", "val", "validation", "minival")

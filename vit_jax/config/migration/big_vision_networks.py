@@ -1,12 +1,8 @@
 """Networks of big_vision, and the weights from which its fine-tuning starts."""
 
-from typing import Any
-
-from vit_jax.config.migration.foreign_fields import DTYPES, ForeignFields
+from vit_jax.config.migration.foreign_fields import DTYPES, ForeignFields, Section
 from vit_jax.config.networks import build_named_architecture
 from vit_jax.config.variants import parse_name
-
-Section = dict[str, Any]
 
 POOLS = {"gap": "gap", "tok": "token", "map": "map"}
 POSITIONS = {"learn": "learned_1d", "sincos2d": "sincos2d"}

@@ -2,11 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from vit_jax.config.migration.foreign_fields import DTYPES, ForeignFields
-
-Section = dict[str, Any]
+from vit_jax.config.migration.foreign_fields import DTYPES, ForeignFields, Section
 
 OPTIMIZERS = {"scale_by_adam": "adam", "big_vision.momentum_hp": "sgd"}
 DECAYS = {

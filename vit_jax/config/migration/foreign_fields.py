@@ -7,6 +7,9 @@ from vit_jax.config.parsing import flatten
 from vit_jax.config.synonyms import MEANT
 from vit_jax.text.printable import shorten
 
+Section = dict[str, Any]
+"""Fields of a section of our config."""
+
 DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
 _MOST_SHOWN = 60  # characters of a value in a message
 _UNITS = {"steps": "steps", "epochs": "epochs", "examples": "examples", "percent": "fraction"}

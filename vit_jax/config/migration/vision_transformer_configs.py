@@ -5,11 +5,9 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.migration.foreign_fields import DTYPES, ForeignFields
+from vit_jax.config.migration.foreign_fields import DTYPES, ForeignFields, Section
 from vit_jax.config.schema import FinetuneConfig, RunConfig
 from vit_jax.config.variants import parse_name
-
-Section = dict[str, Any]
 
 DECAYS = {"cosine": "cosine", "linear": "linear"}
 LINEAR_END = 1e-5

@@ -53,7 +53,7 @@ class BandChoice:
         return dataclasses.replace(self, mean=mean, std=std)
 
     @classmethod
-    def read(cls, stored: Any) -> Self:
+    def read(cls, stored: object) -> Self:
         """Return the choice in the metadata of weights.
 
         Raises:
@@ -207,7 +207,7 @@ def choose_bands(config: InputConfig) -> BandChoice | None:
     return bands
 
 
-def _are_numbers(values: Any, count: int) -> bool:
+def _are_numbers(values: object, count: int) -> bool:
     """Return True for an empty list, or one of this many finite numbers."""
     if not isinstance(values, list | tuple) or len(values) not in (0, count):
         return False

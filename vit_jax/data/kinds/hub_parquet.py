@@ -12,12 +12,14 @@ import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 from vit_jax.data.kinds.parquet import Parquet
 from vit_jax.data.records import few
 from vit_jax.storage import hub_files
-from vit_jax.storage.hub_files import DatasetIndex
+from vit_jax.storage.files import JsonObject
+from vit_jax.storage.hub_files import Card, DatasetIndex
 from vit_jax.text.nearest import did_you_mean
 from vit_jax.text.printable import printable
 
@@ -77,7 +79,7 @@ class OpenDataset:
     """
 
     address: str
-    library: Any
+    library: ModuleType
     index: DatasetIndex
     chosen: ChosenFiles
 
@@ -189,7 +191,7 @@ def _choose_all(
     text: str,
     names: Sequence[str],
     configurations: Mapping[str, Mapping[str, str]],
-    card: Mapping[str, Any],
+    card: Card,
 ) -> ChosenFiles:
     """Return all files without configurations, else those of the only or default one."""
     if not configurations:
@@ -203,7 +205,7 @@ def _choose_all(
 def _choose_default(
     text: str,
     configurations: Mapping[str, Mapping[str, str]],
-    card: Mapping[str, Any],
+    card: Card,
 ) -> ChosenFiles:
     """Return the files of the default configuration; raise ValueError if the card states none."""
     for section in _list_sections(card, "configs"):
@@ -217,7 +219,7 @@ def _choose_default(
     )
 
 
-def list_configurations(card: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, str]]:
+def list_configurations(card: Card, names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the split of each Parquet file, by configuration of the card."""
     configurations = {}
     for section in _list_sections(card, "configs"):
@@ -240,13 +242,13 @@ def _find_stated_split(name: str, patterns: Sequence[tuple[str, str]]) -> str | 
     return None
 
 
-def _list_sections(card: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def _list_sections(card: Card, key: str) -> list[Card]:
     """Return the sections of a card below a key, which may be one or a list."""
     sections = _to_list(card.get(key))
     return [section for section in sections if isinstance(section, Mapping)]
 
 
-def _to_list(value: object) -> list[Any]:
+def _to_list(value: object) -> list[object]:
     """Return the entries of a list, or one entry as a list; [] for other values."""
     if isinstance(value, str | Mapping):
         return [value]
@@ -255,7 +257,7 @@ def _to_list(value: object) -> list[Any]:
     return []
 
 
-def _list_patterns(section: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_patterns(section: Card) -> list[tuple[str, str]]:
     """Return splits ("" if none is stated) and patterns of the files of a configuration."""
     folder = section.get("data_dir")
     patterns = []
@@ -300,9 +302,9 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(f"{''.join(words)}(/.*)?$")
 
 
-def read_features(card: Mapping[str, Any], configuration: str | None) -> dict[str, dict[str, Any]]:
+def read_features(card: Card, configuration: str | None) -> dict[str, JsonObject]:
     """Return the columns of images and classes in the card, as Parquet metadata describe them."""
-    features: dict[str, dict[str, Any]] = {}
+    features: dict[str, JsonObject] = {}
     sections = _list_sections(card, "dataset_info")
     for section in sections:
         if len(sections) > 1 and section.get("config_name", "default") != configuration:
@@ -317,7 +319,7 @@ def read_features(card: Mapping[str, Any], configuration: str | None) -> dict[st
     return features
 
 
-def _list_class_names(dtype: Mapping[str, Any]) -> list[str] | None:
+def _list_class_names(dtype: Card) -> list[str] | None:
     """Return the names of classes in the order of their numbers; None without a complete list."""
     label = dtype["class_label"]
     names = label.get("names") if isinstance(label, Mapping) else None
@@ -408,5 +410,5 @@ class HubParquet(Parquet):
             hub_files.fetch_files(self._dataset.library, self._dataset.index, names)
 
     @functools.cached_property
-    def card_features(self) -> dict[str, dict[str, Any]]:  # type: ignore[override]
+    def card_features(self) -> dict[str, JsonObject]:  # type: ignore[override]
         return read_features(self._dataset.index.card, self._dataset.chosen.configuration)

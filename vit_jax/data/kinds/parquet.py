@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from vit_jax.data.kinds.listing import warn_once
 from vit_jax.data.kinds.packed import Packed, PackedSource, require_distinct_names
 from vit_jax.data.kinds.parquet_layout import Chunk, Layout, measure_pages, read_layout
 from vit_jax.data.records import MAX_CLASSES, few
-from vit_jax.storage.files import is_mirrored, open_regular, parse_json
+from vit_jax.storage.files import JsonObject, is_mirrored, open_regular, parse_json
 from vit_jax.storage.gcs_client import NoAnswer
 from vit_jax.text.printable import first_line, printable
 
@@ -334,7 +334,7 @@ class Parquet(Packed):
 
     kind = "parquet"
     extension = ".parquet"
-    card_features: Mapping[str, dict[str, Any]] = {}
+    card_features: Mapping[str, JsonObject] = {}
     """Columns that a card describes, for files without metadata of Hugging Face."""
 
     def require(self) -> None:

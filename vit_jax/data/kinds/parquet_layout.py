@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from vit_jax.storage.files import measure_size, open_regular, read_range
 
+Struct = dict[int, Any]
+"""Values of a struct by the numbers of its fields."""
+
 _MAGIC = b"PAR1"
 _END_BYTES = 8
 """Number of bytes of the length of the footer and of the magic number."""
@@ -88,7 +91,7 @@ def read_layout(file: str) -> Layout:
     return _parse_footer(footer, num_bytes)
 
 
-def _parse_footer(footer: dict[int, Any], num_bytes: int) -> Layout:
+def _parse_footer(footer: Struct, num_bytes: int) -> Layout:
     try:
         groups = list[RowGroup]()
         num_rows = int(footer[3])
@@ -106,7 +109,7 @@ def _parse_footer(footer: dict[int, Any], num_bytes: int) -> Layout:
     return Layout(groups, sorted(repeated))
 
 
-def _parse_group(group: dict[int, Any], num_bytes: int) -> RowGroup:
+def _parse_group(group: Struct, num_bytes: int) -> RowGroup:
     chunks = {}
     for column in group[1]:
         path = _read_path(column)
@@ -118,18 +121,18 @@ def _parse_group(group: dict[int, Any], num_bytes: int) -> RowGroup:
     return RowGroup(num_rows, chunks)
 
 
-def _find_repeated_paths(group: dict[int, Any]) -> list[str]:
+def _find_repeated_paths(group: Struct) -> list[str]:
     paths = list(map(_read_path, group[1]))
     if len({*paths}) == len(paths):
         return []
     return [path for path in paths if paths.count(path) > 1]
 
 
-def _read_path(column: dict[int, Any]) -> str:
+def _read_path(column: Struct) -> str:
     return ".".join(part.decode() for part in column[3][3])
 
 
-def _parse_chunk(described: dict[int, Any], num_bytes: int) -> Chunk:
+def _parse_chunk(described: Struct, num_bytes: int) -> Chunk:
     data_page = int(described[9])
     dictionary_page = int(described.get(11, 0))
     first_page = data_page
@@ -168,11 +171,11 @@ def measure_pages(file: str, chunk: Chunk, most_bytes: int) -> int:
     return total
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return isinstance(value, int) and value >= 0
 
 
-def _read_page_header(file: str, place: int, end: int) -> tuple[dict[int, Any], int]:
+def _read_page_header(file: str, place: int, end: int) -> tuple[Struct, int]:
     """Return the fields and the size of a page header."""
     for most in _PAGE_HEADER_BYTES:
         reader = _Reader(read_range(file, place, min(most, end - place)))
@@ -194,7 +197,7 @@ class _Reader:
         self._content = content
         self.place = 0
 
-    def read_struct(self, level: int = 0) -> dict[int, Any]:
+    def read_struct(self, level: int = 0) -> Struct:
         """Return the values of a struct by the numbers of its fields.
 
         Raises:
@@ -202,7 +205,7 @@ class _Reader:
         """
         if level > _MOST_LEVELS:
             raise LayoutError("it is nested too deep")
-        fields = dict[int, Any]()
+        fields = Struct()
         number = 0
         while True:
             byte = self._read_bytes(1)[0]

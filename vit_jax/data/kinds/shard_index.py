@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from vit_jax.data.kinds.tar import (
 )
 from vit_jax.data.records import few, read_file_state
 from vit_jax.storage.files import (
+    JsonObject,
     WriteError,
     cache_folder,
     is_mirrored,
@@ -197,7 +198,7 @@ class Checks(NamedTuple):
     sha256: str
 
 
-def _serialize(index: Index, about: dict[str, Any], checks: Checks) -> bytes:
+def _serialize(index: Index, about: JsonObject, checks: Checks) -> bytes:
     head = {
         "about": about,
         "num_rows": len(index.rows),
@@ -209,7 +210,7 @@ def _serialize(index: Index, about: dict[str, Any], checks: Checks) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 
-def _load_index(place: Path, file: str, about: dict[str, Any]) -> Index | None:
+def _load_index(place: Path, file: str, about: JsonObject) -> Index | None:
     """Return the index in a file; None if it is of another state of the shard, or damaged."""
     try:
         digest, _, content = read_bounded(place, _MOST_INDEX_BYTES).partition(b"\n")
@@ -230,7 +231,7 @@ def _load_index(place: Path, file: str, about: dict[str, Any]) -> Index | None:
         return None
 
 
-def _parse_index(content: bytes, file: str, about: dict[str, Any]) -> Index | None:
+def _parse_index(content: bytes, file: str, about: JsonObject) -> Index | None:
     head, _, stored = content.partition(b"\n")
     stated = parse_json(head)
     if stated["about"] != about:
@@ -246,7 +247,7 @@ def _parse_index(content: bytes, file: str, about: dict[str, Any]) -> Index | No
     return Index(rows, _parse_notes(stated["notes"]))
 
 
-def _parse_notes(stated: dict[str, Any]) -> Notes:
+def _parse_notes(stated: JsonObject) -> Notes:
     return Notes(
         num_several=stated["num_several"],
         read=tuple(stated["read"]),

@@ -350,7 +350,7 @@ def _choose_styles(metrics: Sequence[str]) -> dict[str, Style]:
     styles = dict[str, Style]()
     for metric, colour in zip(metrics, itertools.cycle(COLOURS), strict=False):
         is_training = metric in ("train_loss", "train_accuracy")
-        line: Any = "-"
+        line: object = "-"
         if len(metrics) > 1 and not is_training:
             line = next(broken_lines)
         styles[metric] = {

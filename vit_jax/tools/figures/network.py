@@ -8,7 +8,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,11 @@ from vit_jax.tools.figures.grad_cam import class_activations
 from vit_jax.tools.figures.reconstructions import reconstruct
 from vit_jax.tools.figures.sheets import MOST_INCHES
 from vit_jax.tools.figures.view import View, require_finite_rows, spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.image import AxesImage
 
 NUM_FILTERS = 28  # the number in Figure 7 of the paper
 NUM_NEIGHBOURS = 6
@@ -161,10 +166,10 @@ def _compare_positions(model: Model) -> list[np.ndarray]:
 
 
 def _draw_similarities(
-    axes: Any,
+    axes: "Axes",
     similarity: np.ndarray,
     most_ticks: int,
-) -> Any:
+) -> "AxesImage":
     """Draw a tile for each patch, with its similarities (rows, columns) to all patches.
 
     Returns:
@@ -186,7 +191,7 @@ def _draw_similarities(
     return image
 
 
-def _number_tiles(axis: Any, count: int, side: int, most_ticks: int) -> None:
+def _number_tiles(axis: "Axis", count: int, side: int, most_ticks: int) -> None:
     """Write the numbers of some tiles at their middles; `side` is the length of a tile."""
     stride = math.ceil(count / most_ticks)
     indices = np.arange(0, count, stride)
@@ -263,7 +268,7 @@ def _measure_uniform_distance(a: Architecture) -> float:
 
 
 def _draw_heads_by_layer(
-    axes: Any,
+    axes: "Axes",
     a: Architecture,
     value_LT: np.ndarray,
     uniform: float,
@@ -294,7 +299,7 @@ def _draw_heads_by_layer(
     axes.set_ylabel(label)
     axes.set_xlim(0.5, num_layers + 0.5)
     axes.set_ylim(0, 1.08 * max(uniform, value_LT.max()))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
 
 
 def draw_rollout(model: Model, view: View) -> Figure:

@@ -7,8 +7,8 @@ import base64
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import markupsafe
@@ -19,6 +19,7 @@ from vit_jax.config.parsing import flatten
 from vit_jax.evals.evaluate import EvaluationResult, make_evaluate
 from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.evals.splits import SplitChoice, open_labelled
+from vit_jax.storage.files import JsonObject
 from vit_jax.text.printable import first_line, printable
 from vit_jax.tools.figures import result_figures
 from vit_jax.tools.figures.curves import USUAL, RunLog, draw_curves, select_panels
@@ -28,6 +29,9 @@ from vit_jax.tools.figures.view import View, read_view
 from vit_jax.train.progress import duration_text
 from vit_jax.train.run_files import DIVERGED
 from vit_jax.weights import Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 MOST_CONFUSED = 10
 
@@ -46,7 +50,7 @@ class Report:
     """
 
     run: RunLog
-    summary: Mapping[str, Any] | None = None
+    summary: JsonObject | None = None
     model: Model | None = None
     evaluation: EvaluationResult | None = None
     view: View = dataclasses.field(default_factory=View)
@@ -150,7 +154,7 @@ def _find_name(report: Report) -> str:
 
 def _list_results(report: Report) -> dict[str, str]:
     """Return the state of the run, and the metrics of the summary and of the evaluation."""
-    last: Mapping[str, Any] = report.summary or report.run.last
+    last: JsonObject = report.summary or report.run.last
     state = "ended" if report.summary else "not ended"
     if DIVERGED in last:
         state = DIVERGED
@@ -262,7 +266,7 @@ def _to_base64(png: bytes) -> str:
     return base64.b64encode(png).decode()
 
 
-def _to_svg(figure: Any) -> markupsafe.Markup:
+def _to_svg(figure: "MatplotlibFigure") -> markupsafe.Markup:
     """Return the drawing as an element of the page: without the head of a file."""
     text = to_bytes(figure, "svg").decode()
     start = text.index("<svg")

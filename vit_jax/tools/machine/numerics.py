@@ -163,8 +163,8 @@ def check_group_norm() -> Finding:
 
 def _check_norm(
     shapes: Mapping[str, tuple[int, ...]],
-    build: Callable[[ComputeDtype], Any],
-    build_plain: Callable[..., Any],
+    build: Callable[[ComputeDtype], nnx.Module],
+    build_plain: Callable[..., nnx.Module],
 ) -> Finding:
     """Compare norms for images of these shapes, by case."""
     mesh = _build_local_mesh()

@@ -9,11 +9,11 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.sharding.fabrics import find_fabric_of_device
 from vit_jax.text.printable import first_line
-from vit_jax.tools.plan.topology import parse_topology
+from vit_jax.tools.plan.topology import Device, parse_topology
 
 LIMIT_SECONDS = 150  # longer than any plan of the report takes on the hosts of accelerators
 
@@ -30,7 +30,7 @@ class Planned(NamedTuple):
         return self.basis.startswith("compiled")
 
 
-def find_topology(devices: Sequence[Any]) -> str | None:
+def find_topology(devices: Sequence[Device]) -> str | None:
     """Return the value of `--topology=` for all devices of a machine; None if `plan` has none."""
     fabric = find_fabric_of_device(devices[0].device_kind)
     if fabric is None:
@@ -52,7 +52,7 @@ def find_topology(devices: Sequence[Any]) -> str | None:
 def plan(
     recipe: str,
     overrides: Sequence[str],
-    devices: Sequence[Any],
+    devices: Sequence[Device],
 ) -> Planned:
     """Return the figures of a plan for these devices, or the reason why there are none."""
     topology = find_topology(devices)

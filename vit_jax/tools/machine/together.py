@@ -118,7 +118,7 @@ def write_and_read(
     return Stored(written - began, read - written, changed)
 
 
-def find_changed_arrays(before: Any, after: Any) -> list[str]:
+def find_changed_arrays(before: object, after: object) -> list[str]:
     """Return the names of arrays that differ in any bit, on the devices of this process."""
     arrays_after = pytree.name_leaves(after)
     changed = []

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from vit_jax.config import Architecture, FinetuneConfig, RunConfig, validate
 from vit_jax.sharding.chips import find_chip
@@ -19,7 +18,7 @@ from vit_jax.tools.plan.arithmetic import (
 from vit_jax.tools.plan.compiled_memory import measure_memory
 from vit_jax.tools.plan.dataset import Dataset
 from vit_jax.tools.plan.timeline import Timeline, simulate_step
-from vit_jax.tools.plan.topology import Topology, make_collective_seconds
+from vit_jax.tools.plan.topology import Device, Topology, make_collective_seconds
 from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.starting_weights import read_network, set_open_size
@@ -232,7 +231,7 @@ def make_plan(
     architecture = network.architecture
     config = set_open_size(config, architecture)
     reason = aot.explain_missing_compiler(topology) if can_compile else "as requested"
-    devices: Sequence[Any]
+    devices: Sequence[Device]
     if reason:
         require_formulas(architecture)
         devices = topology.stand_ins()

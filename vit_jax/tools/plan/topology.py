@@ -62,6 +62,7 @@ _CLOUD_TYPES = {
 _CLOUD_TYPE = re.compile(rf"(?:tpu-)?(?P<type>{'|'.join(_CLOUD_TYPES)})-(?P<number>\d+)")
 _GPUS_FIRST = re.compile(r"(?P<number>\d+) ?x ?(?P<gpu>[a-z].*)")
 
+Device = Any  # a device of JAX, which does not type its coordinates, or a stand-in
 CollectiveSeconds = Callable[[str, int, tuple[int, ...]], float]
 """Takes an operation, bytes and positions in the mesh; returns seconds."""
 
@@ -401,7 +402,7 @@ def _is_made_of_cubes(shape: tuple[int, ...]) -> bool:
     return all(length > 0 and length % _CUBE == 0 for length in shape)
 
 
-def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> CollectiveSeconds:
+def make_collective_seconds(devices: Iterable[Device], topology: Topology) -> CollectiveSeconds:
     """Return a function for the time of collectives between devices in the order of the mesh."""
     devices = list(devices)
 
@@ -416,9 +417,9 @@ def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> Colle
     return estimate_seconds
 
 
-def build_group(members: Sequence[Any], topology: Topology) -> Group:
+def build_group(members: Sequence[Device], topology: Topology) -> Group:
     """Return the group that these devices form on the topology's fabric."""
-    members_by_slice: dict[int, list[Any]] = {}
+    members_by_slice: dict[int, list[Device]] = {}
     for member in members:
         number = _get_slice(member, topology)
         members_by_slice.setdefault(number, []).append(member)
@@ -448,7 +449,7 @@ def build_group(members: Sequence[Any], topology: Topology) -> Group:
     return Group(tuple(lengths), tuple(rings), stride, num_slices=num_slices)
 
 
-def _get_slice(member: Any, topology: Topology) -> int:
+def _get_slice(member: Device, topology: Topology) -> int:
     """Return the slice or node of a device.
 
     GPUs to compile for name their node as the process only.

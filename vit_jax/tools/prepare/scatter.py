@@ -12,11 +12,17 @@ import json
 import os
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from vit_jax.storage.files import open_regular, read_bounded, read_json, write_atomically
+from vit_jax.storage.files import (
+    JsonObject,
+    open_regular,
+    read_bounded,
+    read_json,
+    write_atomically,
+)
 
 PROGRESS = "progress.json"
 NOTES = "listed.csv"
@@ -52,7 +58,7 @@ class Scatter:
         folder: Path,
         num_buckets: int,
         seed: int,
-        state: dict[str, Any],
+        state: JsonObject,
     ) -> None:
         """Open an existing folder, and continue at its last commit.
 

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tensorflow_datasets as tfds
 
@@ -30,7 +29,7 @@ from vit_jax.data.kinds.tar import STANDARD_INPUT
 from vit_jax.data.kinds.tfds_source import UNFINISHED, look_up_dataset, tfds_folder
 from vit_jax.data.records import few
 from vit_jax.data.workers import count_cores, map_in_threads
-from vit_jax.storage.files import read_json, write_atomically
+from vit_jax.storage.files import JsonObject, read_json, write_atomically
 from vit_jax.tools.prepare.scatter import Scatter, remove_files
 from vit_jax.tools.prepare.tar_reading import (
     TRAIN,
@@ -174,7 +173,7 @@ def _count_shards(archives: Sequence[str], sizes: Sequence[int]) -> int:
 def _find_finished(
     folder: Path,
     unfinished: Path,
-    about: Mapping[str, Any],
+    about: JsonObject,
 ) -> dict[str, int] | None:
     """Return the counts of a finished dataset with this description; None if there is none.
 
@@ -221,9 +220,9 @@ def _read_archives(
     Reading(scatter, options, show).run(archives)
 
 
-def _open_scatter(folder: Path, about: dict[str, Any], seed: int) -> Scatter:
+def _open_scatter(folder: Path, about: JsonObject, seed: int) -> Scatter:
     """Open the records of an earlier call, or an empty scatter."""
-    state: dict[str, Any] = {
+    state: JsonObject = {
         "about": about,
         "is_read": False,
         "place": [0, 0],
@@ -259,7 +258,7 @@ def _describe(
     archives: Sequence[str],
     options: Options,
     num_shards: int,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return JSON values that are equal for equal archives and options."""
     files = []
     for path in archives:

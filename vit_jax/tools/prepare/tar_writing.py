@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from vit_jax.data.subset import find_first_of_class
 from vit_jax.data.workers import map_in_threads
+from vit_jax.storage.files import JsonObject
 from vit_jax.tools.prepare.scatter import NOTES, Order, Scatter, Stored, sort_records
 from vit_jax.tools.prepare.tar_reading import TRAIN, VALIDATION, Class, Note, Options, write_note
 
@@ -174,7 +175,7 @@ def write(
       Counts as of `tar_dataset.prepare_tars`.
     """
     planned = plan(scatter, options)
-    counts = collections.Counter(scatter.state["counts"])
+    counts = collections.Counter[str](scatter.state["counts"])
     if not scatter.state["is_read"]:
         counts += _note_skipped(scatter, planned)
         scatter.state["is_read"] = True
@@ -224,7 +225,7 @@ def write(
 def _write_metadata(
     scatter: Scatter,
     name: str,
-    features: Any,
+    features: tfds.features.FeaturesDict,
     starts: Mapping[str, np.ndarray],
 ) -> None:
     """Write the files of TFDS that describe the dataset."""
@@ -304,7 +305,7 @@ def _list_files(
 def _write_bucket(
     scatter: Scatter,
     planned: _Plan,
-    features: Any,
+    features: tfds.features.FeaturesDict,
     number: int,
     starts: Mapping[str, int],
     files: Sequence[Path],
@@ -321,7 +322,7 @@ def _write_bucket(
     serializer = ExampleSerializer(features.get_serialized_info())
 
     next_index = dict(starts)
-    rows = list[dict[str, Any]]()
+    rows = list[JsonObject]()
     for split, label, stored in _read_bucket(scatter, planned, number):
         example = {
             "image": stored.image,
@@ -394,7 +395,7 @@ def check_shard(
     folder: Path,
     name: str,
     splits: Sequence[str],
-    features: Any,
+    features: tfds.features.FeaturesDict,
     number: int,
     count: int,
 ) -> tuple[list[str], collections.Counter[str]]:
@@ -434,10 +435,10 @@ def check_shard(
 
 
 def _matches_manifest(
-    reader: Any,
+    reader: array_record_module.ArrayRecordReader,
     index: int,
-    row: dict[str, Any],
-    features: Any,
+    row: JsonObject,
+    features: tfds.features.FeaturesDict,
 ) -> bool:
     """Return True if a record has the image and the label of a row of the manifest."""
     if index >= reader.num_records():

@@ -7,7 +7,7 @@ weights are discarded.
 import dataclasses
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from vit_jax.config import (
 )
 from vit_jax.config.check import validate
 from vit_jax.data.records import Source
-from vit_jax.storage.files import use_compilation_cache
+from vit_jax.storage.files import JsonObject, use_compilation_cache
 from vit_jax.tools.figures.drawing import BLUE, GREEN, GREY, RED, new_figure
 from vit_jax.train.assemble import assemble
 from vit_jax.train.assembly import Assembly
@@ -118,7 +118,7 @@ class RangeTest:
             suggestions[f"a tenth of {rate:.2g}, where the loss diverges"] = rate / 10
         return suggestions
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return all numbers as JSON values."""
         return {
             "learning_rates": self.rate_P.tolist(),

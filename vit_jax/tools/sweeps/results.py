@@ -5,11 +5,12 @@ import pathlib
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.config.directions import require_direction
 from vit_jax.config.evaluation_rules import list_result_names
 from vit_jax.evals.intervals import find_interval_of_few
+from vit_jax.storage.files import JsonObject
 from vit_jax.tools.sweeps.grid import SEED, Grid, Run, Study
 from vit_jax.train.run_files import DIVERGED, read_metrics, read_summary
 from vit_jax.train.state_builder import architecture_of
@@ -27,7 +28,7 @@ _SUMMARY_RESULTS = (
 )
 _EVALUATION_RESULTS = ("_accuracy", "_loss", "_second", "_batch")  # ends of their names
 _FAMILIES = {"vit": "ViT", "resnet": "ResNet", "hybrid": "hybrid"}
-Row = dict[str, Any]
+Row = JsonObject
 
 
 class FinishedRun(NamedTuple):
@@ -153,7 +154,7 @@ def _read_best_evaluation(
 def _require_results(
     grid: Grid,
     run: Run,
-    results: Mapping[str, Any],
+    results: JsonObject,
 ) -> None:
     """Raise ValueError if a finished run lacks a measure, or the metric that selects runs."""
     options = dict.fromkeys(grid.study.measures, grid.study.measure_option)
@@ -168,7 +169,7 @@ def _require_results(
         raise ValueError(f"{run.name} has no {name} ({option}); it has {names}.")
 
 
-def score(results: Mapping[str, Any], run: Run, metric: str) -> float:
+def score(results: JsonObject, run: Run, metric: str) -> float:
     """Return a result of a run, negated if lower is better."""
     if require_direction(run.config, metric).mode == "max":
         return results[metric]

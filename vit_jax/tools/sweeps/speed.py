@@ -16,6 +16,7 @@ from vit_jax.config import Architecture, PretrainConfig
 from vit_jax.kernels.devices import trace_for
 from vit_jax.models import build_model
 from vit_jax.sharding import Placement, build_mesh, replicate
+from vit_jax.storage.files import JsonObject
 from vit_jax.tools.machine.bench import time_calls
 from vit_jax.tools.plan import aot, hlo
 from vit_jax.tools.plan.timeline import simulate_step
@@ -55,7 +56,7 @@ def measure(
             write_summary(claimed.folder, summary)
 
 
-def find_peak(get_seconds: GetSeconds, most: int) -> dict[str, Any]:
+def find_peak(get_seconds: GetSeconds, most: int) -> JsonObject:
     """Return the best speed over batches of 1, 2, 4, … up to `most`, and the largest that fits.
 
     Raises:

@@ -4,10 +4,9 @@ import collections
 import json
 import statistics
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from vit_jax.evals.intervals import wilson_interval
-from vit_jax.storage.files import write_atomically
+from vit_jax.storage.files import JsonObject, write_atomically
 from vit_jax.text.tables import align_table
 from vit_jax.text.tables import to_csv as rows_to_csv
 from vit_jax.tools.sweeps.suite import PUBLISHED, Task
@@ -16,7 +15,7 @@ from vit_jax.train.run_files import read_start
 from vit_jax.train.series import RunResult
 
 FILE = "results"  # in the sweep's folder, with the ending of each format
-Row = dict[str, Any]
+Row = JsonObject
 _RESULTS_HEAD = ("task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps")
 _PLAN_HEAD = ("task", "group", "data", "this machine", "trials done", "final run")
 _TRIALS_HEAD = ("learning rate", "steps", "tasks", "mean validation top-1 %")
@@ -233,7 +232,7 @@ def _count_final_steps(sweep: Sweep, setting: Setting | None) -> int:
     return max(setting.num_steps for setting in sweep.settings)
 
 
-def to_json(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
+def to_json(sweep: Sweep, rows: Sequence[Row]) -> JsonObject:
     """Return the table, each trial, and how settings were chosen."""
     trials = []
     for task in sweep.tasks:

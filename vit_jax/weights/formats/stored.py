@@ -14,13 +14,14 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError
 
 from vit_jax.imports.references import CodeNotAllowed
+from vit_jax.storage.files import JsonObject
 from vit_jax.text.printable import shorten
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -106,7 +107,7 @@ class ArrayFile:
 
     path: pathlib.Path
     arrays: Mapping[str, StoredArray]  # by name; no data has been read for it
-    metadata: dict[str, Any]  # written by this package; empty for a file from elsewhere
+    metadata: JsonObject  # written by this package; empty for a file from elsewhere
     read_array: Callable[[str], np.ndarray]
 
     def read(self, name: str) -> np.ndarray:
