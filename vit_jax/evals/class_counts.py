@@ -76,7 +76,7 @@ class ClassCounts:
     def add(self, rows: Rows) -> None:
         """Add the rows of `predict`, without those of images that do not count.
 
-        `runner.iterate_batches` has removed these: N of the B rows remain. They also need
+        `runner.iterate_step_results` has removed these: N of the B rows remain. They also need
         "record_B", the index of the image, if the label map depends on it.
         """
         label_N = rows["label_B"]

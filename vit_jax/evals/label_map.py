@@ -48,14 +48,14 @@ class LabelMap:
       is_allowed_K: bool; other outputs are ignored, as if the network did not have them.
       output_L: output of each class of the data; -1 if there is none.
       listed: classes of the data that have images.
-      right_NS: right outputs of each image, filled with -1; None: the output of its class.
+      correct_NS: correct outputs of each image, filled with -1; None: the output of its class.
     """
 
     output_names: tuple[str, ...]
     is_allowed_K: np.ndarray
     output_L: np.ndarray
     listed: np.ndarray
-    right_NS: np.ndarray | None = None
+    correct_NS: np.ndarray | None = None
 
     def is_right(
         self,
@@ -65,19 +65,19 @@ class LabelMap:
     ) -> np.ndarray:
         """Return which predictions are right, bool (N, T).
 
-        `record_N` may be None without `right_NS`.
+        `record_N` may be None without `correct_NS`.
         """
-        if self.right_NS is None:
-            right_NS = self.output_L[label_N][:, None]
+        if self.correct_NS is None:
+            correct_NS = self.output_L[label_N][:, None]
         else:
             assert record_N is not None
-            right_NS = self.right_NS[record_N]
-        return (class_NT[:, :, None] == right_NS[:, None, :]).any(axis=2)
+            correct_NS = self.correct_NS[record_N]
+        return (class_NT[:, :, None] == correct_NS[:, None, :]).any(axis=2)
 
     @property
     def has_single_outputs(self) -> bool:
         """True if each image has exactly one right output: only then it has a loss."""
-        return self.right_NS is None and bool((self.output_L[self.listed] >= 0).all())
+        return self.correct_NS is None and bool((self.output_L[self.listed] >= 0).all())
 
     def arguments(self) -> tuple[np.ndarray, np.ndarray]:
         """Return `is_allowed_K`, and the output of each class for the loss.

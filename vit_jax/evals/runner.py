@@ -4,7 +4,7 @@ A step of an evaluator returns `StepResults`: sums over a batch, and rows, which
 each of its images. Other steps return only sums, or only rows. The mask is 0 for padding, which
 completes the last batch, and for unreadable images.
 
-* `iterate_batches` yields sums and rows, without padding and unreadable images;
+* `iterate_step_results` yields sums and rows, without padding and unreadable images;
 * `iterate_rows` yields rows, without padding;
 * `sum_over` adds sums up.
 
@@ -211,7 +211,7 @@ def iterate_rows(
         raise RuntimeError(f"The batches of a split held {start:,} of its {num_examples:,} images.")
 
 
-def iterate_batches(
+def iterate_step_results(
     open_batches: OpenBatches,
     step: Callable[[E, Batch], StepResults],
     evaluated: E,

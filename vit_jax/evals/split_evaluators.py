@@ -20,7 +20,7 @@ from vit_jax.evals.runner import (
     Split,
     Totals,
     add_sums,
-    iterate_batches,
+    iterate_step_results,
     require_images,
 )
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
@@ -52,7 +52,7 @@ class ClassificationEvaluator(Generic[E]):
         """
         totals: Totals = {}
         metrics = self.start_metrics()
-        for sums, rows in iterate_batches(self.split.open_batches, self.step, state):
+        for sums, rows in iterate_step_results(self.split.open_batches, self.step, state):
             add_sums(totals, sums)
             metrics.add(rows)
         require_images(totals.get("weight", 0), self.split.name)
@@ -88,7 +88,7 @@ class LabelSetEvaluator(ClassificationEvaluator[E]):
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
         label_map = build_identity_map(self.split.class_names)
-        label_map = dataclasses.replace(label_map, right_NS=self.correct_NS)
+        label_map = dataclasses.replace(label_map, correct_NS=self.correct_NS)
         chosen = self.chosen.keep(METRICS_OF_SEVERAL_OUTPUTS)
         return RunningMetrics(ClassCounts(label_map), chosen, usual=("accuracy",))
 

@@ -217,7 +217,7 @@ def _open(
         is_allowed_K=np.isin(np.arange(len(output_names)), outputs[numbers]),
         output_L=output_L,
         listed=listed,
-        right_NS=correct_NS,
+        correct_NS=correct_NS,
     )
 
     notes = []
