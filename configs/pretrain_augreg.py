@@ -143,8 +143,8 @@ def _read_argument(argument: str) -> dict[str, Any]:
     aug = arguments["aug"] or DEFAULT_AUGMENTATIONS[model].get(data)
     if aug is None:
         raise ValueError(
-            f"aug=: must be one of {', '.join(AUGMENTATIONS)}. "
-            "The authors name no choice for this model on ImageNet-1k."
+            f"model={model},data={data}: the authors name no augmentation for them. "
+            f"Give aug= with one of {', '.join(AUGMENTATIONS)}."
         )
     if aug not in AUGMENTATIONS:
         raise ValueError(f"aug={aug}: must be one of {', '.join(AUGMENTATIONS)}.")

@@ -864,7 +864,7 @@ def test_the_readme_has_the_results_of_deit3(row):
         ("H/14", "model=H/14", "R50+L/32"),
         ("B/16,data=jft", "data=jft", "i21k, i1k"),
         ("B/16,aug=weak", "aug=weak", "medium2"),
-        ("R+Ti/16,data=i1k", "aug=", "no choice"),
+        ("R+Ti/16,data=i1k", "model=R+Ti/16,data=i1k", "name no augmentation"),
         ("B_16-i21k-300ep-lr_0.01-aug_none-wd_0.1-do_0.0-sd_0.0", "lr_0.01", "0.001"),
     ],
 )
