@@ -118,25 +118,24 @@ def assemble(
 
     compiler = make_compiler(config, builder, devices)
     teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
-    last = build_last_phase(config, steps, builder, compiler, teacher, overrides, label_shape)
+    objective = overrides.resolve_objective(config.objective, builder.architecture)
+    step_parts = build_step_parts(config, builder, steps, objective, compiler.platform)
+    last = build_last_phase(step_parts, builder, compiler, teacher, label_shape)
     earlier = [build_earlier_phase(last, phase, overrides) for phase in steps.earlier_phases]
     return dataclasses.replace(last, earlier=tuple(earlier))
 
 
 def build_last_phase(
-    config: RunConfig,
-    steps: RunSteps,
+    step_parts: StepParts,
     builder: StateBuilder,
     compiler: StepCompiler,
     teacher: "Teacher | None",
-    overrides: Overrides,
     label_shape: tuple[int, ...],
 ) -> Assembly:
     """Return a run without its earlier phases: the parts of its last, or only, phase."""
-    step_parts = build_step_parts(config, builder, steps, overrides, compiler.platform)
     return Assembly(
-        config=config,
-        steps=steps,
+        config=step_parts.config,
+        steps=step_parts.steps,
         builder=builder,
         compiler=compiler,
         label_shape=label_shape,
@@ -253,14 +252,14 @@ def build_step_parts(
     config: RunConfig,
     builder: StateBuilder,
     steps: RunSteps,
-    overrides: Overrides,
+    objective: Objective,
     platform: str,
 ) -> StepParts:
     """Return the parts of the training step for the devices of a platform."""
     return StepParts(
         config=config,
         architecture=builder.architecture,
-        objective=overrides.resolve_objective(config.objective, builder.architecture),
+        objective=objective,
         is_trained=make_is_trained(config.optimizer),
         optimizer=builder.optimizer,
         schedule=builder.schedule,
