@@ -8,6 +8,7 @@ import pytest
 from tests.models.small_models import FakeDevices, assert_each_close, find_equations
 from vit_jax.kernels.devices import trace_for
 from vit_jax.kernels.dispatch import multiply, multiply_adapted, multiply_each
+from vit_jax.kernels.products import LARGE_INPUT, multiply_on_cpu
 
 # Relative to the largest number: float32 sums of at most 15 products, in another order.
 TOLERANCE = 2e-6
@@ -48,6 +49,28 @@ def test_the_gradient_of_a_kernel_begins_with_the_input():
 
     assert left.aval.shape == (3, 5, 4)
     assert right.aval.shape == (3, 5, 6)
+
+
+def test_the_gradient_of_a_kernel_begins_with_the_narrower_operand_if_the_input_is_large():
+    x, kernel, weight = sample_arrays((2, 1024, 256), (256, 3), (2, 1024, 3))
+    assert x.size == LARGE_INPUT
+
+    def differentiate(function):
+        def loss(kernel):
+            return (function(x, kernel) * weight).sum()
+
+        return jax.grad(loss)
+
+    program = jax.make_jaxpr(differentiate(multiply_on_cpu))(kernel)
+    product = find_equations(program, "dot_general")[-1]
+    left, right = product.invars
+    actual = differentiate(multiply_on_cpu)(kernel)
+    expected = differentiate(jnp.matmul)(kernel)
+
+    assert left.aval.shape == (2, 1024, 3)
+    assert right.aval.shape == (2, 1024, 256)
+    assert product.outvars[0].aval.shape == (2, 3, 256)  # each image is a product
+    assert_each_close(actual, expected, 1e-5)  # sums of 2,048 products
 
 
 def find_operands_of_sums(program, shape):

@@ -17,6 +17,10 @@ from vit_jax.kernels import REDUCED, Factors
 from vit_jax.kernels.devices import count_devices
 
 Kernels = tuple[Array, ...]
+MANY_POSITIONS = 512
+"""Positions of an image from which gradients of kernels are computed by image on CPUs."""
+LARGE_INPUT = 2**19
+"""Values of an input, 2 MiB in float32, from which its transpose takes long on CPUs."""
 _ALIGNMENT = 8
 """XLA copies operands of cuBLAS to make their dimensions a multiple of this."""
 _NUM_PARTS = 32
@@ -30,6 +34,7 @@ def multiply_on_cpu(x_I: Array, kernel_IO: Array) -> Array:
     JAX transposes the product of the output's gradient and the input instead. XLA for CPUs (jaxlib
     0.10.2) has to transpose the first operand, and meanwhile computes all elementwise operations
     that lead to it again. The gradient of an output has many, of residuals and norms, an input few.
+    The transpose of a large input takes longer than that, so there the narrower one is first.
     """
     return x_I @ kernel_IO
 
@@ -46,7 +51,30 @@ def _differentiate(
     """Return the gradients of input and kernel."""
     x_I, kernel_IO = saved
     dx_I = gradient_O @ kernel_IO.T
-    return dx_I, _differentiate_kernel(x_I, gradient_O)
+    inputs, outputs = kernel_IO.shape
+    if inputs > outputs and x_I.size >= LARGE_INPUT:
+        return dx_I, _differentiate_kernel_by_image(gradient_O, x_I).T
+    return dx_I, _differentiate_kernel_by_image(x_I, gradient_O)
+
+
+def _differentiate_kernel_by_image(x_I: Array, gradient_O: Array) -> Array:
+    """Return `_differentiate_kernel` as a sum over images, if they have many positions.
+
+    XLA reads all positions of the second operand for every few channels of the first. Those of one
+    image stay in the cache of a core.
+    """
+    num_positions = math.prod(x_I.shape[1:-1])
+    if num_positions < MANY_POSITIONS:
+        return _differentiate_kernel(x_I, gradient_O)
+
+    positions = tuple(range(1, x_I.ndim - 1))
+    products_BIO = jax.lax.dot_general(
+        x_I,
+        gradient_O,
+        ((positions, positions), ((0,), (0,))),
+        preferred_element_type=jnp.float32,
+    )
+    return products_BIO.sum(axis=0).astype(x_I.dtype)
 
 
 def _differentiate_kernel(x_I: Array, gradient_O: Array) -> Array:
