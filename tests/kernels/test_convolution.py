@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small_models import assert_each_close
+from tests.models.small_models import FakeDevices, assert_each_close, find_equations
 from vit_jax.kernels.convolution import convolve, convolve_on_cpu
+from vit_jax.kernels.devices import trace_for
 
 # Relative to the largest number: float32 sums of up to 147 products, in another order.
 TOLERANCE = 2e-6
@@ -69,6 +70,44 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(
     expected = compute(convolve)
 
     assert_each_close(actual, expected, TOLERANCE)
+
+
+@pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2)])
+def test_gradients_of_kernels_by_image(kernel_size, stride):
+    """Of many positions and channels they are sums over images."""
+    x = sample_array((2, 46, 48, 16), seed=0)
+    kernel = sample_array((kernel_size, kernel_size, 16, 4), seed=1)
+
+    def differentiate(function):
+        def run(kernel):
+            return function(x, kernel, stride=stride, padding="SAME")
+
+        y, pull_back = jax.vjp(run, kernel)
+        return pull_back(sample_array(y.shape, seed=2))
+
+    actual = differentiate(convolve_on_cpu)
+    expected = differentiate(convolve)
+
+    assert_each_close(actual, expected, 1e-5)  # sums of up to 2,208 products
+
+
+def test_images_on_several_devices_are_one_convolution():
+    """A loop over images would copy those of other devices."""
+    x = jnp.ones((2, 32, 32, 16))
+    kernel = jnp.ones((3, 3, 16, 4))
+
+    def loss(kernel):
+        return convolve_on_cpu(x, kernel, 1, "SAME").sum()
+
+    loops = []
+    for num_devices in (1, 2):
+        devices = FakeDevices(platform="cpu", num_devices=num_devices)
+        with trace_for(devices):
+            program = jax.make_jaxpr(jax.grad(loss))(kernel)
+        loops.append(find_equations(program, "scan"))
+
+    assert len(loops[0]) == 1
+    assert not loops[1]
 
 
 def test_gradients_are_convolutions_in_the_order_that_is_fast_in_loops():

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.kernels.products import multiply_on_cpu
+from vit_jax.kernels.devices import count_devices
+from vit_jax.kernels.products import MANY_POSITIONS, multiply_on_cpu
 
 Border = tuple[tuple[int, int], ...]  # zeros before and after the lines and the columns
 _ORDERS = ("NHWC", "HWIO", "NHWC")
+_FEW_CHANNELS = 16
 
 
 def convolve(
@@ -111,11 +113,48 @@ def _differentiate(
     dilation = (stride, stride)
     dx_BHWI = convolve(dy_BHWO, flipped_HWOI, 1, border_of_dy, lhs_dilation=dilation)
 
-    x_IHWB = x_BHWI.transpose(3, 1, 2, 0)
-    dy_HWBO = dy_BHWO.transpose(1, 2, 0, 3)
-    dkernel_IHWO = convolve(x_IHWB, dy_HWBO, 1, border_of_x, rhs_dilation=dilation)
+    if _computes_by_image(x_BHWI, dy_BHWO):
+        x_BIHW1 = x_BHWI.transpose(0, 3, 1, 2)[..., None]
+        dy_BHW1O = dy_BHWO[:, :, :, None]
+        height, width, inputs, outputs = kernel_HWIO.shape
+        zeros_IHWO = jnp.zeros((inputs, height, width, outputs), kernel_HWIO.dtype)
+        dkernel_IHWO = _add_images(zeros_IHWO, x_BIHW1, dy_BHW1O, border_of_x, dilation)
+    else:
+        x_IHWB = x_BHWI.transpose(3, 1, 2, 0)
+        dy_HWBO = dy_BHWO.transpose(1, 2, 0, 3)
+        dkernel_IHWO = convolve(x_IHWB, dy_HWBO, 1, border_of_x, rhs_dilation=dilation)
     dkernel_HWIO = dkernel_IHWO.transpose(1, 2, 0, 3)
     return dx_BHWI, dkernel_HWIO
+
+
+def _computes_by_image(x_BHWI: Array, dy_BHWO: Array) -> bool:
+    """Return whether the sum of the images' gradients is faster than one convolution.
+
+    XLA reads all positions of all images for every few values of the kernel's gradient. Those of
+    one image stay in the cache of a core. This makes no difference for images with few channels. A
+    loop over images that are shared out to devices would copy them to all.
+    """
+    _, height, width, _ = dy_BHWO.shape
+    has_many_positions = height * width >= MANY_POSITIONS
+    has_many_channels = x_BHWI.shape[3] >= _FEW_CHANNELS
+    return has_many_positions and has_many_channels and count_devices() == 1
+
+
+def _add_images(
+    zeros_IHWO: Array,
+    x_BIHW1: Array,
+    dy_BHW1O: Array,
+    border_of_x: list[tuple[int, int]],
+    dilation: tuple[int, int],
+) -> Array:
+    """Return the sum of the gradients (I, H, W, O) of the kernel that the images have."""
+
+    def add_image(sum_IHWO: Array, image: tuple[Array, Array]) -> tuple[Array, None]:
+        dkernel_IHWO = convolve(*image, 1, border_of_x, rhs_dilation=dilation)
+        return sum_IHWO + dkernel_IHWO, None
+
+    dkernel_IHWO, _ = jax.lax.scan(add_image, zeros_IHWO, (x_BIHW1, dy_BHW1O))
+    return dkernel_IHWO
 
 
 _convolve.defvjp(_convolve_and_save, _differentiate)
