@@ -93,16 +93,19 @@ def standardize(
     `epsilon`, which guards the division, is added to the "variance", before the root, or to the
     "std", after it.
     """
-    axes = (0, 1, 2)
-    kernel_HWIO = kernel_HWIO.astype(jnp.float32)
-    mean = kernel_HWIO.mean(axis=axes, keepdims=True)
-    centred = kernel_HWIO - mean
+    kernel = dispatch.merge_inputs(kernel_HWIO)
+    axes = tuple(range(kernel.ndim - 1))
+    kernel = kernel.astype(jnp.float32)
+    mean = kernel.mean(axis=axes, keepdims=True)
+    centred = kernel - mean
     squares = jnp.square(centred)
     variance = squares.mean(axis=axes, keepdims=True)
 
     if epsilon_added_to == "variance":
-        return centred * jax.lax.rsqrt(variance + epsilon)
-    return centred / (jnp.sqrt(variance) + epsilon)
+        standardized = centred * jax.lax.rsqrt(variance + epsilon)
+    else:
+        standardized = centred / (jnp.sqrt(variance) + epsilon)
+    return standardized.reshape(kernel_HWIO.shape)
 
 
 class GroupNorm(nnx.Module):
