@@ -115,6 +115,15 @@ def convolve(
     return convolution.convolve(x_BHWI, kernel_HWIO, stride, padding)
 
 
+def max_pool(x_BHWC: Array, padding: Padding) -> Array:
+    """Return the maxima of windows of 3x3, two apart, (B, H / 2, W / 2, C), rounded up."""
+    from vit_jax.kernels import pooling
+
+    if platform() == "cpu":
+        return pooling.max_pool_on_cpu(x_BHWC, padding)
+    return pooling.max_pool(x_BHWC, padding)
+
+
 # Updates.
 
 

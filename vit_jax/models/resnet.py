@@ -439,12 +439,7 @@ class Root(nnx.Module):
 
 def max_pool(x_BHWC: Array, padding: Padding) -> Array:
     """Return the maxima of windows of 3x3, two apart."""
-    return nnx.max_pool(
-        x_BHWC,
-        window_shape=(3, 3),
-        strides=(2, 2),
-        padding=padding,
-    )
+    return dispatch.max_pool(x_BHWC, padding)
 
 
 def max_pool_among_zeros(x_BHWC: Array) -> Array:
