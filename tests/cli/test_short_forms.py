@@ -145,15 +145,24 @@ def test_lists_and_sweeps_have_the_rule_of_the_weights(here):
 def test_image_sizes_are_compared_by_memory_and_time(here):
     words = ["--config=finetune:any,own", "--config.init_from=dino", "--config.data=folder:pics"]
     sizes = ["--grid=input.image_size=32;128;512", "--topology=h100:1"]
+    options = ["--config.global_batch=16", "--dry_run", "--workdir=runs/a"]
 
-    out = succeed(
-        ["sweep", *words, *sizes, "--config.global_batch=16", "--dry_run", "--workdir=runs/a"]
-    )
-    rows = [line.split("|")[1:-1] for line in out.splitlines() if "image_size=" in line]
+    out = succeed(["sweep", *words, *sizes, *options])
+    settings = []
+    hours = []
+    memory = []
+    for line in out.splitlines():
+        if "image_size=" in line:
+            _, *row, _ = line.split("|")
+            settings.append(row[0].strip())
+            hours.append(float(row[5]))
+            memory.append(float(row[-1]))
 
-    assert [row[0].strip() for row in rows] == [f"input.image_size={n}" for n in (32, 128, 512)]
-    memory = [float(row[-1]) for row in rows]
-    hours = [float(row[5]) for row in rows]
+    assert settings == [
+        "input.image_size=32",
+        "input.image_size=128",
+        "input.image_size=512",
+    ]
     assert memory == sorted(memory)
     assert memory[0] < memory[-1]
     assert hours[0] < hours[-1]
@@ -222,10 +231,13 @@ def test_the_digits_have_their_recipe(here):
 
 
 def test_a_recipe_alone_has_a_workdir(here):
-    first = succeed(["pretrain", "--config=digits", "--check"])
-    (here / "runs" / "digits").mkdir(parents=True)
-    (here / "runs" / "digits" / "notes.txt").write_text("mine")
-    second = succeed(["pretrain", "--config=digits", "--check"])
+    words = ["pretrain", "--config=digits", "--check"]
+    folder = here / "runs" / "digits"
+
+    first = succeed(words)
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    second = succeed(words)
 
     assert "--workdir=runs/digits" in read_command(first)
     assert "--workdir=runs/digits-2" in read_command(second)
@@ -241,12 +253,17 @@ def test_a_run_of_the_same_config_is_resumed(here):
     stored["requested"] = {"input.image_size": None}
     (folder / "config.json").write_text(json.dumps(stored))
 
-    assert has_same_config(folder, config)
-    assert has_same_config(
-        folder, load_recipe("finetune:any,own", ["--config.init_from=dino", "input.num_workers=1"])
+    other_execution = load_recipe(
+        "finetune:any,own",
+        ["--config.init_from=dino", "input.num_workers=1"],
     )
-    assert not has_same_config(folder, load_recipe("finetune:any,own", ["init_from=other"]))
-    assert not has_same_config(folder, load_recipe("digits"))
+    other_weights = load_recipe("finetune:any,own", ["init_from=other"])
+    other_recipe = load_recipe("digits")
+
+    assert has_same_config(folder, config)
+    assert has_same_config(folder, other_execution)
+    assert not has_same_config(folder, other_weights)
+    assert not has_same_config(folder, other_recipe)
     (folder / "config.json").write_text("{")
     assert not has_same_config(folder, config)
 

@@ -1,6 +1,8 @@
 """All verbs read a photograph with an orientation in its Exif data into the same pixels."""
 
+import dataclasses
 import json
+import pathlib
 import re
 
 import cv2
@@ -35,10 +37,11 @@ def folder(tmp_path_factory):
     rng = np.random.default_rng(0)
     for name in CLASSES:
         for index in range(4):
+            file = f"{name}/{index}.png"
             upright = rng.integers(0, 256, (36, 48, 3), np.uint8)
-            write_photograph(folder / "upright" / name / f"{index}.png", upright, 1)
+            write_photograph(folder / "upright" / file, upright, 1)
             stored = cv2.rotate(upright, cv2.ROTATE_90_COUNTERCLOCKWISE)
-            write_photograph(folder / "stored" / name / f"{index}.png", stored, ROTATED)
+            write_photograph(folder / "stored" / file, stored, ROTATED)
     return folder
 
 
@@ -57,7 +60,8 @@ def write_photograph(path, pixels, orientation):
 
 def run_on(data, verb, *options):
     """Run a verb on a folder; return its output without the name of the folder and speeds."""
-    printed = succeed([verb, WEIGHTS[0], data, *WEIGHTS[1:], *options])
+    file, num_heads = WEIGHTS
+    printed = succeed([verb, file, data, num_heads, *options])
     printed = re.sub(r"_second\": [\d.]+", "", printed)
     return printed.replace("stored", "upright")
 
@@ -117,25 +121,30 @@ def read_both(transform):
     """Return the pixels of the first photograph in both folders."""
     pixels = []
     for name in ("upright", "stored"):
-        with open(f"{name}/ant/0.png", "rb") as file:
-            pixels.append(transform(Record(file.read(), 0)))
+        content = pathlib.Path(f"{name}/ant/0.png").read_bytes()
+        record = Record(content, 0)
+        pixels.append(transform(record))
     return pixels
 
 
 def test_training_and_the_python_api_turn_photographs(here, monkeypatch):
-    start = ["--config.init_from=w.npz", "--config.data=folder:stored"]
-    finetuning = choose_finetuning(None, start, uses_devices=False)
-    scratch = choose_pretraining(None, "folder:stored", start[1:])
+    weights = "--config.init_from=w.npz"
+    data = "--config.data=folder:stored"
+    finetuning = choose_finetuning(None, [weights, data], uses_devices=False)
+    scratch = choose_pretraining(None, "folder:stored", [data])
     monkeypatch.setattr("vit_jax.train.run_defaults.MOST_SCRATCH_IMAGES", 0)
-    on_many = choose_pretraining(None, "folder:stored", start[1:])
-    transforms = [load_model("w.npz", num_heads=2).transform]
-    inputs = [open_data("folder:stored", image_size=16).inputs]
+    on_many = choose_pretraining(None, "folder:stored", [data])
+
+    opened = open_data("folder:stored", image_size=16)
+    model = load_model("w.npz", num_heads=2)
+    transforms = [
+        model.transform,
+        build_evaluation_transform(opened.inputs),
+    ]
     for defaults in (finetuning, scratch, on_many):
         added = [f"--config.{override}" for override in defaults.overrides]
         config = load_recipe(defaults.recipe, [*added, *FIXED])
-        inputs.append(config.input)
-
-    transforms += map(build_evaluation_transform, inputs)
+        transforms.append(build_evaluation_transform(config.input))
 
     for transform in transforms:
         upright, stored = read_both(transform)
@@ -168,12 +177,18 @@ FILES = TrainingData(
         (False, "tfds:imagenet2012", "tfds:imagenet2012", False),
     ],
 )
-def test_the_choice_by_weights_and_data(stated, trained_on, data, is_upright):
+def test_the_choice_by_weights_and_data(
+    stated,
+    trained_on,
+    data,
+    is_upright,
+):
     training = None
     if trained_on is not None:
-        training = TrainingData(**{**vars(FILES), "data": trained_on})
+        training = dataclasses.replace(FILES, data=trained_on)
+    preprocessing = {"exif_orientation": stated}
 
-    assert choose_orientation({"exif_orientation": stated}, training, data) == is_upright
+    assert choose_orientation(preprocessing, training, data) == is_upright
 
 
 @pytest.mark.parametrize(
@@ -186,7 +201,8 @@ def test_the_choice_by_weights_and_data(stated, trained_on, data, is_upright):
     ],
 )
 def test_the_printed_command_has_the_same_result(here, verb, options):
-    short = run([verb, *WEIGHTS[:1], "stored", *WEIGHTS[1:], *options, "--cache=none"])
+    file, num_heads = WEIGHTS
+    short = run([verb, file, "stored", num_heads, *options, "--cache=none"])
     command = read_command(short.err)
 
     long = run(command)

@@ -166,7 +166,13 @@ def arrays(here):
     return arrays
 
 
-@pytest.mark.parametrize(("options", "split"), [([], "test"), (["--split=val"], "val")])
+@pytest.mark.parametrize(
+    ("options", "split"),
+    [
+        ([], "test"),
+        (["--split=val"], "val"),
+    ],
+)
 def test_predict_a_split_of_arrays(weights, here, arrays, options, split):
     pixels = arrays[f"{split}_images"]
     rows = compute_probabilities(weights, pixels)
@@ -227,8 +233,19 @@ def test_predict_reads_nothing_without_end(weights, here):
     ]
 
 
-@pytest.mark.parametrize(("options", "top"), [([], 3), (["--top=1"], 1)])
-def test_predict_a_table_of_three_classes_unless_told(weights, here, options, top):
+@pytest.mark.parametrize(
+    ("options", "top"),
+    [
+        ([], 3),
+        (["--top=1"], 1),
+    ],
+)
+def test_predict_a_table_of_three_classes_unless_told(
+    weights,
+    here,
+    options,
+    top,
+):
     pixels = sample_pixels(2)
     write_pngs(here, pixels)
     row = compute_probabilities(weights, pixels)[1]
@@ -284,7 +301,11 @@ def test_predict_does_the_rest_when_some_cannot_be_read(weights, here):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding):
+def test_predict_names_that_the_terminal_cannot_show(
+    here,
+    monkeypatch,
+    encoding,
+):
     """Bytes that are no text and scripts that the terminal lacks are escaped, in names of files and
     of classes.
     """
@@ -457,7 +478,8 @@ def test_images_of_a_released_file_are_prepared_as_by_its_authors(foreign):
 
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
     assert "by the authors of the format, with --images.resize=direct" in err
-    assert read_probabilities(json.loads(out)[0], NAMES[:3]) == pytest.approx(expected, abs=1e-6)
+    first, *_ = json.loads(out)
+    assert read_probabilities(first, NAMES[:3]) == pytest.approx(expected, abs=1e-6)
 
     same, err = succeeds(*words, "--images.resize=direct")
     assert same == out
@@ -728,7 +750,12 @@ def test_the_mean_of_a_step_and_a_file(here):
     means = load_weights("mean.npz").parameters
 
     for name, leaf in pytree.name_leaves(leaves).items():
-        np.testing.assert_allclose(means[name], (average[name] + leaf) / 2, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            means[name],
+            (average[name] + leaf) / 2,
+            rtol=1e-6,
+            err_msg=name,
+        )
 
 
 def test_folders_inside_a_run_are_no_checkpoints(here):
@@ -884,7 +911,8 @@ def test_evaluate_tells_unreadable_images(data_with_an_empty_file):
 
 
 def test_evaluate_prints_figures_also_if_the_table_cannot_be_written(
-    data_with_an_empty_file, monkeypatch
+    data_with_an_empty_file,
+    monkeypatch,
 ):
     def fail(path, content):
         raise WriteError(errno.ENOSPC, "No space left on device", str(path))

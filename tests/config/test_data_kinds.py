@@ -12,13 +12,15 @@ from vit_jax.data.kinds.listing import Listing
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.prefix)
 def test_a_row_names_its_opener_and_recognises_its_example(kind):
-    module, _, name = kind.opener.partition(":")
-    opener = getattr(importlib.import_module(f"vit_jax.data.kinds.{module}"), name)
+    module_name, _, name = kind.opener.partition(":")
+    module = importlib.import_module(f"vit_jax.data.kinds.{module_name}")
+    opener = getattr(module, name)
     if kind.is_listing:
         assert issubclass(opener, Listing)
         assert opener.kind == kind.prefix
     else:
-        assert list(inspect.signature(opener).parameters)[:3] == ["name", "split", "data_dir"]
+        parameters = list(inspect.signature(opener).parameters)
+        assert parameters[:3] == ["name", "split", "data_dir"]
 
     assert find_kind(kind.example) is kind
 
@@ -50,15 +52,19 @@ def test_other_texts_name_no_kind(data):
 def test_the_kind_of_a_path(tmp_path, monkeypatch, files, text, data):
     monkeypatch.chdir(tmp_path)
     for file in files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("")
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
 
     assert infer_data(text) == data
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.prefix)
 def test_the_schema_and_messages_list_every_kind(kind):
-    fields = {field.name: field for section in read_sections() for field in section.fields}
+    fields = {}
+    for section in read_sections():
+        for field in section.fields:
+            fields[field.name] = field
 
     assert f'"{kind.form}"' in fields["data"].description
     assert f"{kind.form} ({kind.description})" in spell_descriptions()

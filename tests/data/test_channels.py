@@ -47,14 +47,12 @@ def make_source(images):
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.float32, np.float64])
 @pytest.mark.parametrize("planes", ["contig", "separate"])
 def test_values_of_a_tiff_are_those_that_were_stored(dtype, planes):
-    stored = (
-        np.random.default_rng(0)
-        .uniform(0, 200, (13, 6, 5))
-        .astype(
-            dtype,
-        )
-    )
-    values = stored if planes == "separate" else np.moveaxis(stored, 0, -1)
+    rng = np.random.default_rng(0)
+    stored = rng.uniform(0, 200, (13, 6, 5)).astype(dtype)
+    bands_last = np.moveaxis(stored, 0, -1)
+    values = bands_last
+    if planes == "separate":
+        values = stored
     file = encode_tiff(
         values,
         photometric="minisblack",
@@ -67,7 +65,7 @@ def test_values_of_a_tiff_are_those_that_were_stored(dtype, planes):
     assert read.dtype in (np.uint8, np.uint16, np.float32)
     np.testing.assert_array_equal(
         read,
-        np.moveaxis(stored, 0, -1).astype(read.dtype),
+        bands_last.astype(read.dtype),
     )
 
 
@@ -85,7 +83,8 @@ def test_one_pixel_of_16_bits_reaches_the_network():
     )
     source = make_source(values[None])
 
-    stream = EvaluationStream(source, build_evaluation_transform(inputs), 1, np.arange(1))
+    transform = build_evaluation_transform(inputs)
+    stream = EvaluationStream(source, transform, 1, np.arange(1))
     batch = stream[0]
 
     assert batch.image.dtype == np.float32
@@ -98,13 +97,8 @@ def test_one_pixel_of_16_bits_reaches_the_network():
 
 
 def test_bands_are_chosen_in_order():
-    values = (
-        np.random.default_rng(0)
-        .integers(0, 4096, (6, 5, 8))
-        .astype(
-            np.uint16,
-        )
-    )
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 4096, (6, 5, 8), np.uint16)
     file = encode_tiff(
         values,
         photometric="minisblack",
@@ -149,10 +143,11 @@ def test_bands_of_a_png_are_red_green_blue_and_alpha():
         decode(encode(pair, "PNG"), bands=BandChoice(2)),
         pair,
     )
-    deep = cv2.imencode(".png", stored[..., [2, 1, 0, 3]].astype(np.uint16) * 257)[1].tobytes()
+    deep = stored * np.uint16(257)
+    _, deep_file = cv2.imencode(".png", deep[..., [2, 1, 0, 3]])
     np.testing.assert_array_equal(
-        decode(deep, bands=BandChoice(4)),
-        stored * np.uint16(257),
+        decode(deep_file.tobytes(), bands=BandChoice(4)),
+        deep,
     )
 
 
@@ -182,7 +177,12 @@ def test_white_is_the_highest_value():
 def test_the_error_of_other_bands_names_the_file(tmp_path):
     source = make_source(np.zeros((3, 8, 8, 5), np.uint8))
     source.name_of = lambda index: f"field_{index}.tif"
-    stream = EvaluationStream(source, build_evaluation_transform(make_inputs(4)), 2, np.arange(2))
+    stream = EvaluationStream(
+        source,
+        build_evaluation_transform(make_inputs(4)),
+        2,
+        np.arange(2),
+    )
 
     with pytest.raises(ValueError, match=r"field_0\.tif: it has 5 bands, and the network takes 4"):
         stream[0]
@@ -193,13 +193,8 @@ def test_the_error_of_other_bands_names_the_file(tmp_path):
 @pytest.mark.parametrize("channels", [1, 2, 5, 13, 32])
 @pytest.mark.parametrize("interpolation", [None, "bicubic"])
 def test_geometric_augmentations_take_any_channels(channels, interpolation):
-    values = (
-        np.random.default_rng(0)
-        .integers(0, 60_000, (20, 14, channels))
-        .astype(
-            np.uint16,
-        )
-    )
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 60_000, (20, 14, channels), np.uint16)
     record = Record(values, 0)
     for crop in CROPS:
         inputs = make_inputs(
@@ -232,26 +227,26 @@ def test_geometric_augmentations_take_any_channels(channels, interpolation):
 
 
 def test_resizing_treats_each_channel_alone():
-    values = np.random.default_rng(0).integers(
-        0,
-        256,
-        (19, 23, 6),
-        np.uint8,
-    )
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 256, (19, 23, 6), np.uint8)
     for resize in ("direct", "short_side"):
         together = build_evaluation_transform(make_inputs(6, test_resize=resize))
         alone = build_evaluation_transform(make_inputs(1, test_resize=resize))
-        expected = [alone(Record(values[..., [band]], 0)) for band in range(6)]
+        expected = []
+        for band in range(6):
+            record = Record(values[..., [band]], 0)
+            expected.append(alone(record))
         np.testing.assert_allclose(
-            together(Record(values, 0)), np.concatenate(expected, axis=-1), atol=1e-3
+            together(Record(values, 0)),
+            np.concatenate(expected, axis=-1),
+            atol=1e-3,
         )
 
 
 def test_statistics_are_those_of_all_pixels():
     rng = np.random.default_rng(0)
-    images = rng.normal([100, -3, 0.5], [20, 1, 0.1], (40, 9, 7, 3)).astype(
-        np.float32,
-    )
+    values = rng.normal([100, -3, 0.5], [20, 1, 0.1], (40, 9, 7, 3))
+    images = values.astype(np.float32)
     images[3, 2, 1, 0] = np.nan
     inputs = make_inputs(
         3,
@@ -274,7 +269,8 @@ def test_statistics_are_those_of_all_pixels():
 
 
 def test_channels_of_one_value_are_named(caplog):
-    images = np.random.default_rng(0).normal(size=(6, 4, 4, 3)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(6, 4, 4, 3)).astype(np.float32)
     images[..., 0] = 7
     images[..., 2] = np.nan
     inputs = make_inputs(

@@ -106,7 +106,10 @@ def test_variables_that_are_missing_or_contradict_each_other_are_named(environme
     ids=["Open MPI", "JobSet", "SLURM"],
 )
 def test_given_values_replace_those_of_the_cluster(environment):
-    assert numbers(find(environment))[1:] == ((8, 6) if environment is JOBSET else (4, 3))
+    expected = (4, 3)
+    if environment is JOBSET:
+        expected = (8, 6)
+    assert numbers(find(environment))[1:] == expected
     assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).coordinator == "a:1"
     assert find(environment | {"VIT_JAX_NUM_PROCESSES": "1"}) is None  # alone on purpose
     assert numbers(find(SLURM | EXPLICIT)) == ("a:1234", 4, 3)
@@ -164,7 +167,11 @@ class Pod:
     def get_process_id(self):
         return 1
 
-    def get_coordinator_address(self, timeout_secs, override_coordinator_port):
+    def get_coordinator_address(
+        self,
+        timeout_secs,
+        override_coordinator_port,
+    ):
         return f"10.0.0.2:{override_coordinator_port or 8482}"
 
 
@@ -183,7 +190,10 @@ def pod(monkeypatch):
 
 def on_tpu(environment):
     return find_process(
-        environment, has_tpu=True, count_gpus=lambda: 0, find_host=lambda node: node
+        environment,
+        has_tpu=True,
+        count_gpus=lambda: 0,
+        find_host=lambda node: node,
     )
 
 
@@ -392,7 +402,12 @@ def test_gpus_that_are_absent_or_cannot_be_shared():
         ("", "scontrol shows no address of it here"),
     ],
 )
-def test_a_node_whose_name_does_not_resolve(answer, expected, monkeypatch, tmp_path):
+def test_a_node_whose_name_does_not_resolve(
+    answer,
+    expected,
+    monkeypatch,
+    tmp_path,
+):
     (tmp_path / "scontrol").write_text(f"""#!/bin/bash
 [[ "$*" == "show node no-node --oneliner" ]] && echo "{answer}"
 """)

@@ -49,7 +49,12 @@ def fail(platforms, monkeypatch, found, error=None):
         ("bogus", ("libtpu",), "'bogus' is not installed.*choose one of cpu, cuda, rocm, tpu"),
     ],
 )
-def test_a_platform_that_is_not_installed(platforms, found, rule, monkeypatch):
+def test_a_platform_that_is_not_installed(
+    platforms,
+    found,
+    rule,
+    monkeypatch,
+):
     with rejects(f"JAX_PLATFORMS={platforms}", rule):
         fail(platforms, monkeypatch, found, AssertionError())
 
@@ -65,7 +70,10 @@ def test_a_platform_that_is_not_installed(platforms, found, rule, monkeypatch):
     ],
 )
 def test_an_installed_platform_that_does_not_start_may_start_later(
-    platforms, found, advice, monkeypatch
+    platforms,
+    found,
+    advice,
+    monkeypatch,
 ):
     """No ValueError: its exit code is 1, after which launchers try again."""
     monkeypatch.setattr(backend, "NVIDIA_DEVICES", ("proc",))  # a GPU is there
@@ -177,7 +185,11 @@ def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
     ), ended.stderr
 
     expected = [["2", words[0]] for words in verbs]
-    assert [line.split()[:2] for line in ended.stderr.splitlines() if line[0].isdigit()] == expected
+    results = []
+    for line in ended.stderr.splitlines():
+        if line[0].isdigit():
+            results.append(line.split()[:2])
+    assert results == expected
     assert len(messages) == len(verbs)
 
 
@@ -296,7 +308,10 @@ def test_the_plugin_for_cuda_without_a_gpu_is_the_cpu(machine, libtpu):
     ],
 )
 def test_only_cpus_are_used_where_asked_or_without_another_device(
-    machine, platforms, file, expected
+    machine,
+    platforms,
+    file,
+    expected,
 ):
     if file:
         machine.add(file)
@@ -316,7 +331,11 @@ def test_only_cpus_are_used_where_asked_or_without_another_device(
     ],
 )
 def test_the_plugin_for_cuda_is_hidden_without_a_gpu(
-    machine, monkeypatch, platforms, file, is_hidden
+    machine,
+    monkeypatch,
+    platforms,
+    file,
+    is_hidden,
 ):
     modules = {}
     monkeypatch.setattr(backend, "sys", types.SimpleNamespace(modules=modules))

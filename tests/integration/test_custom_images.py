@@ -95,6 +95,7 @@ def test_the_exported_program_runs(page):
     content = bytearray((folder / "mine.stablehlo").read_bytes())
     program = export.deserialize(content)
 
-    probabilities = np.asarray(program.call(jax.numpy.zeros((3, 16, 16, 3), "uint8")))
+    black = jax.numpy.zeros((3, 16, 16, 3), "uint8")
+    probabilities = np.asarray(program.call(black))
 
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-5)

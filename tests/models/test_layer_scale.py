@@ -13,9 +13,11 @@ def build_layer(*, has_factors):
     layer = Linear(8, 6, dtype=jnp.float32, rngs=nnx.Rngs(0))
     layer.bias[...] = jnp.arange(6.0)
     if has_factors:
-        keys = jax.random.split(jax.random.key(1))
-        layer.lora_a = nnx.Param(jax.random.normal(keys[0], (8, 2)))
-        layer.lora_b = nnx.Param(jax.random.normal(keys[1], (2, 6)))
+        key_of_a, key_of_b = jax.random.split(jax.random.key(1))
+        factor_a = jax.random.normal(key_of_a, (8, 2))
+        factor_b = jax.random.normal(key_of_b, (2, 6))
+        layer.lora_a = nnx.Param(factor_a)
+        layer.lora_b = nnx.Param(factor_b)
         layer.lora_scale = 3.0
     return layer
 
@@ -32,13 +34,26 @@ def test_a_layer_scales_its_output(num_rows, has_factors):
             output = layer(x) * scale
         else:
             output = layer(x, output_scale=scale)
-        return jnp.square(output + 0.1).sum()
+        shifted = output + 0.1
+        return jnp.square(shifted).sum()
 
     differentiate = jax.value_and_grad(compute_loss, argnums=(0, 1, 2))
-    expected = differentiate(layer, x, scale, is_separate=True)
-    actual = differentiate(layer, x, scale, is_separate=False)
+    expected = differentiate(
+        layer,
+        x,
+        scale,
+        is_separate=True,
+    )
+    actual = differentiate(
+        layer,
+        x,
+        scale,
+        is_separate=False,
+    )
 
-    for array, reference in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    expected_arrays = jax.tree.leaves(expected)
+    actual_arrays = jax.tree.leaves(actual)
+    for array, reference in zip(actual_arrays, expected_arrays, strict=True):
         assert_allclose(array, reference, rtol=1e-5, atol=1e-4)
 
 
@@ -47,10 +62,15 @@ def test_many_rows_scale_the_kernel():
     layer = build_layer(has_factors=False)
     x = jnp.ones((40, 8))
 
-    program = jax.make_jaxpr(lambda scale: layer(x, output_scale=scale))(jnp.ones(6))
+    def run(scale):
+        return layer(x, output_scale=scale)
+
+    trace = jax.make_jaxpr(run)
+    program = trace(jnp.ones(6))
 
     scaled = []
     for equation in program.eqns:
         if equation.primitive.name == "mul":
-            scaled.append(equation.outvars[0].aval.shape)
+            (product,) = equation.outvars
+            scaled.append(product.aval.shape)
     assert scaled == [(8, 6), (6,)]

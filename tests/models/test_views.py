@@ -14,27 +14,39 @@ OPTIONS = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2, "num_classes"
 @pytest.fixture(scope="module")
 def model():
     """A network whose parameters are all random, also those of the head."""
-    model = vit_jax.create_model("ViT-Ti/4", image_size=12, head="linear", **OPTIONS)
-    rng = np.random.default_rng(1)
-    module = jax.tree.map(
-        lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32), model.module
+    model = vit_jax.create_model(
+        "ViT-Ti/4",
+        image_size=12,
+        head="linear",
+        **OPTIONS,
     )
+    rng = np.random.default_rng(1)
+
+    def add_noise(leaf):
+        noise = rng.normal(size=leaf.shape)
+        return leaf + 0.1 * noise.astype(np.float32)
+
+    module = jax.tree.map(add_noise, model.module)
     return dataclasses.replace(model, module=module)
 
 
 @pytest.fixture(scope="module")
 def images():
-    return np.random.default_rng(0).integers(256, size=(5, 12, 12, 3), dtype=np.uint8)
+    rng = np.random.default_rng(0)
+    return rng.integers(256, size=(5, 12, 12, 3), dtype=np.uint8)
 
 
 def list_views(images, views):
     """Return the views, each made in another way than by the network."""
-    mirrored = images[:, :, ::-1]
     match views:
         case "flip":
-            return [images, mirrored]
+            return [images, np.flip(images, axis=2)]
         case "flips":
-            return [images, mirrored, images[:, ::-1], mirrored[:, ::-1]]
+            upside_down = np.flip(images, axis=1)
+            return [
+                *list_views(images, "flip"),
+                *list_views(upside_down, "flip"),
+            ]
         case "rotations":
             transposed = images.transpose(0, 2, 1, 3)
             return [
@@ -50,20 +62,29 @@ def test_outputs_are_means_over_the_views(model, images, views):
     found = model.average_views(views)(images)
 
     for name in ("logits_BK", "features_BD"):
-        mean = np.mean([getattr(output, name) for output in expected], axis=0)
-        np.testing.assert_allclose(getattr(found, name), mean, rtol=1e-5, atol=1e-6)
+        arrays = [getattr(output, name) for output in expected]
+        np.testing.assert_allclose(
+            getattr(found, name),
+            np.mean(arrays, axis=0),
+            rtol=1e-5,
+            atol=1e-6,
+        )
     assert found.tokens_BND is None
 
 
 def test_predictions_and_parameters(model, images, tmp_path):
     averaged = model.average_views("flips")
 
+    upright = averaged.predict(images)
     mirrored = averaged.predict(images[:, :, ::-1])
 
-    np.testing.assert_allclose(averaged.predict(images), mirrored, atol=1e-6)
+    np.testing.assert_allclose(upright, mirrored, atol=1e-6)
+
     averaged.save(tmp_path / "weights")
+    stored = vit_jax.load_model(tmp_path / "weights")
     np.testing.assert_array_equal(
-        vit_jax.load_model(tmp_path / "weights").predict(images), model.predict(images)
+        stored.predict(images),
+        model.predict(images),
     )
 
 

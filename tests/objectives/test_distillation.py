@@ -26,7 +26,8 @@ def softmax(x):
 
 
 def cross_entropy(target, logits):
-    return -(target * np.log(softmax(logits))).sum(axis=-1)
+    log_share = np.log(softmax(logits))
+    return -(target * log_share).sum(axis=-1)
 
 
 def expect_loss(form, label_logits, taught_logits, weight, temperature):
@@ -35,15 +36,27 @@ def expect_loss(form, label_logits, taught_logits, weight, temperature):
         chosen = np.eye(5)[TEACHER.argmax(axis=-1)]
         taught = cross_entropy(chosen, taught_logits)
     else:
-        share = softmax(TEACHER / temperature)
-        entropy = cross_entropy(share, TEACHER / temperature)
+        teacher_logits = TEACHER / temperature
+        share = softmax(teacher_logits)
+        entropy = cross_entropy(share, teacher_logits)
         divergence = cross_entropy(share, taught_logits / temperature) - entropy
         taught = temperature**2 * divergence
-    loss = (1 - weight) * cross_entropy(LABELS, label_logits) + weight * taught
-    return (loss * MASK).sum(), (taught * MASK).sum()
+
+    of_labels = cross_entropy(LABELS, label_logits)
+    loss = (1 - weight) * of_labels + weight * taught
+    summed_loss = (loss * MASK).sum()
+    summed_taught = (taught * MASK).sum()
+    return summed_loss, summed_taught
 
 
-@pytest.mark.parametrize(("form", "temperature"), [("soft", 1.0), ("soft", 3.0), ("hard", 1.0)])
+@pytest.mark.parametrize(
+    ("form", "temperature"),
+    [
+        ("soft", 1.0),
+        ("soft", 3.0),
+        ("hard", 1.0),
+    ],
+)
 @pytest.mark.parametrize("has_token", [False, True])
 def test_loss_of_labels_and_teacher(form, temperature, has_token):
     objective = Distillation(Classification("softmax"), form, 0.3, temperature)
@@ -57,23 +70,40 @@ def test_loss_of_labels_and_teacher(form, temperature, has_token):
             output,
             token_logits_TBK=jnp.stack([CLASS_LOGITS, TAUGHT_LOGITS]),
         )
-    expected, expected_taught = expect_loss(form, label_logits, taught_logits, 0.3, temperature)
+    expected, expected_taught = expect_loss(
+        form,
+        label_logits,
+        taught_logits,
+        0.3,
+        temperature,
+    )
 
-    sums = objective.sums(output, Targets(LABELS, MASK, teacher_BK=TEACHER))
-    plain = objective.sums(output, Targets(LABELS, MASK))
+    targets = Targets(LABELS, MASK)
+    taught_targets = dataclasses.replace(targets, teacher_BK=TEACHER)
+
+    sums = objective.sums(output, taught_targets)
+    plain = objective.sums(output, targets)
 
     assert_allclose(sums["loss"], expected, rtol=1e-5)
     assert_allclose(sums["distillation_loss"], expected_taught, rtol=1e-5)
     assert sums["weight"] == 2
     # An evaluation has no teacher: it measures the mean of both heads against the labels.
-    assert_allclose(plain["loss"], (cross_entropy(LABELS, LOGITS) * MASK).sum(), rtol=1e-5)
+    expected_plain = cross_entropy(LABELS, LOGITS) * MASK
+    assert_allclose(plain["loss"], expected_plain.sum(), rtol=1e-5)
     assert "distillation_loss" not in plain
 
 
 def test_logits_are_the_mean_of_both_heads():
     """The heads of DeiT are the halves of a kernel that maps both tokens to the mean of logits."""
-    sizes = {"width": 8, "depth": 1, "mlp_dim": 8, "num_heads": 2}
-    config = ModelConfig(name="ViT-mu/2", class_tokens=2, head="linear", **sizes)
+    config = ModelConfig(
+        name="ViT-mu/2",
+        class_tokens=2,
+        head="linear",
+        width=8,
+        depth=1,
+        mlp_dim=8,
+        num_heads=2,
+    )
     architecture = build_architecture(config, image_size=(4, 4), num_classes=5)
     rng = np.random.default_rng(1)
 
@@ -81,14 +111,27 @@ def test_logits_are_the_mean_of_both_heads():
         return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
 
     model = jax.tree.map(sample, abstract_model(architecture))
+
+    @jax.jit
+    def run(images):
+        return model(images, intermediates=("token_logits",))
+
     images = jnp.asarray(rng.normal(size=(3, 4, 4, 3)), jnp.float32)
-    output = jax.jit(lambda images: model(images, intermediates=("token_logits",)))(images)
+    output = run(images)
     kernel = np.asarray(model.head.linear.kernel[...])
     bias = np.asarray(model.head.linear.bias[...])
     pooled = np.asarray(output.pooled_BD)
 
-    first = 2 * pooled[:, :8] @ kernel[:8] + bias
-    second = 2 * pooled[:, 8:] @ kernel[8:] + bias
+    class_token, distillation_token = np.split(pooled, 2, axis=1)
+    class_kernel, distillation_kernel = np.split(kernel, 2)
+    first = 2 * class_token @ class_kernel + bias
+    second = 2 * distillation_token @ distillation_kernel + bias
+    mean = (first + second) / 2
 
-    assert_allclose(output.token_logits_TBK, [first, second], rtol=1e-4, atol=1e-4)
-    assert_allclose(output.logits_BK, (first + second) / 2, rtol=1e-4, atol=1e-4)
+    assert_allclose(
+        output.token_logits_TBK,
+        [first, second],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert_allclose(output.logits_BK, mean, rtol=1e-4, atol=1e-4)

@@ -33,39 +33,42 @@ def make_images(channels, band, other, split):
     of the image, so that one band alone tells little; without another band (None) it tells all.
     """
     rng = np.random.default_rng(len(split))
-    labels = np.arange(SIZES[split]) % 2
-    shape = (SIZES[split], 8, 8, channels)
-    images = rng.integers(
-        20_000,
-        24_000,
-        shape,
-    )
-    difference = np.where(labels == 1, 2_000, -2_000)[:, None, None]
+    size = SIZES[split]
+    labels = np.arange(size) % 2
+    images = rng.integers(20_000, 24_000, (size, 8, 8, channels))
+    difference = np.where(labels == 1, 2_000, -2_000)
+    difference = difference.reshape(size, 1, 1)
     images[..., band] += difference
     if other is not None:
+        brightness = rng.integers(0, 30_000, (size, 1, 1, 1))
         images[..., other] -= difference
-        images += rng.integers(0, 30_000, (len(labels), 1, 1, 1))
+        images += brightness
     return images.astype(np.uint16), labels
 
 
 def open_four(split, config, seed):
-    return MemorySource(*make_images(4, 3, None, split), ("dark", "bright"))
+    images, labels = make_images(4, 3, None, split)
+    return MemorySource(images, labels, ("dark", "bright"))
 
 
 @pytest.mark.slow
 def test_a_run_on_the_fourth_band(tmp_path):
-    data = "data=tests.train.test_channels:open_four"
+    config = tiny.config(
+        *FIELDS,
+        "data=tests.train.test_channels:open_four",
+        "input.channels=4",
+    )
 
-    summary = pretrain(tiny.config(*FIELDS, data, "input.channels=4"), str(tmp_path))
+    summary = pretrain(config, str(tmp_path))
 
     assert summary["test_accuracy"] > 0.95
-    stored = json.loads((tmp_path / "config.json").read_text())["input"]
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored_mean = stored["input"]["channel_mean"]
     images, _ = make_images(4, 3, None, "train")
-    np.testing.assert_allclose(
-        stored["channel_mean"][:3], images[..., :3].mean((0, 1, 2)), rtol=1e-4
-    )
+    mean = images.mean((0, 1, 2))
+    np.testing.assert_allclose(stored_mean[:3], mean[:3], rtol=1e-4)
     model = vit_jax.load_model(tmp_path)
-    assert model.transform.bands.mean == tuple(stored["channel_mean"])
+    assert model.transform.bands.mean == tuple(stored_mean)
 
 
 @pytest.mark.slow
@@ -76,17 +79,30 @@ def test_a_run_on_thirteen_bands_in_files(tmp_path):
             (tmp_path / split / f"class{label}").mkdir(parents=True)
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
             path = tmp_path / split / f"class{label}" / f"{number}.tif"
-            tifffile.imwrite(path, image, photometric="minisblack", planarconfig="contig")
+            tifffile.imwrite(
+                path,
+                image,
+                photometric="minisblack",
+                planarconfig="contig",
+            )
 
-    fields = (*FIELDS, f"data=folder:{tmp_path}", "input.channels=13")
-    summary = pretrain(tiny.config(*fields), str(tmp_path / "run"))
+    config = tiny.config(
+        *FIELDS,
+        f"data=folder:{tmp_path}",
+        "input.channels=13",
+    )
+    summary = pretrain(config, str(tmp_path / "run"))
 
     assert summary["test_accuracy"] > 0.95
     model = vit_jax.load_model(tmp_path / "run")
-    files = sorted(map(str, (tmp_path / "test" / "class1").iterdir()))
-    assert np.mean(model.predict(files).argmax(axis=1)) > 0.95
+    folder = tmp_path / "test" / "class1"
+    files = sorted(map(str, folder.iterdir()))
+    predictions = model.predict(files).argmax(axis=1)
+    assert np.mean(predictions) > 0.95
     tifffile.imwrite(
-        tmp_path / "four.tif", np.zeros((8, 8, 4), np.uint16), photometric="minisblack"
+        tmp_path / "four.tif",
+        np.zeros((8, 8, 4), np.uint16),
+        photometric="minisblack",
     )
     with pytest.raises(ValueError, match=r"four\.tif: it has .* the network takes 13"):
         model.predict([str(tmp_path / "four.tif")])

@@ -54,7 +54,11 @@ FINETUNE = f"{ROOT}/configs/finetune.py:any,own,rule=quick"
 
 
 @functools.cache
-def build(*fields, network=("model.pool=gap", "model.head=linear"), devices=1):
+def build(
+    *fields,
+    network=("model.pool=gap", "model.head=linear"),
+    devices=1,
+):
     """Return an assembly that fine-tunes the tiny network on the first CPU devices."""
     config = load_recipe(FINETUNE, flags(*TUNING, *fields))
     architecture = architecture_of(runs.config(*network), 10)
@@ -81,12 +85,20 @@ def build_merged(lora_run, model):
         read_leaves(model),
         build_lora(lora_run.config.optimizer),
     )
-    shapes = jax.eval_shape(lambda: build_model(lora_run.architecture, jax.random.key(0)))
+
+    def build_plain():
+        return build_model(lora_run.architecture, jax.random.key(0))
+
+    shapes = jax.eval_shape(build_plain)
     return pytree.map_with_names(lambda name, _: merged[name], shapes)
 
 
 def count_numbers(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree) if leaf.ndim)
+    count = 0
+    for leaf in jax.tree.leaves(tree):
+        if leaf.ndim:
+            count += leaf.size
+    return count
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +141,17 @@ def test_the_merged_network_computes_the_same(trained):
     run, _, state = trained
     images, _ = read_images(run)
 
-    adapted = apply(state.model, images).logits_BK
-    merged = apply(build_merged(run, state.model), images).logits_BK
-    untrained = apply(run.init_state().model, images).logits_BK
-    largest = float(np.abs(merged).max())
+    merged_model = build_merged(run, state.model)
+    untrained_model = run.init_state().model
 
+    adapted = apply(state.model, images).logits_BK
+    merged = apply(merged_model, images).logits_BK
+    untrained = apply(untrained_model, images).logits_BK
+
+    largest = float(np.abs(merged).max())
     assert_allclose(adapted, merged, rtol=0, atol=1e-6 * largest)
-    assert np.abs(adapted - untrained).max() > 1e-3
+    largest_change = np.abs(adapted - untrained).max()
+    assert largest_change > 1e-3
 
 
 def test_merged_kernels_follow_the_rule_of_peft():
@@ -154,7 +170,12 @@ def test_merged_kernels_follow_the_rule_of_peft():
     merged = merge(parameters, Lora(rank=4, scale=12 / 4, layers=()))
 
     assert list(merged) == [f"{QUERY}/kernel"]
-    assert_allclose(merged[f"{QUERY}/kernel"][0].T, expected, rtol=0, atol=1e-6 * expected.max())
+    assert_allclose(
+        merged[f"{QUERY}/kernel"][0].T,
+        expected,
+        rtol=0,
+        atol=1e-6 * expected.max(),
+    )
 
 
 def multiply_merged_kernels(x, layers, output_scale=None):
@@ -162,7 +183,11 @@ def multiply_merged_kernels(x, layers, output_scale=None):
     assert output_scale is None
     products = []
     for layer in layers:
-        product = jnp.matmul(layer.lora_a[...], layer.lora_b[...], precision="highest")
+        product = jnp.matmul(
+            layer.lora_a[...],
+            layer.lora_b[...],
+            precision="highest",
+        )
         kernel = layer.kernel[...] + layer.lora_scale * product
         products.append(x @ kernel)
     return products
@@ -416,8 +441,10 @@ def test_lamb_scales_updates_of_factors_to_their_norms(factor, least):
     after = read_leaves(later.model)[name]
 
     for old, new in zip(before, after, strict=True):
-        norm = max(np.linalg.norm(old), least * np.sqrt(old.size))
-        assert np.linalg.norm(new - old) == pytest.approx(rate * norm, rel=1e-3)
+        least_norm = least * np.sqrt(old.size)
+        norm = max(np.linalg.norm(old), least_norm)
+        change = np.linalg.norm(new - old)
+        assert change == pytest.approx(rate * norm, rel=1e-3)
 
 
 def test_pretraining_has_no_lora():
@@ -442,14 +469,19 @@ def test_networks_without_built_in_blocks_are_rejected(network):
 
 def read_first_loss(workdir):
     """Return the text of the loss of the first logged step."""
-    line = (workdir / "metrics.jsonl").read_text().splitlines()[0]
-    return line.partition('"train_loss": ')[2].partition(",")[0]
+    text = (workdir / "metrics.jsonl").read_text()
+    first_line, *_ = text.splitlines()
+    _, _, rest = first_line.partition('"train_loss": ')
+    loss, _, _ = rest.partition(",")
+    return loss
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once")
 def test_the_first_loss_is_that_of_full_fine_tuning_and_readers_see_a_plain_network(
-    tiny_run, data_dir, tmp_path
+    tiny_run,
+    data_dir,
+    tmp_path,
 ):
     fields = (
         "data=digits",

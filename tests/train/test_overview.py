@@ -44,7 +44,9 @@ def test_parameters_are_counted_by_part():
 @pytest.fixture
 def folder(tmp_path):
     """Ten images of each of two classes."""
-    image = cv2.imencode(".png", np.zeros((2, 2, 3), np.uint8))[1].tobytes()
+    black = np.zeros((2, 2, 3), np.uint8)
+    _, file = cv2.imencode(".png", black)
+    image = file.tobytes()
     for name in ("cat", "dog"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(10):

@@ -35,7 +35,13 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("step", "polyak", "change"), [(3, True, 3), (4, True, 4), (8, True, 100), (8, False, 8)]
+    ("step", "polyak", "change"),
+    [
+        (3, True, 3),
+        (4, True, 4),
+        (8, True, 100),
+        (8, False, 8),
+    ],
 )
 def test_a_checkpoint_of_a_step(run, step, polyak, change):
     read = load_weights(f"{run}@{step}", polyak=polyak)
@@ -73,20 +79,26 @@ def test_the_mean_of_steps(run):
 
 
 def test_the_mean_of_equal_weights_is_theirs_to_the_bit(run):
-    averaged = load_average([f"{run}@3"] * 3)
+    source = f"{run}@3"
 
-    assert_same(averaged.parameters, load_weights(f"{run}@3").parameters)
+    averaged = load_average([source, source, source])
+
+    weights = load_weights(source)
+    assert_same(averaged.parameters, weights.parameters)
 
 
 def test_the_mean_is_written_in_another_format(run, tmp_path):
     mean = tmp_path / "mean.npz"
 
-    report = convert([f"{run}@3", f"{run}@4"], str(mean))
+    sources = [f"{run}@3", f"{run}@4"]
+
+    report = convert(sources, str(mean))
     read = load_weights(mean)
 
     assert "The parameters are the mean of 2 weights." in report.notes
     assert read.class_names == CLASSES
-    assert_same(read.parameters, load_average([f"{run}@3", f"{run}@4"]).parameters)
+    averaged = load_average(sources)
+    assert_same(read.parameters, averaged.parameters)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +110,15 @@ def test_the_mean_is_written_in_another_format(run, tmp_path):
     ],
     ids=["shape", "form", "classes"],
 )
-def test_weights_that_have_no_mean(network, class_names, words, run, tmp_path):
-    other = weights_of(dataclasses.replace(VIT, **network), class_names=class_names)
+def test_weights_that_have_no_mean(
+    network,
+    class_names,
+    words,
+    run,
+    tmp_path,
+):
+    architecture = dataclasses.replace(VIT, **network)
+    other = weights_of(architecture, class_names=class_names)
     save_weights(other, tmp_path / "other", "vit_jax")
 
     with pytest.raises(ValueError, match=words):

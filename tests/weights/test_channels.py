@@ -19,12 +19,14 @@ KERNEL = np.random.default_rng(0).normal(size=(4, 4, 3, 8)).astype(np.float32)
 
 def adapt_as_timm(kernel_hwCD, channels):
     """Return timm's `adapt_input_conv`, written again by its description on (D, C, h, w)."""
-    weight = np.transpose(kernel_hwCD, (3, 2, 0, 1)).astype(np.float64)
+    weight_DChw = np.transpose(kernel_hwCD, (3, 2, 0, 1))
+    weight = weight_DChw.astype(np.float64)
     if channels == 1:
         weight = weight.sum(axis=1, keepdims=True)
     else:
-        weight = np.tile(weight, (1, math.ceil(channels / 3), 1, 1))[:, :channels]
-        weight = weight * (3 / channels)
+        repeats = math.ceil(channels / 3)
+        repeated = np.tile(weight, (1, repeats, 1, 1))
+        weight = repeated[:, :channels] * (3 / channels)
     return np.transpose(weight, (2, 3, 1, 0))
 
 
@@ -65,11 +67,16 @@ def rgb(tmp_path_factory):
 
 def test_grey_images_have_the_features_of_their_colours(rgb):
     model, folder = rgb
-    grey = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1), np.uint8)
+    grey_model = vit_jax.load_model(folder, channels=1)
+    six_model = vit_jax.load_model(folder, channels=6)
+    rng = np.random.default_rng(0)
+    grey = rng.integers(0, 256, (2, 8, 8, 1), np.uint8)
+    colours = np.repeat(grey, 3, axis=-1)
+    six = np.repeat(grey, 6, axis=-1)
 
-    of_colours = model(np.repeat(grey, 3, axis=-1)).features_BD
-    of_grey = vit_jax.load_model(folder, channels=1)(grey).features_BD
-    of_six = vit_jax.load_model(folder, channels=6)(np.repeat(grey, 6, axis=-1)).features_BD
+    of_colours = model(colours).features_BD
+    of_grey = grey_model(grey).features_BD
+    of_six = six_model(six).features_BD
 
     np.testing.assert_allclose(
         of_grey,
@@ -84,22 +91,23 @@ def test_grey_images_have_the_features_of_their_colours(rgb):
 
 
 def test_a_model_of_four_channels_is_saved_and_loaded(tmp_path, rgb):
-    model = vit_jax.load_model(rgb[1], channels=4, value_range=(0, 65_535), channel_weights="zero")
-    images = (
-        np.random.default_rng(0)
-        .integers(0, 65_536, (3, 8, 8, 4))
-        .astype(
-            np.uint16,
-        )
+    model = vit_jax.load_model(
+        rgb[1],
+        channels=4,
+        value_range=(0, 65_535),
+        channel_weights="zero",
     )
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 65_536, (3, 8, 8, 4))
+    images = list(pixels.astype(np.uint16))
 
     model.save(tmp_path / "four")
     again = vit_jax.load_model(tmp_path / "four")
 
     assert again.transform == model.transform
     np.testing.assert_array_equal(
-        again.features(list(images)),
-        model.features(list(images)),
+        again.features(images),
+        model.features(images),
     )
     with rejects("channels=4", "vit_jax holds every network"):
         model.save(tmp_path / "timm", to="timm")
@@ -109,9 +117,14 @@ def test_a_model_of_four_channels_is_saved_and_loaded(tmp_path, rgb):
 
 @pytest.mark.parametrize("channels", [3, 13])
 def test_standardised_channels_have_the_kernel_of_the_library(rgb, channels):
-    stored = load_weights(rgb[1])
-    library = {**stored.parameters, BIAS: np.linspace(-1, 1, 32, dtype=np.float32)}
-    normalisation = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    _, folder = rgb
+    stored = load_weights(folder)
+    library = dict(stored.parameters)
+    library[BIAS] = np.linspace(-1, 1, 32, dtype=np.float32)
+    normalisation = Normalisation(
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
     folded = dataclasses.replace(
         stored,
         parameters=fold(library, normalisation),

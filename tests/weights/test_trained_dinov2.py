@@ -35,36 +35,56 @@ class Graph:
 
     def add(self, op, *inputs, **attributes):
         output = f"/{op}_{len(self.nodes)}"
-        self.nodes.append(onnx.helper.make_node(op, list(inputs), [output], **attributes))
+        node = onnx.helper.make_node(
+            op,
+            list(inputs),
+            [output],
+            **attributes,
+        )
+        self.nodes.append(node)
         return output
 
     def store(self, name, value):
-        self.arrays.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+        array = onnx.numpy_helper.from_array(np.asarray(value), name)
+        self.arrays.append(array)
         return name
 
+    def sample(self, *shape):
+        return np.float32(self.rng.normal(scale=0.2, size=shape))
+
     def store_random(self, name, *shape):
-        return self.store(name, np.float32(self.rng.normal(scale=0.2, size=shape)))
+        return self.store(name, self.sample(*shape))
 
     def add_constant(self, value):
         return self.store(f"/Constant_{len(self.arrays)}", value)
+
+    def add_number(self, value):
+        return self.add_constant(np.float32(value))
+
+    def add_shape(self, *sizes):
+        return self.add_constant(np.int64(sizes))
 
     def add_norm(self, x, layer):
         mean = self.add("ReduceMean", x, axes=[-1])
         centred = self.add("Sub", x, mean)
         squared = self.add("Mul", centred, centred)
         variance = self.add("ReduceMean", squared, axes=[-1])
-        deviation = self.add("Sqrt", self.add("Add", variance, self.add_constant(np.float32(1e-6))))
+        positive = self.add("Add", variance, self.add_number(1e-6))
+        deviation = self.add("Sqrt", positive)
         normalised = self.add("Div", centred, deviation)
+
         scale = self.store_random(f"{layer}.weight", WIDTH)
         bias = self.store_random(f"{layer}.bias", WIDTH)
-        return self.add("Add", self.add("Mul", normalised, scale), bias)
+        scaled = self.add("Mul", normalised, scale)
+        return self.add("Add", scaled, bias)
 
     def add_dense(self, x, layer, inputs, outputs):
-        kernel = np.float32(self.rng.normal(scale=0.2, size=(inputs, outputs)))
+        kernel = self.sample(inputs, outputs)
         self.kernels[layer] = kernel
         number = self.store(f"onnx::MatMul_{len(self.nodes)}", kernel)
         bias = self.store_random(f"{layer}.bias", outputs)
-        return self.add("Add", bias, self.add("MatMul", x, number))
+        product = self.add("MatMul", x, number)
+        return self.add("Add", bias, product)
 
     def add_attention(self, x, layer):
         inside = f"{layer}.attention.attention"
@@ -72,45 +92,68 @@ class Graph:
         value = self.add_dense(x, f"{inside}.value", WIDTH, WIDTH)
         query = self.add_dense(x, f"{inside}.query", WIDTH, WIDTH)
 
-        products = self.add("MatMul", query, self.add("Transpose", key, perm=[0, 2, 1]))
-        scaled = self.add("Div", products, self.add_constant(np.float32(WIDTH**0.5)))
-        attended = self.add("MatMul", self.add("Softmax", scaled, axis=-1), value)
-        return self.add_dense(attended, f"{layer}.attention.output.dense", WIDTH, WIDTH)
+        transposed = self.add("Transpose", key, perm=[0, 2, 1])
+        products = self.add("MatMul", query, transposed)
+        scaled = self.add("Div", products, self.add_number(WIDTH**0.5))
+        weights = self.add("Softmax", scaled, axis=-1)
+        attended = self.add("MatMul", weights, value)
+        return self.add_dense(
+            attended,
+            f"{layer}.attention.output.dense",
+            WIDTH,
+            WIDTH,
+        )
 
     def add_mlp(self, x, layer):
         x = self.add_dense(x, f"{layer}.mlp.fc1", WIDTH, 4 * WIDTH)
-        error = self.add("Erf", self.add("Div", x, self.add_constant(np.float32(2**0.5))))
-        weight = self.add("Add", error, self.add_constant(np.float32(1)))
+        scaled = self.add("Div", x, self.add_number(2**0.5))
+        error = self.add("Erf", scaled)
+        weight = self.add("Add", error, self.add_number(1))
         doubled = self.add("Mul", x, weight)
-        x = self.add("Mul", doubled, self.add_constant(np.float32(0.5)))
+        x = self.add("Mul", doubled, self.add_number(0.5))
         return self.add_dense(x, f"{layer}.mlp.fc2", 4 * WIDTH, WIDTH)
 
     def add_block(self, x, layer):
-        attended = self.add_attention(self.add_norm(x, f"{layer}.norm1"), layer)
+        normalised = self.add_norm(x, f"{layer}.norm1")
+        attended = self.add_attention(normalised, layer)
         scale = self.store_random(f"{layer}.layer_scale1.lambda1", WIDTH)
-        x = self.add("Add", self.add("Mul", attended, scale), x)
+        scaled = self.add("Mul", attended, scale)
+        x = self.add("Add", scaled, x)
 
-        expanded = self.add_mlp(self.add_norm(x, f"{layer}.norm2"), layer)
+        normalised = self.add_norm(x, f"{layer}.norm2")
+        expanded = self.add_mlp(normalised, layer)
         scale = self.store_random(f"{layer}.layer_scale2.lambda1", WIDTH)
-        return self.add("Add", self.add("Mul", expanded, scale), x)
+        scaled = self.add("Mul", expanded, scale)
+        return self.add("Add", scaled, x)
 
     def add_embedding(self, images):
         layer = "backbone.embeddings.patch_embeddings.projection"
         kernel = self.store_random(f"{layer}.weight", WIDTH, 3, 14, 14)
         bias = self.store_random(f"{layer}.bias", WIDTH)
         maps = self.add("Conv", images, kernel, bias, strides=[14, 14])
-        flat = self.add("Reshape", maps, self.add_constant(np.int64([1, WIDTH, -1])))
+        flat = self.add("Reshape", maps, self.add_shape(1, WIDTH, -1))
         patches = self.add("Transpose", flat, perm=[0, 2, 1])
         token = self.store_random("backbone.embeddings.cls_token", 1, 1, WIDTH)
-        return self.add("Add", self.add("Concat", token, patches, axis=1), self.add_positions())
+        tokens = self.add("Concat", token, patches, axis=1)
+        positions = self.add_positions()
+        return self.add("Add", tokens, positions)
 
     def add_positions(self):
         stored = self.store_random("onnx::Reshape_9", 1, STORED_GRID**2, WIDTH)
-        shape = self.add_constant(np.int64([1, STORED_GRID, STORED_GRID, WIDTH]))
-        maps = self.add("Transpose", self.add("Reshape", stored, shape), perm=[0, 3, 1, 2])
-        sizes = self.add_constant(np.int64([1, WIDTH, GRID, GRID]))
-        resized = self.add("Resize", maps, "", "", sizes, mode="cubic", cubic_coeff_a=-0.75)
-        flat = self.add("Reshape", resized, self.add_constant(np.int64([1, WIDTH, -1])))
+        shape = self.add_shape(1, STORED_GRID, STORED_GRID, WIDTH)
+        table = self.add("Reshape", stored, shape)
+        maps = self.add("Transpose", table, perm=[0, 3, 1, 2])
+        sizes = self.add_shape(1, WIDTH, GRID, GRID)
+        resized = self.add(
+            "Resize",
+            maps,
+            "",
+            "",
+            sizes,
+            mode="cubic",
+            cubic_coeff_a=-0.75,
+        )
+        flat = self.add("Reshape", resized, self.add_shape(1, WIDTH, -1))
         patches = self.add("Transpose", flat, perm=[0, 2, 1])
         class_position = self.store_random("onnx::Concat_8", 1, 1, WIDTH)
         return self.add("Concat", class_position, patches, axis=1)
@@ -123,17 +166,22 @@ class Graph:
         self.store_random("decoder.final_conv.bias", 1)
         output = self.add("Sigmoid", tokens)
 
-        shape = [1, 3, 224, 224]
         float32 = onnx.TensorProto.FLOAT
+        describe = onnx.helper.make_tensor_value_info
         graph = onnx.helper.make_graph(
             self.nodes,
             "tiny",
-            [onnx.helper.make_tensor_value_info("input_image", float32, shape)],
-            [onnx.helper.make_tensor_value_info(output, float32, None)],
+            [describe("input_image", float32, [1, 3, 224, 224])],
+            [describe(output, float32, None)],
             self.arrays,
         )
         opset = onnx.helper.make_opsetid("", 14)
-        onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+        model = onnx.helper.make_model(
+            graph,
+            opset_imports=[opset],
+            ir_version=8,
+        )
+        onnx.save(model, path)
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +202,15 @@ def run_onnx(path, pixels):
         providers=["CPUExecutionProvider"],
     )
     normalised = (pixels - MEAN) / STD
-    (tokens,) = session.run(None, {"input_image": normalised.transpose(0, 3, 1, 2)})
+    channels_first = normalised.transpose(0, 3, 1, 2)
+    (tokens,) = session.run(None, {"input_image": channels_first})
     return tokens[:, 0]
 
 
 def measure_difference(found, expected):
     """Return the largest difference, relative to the largest expected value."""
-    return np.abs(found - expected).max() / np.abs(expected).max()
+    largest_difference = np.abs(found - expected).max()
+    return largest_difference / np.abs(expected).max()
 
 
 def test_kernels_are_found_by_the_bias_that_follows(graph):
@@ -180,11 +230,14 @@ def test_features_are_those_of_onnxruntime(graph):
     _, path, folder = graph
     pixels = trained_dinov2.make_pixels((224, 224))
 
+    expected = run_onnx(path, pixels)
+
     model = load_model(folder)
+    features = model.features(2 * pixels - 1)
 
     assert model.architecture.image_size == (224, 224)
     assert model.architecture.num_heads == 1
-    assert measure_difference(model.features(2 * pixels - 1), run_onnx(path, pixels)) <= 1e-5
+    assert measure_difference(features, expected) <= 1e-5
 
 
 def test_a_graph_without_the_last_norm_is_rejected(graph):
@@ -210,10 +263,12 @@ def trained(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", trained_dinov2.SIZES)
 def test_trained_features_of_pixels_are_those_of_transformers(trained, size):
-    expected = np.load(GOLDEN)[f"{size[0]}x{size[1]}"]
+    height, width = size
+    expected = np.load(GOLDEN)[f"{height}x{width}"]
     pixels = trained_dinov2.make_pixels(size)
 
-    features = load_model(trained, image_size=size).features(2 * pixels - 1)
+    model = load_model(trained, image_size=size)
+    features = model.features(2 * pixels - 1)
 
     assert measure_difference(features, expected) <= 1e-5
 
@@ -228,5 +283,6 @@ def test_trained_features_of_photographs_are_those_of_transformers(trained):
     pixels = model.preprocess(files) / np.float32(255)
 
     assert measure_difference(features, expected) <= 1e-2
-    onnx_features = run_onnx(trained_dinov2.find_wheel(), pixels)
-    assert measure_difference(model.features(2 * pixels - 1), onnx_features) <= 1e-5
+    expected_of_pixels = run_onnx(trained_dinov2.find_wheel(), pixels)
+    features_of_pixels = model.features(2 * pixels - 1)
+    assert measure_difference(features_of_pixels, expected_of_pixels) <= 1e-5

@@ -26,9 +26,18 @@ def make_arrays(channels=(), num_labels=1, num_classes=2):
     rng = np.random.default_rng(0)
     arrays = {}
     for split, size in SIZES.items():
-        arrays[f"{split}_images"] = rng.integers(256, size=(size, 7, 5, *channels), dtype=np.uint8)
-        labels = rng.integers(num_classes, size=(size, num_labels), dtype=np.uint8)
+        images = rng.integers(
+            256,
+            size=(size, 7, 5, *channels),
+            dtype=np.uint8,
+        )
+        labels = rng.integers(
+            num_classes,
+            size=(size, num_labels),
+            dtype=np.uint8,
+        )
         labels[:, 0] = np.arange(size) % num_classes
+        arrays[f"{split}_images"] = images
         arrays[f"{split}_labels"] = labels
     return arrays
 
@@ -57,35 +66,59 @@ def write_idx(tmp_path):
 
     def write(arrays, compress=None):
         for split, name in IDX.items():
-            images = encode_idx(arrays[f"{split}_images"])
-            labels = encode_idx(arrays[f"{split}_labels"][:, 0])
-            for part, content in (("images-idx3", images), ("labels-idx1", labels)):
-                path = tmp_path / f"{name}-{part}-ubyte"
-                if compress is not None:
-                    path = path.with_name(f"{path.name}.gz")
-                    content = compress(content)
-                path.write_bytes(content)
+            images = arrays[f"{split}_images"]
+            labels = arrays[f"{split}_labels"]
+            write_file(f"{name}-images-idx3-ubyte", images, compress)
+            write_file(f"{name}-labels-idx1-ubyte", labels[:, 0], compress)
         return f"idx:{tmp_path}"
+
+    def write_file(name, values, compress):
+        content = encode_idx(values)
+        if compress is not None:
+            name = f"{name}.gz"
+            content = compress(content)
+        (tmp_path / name).write_bytes(content)
 
     return write
 
 
 def assert_equal_arrays(source, arrays, split):
     """Require the images and labels of a split, also after the source was sent to a worker."""
-    received = pickle.loads(pickle.dumps(source))
-    assert len(pickle.dumps(source)) < 2000, "a worker opens the file itself"
-    for index, image in enumerate(arrays[f"{split}_images"]):
-        assert np.array_equal(source[index].image, image)
+    sent = pickle.dumps(source)
+    assert len(sent) < 2000, "a worker opens the file itself"
+    received = pickle.loads(sent)
+
+    images = arrays[f"{split}_images"]
+    labels = arrays[f"{split}_labels"]
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+        record = source[index]
+        assert np.array_equal(record.image, image)
         assert np.array_equal(received[index].image, image)
-        label = arrays[f"{split}_labels"][index]
-        assert np.array_equal(np.ravel(source[index].label), label)
-        expected = image[..., None] if image.ndim == 2 else image
-        assert np.array_equal(decode(source[index].image), np.broadcast_to(expected, (7, 5, 3)))
+        assert np.array_equal(np.ravel(record.label), label)
+
+        if image.ndim == 2:
+            image = image[..., None]
+        expected = np.broadcast_to(image, (7, 5, 3))
+        assert np.array_equal(decode(record.image), expected)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@pytest.mark.parametrize(("channels", "num_labels"), [((), 1), ((3,), 1), ((1,), 14)])
-def test_the_layout_of_medmnist(write_npz, make_config, open_data, save, channels, num_labels):
+@pytest.mark.parametrize(
+    ("channels", "num_labels"),
+    [
+        ((), 1),
+        ((3,), 1),
+        ((1,), 14),
+    ],
+)
+def test_the_layout_of_medmnist(
+    write_npz,
+    make_config,
+    open_data,
+    save,
+    channels,
+    num_labels,
+):
     """Images are grey or in colour, and have one label or one for each of fourteen findings."""
     arrays = make_arrays(channels, num_labels)
     data = write_npz(arrays, save)
@@ -96,8 +129,11 @@ def test_the_layout_of_medmnist(write_npz, make_config, open_data, save, channel
         assert source.num_classes == max(num_labels, 2)
         assert_equal_arrays(source, arrays, split)
 
-    assert isinstance(open_data(data, "train")._images, np.memmap) == (save is np.savez)
-    assert len(open_data(data, "train[:50%]")) == 10
+    train = open_data(data, "train")
+    is_mapped = isinstance(train._images, np.memmap)
+    assert is_mapped == (save is np.savez)
+    half = open_data(data, "train[:50%]")
+    assert len(half) == 10
     assert not holds_out(data, make_config())
 
 
@@ -123,10 +159,13 @@ def test_names_of_classes(write_npz, write_idx, open_data, tmp_path):
     arrays = make_arrays()
     (tmp_path / "classes.txt").write_text("benign\nmalignant\n")
 
-    from_idx = open_data(write_idx(arrays), "test")
-    from_npz = open_data(write_npz(arrays | {"class_names": ["benign", "malignant"]}), "test")
+    named_arrays = arrays | {"class_names": ["benign", "malignant"]}
 
-    assert from_idx.class_names == from_npz.class_names == ("benign", "malignant")
+    from_idx = open_data(write_idx(arrays), "test")
+    from_npz = open_data(write_npz(named_arrays), "test")
+
+    assert from_idx.class_names == ("benign", "malignant")
+    assert from_npz.class_names == ("benign", "malignant")
 
 
 def test_other_names_of_arrays(write_npz, make_config, open_data):
@@ -136,9 +175,14 @@ def test_other_names_of_arrays(write_npz, make_config, open_data):
     for split in ("train", "test"):
         keras[f"x_{split}"] = arrays[f"{split}_images"]
         keras[f"y_{split}"] = arrays[f"{split}_labels"][:, 0]
-    assert_equal_arrays(open_data(write_npz(keras), "test"), arrays, "test")
+    from_keras = open_data(write_npz(keras), "test")
+    assert_equal_arrays(from_keras, arrays, "test")
 
-    data = write_npz({"images": arrays["train_images"], "labels": arrays["train_labels"]})
+    without_splits = {
+        "images": arrays["train_images"],
+        "labels": arrays["train_labels"],
+    }
+    data = write_npz(without_splits)
     assert holds_out(data, make_config())
     assert len(open_data(data, "all")) == 20
     assert len(open_data(data, "test")) == 2
@@ -170,9 +214,19 @@ def test_other_names_of_arrays(write_npz, make_config, open_data):
         ({"train_images": np.array([{}] * 20)}, "arrays.npz", "Python objects"),
     ],
 )
-def test_arrays_that_are_rejected(write_npz, open_data, changes, field, rule):
+def test_arrays_that_are_rejected(
+    write_npz,
+    open_data,
+    changes,
+    field,
+    rule,
+):
     arrays = make_arrays() | changes
-    data = write_npz({name: values for name, values in arrays.items() if values is not None})
+    present = {}
+    for name, values in arrays.items():
+        if values is not None:
+            present[name] = values
+    data = write_npz(present)
 
     with rejects(field, rule):
         source = open_data(data, "train")
@@ -180,7 +234,11 @@ def test_arrays_that_are_rejected(write_npz, open_data, changes, field, rule):
         source[0]
 
 
-def test_a_fourth_channel_is_ignored_with_a_warning(write_npz, open_data, caplog):
+def test_a_fourth_channel_is_ignored_with_a_warning(
+    write_npz,
+    open_data,
+    caplog,
+):
     data = write_npz(make_arrays((4,)))
 
     open_data(data, "train")
@@ -192,12 +250,15 @@ def test_a_fourth_channel_is_ignored_with_a_warning(write_npz, open_data, caplog
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_damaged_npz_files(write_npz, open_data, save):
-    path = find_listing(write_npz(make_arrays(), save)).path
+    data = write_npz(make_arrays(), save)
+    path = find_listing(data).path
     content = path.read_bytes()
-    middle = len(content) // 4
-    damaged = content[:middle] + bytes(9) + content[middle + 9 :]
+    half = len(content) // 2
+    quarter = len(content) // 4
+    damaged = bytearray(content)
+    damaged[quarter : quarter + 9] = bytes(9)
 
-    for wrong in (b"", content[:-30], content[: len(content) // 2], b"\x93NUMPY"):
+    for wrong in (b"", content[:-30], content[:half], b"\x93NUMPY"):
         path.write_bytes(wrong)
         with rejects(str(path), "cannot be read"):
             open_data(f"npz:{path}", "train")
@@ -213,10 +274,12 @@ def test_damaged_npz_files(write_npz, open_data, save):
 
 def test_an_array_that_claims_another_size(write_npz, open_data):
     path = find_listing(write_npz({})).path
+    arrays = make_arrays()
     file = io.BytesIO()
-    np.save(file, make_arrays()["train_images"])
+    np.save(file, arrays["train_images"])
+    content = file.getvalue()
+    wrong = content.replace(b"(20, 7, 5)", b"(90, 7, 5)")
     with zipfile.ZipFile(path, "w") as archive:
-        wrong = file.getvalue().replace(b"(20, 7, 5)", b"(90, 7, 5)")
         archive.writestr("train_images.npy", wrong)
 
     with rejects("train_images", "takes 3,150 bytes, and it has 700"):
@@ -255,7 +318,11 @@ def test_missing_idx_files(write_idx, open_data, tmp_path):
         open_data(f"idx:{tmp_path}/nowhere", "test")
 
 
-def test_a_file_that_is_replaced_and_a_large_one(write_npz, open_data, monkeypatch):
+def test_a_file_that_is_replaced_and_a_large_one(
+    write_npz,
+    open_data,
+    monkeypatch,
+):
     data = write_npz(make_arrays(), np.savez_compressed)
     source = open_data(data, "train")
     origin = source.origin
@@ -287,14 +354,21 @@ def small_fashion(write_idx, monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_fashion_is_read_from_a_folder(small_fashion, open_data, monkeypatch):
-    source = open_data("fashion", "test", data_dir=str(small_fashion))
+def test_fashion_is_read_from_a_folder(
+    small_fashion,
+    open_data,
+    monkeypatch,
+):
+    folder = str(small_fashion)
+    source = open_data("fashion", "test", data_dir=folder)
     assert source.class_names == fashion.CLASS_NAMES
     assert len(source) == SIZES["test"]
-    assert len(open_data("fashion", "train[:50%]", data_dir=str(small_fashion))) == 10
+    half = open_data("fashion", "train[:50%]", data_dir=folder)
+    assert len(half) == 10
 
     monkeypatch.setattr(fashion, "DEBIAN_FOLDER", small_fashion)
-    assert open_data("fashion", "test")[0].label == source[0].label
+    of_debian = open_data("fashion", "test")
+    assert of_debian[0].label == source[0].label
 
     with rejects("'val'", "'train' and 'test'"):
         open_data("fashion", "val")
@@ -304,13 +378,18 @@ def test_fashion_is_read_from_a_folder(small_fashion, open_data, monkeypatch):
 
 def test_fashion_with_another_content(small_fashion, open_data):
     path = small_fashion / "t10k-labels-idx1-ubyte.gz"
-    path.write_bytes(gzip.compress(encode_idx(np.zeros(8, np.uint8))))
+    labels = encode_idx(np.zeros(8, np.uint8))
+    path.write_bytes(gzip.compress(labels))
 
     with rejects(str(path), "not the file of Fashion-MNIST"):
         open_data("fashion", "test", data_dir=str(small_fashion))
 
 
-def test_fashion_is_downloaded_and_compared(small_fashion, open_data, monkeypatch):
+def test_fashion_is_downloaded_and_compared(
+    small_fashion,
+    open_data,
+    monkeypatch,
+):
     """A file with another digest is not kept; without an answer the message names other ways."""
     wrong = set()
 
@@ -327,16 +406,19 @@ def test_fashion_is_downloaded_and_compared(small_fashion, open_data, monkeypatc
             """Print nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
         monkeypatch.setattr(fashion, "URL", f"http://127.0.0.1:{server.server_port}")
         wrong.add("/t10k-labels-idx1-ubyte.gz")
         with rejects("t10k-labels", "has the SHA-256"):
             open_data("fashion", "test")
         wrong.clear()
-        assert len(open_data("fashion", "test")) == SIZES["test"]
+        test = open_data("fashion", "test")
+        assert len(test) == SIZES["test"]
         server.shutdown()
 
-    assert len(open_data("fashion", "train")) == SIZES["train"], "from the user's cache"
+    train = open_data("fashion", "train")
+    assert len(train) == SIZES["train"], "from the user's cache"
     (small_fashion / "cache/vit_jax/fashion-mnist/train-labels-idx1-ubyte.gz").unlink()
     with rejects("train-labels", "cannot be downloaded.*dataset-fashion-mnist.*data_dir"):
         open_data("fashion", "train")
@@ -347,7 +429,9 @@ def test_fashion_is_downloaded_and_compared(small_fashion, open_data, monkeypatc
 )
 def test_the_files_of_debian(open_data):
     source = open_data("fashion", "test")
+    first = source[0]
 
-    assert source[0].image.shape == (28, 28)
-    assert np.bincount(source.labels).tolist() == [1000] * 10
-    assert source.class_names[source[0].label] == "Ankle boot"
+    assert first.image.shape == (28, 28)
+    assert source.class_names[first.label] == "Ankle boot"
+    images_of_class = np.bincount(source.labels)
+    assert images_of_class.tolist() == [1000] * 10

@@ -86,7 +86,9 @@ def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, ope
 
     truth = load_digits()
     pixels = np.round(truth.images * 255 / 16).astype(np.uint8)
-    expected = [(one.tobytes(), label) for one, label in zip(pixels, truth.target, strict=True)]
+    expected = []
+    for image, label in zip(pixels, truth.target, strict=True):
+        expected.append((image.tobytes(), label))
 
     assert sorted(read_digits(train) + read_digits(test)) == sorted(expected)
 
@@ -242,7 +244,11 @@ def train_file(data_dir, tmp_path):
 
 
 @pytest.mark.parametrize("length", [0, 1000, 200_000, -1, None])
-def test_a_file_that_is_cut_off_is_named_when_it_is_opened(train_file, make_config, length):
+def test_a_file_that_is_cut_off_is_named_when_it_is_opened(
+    train_file,
+    make_config,
+    length,
+):
     """None: the file is missing."""
     if length is None:
         train_file.unlink()

@@ -89,7 +89,9 @@ def list_compiled() -> Iterator[Compiled]:
         config = load_recipe(case.recipe, case.options)
         dataset = choose_dataset(case.recipe, config)
         gib = row["needed_bytes"] / GIB
-        name = f"{case.name} {case.topology}" if case.topology not in case.name else case.name
+        name = case.name
+        if case.topology not in name:
+            name = f"{name} {case.topology}"
         yield Compiled(
             name,
             case.topology,
@@ -154,9 +156,12 @@ def compare(step: Compiled) -> Row:
     )
     work = measure_work(plan.run, topology)
     rates = get_rates(topology)
-    waited = rates.overlapped if work.is_overlapped else rates.exposed
-    waits_ms = 1e3 * waited * work.collectives if step.has_waits else 0.0
-    arithmetic_ms = 1e3 * (plan.roofline.seconds - plan.roofline.collective_seconds) + waits_ms
+    waits_ms = 0.0
+    if step.has_waits:
+        waited = rates.overlapped if work.is_overlapped else rates.exposed
+        waits_ms = 1e3 * waited * work.collectives
+    core_seconds = plan.roofline.seconds - plan.roofline.collective_seconds
+    arithmetic_ms = 1e3 * core_seconds + waits_ms
 
     parts = {"copies": 0.0}
     for field in dataclasses.fields(work):
@@ -185,19 +190,22 @@ def load() -> dict[str, Row]:
 
 def fit(rows: Sequence[Row], names: Sequence[str]) -> dict[str, float]:
     """Return rates that are not negative, with the least squares of relative errors."""
-    work = np.array([[row["parts"][name] for name in names] for row in rows])
-    compiled = np.array([row["compiled_ms"] for row in rows]) / 1e3
-    assumed = np.array([row["waits_ms"] / 1e3 + row["assumed"] for row in rows])
-    rates, _ = scipy.optimize.nnls(
-        work / compiled[:, None],
-        1 - assumed / compiled,
-    )
-    return dict(zip(names, map(float, rates), strict=True))
+    work = []
+    shares = []
+    for row in rows:
+        compiled = row["compiled_ms"] / 1e3
+        assumed = row["waits_ms"] / 1e3 + row["assumed"]
+        work.append([row["parts"][name] / compiled for name in names])
+        shares.append(1 - assumed / compiled)
+    rates, _ = scipy.optimize.nnls(np.array(work), np.array(shares))
+    return dict(zip(names, rates.tolist(), strict=True))
 
 
 def predict_ms(row: Row, rates: dict[str, float]) -> float:
     """Return the time of a step by these rates."""
-    seconds = sum(rate * row["parts"][name] for name, rate in rates.items())
+    seconds = 0.0
+    for name, rate in rates.items():
+        seconds += rate * row["parts"][name]
     return 1e3 * (seconds + row["assumed"]) + row["waits_ms"]
 
 
@@ -217,13 +225,19 @@ def leave_out(rows: Sequence[Row], names: Sequence[str]) -> list[float]:
     errors = []
     for index, row in enumerate(rows):
         others = [*rows[:index], *rows[index + 1 :]]
-        errors.append(predict_ms(row, fit(others, names)) / row["compiled_ms"] - 1)
+        rates = fit(others, names)
+        predicted = predict_ms(row, rates)
+        errors.append(predicted / row["compiled_ms"] - 1)
     return errors
 
 
 def select(platform: str, kind: str) -> list[Row]:
     """Return the stored rows of a platform and a kind of network."""
-    return [row for row in load().values() if (row["platform"], row["kind"]) == (platform, kind)]
+    rows = []
+    for row in load().values():
+        if row["platform"] == platform and row["kind"] == kind:
+            rows.append(row)
+    return rows
 
 
 COLUMNS = (
@@ -275,7 +289,9 @@ def main() -> None:
         print(platform, {name: float(f"{rate:.3g}") for name, rate in rates.items()})
     for name, row in rows.items():
         time = row["arithmetic_ms"] / row["compiled_ms"] - 1
-        memory = row["arithmetic_gib"] / row["compiled_gib"] - 1 if row["compiled_gib"] else 0.0
+        memory = 0.0
+        if row["compiled_gib"]:
+            memory = row["arithmetic_gib"] / row["compiled_gib"] - 1
         if max(abs(time), abs(memory)) > 0.15:
             print(f"{name}: time {time:+.0%}, memory {memory:+.0%}")
     print(calibration_table())

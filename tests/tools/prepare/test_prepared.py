@@ -18,13 +18,14 @@ from vit_jax.data.kinds.image_files import image_files
 from vit_jax.data.sources import open_source
 from vit_jax.tools.prepare import prepared
 
-LARGE = cv2.resize(
-    np.random.default_rng(0).integers(256, size=(9, 12, 3), dtype=np.uint8), (160, 120)
-)
+RNG = np.random.default_rng(0)
+SMALL = RNG.integers(256, size=(9, 12, 3), dtype=np.uint8)
+LARGE = cv2.resize(SMALL, (160, 120))
 
 
 def encode(pixels, suffix=".png"):
-    return cv2.imencode(suffix, pixels)[1].tobytes()
+    _, file = cv2.imencode(suffix, pixels)
+    return file.tobytes()
 
 
 @pytest.fixture
@@ -48,7 +49,11 @@ def count(reduced=0, copied=0, unreadable=0):
     }
 
 
-def test_a_copy_has_the_same_files_and_classes(folder, tmp_path, make_config):
+def test_a_copy_has_the_same_files_and_classes(
+    folder,
+    tmp_path,
+    make_config,
+):
     copy = tmp_path / "copy"
     counts = prepared.prepare_folder(
         folder,
@@ -240,7 +245,12 @@ def test_a_damaged_description(folder, text):
         describe_copy(f"folder:{folder}")
 
 
-def test_an_unfinished_copy_is_rejected(folder, tmp_path, make_config, monkeypatch):
+def test_an_unfinished_copy_is_rejected(
+    folder,
+    tmp_path,
+    make_config,
+    monkeypatch,
+):
     """So is a split of it. The message is the command that finishes the copy."""
     copy = tmp_path / "copy"
     with monkeypatch.context() as patch:
@@ -272,7 +282,9 @@ def fail_at_last(stored, decode=images.decode):
 
 
 def test_a_copy_of_an_older_version_has_no_mark_and_is_taken_as_finished(
-    folder, tmp_path, make_config
+    folder,
+    tmp_path,
+    make_config,
 ):
     copy = tmp_path / "copy"
     prepared.prepare_folder(folder, copy, short_side=60)

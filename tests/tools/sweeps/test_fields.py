@@ -16,7 +16,8 @@ RATE = "schedule.learning_rate"
 
 
 def list_points(*words, **options):
-    return [dict(run.point) for run in make_sweep(str(RECIPE), [], words, **options).runs]
+    sweep = make_sweep(str(RECIPE), [], words, **options)
+    return [dict(run.point) for run in sweep.runs]
 
 
 def test_all_combinations_each_with_every_seed():

@@ -154,10 +154,20 @@ def test_a_config_that_cannot_be_is_rejected_before_the_first_run(pretended, tmp
     assert ran == []
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["run", "dry run"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--dry-run"],
+    ],
+    ids=["run", "dry run"],
+)
 @pytest.mark.parametrize("measure", ["test_acuracy", "fewshot_5shot_accuracy"])
 def test_a_measure_that_no_run_has_is_rejected_before_the_first_run(
-    pretended, tmp_path, measure, more
+    pretended,
+    tmp_path,
+    measure,
+    more,
 ):
     available = "it will have test_accuracy, test_loss, exaflops"
     err = rejected(
@@ -211,7 +221,9 @@ def test_dry_run_plans_by_arithmetic(tmp_path):
     assert set(list_column(lines, 3)) == {"517,822"}
     # 3 x 8.8 GFLOPs x 7 x 303 million
     assert set(list_column(lines, 4)) == {"56.3"}
-    assert float(lines[0][6]) == pytest.approx(256 * float(lines[0][5]), rel=0.01)
+    hours = float(lines[0][5])
+    chip_hours = float(lines[0][6])
+    assert chip_hours == pytest.approx(256 * hours, rel=0.01)
     assert re.search(total, plan)
     assert "15.75 GiB usable of each" in plan
     assert 0 < float(lines[0][7]) < 15.75

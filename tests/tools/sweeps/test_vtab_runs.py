@@ -170,10 +170,11 @@ def test_the_mean_over_tasks_decides():
     assert choose({SHORT: spread, LONG: steady}) == LONG
     assert choose({LONG: spread, SHORT: steady}) == SHORT
     # Ties: the lower loss, then the shorter run, then the lower rate.
-    assert choose({SHORT: make_results(0.5, 0.5), LONG: make_results(0.5, 0.5, loss=0.9)}) == LONG
-    assert (
-        choose({LONG: make_results(0.5), SHORT: make_results(0.5), slow: make_results(0.5)}) == slow
-    )
+    equal = make_results(0.5, 0.5)
+    with_lower_loss = make_results(0.5, 0.5, loss=0.9)
+    assert choose({SHORT: equal, LONG: with_lower_loss}) == LONG
+    single = make_results(0.5)
+    assert choose({LONG: single, SHORT: single, slow: single}) == slow
 
 
 def test_a_trial_that_diverged_counts_as_nothing_right():
