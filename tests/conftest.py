@@ -153,7 +153,12 @@ NOT_IN_PROGRAM = (
 
 
 def describe_program(
-    config, architecture, num_examples, devices, label_shape=(), teacher_weights=None
+    config,
+    architecture,
+    num_examples,
+    devices,
+    label_shape=(),
+    teacher_weights=None,
 ):
     """Return a description of the programs of a run, and its lengths. The config names a teacher.
 

@@ -101,7 +101,11 @@ HARMS = {
 }
 
 
-def start_run(words: Sequence[str], layout: Layout, limit: int | None) -> list[subprocess.Popen]:
+def start_run(
+    words: Sequence[str],
+    layout: Layout,
+    limit: int | None,
+) -> list[subprocess.Popen]:
     """Start the processes of a run, each as the leader of a group."""
     shell = ["bash", "-c", f'ulimit -f {limit or "unlimited"} && exec "$@"', "bash"]
     command = [*shell, sys.executable, "-m", "vit_jax", *words]

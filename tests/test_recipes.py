@@ -288,7 +288,11 @@ def test_fine_tuning_of_table_5() -> None:
         ("pretrain_s16_baseline.py", Dataset(1_268_355, 1_000), 111.5),
     ],
 )
-def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> None:
+def test_lengths_in_steps(
+    recipe: str,
+    dataset: Dataset,
+    thousands: float,
+) -> None:
     """Evaluated steps are also saved, so that the best is among the checkpoints."""
     steps = resolve(
         load(recipe),
@@ -478,7 +482,11 @@ def test_readme_has_every_recipe() -> None:
         ("ViT-B/16,cifar10", 384, "refuse"),
     ],
 )
-def test_resolution_fits_the_patches(recipe: str, pixels: int, border: str) -> None:
+def test_resolution_fits_the_patches(
+    recipe: str,
+    pixels: int,
+    border: str,
+) -> None:
     config = load(f"finetune.py:{recipe}")
 
     assert config.input.image_size == (pixels, pixels)

@@ -375,7 +375,12 @@ def test_another_dtype(seven):
         (np.nan, "float32", "nan"),
     ],
 )
-def test_values_that_are_not_prepared_are_rejected(seven, value, dtype, rule):
+def test_values_that_are_not_prepared_are_rejected(
+    seven,
+    value,
+    dtype,
+    rule,
+):
     images = np.full((1, 8, 12, 3), value, dtype)
 
     for use in (seven, seven.predict):
@@ -563,7 +568,12 @@ RESIZED = EvaluationTransform((8, 12), "direct", 1.0, exif_orientation=True)
 def test_how_images_are_resized(stored, options, resize, crop_fraction):
     model = load(stored, **options)
 
-    expected = EvaluationTransform((8, 12), resize, crop_fraction, exif_orientation=True)
+    expected = EvaluationTransform(
+        (8, 12),
+        resize,
+        crop_fraction,
+        exif_orientation=True,
+    )
     assert model.transform == expected
 
 

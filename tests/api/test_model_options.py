@@ -86,7 +86,12 @@ def test_options_of_load_model_are_split():
         ("open_data", ValueError, "holdout_fracton", "holdout_fraction"),
     ],
 )
-def test_misspelt_options_are_rejected_before_a_file_is_read(function, error, option, meant):
+def test_misspelt_options_are_rejected_before_a_file_is_read(
+    function,
+    error,
+    option,
+    meant,
+):
     rule = rf"{function} has no option {option}=\. Did you mean '{meant}'\?"
 
     with pytest.raises(error, match=rule):

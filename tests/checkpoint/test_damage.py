@@ -221,7 +221,11 @@ def read_parameters(workdir):
     DAMAGES.values(),
     ids=[name.replace(" ", "_") for name in DAMAGES],
 )
-def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog):
+def test_damage_is_one_line_and_the_step_before_is_read(
+    workdir,
+    damage,
+    caplog,
+):
     damage(workdir / "checkpoints" / "2")
     one_line = r"checkpoints/2 is damaged: (?!.*damaged)[^\n]*[^.]\.$"
 
@@ -283,7 +287,10 @@ def fail_with(error):
 @pytest.mark.parametrize("method", ["restore", "metadata"])
 @pytest.mark.parametrize("name", PASSING)
 def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(
-    written, monkeypatch, method, name
+    written,
+    monkeypatch,
+    method,
+    name,
 ):
     error = PASSING[name]
     monkeypatch.setattr(
@@ -313,7 +320,10 @@ def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(
 )
 @pytest.mark.parametrize("method", ["restore", "metadata"])
 def test_any_other_exception_of_a_read_is_damage_and_the_step_before_is_tried(
-    written, monkeypatch, method, error
+    written,
+    monkeypatch,
+    method,
+    error,
 ):
     original = getattr(ocp.PyTreeCheckpointHandler, method)
 
@@ -389,7 +399,10 @@ def test_a_random_damage_is_one_line_or_harmless(workdir, seed):
     ids=PASSING_IN_TENSORSTORE,
 )
 def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(
-    written, monkeypatch, number, error
+    written,
+    monkeypatch,
+    number,
+    error,
 ):
     """It ends a run with the exit code after which launchers start it again."""
     monkeypatch.setattr(
@@ -406,9 +419,19 @@ def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOMEM, errno.EMFILE])
-@pytest.mark.parametrize(("owner", "method"), [(os, "open"), (pathlib.Path, "stat")])
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (os, "open"),
+        (pathlib.Path, "stat"),
+    ],
+)
 def test_metadata_that_cannot_be_read_now_are_not_damaged(
-    written, monkeypatch, owner, method, number
+    written,
+    monkeypatch,
+    owner,
+    method,
+    number,
 ):
     original = getattr(owner, method)
     message = os.strerror(number)

@@ -127,7 +127,10 @@ def test_a_save_whose_arrays_are_not_merged_fails_and_keeps_the_step_before(tmp_
     ],
 )
 def test_a_save_that_fails_for_the_limit_of_open_files_blames_the_limit(
-    tmp_path, monkeypatch, error, cure
+    tmp_path,
+    monkeypatch,
+    error,
+    cure,
 ):
     async def fail(*words, **options):
         raise RuntimeError("The save failed") from error

@@ -137,7 +137,13 @@ def test_saving_does_not_use_the_service_that_counts_requests_of_a_run(open_stor
         ("loss", (0.5, 0.1, 0.9, None, 0.8, 0.7), [2, 5, 6]),
     ],
 )
-def test_keeps_the_latest_and_the_best(open_store, tmp_path, name, values, kept):
+def test_keeps_the_latest_and_the_best(
+    open_store,
+    tmp_path,
+    name,
+    values,
+    kept,
+):
     metric = f"test_{name}"
     store = open_store(
         keep_latest=2,

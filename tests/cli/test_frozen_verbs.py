@@ -136,7 +136,11 @@ def test_a_saved_probe_is_used_as_weights(
     assert run_words([*again, "--overwrite"]).code == 0
 
 
-def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, monkeypatch):
+def test_a_default_cache_that_cannot_be_written_is_not_used(
+    words,
+    tmp_path,
+    monkeypatch,
+):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     cache = tmp_path / "file/vit_jax/features"
@@ -192,7 +196,9 @@ def test_too_few_images_are_an_error_before_features_are_computed(
 
 
 def test_a_search_of_the_penalty_needs_images_before_features_are_computed(
-    words, tmp_path, monkeypatch
+    words,
+    tmp_path,
+    monkeypatch,
 ):
     monkeypatch.setattr(Extractor, "extract", None)
     few = tmp_path / "few"

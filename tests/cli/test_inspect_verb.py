@@ -191,7 +191,13 @@ def compute_first_batch():
     """Return the batch of the host, and the images and labels of the first training step."""
     config = load_recipe("digits", SHEET_OVERRIDES)
     source = open_datasets(config).train
-    host = train_stream(config, source, np.arange(config.global_batch), 0, 1)[0]
+    host = train_stream(
+        config,
+        source,
+        np.arange(config.global_batch),
+        0,
+        1,
+    )[0]
     batch = Batch(
         image_BHWC=host.image,
         label_B=host.label,

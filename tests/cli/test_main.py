@@ -282,7 +282,14 @@ def test_version():
     assert show("--version").startswith(f"vit_jax {vit_jax.__version__}, JAX ")
 
 
-@pytest.mark.parametrize("words", [["help", "pretain"], ["pretain", "--help"], ["pretain"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["help", "pretain"],
+        ["pretain", "--help"],
+        ["pretain"],
+    ],
+)
 def test_unknown_verbs(words):
     outcome = run(words)
 
@@ -316,7 +323,12 @@ def test_training_on_cpus_changes_the_allocation_of_its_process(monkeypatch, pre
         (["--version"], "cpu"),
     ],
 )
-def test_other_commands_keep_the_default_allocation(monkeypatch, prepared, words, platforms):
+def test_other_commands_keep_the_default_allocation(
+    monkeypatch,
+    prepared,
+    words,
+    platforms,
+):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(sys, "argv", ["vit-jax", *words])
     cli.main()
@@ -357,7 +369,11 @@ def terminate_as_error(words):
 
 
 @pytest.mark.parametrize("verb", [terminate, terminate_as_error])
-def test_sigterm_has_the_code_that_starts_the_command_again(monkeypatch, staying, verb):
+def test_sigterm_has_the_code_that_starts_the_command_again(
+    monkeypatch,
+    staying,
+    verb,
+):
     """So it has where a library turns it into an error."""
     handler = signal.getsignal(signal.SIGTERM)
     hook = sys.unraisablehook
@@ -389,7 +405,13 @@ cli.main(["predict"])
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 75),
+        (signal.SIGINT, 130),
+    ],
+)
 def test_a_signal_is_not_lost_in_a_callback(number, code):
     """Python prints errors that are raised there and forgets them.
 

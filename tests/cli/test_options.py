@@ -123,13 +123,25 @@ class Pair(Options):
     """Read a word and data."""
 
     source: str = argument("SOURCE", "first word")
-    data: str = option("DATA", "second word, or an option", REQUIRED, is_positional=True)
+    data: str = option(
+        "DATA",
+        "second word, or an option",
+        REQUIRED,
+        is_positional=True,
+    )
 
 
 PAIR = verb("a b", "a --data=b")(Pair)
 
 
-@pytest.mark.parametrize("words", [["a", "b"], ["a", "--data=b"], ["--data", "b", "a"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a", "b"],
+        ["a", "--data=b"],
+        ["--data", "b", "a"],
+    ],
+)
 def test_an_option_may_be_a_word(words):
     options = PAIR.parse(words)
 
@@ -313,7 +325,11 @@ def test_addresses_of_buckets_are_taken_where_they_are_read(verb, words):
 
 
 @pytest.mark.parametrize("name", ["sweep", "study", "vtab"])
-def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkeypatch):
+def test_no_folder_is_made_of_an_address_that_is_rejected(
+    name,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
     outcome = run([name, "--config=digits", "--workdir=gs://bucket/run"])
 

@@ -204,7 +204,11 @@ def test_a_socket_is_rejected_before_anything_is_computed(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["pipe", "link"])
-def test_what_is_written_into_needs_no_new_file_beside_it(tmp_path, monkeypatch, name):
+def test_what_is_written_into_needs_no_new_file_beside_it(
+    tmp_path,
+    monkeypatch,
+    name,
+):
     """Only root can create files in the folder of /dev/stdout and /dev/null."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/proc/self/fd/1")

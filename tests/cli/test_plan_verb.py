@@ -105,7 +105,12 @@ def test_search():
         (["--topology=v5e:2x2", "--hlo=."], "--hlo=.*is a folder"),
     ],
 )
-def test_options_that_do_not_fit_each_other(words, rule, tmp_path, monkeypatch):
+def test_options_that_do_not_fit_each_other(
+    words,
+    rule,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(backend, "plugins", dict)
     err = rejected([*COMMAND, *words])

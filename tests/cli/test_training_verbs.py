@@ -185,7 +185,9 @@ def test_help_and_the_list_of_recipes_load_nothing_heavy():
 
 @pytest.mark.parametrize("verb", ["pretrain", "finetune"])
 def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(
-    verb, monkeypatch, tmp_path
+    verb,
+    monkeypatch,
+    tmp_path,
 ):
     before = signal.getsignal(signal.SIGTERM)
     (tmp_path / "recipe.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
@@ -212,7 +214,11 @@ def test_prepare_takes_what_its_kind_of_data_needs(words, message):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_the_end_of_a_run_names_the_checkpoint_that_is_kept(error, tmp_path, capsys):
+def test_the_end_of_a_run_names_the_checkpoint_that_is_kept(
+    error,
+    tmp_path,
+    capsys,
+):
     def loop():
         raise error
 

@@ -11,7 +11,13 @@ from vit_jax.config.networks import read_architecture
 from vit_jax.config.schema import AdaptConfig
 
 
-def build_network(name, *, image_size=(224, 224), num_classes=1000, **options):
+def build_network(
+    name,
+    *,
+    image_size=(224, 224),
+    num_classes=1000,
+    **options,
+):
     """Return the network of pre-training."""
     model = ModelConfig(name=name, **options)
     return build_architecture(
@@ -216,7 +222,11 @@ def test_attention_pooling_stays_or_changes_to_the_mean():
         ),
     ],
 )
-def test_a_pooling_that_the_weights_do_not_allow_is_rejected(a, options, rule):
+def test_a_pooling_that_the_weights_do_not_allow_is_rejected(
+    a,
+    options,
+    rule,
+):
     with rejects("model", rule):
         adapt(a, **options)
 
@@ -263,7 +273,13 @@ def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_named():
     assert adapt(b, image_size=(384, 384)).grid == (27, 27)
 
 
-@pytest.mark.parametrize(("name", "size"), [("ViT-H/14", (13, 28)), ("R50+ViT-B/16", (230, 224))])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("ViT-H/14", (13, 28)),
+        ("R50+ViT-B/16", (230, 224)),
+    ],
+)
 def test_borders_that_cannot_be_dropped(name, size):
     height, _ = size
     with rejects(f"model.name={name!r}", f"height.*{height}"):

@@ -46,10 +46,18 @@ def module(monkeypatch):
     monkeypatch.setitem(sys.modules, MODULE, made)
 
 
-def make_config(evaluator="silent", metric="c_brier_score", mode="auto", **fields):
+def make_config(
+    evaluator="silent",
+    metric="c_brier_score",
+    mode="auto",
+    **fields,
+):
     config = load_recipe("configs/digits.py")
     checkpoint = dataclasses.replace(
-        config.checkpoint, best_metric=metric, best_mode=mode, **fields
+        config.checkpoint,
+        best_metric=metric,
+        best_mode=mode,
+        **fields,
     )
     evaluators = {"c": EvaluatorConfig(kind=f"{MODULE}:{evaluator}")}
     evaluation = dataclasses.replace(config.evaluation, evaluators=evaluators)

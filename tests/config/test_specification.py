@@ -131,7 +131,12 @@ def get_config({parameter}):
         ("def get_config(): raise OSError('no')", "mine.py", "mine.py, line 1: OSError: no."),
     ],
 )
-def test_an_error_in_a_file_is_one_line(write, source, specification, message):
+def test_an_error_in_a_file_is_one_line(
+    write,
+    source,
+    specification,
+    message,
+):
     write("mine.py", source + "\n")
 
     with rejects("", message) as caught:

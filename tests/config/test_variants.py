@@ -11,7 +11,12 @@ from vit_jax.config.networks import read_architecture
 from vit_jax.config.variants import MODEL_NAMES, list_models, parse_name
 
 
-def build(name="ViT-B/16", image_size=(224, 224), num_classes=1000, **fields):
+def build(
+    name="ViT-B/16",
+    image_size=(224, 224),
+    num_classes=1000,
+    **fields,
+):
     config = ModelConfig(name=name, **fields)
     return build_architecture(
         config,

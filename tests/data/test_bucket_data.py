@@ -162,7 +162,11 @@ def test_a_bucket_that_does_not_answer_ends_the_run_and_counts_for_no_damaged_im
 
 
 @pytest.mark.usefixtures("local")
-def test_the_index_of_a_shard_is_kept_on_this_machine(make_config, cache, monkeypatch):
+def test_the_index_of_a_shard_is_kept_on_this_machine(
+    make_config,
+    cache,
+    monkeypatch,
+):
     """It is of a generation: a mirror that is made again has files with other times."""
     config = make_config(train_split="train", test_split="train[90%:]")
     mirror = cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds"

@@ -51,7 +51,13 @@ def test_an_excluded_record_is_never_sampled(
     assert num_excluded(everything) == 0
 
     stream = TrainStream(
-        train, TrainTransform(config), 4, np.arange(4), seed=0, start_step=0, num_steps=30
+        train,
+        TrainTransform(config),
+        4,
+        np.arange(4),
+        seed=0,
+        start_step=0,
+        num_steps=30,
     )
     keys = set()
     for step in range(30):

@@ -130,7 +130,11 @@ def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(
 
 
 @pytest.mark.slow
-def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(train, tmp_path, monkeypatch):
+def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(
+    train,
+    tmp_path,
+    monkeypatch,
+):
     """The augmentation is a lambda, which cannot be pickled by itself."""
     (tmp_path / "own.py").write_text("darker = lambda image, rng: image // 2")
     monkeypatch.syspath_prepend(tmp_path)

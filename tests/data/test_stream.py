@@ -253,7 +253,11 @@ def test_balanced_batches_are_augmented_anew_and_pure_in_the_position(uneven, ba
         (2, 1100),
     ],
 )
-def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, size, monkeypatch):
+def test_balanced_sampling_costs_little_for_any_number_of_classes(
+    num_classes,
+    size,
+    monkeypatch,
+):
     """grain's `index_shuffle`, which is slow for few elements, shuffles many elements only."""
     shuffled = []
     shuffle = order.index_shuffle

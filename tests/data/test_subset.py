@@ -361,7 +361,13 @@ def test_classes_that_cannot_be_selected(folder, open_data, classes, rule):
         ),
     ],
 )
-def test_more_examples_than_there_are(folder, open_data, fields, field, rule):
+def test_more_examples_than_there_are(
+    folder,
+    open_data,
+    fields,
+    field,
+    rule,
+):
     with rejects(field, rule):
         open_data(f"folder:{folder}", "train", **fields)
 

@@ -184,7 +184,12 @@ def list_orientations(image):
     ids=["vertical", "both flips", "rotations", "all"],
 )
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_orientations_are_equally_frequent(fields, expected, in_memory, make_config):
+def test_orientations_are_equally_frequent(
+    fields,
+    expected,
+    in_memory,
+    make_config,
+):
     """Each of n orientations has 800 / n of 800 images, within 4.5 standard deviations."""
     image = IMAGE[:, :40]
     before = image.copy()
@@ -454,7 +459,11 @@ def cut_by_pillow(pixels, seed, size, resampling):
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(24, 24), (90, 31)])
-def test_antialiased_crops_are_pillows_within_a_grey_level(train, interpolation, size):
+def test_antialiased_crops_are_pillows_within_a_grey_level(
+    train,
+    interpolation,
+    size,
+):
     """Arrays and JPEG files give the same; files are not decoded at a fraction of their size."""
     image = make_photograph(1, (201, 280), 1.2)
     image = cv2.normalize(

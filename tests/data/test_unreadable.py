@@ -63,7 +63,11 @@ def batch_of(records, unreadable):
         (5, 300, 300),
     ],
 )
-def test_a_hundred_or_a_tenth_or_the_chosen_number(num_images, chosen, expected):
+def test_a_hundred_or_a_tenth_or_the_chosen_number(
+    num_images,
+    chosen,
+    expected,
+):
     assert count_allowed(num_images, chosen) == expected
 
 

@@ -203,7 +203,12 @@ def test_too_little_shared_memory(tmp_path):
         )
 
     assert choose_parallelism(0, 1, batch_bytes=2**60, folder=tmp_path) == (0, 1)
-    assert choose_parallelism(2, 1, batch_bytes=2**60, folder=tmp_path / "absent") == (2, 1)
+    assert choose_parallelism(
+        2,
+        1,
+        batch_bytes=2**60,
+        folder=tmp_path / "absent",
+    ) == (2, 1)
 
 
 def test_workers_import_nothing_from_the_working_directory(tmp_path, monkeypatch):

@@ -25,7 +25,12 @@ DIRECT = {
 CROPPED = DIRECT | {"resize": "short_side", "crop_fraction": 0.5}
 
 
-def sample_weights(a=SEVEN, preprocessing=DIRECT, class_names=NAMES, **details):
+def sample_weights(
+    a=SEVEN,
+    preprocessing=DIRECT,
+    class_names=NAMES,
+    **details,
+):
     return weights_of(
         a,
         preprocessing=preprocessing,

@@ -106,7 +106,11 @@ def evaluate_source(weights, source, write_images=None, **options):
         (3, 10),
     ],
 )
-def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatch):
+def test_every_example_once_on_any_devices(
+    num_devices,
+    global_batch,
+    monkeypatch,
+):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
     weights = sample_weights()

@@ -212,7 +212,11 @@ NO_FOLDERS = {
 
 @pytest.mark.parametrize("name", ["entry", ".unfinished_old"])
 @pytest.mark.parametrize("make", NO_FOLDERS.values(), ids=NO_FOLDERS)
-def test_files_in_the_place_of_folders_are_replaced_or_removed(tmp_path, make, name):
+def test_files_in_the_place_of_folders_are_replaced_or_removed(
+    tmp_path,
+    make,
+    name,
+):
     """A pipe is not waited for, and the target of a link stays."""
     cache = tmp_path / "cache"
     cache.mkdir()

@@ -439,7 +439,11 @@ def test_other_layers_and_weights_are_computed_anew(source, cache):
     assert count_entries(cache) == 3
 
 
-def test_another_image_under_the_same_name_is_computed_anew(source, cache, tmp_path):
+def test_another_image_under_the_same_name_is_computed_anew(
+    source,
+    cache,
+    tmp_path,
+):
     """Image 3 becomes a copy of the image 00.png."""
     paths = []
     for i in range(13):
@@ -460,7 +464,11 @@ def test_another_image_under_the_same_name_is_computed_anew(source, cache, tmp_p
     assert hashes[3] == hashes[copied]
 
 
-def test_files_of_equal_size_and_time_that_change_places(source, cache, tmp_path):
+def test_files_of_equal_size_and_time_that_change_places(
+    source,
+    cache,
+    tmp_path,
+):
     """Decoders ignore the zeros after an image that make its file longer."""
     first = pathlib.Path(source.name_of(0))
     second = pathlib.Path(source.name_of(5))
@@ -481,7 +489,11 @@ def test_files_of_equal_size_and_time_that_change_places(source, cache, tmp_path
     assert after[5] == before[0]
 
 
-def test_other_parts_and_copies_of_a_dataset_have_their_features(data_dir, cache, tmp_path):
+def test_other_parts_and_copies_of_a_dataset_have_their_features(
+    data_dir,
+    cache,
+    tmp_path,
+):
     """A part, another part, a moved copy as of another preparation, and a subset."""
 
     def open_digits(split, folder=data_dir):
@@ -586,7 +598,11 @@ def test_damaged_cache_is_computed_again(source, cache, caplog):
         assert list(cache.iterdir()) == [folder], name
 
 
-def test_a_file_of_the_cache_that_is_gone_is_computed_again(source, cache, caplog):
+def test_a_file_of_the_cache_that_is_gone_is_computed_again(
+    source,
+    cache,
+    caplog,
+):
     expected = np.array(extract(source, cache).feature_ND)
     (folder,) = cache.iterdir()
     (folder / "hash.npy").unlink()

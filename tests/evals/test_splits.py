@@ -236,7 +236,13 @@ def test_an_option_asks_for_a_holdout(make):
     assert len(test) == 2
 
 
-@pytest.mark.parametrize("choice", [{"seed": 1}, {"holdout_fraction": 0.5}])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"seed": 1},
+        {"holdout_fraction": 0.5},
+    ],
+)
 def test_another_holdout_than_that_of_training_is_noted(make, choice):
     data = make("images")
     weights = make_weights(data)

@@ -38,7 +38,11 @@ def scripted(*values):
     return Notice(read), left
 
 
-def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path, monkeypatch):
+def test_the_notice_of_a_server_becomes_one_sigterm(
+    killed,
+    tmp_path,
+    monkeypatch,
+):
     signals, event = killed
     values = {"preempted": "FALSE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 

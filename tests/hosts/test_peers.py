@@ -60,7 +60,10 @@ def run(ended, clock):
 
     def process(number):
         made = PeerMonitor(
-            store, number, 3, leave=lambda exit_code: ended.setdefault(number, exit_code)
+            store,
+            number,
+            3,
+            leave=lambda exit_code: ended.setdefault(number, exit_code),
         )
         made.step_done(7)
         made.clock = clock
@@ -136,7 +139,12 @@ def test_a_process_that_has_ended_normally_is_not_lost(run, ended):
     ],
 )
 def test_a_failure_ends_the_others_with_its_message_and_code(
-    run, ended, capfd, failing, error, code
+    run,
+    ended,
+    capfd,
+    failing,
+    error,
+    code,
 ):
     live(run, 5)
     run[failing].fail(error)
@@ -186,7 +194,12 @@ def test_an_error_that_another_process_caused_waits_for_the_verdict(run, clock):
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
-def test_a_silent_first_process_may_have_caused_any_error(run, clock, monkeypatch, is_silent):
+def test_a_silent_first_process_may_have_caused_any_error(
+    run,
+    clock,
+    monkeypatch,
+    is_silent,
+):
     monkeypatch.setattr(
         threading.Thread,
         "start",
@@ -206,7 +219,11 @@ def test_a_silent_first_process_may_have_caused_any_error(run, clock, monkeypatc
     assert (clock.now - began > LOST_SECONDS) is is_silent
 
 
-def test_a_process_that_was_stopped_and_resumed_has_not_hung(run, clock, ended):
+def test_a_process_that_was_stopped_and_resumed_has_not_hung(
+    run,
+    clock,
+    ended,
+):
     live(run, 5)
     clock.sleep(3 * LOST_SECONDS)  # as after SIGSTOP of all
     run[0].check()

@@ -76,7 +76,8 @@ def service(monkeypatch):
 
 
 def test_processes_wait_for_each_other_by_the_service_whose_time_limit_is_ours(
-    service, monkeypatch
+    service,
+    monkeypatch,
 ):
     """A collective would begin with connections, for which Gloo waits no longer than 30 s."""
     monkeypatch.setattr(hosts, "multihost_utils", None)

@@ -64,7 +64,11 @@ def test_a_checkout_is_installed_again(monkeypatch):
     ],
     ids=["index", "wheel", "folder", "url", "repository"],
 )
-def test_a_copy_is_installed_from_its_origin(environment, origin, requirement):
+def test_a_copy_is_installed_from_its_origin(
+    environment,
+    origin,
+    requirement,
+):
     environment(origin)
     assert extras.install_command("onnx") == f"pip install '{requirement}'"
 

@@ -57,7 +57,12 @@ def test_newer_packages_and_previews_are_accepted(environment):
         ("Project-URL", "home, https://example.org/vit_jax", False),
     ],
 )
-def test_the_other_distribution_of_this_name(monkeypatch, field, address, is_google):
+def test_the_other_distribution_of_this_name(
+    monkeypatch,
+    field,
+    address,
+    is_google,
+):
     metadata = email.message.Message()
     metadata[field] = address
     monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)

@@ -148,7 +148,14 @@ def run_series(verbs, environments, *, devices):
     Returns for each verb its outcomes in all processes.
     """
     words = json.dumps([[str(word) for word in words] for words in verbs])
-    outcomes = finish(start_all([words], environments, devices=devices, program=("-c", SERIES)))
+    outcomes = finish(
+        start_all(
+            [words],
+            environments,
+            devices=devices,
+            program=("-c", SERIES),
+        )
+    )
 
     of_processes = []
     for outcome in outcomes:

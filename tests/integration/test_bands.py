@@ -144,7 +144,13 @@ def test_the_printed_program_runs(four, tmp_path, kind, capsys):
 def thirteen(tmp_path_factory):
     """Return a folder with weights of RGB as of timm, and arrays of 13 bands of 16 bits."""
     folder = tmp_path_factory.mktemp("thirteen")
-    model = vit_jax.create_model("ViT-mu/4", image_size=8, num_classes=2, head="linear", seed=1)
+    model = vit_jax.create_model(
+        "ViT-mu/4",
+        image_size=8,
+        num_classes=2,
+        head="linear",
+        seed=1,
+    )
     model.save(folder / "plain")
     weights = load_weights(folder / "plain")
     normalisation = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -157,7 +163,12 @@ def thirteen(tmp_path_factory):
     rng = np.random.default_rng(0)
     splits = {}
     for split, count in (("train", 12), ("test", 6)):
-        splits[f"{split}_images"] = rng.integers(900, 4_000, (count, 8, 8, 13), np.uint16)
+        splits[f"{split}_images"] = rng.integers(
+            900,
+            4_000,
+            (count, 8, 8, 13),
+            np.uint16,
+        )
         splits[f"{split}_labels"] = np.arange(count) % 2
     np.savez(folder / "data.npz", **splits)
     return folder

@@ -86,7 +86,11 @@ def test_predictions_have_the_range_of_the_run(workdir, images, tmp_path):
         assert of_deep["predictions"] == of_mapped["predictions"]
 
 
-def test_evaluation_with_the_range_of_the_run_warns_of_nothing(workdir, images, caplog):
+def test_evaluation_with_the_range_of_the_run_warns_of_nothing(
+    workdir,
+    images,
+    caplog,
+):
     succeed(["evaluate", str(workdir), f"--data=folder:{images}"])
 
     assert not [line for line in caplog.messages if "16 bits" in line]

@@ -101,7 +101,11 @@ def check_stop_of_two_processes(words, workdir, newest):
         assert f"stopped after step {last_step} of 5000, which is saved" in outcome.err
 
 
-def test_an_error_in_one_process_ends_both_with_its_words(data_dir, tmp_path, trouble):
+def test_an_error_in_one_process_ends_both_with_its_words(
+    data_dir,
+    tmp_path,
+    trouble,
+):
     """The checkpoint of step 10 may still be written, behind the steps that follow."""
     environment = trouble("raise ValueError('101 images cannot be decoded')")
     words = pretraining(data_dir, tmp_path / "run", *FOREVER)

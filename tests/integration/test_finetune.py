@@ -220,13 +220,24 @@ def test_a_source_that_is_being_written(tuning, source, tmp_path):
     shutil.copytree(live / "checkpoints" / "2", live / "checkpoints" / "4.orbax-checkpoint-tmp-7")
     workdir = tmp_path / "run"
 
-    out = succeed(tuning(workdir, *ONE_RUN, "logging.every=1 steps", f"init_from={live}"))
+    out = succeed(
+        tuning(
+            workdir,
+            *ONE_RUN,
+            "logging.every=1 steps",
+            f"init_from={live}",
+        )
+    )
 
     assert "of step 2)" in out
     assert commands.losses(workdir)[1] == pytest.approx(1.6094379, abs=2e-7)
 
 
-def test_a_half_written_checkpoint_is_one_clear_error(tuning, source, tmp_path):
+def test_a_half_written_checkpoint_is_one_clear_error(
+    tuning,
+    source,
+    tmp_path,
+):
     """The run is a process: reads of orbax that fail after the error would reach the next test."""
     broken = tmp_path / "broken"
     shutil.copytree(source, broken)
@@ -244,7 +255,11 @@ def test_a_half_written_checkpoint_is_one_clear_error(tuning, source, tmp_path):
     assert "Is it half written, or copied in part?" in message
 
 
-def test_weights_that_change_under_a_run_are_noticed(uninterrupted, tuning, tmp_path):
+def test_weights_that_change_under_a_run_are_noticed(
+    uninterrupted,
+    tuning,
+    tmp_path,
+):
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted[0], workdir)
     key = '"parameters_sha256": "'

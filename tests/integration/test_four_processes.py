@@ -95,7 +95,15 @@ def test_resumed_in_one_process(data_dir, four_processes, half_done):
 
 
 def test_resumed_in_two_processes(data_dir, four_processes, half_done):
-    out = train(pretraining(data_dir, half_done, *OPTIONS, "sharding.parameters=fsdp"), 2)
+    out = train(
+        pretraining(
+            data_dir,
+            half_done,
+            *OPTIONS,
+            "sharding.parameters=fsdp",
+        ),
+        2,
+    )
 
     assert "checkpoint of step 6" in out
     assert_same_run(half_done, four_processes, range(7, 13))

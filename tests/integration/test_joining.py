@@ -18,7 +18,12 @@ pytestmark = pytest.mark.processes
         (0, "Not all processes came within 2 s"),
     ],
 )
-def test_others_that_do_not_come_are_reported(data_dir, tmp_path, process_id, message):
+def test_others_that_do_not_come_are_reported(
+    data_dir,
+    tmp_path,
+    process_id,
+    message,
+):
     environment = explicit(2)[process_id]
     words = pretraining(data_dir, tmp_path)
 

@@ -127,7 +127,11 @@ def test_other_files_of_a_run(finished):
     assert list((workdir / "profile").rglob("*.xplane.pb"))
 
 
-def test_weights_of_another_run_start_at_step_0(finished, data_dir, tmp_path):
+def test_weights_of_another_run_start_at_step_0(
+    finished,
+    data_dir,
+    tmp_path,
+):
     source, _ = finished
     words = pretraining(
         data_dir,
@@ -165,7 +169,11 @@ def test_a_given_checkpoint_is_continued_in_a_new_workdir_on_other_devices(
     assert commands.summary(tmp_path)["num_devices"] == 8
 
 
-def test_weights_of_another_network_are_rejected(finished, data_dir, tmp_path):
+def test_weights_of_another_network_are_rejected(
+    finished,
+    data_dir,
+    tmp_path,
+):
     source, _ = finished
     words = pretraining(
         data_dir,
@@ -181,7 +189,11 @@ def test_weights_of_another_network_are_rejected(finished, data_dir, tmp_path):
     assert "gelu: there 'tanh', here 'exact'" in outcome.err
 
 
-def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(finished, data_dir, tmp_path):
+def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
+    finished,
+    data_dir,
+    tmp_path,
+):
     """A limit on file size stands in for the disk: a save fails in the middle.
 
     How orbax divides arrays among files varies, but its description of the optimiser's arrays is
@@ -257,7 +269,11 @@ def count_unreadable(workdir):
     return [line["unreadable_images"] for line in lines if "unreadable_images" in line]
 
 
-def test_unreadable_images_are_skipped_and_named_and_counted(data_dir, tmp_path, caplog):
+def test_unreadable_images_are_skipped_and_named_and_counted(
+    data_dir,
+    tmp_path,
+    caplog,
+):
     """The counts are the same in runs that are resumed in the first epoch and after it.
 
     The limit is above a tenth of the images. The test split has four images: a tenth of the 20 of

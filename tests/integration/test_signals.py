@@ -137,7 +137,13 @@ def expand_words(words, inputs, output, recipe):
     CASES,
     ids=[f"{name}, {number.name}" for name, number in CASES],
 )
-def test_a_verb_leaves_nothing_half_written(inputs, place, data_dir, name, number):
+def test_a_verb_leaves_nothing_half_written(
+    inputs,
+    place,
+    data_dir,
+    name,
+    number,
+):
     """Temporary files are there when the signal comes, and gone afterwards."""
     call, words = VERBS[name]
     recipe = commands.pretraining(data_dir, "none")[3:]

@@ -88,7 +88,11 @@ class Stage:
         (self.checkout / ".venv/vit-jax-installed").write_text(f"cpu\n{fingerprint}")
         self.variables["VIT_JAX_ACCELERATOR"] = "cpu"
 
-    def run(self, *words: str, **options) -> subprocess.CompletedProcess[str]:
+    def run(
+        self,
+        *words: str,
+        **options,
+    ) -> subprocess.CompletedProcess[str]:
         with self.start(*words, **options) as process:
             stdout, stderr = finish(process, timeout=300)
         return subprocess.CompletedProcess(

@@ -98,7 +98,13 @@ def test_hours_and_price_are_printed_before_anything_is_rented(stage, words):
     ],
 )
 @pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
-def test_the_default_limit_is_twice_the_plan(stage, words, days, options, line):
+def test_the_default_limit_is_twice_the_plan(
+    stage,
+    words,
+    days,
+    options,
+    line,
+):
     stage.answers("plan", PLAN.replace("0.5", days))
     stage.answers("summary", "echo down >&2; exit 1")
     stage.answers("describe", "echo down >&2; exit 1")
@@ -195,7 +201,13 @@ def play(stage, trouble, number):
     stage.answers("any", *["true"] * number, *TROUBLES[trouble])
 
     repository = "--repository=https://example.org/v.git"
-    with stage.start("tpu_pod.sh", *RUN, *QUIET, repository, *WORDS) as process:
+    with stage.start(
+        "tpu_pod.sh",
+        *RUN,
+        *QUIET,
+        repository,
+        *WORDS,
+    ) as process:
         _, stderr = finish(process, timeout=60)
     return process, stderr
 

@@ -375,7 +375,12 @@ def test_every_value_is_quoted():
         ("tpu7x", "4x4x4", None, (16, 4)),
     ],
 )
-def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, expected):
+def test_hosts_follow_from_the_topology(
+    accelerator,
+    topology,
+    chips_per_host,
+    expected,
+):
     assert renderer["count_hosts_and_chips"](accelerator, topology, chips_per_host) == expected
 
 
@@ -559,7 +564,12 @@ def test_machines_as_vit_jax_counts_them(machine, expected):
     ],
 )
 @pytest.mark.parametrize("command", ["run", "submit"])
-def test_a_run_is_checked_before_it_is_submitted(stage, command, unseen, address):
+def test_a_run_is_checked_before_it_is_submitted(
+    stage,
+    command,
+    unseen,
+    address,
+):
     stage.answers("check", f"echo 'not visible from here: {unseen}'")
     stage.answers("ls", "true")
     stage.answers("get", "echo Completed/0")
@@ -597,7 +607,12 @@ NOT_MOUNTED = "/photos: the machines of the run do not have this path"
 )
 @pytest.mark.parametrize("command", ["run", "submit"])
 def test_a_run_whose_data_are_missing_is_not_submitted(
-    stage, command, unseen, found, message, looks
+    stage,
+    command,
+    unseen,
+    found,
+    message,
+    looks,
 ):
     stage.answers("check", f"echo 'not visible from here: {unseen}'")
     stage.answers("ls", found)

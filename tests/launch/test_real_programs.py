@@ -167,7 +167,13 @@ def run_without_account(stage, words):
     return result.stderr
 
 
-@pytest.mark.parametrize(("script", "runs"), [("tpu_pod.sh", TPU_PODS), ("gke.sh", JOBSETS)])
+@pytest.mark.parametrize(
+    ("script", "runs"),
+    [
+        ("tpu_pod.sh", TPU_PODS),
+        ("gke.sh", JOBSETS),
+    ],
+)
 def test_every_step_and_option_is_among_them(script, runs):
     command = [LAUNCH / script, "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -235,7 +235,11 @@ def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
         ("exit 127", "python3 is not found"),
     ],
 )
-def test_old_python_is_rejected_unless_there_is_a_newer_one(sandbox, script, message):
+def test_old_python_is_rejected_unless_there_is_a_newer_one(
+    sandbox,
+    script,
+    message,
+):
     write_program(sandbox.programs / "python3", f"#!/bin/bash\n{script}\n")
     result = sandbox.run("local.sh", "doctor")
 
@@ -338,7 +342,10 @@ ALL_GPUS = "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 
     ],
 )
 def test_accelerators_are_named_and_the_environment_is_left_alone(
-    sandbox, accelerator, variables, message
+    sandbox,
+    accelerator,
+    variables,
+    message,
 ):
     """Nothing limits the GPUs or changes how JAX uses memory.
 

@@ -180,9 +180,18 @@ def test_the_check_on_a_login_node_prints_gpu_hours(job):
 
 
 @pytest.mark.parametrize(
-    ("devices", "topology"), [(32, "4*h100:8"), (20, "4*h100:5"), (8, "1*h100:8")]
+    ("devices", "topology"),
+    [
+        (32, "4*h100:8"),
+        (20, "4*h100:5"),
+        (8, "1*h100:8"),
+    ],
 )
-def test_without_a_number_of_nodes_the_plan_has_nodes_of_eight_gpus(job, devices, topology):
+def test_without_a_number_of_nodes_the_plan_has_nodes_of_eight_gpus(
+    job,
+    devices,
+    topology,
+):
     job.answers("plan", PLAN_OF_GPUS)
     result = job.run("slurm.sbatch", "--check", *WORDS, f"--devices={devices}", VIT_JAX_GPU="h100")
 
@@ -200,8 +209,19 @@ def test_a_price_that_is_no_number(job):
 LOGIN_NODE = {"SLURM_JOB_ID": "", "VIT_JAX_ACCELERATOR": ""}
 
 
-@pytest.mark.parametrize(("answer", "code", "starts"), [("exit 2", 2, 0), ("exit 137", 0, 1)])
-def test_a_job_that_cannot_start_ends_and_is_not_queued_again(job, answer, code, starts):
+@pytest.mark.parametrize(
+    ("answer", "code", "starts"),
+    [
+        ("exit 2", 2, 0),
+        ("exit 137", 0, 1),
+    ],
+)
+def test_a_job_that_cannot_start_ends_and_is_not_queued_again(
+    job,
+    answer,
+    code,
+    starts,
+):
     job.answers("check", answer)
 
     assert submit(job).returncode == code
@@ -400,7 +420,13 @@ def submit_to(job, workdir):
     )
 
 
-@pytest.mark.parametrize("failure", [{"FAKE_PIP_FAILS": "1"}, {"VIT_JAX_ACCELERATOR": "gpu"}])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        {"FAKE_PIP_FAILS": "1"},
+        {"VIT_JAX_ACCELERATOR": "gpu"},
+    ],
+)
 def test_an_installation_that_failed_is_not_reported_as_done(stage, failure):
     write_program(stage.folder / "python3", FAKE_PYTHON)
     path = {"PATH": f"{stage.folder}:{stage.variables['PATH']}", "PYTHON": "python3"}

@@ -230,7 +230,12 @@ def test_a_job_prints_gpu_hours_and_price_of_its_nodes(jobs):
     }
     options = ("--nodes=2", "--gpus-per-node=2", "--time=1")
 
-    job = jobs.submit(*words, "--config.total=9000000 steps", options=options, **machine)
+    job = jobs.submit(
+        *words,
+        "--config.total=9000000 steps",
+        options=options,
+        **machine,
+    )
 
     assert jobs.end(job) == (["COMPLETED"], "0:0"), jobs.log(job)
     log = jobs.log(job)
@@ -295,7 +300,9 @@ def test_installing_on_a_login_node_while_a_job_runs_changes_nothing_under_it(fa
 
 
 def test_two_nodes_train_to_the_end_and_the_preempted_run_resumes_with_equal_bytes(
-    jobs, preempted, data_dir
+    jobs,
+    preempted,
+    data_dir,
 ):
     """This test is the last, when two minutes have passed."""
     jobs.tool(VIT_JAX)

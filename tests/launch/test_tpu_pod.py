@@ -276,7 +276,11 @@ def untracked(stage):
         (("--upload=runs", "--upload=my recipe.py"), {"runs/weights", "my recipe.py"}),
     ],
 )
-def test_what_is_shipped_is_what_git_tracks_and_what_is_named(untracked, uploads, uploaded):
+def test_what_is_shipped_is_what_git_tracks_and_what_is_named(
+    untracked,
+    uploads,
+    uploaded,
+):
     stage, tracked = untracked
     result = stage.run("tpu_pod.sh", "install", *NAME, *uploads)
 
@@ -326,7 +330,12 @@ def test_a_recipe_must_be_known_to_git_or_uploaded(stage):
         ("tpu7x-8", 2, 16),
     ],
 )
-def test_the_recipe_is_checked_for_the_devices_that_jax_will_count(stage, type, slices, devices):
+def test_the_recipe_is_checked_for_the_devices_that_jax_will_count(
+    stage,
+    type,
+    slices,
+    devices,
+):
     machine = [f"--type={type}", f"--slices={slices}", "--workdir=gs://bucket/run"]
     result = stage.run(
         "tpu_pod.sh",
@@ -401,7 +410,11 @@ def test_data_that_are_missing_in_a_bucket_are_rejected(stage):
         ("/home/user/tensorflow_datasets/cifar10", "below /mnt/vit_jax_data/BUCKET"),
     ],
 )
-def test_paths_that_the_workers_do_not_have_are_rejected(stage, path, message):
+def test_paths_that_the_workers_do_not_have_are_rejected(
+    stage,
+    path,
+    message,
+):
     stage.answers("check", f"echo 'not visible from here: {path}'")
     result = run(stage, "--data_bucket=gs://images")
 
@@ -552,7 +565,9 @@ LIVES = {
         **UNANSWERED | {"status": [*["exit 255"] * 5, ENDED_WELL]},
     ),
     "workers that each can be reached are not given up": make_life(
-        ONE_LIFE, "finished", **UNANSWERED
+        ONE_LIFE,
+        "finished",
+        **UNANSWERED,
     ),
     "a laptop off line gives nothing up": make_life(
         ONE_LIFE,
@@ -624,7 +639,10 @@ LIVES = {
     "a finished run creates nothing": make_life("rsync", "Nothing is created", summary="true"),
     # The same command again after Ctrl-C: nothing is created or installed under the run.
     "a run that goes on is taken up": make_life(
-        "start rsync delete", "finished", describe="echo ACTIVE", status=[BOTH_RUN, ENDED_WELL]
+        "start rsync delete",
+        "finished",
+        describe="echo ACTIVE",
+        status=[BOTH_RUN, ENDED_WELL],
     ),
     "another run on the machine is left alone": make_life(
         "start",
@@ -643,7 +661,10 @@ LIVES = {
         status='echo "$node-w-0 none"',
     ),
     "Google Cloud out of reach is not waited for for ever": make_life(
-        "", "has not responded ten times", code=1, describe=refuse("could not resolve host")
+        "",
+        "has not responded ten times",
+        code=1,
+        describe=refuse("could not resolve host"),
     ),
 }
 
@@ -980,7 +1001,11 @@ def test_commands_of_the_documents_can_be_looked_at_as_they_stand(stage, documen
     ],
     ids=["no terminal", "yes", "no"],
 )
-def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer, is_deleted):
+def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(
+    stage,
+    answer,
+    is_deleted,
+):
     stage.answers("describe", "echo ACTIVE")
     stage.answers("status", BOTH_RUN)
     stage.answers("summary", "exit 1")
@@ -1076,7 +1101,11 @@ def test_folders_that_are_rejected(stage, folder):
         ),
     ],
 )
-def test_mistakes_are_rejected_before_anything_is_asked_for(stage, words, message):
+def test_mistakes_are_rejected_before_anything_is_asked_for(
+    stage,
+    words,
+    message,
+):
     result = stage.run("tpu_pod.sh", *words)
 
     assert result.returncode == 2

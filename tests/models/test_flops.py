@@ -148,7 +148,12 @@ def test_a_product_in_a_loop_of_unknown_length_is_rejected():
         (1, 4, 12, 34),
     ],
 )
-def test_convolutions_with_dilation_and_groups(dilation, groups, outputs, inside):
+def test_convolutions_with_dilation_and_groups(
+    dilation,
+    groups,
+    outputs,
+    inside,
+):
     """A kernel of 3 over 12 values and one zero on either side: all but 2 products are inside."""
     convolve = functools.partial(
         jax.lax.conv_general_dilated,

@@ -172,7 +172,11 @@ def sum_weighted(turn, x):
 
 @pytest.mark.parametrize("kind", ["centred", "grid", "index"])
 @pytest.mark.parametrize("token_BS", [None, [[0, 1, 3, 4], [0, 1, 2, 5]]], ids=["all", "kept"])
-def test_products_turn_pairs_of_bfloat16_to_the_same_values(monkeypatch, kind, token_BS):
+def test_products_turn_pairs_of_bfloat16_to_the_same_values(
+    monkeypatch,
+    kind,
+    token_BS,
+):
     rotate = RotaryPositions(dataclasses.replace(SMALL, rope=kind, registers=1))
     length = SMALL.sequence_length + 1
     if token_BS is not None:
@@ -192,14 +196,28 @@ def test_products_turn_pairs_of_bfloat16_to_the_same_values(monkeypatch, kind, t
     assert products == 1
     assert_array_equal(turn(x), expected)
     gradient = np.asarray(differentiate(x), np.float32)
-    assert_allclose(gradient, np.asarray(expected_gradient, np.float32), rtol=0.02, atol=0.02)
+    assert_allclose(
+        gradient,
+        np.asarray(expected_gradient, np.float32),
+        rtol=0.02,
+        atol=0.02,
+    )
 
 
 @pytest.mark.parametrize(
     ("width", "dtype", "device"),
-    [(4096, "bfloat16", "tpu"), (1024, "float32", "tpu"), (1024, "bfloat16", "gpu")],
+    [
+        (4096, "bfloat16", "tpu"),
+        (1024, "float32", "tpu"),
+        (1024, "bfloat16", "gpu"),
+    ],
 )
-def test_other_pairs_are_turned_without_products(monkeypatch, width, dtype, device):
+def test_other_pairs_are_turned_without_products(
+    monkeypatch,
+    width,
+    dtype,
+    device,
+):
     monkeypatch.setattr(dispatch, "platform", lambda: device)
 
     assert not dispatch.turns_pairs_by_products(width, jnp.dtype(dtype))

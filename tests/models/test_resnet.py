@@ -329,7 +329,11 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
         ("gpu", "dots", 1),
     ],
 )
-def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(platform, remat, unroll):
+def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(
+    platform,
+    remat,
+    unroll,
+):
     architecture = small(remat=remat)
     x = jnp.zeros((1, 8, 8, 32))
 

@@ -56,7 +56,12 @@ def small(
         ("map", "learned_1d", "mlp", "bfloat16"),
     ],
 )
-def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype):
+def test_shapes_and_dtypes_for_any_height_and_width(
+    pool,
+    positions,
+    head,
+    dtype,
+):
     architecture = small(
         image_size=(24, 8),
         pool=pool,
@@ -275,7 +280,11 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
         ("cpu", {"remat": "dots"}, 1),
     ],
 )
-def test_blocks_are_in_no_loop_on_accelerators_unless_little_is_kept(platform, options, unroll):
+def test_blocks_are_in_no_loop_on_accelerators_unless_little_is_kept(
+    platform,
+    options,
+    unroll,
+):
     architecture = small(depth=3, **options)
     model = abstract(architecture)
     x = images(architecture)

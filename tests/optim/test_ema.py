@@ -55,7 +55,11 @@ def find_tolerance(num_steps):
 
 
 @pytest.mark.parametrize(("num_steps", "start_step", "factor"), LENGTHS)
-def test_a_corrected_average_is_a_weighted_mean_since_the_start(num_steps, start_step, factor):
+def test_a_corrected_average_is_a_weighted_mean_since_the_start(
+    num_steps,
+    start_step,
+    factor,
+):
     parameters = sample_history(num_steps)
     seen = parameters[start_step + 1 :].astype(np.float64)
     expected = parameters[-1]
@@ -75,7 +79,9 @@ def test_a_corrected_average_is_a_weighted_mean_since_the_start(num_steps, start
 
 @pytest.mark.parametrize(("num_steps", "start_step", "factor"), LENGTHS)
 def test_an_uncorrected_average_begins_at_the_parameters_of_the_start(
-    num_steps, start_step, factor
+    num_steps,
+    start_step,
+    factor,
 ):
     parameters = sample_history(num_steps)
     seen = parameters[start_step + 1 :].astype(np.float64)

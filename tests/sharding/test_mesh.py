@@ -51,7 +51,11 @@ def slices(count, side=2, **changes):
         (2, ShardingConfig(num_replicas=1), (1, 8, 1)),
     ],
 )
-def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(num_slices, config, shape):
+def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(
+    num_slices,
+    config,
+    shape,
+):
     chips = slices(num_slices)
 
     mesh = build_mesh(chips, config)

@@ -203,7 +203,12 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
         ("encoder/mine/mlp/expand/kernel", (768,), AXES, ("data",)),
     ],
 )
-def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, expected):
+def test_arrays_that_no_rule_splits_and_unknown_names(
+    name,
+    shape,
+    axes,
+    expected,
+):
     spec = find_spec(name, shape, axes, "fsdp")
 
     assert spec == PartitionSpec(*expected)

@@ -225,7 +225,11 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
         files.expand_path("gs://b/x")
 
 
-def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path, monkeypatch):
+def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(
+    folder,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     stored_one = folder / "a/one.bin"
     stored_one.write_bytes(b"0123456789")

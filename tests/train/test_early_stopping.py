@@ -100,7 +100,12 @@ def test_a_run_ends_early_and_other_verbs_take_the_best(stopped, config):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_with_more_patience(stopped, config, tmp_path, capsys):
+def test_a_stopped_run_goes_on_with_more_patience(
+    stopped,
+    config,
+    tmp_path,
+    capsys,
+):
     workdir = tmp_path / "copy"
     shutil.copytree(stopped[1], workdir)
     more_patience = dataclasses.replace(config, stop_early=StopEarlyConfig(patience=3))
@@ -118,7 +123,10 @@ def test_a_stopped_run_goes_on_with_more_patience(stopped, config, tmp_path, cap
 
 @pytest.mark.slow
 def test_a_run_that_is_interrupted_in_evaluations_decides_the_same(
-    stopped, config, tmp_path, monkeypatch
+    stopped,
+    config,
+    tmp_path,
+    monkeypatch,
 ):
     """It is interrupted in the evaluation of the best step, and in the last one.
 
@@ -139,7 +147,11 @@ def test_a_run_that_is_interrupted_in_evaluations_decides_the_same(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_before_its_end_is_on_disk_decides_the_same(stopped, config, tmp_path):
+def test_a_run_that_is_killed_before_its_end_is_on_disk_decides_the_same(
+    stopped,
+    config,
+    tmp_path,
+):
     workdir = tmp_path / "copy"
     shutil.copytree(stopped[1], workdir)
     shutil.rmtree(workdir / "checkpoints" / "4")
@@ -257,7 +269,13 @@ def interrupted_config(tiny_run):
     ids=["a plain step", "the last step", "the last evaluation"],
 )
 def test_an_interrupted_run_goes_on_from_its_last_step(
-    request_number, step, owes, interrupted_config, tiny_run, tmp_path, monkeypatch
+    request_number,
+    step,
+    owes,
+    interrupted_config,
+    tiny_run,
+    tmp_path,
+    monkeypatch,
 ):
     def train():
         return pretrain(interrupted_config, str(tmp_path))
@@ -272,7 +290,10 @@ def test_an_interrupted_run_goes_on_from_its_last_step(
 
 
 def test_an_owed_evaluation_may_be_interrupted_again(
-    interrupted_config, tiny_run, tmp_path, monkeypatch
+    interrupted_config,
+    tiny_run,
+    tmp_path,
+    monkeypatch,
 ):
     for request, message in ((5, "stopped after step 3 of 6"), (2, "stopped while evaluating")):
         runs.ask_to_end_at(request, monkeypatch)

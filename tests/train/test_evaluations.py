@@ -177,7 +177,11 @@ def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
 
 
 @pytest.mark.slow
-def test_owed_evaluations_are_run_on_resume(uninterrupted, tmp_path, monkeypatch):
+def test_owed_evaluations_are_run_on_resume(
+    uninterrupted,
+    tmp_path,
+    monkeypatch,
+):
     """The run is asked to end in the third evaluation that is due.
 
     test_early_stopping.py has the other places.

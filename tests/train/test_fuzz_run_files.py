@@ -326,7 +326,12 @@ def test_divergence(run):
         "config": {"seed": 0},
     }
     (run / "divergence.json").write_text(json.dumps(found))
-    (rejected,) = fuzz(run, "divergence.json", (run_files.read_divergence,), seed=8).values()
+    (rejected,) = fuzz(
+        run,
+        "divergence.json",
+        (run_files.read_divergence,),
+        seed=8,
+    ).values()
 
     assert 0 < rejected < NUM_CASES
 

@@ -179,7 +179,14 @@ def test_metrics_without_a_finite_best_one_are_left_out():
     assert Session({"accuracy": 0.5}, keep_best=0).save_after(2) == []
 
 
-@pytest.mark.parametrize(("step", "owes"), [(2, True), (3, False), (5, False)])
+@pytest.mark.parametrize(
+    ("step", "owes"),
+    [
+        (2, True),
+        (3, False),
+        (5, False),
+    ],
+)
 def test_a_run_that_stops_is_saved_and_owes_the_evaluators_that_are_due(step, owes):
     session = Session({"accuracy": 0.5})
     with pytest.raises(Interrupted, match=f"after step {step} of 6"):

@@ -78,7 +78,11 @@ def test_on_cpus_all_but_products_is_recomputed_and_nothing_is_split():
         ("gpu", "float32", "float32"),
     ],
 )
-def test_the_compute_dtype_is_that_of_the_platform(platform, override, dtype):
+def test_the_compute_dtype_is_that_of_the_platform(
+    platform,
+    override,
+    dtype,
+):
     machine = "v5e:1x1" if platform == "tpu" else "h100:1"
     overrides = (f"model.compute_dtype={override}", "global_batch=64")
     run = assemble_recipe(B16, machine, *overrides, platform=platform)
@@ -182,7 +186,11 @@ def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
         ("v5p:2x2x4", 4112, 1),
     ],
 )
-def test_large_micro_batches_are_split_where_they_are_slower(machine, batch, parts):
+def test_large_micro_batches_are_split_where_they_are_slower(
+    machine,
+    batch,
+    parts,
+):
     """257 images on each chip cannot be divided; a v6e computes 256 at once."""
     run = assemble_recipe(B16, machine, f"global_batch={batch}")
 
@@ -303,7 +311,11 @@ def test_a_resumed_run_takes_values_that_are_set(tmp_path, num_devices):
     assert keep_layout(config, str(tmp_path), num_devices) == config
 
 
-def test_a_verb_that_resumes_a_run_keeps_its_layout(tiny_run, data_dir, tmp_path):
+def test_a_verb_that_resumes_a_run_keeps_its_layout(
+    tiny_run,
+    data_dir,
+    tmp_path,
+):
     workdir = shutil.copytree(tiny_run.workdir, tmp_path / "run")
     config = stored_config(workdir)
     config["model"]["remat"] = "dots"

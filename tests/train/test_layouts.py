@@ -54,7 +54,11 @@ def one_device():
 @pytest.mark.newest
 @pytest.mark.parametrize(("parameters", "replicas", "model", "attention"), LAYOUTS)
 def test_every_layout_gives_the_run_of_one_device(
-    one_device, parameters, replicas, model, attention
+    one_device,
+    parameters,
+    replicas,
+    model,
+    attention,
 ):
     expected, expected_curve = one_device
     options = (*WIDE, *layout(parameters, replicas, model), f"model.attention={attention}")

@@ -319,7 +319,11 @@ def logits_of_black(trained):
 
 
 @pytest.mark.slow
-def test_converted_weights_state_several_labels(trained, logits_of_black, tmp_path):
+def test_converted_weights_state_several_labels(
+    trained,
+    logits_of_black,
+    tmp_path,
+):
     pixels, logits = logits_of_black
     file = tmp_path / "w.npz"
 
@@ -333,7 +337,11 @@ def test_converted_weights_state_several_labels(trained, logits_of_black, tmp_pa
 
 
 @pytest.mark.slow
-def test_an_exported_program_gives_sigmoids(trained, logits_of_black, tmp_path):
+def test_an_exported_program_gives_sigmoids(
+    trained,
+    logits_of_black,
+    tmp_path,
+):
     pixels, logits = logits_of_black
     output = tmp_path / "program"
 
@@ -402,7 +410,12 @@ def test_tasks_of_a_sweep_have_one_label(data):
 
 
 @pytest.mark.slow
-def test_verbs_reject_the_other_kind_of_data(trained, data, single_label_data, tmp_path):
+def test_verbs_reject_the_other_kind_of_data(
+    trained,
+    data,
+    single_label_data,
+    tmp_path,
+):
     """These verbs judge or learn one class."""
     evaluated = run(["evaluate", str(trained), f"--data={single_label_data}"])
     features = run(["fewshot", str(trained), f"--data={data}", f"--cache={tmp_path}/cache"])

@@ -68,7 +68,11 @@ def packed(tiny_run, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["wds", "parquet"])
 def test_a_resumed_run_ends_with_the_bytes_of_the_run_on_the_digits(
-    kind, packed, tiny_run, tmp_path, monkeypatch
+    kind,
+    packed,
+    tiny_run,
+    tmp_path,
+    monkeypatch,
 ):
     inputs = dataclasses.replace(
         tiny_run.config.input,
@@ -89,7 +93,11 @@ def test_a_resumed_run_ends_with_the_bytes_of_the_run_on_the_digits(
     )
 
 
-def test_a_resumed_run_excludes_the_same_images(data_dir, tiny_run, tmp_path):
+def test_a_resumed_run_excludes_the_same_images(
+    data_dir,
+    tiny_run,
+    tmp_path,
+):
     """The opening counts them, and another file with as many ids is another run."""
     workdir = tmp_path / "run"
     file = tmp_path / "ids.json"

@@ -151,7 +151,15 @@ def test_every_patch_is_kept_equally_often():
     )
 
 
-@pytest.mark.parametrize(("fraction", "num_kept"), [(0.0, 16), (0.5, 8), (0.9, 2), (0.99, 1)])
+@pytest.mark.parametrize(
+    ("fraction", "num_kept"),
+    [
+        (0.0, 16),
+        (0.5, 8),
+        (0.9, 2),
+        (0.99, 1),
+    ],
+)
 def test_number_of_kept_patches(fraction, num_kept):
     assert runs.build().architecture.count_kept_patches(fraction) == num_kept
 

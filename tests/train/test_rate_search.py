@@ -175,7 +175,10 @@ def test_each_rate_is_tried_once(tmp_path):
     [((3, 1, 2, 1), "bee, dog"), ((2, 2, 2, 2), None)],
 )
 def test_a_search_prints_its_steps_and_classes_without_validation_images(
-    tmp_path, capsys, sizes, missing
+    tmp_path,
+    capsys,
+    sizes,
+    missing,
 ):
     source = build_source(sizes)
     training = FakeTraining()

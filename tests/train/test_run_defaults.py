@@ -84,7 +84,12 @@ def write_run(folder, weights, **changes):
         ({"finetuning_rule": "", "config": {"init_from": "runs/mine"}}, "finetune:any,own,quick"),
     ],
 )
-def test_a_run_has_the_recipe_of_the_weights_that_it_began_with(start, tmp_path, changes, recipe):
+def test_a_run_has_the_recipe_of_the_weights_that_it_began_with(
+    start,
+    tmp_path,
+    changes,
+    recipe,
+):
     published, data = start("huggingface/dinov2")
     weights = load_weights(published.partition("=")[2])
     run = write_run(tmp_path / "run", weights, **changes)
@@ -114,7 +119,13 @@ def test_a_run_has_the_recipe_of_the_weights_that_it_began_with(start, tmp_path,
         ("timm/mae", "digits", "seed=1", ""),
     ],
 )
-def test_any_takes_the_rule_of_the_family(start, case, recipe, override, rule):
+def test_any_takes_the_rule_of_the_family(
+    start,
+    case,
+    recipe,
+    override,
+    rule,
+):
     """A rule of the user stays, and so does one whose learning rate the user chooses."""
     words = [f"--config.{override}"]
     if recipe != "digits":
@@ -144,7 +155,11 @@ def test_without_weights_any_stays():
         ),
     ],
 )
-def test_lora_has_one_learning_rate_unless_the_user_searches(given, searches, added):
+def test_lora_has_one_learning_rate_unless_the_user_searches(
+    given,
+    searches,
+    added,
+):
     overrides = choose_lora([f"--config.{given}"], 16, searches=searches)
 
     assert sorted(overrides) == sorted(added)
@@ -159,7 +174,12 @@ def test_lora_has_one_learning_rate_unless_the_user_searches(given, searches, ad
         (400, [], []),
     ],
 )
-def test_the_length_follows_the_number_of_images(start, number, given, overrides):
+def test_the_length_follows_the_number_of_images(
+    start,
+    number,
+    given,
+    overrides,
+):
     """18 of 20 images of each class are for training; a few make at least 200 steps."""
     words = [*start("huggingface/dinov2", number), *given]
 
@@ -187,7 +207,13 @@ def test_many_images_have_a_limit_of_steps(start, monkeypatch):
         (0.0, [*LORA], "LoRA of rank 16, which may not fit"),
     ],
 )
-def test_lora_or_all_parameters_by_the_memory(start, monkeypatch, gib, overrides, reason):
+def test_lora_or_all_parameters_by_the_memory(
+    start,
+    monkeypatch,
+    gib,
+    overrides,
+    reason,
+):
     monkeypatch.setattr(run_defaults, "_count_available_bytes", lambda: int(gib * GIB))
     words = [*start("huggingface/dinov2"), "--config.global_batch=8", "--config.total=9steps"]
 
@@ -228,7 +254,9 @@ def test_several_labels_have_an_independent_loss(tmp_path, start):
     table.write_text("\n".join(["image,labels", *rows]))
 
     defaults = choose_finetuning(
-        None, [*words[:1], f"--config.data=csv:{table}"], uses_devices=False
+        None,
+        [*words[:1], f"--config.data=csv:{table}"],
+        uses_devices=False,
     )
 
     assert "objective.loss=sigmoid" in defaults.overrides

@@ -209,7 +209,12 @@ def test_a_branch_continues_steps_before_both_cooldowns(
         ),
     ],
 )
-def test_a_branch_whose_rate_would_jump_is_rejected(monkeypatch, fields, field, rule):
+def test_a_branch_whose_rate_would_jump_is_rejected(
+    monkeypatch,
+    fields,
+    field,
+    rule,
+):
     with rejects(f"config.{field}", rule):
         list_steps_to_continue(monkeypatch, *fields)
 
@@ -287,7 +292,12 @@ def test_weights_get_a_new_head(save):
         ("zero_keep_hidden", True, "mlp"),
     ],
 )
-def test_a_hidden_layer_stays_where_the_config_asks(save, head, has_hidden, expected):
+def test_a_hidden_layer_stays_where_the_config_asks(
+    save,
+    head,
+    has_hidden,
+    expected,
+):
     path = save(MLP, "workdir", "vit_jax")
 
     architecture, fitted, *_ = adapt(

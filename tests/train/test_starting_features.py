@@ -93,7 +93,11 @@ def extract_start(start, images):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_fine_tuning_starts_with_the_features_of_the_weights(case, photographs, download):
+def test_fine_tuning_starts_with_the_features_of_the_weights(
+    case,
+    photographs,
+    download,
+):
     weights = download(case)
     config = load_finetuning(weights, photographs)
     train = open_source(config.data, "train", config.input, 0)
@@ -182,7 +186,11 @@ def test_images_of_rectangular_weights_are_not_rotated():
     ],
 )
 def test_probe_features_and_a_run_have_the_same_features(
-    case, recipe, photographs, download, tmp_path
+    case,
+    recipe,
+    photographs,
+    download,
+    tmp_path,
 ):
     """The run has a learning rate of almost zero."""
     weights = download(case)

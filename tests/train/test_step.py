@@ -447,7 +447,14 @@ def test_a_batch_without_weight_has_no_gradient():
     assert gradients["kernel"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(0.25, 4.0), (0.0, 1.0), (2.0, 0.5)])
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        (0.25, 4.0),
+        (0.0, 1.0),
+        (2.0, 0.5),
+    ],
+)
 def test_gradients_are_means_also_for_small_weights(weight, expected):
     sums = {"loss": jnp.float32(0), "weight": jnp.float32(weight)}
 

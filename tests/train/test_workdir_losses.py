@@ -44,7 +44,12 @@ def uninterrupted(config, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, workdir, capsys):
+def test_a_damaged_newest_checkpoint_is_set_aside(
+    config,
+    uninterrupted,
+    workdir,
+    capsys,
+):
     summary, reference = uninterrupted
     (workdir / "checkpoints/6/metadata/metadata").write_text("")
     shutil.rmtree(workdir / "checkpoints/4")
@@ -70,7 +75,10 @@ def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, workdir
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_now_stays_in_its_place(
-    config, workdir, monkeypatch, error
+    config,
+    workdir,
+    monkeypatch,
+    error,
 ):
     restore = ocp.PyTreeCheckpointHandler.restore
 
@@ -102,7 +110,10 @@ def test_without_a_good_checkpoint_nothing_is_moved(config, workdir):
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_workdir_that_goes_ends_the_run_at_the_next_write(
-    config, tmp_path, monkeypatch, replaced
+    config,
+    tmp_path,
+    monkeypatch,
+    replaced,
 ):
     run = tmp_path / "run"
     gone = tmp_path / "gone"
@@ -132,7 +143,12 @@ def test_a_workdir_that_goes_ends_the_run_at_the_next_write(
 
 
 @pytest.mark.parametrize("moment", ["before", "while it is written"])
-def test_a_save_does_not_make_a_removed_workdir_again(config, tmp_path, monkeypatch, moment):
+def test_a_save_does_not_make_a_removed_workdir_again(
+    config,
+    tmp_path,
+    monkeypatch,
+    moment,
+):
     """Nor does the message speak of checkpoints that went with it."""
     save = CheckpointStore.save
 

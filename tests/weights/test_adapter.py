@@ -216,7 +216,13 @@ def test_a_base_of_timm_and_a_convolution(base, adapter):
         (4, "pooler", None),
     ],
 )
-def test_a_classifier_of_the_adapter(base, adapter, classes, network, class_names):
+def test_a_classifier_of_the_adapter(
+    base,
+    adapter,
+    classes,
+    network,
+    class_names,
+):
     """It replaces the base's, or is added to a base without one.
 
     Only as many classes have the base's names.
@@ -271,7 +277,12 @@ def test_a_classifier_of_the_adapter(base, adapter, classes, network, class_name
         ({"lora_alpha": float("inf")}, "lora_alpha='inf'"),
     ],
 )
-def test_other_methods_are_named_with_the_command_that_merges_them(base, adapter, changes, words):
+def test_other_methods_are_named_with_the_command_that_merges_them(
+    base,
+    adapter,
+    changes,
+    words,
+):
     write_base(base)
     write_adapter(adapter, base, {QUERY: sample_factors(16, 16)}, changes)
     message = rf"adapter_config\.json: {words}.* \(of {base}\)"
@@ -377,7 +388,11 @@ def test_the_base_is_a_name_of_the_hub(base, adapter, fetched):
     assert fetched == ["hf://google/vit", "hf://owner/adapter", "hf://google/vit@v2"]
 
 
-def test_a_downloaded_adapter_opens_no_folder_of_this_machine(base, adapter, fetched):
+def test_a_downloaded_adapter_opens_no_folder_of_this_machine(
+    base,
+    adapter,
+    fetched,
+):
     write_base(base)
     write_adapter(adapter, base, {QUERY: sample_factors(16, 16)})
     message = r"neither a name of the Hub nor a folder .* Set base_model_name_or_path"

@@ -185,7 +185,11 @@ def test_a_name_is_rejected_with_its_reason(name, words):
 
 
 @pytest.mark.parametrize(("name", "words"), REJECTED[:3])
-def test_arrays_of_a_known_network_do_not_save_a_rejected_name(name, words, tmp_path):
+def test_arrays_of_a_known_network_do_not_save_a_rejected_name(
+    name,
+    words,
+    tmp_path,
+):
     folder = write_case("timm/mae", tmp_path / "folder", architecture=name)
     message = rf"config\.json: architecture='{name}': .*{re.escape(words[:20])}"
 
@@ -241,7 +245,11 @@ def test_the_option_is_rejected_where_the_file_states_its_network(tmp_path):
     ("name", "format_name"),
     [("weights.npz", "released"), ("ours.safetensors", "vit_jax")],
 )
-def test_a_file_that_states_its_network_takes_no_name(name, format_name, tmp_path):
+def test_a_file_that_states_its_network_takes_no_name(
+    name,
+    format_name,
+    tmp_path,
+):
     weights = load_weights(write_case("timm/mae", tmp_path / "folder"))
     file = tmp_path / name
     save_weights(weights, file, format_name)

@@ -138,7 +138,11 @@ def test_names_stay_names(tmp_path, format_name):
         (False, "taken as they are stored"),
     ],
 )
-def test_a_card_says_how_photographs_were_turned(tmp_path, is_upright, words):
+def test_a_card_says_how_photographs_were_turned(
+    tmp_path,
+    is_upright,
+    words,
+):
     weights = weights_of(VIT, preprocessing=PREPROCESSING | {"exif_orientation": is_upright})
 
     _, text = read_card(weights, tmp_path / "my-vit", "timm")
@@ -178,7 +182,11 @@ MULTILABEL = dataclasses.replace(TRAINING, is_multilabel=True)
     ],
     ids=["stated", "trained", "single-label"],
 )
-def test_a_card_says_how_outputs_become_probabilities(format_name, weights, outputs):
+def test_a_card_says_how_outputs_become_probabilities(
+    format_name,
+    weights,
+    outputs,
+):
     assert f"| outputs | {outputs}" in build_card(weights, format_name, "x")
 
 
@@ -286,7 +294,13 @@ def test_a_failed_upload_keeps_the_folder(saved, hub, tmp_path):
         ),
     ],
 )
-def test_rejected_uploads_write_nothing(tmp_path, monkeypatch, hub, words, message):
+def test_rejected_uploads_write_nothing(
+    tmp_path,
+    monkeypatch,
+    hub,
+    words,
+    message,
+):
     monkeypatch.chdir(tmp_path)
 
     result = run(["convert", "w", *words])

@@ -87,7 +87,13 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
         ("gs://bucket/out.npz", None, "out.npz: must be a path on this machine"),
     ],
 )
-def test_destinations_that_make_no_sense(destination, to, words, source, tmp_path):
+def test_destinations_that_make_no_sense(
+    destination,
+    to,
+    words,
+    source,
+    tmp_path,
+):
     if "://" not in destination:
         destination = str(tmp_path / destination)
 
@@ -103,7 +109,11 @@ def test_destinations_that_make_no_sense(destination, to, words, source, tmp_pat
 
 
 @pytest.mark.parametrize("taken", ["out.npz", "out.npz.classes.txt"])
-def test_a_file_is_not_overwritten_without_the_option(source, taken, tmp_path):
+def test_a_file_is_not_overwritten_without_the_option(
+    source,
+    taken,
+    tmp_path,
+):
     destination = tmp_path / "out.npz"
     (tmp_path / taken).write_text("precious")
     message = f"{taken} exists: choose another destination, or give --overwrite"
@@ -248,7 +258,11 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
         ("axial_relative", "relative, block axial"),
     ],
 )
-def test_the_summary_states_unusual_positions_and_blocks(name, words, tmp_path):
+def test_the_summary_states_unusual_positions_and_blocks(
+    name,
+    words,
+    tmp_path,
+):
     save_weights(weights_of(OURS[name]), tmp_path / "source", OWN)
 
     report = convert(str(tmp_path / "source"), str(tmp_path / "out"))

@@ -149,7 +149,9 @@ def use_original_names(arrays, case):
 @pytest.mark.parametrize("case", ["timm/dinov2_giant", "timm/dinov2_reg"])
 @pytest.mark.parametrize("prefix", ["", "vision_encoder."])
 def test_original_names_of_dinov2_and_tipsv2_give_the_parameters_of_timm_s_file(
-    case, prefix, tmp_path
+    case,
+    prefix,
+    tmp_path,
 ):
     """Original files have blocks in chunks, a mask token, and a position of the class token."""
     expected = load_weights(write(case, tmp_path))
@@ -362,7 +364,11 @@ def check_written_shapes(case, arrays):
 
 
 @pytest.mark.parametrize(("library", "case"), list_written())
-def test_a_network_written_for_a_library_reads_back_equal(library, case, tmp_path):
+def test_a_network_written_for_a_library_reads_back_equal(
+    library,
+    case,
+    tmp_path,
+):
     """The metadata of vit_jax are read first, then the configuration alone, as the library does."""
     weights = load_weights(write(case, tmp_path / "theirs"))
     folder = tmp_path / "ours"
@@ -420,7 +426,11 @@ def without_masks(names, written):
 
 
 @pytest.mark.parametrize(("case", "part"), UNWRITTEN.items())
-def test_what_no_class_of_transformers_computes_is_rejected_by_its_part(case, part, tmp_path):
+def test_what_no_class_of_transformers_computes_is_rejected_by_its_part(
+    case,
+    part,
+    tmp_path,
+):
     weights = load_weights(write(case, tmp_path / "theirs"))
     with pytest.raises(ValueError, match=part):
         save_weights(weights, tmp_path / "ours", "huggingface")
@@ -454,7 +464,12 @@ def test_a_trained_patch_bias_that_timm_lacks_is_rejected(tmp_path):
         ("pe_core", {"gelu": "tanh"}, "gelu='tanh'"),
     ],
 )
-def test_networks_that_no_class_of_timm_computes_are_rejected(case, changes, part, tmp_path):
+def test_networks_that_no_class_of_timm_computes_are_rejected(
+    case,
+    changes,
+    part,
+    tmp_path,
+):
     architecture = load_weights(write(f"timm/{case}", tmp_path)).architecture
     require_writable("timm", architecture)
     message = rf"cannot hold .*: it is not written with {part}\."
@@ -574,7 +589,11 @@ def test_mae_with_the_mean_of_patches_and_the_norm_behind_it_is_timm_s(tmp_path)
         ([], "chooses 0 of 6"),
     ],
 )
-def test_class_tokens_that_c_radio_does_not_have_are_rejected(choice, words, tmp_path):
+def test_class_tokens_that_c_radio_does_not_have_are_rejected(
+    choice,
+    words,
+    tmp_path,
+):
     file = write("huggingface/radio", tmp_path) / "model.safetensors"
     arrays = load_file(file)
     arrays["radio_model.summary_idxs"] = np.array(choice, np.int64)
@@ -636,7 +655,12 @@ CLIP_MEAN = GOLDEN["timm/clip"]["config"]["pretrained_cfg"]["mean"]
     ("folder", "to"),
     [("workdir", None), ("timm/", "timm")],
 )
-def test_saved_networks_keep_the_pixels_of_their_library(folder, to, clip, tmp_path):
+def test_saved_networks_keep_the_pixels_of_their_library(
+    folder,
+    to,
+    clip,
+    tmp_path,
+):
     options = {} if to is None else {"to": to}
 
     from_weights(clip).save(f"{tmp_path}/{folder}", **options)

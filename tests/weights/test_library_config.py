@@ -92,7 +92,10 @@ def test_a_folder_of_hugging_face_has_a_processor_without_the_central_crop(gelu,
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
 @pytest.mark.parametrize("is_multilabel", [True, False])
 def test_the_folder_states_if_images_have_several_labels(
-    format_name, is_multilabel, source, tmp_path
+    format_name,
+    is_multilabel,
+    source,
+    tmp_path,
 ):
     """The fact is read with the metadata of vit_jax and without them, and through its formats."""
     if source == "library":
@@ -251,7 +254,11 @@ def test_ratios_of_mlps_give_their_size_as_timm_computes_it(width):
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
-def test_the_folder_alone_states_the_interpolation(format_name, interpolation, tmp_path):
+def test_the_folder_alone_states_the_interpolation(
+    format_name,
+    interpolation,
+    tmp_path,
+):
     preprocessing = PREPROCESSING | {
         "resize": "direct",
         "crop_fraction": 1.0,
@@ -275,7 +282,11 @@ def test_the_folder_alone_states_the_interpolation(format_name, interpolation, t
     [None, {"image_size": [8, 12]}],
 )
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
-def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessing, tmp_path):
+def test_preprocessing_that_nobody_knows_is_not_made_up(
+    format_name,
+    preprocessing,
+    tmp_path,
+):
     # The processor of other weights.
     processor = tmp_path / "preprocessor_config.json"
     processor.write_text("{}")

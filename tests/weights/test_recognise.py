@@ -142,7 +142,10 @@ GIVEN = {"image_size": (8, 12), "num_heads": 2}
     ],
 )
 def test_facts_that_the_file_lacks_are_taken_from_options_and_configuration(
-    a, format_name, arguments, expected
+    a,
+    format_name,
+    arguments,
+    expected,
 ):
     is_guess = a is NO_TABLE and not expected
 
@@ -221,7 +224,12 @@ NOT_SQUARE = r"not a square grid of patches: give image_size.*multiples of 4 and
         ),
     ],
 )
-def test_options_that_are_missing_or_contradict_are_rejected(a, format_name, options, words):
+def test_options_that_are_missing_or_contradict_are_rejected(
+    a,
+    format_name,
+    options,
+    words,
+):
     with pytest.raises(ValueError, match=words):
         recognise(build_headers(a, format_name), {}, options=options)
 
@@ -333,7 +341,11 @@ BIAS_TABLE = "attention.attention.relative_position_bias.relative_position_bias_
         ("params/img/embedding/kernel", NAFLEX),
     ],
 )
-def test_families_that_are_not_read_are_rejected_in_words(name, words, format_name):
+def test_families_that_are_not_read_are_rejected_in_words(
+    name,
+    words,
+    format_name,
+):
     """The file also has all arrays of a network that is read."""
     arrays = build_headers(VIT, format_name)
     arrays[name] = StoredArray((16, 16), FLOAT32)

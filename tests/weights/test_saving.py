@@ -131,7 +131,11 @@ ROUND_TRIPS = [*EXACT, *((OWN, network) for network in IN_OUR_FORMAT)]
 
 
 @pytest.mark.parametrize(("format_name", "network"), ROUND_TRIPS)
-def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tmp_path):
+def test_round_trips_are_bit_exact_and_carry_everything(
+    format_name,
+    network,
+    tmp_path,
+):
     a = dataclasses.replace(
         (NETWORKS | OURS)[network],
         layer_norm_epsilon=3e-6,
@@ -167,7 +171,10 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
     ],
 )
 def test_other_positions_become_a_learned_table_that_computes_the_same(
-    format_name, pool, form, tmp_path
+    format_name,
+    pool,
+    form,
+    tmp_path,
 ):
     a = dataclasses.replace(
         VIT,
@@ -197,7 +204,9 @@ def test_other_positions_become_a_learned_table_that_computes_the_same(
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("network", OURS)
 def test_blocks_and_positions_that_no_other_format_has_are_rejected_by_name(
-    format_name, network, tmp_path
+    format_name,
+    network,
+    tmp_path,
 ):
     message = rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax"
 
@@ -317,7 +326,9 @@ def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path, many_cla
 
 @pytest.mark.parametrize("has_room", [True, False])
 def test_training_data_without_room_for_their_classes_are_not_stored(
-    has_room, tmp_path, many_classes
+    has_room,
+    tmp_path,
+    many_classes,
 ):
     classes = () if has_room else many_classes.class_names
     training = dataclasses.replace(TRAINING, classes=classes)

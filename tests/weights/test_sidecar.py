@@ -393,7 +393,11 @@ def check_is_rejected(tmp_path, file, message, *contents):
         ),
     ],
 )
-def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, message, tmp_path):
+def test_values_of_another_type_in_the_configuration_of_hugging_face(
+    odd,
+    message,
+    tmp_path,
+):
     check_is_rejected(tmp_path, "config.json", message, HUGGINGFACE | odd)
 
 
@@ -411,7 +415,11 @@ def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, messag
         ),
     ],
 )
-def test_values_of_another_type_in_the_configuration_of_the_processor(odd, message, tmp_path):
+def test_values_of_another_type_in_the_configuration_of_the_processor(
+    odd,
+    message,
+    tmp_path,
+):
     check_is_rejected(
         tmp_path,
         "preprocessor_config.json",
@@ -431,12 +439,20 @@ def test_values_of_another_type_in_the_configuration_of_the_processor(odd, messa
         ),
     ],
 )
-def test_values_of_another_type_in_the_configuration_of_timm(odd, message, tmp_path):
+def test_values_of_another_type_in_the_configuration_of_timm(
+    odd,
+    message,
+    tmp_path,
+):
     check_is_rejected(tmp_path, "config.json", message, TIMM | odd)
 
 
 @pytest.mark.parametrize(("odd", "message"), list_wrong_fields(WRONG_TIMM_MODEL))
-def test_values_of_another_type_in_the_arguments_of_timm(odd, message, tmp_path):
+def test_values_of_another_type_in_the_arguments_of_timm(
+    odd,
+    message,
+    tmp_path,
+):
     arguments = TIMM["model_args"] | odd
     config = TIMM | {"model_args": arguments}
 
@@ -453,7 +469,11 @@ def test_values_of_another_type_in_the_arguments_of_timm(odd, message, tmp_path)
         ),
     ],
 )
-def test_values_of_another_type_in_the_preparation_of_timm(odd, message, tmp_path):
+def test_values_of_another_type_in_the_preparation_of_timm(
+    odd,
+    message,
+    tmp_path,
+):
     preparation = TIMM["pretrained_cfg"] | odd
     config = TIMM | {"pretrained_cfg": preparation}
 
@@ -516,7 +536,11 @@ def test_no_labels_state_no_classes(tmp_path):
         (name_outputs(0, "²"), "'²' is another"),
     ],
 )
-def test_labels_whose_keys_are_not_all_numbers_of_outputs(labels, reason, tmp_path):
+def test_labels_whose_keys_are_not_all_numbers_of_outputs(
+    labels,
+    reason,
+    tmp_path,
+):
     message = f"config.json: .*: its keys must be the numbers of the outputs.*{reason}"
 
     with pytest.raises(ValueError, match=message):
@@ -711,7 +735,11 @@ def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
         (0, "nearest", "bilinear"),
     ],
 )
-def test_another_interpolation_of_hugging_face_is_noted(resample, theirs, ours):
+def test_another_interpolation_of_hugging_face_is_noted(
+    resample,
+    theirs,
+    ours,
+):
     preprocessing, (note,) = read_huggingface_preparation(
         {"image_size": 32}, HALF | {"resample": resample}
     )

@@ -189,7 +189,12 @@ def test_positions_of_patches_alone_stay_so(is_timm, gelu, tmp_path):
         ("released", ".npz", "float64"),
     ],
 )
-def test_other_precisions_become_float32_and_are_reported(format_name, suffix, dtype, tmp_path):
+def test_other_precisions_become_float32_and_are_reported(
+    format_name,
+    suffix,
+    dtype,
+    tmp_path,
+):
     rounded = {}
     for name, array in networks.parameters(SQUARE).items():
         rounded[name] = array.astype("bfloat16").astype(np.float32)
@@ -331,7 +336,12 @@ def test_missing_and_further_arrays_are_listed_at_once_and_no_data_is_read(tmp_p
     ],
 )
 def test_a_kernel_of_the_head_under_another_name_is_missed(
-    a, format_name, suffix, kernel, renamed, tmp_path
+    a,
+    format_name,
+    suffix,
+    kernel,
+    renamed,
+    tmp_path,
 ):
     arrays = arrays_of(a, format_name)
     arrays[renamed] = arrays.pop(kernel)

@@ -103,7 +103,11 @@ def boxes(draw):
 )
 @settings(derandomize=True, deadline=None, max_examples=120)
 @given(file=st.sampled_from(FILES), box=boxes())
-def test_a_crop_has_the_very_pixels_of_the_complete_image(is_installed, file, box):
+def test_a_crop_has_the_very_pixels_of_the_complete_image(
+    is_installed,
+    file,
+    box,
+):
     with pytest.MonkeyPatch.context() as patch:
         if not is_installed:
             patch.setattr(jpeg, "simplejpeg", None)
@@ -175,7 +179,11 @@ def test_a_large_crop_is_decoded_smaller(decoder, reduction):
     assert difference.mean() <= 2.5
 
 
-def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, monkeypatch):
+def test_training_crops_differ_little_from_exact_decoding(
+    decoder,
+    make_config,
+    monkeypatch,
+):
     """One file in twenty has crops that are decoded smaller, as in ImageNet at 224 pixels."""
     large = cv2.resize(
         PHOTO,

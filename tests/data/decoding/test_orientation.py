@@ -333,7 +333,11 @@ def test_exif_comes_before_xmp():
 @pytest.mark.parametrize("quarters", range(4))
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("is_mirrored_first", [False, True])
-def test_turns_of_avif_are_composed_in_their_order(quarters, axis, is_mirrored_first):
+def test_turns_of_avif_are_composed_in_their_order(
+    quarters,
+    axis,
+    is_mirrored_first,
+):
     """irot turns to the left; imir swaps top and bottom (0) or left and right (1): ISO 23008-12."""
     turns = [(b"irot", quarters)]
     if axis is not None:

@@ -53,8 +53,19 @@ def test_jpeg_2000_without_loss():
 
 @pytest.mark.parametrize("photometric", ["rgb", "minisblack"])
 @pytest.mark.parametrize("planarconfig", ["contig", "separate"])
-@pytest.mark.parametrize("extrasamples", [["unspecified"], ["assocalpha"], ["unassalpha"]])
-def test_a_fourth_band_changes_no_colour(photometric, planarconfig, extrasamples):
+@pytest.mark.parametrize(
+    "extrasamples",
+    [
+        ["unspecified"],
+        ["assocalpha"],
+        ["unassalpha"],
+    ],
+)
+def test_a_fourth_band_changes_no_colour(
+    photometric,
+    planarconfig,
+    extrasamples,
+):
     pixels = np.dstack([RGB, BAND])
     if planarconfig == "separate":
         pixels = np.moveaxis(pixels, -1, 0)

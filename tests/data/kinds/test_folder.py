@@ -270,7 +270,11 @@ def test_mistakes_are_named(
         "train[",
     ],
 )
-def test_parts_that_are_no_percentages_are_named(make_folder, open_data, split):
+def test_parts_that_are_no_percentages_are_named(
+    make_folder,
+    open_data,
+    split,
+):
     path = make_folder(FLAT)
 
     with rejects(split, r"percent.*'train\[:99%\]'"):
@@ -379,7 +383,11 @@ def test_classes_may_hold_folders(make_folder, make_config, more):
         "{root}/photos",
     ],
 )
-def test_names_of_images_begin_below_the_folder(make_folder, monkeypatch, place):
+def test_names_of_images_begin_below_the_folder(
+    make_folder,
+    monkeypatch,
+    place,
+):
     photos = make_folder(
         {
             "cat/a.png": 0,
@@ -437,7 +445,11 @@ def test_a_class_of_files_to_convert_is_an_error_that_names_them(make_folder, op
         list_images([f"{path}/emu"])
 
 
-def test_special_files_and_links_to_themselves_are_no_traceback(make_folder, make_config, caplog):
+def test_special_files_and_links_to_themselves_are_no_traceback(
+    make_folder,
+    make_config,
+    caplog,
+):
     """A pipe would block its reader for ever."""
     files = make_flat(2)
     path = make_folder(files)

@@ -88,7 +88,11 @@ def pets(hub, unnamed):
     return hub.push("owner/pets", unnamed, CARD)
 
 
-def test_splits_columns_and_classes_are_those_of_the_card(hub, pets, make_config):
+def test_splits_columns_and_classes_are_those_of_the_card(
+    hub,
+    pets,
+    make_config,
+):
     source = open_source(DATA, "train", make_config(), 0)
 
     assert source.class_names == NAMES
@@ -139,7 +143,11 @@ def test_files_without_splits_are_held_out(hub, make_parquet, make_config):
     assert (len(train), len(test)) == (16, 4)
 
 
-def test_files_of_different_datasets_are_rejected(hub, make_parquet, make_config):
+def test_files_of_different_datasets_are_rejected(
+    hub,
+    make_parquet,
+    make_config,
+):
     files = {
         "train-0.parquet": make_parquet([0, 1], names=NAMES),
         "train-1.parquet": make_parquet([0, 1], names=("ant", "bee")),
@@ -231,7 +239,11 @@ def test_a_damaged_download_is_removed(hub, pets, unnamed, make_config):
     assert len(open_source(DATA, "test", make_config(), 0)) == 1
 
 
-def test_a_file_that_changed_in_the_cache_is_downloaded_again(hub, pets, make_config):
+def test_a_file_that_changed_in_the_cache_is_downloaded_again(
+    hub,
+    pets,
+    make_config,
+):
     source = open_source(DATA, "test", make_config(), 0)
     (file,) = source.files
     content = pathlib.Path(file).resolve()
@@ -250,7 +262,12 @@ def test_digests_are_computed_once(hub, pets, make_config, monkeypatch):
     assert len(open_source(DATA, "test", make_config(), 0)) == 1
 
 
-def test_a_private_dataset_needs_a_token(hub, unnamed, make_config, monkeypatch):
+def test_a_private_dataset_needs_a_token(
+    hub,
+    unnamed,
+    make_config,
+    monkeypatch,
+):
     hub.push("owner/pets", unnamed, CARD, private=True)
     with rejects(f"{DATA} cannot be fetched", "HF_TOKEN"):
         open_source(DATA, "test", make_config(), 0)
@@ -271,7 +288,13 @@ def offline(hub, monkeypatch):
     return disconnect
 
 
-def test_cached_data_are_used_offline(hub, pets, make_config, offline, caplog):
+def test_cached_data_are_used_offline(
+    hub,
+    pets,
+    make_config,
+    offline,
+    caplog,
+):
     open_source(DATA, "test", make_config(), 0)
     offline()
 
@@ -291,7 +314,11 @@ def test_unknown_data_offline_are_one_error(pets, make_config, offline):
         open_source(DATA, "test", make_config(), 0)
 
 
-def test_a_file_outside_of_the_repository_is_ignored(hub, make_parquet, make_config):
+def test_a_file_outside_of_the_repository_is_ignored(
+    hub,
+    make_parquet,
+    make_config,
+):
     files = {
         "test.parquet": make_parquet([0, 1]),
         "../../test.parquet": b"",
@@ -377,7 +404,11 @@ def list_files(data):
         ),
     ],
 )
-def test_a_path_names_a_configuration_a_split_or_files(several, path, expected):
+def test_a_path_names_a_configuration_a_split_or_files(
+    several,
+    path,
+    expected,
+):
     several(SEVERAL if "*" not in path else {})
 
     assert list_files(f"{DATA}{path}") == expected
@@ -401,7 +432,13 @@ def test_several_configurations_are_named(several):
         list_files(DATA)
 
 
-@pytest.mark.parametrize("change", [{"default": True}, {"config_name": "default"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"default": True},
+        {"config_name": "default"},
+    ],
+)
 def test_the_default_configuration(several, change):
     configs = [SEVERAL["configs"][0], SEVERAL["configs"][1] | change]
     several({"configs": configs})
@@ -453,7 +490,14 @@ def test_forms_of_files_in_a_card(files, expected):
     assert hub_parquet.list_configurations(card, names).get("x", {}) == expected
 
 
-@pytest.mark.parametrize("card", [{"configs": 3}, {"configs": ["x"]}, {"dataset_info": "x"}])
+@pytest.mark.parametrize(
+    "card",
+    [
+        {"configs": 3},
+        {"configs": ["x"]},
+        {"dataset_info": "x"},
+    ],
+)
 def test_cards_of_other_forms_are_ignored(card):
     assert hub_parquet.list_configurations(card, ["a.parquet"]) == {}
     assert hub_parquet.read_features(card, None) == {}
@@ -461,7 +505,11 @@ def test_cards_of_other_forms_are_ignored(card):
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [(["a", "b"], ["a", "b"]), ({1: "b", 0: "a"}, ["a", "b"]), ({"0": "a", "2": "c"}, None)],
+    [
+        (["a", "b"], ["a", "b"]),
+        ({1: "b", 0: "a"}, ["a", "b"]),
+        ({"0": "a", "2": "c"}, None),
+    ],
 )
 def test_names_of_classes_in_a_card(names, expected):
     dtype = {"class_label": {"names": names}}

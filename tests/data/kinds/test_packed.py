@@ -518,7 +518,11 @@ def test_row_groups_are_read_once_and_forgotten(five_groups):
     assert reads[10:] == [0]
 
 
-def test_row_groups_that_are_too_large_are_named(five_groups, open_data, monkeypatch):
+def test_row_groups_that_are_too_large_are_named(
+    five_groups,
+    open_data,
+    monkeypatch,
+):
     path, _, _ = five_groups
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 10)
 

@@ -157,7 +157,11 @@ def test_kinds_of_labels(open_columns, kind):
     assert source.class_names == names
 
 
-def test_a_long_label_of_all_rows_is_not_read_to_its_end(open_columns, tmp_path, monkeypatch):
+def test_a_long_label_of_all_rows_is_not_read_to_its_end(
+    open_columns,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setattr(parquet, "_LABELS_AT_ONCE", 10)
     rows = [make_row(image(0))] * 300
     images = pa.array(rows, IMAGE)
@@ -176,7 +180,12 @@ def test_a_long_label_of_all_rows_is_not_read_to_its_end(open_columns, tmp_path,
         ("cat", "no list of texts"),
     ],
 )
-def test_names_of_classes_in_the_metadata(open_columns, tmp_path, names, rule):
+def test_names_of_classes_in_the_metadata(
+    open_columns,
+    tmp_path,
+    names,
+    rule,
+):
     with rejects(f"{tmp_path}/a.parquet", rule):
         open_columns(
             image=IMAGES,
@@ -188,7 +197,11 @@ def test_names_of_classes_in_the_metadata(open_columns, tmp_path, names, rule):
 # Columns.
 
 
-def test_different_long_labels_are_not_read_to_their_end(open_columns, tmp_path, monkeypatch):
+def test_different_long_labels_are_not_read_to_their_end(
+    open_columns,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setattr(parquet, "MAX_LABEL_BYTES", 10**6)
     labels = [str(number) * 500_000 for number in range(4)]
 

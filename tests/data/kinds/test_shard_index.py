@@ -151,7 +151,11 @@ def test_names_are_compared_where_no_time_changes(tmp_path, reads):
     assert len(reads) == 2
 
 
-def test_a_shard_that_changes_while_it_is_read_is_an_error(shard, tmp_path, monkeypatch):
+def test_a_shard_that_changes_while_it_is_read_is_an_error(
+    shard,
+    tmp_path,
+    monkeypatch,
+):
     def read_and_change(file, selection):
         index = read_index(file, selection)
         write_shard(shard, samples([1, 0, 1]))

@@ -563,7 +563,11 @@ def test_a_table_is_bounded(make_table, open_table):
         open_table(path)
 
 
-def test_special_files_in_a_table_are_unreadable_images(make_table, make_config, open_table):
+def test_special_files_in_a_table_are_unreadable_images(
+    make_table,
+    make_config,
+    open_table,
+):
     """So is an image that is too large: each is one record, and the others are read."""
     path = make_table(
         "image,label",

@@ -62,7 +62,10 @@ NETWORKS = {
 SQUARE = dataclasses.replace(SEVEN, image_size=(12, 12))
 IN_ONNX = NETWORKS | {
     "positions": dataclasses.replace(
-        SEVEN, position_embedding="learned_2d", position_layers="every", head="mlp"
+        SEVEN,
+        position_embedding="learned_2d",
+        position_layers="every",
+        head="mlp",
     ),
     "relative": dataclasses.replace(
         SEVEN,
@@ -225,12 +228,33 @@ CASES = {
     "direct, smaller": Case(DIRECT, (20, 27), (8, 12), build_bilinear_weights),
     "direct, larger": Case(DIRECT, (5, 7), (8, 12), build_bilinear_weights),
     # To cover (16, 24) the second side shrinks from 27 to 24, the first from 20 to 17.8.
-    "short side, smaller": Case(CROPPED, (20, 27), (18, 24), build_area_weights, (5, 6)),
-    "short side, larger": Case(CROPPED, (10, 14), (17, 24), build_area_weights, (4, 6)),
-    "direct, antialiased": Case(DIRECT | ANTIALIASED, (20, 27), (8, 12), build_triangle_weights),
+    "short side, smaller": Case(
+        CROPPED,
+        (20, 27),
+        (18, 24),
+        build_area_weights,
+        (5, 6),
+    ),
+    "short side, larger": Case(
+        CROPPED,
+        (10, 14),
+        (17, 24),
+        build_area_weights,
+        (4, 6),
+    ),
+    "direct, antialiased": Case(
+        DIRECT | ANTIALIASED,
+        (20, 27),
+        (8, 12),
+        build_triangle_weights,
+    ),
     # The input is no square: 17.8 is rounded to the nearest.
     "short side, antialiased": Case(
-        CROPPED | ANTIALIASED, (20, 27), (18, 24), build_triangle_weights, (5, 6)
+        CROPPED | ANTIALIASED,
+        (20, 27),
+        (18, 24),
+        build_triangle_weights,
+        (5, 6),
     ),
     # Half of 19 - 8 is 5.5.
     "short side, antialiased, even": Case(
@@ -580,7 +604,10 @@ def huggingface_folder(tmp_path):
     ],
 )
 def test_programs_of_multi_label_weights_of_hugging_face_have_sigmoids(
-    huggingface_folder, kind, normalise, word
+    huggingface_folder,
+    kind,
+    normalise,
+    word,
 ):
     """The folder's config.json alone states it; the program and its description follow."""
     config_file = huggingface_folder / "config.json"
@@ -644,7 +671,11 @@ def test_a_wrong_conversion_is_rejected(onnx_graph, tmp_path, monkeypatch):
     check_onnx_is_rejected(tmp_path, model, rule)
 
 
-def test_onnx_that_is_not_installed_is_named(onnx_graph, tmp_path, monkeypatch):
+def test_onnx_that_is_not_installed_is_named(
+    onnx_graph,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setitem(sys.modules, "onnx", None)
     model = from_weights(sample_weights())
 

@@ -270,7 +270,13 @@ SMALL_COUNTS = {
         (7, (7, 7), "", SMALL_COUNTS),
     ],
 )
-def test_a_large_matrix_keeps_its_single_cells(size, shape, words, expected_counts, monkeypatch):
+def test_a_large_matrix_keeps_its_single_cells(
+    size,
+    shape,
+    words,
+    expected_counts,
+    monkeypatch,
+):
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
     names = ("x",) * size
     label_map = dataclasses.replace(

@@ -71,7 +71,11 @@ def test_every_part_is_timed(data_dir, capsys):
         ("digits_masked.py:pretrain", [*NETWORK, "global_batch=16"]),
     ],
 )
-def test_fine_tuning_and_masked_patches_are_timed_without_data(capsys, recipe, fields):
+def test_fine_tuning_and_masked_patches_are_timed_without_data(
+    capsys,
+    recipe,
+    fields,
+):
     cli.main(
         [
             "bench",

@@ -410,7 +410,13 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
         (-9, 137, False),
     ],
 )
-def test_a_run_examines_first(examined, code, expected, is_trained, tmp_path):
+def test_a_run_examines_first(
+    examined,
+    code,
+    expected,
+    is_trained,
+    tmp_path,
+):
     """A launcher does not repeat a run with a fault that doctor finds (2), but one with a lost
     process (76).
     """

@@ -118,7 +118,11 @@ def test_trainings_that_differ(trial, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
+def test_a_storage_that_gives_back_another_number(
+    trial,
+    monkeypatch,
+    tmp_path,
+):
     assert hardware.check_restored_state(trial, None).is_good
 
     restore = CheckpointReader.restore
@@ -222,8 +226,18 @@ def make_trial(name, step_seconds):
     )
 
 
-@pytest.mark.parametrize(("seconds", "is_good"), [(0.15, True), (0.25, False)])
-def test_an_input_that_is_slower_than_every_step(monkeypatch, seconds, is_good):
+@pytest.mark.parametrize(
+    ("seconds", "is_good"),
+    [
+        (0.15, True),
+        (0.25, False),
+    ],
+)
+def test_an_input_that_is_slower_than_every_step(
+    monkeypatch,
+    seconds,
+    is_good,
+):
     trials = [make_trial("S/16", 0.1), make_trial("B/16", 0.2)]
     monkeypatch.setattr(hardware, "write_images", lambda folder: None)
     monkeypatch.setattr(hardware, "open_source", lambda *_: None)

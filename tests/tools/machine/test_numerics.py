@@ -77,7 +77,10 @@ def attend_to_nan(projections, num_heads):
     ],
 )
 def test_an_attention_form_with_an_error(
-    monkeypatch, core, has_right_values, may_have_right_gradients
+    monkeypatch,
+    core,
+    has_right_values,
+    may_have_right_gradients,
 ):
     def attend(given, num_heads, _):
         return core(given, num_heads)

@@ -45,7 +45,11 @@ needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not 
         ("RESOURCE_EXHAUSTED: too much", None, None),
     ],
 )
-def test_messages_about_programs_that_are_too_large(message, needed_bytes, available_bytes):
+def test_messages_about_programs_that_are_too_large(
+    message,
+    needed_bytes,
+    available_bytes,
+):
     result = aot.read_too_large(message)
 
     assert result.needed_bytes == needed_bytes
@@ -167,7 +171,12 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     ("channels", "size", "stride"),
     [(64, (7, 6), 1), (128, (12, 10), 2)],
 )
-def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride):
+def test_units_of_a_resnet_are_compiled_as_kernels(
+    form,
+    channels,
+    size,
+    stride,
+):
     """Both directions have a shortcut, and rows that are no complete tiles."""
     topology = parse_topology("v5e:1x1")
     mesh = build_mesh(aot.list_devices(topology))

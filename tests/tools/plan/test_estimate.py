@@ -52,7 +52,11 @@ def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
         (["jax-cuda12-plugin", "libtpu"], False),
     ],
 )
-def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch, plugins, has_ptxas):
+def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(
+    monkeypatch,
+    plugins,
+    has_ptxas,
+):
     monkeypatch.setattr(backend, "plugins", lambda: dict.fromkeys(plugins, "1.2"))
     monkeypatch.setattr(aot, "_has_ptxas", lambda: has_ptxas)
     plan = make_small_plan("h100:2")

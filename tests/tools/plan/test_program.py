@@ -225,7 +225,11 @@ SLOW_MEMORY = 8 * 128 * 4 / 3e-6  # bytes a second with which the copy takes 3 u
     ids=["known length", "unknown length", "slow memory"],
 )
 def test_cycles_times_loops_and_memory_that_comes_too_late(
-    text, memory, compute, prefetch, num_unknown_loops
+    text,
+    memory,
+    compute,
+    prefetch,
+    num_unknown_loops,
 ):
     line = simulate(text, memory=memory)
 
@@ -238,7 +242,12 @@ def test_cycles_times_loops_and_memory_that_comes_too_late(
 
 
 @pytest.mark.parametrize(
-    ("source", "branch"), [("metrics/cond", 0), ("optimizer/cond", 700), ("cond", 700)]
+    ("source", "branch"),
+    [
+        ("metrics/cond", 0),
+        ("optimizer/cond", 700),
+        ("cond", 700),
+    ],
 )
 def test_a_conditional_costs_its_longest_branch_unless_it_is_for_logged_steps(source, branch):
     branches = """\
@@ -314,7 +323,14 @@ def test_equal_kernels_are_compiled_once():
     assert twice.kernel_seconds == pytest.approx(2 * once.kernel_seconds)
 
 
-@pytest.mark.parametrize(("programs", "per_core"), [(20, 10), (5, 3), (1, 1)])
+@pytest.mark.parametrize(
+    ("programs", "per_core"),
+    [
+        (20, 10),
+        (5, 3),
+        (1, 1),
+    ],
+)
 def test_two_cores_share_the_programs_of_a_kernel(programs, per_core):
     text = KERNEL.replace('"programs":"20"', f'"programs":"{programs}"')
     line = simulate(text, bundles={"attention.1": 70}, cores=2)

@@ -218,7 +218,11 @@ def test_every_image_is_read_with_its_class(prepare, archive):
     assert not list(folder.parent.glob(".*"))
 
 
-def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatch):
+def test_the_order_depends_on_seed_and_names_alone(
+    prepare,
+    tmp_path,
+    monkeypatch,
+):
     """It does not depend on the order in the archive, its name, compression, or the number of
     threads.
     """
@@ -552,7 +556,11 @@ def test_numbers_of_files_may_have_names(prepare, classes, expected):
     ],
     ids=["tar of tars", "names", "numbers"],
 )
-def test_classes_that_the_list_does_not_have(prepare, archive, num_without_class):
+def test_classes_that_the_list_does_not_have(
+    prepare,
+    archive,
+    num_without_class,
+):
     classes = ("n01", "n02", "x")  # neither "n10" nor number 10
     with rejects("class", "--other_classes=skip"):
         prepare(archive, classes=classes)

@@ -87,7 +87,14 @@ TWICE = [*SUITE, SUITE[2]]
 NOT_A_SUITE = ["bright"]
 
 
-def build_words(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
+def build_words(
+    weights,
+    folder,
+    *more,
+    suite="SUITE",
+    tasks="all",
+    settings=GRID,
+):
     """Return the words of a sweep."""
     return [
         "vtab",

@@ -99,7 +99,10 @@ def test_models_are_arguments_of_the_recipe_with_further_fields():
     assert list_column(configs, "schedule.learning_rate") == [4e-4, 8e-4, 1e-3]
 
     (short,) = make_study_grid(
-        "scaling", "digits_studies:epochs=2", models=["ResNet"], epochs=[]
+        "scaling",
+        "digits_studies:epochs=2",
+        models=["ResNet"],
+        epochs=[],
     ).runs
     assert short.config.model.name == "R14x0.5"
     assert short.config.total == "2 epochs"

@@ -100,7 +100,11 @@ def test_results_are_a_table_json_and_figures(tmp_path):
         (2_000, "| 0.001         |        50.00% |        1 |"),
     ],
 )
-def test_single_runs_on_few_test_images_have_an_interval(images, expected, tmp_path):
+def test_single_runs_on_few_test_images_have_an_interval(
+    images,
+    expected,
+    tmp_path,
+):
     grid = make_study_grid("pooling", learning_rates=["0.001"])
     for run in grid.runs:
         write_run(tmp_path, run, test_accuracy=0.5, test_images=images)
@@ -276,7 +280,12 @@ def test_labels_cover_neither_each_other_nor_points():
         ("tfds:dtd", "tfds:dtd"),
     ],
 )
-def test_a_plot_has_a_title_and_the_name_of_the_data(tmp_path, monkeypatch, data, name):
+def test_a_plot_has_a_title_and_the_name_of_the_data(
+    tmp_path,
+    monkeypatch,
+    data,
+    name,
+):
     titles = []
 
     def record_title(*_, title, **options):
@@ -338,7 +347,11 @@ def test_the_front_is_what_nothing_cheaper_beats():
         (60.0, 1),
     ],
 )
-def test_the_papers_points_are_under_ours_where_the_axes_meet(tmp_path, exaflops, panels):
+def test_the_papers_points_are_under_ours_where_the_axes_meet(
+    tmp_path,
+    exaflops,
+    panels,
+):
     vit_h14_exaflops = 4262
     grid = make_study_grid(
         "scaling",

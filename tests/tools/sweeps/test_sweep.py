@@ -288,7 +288,8 @@ def test_a_sweep_goes_on_with_other_options(pretended, tmp_path):
 
 
 def test_settings_that_diverge_are_stopped_first_and_a_loss_is_better_when_lower(
-    pretended, tmp_path
+    pretended,
+    tmp_path,
 ):
     ran, special = pretended
     special[list_names(0.3)[1]] = FloatingPointError("Step 3: the loss is nan")
@@ -372,7 +373,12 @@ NO_DIRECTION = "metric=c_brier_score: .*config.checkpoint.best_mode=max or min"
         ([*GRID, "--index=2", "--count=2"], "--index=2: must lie in \\[0, 2\\)"),
     ],
 )
-def test_mistakes_are_found_before_the_first_run(pretended, tmp_path, words, rule):
+def test_mistakes_are_found_before_the_first_run(
+    pretended,
+    tmp_path,
+    words,
+    rule,
+):
     err = rejected(build_words(tmp_path / "s", *words))
 
     assert re.search(rule, err), err

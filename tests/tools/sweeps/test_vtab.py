@@ -87,7 +87,11 @@ def read_hashes(folder):
 
 
 @pytest.mark.slow
-def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weights, tmp_path):
+def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(
+    swept,
+    weights,
+    tmp_path,
+):
     """A kill leaves no summary of the run in progress, nothing of later runs, and no results."""
     complete, _ = swept
     folder = tmp_path / "vtab"
@@ -245,7 +249,11 @@ EXPECTED_ROWS = {
 }
 
 
-def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path):
+def test_the_table_shows_tasks_means_and_the_paper(
+    pretended,
+    weights,
+    tmp_path,
+):
     table = succeed(build_words(weights, tmp_path, settings=SETTINGS))
     rows = read_rows(table)
 
@@ -309,7 +317,11 @@ def test_a_single_setting_needs_no_trials(pretended, weights, tmp_path):
     assert read_results(tmp_path)["tasks"][0]["validation_accuracy"] is None
 
 
-def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, weights, tmp_path):
+def test_machines_share_the_tasks_and_wait_for_each_others_trials(
+    pretended,
+    weights,
+    tmp_path,
+):
     ran, _ = pretended
     first = build_words(
         weights,
@@ -351,7 +363,11 @@ def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, wei
     assert ran == ["bright final 0.3", "dull final 0.3"]
 
 
-def test_machines_need_not_wait_where_each_task_has_its_own_setting(pretended, weights, tmp_path):
+def test_machines_need_not_wait_where_each_task_has_its_own_setting(
+    pretended,
+    weights,
+    tmp_path,
+):
     ran, _ = pretended
     options = ["--sweep=per_task", "--index=1", "--count=3"]
     succeed(build_words(weights, tmp_path, *options, settings=SETTINGS))
@@ -359,7 +375,11 @@ def test_machines_need_not_wait_where_each_task_has_its_own_setting(pretended, w
     assert ran == [*TRIALS["shade"], "shade final 0.3"]
 
 
-def test_what_diverges_is_named_and_not_tried_again(pretended, weights, tmp_path):
+def test_what_diverges_is_named_and_not_tried_again(
+    pretended,
+    weights,
+    tmp_path,
+):
     ran, special = pretended
     special["bright trials 0.3"] = make_divergence()
     special["shade final 0.1"] = FloatingPointError("Step 9: the loss is nan")
@@ -387,7 +407,11 @@ def test_where_all_trials_diverge(pretended, weights, tmp_path):
     assert "No trial's loss stayed finite: try lower learning rates" in err
 
 
-def test_where_all_trials_of_a_task_diverge_the_others_go_on(pretended, weights, tmp_path):
+def test_where_all_trials_of_a_task_diverge_the_others_go_on(
+    pretended,
+    weights,
+    tmp_path,
+):
     ran, special = pretended
     for name in TRIALS["shade"]:
         special[name] = make_divergence()
@@ -461,7 +485,11 @@ def test_all_of_vtab_says_what_to_prepare(weights, tmp_path):
     assert err.count("vit-jax prepare ") == 19
 
 
-def test_without_published_results_there_are_no_columns_for_them(pretended, weights, tmp_path):
+def test_without_published_results_there_are_no_columns_for_them(
+    pretended,
+    weights,
+    tmp_path,
+):
     out = succeed(
         build_words(
             weights,

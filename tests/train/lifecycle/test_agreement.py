@@ -147,7 +147,11 @@ def digest_host(folder, kind, levels):
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv", "wds", "parquet"])
-def test_other_bytes_under_the_same_names_are_noticed(kind, tmp_path, monkeypatch):
+def test_other_bytes_under_the_same_names_are_noticed(
+    kind,
+    tmp_path,
+    monkeypatch,
+):
     """Names, sizes, numbers and labels are equal; one image of twelve is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first = digest_host(tmp_path / "a", kind, [*range(12)])

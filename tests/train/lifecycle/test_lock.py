@@ -221,7 +221,13 @@ def short_turns():
 )
 @pytest.mark.parametrize("state", ["free", "void", "not a lock"])
 @pytest.mark.parametrize("count", [2, 5])
-def test_of_several_at_one_moment_one_wins(tmp_path, monkeypatch, count, state, links):
+def test_of_several_at_one_moment_one_wins(
+    tmp_path,
+    monkeypatch,
+    count,
+    state,
+    links,
+):
     """Neither the winner nor the losers leave other files."""
 
     def fail(*_, **__):

@@ -285,7 +285,11 @@ def test_options_of_the_machine_may_change(tmp_path):
     ],
     ids=["pretrain", "finetune"],
 )
-def test_a_folder_of_the_other_kind_of_run_is_rejected(tmp_path, first, second):
+def test_a_folder_of_the_other_kind_of_run_is_rejected(
+    tmp_path,
+    first,
+    second,
+):
     claim_and_end(tmp_path, first)
     add_checkpoint(tmp_path)
 
@@ -305,7 +309,12 @@ SAME = [
 
 
 @pytest.mark.parametrize(("source", "workdir"), SAME)
-def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, source, workdir):
+def test_a_run_may_not_write_where_its_weights_come_from(
+    tmp_path,
+    monkeypatch,
+    source,
+    workdir,
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -359,7 +368,11 @@ def test_a_folder_whose_files_cannot_be_deleted(tmp_path, monkeypatch):
     ["config.json", "start.json", "metrics.jsonl", "summary.json", ".probe"],
 )
 @pytest.mark.parametrize("is_there", [False, True])
-def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there):
+def test_nothing_is_written_through_links_of_a_workdir(
+    tmp_path,
+    name,
+    is_there,
+):
     folder = tmp_path / "theirs"
     target = tmp_path / "mine"
     folder.mkdir()
@@ -382,7 +395,12 @@ def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there)
     ("number", "kind"),
     [(errno.ENOSPC, OSError), (errno.EACCES, ValueError)],
 )
-def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypatch, number, kind):
+def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(
+    tmp_path,
+    monkeypatch,
+    number,
+    kind,
+):
     """The former ends with 1, after which launchers try again, the latter with 2; neither leaves anything."""
 
     def fail(path, content):

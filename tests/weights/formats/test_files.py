@@ -87,7 +87,11 @@ def test_arrays_outlive_the_file_and_may_be_changed(write, path):
         file.read("x")
 
 
-def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkeypatch):
+def test_neither_order_nor_layout_nor_time_changes_the_bytes(
+    write,
+    path,
+    monkeypatch,
+):
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     write(
         path,
@@ -176,7 +180,11 @@ CASES = list_cases()
     ids=range(len(CASES)),
 )
 def test_arrays_that_cannot_be_written_are_rejected_before_a_file_is_touched(
-    write, path, arrays, metadata, words
+    write,
+    path,
+    arrays,
+    metadata,
+    words,
 ):
     with pytest.raises(ValueError, match=f"weights: {words}"):
         write(path, arrays, metadata)
@@ -287,7 +295,11 @@ def test_files_of_the_library_are_read(path):
     ],
     ids=range(11),
 )
-def test_lying_headers_are_rejected_and_take_no_memory(tmp_path, header, reason):
+def test_lying_headers_are_rejected_and_take_no_memory(
+    tmp_path,
+    header,
+    reason,
+):
     message = read_rejection_with_little_memory(tmp_path / "x.safetensors", tensors(header))
 
     assert reason in message
@@ -360,7 +372,9 @@ def test_other_bytes_than_were_written_are_rejected_with_the_name_of_the_array(w
 
 
 def test_more_arrays_than_any_network_has_are_rejected_before_their_headers_are_read(
-    write, path, monkeypatch
+    write,
+    path,
+    monkeypatch,
 ):
     many = {f"a/{number}": np.zeros(1) for number in range(30)}
     write(path, many)

@@ -226,7 +226,11 @@ def list_damaged_members():
     list_damaged_members(),
     ids=range(22),
 )
-def test_lying_and_damaged_headers_are_rejected_and_take_no_memory(path, content, words):
+def test_lying_and_damaged_headers_are_rejected_and_take_no_memory(
+    path,
+    content,
+    words,
+):
     archive = build_archive([("x.npy", content)])
     message = read_rejection_with_little_memory(path, archive)
 

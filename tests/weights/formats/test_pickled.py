@@ -104,7 +104,12 @@ def test_the_command_joins_files_and_names_of_entries_and_omits_the_optimiser(ru
     ids=["zip", "pickle"],
 )
 @pytest.mark.parametrize("name", ["checkpoint.pth", "it's.bin", "w.safetensors"])
-def test_the_error_of_a_pickle_ends_in_the_command(content, name, tmp_path, run):
+def test_the_error_of_a_pickle_ends_in_the_command(
+    content,
+    name,
+    tmp_path,
+    run,
+):
     path = tmp_path / name
     path.write_bytes(content)
 

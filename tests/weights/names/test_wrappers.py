@@ -102,7 +102,11 @@ def test_a_plain_file_has_no_note(tmp_path):
         ("model_ema.module.", "model."),
     ],
 )
-def test_the_average_is_taken_before_the_trained_network(taken, left, tmp_path):
+def test_the_average_is_taken_before_the_trained_network(
+    taken,
+    left,
+    tmp_path,
+):
     arrays = arrays_of(SQUARE, "timm")
     trained = add_prefix(left, change_values(arrays))
     state = {
@@ -208,7 +212,11 @@ def test_unknown_parts_below_the_prefix_are_an_error(tmp_path):
         ("teacher.", "model_ema."),
     ],
 )
-def test_several_networks_of_equal_standing_are_an_error(first, second, tmp_path):
+def test_several_networks_of_equal_standing_are_an_error(
+    first,
+    second,
+    tmp_path,
+):
     arrays = arrays_of(SQUARE, "timm")
     message = re.escape(f"several networks ({first}, {second})")
 
