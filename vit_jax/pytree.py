@@ -32,8 +32,9 @@ def name_leaves(tree: object) -> dict[str, Any]:
     Raises:
       ValueError: two leaves have the same name.
     """
+    named_leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    for path, leaf in named_leaves:
         name = build_path_name(path)
         if name in leaves:
             raise ValueError("Two leaves of this tree have the same name; names must be unique.")
@@ -47,9 +48,12 @@ def from_named_leaves(template: T, leaves: Mapping[str, Any]) -> T:
     Raises:
       KeyError: a name of the template is missing.
     """
-    paths = jax.tree_util.tree_flatten_with_path(template)[0]
-    ordered = [leaves[build_path_name(path)] for path, _ in paths]
-    return jax.tree.unflatten(jax.tree.structure(template), ordered)
+    named_leaves, structure = jax.tree_util.tree_flatten_with_path(template)
+    ordered = []
+    for path, _ in named_leaves:
+        name = build_path_name(path)
+        ordered.append(leaves[name])
+    return jax.tree.unflatten(structure, ordered)
 
 
 def map_with_names(function: Callable[..., Any], tree: T, *rest: object) -> T:
@@ -110,7 +114,8 @@ def _find_nearest(names: Iterable[str], others: Iterable[str]) -> Iterator[tuple
     """
     kinds: dict[str, list[str]] = {}
     for other in sorted(others):
-        kinds.setdefault(_get_kind(other), []).append(other)
+        members = kinds.setdefault(_get_kind(other), [])
+        members.append(other)
 
     @functools.cache
     def find_similar(kind: str) -> list[str]:
@@ -150,5 +155,6 @@ def parameters_sha256(model: object) -> str:
             full = multihost_utils.process_allgather(leaf, tiled=True)
         else:
             full = jax.device_get(leaf)
-        digest.update(np.ascontiguousarray(full, dtype=np.float32).tobytes())
+        values = np.ascontiguousarray(full, dtype=np.float32)
+        digest.update(values.tobytes())
     return digest.hexdigest()
