@@ -7,7 +7,7 @@ the complete sequence.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -227,74 +227,77 @@ class RotaryPositions(nnx.Module):
             reference_grid=self.reference_grid,
         )
         angles_Sp = np.pad(angles_Np, ((self.prefix_length, 0), (0, 0)))
+        pairs = build_pairs(self.kind, width // num_heads)
+        cos_Sh = np.cos(angles_Sp)[:, pairs.number_h]
+        sin_Sh = np.sin(angles_Sp)[:, pairs.number_h] * pairs.sign_h
+
+        # A pair (left, right) becomes (left cos - right sin, right cos + left sin).
         if dispatch.turns_pairs_by_products(width, x_BSE.dtype):
-            return self._turn_by_product(x_BSE, num_heads, angles_Sp, token_BS)
+            x = x_BSE
+            partner = swap_by_product(x_BSE, pairs, num_heads)
+            cos = jnp.tile(select_tokens(cos_Sh, token_BS), num_heads)
+            sin = jnp.tile(select_tokens(sin_Sh, token_BS), num_heads)
+        else:
+            x = x_BSE.reshape(batch, length, num_heads, -1)
+            partner = swap_by_flip(x, self.kind)
+            cos = select_tokens(cos_Sh[:, None], token_BS)  # for all heads
+            sin = select_tokens(sin_Sh[:, None], token_BS)
 
-        angles_S1p = angles_Sp[:, None]  # for all heads
-        cos = select_tokens(np.cos(angles_S1p), token_BS)
-        sin = select_tokens(np.sin(angles_S1p), token_BS)
-
-        if self.kind == "centred":  # (B, S, T, 2, p)
-            pair_shape = (2, -1)
-            pair_axis = 3
-        else:  # (B, S, T, p, 2)
-            pair_shape = (-1, 2)
-            pair_axis = 4
-        x = x_BSE.astype(jnp.float32)
-        x = x.reshape(batch, length, num_heads, *pair_shape)
-        left_BSTp = jax.lax.index_in_dim(x, 0, pair_axis, keepdims=False)
-        right_BSTp = jax.lax.index_in_dim(x, 1, pair_axis, keepdims=False)
-
-        turned_left = left_BSTp * cos - right_BSTp * sin
-        turned_right = right_BSTp * cos + left_BSTp * sin
-        turned = jnp.stack([turned_left, turned_right], pair_axis)
-        turned_BSE = turned.reshape(x_BSE.shape)
-        return turned_BSE.astype(x_BSE.dtype)
-
-    def _turn_by_product(
-        self,
-        x_BSE: Array,
-        num_heads: int,
-        angles_Sp: np.ndarray,
-        token_BS: Array | None,
-    ) -> Array:
-        """Return the result of a call without an axis for the pairs.
-
-        A pair (left, right) becomes (left cos - right sin, right cos + left sin). The product with a
-        matrix of 0, 1 and -1 replaces it by (-right, left), which is exact.
-        """
-        pair_h, partner_hh = build_pairs(self.kind, x_BSE.shape[-1] // num_heads)
-        cos_Sh = np.cos(angles_Sp)[:, pair_h]
-        sin_Sh = np.sin(angles_Sp)[:, pair_h]
-        cos = jnp.tile(select_tokens(cos_Sh, token_BS), num_heads)
-        sin = jnp.tile(select_tokens(sin_Sh, token_BS), num_heads)
-
-        partner_EE = np.kron(np.eye(num_heads), partner_hh)
-        partner_BSE = x_BSE @ jnp.asarray(partner_EE, x_BSE.dtype)
-        turned_BSE = x_BSE.astype(jnp.float32) * cos + partner_BSE.astype(jnp.float32) * sin
-        return turned_BSE.astype(x_BSE.dtype)
+        turned = x.astype(jnp.float32) * cos + partner.astype(jnp.float32) * sin
+        return turned.reshape(x_BSE.shape).astype(x_BSE.dtype)
 
 
-def build_pairs(kind: str | None, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pair of each value of a head, (h,), and the matrix (h, h) of `_turn_by_product`.
+class Pairs(NamedTuple):
+    """The pairs of a head's values.
 
-    With the pairs (a, b) and (c, d), (a, c, b, d) times the matrix is (-b, -d, a, c) for "centred";
-    for the other kinds (a, b, c, d) becomes (-b, a, -d, c).
+    With the pairs (a, b) and (c, d), the values are (a, c, b, d) for "centred", otherwise
+    (a, b, c, d).
     """
+
+    number_h: np.ndarray  # pair of each value
+    partner_h: np.ndarray  # index of the other value of the pair
+    sign_h: np.ndarray  # -1 for the left value of a pair, 1 for the right one
+
+
+def build_pairs(kind: str | None, head_dim: int) -> Pairs:
+    """Return the pairs of a head's values."""
     value_h = np.arange(head_dim)
     if kind == "centred":
         half = head_dim // 2
-        pair_h = value_h % half
+        number_h = value_h % half
         is_left_h = value_h < half
         partner_h = (value_h + half) % head_dim
     else:
-        pair_h = value_h // 2
+        number_h = value_h // 2
         is_left_h = value_h % 2 == 0
         partner_h = value_h + np.where(is_left_h, 1, -1)
+    sign_h = np.where(is_left_h, -1, 1).astype(np.float32)
+    return Pairs(number_h, partner_h, sign_h)
 
-    partner_hh = np.zeros((head_dim, head_dim))
-    partner_hh[partner_h, value_h] = np.where(is_left_h, -1, 1)
-    return pair_h, partner_hh
+
+def swap_by_flip(x_BSTh: Array, kind: str | None) -> Array:
+    """Return the values whose pairs have changed sides.
+
+    XLA for GPUs joins the flip with other operations in one kernel at the speed of memory. Stacking
+    the turned sides takes a kernel nearly twice as long.
+    """
+    if kind == "centred":
+        pair_shape = (2, -1)
+        pair_axis = 3
+    else:
+        pair_shape = (-1, 2)
+        pair_axis = 4
+    pairs = x_BSTh.reshape(*x_BSTh.shape[:3], *pair_shape)
+    return jnp.flip(pairs, pair_axis).reshape(x_BSTh.shape)
+
+
+def swap_by_product(x_BSE: Array, pairs: Pairs, num_heads: int) -> Array:
+    """Return `swap_by_flip` of all heads without an axis for the pairs; exact in bfloat16."""
+    head_dim = len(pairs.partner_h)
+    swap_hh = np.zeros((head_dim, head_dim))
+    swap_hh[pairs.partner_h, np.arange(head_dim)] = 1
+    swap_EE = np.kron(np.eye(num_heads), swap_hh)
+    return x_BSE @ jnp.asarray(swap_EE, x_BSE.dtype)
 
 
 def compute_rotary_angles(

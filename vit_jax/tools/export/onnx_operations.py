@@ -187,6 +187,23 @@ def add_slice(graph: Graph, operation: Operation) -> Tensor:
     )
 
 
+def add_reversal(graph: Graph, operation: Operation) -> Tensor:
+    """Add the opposite order of values along some axes: slices from the last to the first value."""
+    (x,) = operation.inputs
+    axes = np.array(operation.params["dimensions"])
+    backwards = np.full(len(axes), -1)
+    before_first = np.full(len(axes), np.iinfo(np.int64).min)
+    return graph.add(
+        "Slice",
+        x,
+        backwards,
+        before_first,
+        axes,
+        backwards,
+        shape=operation.shape,
+    )
+
+
 def add_gather(graph: Graph, operation: Operation) -> Value:
     """Add a slice at a constant index: JAX traces slices of arrays of unknown size as gather."""
     x, start = operation.inputs
@@ -316,6 +333,7 @@ ARRANGEMENTS: Mapping[str, AddNodes] = {
     "concatenate": add_concatenation,
     "stack": add_stack,
     "slice": add_slice,
+    "rev": add_reversal,
     "gather": add_gather,
     "dot_general": add_product,
     "conv_general_dilated": add_convolution,
