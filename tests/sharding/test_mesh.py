@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.config import ShardingConfig
 from vit_jax.sharding import build_mesh, compiler_options
-from vit_jax.sharding.mesh import KIND_OPTIONS, TPU_OPTIONS
+from vit_jax.sharding.mesh import GPU_OPTIONS, KIND_OPTIONS, TPU_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +88,11 @@ def gpus():
     )
 
 
-def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus(gpus):
+def test_nodes_of_gpus_are_replicas_and_have_options_of_their_own(gpus):
     mesh = build_mesh(gpus)
 
     assert mesh.devices.shape == (2, 4, 1)
-    assert compiler_options(mesh) is None
+    assert compiler_options(mesh) == GPU_OPTIONS
 
 
 def test_the_shards_of_a_model_divide_a_slice(gpus):

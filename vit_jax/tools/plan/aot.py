@@ -27,6 +27,7 @@ from jax.experimental import topologies
 
 from vit_jax.imports import backend
 from vit_jax.imports.extras import install_command
+from vit_jax.sharding.mesh import GPU_OPTIONS
 from vit_jax.storage.files import clean_up_at_once
 from vit_jax.tools.plan.gpu_targets import describe_target
 from vit_jax.tools.plan.topology import Topology
@@ -43,12 +44,8 @@ _ENVIRONMENT = {
     # Skip the versions of CUDA's libraries, which a compiler does not load
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
-# Without a GPU nothing can be timed to choose tiles, and XLA's own kernels for products fail:
-# cuBLAS does all of them.
-_GPU_OPTIONS: dict[str, str | bool] = {
-    "xla_gpu_autotune_level": "0",
-    "xla_gpu_enable_triton_gemm": False,
-}
+# Without a GPU nothing can be timed to choose tiles.
+_GPU_OPTIONS = GPU_OPTIONS | {"xla_gpu_autotune_level": "0"}
 # Names of files, one for each instruction of the HLO
 _SCHEDULE = re.compile(r"\d+-(.+)-\d+-schedule-analysis_final_bundles\.txt")
 _BUNDLES = re.compile(r"total scheduled bundles:\s*(\d+)")
