@@ -115,6 +115,7 @@ def build_step(config, architecture, device):
         schedule=schedule,
         steps=lengths,
         measures_all_updates=device.platform == "gpu",
+        sums_rows_first=device.platform == "gpu",
     )
 
 

@@ -197,6 +197,20 @@ def test_metrics_norms_and_learning_rate():
     assert warm["update_norm"] > 0
 
 
+def test_norms_of_sums_over_rows_are_the_same():
+    parts = dataclasses.replace(runs.build(*SHORT).step_parts, sums_rows_first=True)
+    keys = jax.random.split(jax.random.key(0), 3)
+    tree = {
+        "kernel": jax.random.normal(keys[0], (2, 5, 300)),
+        "bias": jax.random.normal(keys[1], (7,), jnp.bfloat16),
+        "temperature": jax.random.normal(keys[2], ()),
+    }
+
+    norm = parts.compute_norm(tree)
+
+    assert float(norm) == pytest.approx(compute_norm(tree), rel=1e-5)
+
+
 def test_the_norm_of_the_update_is_computed_where_it_is_logged():
     """It is logged after every third step and the last. Logged values ignore the interval."""
     _, every = runs.train(

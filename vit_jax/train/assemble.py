@@ -22,7 +22,7 @@ import optax
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import require_fit, resolve
 from vit_jax.config.lengths import Phase, RunSteps
-from vit_jax.config.schema import OptimizerConfig, RunConfig
+from vit_jax.config.schema import OptimizerConfig, RunConfig, ShardingConfig
 from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.imports.references import is_reference
 from vit_jax.objectives import Objective
@@ -266,7 +266,13 @@ def build_step_parts(
         steps=steps,
         # A condition skips the norm of the update. On GPUs the host would wait for it.
         measures_all_updates=steps.log_every == 1 or platform == "gpu",
+        sums_rows_first=platform == "gpu" and holds_all_parameters(config.sharding),
     )
+
+
+def holds_all_parameters(sharding: ShardingConfig) -> bool:
+    """Return whether each device has all parameters, so that sums over them need no collective."""
+    return sharding.parameters == "replicated" and sharding.num_model_shards == 1
 
 
 def jit_training(

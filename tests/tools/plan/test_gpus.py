@@ -160,6 +160,21 @@ def test_an_update_writes_kernels_in_their_place(small_b16):
     assert "2,3072,768" not in shapes
 
 
+def test_an_update_adds_up_rows(small_b16):
+    """A sum over all values at once would halve the speed of the kernel."""
+    programs = hlo.parse(small_b16)
+    updates = []
+    for instruction in programs.computations[programs.entry]:
+        shapes = [array.dims for array in instruction.arrays]
+        if instruction.opcode == "fusion" and shapes.count((2, 768, 3072)) > 1:
+            updates.append(shapes)
+
+    assert updates
+    for shapes in updates:
+        others = [shape for shape in shapes if shape != (2, 768, 3072)]
+        assert set(others) <= {(2, 768)}
+
+
 def test_h14_with_a_thousand_images_does_not_fit_one_h100():
     plan = plan_recipe(H14, "h100:1", "global_batch=1024", *LOOP)
 
