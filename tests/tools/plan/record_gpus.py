@@ -474,7 +474,7 @@ def measured_table() -> str:
     lines = []
     for name, row in content["steps"].items():
         times = []
-        for key in ("ms", "plan_ms", "model_ms"):
+        for key in ("before_ms", "ms", "model_ms"):
             milliseconds = row[key]
             times.append("–" if milliseconds is None else f"{milliseconds:.1f}")
         lines.append(
@@ -488,8 +488,8 @@ def measured_table() -> str:
     columns = (
         "",
         "images",
+        "before, ms",
         "ms",
-        "plan before, ms",
         "kernels by rates, ms",
         "GiB",
     )
