@@ -3,7 +3,7 @@
 `--fast` selects the tier, `--newest` the tier and the tests marked `newest`, without the files of
 `ONCE` and with two cases of each test of `SAMPLED`. `--cpu-limit=SECONDS` fails a test without a
 marker that uses more CPU time: CPU time, not wall time, because other programs on the machine change
-it little. Unmarked tests use about a third of the limit of `launch/test.sh` or less (cold cache, one
+it less. Unmarked tests use about an eighth of the limit of `launch/test.sh` or less (cold cache, one
 process per file).
 """
 

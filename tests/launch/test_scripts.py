@@ -280,7 +280,7 @@ def test_chosen_python_is_never_ignored(sandbox):
     [
         ((), {}, ["ruff", "ruff", "mypy"], " [--fast]"),
         (("--all",), {"CI": ""}, ["ruff", "ruff", "mypy"], ""),
-        (("--all", "-x"), {"CI": "true"}, ["ruff", "ruff", "mypy"], " [--cpu-limit=5] [-x]"),
+        (("--all", "-x"), {"CI": "true"}, ["ruff", "ruff", "mypy"], " [--cpu-limit=15] [-x]"),
         (("tests/models", "-k", "a or b"), {}, [], " [tests/models] [-k] [a or b]"),
     ],
     ids=["default", "all", "CI", "arguments"],
