@@ -255,7 +255,6 @@ class Pairs(NamedTuple):
     """
 
     number_h: np.ndarray  # pair of each value
-    partner_h: np.ndarray  # index of the other value of the pair
     sign_h: np.ndarray  # -1 for the left value of a pair, 1 for the right one
 
 
@@ -266,13 +265,11 @@ def build_pairs(kind: str | None, head_dim: int) -> Pairs:
         half = head_dim // 2
         number_h = value_h % half
         is_left_h = value_h < half
-        partner_h = (value_h + half) % head_dim
     else:
         number_h = value_h // 2
         is_left_h = value_h % 2 == 0
-        partner_h = value_h + np.where(is_left_h, 1, -1)
     sign_h = np.where(is_left_h, -1, 1).astype(np.float32)
-    return Pairs(number_h, partner_h, sign_h)
+    return Pairs(number_h, sign_h)
 
 
 def swap_by_flip(x_BSTh: Array, kind: str | None) -> Array:
@@ -293,9 +290,9 @@ def swap_by_flip(x_BSTh: Array, kind: str | None) -> Array:
 
 def swap_by_product(x_BSE: Array, pairs: Pairs, num_heads: int) -> Array:
     """Return `swap_by_flip` of all heads without an axis for the pairs; exact in bfloat16."""
-    head_dim = len(pairs.partner_h)
-    swap_hh = np.zeros((head_dim, head_dim))
-    swap_hh[pairs.partner_h, np.arange(head_dim)] = 1
+    is_pair_hh = pairs.number_h[:, None] == pairs.number_h
+    differ_hh = pairs.sign_h[:, None] != pairs.sign_h
+    swap_hh = is_pair_hh & differ_hh
     swap_EE = np.kron(np.eye(num_heads), swap_hh)
     return x_BSE @ jnp.asarray(swap_EE, x_BSE.dtype)
 
