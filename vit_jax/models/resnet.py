@@ -434,22 +434,17 @@ class Root(nnx.Module):
             return max_pool_among_zeros(x_BHWC)
 
         x_BHWC = nnx.relu(self.norm(x_BHWC))
-        return max_pool(x_BHWC, "SAME")
-
-
-def max_pool(x_BHWC: Array, padding: Padding) -> Array:
-    """Return the maxima of windows of 3x3, two apart."""
-    return dispatch.max_pool(x_BHWC, padding)
+        return dispatch.max_pool(x_BHWC, "SAME")
 
 
 def max_pool_among_zeros(x_BHWC: Array) -> Array:
-    """Return the result of `max_pool` for a map with zeros around it.
+    """Return the result of `dispatch.max_pool` for a map with zeros around it.
 
     No padded map is written: where a window reaches over the border, a negative maximum becomes
     zero.
     """
     border = ((1, 1), (1, 1))
-    pooled_BHWC = max_pool(x_BHWC, border)
+    pooled_BHWC = dispatch.max_pool(x_BHWC, border)
 
     _, height, width, _ = x_BHWC.shape
     _, pooled_height, pooled_width, _ = pooled_BHWC.shape
