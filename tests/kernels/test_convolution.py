@@ -74,7 +74,7 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2)])
 def test_gradients_of_kernels_by_image(kernel_size, stride):
-    """Of many positions and channels they are sums over images."""
+    """Kernel gradients of many positions and channels are sums over images."""
     x = sample_array((2, 46, 48, 16), seed=0)
     kernel = sample_array((kernel_size, kernel_size, 16, 4), seed=1)
 
