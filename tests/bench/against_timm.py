@@ -138,12 +138,11 @@ def build_ours(model, batch, form, unrolled, device):
     import jax
     import jax.numpy as jnp
 
-    from vit_jax import pytree
+    from vit_jax import pytree, sharding
     from vit_jax.arrays import Batch, normalise
     from vit_jax.config.networks import build_architecture
     from vit_jax.kernels.devices import trace_for
     from vit_jax.models import build_model
-    from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicate
     from vit_jax.train.state import init_state
 
     config = load_our_config(model, batch, form)
@@ -156,8 +155,8 @@ def build_ours(model, batch, form, unrolled, device):
     if unrolled:
         architecture = dataclasses.replace(architecture, scan_unroll=architecture.depth)
     parts = build_step(config, architecture, device)
-    mesh = build_mesh([device])
-    on_mesh = trace_for(Placement(mesh))
+    mesh = sharding.build_mesh([device])
+    on_mesh = trace_for(sharding.Placement(mesh))
     take_step = on_mesh(parts.train_step)
 
     def init():
@@ -175,15 +174,17 @@ def build_ours(model, batch, form, unrolled, device):
         network = pytree.from_named_leaves(abstract, leaves).model
         return network(normalise(image, "bfloat16")).logits_BK
 
+    options = sharding.compiler_options(mesh)
+    step = jax.jit(train, donate_argnums=0, compiler_options=options)
     images = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.uint8)
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     mask = jax.ShapeDtypeStruct((batch,), jnp.float32)
     data = Batch(image_BHWC=images, label_B=labels, mask_B=mask)
-    data = add_sharding(data, batch_sharding(mesh))
-    leaves = add_sharding(pytree.name_leaves(abstract), replicate(mesh))
+    data = add_sharding(data, sharding.batch_sharding(mesh))
+    leaves = add_sharding(pytree.name_leaves(abstract), sharding.replicate(mesh))
     return (
-        jax.jit(lambda: pytree.name_leaves(init()), out_shardings=replicate(mesh)),
-        jax.jit(train, donate_argnums=0).trace(leaves, data),
+        jax.jit(lambda: pytree.name_leaves(init()), out_shardings=sharding.replicate(mesh)),
+        step.trace(leaves, data),
         jax.jit(infer).trace(leaves, data.image_BHWC),
     )
 
