@@ -16,6 +16,7 @@ from docs.tables import find_origin, renew, table
 from tests.tools.plan import record_gpus
 from tests.tools.plan.calibration import calibration_table
 from tests.tools.plan.layouts import layouts_table
+from tests.tools.plan.matrix_limit import limit_table
 from tests.tools.plan.record_gpus import (
     machine_table,
     measured_table,
@@ -278,6 +279,7 @@ TABLES = {
     "gpu recipes": recipe_table,
     "gpu fine-tuning": tuning_table,
     "measured": measured_table,
+    "fine-tuning on v5e": limit_table,
 }
 
 

@@ -192,13 +192,14 @@ _LAST = "optimizer.trained=last:4"
 KINDS = {"": "all parameters", _LORA: "LoRA of rank 16", _LAST: "the last 4 blocks"}
 
 
-def _build_dinov3_case(
+def build_dinov3_case(
     size: str,
     images: int,
     overrides: str,
-    before: tuple[float, float, int] | None,
+    before: tuple[float, float, int] | None = None,
+    machine: str = "h100:1",
 ) -> Case:
-    """Return the fine-tuning of a DINOv3 ViT on one H100."""
+    """Return the fine-tuning of a DINOv3 ViT on one machine."""
     kind = KINDS[overrides]
     weights = (
         ("name", f"ViT-{size}/16"),
@@ -217,7 +218,7 @@ def _build_dinov3_case(
         f"finetune:ViT-{size}/16,own,rule=dinov3",
         overrides,
         images,
-        _ONE,
+        (machine,),
         dataset=(("num_examples", 50_000), ("num_classes", 10)),
         weights=weights,
         before=before,
@@ -226,13 +227,13 @@ def _build_dinov3_case(
 
 # Figures before are of commit a5ac162e.
 TUNING = (
-    _build_dinov3_case("B", 64, "", (5.24, 15.29, 797)),
-    _build_dinov3_case("B", 64, _LORA, (4.16, 15.20, 1180)),
-    _build_dinov3_case("B", 64, _LAST, None),
-    _build_dinov3_case("S", 64, "", None),
-    _build_dinov3_case("S", 64, _LORA, None),
-    _build_dinov3_case("B", 16, "", None),
-    _build_dinov3_case("B", 16, _LORA, None),
+    build_dinov3_case("B", 64, "", (5.24, 15.29, 797)),
+    build_dinov3_case("B", 64, _LORA, (4.16, 15.20, 1180)),
+    build_dinov3_case("B", 64, _LAST),
+    build_dinov3_case("S", 64, ""),
+    build_dinov3_case("S", 64, _LORA),
+    build_dinov3_case("B", 16, ""),
+    build_dinov3_case("B", 16, _LORA),
 )
 _NODES = ("h100:8", "2*h100:8", "4*h100:8", "a100-80gb:8")
 _G14 = "model.name=ViT-g/14 model.remat=dots model.scan_unroll=1"
