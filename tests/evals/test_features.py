@@ -35,7 +35,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.sources import open_source
 from vit_jax.data.subset import SubsetSource
-from vit_jax.evals import runner
+from vit_jax.evals import step_results
 from vit_jax.evals.features import (
     Features,
     collect,
@@ -700,12 +700,12 @@ def test_two_processes_that_extract_at_once(source, cache, monkeypatch):
 
 
 def test_half_of_the_rows_are_never_kept(source, cache, monkeypatch):
-    results = runner.iterate_results
+    results = step_results.iterate_results
 
     def iterate_first(*arguments):
         return itertools.islice(results(*arguments), 1)
 
-    monkeypatch.setattr(runner, "iterate_results", iterate_first)
+    monkeypatch.setattr(step_results, "iterate_results", iterate_first)
 
     with pytest.raises(RuntimeError, match="8 of its 13 images"):
         extract(source, cache)

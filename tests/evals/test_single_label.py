@@ -19,8 +19,8 @@ from vit_jax.evals.calibration import BINS, Calibration
 from vit_jax.evals.class_counts import predict
 from vit_jax.evals.intervals import describe_interval, wilson_interval
 from vit_jax.evals.label_map import Labelled, build_identity_map
-from vit_jax.evals.runner import iterate_rows, keep_counted
 from vit_jax.evals.single_label import ClassMetrics
+from vit_jax.evals.step_results import iterate_rows, keep_counted
 from vit_jax.text.tables import to_csv
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax.arrays import Batch
 from vit_jax.evals.calibration import Calibration
 from vit_jax.evals.label_map import LabelMap
-from vit_jax.evals.runner import Results, Rows
+from vit_jax.evals.step_results import Results, Rows
 
 MOST_PROBABLE = 5
 
@@ -76,7 +76,7 @@ class ClassCounts:
     def add(self, rows: Rows) -> None:
         """Add the rows of `predict`, without those of images that do not count.
 
-        `runner.iterate_step_results` has removed these: N of the B rows remain. They also need
+        `step_results.iterate_step_results` has removed these: N of the B rows remain. They also need
         "record_B", the index of the image, if the label map depends on it.
         """
         label_N = rows["label_B"]

@@ -22,16 +22,10 @@ from vit_jax.evals.class_counts import predict
 from vit_jax.evals.intervals import INTERVAL_OF
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.multilabel import MultilabelMetrics
-from vit_jax.evals.runner import (
-    Module,
-    Results,
-    Runner,
-    keep_counted,
-    require_finite,
-    require_images,
-)
+from vit_jax.evals.runner import Module, Runner, require_finite
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics
 from vit_jax.evals.single_label import ClassMetrics
+from vit_jax.evals.step_results import Results, keep_counted, require_images
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.models.views import ViewAverage, count_views
 from vit_jax.objectives.sums import score_classes

@@ -26,16 +26,8 @@ from vit_jax.data.records import Source, few
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import count_allowed
 from vit_jax.evals.feature_cache import Cache, Entry, write_rows
-from vit_jax.evals.runner import (
-    E,
-    Module,
-    OpenBatches,
-    Results,
-    Rows,
-    Runner,
-    iterate_rows,
-    require_finite,
-)
+from vit_jax.evals.runner import Module, Runner, require_finite
+from vit_jax.evals.step_results import E, OpenBatches, Results, Rows, iterate_rows
 from vit_jax.pytree import parameters_sha256
 from vit_jax.storage.files import open_atomically
 from vit_jax.text.progress_bar import ProgressBar, open_progress

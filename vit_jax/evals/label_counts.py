@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.evals.calibration import Calibration
-from vit_jax.evals.runner import Rows
+from vit_jax.evals.step_results import Rows
 from vit_jax.storage.files import JsonObject
 
 THRESHOLD = 0.5  # least probability of a predicted class

@@ -11,8 +11,8 @@ import numpy as np
 from vit_jax.config.metric_names import USUAL_METRICS, format_metric
 from vit_jax.data.kinds.table import BETWEEN
 from vit_jax.evals.label_counts import THRESHOLD, LabelCounts, PerClass, describe_classes
-from vit_jax.evals.runner import Rows
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
+from vit_jax.evals.step_results import Rows
 from vit_jax.storage.files import JsonObject
 
 WORST_SHOWN = 3

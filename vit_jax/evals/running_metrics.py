@@ -24,7 +24,7 @@ from vit_jax.config.metric_names import (
     require_metric_name,
 )
 from vit_jax.evals.class_counts import ClassCounts, predict
-from vit_jax.evals.runner import Results, Rows
+from vit_jax.evals.step_results import Results, Rows
 from vit_jax.imports.references import is_reference, resolve
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from vit_jax.config.metric_names import (
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.intervals import INTERVAL_OF, format_interval, wilson_interval
 from vit_jax.evals.label_map import Labelled
-from vit_jax.evals.runner import Rows
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
+from vit_jax.evals.step_results import Rows
 from vit_jax.storage.files import JsonObject
 
 LARGEST_CONFUSION = 4_000_000  # classes times outputs, for example 2,000 by 2,000: 64 MB

@@ -1,13 +1,18 @@
 """Evaluators of classification in a run: they measure training states on one split.
 
-An evaluator is any object with a method `run(state)` that yields names and values of metrics. A
-metric of these evaluators is a property of the counts (`ClassCounts`, `LabelCounts`), which
-`RunningMetrics` reads by name.
+An evaluator is any object with a method `run(state)` that yields names and values of metrics. Those
+of this module have two kinds of results:
+
+* means of the objective, such as the loss, from the sums of the evaluation step;
+* metrics from its rows, which have the predictions for each image. A metric is a property of
+  the counts of predictions (`ClassCounts`, `LabelCounts`); `RunningMetrics` reads it by name.
+
+Legend: N images of the split, S correct classes of an image, at most.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Generic
+from typing import Generic
 
 import numpy as np
 
@@ -15,7 +20,8 @@ from vit_jax.arrays import Batch, StepResults
 from vit_jax.config.metric_names import METRICS_OF_SEVERAL_OUTPUTS, MULTILABEL_RESULTS
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.label_map import build_identity_map
-from vit_jax.evals.runner import (
+from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
+from vit_jax.evals.step_results import (
     E,
     Split,
     Totals,
@@ -23,7 +29,6 @@ from vit_jax.evals.runner import (
     iterate_step_results,
     require_images,
 )
-from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
 from vit_jax.objectives.sums import compute_means, count_images
 
 
@@ -36,19 +41,17 @@ class ClassificationEvaluator(Generic[E]):
       step: (state, batch) -> sums of the objective, and rows for the metrics; made by
         `train.step.make_evaluation_step`.
       chosen: further metrics.
-      reports_objective: the means of the objective are results, such as "loss" and "accuracy".
     """
 
     split: Split
     step: Callable[[E, Batch], StepResults]
     chosen: ChosenMetrics = NO_FURTHER_METRICS
-    reports_objective: ClassVar[bool] = True
 
     def run(self, state: E) -> Iterator[tuple[str, float]]:
         """Yield the means of the objective, the metrics, and "images", the number of images.
 
         Raises:
-          ValueError: no image of the split is readable, or none has a label.
+          TooManyUnreadable: no image of the split is readable, or none has a label.
         """
         totals: Totals = {}
         metrics = self.start_metrics()
@@ -57,14 +60,16 @@ class ClassificationEvaluator(Generic[E]):
             metrics.add(rows)
         require_images(totals.get("weight", 0), self.split.name)
 
-        means: Totals = {}
-        if self.reports_objective:
-            means = compute_means(totals)
+        means = self.compute_objective(totals)
         for name, mean in means.items():
             yield name, float(mean)
-        # A chosen "loss" or "accuracy" is not computed again if the objective has it.
+        # A chosen "loss" or "accuracy" that is also a mean of the objective is not yielded again.
         yield from metrics.compute(exclude=means.keys()).items()
         yield "images", count_images(totals)
+
+    def compute_objective(self, totals: Totals) -> Totals:
+        """Return the means of the objective to report, such as "loss" and "accuracy"."""
+        return compute_means(totals)
 
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet."""
@@ -76,17 +81,18 @@ class ClassificationEvaluator(Generic[E]):
 class LabelSetEvaluator(ClassificationEvaluator[E]):
     """Accuracy over a split of images with sets of correct classes, any of which is right.
 
-    The objective compares with one label, so its means are not reported.
-
     Attributes:
       correct_NS: correct classes of each image, filled with -1.
     """
 
-    reports_objective: ClassVar[bool] = False
     correct_NS: np.ndarray
 
+    def compute_objective(self, totals: Totals) -> Totals:
+        """Return no means: the objective compares with one label of each image."""
+        return {}
+
     def start_metrics(self) -> RunningMetrics:
-        """Return the metrics of no image yet."""
+        """Return the metrics of no image yet, of those that are defined for sets of classes."""
         label_map = build_identity_map(self.split.class_names)
         label_map = dataclasses.replace(label_map, correct_NS=self.correct_NS)
         chosen = self.chosen.keep(METRICS_OF_SEVERAL_OUTPUTS)
