@@ -46,7 +46,7 @@ class Block(nnx.Module):
         self.attention_scale = build_layer_scale(a)
         self.mlp_scale = build_layer_scale(a)
         self.dropout_fraction = a.dropout_fraction
-        self.drops_branches = a.stochastic_depth_fraction > 0
+        self.has_stochastic_depth = a.stochastic_depth_fraction > 0
 
     def __call__(
         self,
@@ -64,7 +64,7 @@ class Block(nnx.Module):
           token_BS: indices of the tokens in the complete sequence, if patches have been dropped.
         """
         attended_BSD = self._attend(self.attention, x_BSD, token_BS)
-        return self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
+        return self._finish(x_BSD, attended_BSD, drop_fraction, key)
 
     def with_attention(
         self,
@@ -76,7 +76,7 @@ class Block(nnx.Module):
         """Return the output of a call, and the attention weights (B, T, S, S)."""
         attend = self.attention.with_weights
         attended_BSD, weights_BTSS = self._attend(attend, x_BSD, token_BS)
-        output_BSD = self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
+        output_BSD = self._finish(x_BSD, attended_BSD, drop_fraction, key)
         return output_BSD, weights_BTSS
 
     def _attend(self, attend: Callable[..., R], x_BSD: Array, token_BS: Array | None) -> R:
@@ -89,36 +89,39 @@ class Block(nnx.Module):
             output_scale=read_layer_scale(self.attention_scale),
         )
 
-    def _add_branches(
+    def _finish(
         self,
         x_BSD: Array,
         attended_BSD: Array,
         drop_fraction: Array,
         key: Array | None,
     ) -> Array:
-        """Return x + attention, then x + mlp(norm(x)), with dropout of the branches.
+        """Return the output of the block: add the output of attention, run the MLP and add its output.
 
-        `add` treats each token alone, so that `map_tokens` may call it with (B, S, D) or, on GPUs,
-        with (B S, D), in which `drop_branch` needs the size of the batch to find the examples. Each
-        `Site` derives its own random numbers from the key.
+        Each use of `key` draws other random numbers, by the number of its `Site`.
         """
-        branch_key = key if self.drops_branches else None
-        drop_branch = functools.partial(
-            drop_examples, fraction=drop_fraction, key=branch_key, batch=x_BSD.shape[0]
+        batch = x_BSD.shape[0]
+        skip_branch = functools.partial(
+            drop_examples,
+            fraction=drop_fraction,
+            key=key if self.has_stochastic_depth else None,
+            batch=batch,
         )
 
-        def add(x: Array, attended: Array) -> Array:
-            # Equation 2: x + attention(norm(x)).
+        # On GPUs the arrays are (B S, D), elsewhere (B, S, D): all operations treat tokens alike,
+        # and `skip_branch` finds the examples by the size of the batch.
+        def finish(x: Array, attended: Array) -> Array:
+            # Equation 2.
             attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
-            x = x + drop_branch(attended, site=Site.ATTENTION_BRANCH)
-            x = checkpoint_name(x, MIDDLE)  # kept or computed again by `encoder.REMAT_POLICIES`
+            x = x + skip_branch(attended, site=Site.ATTENTION_BRANCH)
+            x = checkpoint_name(x, MIDDLE)  # the backward pass may use it: `encoder.REMAT_POLICIES`
 
-            # Equation 3: x + mlp(norm(x)). The MLP has its dropout inside, after each of its layers.
+            # Equation 3. The MLP has dropout inside, after each of its layers.
             scale_D = read_layer_scale(self.mlp_scale)
             expanded = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
-            return x + drop_branch(expanded, site=Site.MLP_BRANCH)
+            return x + skip_branch(expanded, site=Site.MLP_BRANCH)
 
-        return dispatch.map_tokens(add, x_BSD, attended_BSD)
+        return dispatch.map_tokens(finish, x_BSD, attended_BSD)
 
 
 def build_layer_scale(a: Architecture) -> nnx.Param[Array] | None:

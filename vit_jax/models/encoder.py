@@ -20,17 +20,19 @@ from vit_jax.models.block import Block
 from vit_jax.models.norm import build_norm, identity
 from vit_jax.models.positions import Positions, add_positions, build_positions
 
-# Names of activations that the forward pass keeps for the backward pass, which computes all others
-# again. The layers of a block give the names by `checkpoint_name` (`kernels/__init__.py`).
-_save_only = jax.checkpoint_policies.save_only_these_names
-_SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, MIDDLE, REDUCED)
+# Activations that the forward pass keeps for the backward pass, which computes all others again.
+# The names are given in the layers, by `checkpoint_name`; `kernels/__init__.py` explains them. The
+# input of each block is kept in any case.
+_keep_only = jax.checkpoint_policies.save_only_these_names
+_ATTENTION_RESULTS = (ATTENTION_OUTPUT, LOG_SUMS, MIDDLE)
+_SMALL_RESULTS = (STATISTICS, REDUCED)
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
-    # Keep outputs of matrix products, but no scores.
-    "dots": _save_only(*_SMALL, "query", "key", "value", "hidden"),
-    # Keep what attention computes, which costs the most, and the residual sums after it.
-    "attention": _save_only(*_SMALL),
-    # Keep the input of each block, and the means of its norms.
-    "full": _save_only(STATISTICS),
+    # All products with kernels.
+    "dots": _keep_only(*_SMALL_RESULTS, *_ATTENTION_RESULTS, "query", "key", "value", "hidden"),
+    # Attention, which costs the most to compute again.
+    "attention": _keep_only(*_SMALL_RESULTS, *_ATTENTION_RESULTS),
+    # Means of norms.
+    "full": _keep_only(STATISTICS),
 }
 
 
@@ -64,11 +66,13 @@ class EncoderBlock(Protocol):
 
 
 class Layer(NamedTuple):
-    """A block and its random numbers, or all of them with a leading axis of L.
+    """A block, and what it needs to drop values in one call.
+
+    All layers are also one `Layer`, whose arrays have a leading axis of L; a scan takes it apart.
 
     Attributes:
       block: the block.
-      drop_fraction: scalar, fraction of stochastic depth.
+      drop_fraction: scalar, fraction of the examples that skip a branch (stochastic depth).
       key: random key of dropout and stochastic depth; None outside training.
     """
 
@@ -78,13 +82,14 @@ class Layer(NamedTuple):
 
 
 class BlockActivations(NamedTuple):
-    """Activations of a block, or of all with a leading axis of L; `ABSENT` unless asked for.
+    """Activations of a block; a scan stacks those of all, with a leading axis of L.
 
-    `ABSENT` is a pytree without leaves, which passes through a scan unchanged.
+    They are `ABSENT` unless they are asked for: a pytree without leaves, which a scan leaves as it
+    is.
 
     Attributes:
-      output: (B, S, D), or (L, B, S, D).
-      attention: weights (B, T, S, S), or (L, B, T, S, S); an axial block has an axis of 2 before B.
+      output: (B, S, D).
+      attention: weights (B, T, S, S), or (2, B, T, S, S) of an axial block.
     """
 
     output: Array
@@ -159,23 +164,24 @@ class Encoder(nnx.Module):
 
         layers = self._stack_layers(key)
         if num_trained is None or num_trained == self.depth:
-            x_BSD, activations = self._scan_trained(run_layer, x_BSD, layers)
+            x_BSD, activations = self._scan(run_layer, x_BSD, layers)
         else:
+            # A part of stacked parameters is a copy of them. Trained blocks, which are few, may be
+            # copied; frozen ones are taken out of the stack one by one.
             num_frozen = self.depth - num_trained
             x_BSD, first_activations = self._scan_frozen(run_layer, x_BSD, num_frozen)
-            # This copies parameters, but only those of the trained blocks, which are few.
             last_layers = jax.tree.map(lambda leaf_L: leaf_L[num_frozen:], layers)
-            x_BSD, last_activations = self._scan_trained(run_layer, x_BSD, last_layers)
+            x_BSD, last_activations = self._scan(run_layer, x_BSD, last_layers)
             activations = jax.tree.map(join_layers, first_activations, last_activations)
         return self.norm(x_BSD), activations
 
-    def _scan_trained(
+    def _scan(
         self,
         run_layer: RunLayer,
         x_BSD: Array,
         layers: Layer,
     ) -> tuple[Array, BlockActivations]:
-        """Return the output of layers one after the other, and their stacked activations."""
+        """Run layers one after the other; return the output and their stacked activations."""
         run_layer = rematerialise(run_layer, self.remat)
         return jax.lax.scan(run_layer, x_BSD, layers, unroll=self._choose_unroll())
 
@@ -185,12 +191,12 @@ class Encoder(nnx.Module):
         x_BSD: Array,
         num_frozen: int,
     ) -> tuple[Array, BlockActivations]:
-        """Return the output and the activations of the first blocks, without gradients and dropout.
+        """Run the first blocks without gradients and dropout; return what `_scan` returns.
 
-        The scan is over the numbers of these blocks, and takes each block out of the stack of all:
-        a scan over `blocks[:num_frozen]` would copy the parameters of them all.
+        The scan is over the numbers of the blocks.
         """
         blocks = jax.lax.stop_gradient(self.blocks)
+        x_BSD = jax.lax.stop_gradient(x_BSD)
 
         def run_frozen_layer(x_BSD: Array, number: Array) -> tuple[Array, BlockActivations]:
             block = jax.tree.map(
@@ -200,7 +206,6 @@ class Encoder(nnx.Module):
             return run_layer(x_BSD, Layer(block, drop_fraction=jnp.float32(0), key=None))
 
         numbers = jnp.arange(num_frozen)
-        x_BSD = jax.lax.stop_gradient(x_BSD)
         return jax.lax.scan(run_frozen_layer, x_BSD, numbers, unroll=self._choose_unroll())
 
     def _choose_unroll(self) -> int:

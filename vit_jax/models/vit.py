@@ -1,8 +1,10 @@
 """The Vision Transformer, in the order of equations 1 to 4 of the paper, and its hybrids.
 
-Legend: B batch, H W image height and width, C channels, N patches that enter the encoder: all, or
-the M that patch dropout keeps; P prefix tokens, S = P + N, D width, L blocks, T heads, O outputs of
-a patch, K classes; Q queries, which are the S tokens.
+Legend: B batch, H W image height and width, C channels, D width, L blocks, T heads, K classes.
+
+* N patches that enter the encoder: all, or the M that patch dropout keeps; O outputs of a patch;
+* P prefix tokens (class tokens and registers);
+* S = P + N tokens; Q queries of attention, which are the same S tokens.
 """
 
 import dataclasses
@@ -56,7 +58,7 @@ class VisionTransformer(nnx.Module):
         self.stem = build_stem(a, embedding_key)
 
         self.embedding = PatchEmbedding(a, rngs=embedding_rngs)
-        self.embedding_norm_tokens = a.embedding_norm  # "patches", all "tokens" or None
+        self.embedding_norm_place = a.embedding_norm  # on "patches", on all "tokens" or None
         self.embedding_norm = build_norm(a) if a.embedding_norm else identity
         self.class_token = build_prefix(a.num_class_tokens, a.width)
         self.register_tokens = build_prefix(a.registers, a.width)
@@ -101,21 +103,17 @@ class VisionTransformer(nnx.Module):
             "stages", with a distillation token "token_logits"; see `ModelOutput`.
           corruption: input in the place of some patches, for a network that predicts patches.
           kept_BM: the M patches of each image that enter the encoder (patch dropout); None: all.
-          num_trained_blocks: number of blocks at the end that have gradients; None: all. The
-            embedding and earlier blocks then drop nothing, and keep no activations.
+          num_trained_blocks: number of blocks at the end that have gradients; None: all. With a
+            number, the embedding and the other blocks drop nothing, and keep no activations.
         """
         validate_intermediates(intermediates, self.allowed_intermediates)
         embedding_key, encoder_key = split_key(dropout_key)
         if num_trained_blocks is not None:
             embedding_key = None
 
-        map_BHWC = image_BHWC
-        stages_BHWC = ABSENT
-        if self.stem is not None:
-            map_BHWC, stages_BHWC = self.stem(image_BHWC, intermediates)
-        token_BS = find_kept_tokens(kept_BM, self.prefix_length)
-
         # Equation 1: class token and patches, with positions.
+        map_BHWC, stages_BHWC = self._run_stem(image_BHWC, intermediates)
+        token_BS = find_kept_tokens(kept_BM, self.prefix_length)
         tokens_BSD = self._embed(map_BHWC, corruption, kept_BM, token_BS)
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
@@ -133,8 +131,9 @@ class VisionTransformer(nnx.Module):
         # Equation 4: the class token, or another pooling, represents the image.
         pooled_BD = apply_pooling(self.pooling, tokens_BSD, self.feature_width)
         pooled_BD = self.pooled_norm(pooled_BD)
+        prediction = self._predict(pooled_BD, tokens_BND, intermediates)
         return dataclasses.replace(
-            self._predict(pooled_BD, tokens_BND, intermediates),
+            prediction,
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
             prefix_BPD=tokens_BSD[:, : self.prefix_length],
@@ -153,6 +152,16 @@ class VisionTransformer(nnx.Module):
             names.append("token_logits")
         return tuple(names)
 
+    def _run_stem(
+        self,
+        image_BHWC: Array,
+        intermediates: Collection[str],
+    ) -> tuple[Array, Array]:
+        """Return the map that is split into patches, and of a hybrid the intermediate "stages"."""
+        if self.stem is None:
+            return image_BHWC, ABSENT
+        return self.stem(image_BHWC, intermediates)
+
     def _embed(
         self,
         map_BHWC: Array,
@@ -165,13 +174,13 @@ class VisionTransformer(nnx.Module):
         if corruption is not None:
             assert isinstance(self.head, PatchHead), "other networks learn no [mask] embedding"
             patches_BND = self.head.corrupt(patches_BND, corruption)
-        if self.embedding_norm_tokens == "patches":
+        if self.embedding_norm_place == "patches":
             patches_BND = self.embedding_norm(patches_BND)
 
         tokens_BSD = self._prepend_prefix(patches_BND)
         if self.position_layers == "stem":
             tokens_BSD = add_positions(tokens_BSD, self.positions, token_BS)
-        if self.embedding_norm_tokens == "tokens":
+        if self.embedding_norm_place == "tokens":
             tokens_BSD = self.embedding_norm(tokens_BSD)
         return constrain(tokens_BSD, "tokens_BSD")
 
@@ -218,7 +227,7 @@ def build_stem(a: Architecture, key: Array) -> nnx.Module | None:
 
     from vit_jax.models.resnet import ResNetBody
 
-    # Another key than the embedding's, which keeps the random numbers of networks without a stem.
+    # A key derived from the embedding's: networks without a stem keep their random numbers.
     stem_key = jax.random.fold_in(key, 0)
     return ResNetBody(a, stem_key)
 
