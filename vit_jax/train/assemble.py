@@ -3,11 +3,11 @@
 `assemble` needs shapes and devices but no data, so the very step that will train can also be
 compiled for devices that this machine does not have. It makes, in this order:
 
-* `StateBuilder`: the network and the optimizer, which build the first state of the run;
-* `StepCompiler`: the devices, the layout of the state on them, and how steps are jitted;
-* `StepParts`: the training step as a pure function;
-* `Assembly`: all of these and the jitted steps. Of a run with phases it is the last phase, and
-  holds the assemblies of the earlier ones.
+1. `StateBuilder`: the network and the optimizer, which build the first state of the run;
+2. `StepCompiler`: the devices, the layout of the state on them, and how steps are jitted;
+3. `StepParts`: the training step as a pure function;
+4. `Assembly`: all of these, and the jitted steps. A run with phases, such as one that begins with
+   smaller images, is the `Assembly` of its last phase; `earlier` has those of the others.
 
 Modules for teachers, phases and masked patches are imported only in runs that have them.
 """
@@ -94,9 +94,9 @@ def assemble(
         describes.
       objective: in the place of the config's; an object with methods `prepare` and `sums`.
       schedule: step -> learning rate, in the place of the config's.
-      optimizer: in the place of the config's. It includes its learning rate; the reported one is the
-        schedule's. `config.optimizer.frozen` and `.trained` still apply. It sees parameters by name and layer
-        (`optim.optimizers.adapt_optimizer`).
+      optimizer: in the place of the config's, with its learning rate: that of the schedule is then
+        only reported. `config.optimizer.frozen` and `.trained` still apply.
+        `optim.optimizers.adapt_optimizer` says how it sees the parameters.
       teacher_weights: weights of `config.objective.teacher`, if they have been read.
 
     Raises:
@@ -110,19 +110,25 @@ def assemble(
     if teacher_weights is None:
         teacher_weights = read_teacher_weights(config)
 
-    # Sharding, rematerialisation and dtypes may be `auto`. They depend on the shapes of the state, so
-    # there is a draft of the builder, and then one with the values that were chosen.
-    draft = make_state_builder(config, architecture, steps, overrides)
-    config, builder = settle_layout(config, draft, devices, steps.earlier_phases, teacher_weights)
+    # Values of the config that are `auto`, such as the sharding, are chosen by the memory that the
+    # state needs. A first builder tells the shapes of the state.
+    builder = make_state_builder(config, architecture, steps, overrides)
+    config = choose_layout(config, builder, devices, steps.earlier_phases, teacher_weights)
+    builder = builder.replace_architecture(
+        remat=config.model.remat,
+        compute_dtype=config.model.compute_dtype,
+    )
     check_optimizer(config.optimizer, builder)
 
     compiler = make_compiler(config, builder, devices)
     teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
+
     objective = overrides.resolve_objective(config.objective, builder.architecture)
     step_parts = build_step_parts(config, builder, steps, objective, compiler.platform)
-    last = build_last_phase(step_parts, builder, compiler, teacher, label_shape)
-    earlier = [build_earlier_phase(last, phase, overrides) for phase in steps.earlier_phases]
-    return dataclasses.replace(last, earlier=tuple(earlier))
+
+    last_phase = build_last_phase(step_parts, builder, compiler, teacher, label_shape)
+    earlier = [build_earlier_phase(last_phase, phase, overrides) for phase in steps.earlier_phases]
+    return dataclasses.replace(last_phase, earlier=tuple(earlier))
 
 
 def build_last_phase(
@@ -132,7 +138,7 @@ def build_last_phase(
     teacher: "Teacher | None",
     label_shape: tuple[int, ...],
 ) -> Assembly:
-    """Return a run without its earlier phases: the parts of its last, or only, phase."""
+    """Return the assembly of the last, or only, phase of a run."""
     return Assembly(
         config=step_parts.config,
         steps=step_parts.steps,
@@ -148,54 +154,36 @@ def build_last_phase(
     )
 
 
-def settle_layout(
-    config: RunConfig,
-    draft: StateBuilder,
-    devices: Sequence[jax.Device],
-    earlier_phases: Sequence[Phase],
-    teacher_weights: "Weights | None",
-) -> tuple[RunConfig, StateBuilder]:
-    """Return the config with values in the place of `auto`, and the builder with its network.
+def build_earlier_phase(last: Assembly, phase: Phase, overrides: Overrides) -> Assembly:
+    """Return the assembly of an earlier phase, made from that of the last one.
 
-    The network has two of these values: the compute dtype and the rematerialisation.
-    """
-    config = choose_layout(config, draft, devices, earlier_phases, teacher_weights)
-    builder = draft.replace_architecture(
-        remat=config.model.remat,
-        compute_dtype=config.model.compute_dtype,
-    )
-    return config, builder
-
-
-def build_earlier_phase(run: Assembly, phase: Phase, overrides: Overrides) -> Assembly:
-    """Return the parts of an earlier phase of a run, such as one with smaller images.
-
-    Config and architecture are replaced in the run, its builder and its training step. The phase
-    shares everything else with the run: state, lengths, layout on the devices, evaluation, teacher.
+    Another config and another network stand in it, in its builder and in its training step. All
+    else is shared: state, lengths, layout on the devices, evaluation, teacher.
     """
     from vit_jax.train.resizing import make_resize
 
-    config = apply_phase(run.config, phase)
-    architecture = resize_architecture(run.architecture, phase)
-    builder = dataclasses.replace(run.builder, architecture=architecture)
+    config = apply_phase(last.config, phase)
+    architecture = resize_architecture(last.architecture, phase)
+    builder = dataclasses.replace(last.builder, architecture=architecture)
     step_parts = dataclasses.replace(
-        run.step_parts,
+        last.step_parts,
         config=config,
         architecture=architecture,
         objective=overrides.resolve_objective(config.objective, architecture),
+        # The state has the parameters of the last network; the phase uses them resized.
         resize_network=make_resize(
-            run.builder.abstract_state.model,
+            last.builder.abstract_state.model,
             builder.abstract_state.model,
-            run.architecture.grid,
+            last.architecture.grid,
             architecture.grid,
         ),
     )
     return dataclasses.replace(
-        run,
+        last,
         config=config,
         builder=builder,
         step_parts=step_parts,
-        training=jit_training(run.compiler, step_parts, run.teacher),
+        training=jit_training(last.compiler, step_parts, last.teacher),
     )
 
 
@@ -264,7 +252,7 @@ def build_step_parts(
         optimizer=builder.optimizer,
         schedule=builder.schedule,
         steps=steps,
-        # A condition skips the norm of the update. On GPUs the host would wait for it.
+        # To measure some updates only takes a condition, for which the host of a GPU would wait.
         measures_all_updates=steps.log_every == 1 or platform == "gpu",
         sums_rows_first=platform == "gpu" and holds_all_parameters(config.sharding),
     )
@@ -286,10 +274,11 @@ def jit_training(
 def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluationStep:
     """Return the evaluation step, jitted."""
     evaluation = parts.config.evaluation
-    has_label_sets = any(one.label_sets is not None for one in evaluation.evaluators.values())
+    evaluators = evaluation.evaluators.values()
+    has_label_sets = any(evaluator.label_sets is not None for evaluator in evaluators)
     metric_rows = None
-    # Rows need logits, which a network that predicts masked patches does not have. Its config has
-    # neither metrics nor sets of labels.
+    # Otherwise no metric needs rows, and the network may have no logits to make them from: it may
+    # predict masked patches.
     if evaluation.metrics or has_label_sets:
         chosen = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
         metric_rows = make_metric_rows(chosen, has_label_sets=has_label_sets)

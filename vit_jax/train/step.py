@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class StepKeys(NamedTuple):
-    """Random keys of one step.
+    """Random keys of one step, for its four uses.
 
-    Two are split from the key of the step. The other two, which were added later, derive from the
-    first: a split into four would change all of them, and with them the losses of recorded runs.
+    `mixing` and `dropout` are split from the key of the step. The others, which were added later,
+    derive from `mixing`: a split into four would change the losses of recorded runs.
     """
 
     mixing: jax.Array
