@@ -11,24 +11,16 @@ from typing import NamedTuple
 import numpy as np
 from grain.experimental import index_shuffle
 
-# The purpose of a random number is a part of its seed. One pair coincides, in recorded runs too: the
-# order of the class of record 0 in an epoch, and the augmentation of record 0 with this number.
-_ORDER = 0
-_AUGMENTATION = 1
-
-# Do not change these two: they decide the order of records, also of recorded runs.
-_SHUFFLE_ROUNDS = 4
-"""Rounds of `index_shuffle`, as in grain's global shuffle."""
-_FEWEST_SHUFFLED = 512
-"""Number of elements from which balanced sampling shuffles; it sorts fewer, which is faster."""
+# Do not change these four: they decide the random numbers of all runs, also of recorded ones.
+_ORDER = 0  # a part of the seed of an order
+_AUGMENTATION = 1  # a part of the seed of an augmentation
+_SHUFFLE_ROUNDS = 4  # rounds of `index_shuffle`, as in grain's global shuffle
+_FEWEST_SHUFFLED = 512  # balanced sampling sorts fewer elements, which is faster
 
 # These change only time and memory.
-_MOST_STORED = 2**16
-"""Largest number of records whose shuffled order is stored, because a look-up is faster."""
-_NUM_STORED_EPOCHS = 64
-"""Stored orders: a batch of a small dataset spans many epochs."""
-_NUM_CACHED = 4096
-"""Cached seeds and sorted orders, which take 30 us each to compute, and up to 1 KiB of memory."""
+_MOST_STORED = 2**16  # records whose shuffled order is stored, because a look-up is faster
+_NUM_STORED_EPOCHS = 64  # a batch of a small dataset spans many epochs
+_NUM_CACHED = 4096  # seeds and sorted orders: 30 us each to compute, up to 1 KiB of memory
 
 
 class UniformOrder:
@@ -71,7 +63,8 @@ class BalancedOrder:
 
         records = self.records_by_class[class_number]
         epoch, offset = divmod(turn, len(records))
-        # The first record, not the number of the class: this counts classes with records only.
+        # A class is known by its first record. Its number would change if another class lost all
+        # its records. The keys begin at 1; 0 is for orders that are not of one class.
         class_key = int(records[0]) + 1
         order_of_records = Permutation(self.seed, epoch, len(records), class_key)
         element = order_of_records.find_fast(offset)
@@ -81,15 +74,15 @@ class BalancedOrder:
 class Permutation(NamedTuple):
     """A random order of the elements 0 to size - 1, a function of these values.
 
-    There are two ways to draw it, with different results: by `index_shuffle`, which finds one
-    element without the others, and by sorting random words, which is faster for few elements.
+    There are two ways to draw it, with different results: shuffled by `index_shuffle`, which finds
+    one element without the others, or sorted by random words, which is faster for few elements.
 
     Attributes:
       seed: random seed of the run.
       number: number of the epoch or turn.
       size: number of elements.
-      class_key: for the records of one class, one more than the first of them. 0: the elements are
-        all records, or all classes.
+      class_key: key of the class whose records are the elements; 0: they are all records, or all
+        classes.
     """
 
     seed: int
@@ -168,6 +161,8 @@ def _build_seed_sequence(permutation: Permutation) -> np.random.SeedSequence:
 
     They are mixed, not added: with seed + number, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     """
+    # With a class_key of 1 these are the words of `augmentation_rng` for record 0, so that the two
+    # have equal random numbers. This stays, for the sake of recorded runs.
     entropy = (permutation.seed, permutation.number, _ORDER, permutation.class_key)
     return np.random.SeedSequence(entropy)
 
@@ -180,9 +175,9 @@ def _is_power_of_two(number: int) -> bool:
 def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Generator:
     """Return the random generator of one augmentation of a record.
 
-    `variant` is the number of the augmentation among all of the record.
+    `variant` tells the augmentations of a record apart, such as the number of the epoch.
     """
-    # An array is faster than the tuple.
+    # Called for every record, so with an array, which is faster than a tuple.
     entropy = np.array((seed, variant, record_index, _AUGMENTATION), np.uint32)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
