@@ -156,7 +156,7 @@ class VisionTransformer(nnx.Module):
         self,
         image_BHWC: Array,
         intermediates: Collection[str],
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, tuple[Array, ...]]:
         """Return the map that is split into patches, and of a hybrid the intermediate "stages"."""
         if self.stem is None:
             return image_BHWC, ABSENT
