@@ -10,9 +10,9 @@ import vit_jax
 from tests.rejections import rejects
 from vit_jax.weights import load_weights
 from vit_jax.weights.channels import adapt_channels
-from vit_jax.weights.fit import expect_standardised_channels, fit_channels
 from vit_jax.weights.folding import BIAS, Normalisation, describe_normalisation, fold
 from vit_jax.weights.folding import KERNEL as KERNEL_NAME
+from vit_jax.weights.image_channels import expect_standardised_channels, fit_channels
 
 KERNEL = np.random.default_rng(0).normal(size=(4, 4, 3, 8)).astype(np.float32)
 

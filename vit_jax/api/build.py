@@ -43,9 +43,10 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import abstract_model, build_model
 from vit_jax.storage.files import JsonObject, use_compilation_cache
 from vit_jax.weights.description import choose_orientation, describe_preparation
-from vit_jax.weights.fit import fit, fit_channels
+from vit_jax.weights.fit import fit
 from vit_jax.weights.folding import read_normalisation
 from vit_jax.weights.head_edits import cut_after_layer, remove_head, set_classifier
+from vit_jax.weights.image_channels import fit_channels
 from vit_jax.weights.library_config import Preprocessing
 from vit_jax.weights.load import Weights, load_weights, resize_weights
 

@@ -308,7 +308,7 @@ def _adapt_channels(
     if inputs.standardises_bands and not inputs.channel_mean:
         inputs = _measure_channels(weights, inputs, data, choice)
 
-    from vit_jax.weights.fit import expect_standardised_channels, set_bands
+    from vit_jax.weights.image_channels import expect_standardised_channels, set_bands
 
     stored = weights.architecture.channels
     if stored == inputs.channels:

@@ -22,8 +22,9 @@ from vit_jax.models.initial_values import sample_truncated_normal
 from vit_jax.text.printable import printable
 from vit_jax.weights import Weights, load_weights
 from vit_jax.weights.channels import describe_adaptation
-from vit_jax.weights.fit import Fitted, expect_standardised_channels, fit
+from vit_jax.weights.fit import Fitted, fit
 from vit_jax.weights.head_edits import remove_head, select_classes
+from vit_jax.weights.image_channels import expect_standardised_channels
 
 C = TypeVar("C", bound=RunConfig)
 

@@ -13,10 +13,8 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
-from vit_jax.config.architecture_rules import require_valid
-from vit_jax.data.decoding.bands import BandChoice
-from vit_jax.weights.channels import FIRST_KERNELS, adapt_channels, describe_adaptation
-from vit_jax.weights.folding import OURS, Normalisation, read_normalisation, unfold
+from vit_jax.weights.channels import FIRST_KERNELS, adapt_channels
+from vit_jax.weights.folding import OURS, Normalisation, read_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import COPIED, ArrayStatus
 from vit_jax.weights.names import HEAD_BIAS, Shape, list_shapes
@@ -27,7 +25,7 @@ Shapes = Mapping[str, Shape]
 HEAD = "head/"
 LAST_LAYER = "head/linear/"
 POOLING = "pooling/"
-_LARGE_GROUP = 5  # parameters that a summary does not list
+_LARGE_GROUP = 5  # parameters, of which a summary gives the number instead of the names
 
 # Folder of the last norm, by `Architecture.final_norm`; other values have no such norm.
 LAST_NORMS = {"tokens": "encoder/norm/", "pooled": "pooled_norm/"}
@@ -69,7 +67,10 @@ class Fitted:
 
 
 class Change(NamedTuple):
-    """The change of a parameter of the source or of the target that is not copied.
+    """The fate of a parameter that is not copied under its name.
+
+    A parameter that gets another name has two changes: None under its old name, and its value under
+    the new one (`move`).
 
     Attributes:
       new_value: value in the target; None for a parameter that the target does not have.
@@ -80,9 +81,7 @@ class Change(NamedTuple):
     status: ArrayStatus
 
 
-# By the name of the parameter. A parameter with another name in the target has two changes: under
-# its old name, without a new value, and under its new name.
-Changes = dict[str, Change]
+Changes = dict[str, Change]  # by the name of the parameter
 
 
 def fit(
@@ -120,21 +119,23 @@ def fit(
     if old_norm != new_norm:
         steps.append(change_last_norm(parameters, expected, old_norm, new_norm))
     if source.pool != target.pool:
-        # A pooling with parameters never begins anew: `require_expected` reports them as missing.
+        # A new pooling is not initialised: `require_expected` reports its parameters as missing.
         steps.append(drop_unexpected(parameters, expected, POOLING))
     # "library" stands for the method of the library that the weights come from.
     method = weights.choose_resize_method(position_resize)
     steps.append(change_grid(parameters, source.grid, target.grid, method))
 
-    normalisation = read_normalisation(weights.preprocessing)
     if source.channels != target.channels:
         steps.append(change_channels(parameters, target.channels, channel_weights))
-        normalisation = OURS  # the statistics of the source belong to its channels
 
     changes = join_changes(steps)
     changed = apply_changes(parameters, changes)
     problem = f"{weights.source} does not fit {target.name}; it is for {source.name}"
     require_expected(changed, expected, problem)
+
+    normalisation = OURS
+    if source.channels == target.channels:  # the statistics of the pixels belong to the channels
+        normalisation = read_normalisation(weights.preprocessing)
     return Fitted(
         parameters={name: changed[name] for name in expected},
         statuses=list_statuses(changed, changes),
@@ -156,12 +157,12 @@ def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
 
 
 def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
-    """Begin with a last layer of zeros and this bias; keep a hidden layer that the target has."""
-    begun: Changes = {}
+    """Initialise the last layer: a kernel of zeros, and this bias. Keep an expected hidden layer."""
+    last_layer: Changes = {}
     for name in list_folder(expected, LAST_LAYER):
         value = bias if name == HEAD_BIAS else 0.0
-        begun[name] = fill(name, expected[name], value, replaces=parameters.get(name))
-    return drop_unexpected(parameters, expected, HEAD) | begun
+        last_layer[name] = fill(name, expected[name], value, replaces=parameters.get(name))
+    return drop_unexpected(parameters, expected, HEAD) | last_layer
 
 
 # The last norm.
@@ -173,7 +174,7 @@ def change_last_norm(
     old_folder: str | None,
     new_folder: str | None,
 ) -> Changes:
-    """Begin, drop or move the last norm.
+    """Initialise, drop or move the last norm.
 
     Args:
       parameters: parameters of the source.
@@ -257,9 +258,13 @@ def fill(
     *,
     replaces: np.ndarray | None = None,
 ) -> Change:
-    """Return the change of a parameter that begins with one value in all elements.
+    """Return the change of a parameter that is initialised with one value in all elements.
 
-    The status describes the array of the source that it replaces, if there is one.
+    Args:
+      name: name of the parameter.
+      shape: its shape in the target.
+      value: the value.
+      replaces: array of the source that it replaces, for the status; None: it is new.
     """
     array = np.full(shape, value, np.float32)
     if replaces is None:
@@ -306,85 +311,3 @@ def list_statuses(
         if name not in changes:
             statuses.append(ArrayStatus.describe(name, array, COPIED))
     return tuple(statuses)
-
-
-# The same network for other images.
-
-
-def fit_channels(weights: Weights, channels: int, method: str, option: str) -> Weights:
-    """Return the same network for other channels, with a note on the change.
-
-    It expects pixels from -1 to 1: the preprocessing loses its mean, deviation and bands, which
-    belong to the channels of the source.
-
-    Args:
-      weights: weights of another number of channels.
-      channels: number of channels of the images.
-      method: the same as for `adapt_channels`.
-      option: name of the option that chooses the method, for the note.
-
-    Raises:
-      ValueError: the number is not allowed.
-    """
-    architecture = dataclasses.replace(weights.architecture, channels=channels)
-    # The network may have dropped a border of its images already.
-    target = require_valid(architecture, drops_border=True)
-    fitted = fit(weights, target, channel_weights=method)
-    changed = weights.replace_network(target, fitted.parameters)
-    preprocessing = _drop_fields(weights.preprocessing, "bands", "mean", "std")
-    changed = dataclasses.replace(changed, preprocessing=preprocessing or None)
-    note = describe_adaptation(weights.architecture.channels, channels, method, option)
-    return changed.add_note(note)
-
-
-def expect_standardised_channels(weights: Weights) -> Weights:
-    """Return the same network for channels with mean 0 and deviation 1, as its library trained it.
-
-    `weights.folding` has put the mean and deviation of the library into the first kernel, which
-    takes pixels from -1 to 1. This takes them out. Weights of a library that trains on pixels from
-    -1 to 1 remain as they are.
-    """
-    normalisation = read_normalisation(weights.preprocessing)
-    if normalisation == OURS:
-        return weights
-    preprocessing = _drop_fields(weights.preprocessing, "mean", "std")
-    return dataclasses.replace(
-        weights,
-        parameters=unfold(weights.parameters, normalisation),
-        preprocessing=preprocessing or None,
-    )
-
-
-def set_bands(
-    weights: Weights,
-    channels: int,
-    bands: BandChoice | None,
-    method: str,
-    option: str,
-) -> Weights:
-    """Return the network for images of these bands, which are noted in its preprocessing.
-
-    Args:
-      weights: weights of any number of channels.
-      channels: number of channels of the images.
-      bands: bands of the images, with their normalisation; None: RGB.
-      method: the same as for `adapt_channels`.
-      option: name of the option that chooses the method, for the note.
-
-    Raises:
-      ValueError: the number is not allowed.
-    """
-    if channels != weights.architecture.channels:
-        weights = fit_channels(weights, channels, method, option)
-    preprocessing = _drop_fields(weights.preprocessing, "bands")
-    if bands is not None:
-        preprocessing["bands"] = dataclasses.asdict(bands)
-    return dataclasses.replace(weights, preprocessing=preprocessing or None)
-
-
-def _drop_fields(preprocessing: Mapping[str, object] | None, *fields: str) -> dict[str, object]:
-    """Return the preprocessing of weights without some fields; empty for None."""
-    kept = dict(preprocessing or {})
-    for field in fields:
-        kept.pop(field, None)
-    return kept
