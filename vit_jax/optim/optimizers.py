@@ -21,7 +21,7 @@ from vit_jax.optim.by_name import (
     train_only,
 )
 from vit_jax.optim.moment_dtypes import add_momentum, allow_mixed_dtypes
-from vit_jax.optim.per_layer import adapt_optimizer, list_layer_axes
+from vit_jax.optim.per_layer import adapt_optimizer, list_axes_within_layer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.optim.zero_start import STAND_IN_STDDEV, may_start_at_zero
 
@@ -33,11 +33,13 @@ def build_optimizer(
     schedule: Schedule,
     peak_learning_rate: float,
 ) -> optax.GradientTransformation:
-    """Build an optimiser: a step of the trained parameters, then its scaling by layer and pattern.
+    """Build an optimiser: the update of the trained parameters, multiplied by layer and pattern.
 
-    The step (`_list_parts`) sees the trained parameters alone; frozen ones get updates of zero
-    (`train_only`). The scaling sees the whole network, to count its layers. It multiplies the
-    complete step, weight decay included.
+    `_list_parts` makes the update from the gradients of the trained parameters alone; `train_only`
+    gives frozen ones an update of zero. The multiplication sees the whole network, to count its
+    layers. It applies to the complete update, weight decay included.
+
+    `config.name` is "adam", "lamb", "sgd", or a reference such as "optax:lion".
 
     Args:
       config: the parts and their values, and the trained parameters.
@@ -49,22 +51,25 @@ def build_optimizer(
       ValueError: a reference that cannot be called so, or whose result is no optimiser.
     """
     parts = _list_parts(config, schedule, peak_learning_rate)
-    scaling = []
+    factors = []
     if config.layer_decay != 1:
-        scaling.append(scale_by_layer(config.layer_decay))
+        factors.append(scale_by_layer(config.layer_decay))
     if config.learning_rate_multipliers:
-        scaling.append(scale_by_pattern(config.learning_rate_multipliers))
+        factors.append(scale_by_pattern(config.learning_rate_multipliers))
 
-    # Do not simplify these three cases: a checkpoint names the states of an optimizer by their
-    # places in nested tuples, and each case is in checkpoints that exist. A test compares them
-    # (`tests/optim/test_optimizers.py`).
+    # Do not simplify these three cases. A checkpoint names the states of an optimizer by their
+    # places in nested tuples, and there are checkpoints of each case:
+    #
+    #     all parameters trained     (parts ..., factors ...)
+    #     some trained, no factors   (parts ...)
+    #     some trained               ((parts ...), factors ...)
     is_trained = make_is_trained(config)
     if is_trained is None:
-        return optax.chain(*parts, *scaling)  # saved state: (parts ..., scaling ...)
-    step = train_only(optax.chain(*parts), is_trained)
-    if not scaling:
-        return step  # saved state: of the step alone; a chain would nest it once more
-    return optax.chain(step, *scaling)  # saved state: (of the step, scaling ...)
+        return optax.chain(*parts, *factors)
+    update = train_only(optax.chain(*parts), is_trained)
+    if not factors:
+        return update
+    return optax.chain(update, *factors)
 
 
 def _list_parts(
@@ -105,8 +110,8 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
     if config.name == "sgd":
         return add_momentum(config)
 
-    # With a first moment in bfloat16, optax also rounds `beta1`: 0.9 acts as 0.8984. big_vision, whose
-    # recipes have such moments, trains with the rounded value, too.
+    # With a first moment in bfloat16, optax also rounds `beta1`: 0.9 acts as 0.8984. This is kept:
+    # big_vision, whose recipes have such moments, trains with the rounded value, too.
     adam = optax.scale_by_adam(
         b1=config.beta1,
         b2=config.beta2,
@@ -120,16 +125,15 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
 def _build_weight_decay(
     config: OptimizerConfig, peak_learning_rate: float
 ) -> optax.GradientTransformation:
-    """Return the part that adds a multiple of the parameters to the direction `d`.
+    """Return the part that adds a multiple of the parameters to the direction.
 
-    The learning rate `lr` multiplies both afterwards.
+    It comes before the trust ratio of lamb and the learning rate, which multiply both. The meaning
+    of a weight decay decides what is added for a parameter:
 
-    Meanings of a weight decay `wd`:
-
-    * paper: `p - lr * (d + wd * p)` for every parameter (today's AdamW);
-    * paper_kernels: the same for kernels and factors of LoRA alone;
-    * big_vision: `p - lr * d - (lr / peak) * wd * p` on these, so that its 1e-4 is the paper's 0.1
-      at a peak of 1e-3.
+    * paper: weight_decay * parameter, for every parameter (today's AdamW);
+    * paper_kernels: the same, for kernels and factors of LoRA alone;
+    * big_vision: weight_decay / peak_learning_rate * parameter, for these alone: with a peak of
+      1e-3, 1e-4 has the effect of 0.1 in the other meanings.
     """
     coefficient = config.weight_decay
     if config.weight_decay_meaning == "big_vision":
@@ -167,7 +171,7 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
     it would hardly move. The norm of a kernel that may begin so is therefore at least the norm of
     random values with the standard deviation 0.02 (`STAND_IN_STDDEV`).
     """
-    axes = list_layer_axes(name, kernel.ndim)
+    axes = list_axes_within_layer(name, kernel.ndim)
     kernel_norm = jnp.linalg.vector_norm(kernel, axis=axes, keepdims=True)
     update_norm = jnp.linalg.vector_norm(update, axis=axes, keepdims=True)
     if may_start_at_zero(name):
@@ -176,7 +180,7 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
         kernel_norm = jnp.maximum(kernel_norm, usual_norm)
 
     is_defined = (kernel_norm > 0) & (update_norm > 0)
-    # Both branches of `where` are evaluated, so the divisor must not be 0.
+    # `where` evaluates the branch that it does not take, too: no division by 0.
     divisor = jnp.where(is_defined, update_norm, 1.0)
     return jnp.where(is_defined, kernel_norm / divisor, 1.0)
 

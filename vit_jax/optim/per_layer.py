@@ -90,7 +90,7 @@ def is_stacked(name: str) -> bool:
     return _STACKED.match(name) is not None
 
 
-def list_layer_axes(name: str, ndim: int) -> tuple[int, ...]:
+def list_axes_within_layer(name: str, ndim: int) -> tuple[int, ...]:
     """Return the axes of one layer in the array of this name: not the axis of stacked layers."""
     first_axis = 1 if is_stacked(name) else 0
     return tuple(range(first_axis, ndim))
