@@ -126,7 +126,7 @@ def _blend(
     weight: jax.Array,
     is_paired_B: jax.Array,
 ) -> jax.Array:
-    """Return weight * value + (1 - weight) * previous value, or the value of unpaired examples.
+    """Return weight * value + (1 - weight) * previous value; unpaired examples keep their value.
 
     Args:
       value: images (B, H, W, C), or labels (B, K).
@@ -136,7 +136,8 @@ def _blend(
     ones = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *ones)
 
-    # Shapes: images (B, 1, 1, 1) with a number and (B, H, W, 1) with a mask, labels (B, 1).
+    # The weight of each example is (B, 1, 1, 1) for images and mixup, (B, H, W, 1) for images and
+    # CutMix, (B, 1) for labels.
     own_weight = jnp.where(is_paired, weight, jnp.float32(1))
     previous_weight = 1 - own_weight  # in float32: the difference of bfloat16 weights is less exact
 

@@ -102,9 +102,8 @@ def few_shot(
       ValueError: no readable image on one of the sides, or too little memory.
     """
     train, test = select_readable(train, test)
-    accuracies: dict[tuple[int, float], list[float]] = {}
-    for shots, l2 in itertools.product(protocol.shots, protocol.l2):
-        accuracies[shots, l2] = []
+    pairs = itertools.product(protocol.shots, protocol.l2)
+    accuracies: dict[tuple[int, float], list[float]] = {pair: [] for pair in pairs}
     for seed in protocol.order_seeds:
         examples_by_class = order_examples(train.label_N, num_classes, seed)
         for shots in protocol.shots:

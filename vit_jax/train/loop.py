@@ -1,8 +1,12 @@
 """The training loop, once for every kind of run: steps, and what is due between them.
 
-The loop asks the parts of a `Session`: hooks look at every step, `evaluation` and `saving` know when
-they are due, and `stop` whether the run has to end. `live_state` holds the only copy of the state on
-the devices; each step replaces it.
+The loop asks the parts of a `Session` (`train/session.py`). In the order of their use:
+
+* `begin` opens the data and restores the state, or builds the first;
+* `live_state` holds the only copy of the state on the devices; each step replaces it;
+* `step_hooks` look at the metrics of every step;
+* `stop` knows whether the run has to end, `evaluation` and `saving` when they are due;
+* `publish` writes the summary.
 """
 
 from typing import TYPE_CHECKING, NoReturn
