@@ -186,7 +186,7 @@ def _multiply_adapted_and_save(
     a_Ir: Array,
     b_rO: Array,
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Return the product, and the operands of the backward pass.
+    """Return the product, and the operands of the backward pass; x may have x A beside it.
 
     The larger one of input and output is read or written once: [x, x A] is multiplied by W above B,
     or x by [W, A].
@@ -198,14 +198,27 @@ def _multiply_adapted_and_save(
         reduced_r = checkpoint_name(reduced_r, REDUCED)
         # The next kernel adds it; cuBLAS would need a copy of the product.
         product_O += jax.lax.optimization_barrier(reduced_r @ b_rO)
+    elif inputs < outputs:
+        reduced_r, x_I = _join_reduced(x_I, a_Ir)
+        product_O = x_I @ jnp.concatenate([kernel_IO, b_rO])
     else:
         reduced_r = checkpoint_name(_multiply_alone(x_I, a_Ir), REDUCED)
-        if inputs < outputs:
-            joined_I = jnp.concatenate([x_I, reduced_r], axis=-1)
-            product_O = joined_I @ jnp.concatenate([kernel_IO, b_rO])
-        else:
-            product_O = x_I @ kernel_IO + reduced_r @ b_rO
+        product_O = x_I @ kernel_IO + reduced_r @ b_rO
     return product_O, (x_I, kernel_IO, a_Ir, b_rO, reduced_r)
+
+
+def _join_reduced(x_I: Array, a_Ir: Array) -> tuple[Array, Array]:
+    """Return x A, and [x, x A].
+
+    The kernel that computes x writes it with room for x A, so that x is not copied.
+    """
+    num_reduced = a_Ir.shape[-1]
+    widths = [(0, 0)] * (x_I.ndim - 1) + [(0, num_reduced)]
+    padded_I = jnp.pad(x_I, widths)
+    reduced_r = _multiply_alone(padded_I, jnp.pad(a_Ir, [(0, num_reduced), (0, 0)]))
+    reduced_r = checkpoint_name(reduced_r, REDUCED)
+    joined_I = jax.lax.dynamic_update_slice_in_dim(padded_I, reduced_r, x_I.shape[-1], axis=-1)
+    return reduced_r, joined_I
 
 
 def _multiply_alone(x_I: Array, kernel_IO: Array) -> Array:
@@ -239,8 +252,8 @@ def _differentiate_adapted(
         dx_I = gradient_O @ merged_IO.T
     return (
         dx_I,
-        _differentiate_kernel(x_I, gradient_O),
-        _differentiate_factor(x_I, gradient_r),
+        _differentiate_kernel(x_I, gradient_O)[:inputs],  # without the rows of x A
+        _differentiate_factor(x_I, gradient_r)[:inputs],
         _differentiate_factor(reduced_r, gradient_O),
     )
 
