@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tests.models.small_models import (
     FakeDevices,
     apply,
+    assert_each_close,
     assert_same_up_to_rounding,
     filled,
     find_equations,
@@ -190,6 +191,23 @@ def test_group_norm_keeps_small_differences_on_a_large_mean():
     normed = norm(jnp.asarray(x))
 
     assert_allclose(np.unique(normed), [-1.0, 1.0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+def test_group_norm_for_cpus_gives_the_same_numbers_and_gradients(mean):
+    norm = GroupNorm(64, small())
+    rng = np.random.default_rng(0)
+    x = jnp.float32(rng.normal(mean, 1.0, (2, 8, 6, 64)))
+    dy = jnp.float32(rng.normal(size=x.shape))
+    norm.scale[...] = jnp.float32(rng.normal(size=64))
+    norm.bias[...] = jnp.float32(rng.normal(size=64))
+
+    def compute(platform):
+        with trace_for(FakeDevices(platform=platform)):
+            y, pull_back = jax.vjp(lambda norm, x: norm(x), norm, x)
+            return y, pull_back(dy)
+
+    assert_each_close(compute("cpu"), compute("gpu"), 2e-5)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0, 100.0])

@@ -124,6 +124,18 @@ def max_pool(x_BHWC: Array, padding: Padding) -> Array:
     return pooling.max_pool(x_BHWC, padding)
 
 
+def choose_group_norm(dtype: jnp.dtype) -> Callable[..., Array] | None:
+    """Return a faster form of the group norm of maps with this dtype, or None.
+
+    It is called with a map, scale, bias and epsilon.
+    """
+    if platform() != "cpu" or dtype != jnp.float32:
+        return None
+    from vit_jax.kernels.group_norm import normalize_on_cpu
+
+    return normalize_on_cpu
+
+
 # Updates.
 
 

@@ -132,6 +132,11 @@ class GroupNorm(nnx.Module):
     def __call__(self, x_BHWC: Array) -> Array:
         """Return a map of the shape of `x_BHWC` in the compute dtype."""
         is_exact = x_BHWC.dtype == jnp.float32
+        normalize = dispatch.choose_group_norm(x_BHWC.dtype)
+        if normalize is not None:
+            normed_BHWC = normalize(x_BHWC, self.scale[...], self.bias[...], self.epsilon)
+            return normed_BHWC.astype(self.dtype)
+
         x_BHWC = x_BHWC.astype(jnp.float32)
         mean_B11C = average_groups(x_BHWC)
 
