@@ -1,4 +1,4 @@
-"""GELU for GPUs over all numbers of 16 bits, against float64."""
+"""GELU for GPUs and TPUs over all numbers of 16 bits, against float64."""
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,10 @@ GPU = FakeDevices(
 )
 CPU = FakeDevices(
     platform="cpu",
+    compute_capability=None,
+)
+TPU = FakeDevices(
+    platform="tpu",
     compute_capability=None,
 )
 CUBIC = 0.044715
@@ -171,3 +175,17 @@ def test_float32_on_gpus_has_the_numbers_of_jax(approximate):
     expected_value, expected_gradient = jax.value_and_grad(compute_by_jax)(x)
     assert value == expected_value
     np.testing.assert_array_equal(gradient, expected_gradient)
+
+
+def test_only_the_exact_form_keeps_its_input_on_tpus():
+    x = jnp.ones(3, jnp.bfloat16)
+
+    def trace(function, approximate):
+        def compute(x):
+            return function(x, approximate).sum()
+
+        with trace_for(TPU):
+            return str(jax.make_jaxpr(jax.grad(compute))(x))
+
+    assert trace(dispatch.gelu, False) == trace(gelu_of_kept_input, False)
+    assert trace(dispatch.gelu, True) == trace(jax.nn.gelu, True)
