@@ -3,12 +3,12 @@
     --config=configs/pretrain_augreg.py:B/16,aug=light2 --config.data=FOLDER
     --config=configs/pretrain_augreg.py:S/16,data=i1k
 
-Networks have a class token and a linear head, as the released weights; big_vision's later configs
-have mean pooling on ImageNet-21k. The test split is ImageNet's validation split; a part of
-ImageNet-21k is held out (configs/README.md).
+Values that are not set here are defaults of `vit_jax.config`: a class token and a linear head, as in
+the released weights (big_vision's later configs have mean pooling on ImageNet-21k), random crops
+("Inception") and horizontal flips, 0.9 and 0.999 for Adam.
 
-Defaults that the recipe shares with all others: Adam with 0.9 and 0.999, random crops ("Inception"),
-horizontal flips.
+The test split is ImageNet's validation split; a part of ImageNet-21k is held out
+(configs/README.md).
 """
 
 import dataclasses

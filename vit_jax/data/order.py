@@ -59,7 +59,7 @@ class BalancedOrder:
         num_classes = len(self.records_by_class)
         turn, class_offset = divmod(position, num_classes)
         order_of_classes = Permutation(self.seed, turn, num_classes)
-        class_number = order_of_classes.find_fast(class_offset)
+        class_number = order_of_classes.find_sorted_or_shuffled(class_offset)
 
         records = self.records_by_class[class_number]
         epoch, offset = divmod(turn, len(records))
@@ -67,15 +67,16 @@ class BalancedOrder:
         # its records. The keys begin at 1; 0 is for orders that are not of one class.
         class_key = int(records[0]) + 1
         order_of_records = Permutation(self.seed, epoch, len(records), class_key)
-        element = order_of_records.find_fast(offset)
+        element = order_of_records.find_sorted_or_shuffled(offset)
         return int(records[element]), epoch
 
 
 class Permutation(NamedTuple):
     """A random order of the elements 0 to size - 1, a function of these values.
 
-    There are two ways to draw it, with different results: shuffled by `index_shuffle`, which finds
-    one element without the others, or sorted by random words, which is faster for few elements.
+    There are two ways to draw it, with different results: by `index_shuffle`, which finds one
+    element without the others (`find_shuffled`, and `find_stored`, which keeps its results), and by
+    sorting random words, which is faster for few elements.
 
     Attributes:
       seed: random seed of the run.
@@ -90,10 +91,10 @@ class Permutation(NamedTuple):
     size: int
     class_key: int = 0
 
-    def find_fast(self, offset: int) -> int:
-        """Return the element at an offset, drawn in the way that is faster for the size."""
+    def find_sorted_or_shuffled(self, offset: int) -> int:
+        """Return the element at an offset, by sorting if there are few, else by `find_shuffled`."""
         if self.size < _FEWEST_SHUFFLED:
-            return int(_list_sorted(self)[offset])
+            return int(_list_by_random_words(self)[offset])
         return self.find_shuffled(offset)
 
     def find_stored(self, offset: int) -> int:
@@ -110,12 +111,14 @@ class Permutation(NamedTuple):
         """Return the element at an offset for a size of a power of two plus one.
 
         For these sizes `index_shuffle` of grain 0.2.18 may repeat one element and drop another
-        (docs/decisions, 5). So 0 to `size` are shuffled, one number too many. Where `size` comes
-        up, the element is the number at the last offset, which no caller asks for. With size 3:
+        (docs/decisions, 5). So one number too many is shuffled. With size 3:
 
-            offset           0  1  2  3
-            4 are shuffled   2  3  0  1
-            element          2  1  0
+            offset                   0  1  2  3
+            0 to 3 are shuffled      2  3  0  1
+            element                  2  1  0
+
+        In the place of the surplus number `size` goes the number at the last offset, which no
+        caller asks for.
         """
         element = self._shuffle(offset, self.size + 1)
         if element == self.size:
@@ -140,7 +143,7 @@ def _list_shuffled(permutation: Permutation) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=_NUM_CACHED)
-def _list_sorted(permutation: Permutation) -> np.ndarray:
+def _list_by_random_words(permutation: Permutation) -> np.ndarray:
     """Return all elements in the order of random words, int16 (size,).
 
     The words are equal in all versions of NumPy.
@@ -185,5 +188,5 @@ def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Ge
 def _group_by_class(labels: np.ndarray) -> list[np.ndarray]:
     """Return the indices of the records of each class that has records."""
     by_class = np.argsort(labels, kind="stable")
-    first_of_class = np.flatnonzero(np.diff(labels[by_class])) + 1
-    return np.split(by_class, first_of_class)
+    starts = np.flatnonzero(np.diff(labels[by_class])) + 1  # without that of the first class
+    return np.split(by_class, starts)

@@ -190,8 +190,8 @@ def solve_bias(num_examples_K: np.ndarray, l2: float) -> np.ndarray:
 def _solve_penalised(matrix: np.ndarray, target: np.ndarray, l2: float) -> np.ndarray:
     """Solve (matrix + l2 I) x = target; the matrix is positive semidefinite up to rounding."""
     # Rounding can make eigenvalues negative, by less than eps times the trace. With this much more on
-    # the diagonal the Cholesky factorisation exists. It is little beside l2: the trace of X^T X is
-    # N D, so 2e-7 for a million examples with features of width 1,000.
+    # the diagonal the Cholesky factorisation exists. It is little: for standardised features the
+    # trace of X^T X is N D, so 2e-7 for a million examples with features of width 1,000.
     rounding = np.finfo(np.float64).eps * np.trace(matrix)
     penalised = matrix.copy()
     np.fill_diagonal(penalised, matrix.diagonal() + l2 + rounding)

@@ -7,8 +7,8 @@ with a row for each image), or both as `StepResults`. One function for each:
 * `iterate_rows` yields the rows, without padding;
 * `iterate_step_results` yields both, without the rows of padding and of unreadable images.
 
-Padding completes the last batch. Its mask is 0, and so is that of unreadable images; steps leave both
-out of their sums.
+Padding is at the end of the last batch, so that the rows of all batches are in the order of the
+split. Its mask is 0, and so is that of unreadable images; steps leave both out of their sums.
 
 Legend: B global batch, N images that count.
 """
@@ -157,4 +157,6 @@ def add_sums(totals: Totals, sums: Mapping[str, np.ndarray]) -> None:
 def require_images(num_images: float | np.ndarray, name: str) -> None:
     """Raise TooManyUnreadable if no image of a split counts."""
     if not num_images:
-        raise TooManyUnreadable(f"{name}: no image could be read. There is nothing to evaluate.")
+        raise TooManyUnreadable(
+            f"{name}: no image could be read, or none has a label. There is nothing to evaluate."
+        )

@@ -108,8 +108,8 @@ class Block(nnx.Module):
             batch=batch,
         )
 
-        # On GPUs the arrays are (B S, D), elsewhere (B, S, D): all operations treat tokens alike,
-        # and `skip_branch` finds the examples by the size of the batch.
+        # `map_tokens` passes tokens as (B S, D) on GPUs, and as (B, S, D) elsewhere. All operations
+        # treat tokens alike; `skip_branch` finds the examples by the size of the batch.
         def finish(x: Array, attended: Array) -> Array:
             # Equation 2.
             attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)

@@ -27,11 +27,11 @@ _keep_only = jax.checkpoint_policies.save_only_these_names
 _ATTENTION_RESULTS = (ATTENTION_OUTPUT, LOG_SUMS, MIDDLE)
 _SMALL_RESULTS = (STATISTICS, REDUCED)
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
-    # All products with kernels.
+    # Outputs of all products with parameters, and of attention.
     "dots": _keep_only(*_SMALL_RESULTS, *_ATTENTION_RESULTS, "query", "key", "value", "hidden"),
-    # Attention, which costs the most to compute again.
+    # Outputs of attention only, which cost the most to compute again.
     "attention": _keep_only(*_SMALL_RESULTS, *_ATTENTION_RESULTS),
-    # Means of norms.
+    # Means of norms only: full rematerialisation.
     "full": _keep_only(STATISTICS),
 }
 
@@ -166,8 +166,9 @@ class Encoder(nnx.Module):
         if num_trained is None or num_trained == self.depth:
             x_BSD, activations = self._scan(run_layer, x_BSD, layers)
         else:
-            # A part of stacked parameters is a copy of them. Trained blocks, which are few, may be
-            # copied; frozen ones are taken out of the stack one by one.
+            # The first blocks are frozen: no gradients, no dropout, nothing kept. A slice of stacked
+            # parameters would copy them, so they are read one by one. The last ones, which are few,
+            # are sliced.
             num_frozen = self.depth - num_trained
             x_BSD, first_activations = self._scan_frozen(run_layer, x_BSD, num_frozen)
             last_layers = jax.tree.map(lambda leaf_L: leaf_L[num_frozen:], layers)

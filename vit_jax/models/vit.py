@@ -227,7 +227,7 @@ def build_stem(a: Architecture, key: Array) -> nnx.Module | None:
 
     from vit_jax.models.resnet import ResNetBody
 
-    # A key derived from the embedding's: networks without a stem keep their random numbers.
+    # Not a fourth split: that would change the initial parameters of all networks without a stem.
     stem_key = jax.random.fold_in(key, 0)
     return ResNetBody(a, stem_key)
 

@@ -33,11 +33,12 @@ def build_optimizer(
     schedule: Schedule,
     peak_learning_rate: float,
 ) -> optax.GradientTransformation:
-    """Build an optimiser: the update of the trained parameters, multiplied by layer and pattern.
+    """Build an optimiser, a chain of two stages.
 
-    `_list_parts` makes the update from the gradients of the trained parameters alone; `train_only`
-    gives frozen ones an update of zero. The multiplication sees the whole network, to count its
-    layers. It applies to the complete update, weight decay included.
+    1. The update, by `_list_parts`, from the gradients of the trained parameters alone;
+       `train_only` gives frozen ones an update of zero.
+    2. Factors of the complete update, weight decay included: by depth (`layer_decay`) and by name
+       (`learning_rate_multipliers`). They see the whole network, to count its layers.
 
     `config.name` is "adam", "lamb", "sgd", or a reference such as "optax:lion".
 
@@ -176,8 +177,8 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
     update_norm = jnp.linalg.vector_norm(update, axis=axes, keepdims=True)
     if may_start_at_zero(name):
         layer_size = math.prod(kernel.shape[axis] for axis in axes)
-        usual_norm = STAND_IN_STDDEV * math.sqrt(layer_size)
-        kernel_norm = jnp.maximum(kernel_norm, usual_norm)
+        least_norm = STAND_IN_STDDEV * math.sqrt(layer_size)
+        kernel_norm = jnp.maximum(kernel_norm, least_norm)
 
     is_defined = (kernel_norm > 0) & (update_norm > 0)
     # `where` evaluates the branch that it does not take, too: no division by 0.

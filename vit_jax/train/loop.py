@@ -95,12 +95,12 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
       TooManyUnreadable: in the place of `error`, if that has occurred in any process.
     """
     step = session.live_state.step
-    # All processes are asked, so this comes before saving, which may fail in one of them.
+    # A collective call, so it comes before saving: a process whose save fails would not take part.
     error = session.unreadable.find_error(step) or error
     session.saving.save(
         step,
         session.live_state.read(),
-        results={},
+        results={},  # no evaluation has ended
         owes_evaluation=session.evaluation.has_unfinished(step),
     )
     session.saving.wait()

@@ -121,7 +121,7 @@ class StepParts:
       steps: lengths of the run.
       measures_all_updates: True: every step measures the norm of its update. False: only steps
         that are logged do, and the metric is NaN after the others.
-      sums_rows_first: norms are sums of `sum_rows`.
+      sums_rows_first: norms are sums of `sum_squares`.
       resize_network: from the model of the run to the network for the images of the phase.
 
     The methods take a `teacher` as an argument, whose parameters are then arguments of the jitted
@@ -147,8 +147,10 @@ class StepParts:
         teacher: TeacherNetwork | None = None,
     ) -> tuple[TrainState, Metrics]:
         """Take one optimizer step. Randomness depends on (seed, step) only."""
+        # The learning rate and random numbers depend on the steps done before; logs and averages on
+        # the number of this step.
         steps_done = state.step
-        step = steps_done + 1  # the number of this step
+        step = steps_done + 1
         inputs = self.prepare_inputs(steps_done, batch)
         gradients, sums = self.compute_gradients(state.model, inputs, teacher)
 
@@ -289,7 +291,7 @@ class StepParts:
         """Return the norm of all values of a tree."""
         if not self.sums_rows_first:
             return optax.tree.norm(tree)
-        return jnp.sqrt(sum_rows(tree))
+        return jnp.sqrt(sum_squares(tree))
 
     def measure_gradients(self, gradients: optax.Updates) -> jax.Array:
         """Return the norm of the gradients, in the form of optax if it clips them by this norm.
@@ -341,7 +343,7 @@ def step_keys(seed: int, steps_done: jax.typing.ArrayLike) -> StepKeys:
     return StepKeys(mixing_key, dropout_key)
 
 
-def sum_rows(tree: optax.Updates) -> jax.Array:
+def sum_squares(tree: optax.Updates) -> jax.Array:
     """Return the sum of all squares, of which XLA adds up the last axis of each array first.
 
     XLA for GPUs joins the update of a parameter with a sum over it. If this is a sum over rows, the
@@ -484,7 +486,7 @@ def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
 
 
 def divide_by_weight(gradients: nnx.Module, sums: Sums) -> GradientsAndSums:
-    """Return gradients divided by the weight of the batch, and the sums with this weight.
+    """Return mean gradients, and the sums with the weight that `compute_means` divides them by.
 
     The weight of a batch without a readable image is 1 in the place of 0: its gradients and means
     are 0, not NaN.

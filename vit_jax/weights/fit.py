@@ -2,7 +2,8 @@
 
 A parameter of the target is copied from the source, unless a step of `fit` changes it. There are
 steps for the head, the last norm, the pooling, the positions and the channels of the first kernel.
-Each step sees the parameters of the source, and no two steps change the same parameter.
+Each step sees the parameters of the source and returns its changes, {} if there are none. No two
+steps change the same parameter.
 """
 
 import dataclasses
@@ -111,24 +112,19 @@ def fit(
     parameters = weights.parameters
     expected = list_shapes(target)
 
-    steps: list[Changes] = []
-    if not has_expected_head(parameters, expected):
-        steps.append(replace_head(parameters, expected, target.head_bias_init))
     old_norm = LAST_NORMS.get(source.final_norm)
     new_norm = LAST_NORMS.get(target.final_norm)
-    if old_norm != new_norm:
-        steps.append(change_last_norm(parameters, expected, old_norm, new_norm))
-    if source.pool != target.pool:
-        # A new pooling is not initialised: `require_expected` reports its parameters as missing.
-        steps.append(drop_unexpected(parameters, expected, POOLING))
     # "library" stands for the method of the library that the weights come from.
-    method = weights.choose_resize_method(position_resize)
-    steps.append(change_grid(parameters, source.grid, target.grid, method))
-
-    if source.channels != target.channels:
-        steps.append(change_channels(parameters, target.channels, channel_weights))
-
-    changes = join_changes(steps)
+    resize_method = weights.choose_resize_method(position_resize)
+    changes = join_changes(
+        [
+            change_head(parameters, expected, target.head_bias_init),
+            change_last_norm(parameters, expected, old_norm, new_norm),
+            change_pooling(parameters, expected, source.pool, target.pool),
+            change_grid(parameters, source.grid, target.grid, resize_method),
+            change_channels(parameters, source.channels, target.channels, channel_weights),
+        ]
+    )
     changed = apply_changes(parameters, changes)
     problem = f"{weights.source} does not fit {target.name}; it is for {source.name}"
     require_expected(changed, expected, problem)
@@ -156,8 +152,13 @@ def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
     return all(parameters[name].shape == expected[name] for name in names)
 
 
-def replace_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
-    """Initialise the last layer: a kernel of zeros, and this bias. Keep an expected hidden layer."""
+def change_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
+    """Initialise the last layer, with zeros and this bias, unless the head is as expected.
+
+    A hidden layer is kept if the target has one, and otherwise dropped.
+    """
+    if has_expected_head(parameters, expected):
+        return {}
     last_layer: Changes = {}
     for name in list_folder(expected, LAST_LAYER):
         value = bias if name == HEAD_BIAS else 0.0
@@ -180,8 +181,10 @@ def change_last_norm(
       parameters: parameters of the source.
       expected: shapes of the target.
       old_folder: folder of the last norm in the source; None: it has no last norm.
-      new_folder: another folder, of the last norm in the target; None: it has no last norm.
+      new_folder: folder of the last norm in the target; None: it has no last norm.
     """
+    if old_folder == new_folder:
+        return {}
     changes: Changes = {}
     if old_folder is None and new_folder is not None:
         for name in list_folder(expected, new_folder):
@@ -194,6 +197,19 @@ def change_last_norm(
             new_name = new_folder + name.removeprefix(old_folder)
             changes |= move(name, new_name, parameters[name])
     return changes
+
+
+# The pooling.
+
+
+def change_pooling(parameters: Parameters, expected: Shapes, old: str, new: str) -> Changes:
+    """Drop the parameters of another pooling.
+
+    A new pooling is not initialised: `require_expected` reports its parameters as missing.
+    """
+    if old == new:
+        return {}
+    return drop_unexpected(parameters, expected, POOLING)
 
 
 # The positions.
@@ -211,12 +227,14 @@ def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> Ch
 # The channels.
 
 
-def change_channels(parameters: Parameters, channels: int, method: str) -> Changes:
+def change_channels(parameters: Parameters, old: int, new: int, method: str) -> Changes:
     """Change the kernel that sees the image, the first of `FIRST_KERNELS` that there is."""
+    if old == new:
+        return {}
     for name in FIRST_KERNELS:
         if name in parameters:
-            kernel = adapt_channels(parameters[name], channels, method)
-            status = ArrayStatus.describe(name, kernel, f"for {channels} channels ({method})")
+            kernel = adapt_channels(parameters[name], new, method)
+            status = ArrayStatus.describe(name, kernel, f"for {new} channels ({method})")
             return {name: Change(kernel, status)}
     return {}
 
