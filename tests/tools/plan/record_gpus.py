@@ -251,6 +251,7 @@ FULL_RATES = {
     "ATTENTION": 1.0,
     "ATTENTION_BACKWARD": 1.0,
     "BANDWIDTH": 1.0,
+    "COLUMN_SUMS": 1.0,
     "OPERATIONS_PER_FLOP": math.inf,
 }
 """Rates of the roofline."""

@@ -1,5 +1,6 @@
 """Time of a program for a GPU, against sums made by hand."""
 
+import math
 import types
 
 import pytest
@@ -11,6 +12,7 @@ from vit_jax.tools.plan import gpu_kernels, gpu_targets, hlo
 from vit_jax.tools.plan.compiled_memory import measure_memory
 from vit_jax.tools.plan.gpu_kernels import (
     BANDWIDTH,
+    COLUMN_SUMS,
     LAUNCH_SECONDS,
     PRODUCTS,
     Kernels,
@@ -200,9 +202,26 @@ def test_elementwise_operations(monkeypatch):
 
     assert kernels.count_operations(fusion) == num_operations
 
-    monkeypatch.setattr(gpu_kernels, "BANDWIDTH", 1e9)
+    monkeypatch.setattr(gpu_kernels, "COLUMN_SUMS", 1e9)
     seconds = kernels.estimate_seconds(fusion) - LAUNCH_SECONDS
-    assert seconds == pytest.approx(num_operations / 28e12)
+    assert seconds == pytest.approx(num_operations / 24e12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "share"),
+    [("{1,0}", COLUMN_SUMS), ("{0,1}", BANDWIDTH)],
+    ids=["columns", "rows"],
+)
+def test_sums_of_values_that_are_not_adjacent(monkeypatch, layout, share):
+    """They attain a share of the bandwidth of their own."""
+    monkeypatch.setattr(gpu_kernels, "OPERATIONS_PER_FLOP", math.inf)
+    text = ELEMENTWISE.replace("f32[256,32]{1,0}", f"f32[256,32]{layout}")
+    kernels = Kernels(hlo.parse(text), H100)
+    num_bytes = 2 * 2 * 256 * 32 + 4 * 32
+
+    seconds = kernels.estimate_seconds(kernels.makers["fusion"]) - LAUNCH_SECONDS
+
+    assert seconds == pytest.approx(num_bytes / (share * H100.memory_bandwidth_bytes_per_second))
 
 
 def test_attention_computes_complete_tiles(monkeypatch):
