@@ -7,8 +7,9 @@ that devices exchange one example each:
     label = mean weight * label + (1 - mean weight) * previous label
 
 All examples of a step share one weight. For mixup it is a number, an array of shape (). For CutMix it
-is a mask of the pixels, (H, W, 1): 0 inside a box and 1 outside. A config with both has the shape
-(H, W, 1) in every step; in a step of mixup all pixels have the same number.
+is a mask of the pixels, (H, W, 1): 0 inside a box and 1 outside. With both in the config, the choice
+is made on the device, so the weight is (H, W, 1) in every step; in a step of mixup all pixels have
+the same number.
 
 Legend: B batch, H W height and width, C channels, K classes.
 """

@@ -33,6 +33,7 @@ class UniformOrder:
     def find(self, position: int) -> tuple[int, int]:
         """Return the index of the record at a position, and its epoch."""
         epoch, offset = divmod(position, self.num_records)
+        # Also few records are shuffled, never sorted: sorting would give another order.
         permutation = Permutation(self.seed, epoch, self.num_records)
         if self.num_records <= _MOST_STORED:
             return permutation.find_stored(offset), epoch
@@ -63,8 +64,9 @@ class BalancedOrder:
 
         records = self.records_by_class[class_number]
         epoch, offset = divmod(turn, len(records))
-        # A class is known by its first record. Its number would change if another class lost all
-        # its records. The keys begin at 1; 0 is for orders that are not of one class.
+        # The key of a class is the index of its first record. Classes are numbered without empty
+        # ones, so that a number changes when another class becomes empty. Plus 1, because 0 is for
+        # orders that are not of one class.
         class_key = int(records[0]) + 1
         order_of_records = Permutation(self.seed, epoch, len(records), class_key)
         element = order_of_records.find_sorted_or_shuffled(offset)
@@ -164,8 +166,8 @@ def _build_seed_sequence(permutation: Permutation) -> np.random.SeedSequence:
 
     They are mixed, not added: with seed + number, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     """
-    # With a class_key of 1 these are the words of `augmentation_rng` for record 0, so that the two
-    # have equal random numbers. This stays, for the sake of recorded runs.
+    # (seed, number, 0, 1) is also the entropy of `augmentation_rng` for record 0 and the variant
+    # `number`. This coincidence stays, for the sake of recorded runs.
     entropy = (permutation.seed, permutation.number, _ORDER, permutation.class_key)
     return np.random.SeedSequence(entropy)
 

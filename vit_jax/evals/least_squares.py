@@ -150,9 +150,9 @@ class PrimalEquations:
 class DualEquations:
     """W with N <= D: W = X^T A and (X X^T + l2 I) A = Y - mean(Y), N equations.
 
-    Y goes in without its mean, because that leaves fewer rounding errors. W stays the same: since
-    (X X^T + l2 I) ones = l2 ones, a constant in a column of Y only adds a constant to the column of
-    A, and X^T ones = 0.
+    Y goes in without its mean, because that leaves fewer rounding errors. W stays the same: as
+    X X^T ones = 0, k ones more in a column of Y are (k / l2) ones more in the column of A, and
+    X^T (k / l2) ones = 0 more in W.
     """
 
     def __init__(

@@ -59,7 +59,8 @@ def build_optimizer(
         factors.append(scale_by_pattern(config.learning_rate_multipliers))
 
     # Do not simplify these three cases. A checkpoint names the states of an optimizer by their
-    # places in nested tuples, and there are checkpoints of each case:
+    # places in nested tuples, and there are checkpoints of each case. `chain` makes a tuple,
+    # `train_only` adds none:
     #
     #     all parameters trained     (parts ..., factors ...)
     #     some trained, no factors   (parts ...)

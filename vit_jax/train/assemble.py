@@ -110,8 +110,8 @@ def assemble(
     if teacher_weights is None:
         teacher_weights = read_teacher_weights(config)
 
-    # Values of the config that are `auto`, such as the sharding, are chosen by the memory that the
-    # state needs. A first builder tells the shapes of the state.
+    # Values of the config that are `auto`, such as the sharding, depend on the memory of the state.
+    # A first builder gives its shapes. Of the chosen values only these two concern the builder.
     builder = make_state_builder(config, architecture, steps, overrides)
     config = choose_layout(config, builder, devices, steps.earlier_phases, teacher_weights)
     builder = builder.replace_architecture(
@@ -252,7 +252,7 @@ def build_step_parts(
         optimizer=builder.optimizer,
         schedule=builder.schedule,
         steps=steps,
-        # To measure some updates only takes a condition, for which the host of a GPU would wait.
+        # Measuring only some updates needs a `lax.cond`, for which the host waits on GPUs.
         measures_all_updates=steps.log_every == 1 or platform == "gpu",
         sums_rows_first=platform == "gpu" and holds_all_parameters(config.sharding),
     )
@@ -276,9 +276,9 @@ def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluation
     evaluation = parts.config.evaluation
     evaluators = evaluation.evaluators.values()
     has_label_sets = any(evaluator.label_sets is not None for evaluator in evaluators)
+    # Without such metrics no rows are needed, and the network may have no logits to make them from:
+    # it may predict masked patches.
     metric_rows = None
-    # Otherwise no metric needs rows, and the network may have no logits to make them from: it may
-    # predict masked patches.
     if evaluation.metrics or has_label_sets:
         chosen = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
         metric_rows = make_metric_rows(chosen, has_label_sets=has_label_sets)

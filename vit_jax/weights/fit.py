@@ -38,7 +38,8 @@ class Fitted:
 
     parameters: Parameters  # float32, for every parameter of the target
     statuses: tuple[ArrayStatus, ...]  # the use of every parameter of either network
-    # Normalisation of the pixels that the weights were trained on, folded into them.
+    # Normalisation of pixels in the library of the weights. The first kernel has been changed, so
+    # that it takes pixels from -1 to 1 instead (`weights.folding`).
     normalisation: Normalisation = OURS
     licence: str = ""  # licence of the weights
     finetuning_rule: str = ""  # rule of the recipe finetune for the family of the weights
