@@ -15,7 +15,9 @@ import numpy as np
 
 from vit_jax.arrays import Batch
 from vit_jax.data.pipeline import open_batches
-from vit_jax.data.stream import HostBatch, Stream
+from vit_jax.data.records import Source
+from vit_jax.data.stream import EvaluationStream, HostBatch, Stream
+from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import choose_parallelism
 
@@ -88,3 +90,25 @@ def open_placed(
 
     with open_batches(stream, parallelism) as batches:
         yield prefetch(log.watch(batches), place_batch)
+
+
+def open_whole(
+    source: Source,
+    transform: EvaluationTransform,
+    sharding: jax.sharding.Sharding,
+    global_batch: int,
+    log: UnreadableLog,
+    num_workers: int | None = None,
+    num_threads: int | None = None,
+) -> contextlib.AbstractContextManager[Iterator[Batch]]:
+    """Return a context of placed batches that hold every record of a source once.
+
+    Arguments are as for `open_placed`.
+    """
+    stream = EvaluationStream(
+        source,
+        transform,
+        global_batch,
+        find_local_rows(sharding, global_batch),
+    )
+    return open_placed(stream, sharding, log, num_workers, num_threads)

@@ -8,9 +8,8 @@ import jax
 import numpy as np
 
 from vit_jax.arrays import Batch, ModelOutput
-from vit_jax.data.placement import find_local_rows, open_placed
+from vit_jax.data.placement import open_whole
 from vit_jax.data.records import Source
-from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals.step_results import Results, Rows, iterate_rows
@@ -19,28 +18,6 @@ from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicate
 from vit_jax.text.printable import printable
 
 Module = Callable[..., ModelOutput]
-
-
-def open_whole(
-    source: Source,
-    transform: EvaluationTransform,
-    sharding: jax.sharding.Sharding,
-    global_batch: int,
-    log: UnreadableLog,
-    num_workers: int | None = None,
-    num_threads: int | None = None,
-) -> AbstractContextManager[Iterator[Batch]]:
-    """Return a context of placed batches that hold every record of a source once.
-
-    Arguments are as for `open_placed`.
-    """
-    stream = EvaluationStream(
-        source,
-        transform,
-        global_batch,
-        find_local_rows(sharding, global_batch),
-    )
-    return open_placed(stream, sharding, log, num_workers, num_threads)
 
 
 class Runner:

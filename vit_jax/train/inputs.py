@@ -12,7 +12,7 @@ from vit_jax.config.check import require_labels
 from vit_jax.config.data_kinds import spell_descriptions
 from vit_jax.config.schema import EvaluatorConfig, RunConfig
 from vit_jax.data.decoding.bands import choose_bands
-from vit_jax.data.placement import find_local_rows, open_placed
+from vit_jax.data.placement import find_local_rows, open_placed, open_whole
 from vit_jax.data.records import Source, require_same_classes
 from vit_jax.data.sources import open_source, pin_data, require_known_data
 from vit_jax.data.stream import TrainStream, build_train_stream
@@ -22,7 +22,6 @@ from vit_jax.data.transforms import (
     check_augmentations,
 )
 from vit_jax.data.unreadable import UnreadableLog, require_readable
-from vit_jax.evals.runner import open_whole
 from vit_jax.storage.files import JsonObject, expand_path
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.run_files import CONFIG_FILE, read_config
