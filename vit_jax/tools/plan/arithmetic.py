@@ -70,14 +70,14 @@ class Rates:
 
 
 _GPU = Rates(
-    products=1.14,
-    attention=4.88,
-    operations=49.4,
+    products=1.26,
+    attention=4.8,
+    operations=44.9,
     maps=3.0,
-    updates=1.66,
-    copies=1.66,
-    stacks=2.77,
-    launches=1.12,
+    updates=1.84,
+    copies=1.84,
+    stacks=2.84,
+    launches=1.11,
     exposed=0.25,
 )
 _V5E = Rates(products=0.87, results=0.57, copies=3.45, stacks=1.92)
