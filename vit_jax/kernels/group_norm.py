@@ -1,4 +1,4 @@
-"""A group norm whose passes over a map are few on CPUs.
+"""Means of groups of channels, and a group norm whose passes over a map are few on CPUs.
 
 Legend: B batch, H W height and width, C channels.
 """
@@ -40,11 +40,9 @@ def _normalize_and_save(
     epsilon: float,
 ) -> tuple[Array, Saved]:
     """Return the normed map, and the input and statistics for the backward pass."""
-    mean_B11C = _average_groups(_sum_positions(x_BHWC), x_BHWC)
-    mean_B11C = checkpoint_name(mean_B11C, STATISTICS)
+    mean_B11C = average_groups(x_BHWC)
     squares_BHWC = jnp.square(x_BHWC - mean_B11C)
-    variance_B11C = _average_groups(_sum_positions(squares_BHWC), x_BHWC)
-    variance_B11C = checkpoint_name(variance_B11C, STATISTICS)
+    variance_B11C = average_groups(squares_BHWC)
 
     inverse_B11C = jax.lax.rsqrt(variance_B11C + epsilon)
     offset_B11C, inverse_B11C = jax.lax.optimization_barrier((mean_B11C, inverse_B11C))
@@ -60,14 +58,16 @@ def _differentiate(
     """Return the gradients of input, scale and bias."""
     x_BHWC, scale_C, *statistics = saved
     mean_B11C, inverse_B11C = jax.lax.optimization_barrier(statistics)
-    sum_BC = _sum_positions(dy_BHWC)
-    products_BC = _sum_positions(dy_BHWC * (x_BHWC - mean_B11C))
+    sum_BC = dy_BHWC.sum(axis=(1, 2))
+    products_BHWC = dy_BHWC * (x_BHWC - mean_B11C)
+    products_BC = products_BHWC.sum(axis=(1, 2))
 
     sums = (mean_B11C, sum_BC, products_BC)
     mean_B11C, sum_BC, products_BC = jax.lax.optimization_barrier(sums)
     products_BC *= inverse_B11C[:, 0, 0]  # with the normed map
-    average_B11C = _average_groups(sum_BC * scale_C, x_BHWC)
-    average_of_products_B11C = _average_groups(products_BC * scale_C, x_BHWC)
+    num_positions = x_BHWC.shape[1] * x_BHWC.shape[2]
+    average_B11C = _average_channels(sum_BC * scale_C / num_positions)
+    average_of_products_B11C = _average_channels(products_BC * scale_C / num_positions)
 
     slope_B11C = average_of_products_B11C * jnp.square(inverse_B11C)
     dx_BHWC = dy_BHWC * (inverse_B11C * scale_C) - (x_BHWC - mean_B11C) * slope_B11C
@@ -75,17 +75,17 @@ def _differentiate(
     return dx_BHWC, products_BC.sum(axis=0), sum_BC.sum(axis=0)
 
 
-def _sum_positions(x_BHWC: Array) -> Array:
-    """Return the sums over the positions of each image, (B, C)."""
-    return x_BHWC.sum(axis=(1, 2))
+def average_groups(x_BHWC: Array) -> Array:
+    """Return for each channel the mean of its group, (B, 1, 1, C)."""
+    means_B11C = _average_channels(x_BHWC.mean(axis=(1, 2)))
+    return checkpoint_name(means_B11C, STATISTICS)
 
 
-def _average_groups(sums_BC: Array, x_BHWC: Array) -> Array:
-    """Return for each channel the mean of its group, (B, 1, 1, C), from sums over positions."""
-    batch, height, width, channels = x_BHWC.shape
-    group_size = channels // NUM_GROUPS
-    means_by_group = sums_BC.reshape(batch, NUM_GROUPS, group_size) / (height * width)
-    means_BG = means_by_group.mean(axis=2)
+def _average_channels(value_BC: Array) -> Array:
+    """Return for each channel the mean of the values of its group, (B, 1, 1, C)."""
+    group_size = value_BC.shape[-1] // NUM_GROUPS
+    values_by_group = value_BC.reshape(-1, NUM_GROUPS, group_size)
+    means_BG = values_by_group.mean(axis=2)
     means_BC = jnp.repeat(means_BG, group_size, axis=1)
     return means_BC[:, None, None]
 

@@ -19,10 +19,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.arrays import ModelOutput, accept_earlier_name, validate_intermediates
 from vit_jax.config.architecture import UNROLLED, Architecture
-from vit_jax.config.sizes import BOTTLENECK, NUM_GROUPS
+from vit_jax.config.sizes import BOTTLENECK
 from vit_jax.kernels import CONVOLUTION, STATISTICS, dispatch
 from vit_jax.kernels.devices import constrain
 from vit_jax.kernels.dispatch import Padding
+from vit_jax.kernels.group_norm import average_groups
 from vit_jax.kernels.unit_parameters import UnitParameters
 from vit_jax.models.embedding import LECUN_NORMAL
 from vit_jax.models.heads import apply_head, build_head
@@ -131,12 +132,12 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x_BHWC: Array) -> Array:
         """Return a map of the shape of `x_BHWC` in the compute dtype."""
-        is_exact = x_BHWC.dtype == jnp.float32
         normalize = dispatch.choose_group_norm(x_BHWC.dtype)
         if normalize is not None:
             normed_BHWC = normalize(x_BHWC, self.scale[...], self.bias[...], self.epsilon)
             return normed_BHWC.astype(self.dtype)
 
+        is_exact = x_BHWC.dtype == jnp.float32
         x_BHWC = x_BHWC.astype(jnp.float32)
         mean_B11C = average_groups(x_BHWC)
 
@@ -154,19 +155,6 @@ class GroupNorm(nnx.Module):
         normed_BHWC = (x_BHWC - mean_B11C) * scale_B11C
         normed_BHWC = normed_BHWC + self.bias[...]
         return normed_BHWC.astype(self.dtype)
-
-
-def average_groups(x_BHWC: Array) -> Array:
-    """Return for each channel the mean of its group, (B, 1, 1, C)."""
-    channels = x_BHWC.shape[-1]
-    group_size = channels // NUM_GROUPS
-
-    channel_means_BC = x_BHWC.mean(axis=(1, 2))
-    means_by_group = channel_means_BC.reshape(-1, NUM_GROUPS, group_size)
-    means_BG = means_by_group.mean(axis=2)
-    means_BC = jnp.repeat(means_BG, group_size, axis=1)
-    means_B11C = means_BC[:, None, None]
-    return checkpoint_name(means_B11C, STATISTICS)
 
 
 def build_norm_after(channels: int, a: Architecture) -> GroupNorm | None:
