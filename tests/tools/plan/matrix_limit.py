@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from docs.tables import find_origin, renew, table
+from docs.tables import find_origin, table
 from tests.tools.plan.record_gpus import DOTS, Case, build_dinov3_case
 from vit_jax.config import Architecture, ModelConfig
 from vit_jax.config.networks import build_architecture
@@ -28,7 +28,6 @@ from vit_jax.tools.plan.topology import parse_topology
 
 ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/matrix_limit.json"
-README = ROOT / "vit_jax/bench/PLANS.md"
 MACHINE = "v5e:1x1"
 UNITS = 4
 TILE = 128
@@ -160,12 +159,10 @@ def load() -> dict[str, Row]:
 
 def write(row: Row) -> None:
     """Store the figures of a case and renew the tables of the page."""
-    from tests.tools.plan.record import TABLES
+    from tests.tools.plan.record import store
 
     rows = load() | {row["name"]: row}
-    ordered = {case.name: rows[case.name] for case in TUNING if case.name in rows}
-    GOLDEN.write_text(json.dumps(ordered, indent=1) + "\n")
-    README.write_text(renew(README.read_text(), TABLES))
+    store(GOLDEN, rows, [case.name for case in TUNING])
 
 
 def limit_table() -> str:

@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from docs.tables import find_origin, renew, table
@@ -218,9 +218,14 @@ def load() -> dict[str, Row]:
 
 
 def write(rows: dict[str, Row]) -> None:
-    """Store the figures in the order of the cases, and renew the README's tables."""
-    rows = {case.name: rows[case.name] for case in CASES if case.name in rows}
-    GOLDEN.write_text(json.dumps(rows, indent=1) + "\n")
+    """Store the figures in the order of the cases, and renew the tables of the page."""
+    store(GOLDEN, rows, [case.name for case in CASES])
+
+
+def store(golden: pathlib.Path, rows: Mapping[str, Row], keys: Iterable[str]) -> None:
+    """Store recorded figures in the order of their keys, and renew the tables of the page."""
+    ordered = {key: rows[key] for key in keys if key in rows}
+    golden.write_text(json.dumps(ordered, indent=1) + "\n")
     README.write_text(renew(README.read_text(), TABLES))
 
 

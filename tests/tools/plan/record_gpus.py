@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from docs.tables import find_origin, renew, table
+from docs.tables import find_origin, table
 from vit_jax.config import ModelConfig, RunConfig, adapt_architecture, load_recipe
 from vit_jax.config.networks import build_architecture
 from vit_jax.config.parsing import from_dict
@@ -29,7 +29,6 @@ from vit_jax.tools.plan.topology import make_collective_seconds, parse_topology
 ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/plan_gpus.json"
 MEASURED = GOLDEN.with_name("measured_gpus.json")
-README = ROOT / "vit_jax/bench/PLANS.md"
 MACHINES = ("h100:1", "h100:8", "a100-80gb:8", "b200:8")
 GIB = 2**30
 
@@ -360,17 +359,11 @@ def _list_keys(cases: Sequence[Case]) -> list[tuple[Case, str]]:
 
 
 def write(row: Row) -> None:
-    """Store the figures of a case and renew the README's tables."""
-    from tests.tools.plan.record import TABLES
+    """Store the figures of a case and renew the tables of the page."""
+    from tests.tools.plan.record import store
 
     rows = load() | {f"{row['name']} on {row['machine']}": row}
-    keys = []
-    for _, key in _list_keys(CASES):
-        keys.append(key)
-
-    ordered = {key: rows[key] for key in keys if key in rows}
-    GOLDEN.write_text(json.dumps(ordered, indent=1) + "\n")
-    README.write_text(renew(README.read_text(), TABLES))
+    store(GOLDEN, rows, [key for _, key in _list_keys(CASES)])
 
 
 def _rows(cases: Sequence[Case]) -> list[tuple[Case, Row]]:
