@@ -292,7 +292,11 @@ def test_blocks_are_in_no_loop_on_accelerators_unless_little_is_kept(
     def compute_logits(model, x):
         return model(x).logits_BK
 
-    devices = FakeDevices(platform=platform, compute_capability=None)
+    devices = FakeDevices(
+        platform=platform,
+        compute_capability=None,
+        num_devices=2,  # on one TPU no scan is left
+    )
     with trace_for(devices):
         program = jax.make_jaxpr(compute_logits)(model, x)
     (loop,) = find_equations(program, "scan")

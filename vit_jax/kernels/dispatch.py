@@ -18,7 +18,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import REDUCED, Factors
-from vit_jax.kernels.devices import has_target_devices, platform
+from vit_jax.kernels.devices import count_devices, has_target_devices, platform
 
 if TYPE_CHECKING:
     from vit_jax.kernels.unit_parameters import UnitParameters
@@ -344,6 +344,22 @@ def turns_pairs_by_products(width: int, dtype: jnp.dtype) -> bool:
 def choose_block_unroll(on_cpu: int, on_accelerators: int) -> int:
     """Return the number of blocks that one iteration of the loop over an encoder's blocks runs."""
     return on_cpu if platform() == "cpu" else on_accelerators
+
+
+def scan_layers(
+    run_layer: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    layers: Any,
+    unroll: int,
+) -> tuple[Any, Any]:
+    """Return the results of `jax.lax.scan` over layers, with `unroll` of them in one iteration."""
+    num_layers = len(jax.tree.leaves(layers)[0])
+    is_one_tpu = platform() == "tpu" and has_target_devices() and count_devices() == 1
+    if is_one_tpu and unroll >= num_layers > 1:
+        from vit_jax.kernels.layers import run_layers
+
+        return run_layers(run_layer, carry, layers)
+    return jax.lax.scan(run_layer, carry, layers, unroll=unroll)
 
 
 def unrolls_units(keeps_activations: bool) -> bool:

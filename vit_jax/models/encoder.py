@@ -184,7 +184,7 @@ class Encoder(nnx.Module):
     ) -> tuple[Array, BlockActivations]:
         """Run layers one after the other; return the output and their stacked activations."""
         run_layer = rematerialise(run_layer, self.remat)
-        return jax.lax.scan(run_layer, x_BSD, layers, unroll=self._choose_unroll())
+        return dispatch.scan_layers(run_layer, x_BSD, layers, self._choose_unroll())
 
     def _scan_frozen(
         self,
