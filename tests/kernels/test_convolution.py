@@ -72,11 +72,12 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(
     assert_each_close(actual, expected, TOLERANCE)
 
 
-@pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2)])
-def test_gradients_of_kernels_by_image(kernel_size, stride):
-    """Kernel gradients of many positions and channels are sums over images."""
-    x = sample_array((2, 46, 48, 16), seed=0)
-    kernel = sample_array((kernel_size, kernel_size, 16, 4), seed=1)
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
+def test_gradients_of_kernels_by_image(kernel_size, stride, channels):
+    """Kernel gradients of many positions are sums over images."""
+    x = sample_array((2, 46, 48, channels), seed=0)
+    kernel = sample_array((kernel_size, kernel_size, channels, 4), seed=1)
 
     def differentiate(function):
         def run(kernel):

@@ -1,9 +1,11 @@
 """The convolution of images, and a form whose gradients XLA for CPUs computes fast.
 
-Legend: B batch, H W height and width, I O channels of a kernel's input and output.
+Legend: B batch, H W height and width, I O channels of a kernel's input and output, N = H W I values
+of a window, P positions of an output.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +93,7 @@ def _differentiate(
     saved: tuple[Array, Array],
     dy_BHWO: Array,
 ) -> tuple[Array, Array]:
-    """Return the gradients of input and kernel, by convolutions with the same orders."""
+    """Return the gradients of input and kernel, by convolutions with the same orders or products."""
     x_BHWI, kernel_HWIO = saved
     border_of_dy = []
     border_of_x = []
@@ -113,48 +115,105 @@ def _differentiate(
     dilation = (stride, stride)
     dx_BHWI = convolve(dy_BHWO, flipped_HWOI, 1, border_of_dy, lhs_dilation=dilation)
 
-    if _computes_by_image(x_BHWI, dy_BHWO):
-        x_BIHW1 = x_BHWI.transpose(0, 3, 1, 2)[..., None]
-        dy_BHW1O = dy_BHWO[:, :, :, None]
-        height, width, inputs, outputs = kernel_HWIO.shape
-        zeros_IHWO = jnp.zeros((inputs, height, width, outputs), kernel_HWIO.dtype)
-        dkernel_IHWO = _add_images(zeros_IHWO, x_BIHW1, dy_BHW1O, border_of_x, dilation)
-    else:
+    if not runs_by_image(dy_BHWO):
         x_IHWB = x_BHWI.transpose(3, 1, 2, 0)
         dy_HWBO = dy_BHWO.transpose(1, 2, 0, 3)
         dkernel_IHWO = convolve(x_IHWB, dy_HWBO, 1, border_of_x, rhs_dilation=dilation)
-    dkernel_HWIO = dkernel_IHWO.transpose(1, 2, 0, 3)
-    return dx_BHWI, dkernel_HWIO
+        return dx_BHWI, dkernel_IHWO.transpose(1, 2, 0, 3)
+
+    x_BIHW = x_BHWI.transpose(0, 3, 1, 2)
+    height, width, inputs, outputs = kernel_HWIO.shape
+    if inputs < _FEW_CHANNELS:
+        padded_BIHW = jnp.pad(x_BIHW, ((0, 0), (0, 0), *padding))
+        dkernel_NO = _add_products(padded_BIHW, dy_BHWO, (height, width), stride)
+        return dx_BHWI, dkernel_NO.reshape(kernel_HWIO.shape)
+
+    zeros_IHWO = jnp.zeros((inputs, height, width, outputs), kernel_HWIO.dtype)
+    operands = (x_BIHW[..., None], dy_BHWO[:, :, :, None])
+    dkernel_IHWO = _add_convolutions(zeros_IHWO, operands, border_of_x, dilation)
+    return dx_BHWI, dkernel_IHWO.transpose(1, 2, 0, 3)
 
 
-def _computes_by_image(x_BHWI: Array, dy_BHWO: Array) -> bool:
-    """Return whether the sum of the images' gradients is faster than one convolution.
+def runs_by_image(y_BHWC: Array) -> bool:
+    """Return whether a backward pass runs image by image, from the shape of the forward output.
 
-    XLA reads all positions of all images for every few values of the kernel's gradient. Those of
-    one image stay in the cache of a core. This makes no difference for images with few channels. A
-    loop over images that are shared out to devices would copy them to all.
+    XLA reads all positions of all images for every few values of a kernel's gradient. Those of one
+    image stay in the cache of a core. A loop over images that are shared out to devices would copy
+    them to all.
     """
-    _, height, width, _ = dy_BHWO.shape
+    _, height, width, _ = y_BHWC.shape
     has_many_positions = height * width >= MANY_POSITIONS
-    has_many_channels = x_BHWI.shape[3] >= _FEW_CHANNELS
-    return has_many_positions and has_many_channels and count_devices() == 1
+    return has_many_positions and count_devices() == 1
 
 
-def _add_images(
+def _add_convolutions(
     zeros_IHWO: Array,
-    x_BIHW1: Array,
-    dy_BHW1O: Array,
+    operands: tuple[Array, Array],
     border_of_x: list[tuple[int, int]],
     dilation: tuple[int, int],
 ) -> Array:
-    """Return the sum of the gradients (I, H, W, O) of the kernel that the images have."""
+    """Return the sum of the gradients (I, H, W, O) of the kernel that the images have.
+
+    Args:
+      zeros_IHWO: a gradient of zeros.
+      operands: input (B, I, H, W, 1) and gradient of the output (B, H, W, 1, O).
+      border_of_x: zeros around the input.
+      dilation: stride of the forward pass.
+    """
 
     def add_image(sum_IHWO: Array, image: tuple[Array, Array]) -> tuple[Array, None]:
         dkernel_IHWO = convolve(*image, 1, border_of_x, rhs_dilation=dilation)
         return sum_IHWO + dkernel_IHWO, None
 
-    dkernel_IHWO, _ = jax.lax.scan(add_image, zeros_IHWO, (x_BIHW1, dy_BHW1O))
+    dkernel_IHWO, _ = jax.lax.scan(add_image, zeros_IHWO, operands)
     return dkernel_IHWO
+
+
+def _add_products(
+    padded_BIHW: Array,
+    dy_BHWO: Array,
+    window: tuple[int, int],
+    stride: int,
+) -> Array:
+    """Return the sum of the gradients (N, O) of the kernel that the images have, by products.
+
+    This takes a third of the time if the input has few channels. The loop also makes XLA store the
+    output's gradient. Otherwise XLA computes elementwise operations that lead to it again while it
+    changes the order of dimensions.
+    """
+    batch, *output_size, outputs = dy_BHWO.shape
+    dy_BPO = dy_BHWO.reshape(batch, -1, outputs)
+
+    def add_image(sum_NO: Array, image: tuple[Array, Array]) -> tuple[Array, None]:
+        x_IHW, dy_PO = image
+        patches_NP = _cut_patches(x_IHW, window, output_size, stride)
+        return sum_NO + patches_NP @ dy_PO, None
+
+    num_values = math.prod(window) * padded_BIHW.shape[1]
+    zeros_NO = jnp.zeros((num_values, outputs), dy_BHWO.dtype)
+    dkernel_NO, _ = jax.lax.scan(add_image, zeros_NO, (padded_BIHW, dy_BPO))
+    return dkernel_NO
+
+
+def _cut_patches(
+    x_IHW: Array,
+    window: Sequence[int],
+    output_size: Sequence[int],
+    stride: int,
+) -> Array:
+    """Return the values of the window at every position, (N, P), from a padded input."""
+    height, width = output_size
+    last_line = (height - 1) * stride
+    last_column = (width - 1) * stride
+
+    values_IP = []
+    for line in range(window[0]):
+        lines = slice(line, line + last_line + 1, stride)
+        for column in range(window[1]):
+            columns = slice(column, column + last_column + 1, stride)
+            value_IHW = x_IHW[:, lines, columns]
+            values_IP.append(value_IHW.reshape(-1, height * width))
+    return jnp.concatenate(values_IP)
 
 
 _convolve.defvjp(_convolve_and_save, _differentiate)
