@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from vit_jax.kernels.convolution import runs_by_image
+
 Border = tuple[tuple[int, int], ...]  # positions before and after the lines and the columns
 _WINDOW = (3, 3)
 _STRIDES = (2, 2)
@@ -82,6 +84,28 @@ def _differentiate(
     offset_BhwC: Array,
     dy_BhwC: Array,
 ) -> tuple[Array]:
+    """Return the gradient of the input.
+
+    A loop over large images makes XLA store offsets and gradients of maxima. Otherwise XLA computes
+    both again for every window that contains a position.
+    """
+
+    def differentiate_image(image: tuple[Array, Array]) -> Array:
+        offset_hwC, dy_hwC = image
+        dx_1HWC = _differentiate_images(padding, size, offset_hwC[None], dy_hwC[None])
+        return dx_1HWC[0]
+
+    if not runs_by_image(dy_BhwC):
+        return (_differentiate_images(padding, size, offset_BhwC, dy_BhwC),)
+    return (jax.lax.map(differentiate_image, (offset_BhwC, dy_BhwC)),)
+
+
+def _differentiate_images(
+    padding: Border,
+    size: tuple[int, int],
+    offset_BhwC: Array,
+    dy_BhwC: Array,
+) -> Array:
     """Return the gradient of the input, from those of its even and odd lines and columns."""
     height, width = size
     (lines_before, _), (columns_before, _) = padding
@@ -98,7 +122,7 @@ def _differentiate(
 
     batch, half_height, _, half_width, _, channels = parts.shape
     dx_BHWC = parts.reshape(batch, 2 * half_height, 2 * half_width, channels)
-    return (dx_BHWC[:, :height, :width],)
+    return dx_BHWC[:, :height, :width]
 
 
 def _differentiate_positions(
