@@ -27,7 +27,7 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import count_allowed
 from vit_jax.evals.feature_cache import Cache, Entry, write_rows
 from vit_jax.evals.runner import Module, Runner, require_finite
-from vit_jax.evals.step_results import E, OpenBatches, Results, Rows, iterate_rows
+from vit_jax.evals.step_results import Evaluated, OpenBatches, Results, Rows, iterate_rows
 from vit_jax.pytree import parameters_sha256
 from vit_jax.storage.files import open_atomically
 from vit_jax.text.progress_bar import ProgressBar, open_progress
@@ -96,7 +96,7 @@ MeasureFeatures = Callable[[Features, Features], Iterator[tuple[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenEvaluator(Generic[E]):
+class FrozenEvaluator(Generic[Evaluated]):
     """Measures frozen features of a training state.
 
     Attributes:
@@ -104,10 +104,10 @@ class FrozenEvaluator(Generic[E]):
       measure: yields the metrics of these features.
     """
 
-    extract: Callable[[E], tuple[Features, Features]]
+    extract: Callable[[Evaluated], tuple[Features, Features]]
     measure: MeasureFeatures
 
-    def run(self, state: E) -> Iterator[tuple[str, float]]:
+    def run(self, state: Evaluated) -> Iterator[tuple[str, float]]:
         """Yield names and values of the metrics."""
         return self.measure(*self.extract(state))
 
@@ -205,8 +205,8 @@ def _select_block(block_BSD: jax.Array, a: Architecture) -> jax.Array:
 
 def collect(
     open_batches: OpenBatches,
-    step: Callable[[E, Batch], Results],
-    evaluated: E,
+    step: Callable[[Evaluated, Batch], Results],
+    evaluated: Evaluated,
     label_N: np.ndarray,
 ) -> Features:
     """Return the features of a split with these labels, in memory.

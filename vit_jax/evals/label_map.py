@@ -90,14 +90,21 @@ class LabelMap:
         return self.is_allowed_K, output_K
 
 
-def build_identity_map(names: tuple[str, ...]) -> LabelMap:
-    """Return the map of data whose classes are the outputs of the network."""
+def build_identity_map(
+    names: tuple[str, ...],
+    correct_NS: np.ndarray | None = None,
+) -> LabelMap:
+    """Return the map of data whose classes are the outputs of the network, in the same order.
+
+    `correct_NS` is described at `LabelMap`.
+    """
     numbers = np.arange(len(names))
     return LabelMap(
         output_names=names,
         is_allowed_K=np.ones(len(names), bool),
         output_L=numbers,
         listed=numbers,
+        correct_NS=correct_NS,
     )
 
 

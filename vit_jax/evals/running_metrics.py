@@ -208,6 +208,8 @@ def make_metric_rows(
 class RunningMetrics:
     """Metrics of a split: `add` takes the rows of each batch, `compute` returns the metrics.
 
+    The argument `usual` names built-in metrics that are computed in any case.
+
     Attributes:
       names: names of the built-in metrics, properties of the counts.
       counts: counts of the predictions.

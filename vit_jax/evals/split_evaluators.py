@@ -7,7 +7,7 @@ of this module have two kinds of results:
 * metrics from its rows, which have the predictions for each image. A metric is a property of
   the counts of predictions (`ClassCounts`, `LabelCounts`); `RunningMetrics` reads it by name.
 
-Legend: N images of the split, S correct classes of an image, at most.
+Legend: N images of the split, S places for the correct classes of an image.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.label_map import build_identity_map
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
 from vit_jax.evals.step_results import (
-    E,
+    Evaluated,
     Split,
     Totals,
     add_sums,
@@ -33,21 +33,21 @@ from vit_jax.objectives.sums import compute_means, count_images
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationEvaluator(Generic[E]):
+class ClassificationEvaluator(Generic[Evaluated]):
     """Mean loss and accuracy over a split, and chosen metrics.
 
     Attributes:
       split: the images.
-      step: (state, batch) -> sums of the objective, and rows for the metrics; made by
+      step: (state, batch) -> sums of the objective, and the rows that the metrics read; made by
         `train.step.make_evaluation_step`.
       chosen: further metrics.
     """
 
     split: Split
-    step: Callable[[E, Batch], StepResults]
+    step: Callable[[Evaluated, Batch], StepResults]
     chosen: ChosenMetrics = NO_FURTHER_METRICS
 
-    def run(self, state: E) -> Iterator[tuple[str, float]]:
+    def run(self, state: Evaluated) -> Iterator[tuple[str, float]]:
         """Yield the means of the objective, the metrics, and "images", the number of images.
 
         Raises:
@@ -58,14 +58,15 @@ class ClassificationEvaluator(Generic[E]):
         for sums, rows in iterate_step_results(self.split.open_batches, self.step, state):
             add_sums(totals, sums)
             metrics.add(rows)
-        require_images(totals.get("weight", 0), self.split.name)
+        num_images = count_images(totals)
+        require_images(num_images, self.split.name)
 
         means = self.compute_objective(totals)
         for name, mean in means.items():
             yield name, float(mean)
         # A chosen "loss" or "accuracy" that is also a mean of the objective is not yielded again.
         yield from metrics.compute(exclude=means.keys()).items()
-        yield "images", count_images(totals)
+        yield "images", num_images
 
     def compute_objective(self, totals: Totals) -> Totals:
         """Return the means of the objective to report, such as "loss" and "accuracy"."""
@@ -78,11 +79,11 @@ class ClassificationEvaluator(Generic[E]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelSetEvaluator(ClassificationEvaluator[E]):
+class LabelSetEvaluator(ClassificationEvaluator[Evaluated]):
     """Accuracy over a split of images with sets of correct classes, any of which is right.
 
     Attributes:
-      correct_NS: correct classes of each image, filled with -1.
+      correct_NS: correct classes of each image; unused places have -1.
     """
 
     correct_NS: np.ndarray
@@ -93,14 +94,13 @@ class LabelSetEvaluator(ClassificationEvaluator[E]):
 
     def start_metrics(self) -> RunningMetrics:
         """Return the metrics of no image yet, of those that are defined for sets of classes."""
-        label_map = build_identity_map(self.split.class_names)
-        label_map = dataclasses.replace(label_map, correct_NS=self.correct_NS)
+        label_map = build_identity_map(self.split.class_names, self.correct_NS)
         chosen = self.chosen.keep(METRICS_OF_SEVERAL_OUTPUTS)
         return RunningMetrics(ClassCounts(label_map), chosen, usual=("accuracy",))
 
 
 @dataclasses.dataclass(frozen=True)
-class MultilabelEvaluator(ClassificationEvaluator[E]):
+class MultilabelEvaluator(ClassificationEvaluator[Evaluated]):
     """Mean loss over a split of images that may have several labels, average precision and F1."""
 
     def start_metrics(self) -> RunningMetrics:

@@ -1,14 +1,17 @@
-"""The results of a jitted step over a split: every example once, on all devices and processes.
+"""Run a jitted step over a split, and yield what it returns: every example once, on all devices.
 
-A step takes a training state or a module, and a batch. It returns sums over the batch, rows (arrays
-with a row for each image), or both as `StepResults`. One function for each:
+A step is a function of what it evaluates, a training state or a module, and of a batch. It returns
 
-* `sum_over` adds up the sums;
-* `iterate_rows` yields the rows, without padding;
-* `iterate_step_results` yields both, without the rows of padding and of unreadable images.
+* sums over the images that count, or
+* rows: arrays with one row for each image of the batch, or
+* both, as `StepResults`.
 
-Padding is at the end of the last batch, so that the rows of all batches are in the order of the
-split. Its mask is 0, and so is that of unreadable images; steps leave both out of their sums.
+`iterate_results` yields them batch by batch. Three functions use it, one for each kind: `sum_over`,
+`iterate_rows` and `iterate_step_results`.
+
+The images of all batches are in the order of the split, so that counting them gives their indices.
+Padding is at the end of the last batch; its mask is 0. So is the mask of images that could not be
+read. Images with mask 0 do not count.
 
 Legend: B global batch, N images that count.
 """
@@ -25,11 +28,11 @@ from vit_jax.arrays import Batch, StepResults
 from vit_jax.data.unreadable import TooManyUnreadable
 
 OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
-Results = dict[str, jax.Array]
+Results = dict[str, jax.Array]  # sums or rows of a step, on the devices
 Rows = dict[str, np.ndarray]
 Totals = dict[str, np.ndarray]
-E = TypeVar("E")  # a training state or a module
-S = TypeVar("S", contravariant=True)  # a training state
+Evaluated = TypeVar("Evaluated")  # a training state or a module
+State = TypeVar("State", contravariant=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,75 +54,17 @@ class Split:
     open_batches: OpenBatches
 
 
-class Evaluator(Protocol[S]):
+class Evaluator(Protocol[State]):
     """Measures training states on a split."""
 
-    def run(self, state: S) -> Iterator[tuple[str, float]]:
+    def run(self, state: State) -> Iterator[tuple[str, float]]:
         """Yield names and values of the metrics of a training state."""
-
-
-def iterate_step_results(
-    open_batches: OpenBatches,
-    step: Callable[[E, Batch], StepResults],
-    evaluated: E,
-) -> Iterator[StepResults]:
-    """Yield the sums of every batch, and the rows of its images that count.
-
-    There are no rows of padding and of unreadable images. "record_B" has the index of each image in
-    the split. Arguments are as for `iterate_results`.
-    """
-    start = 0
-    for sums, rows in iterate_results(open_batches, step, evaluated):
-        if rows:
-            end = start + len(rows["mask_B"])
-            rows = keep_counted({**rows, "record_B": np.arange(start, end)})
-            start = end
-        yield StepResults(sums, rows)
-
-
-def iterate_rows(
-    open_batches: OpenBatches,
-    step: Callable[[E, Batch], Results],
-    evaluated: E,
-    num_examples: int,
-) -> Iterator[Rows]:
-    """Yield the rows of every batch without padding; unreadable images remain, with mask 0.
-
-    "record_B" has the index of each image in the split. Arguments are as for `iterate_results`.
-
-    Raises:
-      RuntimeError: the batches hold fewer than `num_examples` examples.
-    """
-    start = 0
-    for rows in iterate_results(open_batches, step, evaluated):
-        end = min(start + len(rows["mask_B"]), num_examples)
-        num_images = end - start  # in the last batch without padding, which is at its end
-        unpadded_rows = {name: value[:num_images] for name, value in rows.items()}
-        yield {**unpadded_rows, "record_B": np.arange(start, end)}
-        start = end
-    if start < num_examples:
-        raise RuntimeError(f"The batches of a split held {start:,} of its {num_examples:,} images.")
-
-
-def sum_over(
-    open_batches: OpenBatches,
-    step: Callable[[E, Batch], Results],
-    evaluated: E,
-) -> Totals:
-    """Return float64 totals over a split by name; {} without batches.
-
-    Arguments are as for `iterate_results`.
-    """
-    totals: Totals = {}
-    for sums in iterate_results(open_batches, step, evaluated):
-        add_sums(totals, sums)
-    return totals
 
 
 def iterate_results(
     open_batches: OpenBatches,
-    step: Callable[[E, Batch], object],
-    evaluated: E,
+    step: Callable[[Evaluated, Batch], object],
+    evaluated: Evaluated,
 ) -> Iterator[Any]:
     """Yield the results of a step for every batch, as NumPy arrays on the host.
 
@@ -141,10 +86,77 @@ def iterate_results(
         yield jax.device_get(pending)
 
 
+def sum_over(
+    open_batches: OpenBatches,
+    step: Callable[[Evaluated, Batch], Results],
+    evaluated: Evaluated,
+) -> Totals:
+    """Return float64 totals over a split by name; {} without batches.
+
+    Arguments are as for `iterate_results`.
+    """
+    totals: Totals = {}
+    for sums in iterate_results(open_batches, step, evaluated):
+        add_sums(totals, sums)
+    return totals
+
+
+def iterate_rows(
+    open_batches: OpenBatches,
+    step: Callable[[Evaluated, Batch], Results],
+    evaluated: Evaluated,
+    num_examples: int,
+) -> Iterator[Rows]:
+    """Yield the rows of every batch without padding; unreadable images remain, with mask 0.
+
+    "record_B" has the index of each image in the split. Arguments are as for `iterate_results`.
+
+    Raises:
+      RuntimeError: the batches hold fewer than `num_examples` examples.
+    """
+    num_seen = 0
+    for rows in iterate_results(open_batches, step, evaluated):
+        rows = add_indices(rows, start=num_seen)
+        num_seen += len(rows["mask_B"])
+        yield select_rows(rows, rows["record_B"] < num_examples)
+    if num_seen < num_examples:
+        raise RuntimeError(
+            f"The batches of a split held {num_seen:,} of its {num_examples:,} images."
+        )
+
+
+def iterate_step_results(
+    open_batches: OpenBatches,
+    step: Callable[[Evaluated, Batch], StepResults],
+    evaluated: Evaluated,
+) -> Iterator[StepResults]:
+    """Yield the sums of every batch, and the rows of its images that count.
+
+    "record_B" has the index of each image in the split. Arguments are as for `iterate_results`.
+    """
+    num_seen = 0
+    for sums, rows in iterate_results(open_batches, step, evaluated):
+        if rows:
+            rows = add_indices(rows, start=num_seen)
+            num_seen += len(rows["mask_B"])
+            rows = keep_counted(rows)
+        yield StepResults(sums, rows)
+
+
+def add_indices(rows: Rows, start: int) -> Rows:
+    """Return the rows of a batch and "record_B", the index in the split, from `start` on."""
+    end = start + len(rows["mask_B"])
+    return rows | {"record_B": np.arange(start, end)}
+
+
 def keep_counted(rows: Rows) -> Rows:
     """Return the N rows of images that count; their names keep the B of the batch."""
-    counts_B = rows["mask_B"] > 0
-    return {name: value[counts_B] for name, value in rows.items()}
+    return select_rows(rows, rows["mask_B"] > 0)
+
+
+def select_rows(rows: Rows, is_selected_B: np.ndarray) -> Rows:
+    """Return the rows for which `is_selected_B` is true."""
+    return {name: value[is_selected_B] for name, value in rows.items()}
 
 
 def add_sums(totals: Totals, sums: Mapping[str, np.ndarray]) -> None:

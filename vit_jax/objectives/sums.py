@@ -47,7 +47,12 @@ def compute_means(sums: Mapping[str, A]) -> dict[str, A]:
 
 
 def count_images(totals: Mapping[str, A]) -> float:
-    """Return the number of images that count: "images", or the weight, where that counts images."""
+    """Return the number of images that count: "images", or the weight, where that counts images.
+
+    Without totals it is 0: no batch has been read.
+    """
+    if not totals:
+        return 0.0
     return float(totals.get("images", totals["weight"]))
 
 
