@@ -101,6 +101,7 @@ def build_step(config, architecture, device):
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
     from vit_jax.optim.schedules import build_schedule
+    from vit_jax.train.assemble import choose_norms
     from vit_jax.train.step import StepParts
 
     lengths = resolve(config, num_examples=1_281_167, num_devices=1)
@@ -110,12 +111,11 @@ def build_step(config, architecture, device):
         config=config,
         architecture=architecture,
         objective=objective,
-        is_trained=None,
+        trained=None,
         optimizer=build_optimizer(config.optimizer, schedule, config.schedule.learning_rate),
         schedule=schedule,
         steps=lengths,
-        measures_all_updates=device.platform == "gpu",
-        sums_rows_first=device.platform == "gpu",
+        norms=choose_norms(config, lengths, device.platform),
     )
 
 

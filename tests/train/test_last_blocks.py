@@ -17,7 +17,7 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
 from vit_jax.models.encoder import require_encoder
-from vit_jax.optim.by_name import count_trained_blocks, make_is_trained
+from vit_jax.optim.by_name import count_trained_blocks, find_trained
 from vit_jax.sharding.memory import count_passing_bytes
 from vit_jax.train.assemble import assemble
 from vit_jax.train.state import TrainState, items_of
@@ -246,9 +246,9 @@ def test_formulas_count_activations_of_the_last_blocks():
 def test_blocks_with_a_backward_pass(fields, expected):
     run = build(*fields)
 
-    is_trained = make_is_trained(run.config.optimizer)
+    trained = find_trained(run.config.optimizer)
 
-    assert count_trained_blocks(run.abstract_state.model, is_trained) == expected
+    assert count_trained_blocks(run.abstract_state.model, trained) == expected
 
 
 @pytest.mark.parametrize("value", ["last", "last:0", "last:", "last:-1", "last:1.5", "first:2"])

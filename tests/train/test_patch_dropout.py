@@ -265,7 +265,7 @@ def test_formulas_count_the_pixels_of_dropped_patches():
             image_size=run.architecture.image_size,
             global_batch=run.config.global_batch,
             accumulation_steps=1,
-            is_trained=None,
+            trained=None,
             tiled=False,
         )
 

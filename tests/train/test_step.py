@@ -17,7 +17,7 @@ from vit_jax.arrays import Targets, normalise
 from vit_jax.train.step import (
     LossInputs,
     accumulate_gradients,
-    divide_by_weight,
+    average_gradients,
     split_batch,
     weigh_examples,
 )
@@ -198,7 +198,7 @@ def test_metrics_norms_and_learning_rate():
 
 
 def test_norms_of_sums_over_rows_are_the_same():
-    parts = dataclasses.replace(runs.build(*SHORT).step_parts, sums_rows_first=True)
+    norms = dataclasses.replace(runs.build(*SHORT).step_parts.norms, sums_rows_first=True)
     keys = jax.random.split(jax.random.key(0), 3)
     tree = {
         "kernel": jax.random.normal(keys[0], (2, 5, 300)),
@@ -206,7 +206,7 @@ def test_norms_of_sums_over_rows_are_the_same():
         "temperature": jax.random.normal(keys[2], ()),
     }
 
-    norm = parts.compute_norm(tree)
+    norm = norms.compute(tree)
 
     assert float(norm) == pytest.approx(compute_norm(tree), rel=1e-5)
 
@@ -414,7 +414,7 @@ def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
         inputs,
         num_micro_batches,
     )
-    means, _ = divide_by_weight(gradients, sums)
+    means, _ = average_gradients(gradients, sums)
 
     assert float(sums["weight"]) == 6
     assert_allclose(sums["loss"], loss, rtol=1e-5)
@@ -455,7 +455,7 @@ def test_a_batch_without_weight_has_no_gradient():
     zero_gradients = {"kernel": jnp.zeros(2)}
     zero_sums = {"weight": jnp.float32(0)}
 
-    gradients, sums = divide_by_weight(zero_gradients, zero_sums)
+    gradients, sums = average_gradients(zero_gradients, zero_sums)
 
     assert float(sums["weight"]) == 1
     assert gradients["kernel"].tolist() == [0, 0]
@@ -472,6 +472,6 @@ def test_a_batch_without_weight_has_no_gradient():
 def test_gradients_are_means_also_for_small_weights(weight, expected):
     sums = {"loss": jnp.float32(0), "weight": jnp.float32(weight)}
 
-    gradients, _ = divide_by_weight(jnp.ones(2), sums)
+    gradients, _ = average_gradients(jnp.ones(2), sums)
 
     assert_array_equal(gradients, np.full(2, expected, np.float32))

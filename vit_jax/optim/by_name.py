@@ -27,20 +27,17 @@ _BLOCKS = "encoder/blocks/"
 
 
 @dataclasses.dataclass(frozen=True)
-class IsTrained:
-    """The parameters that change in training.
+class TrainedParameters:
+    """The parameters that change in training, of a network that has frozen ones, too.
 
     Attributes:
-      matches: returns whether the parameter of a name changes.
+      includes: returns whether the parameter of a name changes; of a parameter that is stacked over
+        blocks, whether some of its layers do.
       num_last_blocks: number of blocks at the end that change; None: all of them.
     """
 
-    matches: Callable[[str], bool]
+    includes: Callable[[str], bool]
     num_last_blocks: int | None = None
-
-    def __call__(self, name: str) -> bool:
-        """Return whether a parameter changes, of stacked ones at least some layers."""
-        return self.matches(name)
 
     def select_layers(self, name: str, leaf: Any) -> Any:
         """Return the layers of a parameter that change, (N, ...) of (L, ...)."""
@@ -51,14 +48,14 @@ class IsTrained:
         return leaf[-self.num_last_blocks :]
 
 
-def make_is_trained(config: OptimizerConfig) -> IsTrained | None:
+def find_trained(config: OptimizerConfig) -> TrainedParameters | None:
     """Return the parameters that change in training; None where all do."""
     num_last_blocks = count_last_blocks(config.trained)
     trains_all = config.trained == "all" and config.lora_rank is None
     if trains_all and not config.frozen:
         return None
 
-    def matches(name: str) -> bool:
+    def includes(name: str) -> bool:
         if any(fnmatchcase(name, pattern) for pattern in config.frozen):
             return False
         if trains_all or name.startswith("head/"):
@@ -67,39 +64,39 @@ def make_is_trained(config: OptimizerConfig) -> IsTrained | None:
             return name.startswith(_BLOCKS) or re.fullmatch(_AFTER_BLOCKS, name) is not None
         return config.lora_rank is not None and name.endswith(LORA_FACTORS)
 
-    return IsTrained(matches, num_last_blocks)
+    return TrainedParameters(includes, num_last_blocks)
 
 
-def select_trained(tree: object, is_trained: IsTrained | None) -> dict[str, jax.Array]:
+def select_trained(tree: object, trained: TrainedParameters | None) -> dict[str, jax.Array]:
     """Return the leaves of a network's tree that change in training, by name.
 
-    All if `is_trained` is None; of stacked leaves the layers that change.
+    All if `trained` is None; of stacked leaves the layers that change.
     """
     leaves = pytree.name_leaves(tree)
-    if is_trained is None:
+    if trained is None:
         return leaves
 
-    trained = {}
+    selected = {}
     for name, leaf in leaves.items():
-        if is_trained(name):
-            trained[name] = is_trained.select_layers(name, leaf)
-    return trained
+        if trained.includes(name):
+            selected[name] = trained.select_layers(name, leaf)
+    return selected
 
 
-def count_trained_blocks(tree: object, is_trained: IsTrained | None) -> int | None:
+def count_trained_blocks(tree: object, trained: TrainedParameters | None) -> int | None:
     """Return the number of blocks at the end that have a backward pass; None: all layers have."""
-    if is_trained is None:
+    if trained is None:
         return None
-    if is_trained.num_last_blocks is not None:
-        return is_trained.num_last_blocks
-    for name in select_trained(tree, is_trained):
+    if trained.num_last_blocks is not None:
+        return trained.num_last_blocks
+    for name in select_trained(tree, trained):
         if re.fullmatch(_AFTER_BLOCKS, name) is None:
             return None
     return 0
 
 
 def train_only(
-    optimizer: optax.GradientTransformation, is_trained: IsTrained
+    optimizer: optax.GradientTransformation, trained: TrainedParameters
 ) -> optax.GradientTransformation:
     """Run an optimiser on some parameters and leave every other as it is, to the bit.
 
@@ -108,17 +105,17 @@ def train_only(
     """
 
     def init(params: optax.Params) -> optax.OptState:
-        return optimizer.init(select_trained(params, is_trained))
+        return optimizer.init(select_trained(params, trained))
 
     def update(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.OptState]:
-        trained_gradients = select_trained(updates, is_trained)
+        trained_gradients = select_trained(updates, trained)
         trained_params = None
         if params is not None:
-            trained_params = select_trained(params, is_trained)
+            trained_params = select_trained(params, trained)
         trained_updates, state = optimizer.update(
             trained_gradients,
             state,
@@ -139,13 +136,13 @@ def train_only(
     return optax.GradientTransformation(init, update)
 
 
-def apply_updates(model: T, updates: T, is_trained: IsTrained | None) -> T:
+def apply_updates(model: T, updates: T, trained: TrainedParameters | None) -> T:
     """Return the parameters after their updates. Blocks that are frozen are not read."""
-    if is_trained is None or is_trained.num_last_blocks is None:
+    if trained is None or trained.num_last_blocks is None:
         return optax.apply_updates(model, updates)
 
     def add(name: str, parameter: jax.Array, update: jax.Array) -> jax.Array:
-        update = is_trained.select_layers(name, update)
+        update = trained.select_layers(name, update)
         if update.shape == parameter.shape:
             return parameter + update
         return parameter.at[-len(update) :].add(update)
@@ -256,15 +253,15 @@ def check_patterns(config: OptimizerConfig, parameters: object) -> None:
     names = list(pytree.name_leaves(parameters))
     if config.lora_rank is not None:
         without_frozen = dataclasses.replace(config, frozen=())
-        names = list(select_trained(parameters, make_is_trained(without_frozen)))
+        names = list(select_trained(parameters, find_trained(without_frozen)))
     _require_blocks(config, parameters)
     for pattern in config.frozen:
         _require_match("frozen", pattern, names)
     for pattern in config.learning_rate_multipliers:
         _require_match("learning_rate_multipliers", pattern, names)
 
-    is_trained = make_is_trained(config)
-    if is_trained is None or any(map(is_trained, names)):
+    trained = find_trained(config)
+    if trained is None or any(map(trained.includes, names)):
         return
     options = f"trained={config.trained!r}, frozen={config.frozen}"
     if config.lora_rank is not None:

@@ -14,7 +14,7 @@ from vit_jax.config.network_options import LORA_FACTORS
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.imports.references import is_reference
 from vit_jax.optim.by_name import (
-    make_is_trained,
+    find_trained,
     map_updates,
     scale_by_layer,
     scale_by_pattern,
@@ -59,16 +59,16 @@ def build_optimizer(
         factors.append(scale_by_pattern(config.learning_rate_multipliers))
 
     # Do not simplify these three cases. A checkpoint names the states of an optimizer by their
-    # places in nested tuples, and there are checkpoints of each case. `chain` makes a tuple,
-    # `train_only` adds none:
+    # places in nested tuples, and there are checkpoints of each case. `chain` makes a tuple of the
+    # states of its parts, `train_only` keeps the state of its optimizer as it is:
     #
     #     all parameters trained     (parts ..., factors ...)
     #     some trained, no factors   (parts ...)
     #     some trained               ((parts ...), factors ...)
-    is_trained = make_is_trained(config)
-    if is_trained is None:
+    trained = find_trained(config)
+    if trained is None:
         return optax.chain(*parts, *factors)
-    update = train_only(optax.chain(*parts), is_trained)
+    update = train_only(optax.chain(*parts), trained)
     if not factors:
         return update
     return optax.chain(update, *factors)
@@ -79,10 +79,13 @@ def _list_parts(
     schedule: Schedule,
     peak_learning_rate: float,
 ) -> list[optax.GradientTransformation]:
-    """Return clipping, direction, weight decay, trust ratio of lamb, and minus the learning rate.
+    """Return the parts of an update.
 
-    A reference such as "optax:lion" replaces all but the clipping: it has its own weight decay and
-    takes the schedule.
+    They are the clipping of the gradients, and then either
+
+    * direction, weight decay, trust ratio of lamb, and minus the learning rate; or
+    * the optimiser of a reference such as "optax:lion", which has its own weight decay and takes
+      the schedule.
     """
     parts = []
     if config.clip_global_norm is not None:
@@ -90,8 +93,7 @@ def _list_parts(
     if is_reference(config.name):
         from vit_jax.optim.referenced_optimizer import build_referenced_optimizer
 
-        parts.append(build_referenced_optimizer(config, schedule))
-        return parts
+        return [*parts, build_referenced_optimizer(config, schedule)]
 
     parts.append(_build_direction(config))
     if config.weight_decay:
@@ -106,21 +108,21 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
     """Return the part that makes the direction `d` of a step from the gradient `g`.
 
     * sgd: `d = m`, with `m = momentum * m + g` from 0 and without Nesterov (ViT, App. B.1.1). With
-      bfloat16 only `m` is rounded.
+      a first moment in bfloat16 only the stored `m` is rounded.
     * adam and lamb: `d = m / (sqrt(v) + epsilon)`, both moments corrected for their start at 0.
     """
     if config.name == "sgd":
         return add_momentum(config)
 
-    # With a first moment in bfloat16, optax also rounds `beta1`: 0.9 acts as 0.8984. This is kept:
-    # big_vision, whose recipes have such moments, trains with the rounded value, too.
+    # With a first moment in bfloat16, optax rounds `beta1`, too: 0.9 acts as 0.8984. This is kept,
+    # because big_vision, whose recipes have such moments, trains with the rounded value.
     adam = optax.scale_by_adam(
         b1=config.beta1,
         b2=config.beta2,
         eps=config.epsilon,
         mu_dtype=config.first_moment_dtype,
     )
-    # Strict dtype promotion would reject its product of bfloat16 moments and float32 gradients.
+    # It adds bfloat16 moments and float32 gradients, which strict dtype promotion would reject.
     return allow_mixed_dtypes(adam)
 
 
@@ -133,9 +135,9 @@ def _build_weight_decay(
     of a weight decay decides what is added for a parameter:
 
     * paper: weight_decay * parameter, for every parameter (today's AdamW);
-    * paper_kernels: the same, for kernels and factors of LoRA alone;
-    * big_vision: weight_decay / peak_learning_rate * parameter, for these alone: with a peak of
-      1e-3, 1e-4 has the effect of 0.1 in the other meanings.
+    * paper_kernels: weight_decay * parameter, for kernels and factors of LoRA alone;
+    * big_vision: weight_decay / peak_learning_rate * parameter, for kernels and factors of LoRA
+      alone. With a peak of 1e-3, a weight decay of 1e-4 does what 0.1 does in the other meanings.
     """
     coefficient = config.weight_decay
     if config.weight_decay_meaning == "big_vision":
@@ -169,9 +171,9 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
 
     The kernels of all blocks are one array, whose first axis is the layer.
 
-    A kernel that begins at zero has a small norm after its first update, and with it a small ratio:
-    it would hardly move. The norm of a kernel that may begin so is therefore at least the norm of
-    random values with the standard deviation 0.02 (`STAND_IN_STDDEV`).
+    A kernel that begins at zero (`optim.zero_start`) has a small norm after its first update, and
+    with it a small ratio: it would hardly move. Its norm counts as at least that of random values
+    with the standard deviation 0.02 (`STAND_IN_STDDEV`).
     """
     axes = list_axes_within_layer(name, kernel.ndim)
     kernel_norm = jnp.linalg.vector_norm(kernel, axis=axes, keepdims=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers
 
-from vit_jax.optim.by_name import IsTrained, train_only
+from vit_jax.optim.by_name import TrainedParameters, train_only
 from vit_jax.optim.moment_dtypes import allow_mixed_dtypes
 
 _STACKED = re.compile(r"(?:encoder/blocks|body/stage\d+/rest)/")
@@ -53,16 +53,16 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def adapt_optimizer(
-    optimizer: optax.GradientTransformation, is_trained: IsTrained | None = None
+    optimizer: optax.GradientTransformation, trained: TrainedParameters | None = None
 ) -> optax.GradientTransformation:
     """Return an optimiser that sees the trained parameters by name and layer (`per_layer`).
 
     They are a dictionary, because transformations that mask put placeholders into the tree, which a
     module need not accept.
     """
-    if is_trained is None:
-        is_trained = IsTrained(lambda name: True)
-    return train_only(allow_mixed_dtypes(per_layer(optimizer)), is_trained)
+    if trained is None:
+        trained = TrainedParameters(lambda name: True)
+    return train_only(allow_mixed_dtypes(per_layer(optimizer)), trained)
 
 
 def describe_matrices(params: Mapping[str, jax.Array]) -> dict[str, MuonDimensionNumbers | None]:

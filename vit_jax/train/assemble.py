@@ -1,4 +1,4 @@
-"""The composition root: builds the parts of a run, and one step of them for the devices.
+"""The composition root: builds the parts of a run, and its jitted steps for the devices.
 
 `assemble` needs shapes and devices but no data, so the very step that will train can also be
 compiled for devices that this machine does not have. It makes, in this order:
@@ -26,7 +26,7 @@ from vit_jax.config.schema import OptimizerConfig, RunConfig, ShardingConfig
 from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.imports.references import is_reference
 from vit_jax.objectives import Objective
-from vit_jax.optim.by_name import check_patterns, make_is_trained
+from vit_jax.optim.by_name import check_patterns, find_trained
 from vit_jax.optim.schedules import Schedule
 from vit_jax.sharding import build_mesh, shard_tree
 from vit_jax.train.assembly import Assembly
@@ -52,6 +52,7 @@ from vit_jax.train.step_compiler import (
     StepCompiler,
     set_shardings,
 )
+from vit_jax.train.step_norms import StepNorms
 
 if TYPE_CHECKING:
     from vit_jax.train.teacher import Teacher
@@ -110,8 +111,8 @@ def assemble(
     if teacher_weights is None:
         teacher_weights = read_teacher_weights(config)
 
-    # Values of the config that are `auto`, such as the sharding, depend on the memory of the state.
-    # A first builder gives its shapes. Of the chosen values only these two concern the builder.
+    # `choose_layout` replaces every "auto" of the config, such as the sharding. It needs the shapes
+    # of the state, so there is a builder before. Of the chosen values two concern the builder.
     builder = make_state_builder(config, architecture, steps, overrides)
     config = choose_layout(config, builder, devices, steps.earlier_phases, teacher_weights)
     builder = builder.replace_architecture(
@@ -123,8 +124,8 @@ def assemble(
     compiler = make_compiler(config, builder, devices)
     teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
 
-    objective = overrides.resolve_objective(config.objective, builder.architecture)
-    step_parts = build_step_parts(config, builder, steps, objective, compiler.platform)
+    used_objective = overrides.resolve_objective(config.objective, builder.architecture)
+    step_parts = build_step_parts(config, builder, steps, used_objective, compiler.platform)
 
     last_phase = build_last_phase(step_parts, builder, compiler, teacher, label_shape)
     earlier = [build_earlier_phase(last_phase, phase, overrides) for phase in steps.earlier_phases]
@@ -155,10 +156,11 @@ def build_last_phase(
 
 
 def build_earlier_phase(last: Assembly, phase: Phase, overrides: Overrides) -> Assembly:
-    """Return the assembly of an earlier phase, made from that of the last one.
+    """Return the assembly of an earlier phase, a variant of that of the last one.
 
-    Another config and another network stand in it, in its builder and in its training step. All
-    else is shared: state, lengths, layout on the devices, evaluation, teacher.
+    The state has the parameters of the last network in all phases; an earlier phase uses them
+    resized. Its config and its network differ, in the builder and in the training step. All else is
+    shared: state, lengths, layout on the devices, evaluation, teacher.
     """
     from vit_jax.train.resizing import make_resize
 
@@ -170,7 +172,6 @@ def build_earlier_phase(last: Assembly, phase: Phase, overrides: Overrides) -> A
         config=config,
         architecture=architecture,
         objective=overrides.resolve_objective(config.objective, architecture),
-        # The state has the parameters of the last network; the phase uses them resized.
         resize_network=make_resize(
             last.builder.abstract_state.model,
             builder.abstract_state.model,
@@ -196,6 +197,7 @@ def check_optimizer(config: OptimizerConfig, builder: StateBuilder) -> None:
     check_patterns(config, state.model)
     if is_reference(config.name):
         gradients = state.model  # arrays of the same shapes
+        # Traced for its exceptions only.
         jax.eval_shape(builder.optimizer.update, gradients, state.optimizer, state.model)
 
 
@@ -248,12 +250,22 @@ def build_step_parts(
         config=config,
         architecture=builder.architecture,
         objective=objective,
-        is_trained=make_is_trained(config.optimizer),
+        trained=find_trained(config.optimizer),
         optimizer=builder.optimizer,
         schedule=builder.schedule,
         steps=steps,
-        # Measuring only some updates needs a `lax.cond`, for which the host waits on GPUs.
-        measures_all_updates=steps.log_every == 1 or platform == "gpu",
+        norms=choose_norms(config, steps, platform),
+    )
+
+
+def choose_norms(config: RunConfig, steps: RunSteps, platform: str) -> StepNorms:
+    """Return how the training step computes its norms on the devices of a platform."""
+    # Measuring only some updates needs a `lax.cond`, for which the host waits on GPUs.
+    measures_all = steps.log_every == 1 or platform == "gpu"
+    return StepNorms(
+        clips_gradients=config.optimizer.clip_global_norm is not None,
+        logged_every=None if measures_all else steps.log_every,
+        last_step=steps.total,
         sums_rows_first=platform == "gpu" and holds_all_parameters(config.sharding),
     )
 
@@ -276,11 +288,9 @@ def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluation
     evaluation = parts.config.evaluation
     evaluators = evaluation.evaluators.values()
     has_label_sets = any(evaluator.label_sets is not None for evaluator in evaluators)
-    # Without such metrics no rows are needed, and the network may have no logits to make them from:
-    # it may predict masked patches.
-    metric_rows = None
+    metric_rows = None  # no metric reads rows; the network may have no logits to make them from
     if evaluation.metrics or has_label_sets:
         chosen = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
         metric_rows = make_metric_rows(chosen, has_label_sets=has_label_sets)
     step = make_evaluation_step(parts.architecture, parts.objective, metric_rows)
-    return compiler.jit_observation(step)
+    return compiler.jit_read_only(step)

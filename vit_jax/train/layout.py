@@ -22,7 +22,7 @@ from vit_jax.config.lengths import Phase
 from vit_jax.config.network_options import Policy
 from vit_jax.config.parsing import flatten
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
-from vit_jax.optim.by_name import make_is_trained
+from vit_jax.optim.by_name import find_trained
 from vit_jax.sharding import AXES, count_slices, shard_tree
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import GIB, find_fabric_of_device
@@ -272,7 +272,7 @@ def _measure_update(
         return 0.0
     from vit_jax.train.step_memory import list_updated_leaves
 
-    updated = list_updated_leaves(state, make_is_trained(config.optimizer))
+    updated = list_updated_leaves(state, find_trained(config.optimizer))
     num_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in updated)
     update_seconds = num_bytes / chip.memory_bandwidth_bytes_per_second
     macs = forward_macs(shrink_sequence(architecture, config)) * config.global_batch / len(devices)
@@ -406,7 +406,7 @@ def _count_bytes(
         image_size=architecture.image_size,
         global_batch=config.global_batch,
         accumulation_steps=num_micro_batches,
-        is_trained=make_is_trained(config.optimizer),
+        trained=find_trained(config.optimizer),
         tiled=devices[0].platform == "tpu",
     )
     return memory.total

@@ -25,7 +25,7 @@ from vit_jax.data.workers import choose_parallelism, count_cores
 from vit_jax.evals.intervals import INTERVAL_OF, describe_interval
 from vit_jax.models.flops import FLOPS_PER_MAC
 from vit_jax.models.lora import build_lora
-from vit_jax.optim.by_name import IsTrained, make_is_trained, select_trained
+from vit_jax.optim.by_name import TrainedParameters, find_trained, select_trained
 from vit_jax.storage.files import JsonObject
 from vit_jax.text.tables import columns
 from vit_jax.train.assembly import Assembly
@@ -55,16 +55,16 @@ def parameter_table(
     model: nnx.Module,
     *,
     is_folded: bool,
-    is_trained: IsTrained | None = None,
+    trained: TrainedParameters | None = None,
 ) -> str:
     """Return a table of parameters with shape and number, or a line with the number of each part.
 
-    The number of trained parameters follows if `is_trained` is not None.
+    The number of trained parameters follows if `trained` is not None.
     """
     leaves = pytree.name_leaves(model)
     num_trained = None
-    if is_trained is not None:
-        num_trained = _count_values(select_trained(model, is_trained))
+    if trained is not None:
+        num_trained = _count_values(select_trained(model, trained))
 
     if is_folded:
         return _count_by_part(leaves, num_trained)
@@ -154,7 +154,7 @@ def _describe_network(run: Assembly) -> list[str]:
     parameters = parameter_table(
         run.abstract_state.model,
         is_folded=not run.config.logging.parameters,
-        is_trained=make_is_trained(run.config.optimizer),
+        trained=find_trained(run.config.optimizer),
     )
     return [
         f"{architecture.name} ({', '.join(sizes)}) on {height}x{width} images, "

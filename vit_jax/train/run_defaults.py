@@ -17,7 +17,7 @@ from vit_jax.data.decoding.bands import read_bands
 from vit_jax.data.records import Source
 from vit_jax.data.sources import open_source
 from vit_jax.evals.least_squares import memory_bytes
-from vit_jax.optim.by_name import make_is_trained
+from vit_jax.optim.by_name import find_trained
 from vit_jax.sharding.fabrics import GIB
 from vit_jax.storage.files import read_bounded
 from vit_jax.train.assemble import assemble
@@ -299,7 +299,7 @@ def estimate_bytes(run: Assembly) -> int | None:
         image_size=run.architecture.image_size,
         global_batch=run.config.global_batch,
         accumulation_steps=run.config.optimizer.accumulation_steps or 1,
-        is_trained=make_is_trained(run.config.optimizer),
+        trained=find_trained(run.config.optimizer),
         tiled=jax.devices()[0].platform == "tpu",
         teacher=run.teacher.abstract.network if run.teacher is not None else None,
     )

@@ -19,7 +19,7 @@ from vit_jax.config.variants import parse_name
 from vit_jax.models import build_model, lora
 from vit_jax.models.encoder import require_encoder
 from vit_jax.objectives import Objective, build_objective
-from vit_jax.optim.by_name import make_is_trained
+from vit_jax.optim.by_name import find_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.train.state import TrainState, init_state
@@ -60,7 +60,7 @@ class Overrides:
     ) -> optax.GradientTransformation:
         """Return the optimizer of the trained parameters; `schedule` is for the config's."""
         if self.optimizer is not None:
-            return adapt_optimizer(self.optimizer, make_is_trained(config.optimizer))
+            return adapt_optimizer(self.optimizer, find_trained(config.optimizer))
         return build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
 
 

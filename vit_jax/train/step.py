@@ -21,17 +21,17 @@ from vit_jax import pytree
 from vit_jax.arrays import Batch, Corruption, ModelOutput, StepResults, Targets, normalise
 from vit_jax.config import Architecture, InputConfig, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
-from vit_jax.kernels import dispatch
 from vit_jax.objectives import Objective
 from vit_jax.objectives.sums import Sums, compute_means, score_classes
 from vit_jax.optim import ema
-from vit_jax.optim.by_name import IsTrained, apply_updates
+from vit_jax.optim.by_name import TrainedParameters, apply_updates
 from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.state import TrainState
+from vit_jax.train.step_norms import StepNorms
 
 Metrics = dict[str, jax.Array]
 GradientsAndSums = tuple[nnx.Module, Sums]
-T = TypeVar("T")
+Tree = TypeVar("Tree")
 
 
 class StepKeys(NamedTuple):
@@ -107,21 +107,18 @@ def keep_size(model: nnx.Module) -> nnx.Module:
 class StepParts:
     """A training step and its parts.
 
-    Gradients and losses are sums over examples, until `divide_by_weight` and `compute_means`.
+    Gradients and losses are sums over examples, until `average_gradients` and `compute_means`.
 
     Attributes:
       config: config of the run, with the sizes of its phase. Its seed and the number of a step
         decide all random numbers of the step.
       architecture: the network of the phase.
       objective: the loss of an output.
-      is_trained: tells for the name of a parameter whether it changes, and how many last blocks
-        do; None: all parameters change.
+      trained: the parameters that change; None: all of them.
       optimizer: updates of the parameters by their gradients.
       schedule: learning rate by steps done; the optimizer has its own reference to it.
       steps: lengths of the run.
-      measures_all_updates: True: every step measures the norm of its update. False: only steps
-        that are logged do, and the metric is NaN after the others.
-      sums_rows_first: norms are sums of `sum_squares`.
+      norms: how the norms among the metrics are computed.
       resize_network: from the model of the run to the network for the images of the phase.
 
     The methods take a `teacher` as an argument, whose parameters are then arguments of the jitted
@@ -132,12 +129,11 @@ class StepParts:
     config: RunConfig
     architecture: Architecture
     objective: Objective
-    is_trained: IsTrained | None
+    trained: TrainedParameters | None
     optimizer: optax.GradientTransformation
     schedule: Callable[[jax.Array], jax.Array]
     steps: RunSteps
-    measures_all_updates: bool
-    sums_rows_first: bool = False
+    norms: StepNorms
     resize_network: Callable[[nnx.Module], nnx.Module] = keep_size
 
     def train_step(
@@ -158,15 +154,12 @@ class StepParts:
             updates, optimizer_state = self.optimizer.update(
                 gradients, state.optimizer, state.model
             )
-            model = apply_updates(state.model, updates, self.is_trained)
+            model = apply_updates(state.model, updates, self.trained)
 
         with jax.named_scope("metrics"):
             metrics = {f"train_{name}": mean for name, mean in compute_means(sums).items()}
             metrics["learning_rate"] = self.schedule(steps_done)
-            metrics["gradient_norm"] = self.measure_gradients(gradients)
-            metrics["update_norm"] = self.measure_update(updates, step)
-            # Fused with the update of the parameters, this norm would make XLA copy them on GPUs.
-            metrics["parameter_norm"] = self.compute_norm(dispatch.stop_fusion(model))
+            metrics |= self.norms.measure(step, gradients, updates, model)
             metrics[READABLE_IMAGES] = batch.mask_B.sum()
 
         polyak = self.update_average(state.polyak, model, step)
@@ -213,7 +206,7 @@ class StepParts:
         """Return mean gradients over the examples of a batch, and the sums of the objective."""
         compute_loss = functools.partial(self.compute_loss, teacher=teacher)
         gradients, sums = accumulate_gradients(compute_loss, model, inputs, self.num_micro_batches)
-        return divide_by_weight(gradients, sums)
+        return average_gradients(gradients, sums)
 
     def compute_loss(
         self,
@@ -246,11 +239,12 @@ class StepParts:
     ) -> ModelOutput:
         """Return the output of the network, with these intermediates and those of the loss.
 
-        Parameters are frozen in two places. Whole arrays: here, by `stop_frozen_gradients`. Blocks,
-        whose parameters are slices of one array: in the network, by the number of last blocks that
-        are trained.
+        Parameters are frozen in two places, so that their gradients are not computed. Whole arrays:
+        here, by `stop_frozen_gradients`. Blocks, whose parameters are slices of one array: in the
+        network, by the number of last blocks that are trained. With a trained head alone nothing is
+        dropped, so that it sees exact features.
         """
-        network = self.resize_network(stop_frozen_gradients(model, self.is_trained))
+        network = self.resize_network(stop_frozen_gradients(model, self.trained))
         return call_network(
             network,
             inputs.images,
@@ -262,7 +256,7 @@ class StepParts:
         )
 
     def _select_dropout_key(self, inputs: LossInputs) -> jax.Array | None:
-        """Return the key of dropout; None where only the head is trained, on exact features."""
+        """Return the key of dropout; None where only the head is trained."""
         if self.config.optimizer.trained == "head":
             return None
         return inputs.dropout_key
@@ -278,40 +272,14 @@ class StepParts:
 
     def _count_trained_blocks(self) -> int | None:
         """Return the number of last blocks that are trained; None for all."""
-        if self.is_trained is None:
+        if self.trained is None:
             return None
-        return self.is_trained.num_last_blocks
+        return self.trained.num_last_blocks
 
     @property
     def num_micro_batches(self) -> int:
         """Number of equal parts of a batch whose gradients are added one by one."""
         return self.config.optimizer.accumulation_steps or 1
-
-    def compute_norm(self, tree: optax.Updates) -> jax.Array:
-        """Return the norm of all values of a tree."""
-        if not self.sums_rows_first:
-            return optax.tree.norm(tree)
-        return jnp.sqrt(sum_squares(tree))
-
-    def measure_gradients(self, gradients: optax.Updates) -> jax.Array:
-        """Return the norm of the gradients, in the form of optax if it clips them by this norm.
-
-        XLA then computes it once.
-        """
-        if self.config.optimizer.clip_global_norm is not None:
-            return optax.tree.norm(gradients)
-        return self.compute_norm(gradients)
-
-    def measure_update(self, updates: optax.Updates, step: jax.Array) -> jax.Array:
-        """Return the norm of the updates; NaN after steps that are not logged, to save its time.
-
-        XLA for TPUs fuses the other norms with the update of the parameters. This one takes two
-        more passes over them.
-        """
-        if self.measures_all_updates:
-            return self.compute_norm(updates)
-        is_logged = (step % self.steps.log_every == 0) | (step == self.steps.total)
-        return jax.lax.cond(is_logged, self.compute_norm, skip_norm, updates)
 
     @jax.named_scope("average")
     def update_average(
@@ -341,29 +309,6 @@ def step_keys(seed: int, steps_done: jax.typing.ArrayLike) -> StepKeys:
     step_key = jax.random.fold_in(jax.random.key(seed), steps_done)
     mixing_key, dropout_key = jax.random.split(step_key)
     return StepKeys(mixing_key, dropout_key)
-
-
-def sum_squares(tree: optax.Updates) -> jax.Array:
-    """Return the sum of all squares, of which XLA adds up the last axis of each array first.
-
-    XLA for GPUs joins the update of a parameter with a sum over it. If this is a sum over rows, the
-    kernel takes the time of memory, otherwise twice as long: 255 and 455 microseconds on an H100
-    for 28 million parameters, their moments and gradients.
-    """
-    sums = []
-    for leaf in jax.tree.leaves(tree):
-        squares = jnp.square(leaf.astype(jnp.float32))
-        sums.append(squares.sum(-1) if squares.ndim else squares)
-    sums = jax.lax.optimization_barrier(sums)
-    # One sum over all arrays takes three kernels. Without the maximum XLA makes it one of each.
-    joined = jnp.concatenate([array.ravel() for array in sums])
-    return jnp.maximum(joined, 0.0).sum()
-
-
-def skip_norm(updates: optax.Updates) -> jax.Array:
-    """Return NaN in the place of the norm."""
-    del updates
-    return jnp.float32(jnp.nan)
 
 
 def mix_batch(
@@ -430,13 +375,13 @@ def call_network(
     return network(images, **in_use)
 
 
-def stop_frozen_gradients(model: T, is_trained: IsTrained | None) -> T:
+def stop_frozen_gradients(model: Tree, trained: TrainedParameters | None) -> Tree:
     """Return the model, without gradients at the parameters that are not trained. None: all are."""
-    if is_trained is None:
+    if trained is None:
         return model
 
     def stop_if_frozen(name: str, parameter: jax.Array) -> jax.Array:
-        return parameter if is_trained(name) else jax.lax.stop_gradient(parameter)
+        return parameter if trained.includes(name) else jax.lax.stop_gradient(parameter)
 
     return pytree.map_with_names(stop_if_frozen, model)
 
@@ -449,8 +394,8 @@ def accumulate_gradients(
 ) -> GradientsAndSums:
     """Return the gradients of the loss and the sums of a batch, added over its micro-batches.
 
-    Gradients are sums over examples, so that one division by the weight of the whole batch gives
-    the gradients of the large batch, also if examples are masked.
+    They are sums over examples, not means. Divided once by the weight of the whole batch they are
+    its mean gradients, also if micro-batches have different numbers of masked examples.
     """
     differentiate = functools.partial(jax.grad(compute_loss, has_aux=True), model)
     if num_micro_batches == 1:
@@ -485,7 +430,7 @@ def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
     return LossInputs(images, targets, kept_BM, dropout_key_A)
 
 
-def divide_by_weight(gradients: nnx.Module, sums: Sums) -> GradientsAndSums:
+def average_gradients(gradients: nnx.Module, sums: Sums) -> GradientsAndSums:
     """Return mean gradients, and the sums with the weight that `compute_means` divides them by.
 
     The weight of a batch without a readable image is 1 in the place of 0: its gradients and means

@@ -117,7 +117,7 @@ class StepCompiler:
             step_of_leaves=self._jit(train_step_of_leaves, leaf_shardings, teacher_leaves),
         )
 
-    def jit_observation(self, step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
+    def jit_read_only(self, step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
         """Jit a step that does not change the state.
 
         Its results are complete on each device.

@@ -9,7 +9,7 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.config.sizes import RGB_CHANNELS
-from vit_jax.optim.by_name import IsTrained, count_trained_blocks, select_trained
+from vit_jax.optim.by_name import TrainedParameters, count_trained_blocks, select_trained
 from vit_jax.sharding import BATCH_AXES
 from vit_jax.sharding.memory import Memory, count_padded_bytes, count_passing_bytes
 from vit_jax.train.state import TrainState
@@ -26,7 +26,7 @@ def step_memory(
     image_size: tuple[int, int],
     global_batch: int,
     accumulation_steps: int,
-    is_trained: IsTrained | None,
+    trained: TrainedParameters | None,
     tiled: bool,
     teacher: nnx.Module | None = None,
 ) -> Memory:
@@ -38,7 +38,7 @@ def step_memory(
       image_size: height and width of an image before patches are dropped.
       global_batch: images of a step on all devices.
       accumulation_steps: micro-batches of a step.
-      is_trained: returns True if the parameter of a name has a gradient; None: all have.
+      trained: the parameters that have a gradient; None: all have.
       tiled: True on TPUs, whose memory consists of tiles.
       teacher: abstract parameters of a teacher.
 
@@ -52,7 +52,7 @@ def step_memory(
     for axis in BATCH_AXES:
         images = images // axes[axis]
 
-    gradients = select_trained(state.model, is_trained)
+    gradients = select_trained(state.model, trained)
     passing = count_passing_bytes(
         architecture,
         images=images // accumulation_steps,
@@ -60,7 +60,7 @@ def step_memory(
         gradient_bytes=sum_bytes(gradients, tiled=tiled),
         layer_parameters=_count_layer_parameters(state.model),
         gathered_parameters=_count_gathered_parameters(state.model, axes["model"]),
-        trained_blocks=count_trained_blocks(state.model, is_trained),
+        trained_blocks=count_trained_blocks(state.model, trained),
         recomputes_activation=_recomputes_activation(state.model),
         is_accumulated=accumulation_steps > 1,
         model_shards=axes["model"],
@@ -87,11 +87,11 @@ def _recomputes_activation(model: nnx.Module) -> bool:
 
 def list_updated_leaves(
     state: TrainState,
-    is_trained: IsTrained | None,
+    trained: TrainedParameters | None,
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the arrays that an update reads and writes: gradients, and the state that is trained."""
-    trained = select_trained(state.model, is_trained)
-    return jax.tree.leaves((state.step, trained, state.optimizer, state.polyak, trained))
+    leaves = select_trained(state.model, trained)
+    return jax.tree.leaves((state.step, leaves, state.optimizer, state.polyak, leaves))
 
 
 def sum_bytes(tree: object, *, tiled: bool) -> int:

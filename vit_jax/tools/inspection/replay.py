@@ -115,7 +115,7 @@ def replay(
     phase = assembly.select_phase(step)
     intermediates = list_intermediates(phase.architecture)
     examination = Examination(phase.step_parts, intermediates, phase.teacher_network)
-    examine = assembly.compiler.jit_observation(examination.examine)
+    examine = assembly.compiler.jit_read_only(examination.examine)
     figures = jax.device_get(examine(state, batch))
     _, metrics = train_step.select(step)(
         leaves, batch

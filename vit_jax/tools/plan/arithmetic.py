@@ -12,7 +12,7 @@ import math
 import jax
 
 from vit_jax.config import Architecture
-from vit_jax.optim.by_name import count_trained_blocks, make_is_trained, select_trained
+from vit_jax.optim.by_name import count_trained_blocks, find_trained, select_trained
 from vit_jax.pytree import name_leaves
 from vit_jax.sharding.memory import ROWS, Memory, count_kept_bytes, is_unrolled
 from vit_jax.tools.plan.gpu_kernels import (
@@ -114,7 +114,7 @@ def estimate_memory(run: Assembly, topology: Topology) -> Memory:
         image_size=run.architecture.image_size,
         global_batch=config.global_batch,
         accumulation_steps=config.optimizer.accumulation_steps or 1,
-        is_trained=make_is_trained(config.optimizer),
+        trained=find_trained(config.optimizer),
         tiled=topology.is_tpu,
         teacher=run.teacher.abstract.network if run.teacher is not None else None,
     )
@@ -256,8 +256,8 @@ def _count_kept(
 
 def _get_backward_share(run: Assembly) -> float:
     """Return the share of the layers that have a backward pass."""
-    is_trained = make_is_trained(run.config.optimizer)
-    num_blocks = count_trained_blocks(run.abstract_state.model, is_trained)
+    trained = find_trained(run.config.optimizer)
+    num_blocks = count_trained_blocks(run.abstract_state.model, trained)
     if num_blocks is None:
         return 1.0
     return num_blocks / max(1, run.architecture.depth)
@@ -269,14 +269,14 @@ def _count_passes(run: Assembly) -> float:
     Frozen parameters need no gradients, and layers before the first trained one no backward pass.
     LoRA's thin products read activations, which takes about the time of the gradients of kernels.
     """
-    is_trained = make_is_trained(run.config.optimizer)
-    if is_trained is None or run.config.optimizer.lora_rank is not None:
+    trained = find_trained(run.config.optimizer)
+    if trained is None or run.config.optimizer.lora_rank is not None:
         return 1.0
     backward_share = _get_backward_share(run)
     if backward_share < 1:
         return (1 + 2 * backward_share) / 3
-    trained = select_trained(run.abstract_state.model, is_trained)
-    num_trained = sum(leaf.size for leaf in trained.values())
+    leaves = select_trained(run.abstract_state.model, trained)
+    num_trained = sum(leaf.size for leaf in leaves.values())
     parameters = name_leaves(run.abstract_state.model)
     num_parameters = sum(leaf.size for leaf in parameters.values())
     return (2 + num_trained / num_parameters) / 3
@@ -388,7 +388,7 @@ def estimate_limit(run: Assembly, topology: Topology) -> float | None:
 
 def _count_updated_bytes(run: Assembly) -> int:
     """Return the bytes of the updated state and of gradients on one device, read and written."""
-    updated = list_updated_leaves(run.abstract_state, make_is_trained(run.config.optimizer))
+    updated = list_updated_leaves(run.abstract_state, find_trained(run.config.optimizer))
     return 2 * sum(shard_bytes(leaf, tiled=False) for leaf in updated)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from vit_jax.optim.by_name import make_is_trained
+from vit_jax.optim.by_name import find_trained
 from vit_jax.sharding.memory import Memory
 from vit_jax.text.tables import columns
 from vit_jax.tools.plan.aot import Executable
@@ -74,9 +74,9 @@ def _describe_layout(plan: Plan) -> Iterator[str]:
     attention = plan.attention_form
     if attention is not None:
         yield f"compute  {run.architecture.compute_dtype}, attention {attention}"
-    is_trained = make_is_trained(config.optimizer)
-    if is_trained is not None:
-        yield parameter_table(run.abstract_state.model, is_folded=True, is_trained=is_trained)
+    trained = find_trained(config.optimizer)
+    if trained is not None:
+        yield parameter_table(run.abstract_state.model, is_folded=True, trained=trained)
     data = plan.dataset
     yield (
         f"data     {data.name}: {data.num_examples:,} images, {data.num_classes:,} classes "
