@@ -16,12 +16,11 @@ from vit_jax import pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
-from vit_jax.models.encoder import require_encoder
 from vit_jax.optim.by_name import count_trained_blocks, find_trained
 from vit_jax.sharding.memory import count_passing_bytes
 from vit_jax.train.assemble import assemble
 from vit_jax.train.state import TrainState, items_of
-from vit_jax.train.state_builder import architecture_of
+from vit_jax.train.state_builder import architecture_of, require_encoder
 
 LAST = ("optimizer.trained=last:1",)
 LOOP = ("model.scan_unroll=1", "model.remat=full")

@@ -22,7 +22,7 @@ from vit_jax.models.mlp import build_mlp
 from vit_jax.models.norm import LayerNorm as LayerNorm
 from vit_jax.models.norm import build_norm
 
-R = TypeVar("R")
+Attended = TypeVar("Attended")  # outputs, or outputs and weights
 
 
 class Block(nnx.Module):
@@ -64,7 +64,7 @@ class Block(nnx.Module):
           token_BS: indices of the tokens in the complete sequence, if patches have been dropped.
         """
         attended_BSD = self._attend(self.attention, x_BSD, token_BS)
-        return self._finish(x_BSD, attended_BSD, drop_fraction, key)
+        return self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
 
     def with_attention(
         self,
@@ -76,10 +76,12 @@ class Block(nnx.Module):
         """Return the output of a call, and the attention weights (B, T, S, S)."""
         attend = self.attention.with_weights
         attended_BSD, weights_BTSS = self._attend(attend, x_BSD, token_BS)
-        output_BSD = self._finish(x_BSD, attended_BSD, drop_fraction, key)
+        output_BSD = self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
         return output_BSD, weights_BTSS
 
-    def _attend(self, attend: Callable[..., R], x_BSD: Array, token_BS: Array | None) -> R:
+    def _attend(
+        self, attend: Callable[..., Attended], x_BSD: Array, token_BS: Array | None
+    ) -> Attended:
         """Return the result of `attend`, a method of the attention, on norm(x)."""
         normed_BSD = dispatch.map_tokens(self.attention_norm, x_BSD)
         return attend(
@@ -89,39 +91,46 @@ class Block(nnx.Module):
             output_scale=read_layer_scale(self.attention_scale),
         )
 
-    def _finish(
+    def _add_branches(
         self,
         x_BSD: Array,
         attended_BSD: Array,
         drop_fraction: Array,
         key: Array | None,
     ) -> Array:
-        """Return the output of the block: add the output of attention, run the MLP and add its output.
-
-        Each use of `key` draws other random numbers, by the number of its `Site`.
-        """
-        batch = x_BSD.shape[0]
-        skip_branch = functools.partial(
+        """Return the output of the block, from its input and the output of attention."""
+        drop_branch = functools.partial(
             drop_examples,
             fraction=drop_fraction,
             key=key if self.has_stochastic_depth else None,
-            batch=batch,
+            batch=x_BSD.shape[0],
         )
+        add_branches = functools.partial(self._add_to_tokens, key=key, drop_branch=drop_branch)
+        return dispatch.map_tokens(add_branches, x_BSD, attended_BSD)
 
-        # `map_tokens` passes tokens as (B S, D) on GPUs, and as (B, S, D) elsewhere. All operations
-        # treat tokens alike; `skip_branch` finds the examples by the size of the batch.
-        def finish(x: Array, attended: Array) -> Array:
-            # Equation 2.
-            attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
-            x = x + skip_branch(attended, site=Site.ATTENTION_BRANCH)
-            x = checkpoint_name(x, MIDDLE)  # the backward pass may use it: `encoder.REMAT_POLICIES`
+    def _add_to_tokens(
+        self,
+        x: Array,
+        attended: Array,
+        *,
+        key: Array | None,
+        drop_branch: Callable[..., Array],
+    ) -> Array:
+        """Return the output for tokens of the shape (B S, D) on GPUs and (B, S, D) elsewhere.
 
-            # Equation 3. The MLP has dropout inside, after each of its layers.
-            scale_D = read_layer_scale(self.mlp_scale)
-            expanded = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
-            return x + skip_branch(expanded, site=Site.MLP_BRANCH)
+        `map_tokens` chooses the shape, so nothing here may depend on it: `drop_branch`, which drops
+        the branch of whole examples, has the size of the batch. Each use of `key` draws other random
+        numbers, by the number of its `Site`.
+        """
+        # Equation 2.
+        attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
+        x = x + drop_branch(attended, site=Site.ATTENTION_BRANCH)
+        x = checkpoint_name(x, MIDDLE)  # the backward pass may use it: `encoder.REMAT_POLICIES`
 
-        return dispatch.map_tokens(finish, x_BSD, attended_BSD)
+        # Equation 3. The MLP has dropout inside, after each of its layers.
+        scale_D = read_layer_scale(self.mlp_scale)
+        expanded = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
+        return x + drop_branch(expanded, site=Site.MLP_BRANCH)
 
 
 def build_layer_scale(a: Architecture) -> nnx.Param[Array] | None:

@@ -21,17 +21,17 @@ from vit_jax.models.norm import build_norm, identity
 from vit_jax.models.positions import Positions, add_positions, build_positions
 
 # Activations that the forward pass keeps for the backward pass, which computes all others again.
-# The names are given in the layers, by `checkpoint_name`; `kernels/__init__.py` explains them. The
-# input of each block is kept in any case.
+# The input of each block is kept in any case. The layers give the names by `checkpoint_name`;
+# `kernels/__init__.py` explains them.
 _keep_only = jax.checkpoint_policies.save_only_these_names
 _ATTENTION_RESULTS = (ATTENTION_OUTPUT, LOG_SUMS, MIDDLE)
 _SMALL_RESULTS = (STATISTICS, REDUCED)
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
-    # Outputs of all products with parameters, and of attention.
+    # Outputs of all layers (products with parameters) and of attention.
     "dots": _keep_only(*_SMALL_RESULTS, *_ATTENTION_RESULTS, "query", "key", "value", "hidden"),
     # Outputs of attention only, which cost the most to compute again.
     "attention": _keep_only(*_SMALL_RESULTS, *_ATTENTION_RESULTS),
-    # Means of norms only: full rematerialisation.
+    # Means of norms only. This is full rematerialisation.
     "full": _keep_only(STATISTICS),
 }
 
@@ -166,11 +166,9 @@ class Encoder(nnx.Module):
         if num_trained is None or num_trained == self.depth:
             x_BSD, activations = self._scan(run_layer, x_BSD, layers)
         else:
-            # The first blocks are frozen: no gradients, no dropout, nothing kept. A slice of stacked
-            # parameters would copy them, so they are read one by one. The last ones, which are few,
-            # are sliced.
             num_frozen = self.depth - num_trained
             x_BSD, first_activations = self._scan_frozen(run_layer, x_BSD, num_frozen)
+            # This slice is a copy of parameters, but only of the last blocks, which are few.
             last_layers = jax.tree.map(lambda leaf_L: leaf_L[num_frozen:], layers)
             x_BSD, last_activations = self._scan(run_layer, x_BSD, last_layers)
             activations = jax.tree.map(join_layers, first_activations, last_activations)
@@ -194,7 +192,8 @@ class Encoder(nnx.Module):
     ) -> tuple[Array, BlockActivations]:
         """Run the first blocks without gradients and dropout; return what `_scan` returns.
 
-        The scan is over the numbers of the blocks.
+        The scan is over the numbers of the blocks, and reads one block at a time from the stack: a
+        scan over a slice of the stack would copy the parameters of all frozen blocks.
         """
         blocks = jax.lax.stop_gradient(self.blocks)
         x_BSD = jax.lax.stop_gradient(x_BSD)
@@ -282,19 +281,6 @@ def find_block_class(a: Architecture) -> Callable[..., Any]:
 
     block_class: Callable[..., Any] = resolve(a.block, "config.model.block")
     return block_class
-
-
-def require_encoder(a: Architecture, trained: str, *, is_standard: bool) -> None:
-    """Raise ValueError unless a network has this encoder, of which the last blocks can be trained.
-
-    Without `is_standard`, `a` does not describe the network.
-    """
-    if is_standard and a.has_transformer and a.network is None:
-        return
-    rule = f"must be 'all' or 'head' for {a.name}, which has no built-in encoder of blocks"
-    raise ValueError(
-        f"config.optimizer.trained={trained!r}: {rule}. Use optimizer.frozen to choose what is trained."
-    )
 
 
 def require_attention_weights(block: EncoderBlock, intermediates: Collection[str]) -> None:

@@ -3,8 +3,9 @@
 Legend: B batch, S sequence length, D width, N patches, O outputs of a patch, K classes.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from vit_jax.arrays import Corruption
+from vit_jax.arrays import Corruption, ModelOutput
 from vit_jax.config.architecture import Architecture
 from vit_jax.imports.reference_form import is_reference
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention
@@ -250,6 +251,38 @@ def apply_pooling(pooling: Pooling, tokens_BSD: Array, feature_width: int) -> Ar
             f"must be {expected}, a vector for each image."
         )
     return pooled_BD
+
+
+def predict(
+    head: PatchHead | Classifier,
+    pooled_BD: Array,
+    tokens_BND: Array,
+    num_classes: int,
+    intermediates: Collection[str],
+) -> ModelOutput:
+    """Return the outputs of a head, and the features that its last layer takes.
+
+    Raises:
+      ValueError: the head of the user returns something else.
+    """
+    if isinstance(head, PatchHead):
+        features_BD = pooled_BD.astype(jnp.float32)
+        return ModelOutput(features_BD=features_BD, patches_BNO=head(tokens_BND))
+
+    logits_BK, features_BD = apply_head(head, pooled_BD, num_classes)
+    output = ModelOutput(features_BD=features_BD, logits_BK=logits_BK)
+    if "token_logits" in intermediates:
+        assert isinstance(head, Head), "other heads do not allow this intermediate"
+        token_logits_TBK = head.score_tokens(features_BD)
+        output = dataclasses.replace(output, token_logits_TBK=token_logits_TBK)
+    return output
+
+
+def list_intermediates(head: PatchHead | Classifier) -> tuple[str, ...]:
+    """Return the names of the intermediates that `predict` can return for a head."""
+    if isinstance(head, Head) and head.has_distillation_token:
+        return ("token_logits",)
+    return ()
 
 
 def apply_head(

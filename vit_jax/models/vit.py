@@ -2,9 +2,11 @@
 
 Legend: B batch, H W image height and width, C channels, D width, L blocks, T heads, K classes.
 
-* N patches that enter the encoder: all, or the M that patch dropout keeps; O outputs of a patch;
+* N patches that enter the encoder, all or the M that patch dropout keeps;
 * P prefix tokens (class tokens and registers);
 * S = P + N tokens; Q queries of attention, which are the same S tokens.
+
+In `map_BHWC` H W C are those of the map that is split into patches.
 """
 
 import dataclasses
@@ -29,12 +31,12 @@ from vit_jax.models.embedding import PatchEmbedding
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.heads import (
     Classifier,
-    Head,
     PatchHead,
-    apply_head,
     apply_pooling,
     build_head,
     build_pooling,
+    list_intermediates,
+    predict,
 )
 from vit_jax.models.norm import build_norm, identity
 from vit_jax.models.positions import add_positions, build_positions, find_kept_tokens
@@ -64,11 +66,11 @@ class VisionTransformer(nnx.Module):
         self.register_tokens = build_prefix(a.registers, a.width)
         self.prefix_length = a.prefix_length
 
-        # Positions are added once, to the embedded tokens ("stem"), or to the input of every block:
-        # the same for all blocks ("shared"), or its own for each ("every", `build_block`).
-        self.position_layers = a.position_layers
+        # The network's positions are added to the embedded tokens, or, if `shares_positions`, to the
+        # input of every block. With "every", each block has its own (`build_block`).
         has_positions = a.position_layers != "every"
         self.positions = build_positions(a, rngs=embedding_rngs) if has_positions else None
+        self.shares_positions = a.position_layers == "shared"
         self.dropout_fraction = a.dropout_fraction
 
         self.encoder = Encoder(a, encoder_key)
@@ -77,7 +79,7 @@ class VisionTransformer(nnx.Module):
         self.pooled_norm = build_norm(a) if a.final_norm == "pooled" else identity
         self.feature_width = a.feature_width
         self.num_classes = a.num_classes
-        self.head: PatchHead | Classifier
+        self.head: PatchHead | Classifier  # predicts patches, or classes
         if a.patch_outputs:
             self.head = PatchHead(a, rngs=head_rngs)
         else:
@@ -122,7 +124,7 @@ class VisionTransformer(nnx.Module):
             tokens_BSD,
             encoder_key,
             intermediates=intermediates,
-            shared_positions=self.positions if self.position_layers == "shared" else None,
+            shared_positions=self.positions if self.shares_positions else None,
             token_BS=token_BS,
             num_trained=num_trained_blocks,
         )
@@ -131,9 +133,9 @@ class VisionTransformer(nnx.Module):
         # Equation 4: the class token, or another pooling, represents the image.
         pooled_BD = apply_pooling(self.pooling, tokens_BSD, self.feature_width)
         pooled_BD = self.pooled_norm(pooled_BD)
-        prediction = self._predict(pooled_BD, tokens_BND, intermediates)
+        output = predict(self.head, pooled_BD, tokens_BND, self.num_classes, intermediates)
         return dataclasses.replace(
-            prediction,
+            output,
             pooled_BD=pooled_BD,
             tokens_BND=tokens_BND,
             prefix_BPD=tokens_BSD[:, : self.prefix_length],
@@ -148,9 +150,7 @@ class VisionTransformer(nnx.Module):
         names = ["blocks", "attention"]
         if self.stem is not None:
             names.append("stages")
-        if isinstance(self.head, Head) and self.head.has_distillation_token:
-            names.append("token_logits")
-        return tuple(names)
+        return (*names, *list_intermediates(self.head))
 
     def _run_stem(
         self,
@@ -178,7 +178,7 @@ class VisionTransformer(nnx.Module):
             patches_BND = self.embedding_norm(patches_BND)
 
         tokens_BSD = self._prepend_prefix(patches_BND)
-        if self.position_layers == "stem":
+        if not self.shares_positions:
             tokens_BSD = add_positions(tokens_BSD, self.positions, token_BS)
         if self.embedding_norm_place == "tokens":
             tokens_BSD = self.embedding_norm(tokens_BSD)
@@ -197,28 +197,6 @@ class VisionTransformer(nnx.Module):
         prefix_BPD = jnp.broadcast_to(prefix_1PD, (batch, self.prefix_length, width))
         return jnp.concatenate([prefix_BPD, patches_BND], axis=1)
 
-    def _predict(
-        self,
-        pooled_BD: Array,
-        tokens_BND: Array,
-        intermediates: Collection[str],
-    ) -> ModelOutput:
-        """Return the outputs of the head, and the features that its last layer takes."""
-        if isinstance(self.head, PatchHead):
-            features_BD = pooled_BD.astype(jnp.float32)
-            return ModelOutput(features_BD=features_BD, patches_BNO=self.head(tokens_BND))
-
-        logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
-        token_logits_TBK = None
-        if "token_logits" in intermediates:
-            assert isinstance(self.head, Head), "other heads do not allow this intermediate"
-            token_logits_TBK = self.head.score_tokens(features_BD)
-        return ModelOutput(
-            features_BD=features_BD,
-            logits_BK=logits_BK,
-            token_logits_TBK=token_logits_TBK,
-        )
-
 
 def build_stem(a: Architecture, key: Array) -> nnx.Module | None:
     """Return the ResNet of a hybrid; None for other networks."""
@@ -227,7 +205,7 @@ def build_stem(a: Architecture, key: Array) -> nnx.Module | None:
 
     from vit_jax.models.resnet import ResNetBody
 
-    # Not a fourth split: that would change the initial parameters of all networks without a stem.
+    # `fold_in`, as a fourth key of `split` would change the initial parameters of other networks.
     stem_key = jax.random.fold_in(key, 0)
     return ResNetBody(a, stem_key)
 

@@ -17,7 +17,6 @@ from vit_jax.config.rules import count_last_blocks
 from vit_jax.config.schema import AdaptConfig, ModelConfig, ObjectiveConfig, RunConfig
 from vit_jax.config.variants import parse_name
 from vit_jax.models import build_model, lora
-from vit_jax.models.encoder import require_encoder
 from vit_jax.objectives import Objective, build_objective
 from vit_jax.optim.by_name import find_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
@@ -156,6 +155,19 @@ def make_state_builder(
         optimizer=overrides.resolve_optimizer(config, schedule),
         schedule=schedule,
         has_average=config.polyak.factor is not None,
+    )
+
+
+def require_encoder(a: Architecture, trained: str, *, is_standard: bool) -> None:
+    """Raise ValueError unless a network has the built-in encoder, whose last blocks can be trained.
+
+    Without `is_standard` the network is the caller's, and `a` does not describe it.
+    """
+    if is_standard and a.has_transformer and a.network is None:
+        return
+    rule = f"must be 'all' or 'head' for {a.name}, which has no built-in encoder of blocks"
+    raise ValueError(
+        f"config.optimizer.trained={trained!r}: {rule}. Use optimizer.frozen to choose what is trained."
     )
 
 
