@@ -12,7 +12,7 @@ The test split is ImageNet's validation split; a part of ImageNet-21k is held ou
 """
 
 import dataclasses
-import re
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from vit_jax.config import (
@@ -28,6 +28,7 @@ from vit_jax.config import (
     ScheduleConfig,
     parse_argument,
 )
+from vit_jax.config.augreg_files import translate_file_name
 
 
 class Augmentation(NamedTuple):
@@ -47,9 +48,9 @@ AUGMENTATIONS = {
     "strong1": Augmentation(2, 20, 0.5),
     "strong2": Augmentation(2, 20, 0.8),
 }
-# The authors' choice by model and data: for ViTs from their configs, for hybrids from the names of
-# released weights.
-DEFAULT_AUGMENTATIONS = {
+# The networks, and the augmentation that the authors choose for each by data: for ViTs in their
+# configs, for hybrids in the names of released weights. Where one is missing, they name none.
+MODELS = {
     "Ti/16": {"i21k": "none", "i1k": "light1"},
     "S/32": {"i21k": "none", "i1k": "medium1"},
     "S/16": {"i21k": "light1", "i1k": "medium2"},
@@ -92,18 +93,9 @@ DATA = {
     ),
 }
 
-# Names of files of released weights, such as
-# B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz. Names of fine-tuned weights go on
-# with "--" and their data.
-FILE_NAME = re.compile(
-    r"(?P<model>\w+)-(?P<data>i\w+)-(?P<epochs>\d+)ep-lr_(?P<rate>[\d.e-]+)-aug_(?P<aug>\w+)"
-    r"-wd_(?P<wd>[\d.]+)-do_(?P<do>[\d.]+)-sd_(?P<sd>[\d.]+)"
-)
-ARGUMENTS_OF_FILE = ("data", "epochs", "aug", "wd", "do", "sd")
-
 
 def get_config(argument: str = "") -> PretrainConfig:
-    """Argument: MODEL[,data=…][,aug=…][,wd=…][,do=…][,sd=…][,epochs=…] or FILE; MODEL one of `DEFAULT_AUGMENTATIONS`.
+    """Argument: MODEL[,data=…][,aug=…][,wd=…][,do=…][,sd=…][,epochs=…] or FILE; one of `MODELS`.
 
     * data: i21k (default) or i1k;
     * aug: one of `AUGMENTATIONS`; the authors' choice for model and data by default;
@@ -111,23 +103,23 @@ def get_config(argument: str = "") -> PretrainConfig:
     * do, sd: dropout and stochastic depth, both 0 (default) or both 0.1;
     * epochs: 300 by default.
 
-    The name of a file of released weights stands for all of these (`FILE_NAME`).
+    The name of a file of released weights stands for all of these (`config.augreg_files`).
     """
-    arguments = _read_argument(argument)
-    model = arguments["model"]
+    values = _read_argument(argument)
+    model = values["model"]
     name = model if "+" in model else f"ViT-{model}"
-    augmentation = AUGMENTATIONS[arguments["aug"]]
+    augmentation = AUGMENTATIONS[values["aug"]]
+    data = DATA[values["data"]]
 
-    data = DATA[arguments["data"]]
     return PretrainConfig(
         data=data.source,
-        total=Duration(f"{arguments['epochs']} epochs"),
+        total=Duration(f"{values['epochs']} epochs"),
         global_batch=4096,
         model=ModelConfig(
             name=name,
             head_bias_init=data.head_bias,
-            dropout_fraction=arguments["do"],
-            stochastic_depth_fraction=arguments["sd"],
+            dropout_fraction=values["do"],
+            stochastic_depth_fraction=values["sd"],
         ),
         input=dataclasses.replace(
             data.input,
@@ -139,11 +131,12 @@ def get_config(argument: str = "") -> PretrainConfig:
         optimizer=OptimizerConfig(
             name="adam",
             first_moment_dtype="bfloat16",
-            weight_decay=arguments["wd"],
-            weight_decay_meaning="paper_kernels",  # on kernels, times the learning rate
+            weight_decay=values["wd"],
+            weight_decay_meaning="paper_kernels",  # decays kernels alone; the rate multiplies it
             clip_global_norm=1.0,
         ),
         schedule=ScheduleConfig(learning_rate=1e-3, warmup=Duration("10000 steps"), decay="cosine"),
+        # These intervals are ours.
         evaluation=EvaluationConfig(every=Duration("5000 steps")),
         checkpoint=CheckpointConfig(every=Duration("2500 steps")),
         logging=LoggingConfig(every=Duration("100 steps")),
@@ -156,35 +149,32 @@ def _read_argument(argument: str) -> dict[str, Any]:
     Raises:
       ValueError: a value that is not one of those in the tables.
     """
-    pretraining, _, _ = argument.removesuffix(".npz").partition("--")
-    if match := FILE_NAME.fullmatch(pretraining):
-        argument = _translate_file_name(match)
-    arguments = parse_argument(
-        argument, model="B/16", data="i21k", aug="", wd=0.1, do=0.0, sd=0.0, epochs=300
+    values = parse_argument(
+        translate_file_name(argument),
+        model="B/16",
+        data="i21k",
+        aug="",
+        wd=0.1,
+        do=0.0,
+        sd=0.0,
+        epochs=300,
     )
-    model = arguments["model"].removeprefix("ViT-")
-    data = arguments["data"]
-    if model not in DEFAULT_AUGMENTATIONS:
-        models = ", ".join(DEFAULT_AUGMENTATIONS)
-        raise ValueError(f"model={arguments['model']}: must be one of {models}.")
-    if data not in DATA:
-        raise ValueError(f"data={data}: must be one of {', '.join(DATA)}.")
-    aug = arguments["aug"] or DEFAULT_AUGMENTATIONS[model].get(data)
+    model = values["model"].removeprefix("ViT-")
+    data = values["data"]
+    _require("model", model, MODELS)
+    _require("data", data, DATA)
+
+    aug = values["aug"] or MODELS[model].get(data)
     if aug is None:
         raise ValueError(
             f"model={model},data={data}: the authors name no augmentation for them. "
             f"Give aug= with one of {', '.join(AUGMENTATIONS)}."
         )
-    if aug not in AUGMENTATIONS:
-        raise ValueError(f"aug={aug}: must be one of {', '.join(AUGMENTATIONS)}.")
-    return arguments | {"model": model, "aug": aug}
+    _require("aug", aug, AUGMENTATIONS)
+    return values | {"model": model, "aug": aug}
 
 
-def _translate_file_name(name: re.Match[str]) -> str:
-    """Return the argument that the name of a released file stands for."""
-    if float(name["rate"]) != 1e-3:
-        raise ValueError(f"lr_{name['rate']}: must be 0.001, the rate of all released weights.")
-    *resnet, size, patch = name["model"].split("_")  # B_16 is B/16, R26_S_32 is R26+S/32
-    model = "+".join([*resnet, f"{size}/{patch}"])
-    values = [f"{key}={name[key]}" for key in ARGUMENTS_OF_FILE]
-    return ",".join([f"model={model}", *values])
+def _require(name: str, value: str, allowed: Collection[str]) -> None:
+    """Raise ValueError unless a value of the argument is allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value}: must be one of {', '.join(allowed)}.")

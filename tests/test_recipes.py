@@ -627,7 +627,7 @@ def test_expected_accuracies_of_augreg(name):
     (row,) = (row for row in commands if load_recipe(f"pretrain_augreg:{row}") == config)
     cells = read_readme_row(f"--config=configs/pretrain_augreg.py:{row}")
 
-    models = runpy.run_path(str(CONFIGS / "pretrain_augreg.py"))["DEFAULT_AUGMENTATIONS"]
+    models = runpy.run_path(str(CONFIGS / "pretrain_augreg.py"))["MODELS"]
     model, _, accuracy_cell, *_ = cells
     has_large_rate = model in ("B/16", "S/16", "Ti/16", "R+Ti/16")
 
