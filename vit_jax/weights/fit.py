@@ -1,9 +1,9 @@
 """Weights of one network fitted to another: new head, other resolution, other pooling.
 
-A parameter of the target is copied from the source, unless a step of `fit` changes it. There are
-steps for the head, the last norm, the pooling, the positions and the channels of the first kernel.
-Each step sees the parameters of the source and returns its changes, {} if there are none. No two
-steps change the same parameter.
+A parameter of the target is copied from the source, unless there is a `Change` for it. Five
+functions plan changes: of the head, the last norm, the pooling, the positions and the channels of
+the first kernel. Each sees the parameters of the source and returns a dictionary, {} if nothing has
+to change. No two plan a change of the same parameter. `apply_changes` then carries them out.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ Shapes = Mapping[str, Shape]
 HEAD = "head/"
 LAST_LAYER = "head/linear/"
 POOLING = "pooling/"
-_LARGE_GROUP = 5  # parameters, of which a summary gives the number instead of the names
+_LARGE_GROUP = 5  # parameters; of larger groups a summary has the number, not the names
 
 # Folder of the last norm, by `Architecture.final_norm`; other values have no such norm.
 LAST_NORMS = {"tokens": "encoder/norm/", "pooled": "pooled_norm/"}
@@ -51,21 +51,21 @@ class Fitted:
         """
         groups: dict[tuple[str, str], list[str]] = {}
         num_copied = 0
-        for use in self.statuses:
-            if use.status == COPIED:
+        for array in self.statuses:
+            if array.status == COPIED:
                 num_copied += 1
                 continue
-            folder, _, _ = use.name.partition("/")
-            groups.setdefault((folder, use.status), []).append(use.name)
+            folder, _, _ = array.name.partition("/")
+            groups.setdefault((folder, array.status), []).append(array.name)
 
-        words = [f"{num_copied} parameters copied"]
+        items = [f"{num_copied} parameters copied"]
         for (folder, status), names in groups.items():
             if len(names) >= _LARGE_GROUP:
-                words.append(f"{folder}/* ({len(names)} parameters) {status}")
+                items.append(f"{folder}/* ({len(names)} parameters) {status}")
                 continue
             for name in names:
-                words.append(f"{name} {status}")
-        return ", ".join(words)
+                items.append(f"{name} {status}")
+        return ", ".join(items)
 
 
 class Change(NamedTuple):
@@ -115,23 +115,24 @@ def fit(
 
     old_norm = LAST_NORMS.get(source.final_norm)
     new_norm = LAST_NORMS.get(target.final_norm)
-    # "library" stands for the method of the library that the weights come from.
+    # `position_resize` may be "library": the method of the library that the weights come from.
     resize_method = weights.choose_resize_method(position_resize)
     changes = join_changes(
         [
-            change_head(parameters, expected, target.head_bias_init),
-            change_last_norm(parameters, expected, old_norm, new_norm),
-            change_pooling(parameters, expected, source.pool, target.pool),
-            change_grid(parameters, source.grid, target.grid, resize_method),
-            change_channels(parameters, source.channels, target.channels, channel_weights),
+            plan_head(parameters, expected, target.head_bias_init),
+            plan_last_norm(parameters, expected, old_norm, new_norm),
+            plan_pooling(parameters, expected, source.pool, target.pool),
+            plan_grid(parameters, source.grid, target.grid, resize_method),
+            plan_channels(parameters, source.channels, target.channels, channel_weights),
         ]
     )
     changed = apply_changes(parameters, changes)
     problem = f"{weights.source} does not fit {target.name}; it is for {source.name}"
     require_expected(changed, expected, problem)
 
+    # The pixels had a mean and a deviation for each channel, which other channels do not have.
     normalisation = OURS
-    if source.channels == target.channels:  # the statistics of the pixels belong to the channels
+    if source.channels == target.channels:
         normalisation = read_normalisation(weights.preprocessing)
     return Fitted(
         parameters={name: changed[name] for name in expected},
@@ -153,10 +154,11 @@ def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
     return all(parameters[name].shape == expected[name] for name in names)
 
 
-def change_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
-    """Initialise the last layer, with zeros and this bias, unless the head is as expected.
+def plan_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
+    """Plan a new last layer, of zeros and this bias, unless the head is as expected.
 
-    A hidden layer is kept if the target has one, and otherwise dropped.
+    A hidden layer is dropped unless the target has it. One that only the target has is not planned:
+    `require_expected` reports it as missing.
     """
     if has_expected_head(parameters, expected):
         return {}
@@ -170,13 +172,13 @@ def change_head(parameters: Parameters, expected: Shapes, bias: float) -> Change
 # The last norm.
 
 
-def change_last_norm(
+def plan_last_norm(
     parameters: Parameters,
     expected: Shapes,
     old_folder: str | None,
     new_folder: str | None,
 ) -> Changes:
-    """Initialise, drop or move the last norm.
+    """Plan to initialise, drop or move the last norm.
 
     Args:
       parameters: parameters of the source.
@@ -203,10 +205,10 @@ def change_last_norm(
 # The pooling.
 
 
-def change_pooling(parameters: Parameters, expected: Shapes, old: str, new: str) -> Changes:
-    """Drop the parameters of another pooling.
+def plan_pooling(parameters: Parameters, expected: Shapes, old: str, new: str) -> Changes:
+    """Plan to drop the parameters of another pooling.
 
-    A new pooling is not initialised: `require_expected` reports its parameters as missing.
+    A new pooling is not planned: `require_expected` reports its parameters as missing.
     """
     if old == new:
         return {}
@@ -216,8 +218,8 @@ def change_pooling(parameters: Parameters, expected: Shapes, old: str, new: str)
 # The positions.
 
 
-def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> Changes:
-    """Resize every table of positions to another grid of patches."""
+def plan_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> Changes:
+    """Plan to resize every table of positions to another grid of patches."""
     resized, statuses = resize_positions(parameters, old, new, method)
     changes = {}
     for status in statuses:  # one for each table whose size changes
@@ -228,8 +230,8 @@ def change_grid(parameters: Parameters, old: Grid, new: Grid, method: str) -> Ch
 # The channels.
 
 
-def change_channels(parameters: Parameters, old: int, new: int, method: str) -> Changes:
-    """Change the kernel that sees the image, the first of `FIRST_KERNELS` that there is."""
+def plan_channels(parameters: Parameters, old: int, new: int, method: str) -> Changes:
+    """Plan other channels of the kernel that sees the image: the first one of `FIRST_KERNELS`."""
     if old == new:
         return {}
     for name in FIRST_KERNELS:
@@ -253,7 +255,7 @@ def drop_unexpected(
     expected: Shapes,
     folder: str,
 ) -> Changes:
-    """Drop the parameters of a folder that the target does not have."""
+    """Return the changes that drop the parameters of a folder that the target does not have."""
     changes = {}
     for name in list_folder(parameters, folder):
         if name not in expected:
@@ -283,7 +285,8 @@ def fill(
       name: name of the parameter.
       shape: its shape in the target.
       value: the value.
-      replaces: array of the source that it replaces, for the status; None: it is new.
+      replaces: array of the source that it replaces, None for none; the status describes it, to
+        show what is lost.
     """
     array = np.full(shape, value, np.float32)
     if replaces is None:
@@ -291,11 +294,11 @@ def fill(
     return Change(array, ArrayStatus.describe(name, replaces, "replaced"))
 
 
-def join_changes(steps: Sequence[Changes]) -> Changes:
-    """Return the changes of all steps, in their order."""
+def join_changes(plans: Sequence[Changes]) -> Changes:
+    """Return the changes of all plans, in their order."""
     joined: Changes = {}
-    for changes in steps:
-        assert joined.keys().isdisjoint(changes), "each parameter is changed by one step"
+    for changes in plans:
+        assert joined.keys().isdisjoint(changes), "each parameter is in one plan"
         joined.update(changes)
     return joined
 
