@@ -7,9 +7,9 @@ that devices exchange one example each:
     label = mean weight * label + (1 - mean weight) * previous label
 
 All examples of a step share one weight. For mixup it is a number, an array of shape (). For CutMix it
-is a mask of the pixels, (H, W, 1): 0 inside a box and 1 outside. With both in the config, the choice
-is made on the device, so the weight is (H, W, 1) in every step; in a step of mixup all pixels have
-the same number.
+is a mask of the pixels, (H, W, 1): 0 inside a box and 1 outside. If the config has both, one of them
+is chosen in each step on the device, so the weight has one shape for both, (H, W, 1); in a step of
+mixup all its pixels are equal. Mixup keeps at least half of an image; CutMix may keep less.
 
 Legend: B batch, H W height and width, C channels, K classes.
 """
@@ -48,7 +48,7 @@ def mix(
     previous_mask_B = jnp.roll(mask_B, 1)
     is_paired_B = (mask_B > 0) & (previous_mask_B > 0)
     mixed_image_BHWC = _blend(image_BHWC, weight, is_paired_B)
-    label_weight = weight.mean()  # the number of mixup, or the fraction of pixels that CutMix keeps
+    label_weight = weight.mean()  # of mixup: the weight; of CutMix: the share of pixels it keeps
     mixed_label_BK = _blend(label_BK, label_weight, is_paired_B)
     return mixed_image_BHWC, mixed_label_BK
 
@@ -81,8 +81,8 @@ def sample_mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
 
     An example counts at least as much as its partner: for a = 0.3 its weight is 0.7.
 
-    Source: AugReg (2106.10270), `get_mixup` of its released code, where each device draws another
-    weight.
+    Source: AugReg (2106.10270), `get_mixup` of its released code. There each device draws a weight
+    of its own.
     """
     a = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
     return jnp.maximum(a, 1 - a)
@@ -99,7 +99,7 @@ def sample_cutmix_weight(
     The area to keep is drawn, kept_area ~ Beta(alpha, alpha). Each side of the box is
     sqrt(1 - kept_area) times the side of the image, rounded down to pixels: half of it for
     kept_area = 0.75. The centre is uniform over the image, and parts outside the image are cut off.
-    An example may lose most of its pixels: as in the paper, the weight has no lower bound.
+    As in the paper, the kept area has no lower bound: an example may lose most of its pixels.
 
     Source: CutMix (1905.04899), Algorithm 1.
     """
@@ -107,17 +107,17 @@ def sample_cutmix_weight(
     kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
     side_fraction = jnp.sqrt(1 - kept_area)
 
-    def is_inside(key: jax.Array, num_pixels: int) -> jax.Array:
+    def mark_side(key: jax.Array, num_pixels: int) -> jax.Array:
         length = (side_fraction * num_pixels).astype(jnp.int32)
         centre = jax.random.randint(key, (), 0, num_pixels)
-        # The box has `length` pixels. With the paper's bounds, centre - length // 2 and
-        # centre + length // 2, it has one fewer if `length` is odd.
+        # `length` pixels from `start` on. The paper ends at centre + length // 2, which is one pixel
+        # fewer if `length` is odd.
         start = centre - length // 2
         pixel = jnp.arange(num_pixels)
         return (start <= pixel) & (pixel < start + length)
 
-    is_inside_H = is_inside(row_key, height)
-    is_inside_W = is_inside(column_key, width)
+    is_inside_H = mark_side(row_key, height)
+    is_inside_W = mark_side(column_key, width)
     is_inside_HW = is_inside_H[:, None] & is_inside_W
     return (~is_inside_HW).astype(jnp.float32)[:, :, None]
 
@@ -134,11 +134,11 @@ def _blend(
       weight: () or, for images, (H, W, 1).
       is_paired_B: False for examples that are not mixed.
     """
-    ones = (1,) * (value.ndim - 1)
-    is_paired = is_paired_B.reshape(-1, *ones)
+    other_axes = (1,) * (value.ndim - 1)
+    is_paired = is_paired_B.reshape(-1, *other_axes)  # (B, 1, 1, 1) or (B, 1)
 
-    # The weight of each example is (B, 1, 1, 1) for images and mixup, (B, H, W, 1) for images and
-    # CutMix, (B, 1) for labels.
+    # Of each example: (B, 1, 1, 1) for images and mixup, (B, H, W, 1) for images and CutMix, (B, 1)
+    # for labels.
     own_weight = jnp.where(is_paired, weight, jnp.float32(1))
     previous_weight = 1 - own_weight  # in float32: the difference of bfloat16 weights is less exact
 

@@ -1,8 +1,11 @@
-"""The order in which training uses records, and their random numbers, as functions of the seed.
+"""Which record training uses at each position, and the random numbers of its augmentations.
 
-An order finds the record at any position of an endless sequence without the records before it, so
-that a resumed run continues in the same order. It is made of permutations: an epoch is one use of
-every record, in the order of the permutation with the number of the epoch.
+Both are functions of the seed: an order finds the record at any position of an endless sequence
+without the records before it, so that a resumed run continues in the same order.
+
+* `UniformOrder` permutes all records, once for each epoch.
+* `BalancedOrder` permutes the classes once for each turn, and the records of a class once for each
+  epoch of the class.
 """
 
 import functools
@@ -15,10 +18,10 @@ from grain.experimental import index_shuffle
 _ORDER = 0  # a part of the seed of an order
 _AUGMENTATION = 1  # a part of the seed of an augmentation
 _SHUFFLE_ROUNDS = 4  # rounds of `index_shuffle`, as in grain's global shuffle
-_FEWEST_SHUFFLED = 512  # balanced sampling sorts fewer elements, which is faster
+_MIN_SIZE_SHUFFLED = 512  # `BalancedOrder` sorts permutations of fewer elements
 
 # These change only time and memory.
-_MOST_STORED = 2**16  # records whose shuffled order is stored, because a look-up is faster
+_MAX_SIZE_STORED = 2**16  # `UniformOrder` stores permutations of at most this size
 _NUM_STORED_EPOCHS = 64  # a batch of a small dataset spans many epochs
 _NUM_CACHED = 4096  # seeds and sorted orders: 30 us each to compute, up to 1 KiB of memory
 
@@ -33,10 +36,11 @@ class UniformOrder:
     def find(self, position: int) -> tuple[int, int]:
         """Return the index of the record at a position, and its epoch."""
         epoch, offset = divmod(position, self.num_records)
-        # Also few records are shuffled, never sorted: sorting would give another order.
         permutation = Permutation(self.seed, epoch, self.num_records)
-        if self.num_records <= _MOST_STORED:
-            return permutation.find_stored(offset), epoch
+        # Few records, too, are shuffled and not sorted. That would be another order, and there are
+        # recorded runs with this one.
+        if self.num_records <= _MAX_SIZE_STORED:
+            return permutation.find_shuffled_in_list(offset), epoch
         return permutation.find_shuffled(offset), epoch
 
 
@@ -64,9 +68,9 @@ class BalancedOrder:
 
         records = self.records_by_class[class_number]
         epoch, offset = divmod(turn, len(records))
-        # The key of a class is the index of its first record. Classes are numbered without empty
-        # ones, so that a number changes when another class becomes empty. Plus 1, because 0 is for
-        # orders that are not of one class.
+        # The key of a class is the index of its first record, plus 1, because 0 is for permutations
+        # that are not of one class. The number of the class would be no key: empty classes are not
+        # counted, so it changes when another class becomes empty.
         class_key = int(records[0]) + 1
         order_of_records = Permutation(self.seed, epoch, len(records), class_key)
         element = order_of_records.find_sorted_or_shuffled(offset)
@@ -76,9 +80,12 @@ class BalancedOrder:
 class Permutation(NamedTuple):
     """A random order of the elements 0 to size - 1, a function of these values.
 
-    There are two ways to draw it, with different results: by `index_shuffle`, which finds one
-    element without the others (`find_shuffled`, and `find_stored`, which keeps its results), and by
-    sorting random words, which is faster for few elements.
+    There are two ways to draw it, which give different orders:
+
+    * shuffling: `index_shuffle` finds one element without the others (`find_shuffled`). A stored
+      list of all elements is faster and gives the same order (`find_shuffled_in_list`).
+    * sorting: random words are sorted, which is faster for few elements.
+      `find_sorted_or_shuffled` chooses by the size.
 
     Attributes:
       seed: random seed of the run.
@@ -95,11 +102,11 @@ class Permutation(NamedTuple):
 
     def find_sorted_or_shuffled(self, offset: int) -> int:
         """Return the element at an offset, by sorting if there are few, else by `find_shuffled`."""
-        if self.size < _FEWEST_SHUFFLED:
+        if self.size < _MIN_SIZE_SHUFFLED:
             return int(_list_by_random_words(self)[offset])
         return self.find_shuffled(offset)
 
-    def find_stored(self, offset: int) -> int:
+    def find_shuffled_in_list(self, offset: int) -> int:
         """Return the result of `find_shuffled`, from a stored list of all elements."""
         return int(_list_shuffled(self)[offset])
 
@@ -137,6 +144,9 @@ class Permutation(NamedTuple):
         )
 
 
+# The results of these functions are stored, by the values of the permutation.
+
+
 @functools.lru_cache(maxsize=_NUM_STORED_EPOCHS)
 def _list_shuffled(permutation: Permutation) -> np.ndarray:
     """Return all elements in the order of `index_shuffle`, int32 (size,)."""
@@ -150,7 +160,7 @@ def _list_by_random_words(permutation: Permutation) -> np.ndarray:
 
     The words are equal in all versions of NumPy.
     """
-    assert permutation.size <= np.iinfo(np.int16).max, "as _FEWEST_SHUFFLED says"
+    assert permutation.size <= np.iinfo(np.int16).max, "fewer are sorted than _MIN_SIZE_SHUFFLED"
     words = np.random.PCG64(_build_seed_sequence(permutation)).random_raw(permutation.size)
     return np.argsort(words, kind="stable").astype(np.int16)
 
@@ -166,8 +176,10 @@ def _build_seed_sequence(permutation: Permutation) -> np.random.SeedSequence:
 
     They are mixed, not added: with seed + number, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     """
-    # (seed, number, 0, 1) is also the entropy of `augmentation_rng` for record 0 and the variant
-    # `number`. This coincidence stays, for the sake of recorded runs.
+    # Two uses have the same entropy, which stays so for the sake of recorded runs:
+    #
+    #     here                    (seed, number,  _ORDER = 0,       class_key = 1)
+    #     `augmentation_rng`      (seed, variant, record_index = 0, _AUGMENTATION = 1)
     entropy = (permutation.seed, permutation.number, _ORDER, permutation.class_key)
     return np.random.SeedSequence(entropy)
 
@@ -190,5 +202,5 @@ def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Ge
 def _group_by_class(labels: np.ndarray) -> list[np.ndarray]:
     """Return the indices of the records of each class that has records."""
     by_class = np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[by_class])) + 1  # without that of the first class
+    starts = np.flatnonzero(np.diff(labels[by_class])) + 1  # of all classes but the first
     return np.split(by_class, starts)

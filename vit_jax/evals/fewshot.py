@@ -11,8 +11,8 @@ each class (`sampling="first"`), and the best of several penalties (`l2`, `penal
 Legend: N images, D width of the features, K classes.
 """
 
+import collections
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -39,8 +39,9 @@ class FewShot:
       l2: penalties on the weights; each is one result.
       sampling: "random" images of each class, or the "first" in the order of the records, which is
         one choice and takes no seeds.
-      penalty_choice: for tables of results, which of several penalties to report: the one with the
-        highest mean accuracy over datasets, or the best mean rank (`few_shot_table.choose_l2`).
+      penalty_choice: which of several penalties a table of results reports: the one with the
+        highest mean accuracy over datasets, or the best mean rank. Only `few_shot_table.choose_l2`
+        reads it.
     """
 
     shots: tuple[int, ...] = SHOTS
@@ -102,8 +103,7 @@ def few_shot(
       ValueError: no readable image on one of the sides, or too little memory.
     """
     train, test = select_readable(train, test)
-    pairs = itertools.product(protocol.shots, protocol.l2)
-    accuracies: dict[tuple[int, float], list[float]] = {pair: [] for pair in pairs}
+    accuracies: dict[tuple[int, float], list[float]] = collections.defaultdict(list)
     for seed in protocol.order_seeds:
         examples_by_class = order_examples(train.label_N, num_classes, seed)
         for shots in protocol.shots:
@@ -116,12 +116,22 @@ def few_shot(
                 is_right_N = classifier.predict(test.feature_ND) == test.label_N
                 accuracies[shots, l2].append(float(is_right_N.mean()))
 
-    num_examples_K = np.bincount(train.label_N, minlength=num_classes)
+    short_classes = find_short_classes(train.label_N, num_classes, protocol.shots)
+    return FewShotResult(dict(accuracies), len(test), short_classes)
+
+
+def find_short_classes(
+    label_N: np.ndarray,
+    num_classes: int,
+    all_shots: Sequence[int],
+) -> dict[int, tuple[int, ...]]:
+    """Return for each number of shots the classes with fewer examples."""
+    num_examples_K = np.bincount(label_N, minlength=num_classes)
     short_classes = {}
-    for shots in protocol.shots:
+    for shots in all_shots:
         classes = np.flatnonzero(num_examples_K < shots)
         short_classes[shots] = tuple(classes.tolist())
-    return FewShotResult(accuracies, len(test), short_classes)
+    return short_classes
 
 
 def order_examples(
@@ -129,18 +139,18 @@ def order_examples(
     num_classes: int,
     seed: int | None,
 ) -> list[np.ndarray]:
-    """Return the indices of the examples of each class in random order, or with None as stored.
+    """Return the indices of the examples of each class, in random order; in stored order for None.
 
     As released, one NumPy generator permutes the classes one after another.
     """
     by_class = np.argsort(label_N, kind="stable")
     ends_K = np.cumsum(np.bincount(label_N, minlength=num_classes))
-    members = np.split(by_class, ends_K[:-1])
+    examples_by_class = np.split(by_class, ends_K[:-1])  # the last class ends with the array
     if seed is None:
-        return members
+        return examples_by_class
 
     rng = np.random.default_rng(seed)
-    return [rng.permutation(indices) for indices in members]
+    return [rng.permutation(examples) for examples in examples_by_class]
 
 
 def make_few_shot_measure(
@@ -154,7 +164,7 @@ def make_few_shot_measure(
     """Return a measure that yields "5shot_accuracy", "5shot_spread" and so on.
 
     They are the mean and the standard deviation over the seeds. The arguments are those of
-    `FewShot`, with one penalty.
+    `FewShot`, with one penalty; an integer is one seed.
     """
     protocol = FewShot(
         shots=tuple(shots),

@@ -11,7 +11,7 @@ for the weights W (D, K) and b (1, K), with
 * c = 100: the input of the bias, large so that b is nearly free of the penalty;
 * Y (N, K): targets, +1 for the class of an example and -1 for the others.
 
-The bias of the scores is c b.
+The bias is the weight of a constant feature c, and c b is added to the scores.
 
 The derivatives by W and by b are zero:
 
@@ -20,8 +20,12 @@ The derivatives by W and by b are zero:
 
 X^T ones = 0 removes b from the first equation and W from the second:
 
-    (X^T X + l2 I) W = X^T Y            D equations: `PrimalEquations`; or N: `DualEquations`
+    (X^T X + l2 I) W = X^T Y            D equations: `PrimalEquations`
     (c^2 N + l2) b = c ones^T Y         `solve_bias`
+
+The first one has the same solution as N equations, which are fewer if N <= D:
+
+    W = X^T A, (X X^T + l2 I) A = Y     `DualEquations`
 
 The equations are ill conditioned with small penalties, or if N is about D: NumPy and SciPy solve
 them in float64 on the host.
@@ -86,8 +90,8 @@ class LeastSquares:
 
         self._num_examples_K = np.bincount(label_N, minlength=num_classes)
         self._scaler = Scaler(feature_ND)
-        form = PrimalEquations if num_examples > width else DualEquations
-        self._equations = form(self._scaler, feature_ND, label_N, num_classes)
+        equations_class = PrimalEquations if num_examples > width else DualEquations
+        self._equations = equations_class(self._scaler, feature_ND, label_N, num_classes)
 
     def solve(self, l2: float = L2) -> LinearClassifier:
         """Return the minimiser of the squared error plus `l2` times the squares of the weights."""
@@ -150,9 +154,11 @@ class PrimalEquations:
 class DualEquations:
     """W with N <= D: W = X^T A and (X X^T + l2 I) A = Y - mean(Y), N equations.
 
-    Y goes in without its mean, because that leaves fewer rounding errors. W stays the same: as
-    X X^T ones = 0, k ones more in a column of Y are (k / l2) ones more in the column of A, and
-    X^T (k / l2) ones = 0 more in W.
+    Y goes in without its mean, because that leaves fewer rounding errors. W stays the same. Let k
+    be the mean of a column of Y. With A' = A + (k / l2) ones for that column of A,
+
+        (X X^T + l2 I) A' = Y - k ones + k ones = Y     because X X^T ones = 0
+        X^T A' = X^T A = W                              because X^T ones = 0
     """
 
     def __init__(
@@ -190,8 +196,8 @@ def solve_bias(num_examples_K: np.ndarray, l2: float) -> np.ndarray:
 def _solve_penalised(matrix: np.ndarray, target: np.ndarray, l2: float) -> np.ndarray:
     """Solve (matrix + l2 I) x = target; the matrix is positive semidefinite up to rounding."""
     # Rounding can make eigenvalues negative, by less than eps times the trace. With this much more on
-    # the diagonal the Cholesky factorisation exists. It is little: for standardised features the
-    # trace of X^T X is N D, so 2e-7 for a million examples with features of width 1,000.
+    # the diagonal the Cholesky factorisation exists. It is little: X is standardised, so the trace of
+    # X^T X is N D, and this is 2e-7 for a million examples with features of width 1,000.
     rounding = np.finfo(np.float64).eps * np.trace(matrix)
     penalised = matrix.copy()
     np.fill_diagonal(penalised, matrix.diagonal() + l2 + rounding)

@@ -1,12 +1,14 @@
 """The training loop, once for every kind of run: steps, and what is due between them.
 
-The loop asks the parts of a `Session` (`train/session.py`). In the order of their use:
+The loop calls a `Session`, which opens what a run needs, and the parts of it that work in the loop
+(`train/session.py` describes them all):
 
-* `begin` opens the data and restores the state, or builds the first;
+* `batches` yields the batches of the next steps;
 * `live_state` holds the only copy of the state on the devices; each step replaces it;
-* `step_hooks` look at the metrics of every step;
+* `step_hooks` look at the metrics of every step; one of them, `late_metrics`, keeps them for the
+  log;
 * `stop` knows whether the run has to end, `evaluation` and `saving` when they are due;
-* `publish` writes the summary.
+* `unreadable` counts images that could not be read.
 """
 
 from typing import TYPE_CHECKING, NoReturn
@@ -48,7 +50,7 @@ def take_steps(session: "Session") -> None:
         session.before_step(step)  # may raise Paused
         batch = next(session.batches)
         metrics = session.live_state.advance(batch)
-        for hook in session.step_hooks:
+        for hook in session.step_hooks:  # they log the step before, so that no device waits
             hook.after_step(step, metrics)
 
         is_stopping = session.stop.is_requested()  # the same in all processes
@@ -56,9 +58,8 @@ def take_steps(session: "Session") -> None:
         if not (is_stopping or is_due):
             continue
 
-        # Report the metrics of this step now; hooks report them one step late, so that the devices
-        # do not wait. If they are not finite, the run ends here with FloatingPointError, before the
-        # state is evaluated or saved.
+        # Log this step now. If its metrics are not finite, the run ends here with
+        # FloatingPointError, before the state is evaluated or saved.
         session.late_metrics.flush()
         # The clock and the watchdog pause, and transfers to the host are allowed.
         with session.between_steps():
@@ -78,7 +79,7 @@ def evaluate_and_save(session: "Session") -> None:
     state = session.live_state.read()
     try:
         results = session.evaluation.run_due(step, state)
-    except Interrupted:  # raised between batches, where the step is not known
+    except Interrupted:  # of the input, which cannot name the step; `make_error` does
         save_and_raise(session, session.stop.make_error(step))
     except TooManyUnreadable as error:
         save_and_raise(session, error)
@@ -95,7 +96,7 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
       TooManyUnreadable: in the place of `error`, if that has occurred in any process.
     """
     step = session.live_state.step
-    # A collective call, so it comes before saving: a process whose save fails would not take part.
+    # All processes have to make this call, so it comes before saving, which may fail in one of them.
     error = session.unreadable.find_error(step) or error
     session.saving.save(
         step,
