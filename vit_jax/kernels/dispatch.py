@@ -317,18 +317,15 @@ def merge_inputs(kernel_HWIO: Array) -> Array:
     return kernel_HWIO.reshape(-1, kernel_HWIO.shape[-1])
 
 
-def map_tokens(function: Callable[..., Array], *arrays_BSD: Array) -> Array:
-    """Return `function(*arrays_BSD)`, (B, S, D), for a function that treats all tokens alike.
+def flatten_tokens(x_BSD: Array) -> Array:
+    """Return tokens for layers that treat all alike: (B S, D) on GPUs, (B, S, D) elsewhere.
 
-    On GPUs the function sees (B S, D). Gradients of norms and biases are sums over B and S, which
-    XLA for GPUs computes from transposed copies in float32, but not if they are one dimension. XLA
-    for TPUs is faster with two.
+    Gradients of norms and biases are sums over B and S, which XLA for GPUs computes from transposed
+    copies in float32, but not if they are one dimension. XLA for TPUs is faster with two.
     """
     if platform() != "gpu":
-        return function(*arrays_BSD)
-    shape = arrays_BSD[0].shape
-    flat = [x_BSD.reshape(-1, shape[-1]) for x_BSD in arrays_BSD]
-    return function(*flat).reshape(shape)
+        return x_BSD
+    return x_BSD.reshape(-1, x_BSD.shape[-1])
 
 
 def turns_pairs_by_products(width: int, dtype: jnp.dtype) -> bool:

@@ -1,6 +1,9 @@
 """The pre-norm block of attention and MLP.
 
-Legend: B batch, S sequence length, D width, T heads.
+Legend: B batch, S sequence length, D width, T heads, Q queries (= S).
+
+`dispatch.flatten_tokens` returns (B, S, D) as (B S, D) on GPUs, where layers that treat all tokens
+alike are faster on it, and unchanged elsewhere. Names of such arrays have no suffix.
 """
 
 import functools
@@ -14,6 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import MIDDLE, dispatch
+
+# `X as X`: these are for blocks of users, which import them from here.
 from vit_jax.models.attention import Attention as Attention
 from vit_jax.models.attention import build_attention
 from vit_jax.models.dropout import Site, drop_examples, dropout
@@ -55,7 +60,7 @@ class Block(nnx.Module):
         key: Array | None,
         token_BS: Array | None = None,
     ) -> Array:
-        """Return x + attention(norm(x)), then x + mlp(norm(x)).
+        """Return the output, (B, S, D).
 
         Args:
           x_BSD: tokens.
@@ -83,7 +88,8 @@ class Block(nnx.Module):
         self, attend: Callable[..., Attended], x_BSD: Array, token_BS: Array | None
     ) -> Attended:
         """Return the result of `attend`, a method of the attention, on norm(x)."""
-        normed_BSD = dispatch.map_tokens(self.attention_norm, x_BSD)
+        tokens = dispatch.flatten_tokens(x_BSD)
+        normed_BSD = self.attention_norm(tokens).reshape(x_BSD.shape)
         return attend(
             queries_BQD=normed_BSD,
             tokens_BSD=normed_BSD,
@@ -98,30 +104,19 @@ class Block(nnx.Module):
         drop_fraction: Array,
         key: Array | None,
     ) -> Array:
-        """Return the output of the block, from its input and the output of attention."""
+        """Return the output of the block, from its input and the output of attention.
+
+        Each use of `key` draws other random numbers, by the number of its `Site`.
+        """
         drop_branch = functools.partial(
             drop_examples,
             fraction=drop_fraction,
             key=key if self.has_stochastic_depth else None,
             batch=x_BSD.shape[0],
         )
-        add_branches = functools.partial(self._add_to_tokens, key=key, drop_branch=drop_branch)
-        return dispatch.map_tokens(add_branches, x_BSD, attended_BSD)
+        x = dispatch.flatten_tokens(x_BSD)
+        attended = dispatch.flatten_tokens(attended_BSD)
 
-    def _add_to_tokens(
-        self,
-        x: Array,
-        attended: Array,
-        *,
-        key: Array | None,
-        drop_branch: Callable[..., Array],
-    ) -> Array:
-        """Return the output for tokens of the shape (B S, D) on GPUs and (B, S, D) elsewhere.
-
-        `map_tokens` chooses the shape, so nothing here may depend on it: `drop_branch`, which drops
-        the branch of whole examples, has the size of the batch. Each use of `key` draws other random
-        numbers, by the number of its `Site`.
-        """
         # Equation 2.
         attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
         x = x + drop_branch(attended, site=Site.ATTENTION_BRANCH)
@@ -130,7 +125,8 @@ class Block(nnx.Module):
         # Equation 3. The MLP has dropout inside, after each of its layers.
         scale_D = read_layer_scale(self.mlp_scale)
         expanded = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
-        return x + drop_branch(expanded, site=Site.MLP_BRANCH)
+        x = x + drop_branch(expanded, site=Site.MLP_BRANCH)
+        return x.reshape(x_BSD.shape)
 
 
 def build_layer_scale(a: Architecture) -> nnx.Param[Array] | None:

@@ -207,7 +207,7 @@ def _normalise(
     norm.bias = nnx.Param(bias)
     if x.ndim != 3:
         return norm(x)
-    return dispatch.map_tokens(norm, x)
+    return norm(dispatch.flatten_tokens(x)).reshape(x.shape)
 
 
 def _build_finding(
