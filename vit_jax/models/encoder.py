@@ -21,8 +21,9 @@ from vit_jax.models.norm import build_norm, identity
 from vit_jax.models.positions import Positions, add_positions, build_positions
 
 # Activations that the forward pass keeps for the backward pass, which computes all others again.
-# The input of each block is kept in any case. The layers give the names by `checkpoint_name`;
-# `kernels/__init__.py` explains them.
+# The input of each block is kept in any case. Layers name their activations by `checkpoint_name`.
+# MIDDLE is the sum after the attention branch; LOG_SUMS are of the softmax, STATISTICS of norms,
+# REDUCED of LoRA.
 _keep_only = jax.checkpoint_policies.save_only_these_names
 _ATTENTION_RESULTS = (ATTENTION_OUTPUT, LOG_SUMS, MIDDLE)
 _SMALL_RESULTS = (STATISTICS, REDUCED)
@@ -31,7 +32,7 @@ REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     "dots": _keep_only(*_SMALL_RESULTS, *_ATTENTION_RESULTS, "query", "key", "value", "hidden"),
     # Outputs of attention only, which cost the most to compute again.
     "attention": _keep_only(*_SMALL_RESULTS, *_ATTENTION_RESULTS),
-    # Means of norms only. This is full rematerialisation.
+    # Statistics of norms only: nearly everything is computed again.
     "full": _keep_only(STATISTICS),
 }
 
@@ -68,8 +69,6 @@ class EncoderBlock(Protocol):
 class Layer(NamedTuple):
     """A block, and what it needs to drop values in one call.
 
-    All layers are also one `Layer`, whose arrays have a leading axis of L; a scan takes it apart.
-
     Attributes:
       block: the block.
       drop_fraction: scalar, fraction of the examples that skip a branch (stochastic depth).
@@ -81,11 +80,15 @@ class Layer(NamedTuple):
     key: Array | None
 
 
+StackedLayers = Layer
+"""All layers: every array has a leading axis of L, which a scan takes apart."""
+
+
 class BlockActivations(NamedTuple):
     """Activations of a block; a scan stacks those of all, with a leading axis of L.
 
-    They are `ABSENT` unless they are asked for: a pytree without leaves, which a scan leaves as it
-    is.
+    They have the types of arrays, but are `ABSENT` unless they are asked for: a pytree without
+    leaves, which a scan leaves as it is.
 
     Attributes:
       output: (B, S, D).
@@ -162,13 +165,14 @@ class Encoder(nnx.Module):
             x_BSD = add_positions(x_BSD, positions, token_BS)
             return apply_block(layer, x_BSD, token_BS, intermediates)
 
-        layers = self._stack_layers(key)
+        layers = self._make_layers(key)
         if num_trained is None or num_trained == self.depth:
             x_BSD, activations = self._scan(run_layer, x_BSD, layers)
         else:
+            # To slice stacked parameters is to copy them. The trained blocks are few, so these are
+            # sliced; the frozen ones are read from the stack one at a time.
             num_frozen = self.depth - num_trained
             x_BSD, first_activations = self._scan_frozen(run_layer, x_BSD, num_frozen)
-            # This slice is a copy of parameters, but only of the last blocks, which are few.
             last_layers = jax.tree.map(lambda leaf_L: leaf_L[num_frozen:], layers)
             x_BSD, last_activations = self._scan(run_layer, x_BSD, last_layers)
             activations = jax.tree.map(join_layers, first_activations, last_activations)
@@ -178,7 +182,7 @@ class Encoder(nnx.Module):
         self,
         run_layer: RunLayer,
         x_BSD: Array,
-        layers: Layer,
+        layers: StackedLayers,
     ) -> tuple[Array, BlockActivations]:
         """Run layers one after the other; return the output and their stacked activations."""
         run_layer = rematerialise(run_layer, self.remat)
@@ -192,8 +196,7 @@ class Encoder(nnx.Module):
     ) -> tuple[Array, BlockActivations]:
         """Run the first blocks without gradients and dropout; return what `_scan` returns.
 
-        The scan is over the numbers of the blocks, and reads one block at a time from the stack: a
-        scan over a slice of the stack would copy the parameters of all frozen blocks.
+        The scan is over the numbers of the blocks.
         """
         blocks = jax.lax.stop_gradient(self.blocks)
         x_BSD = jax.lax.stop_gradient(x_BSD)
@@ -212,8 +215,8 @@ class Encoder(nnx.Module):
         """Return the number of blocks in one iteration of a scan."""
         return dispatch.choose_block_unroll(self.unroll_on_cpu, self.unroll_on_accelerators)
 
-    def _stack_layers(self, key: Array | None) -> Layer:
-        """Return all layers, stacked, with the random numbers of one call."""
+    def _make_layers(self, key: Array | None) -> StackedLayers:
+        """Return all layers for one call: the blocks with their fractions and keys."""
         drop_fraction_L = jnp.linspace(
             self.first_drop_fraction, self.last_drop_fraction, self.depth
         )

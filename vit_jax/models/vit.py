@@ -48,6 +48,10 @@ class VisionTransformer(nnx.Module):
     The sequence has the class tokens first, then the registers, then the patches, line by line from
     the top left. In a hybrid, a ResNet (`stem`) makes the map that is split into patches.
 
+    Positions are added in one of three places (`Architecture.position_layers`): here, to the
+    embedded tokens ("stem"); by the encoder, the same to the input of every block ("shared"); or in
+    the encoder, where each block has its own ("every"). `add_positions(x, None, ...)` returns x.
+
     The module is a plain pytree: `jax.jit`, `jax.grad` and optax take it; its leaves are the
     parameters.
     """
@@ -66,8 +70,6 @@ class VisionTransformer(nnx.Module):
         self.register_tokens = build_prefix(a.registers, a.width)
         self.prefix_length = a.prefix_length
 
-        # The network's positions are added to the embedded tokens, or, if `shares_positions`, to the
-        # input of every block. With "every", each block has its own (`build_block`).
         has_positions = a.position_layers != "every"
         self.positions = build_positions(a, rngs=embedding_rngs) if has_positions else None
         self.shares_positions = a.position_layers == "shared"
@@ -106,7 +108,7 @@ class VisionTransformer(nnx.Module):
           corruption: input in the place of some patches, for a network that predicts patches.
           kept_BM: the M patches of each image that enter the encoder (patch dropout); None: all.
           num_trained_blocks: number of blocks at the end that have gradients; None: all. With a
-            number, the embedding and the other blocks drop nothing, and keep no activations.
+            number, the embedding and the other blocks drop nothing and have no backward pass.
         """
         validate_intermediates(intermediates, self.allowed_intermediates)
         embedding_key, encoder_key = split_key(dropout_key)
