@@ -101,8 +101,8 @@ def build_step(config, architecture, device):
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
     from vit_jax.optim.schedules import build_schedule
-    from vit_jax.train.assemble import choose_norms
     from vit_jax.train.step import StepParts
+    from vit_jax.train.step_norms import choose_norms
 
     lengths = resolve(config, num_examples=1_281_167, num_devices=1)
     schedule = build_schedule(config.schedule, lengths)

@@ -34,10 +34,12 @@ class TrainedParameters:
       includes: returns whether the parameter of a name changes; of a parameter that is stacked over
         blocks, whether some of its layers do.
       num_last_blocks: number of blocks at the end that change; None: all of them.
+      is_head_alone: nothing but the head changes.
     """
 
     includes: Callable[[str], bool]
     num_last_blocks: int | None = None
+    is_head_alone: bool = False
 
     def select_layers(self, name: str, leaf: Any) -> Any:
         """Return the layers of a parameter that change, (N, ...) of (L, ...)."""
@@ -64,7 +66,11 @@ def find_trained(config: OptimizerConfig) -> TrainedParameters | None:
             return name.startswith(_BLOCKS) or re.fullmatch(_AFTER_BLOCKS, name) is not None
         return config.lora_rank is not None and name.endswith(LORA_FACTORS)
 
-    return TrainedParameters(includes, num_last_blocks)
+    return TrainedParameters(
+        includes,
+        num_last_blocks,
+        is_head_alone=config.trained == "head",
+    )
 
 
 def select_trained(tree: object, trained: TrainedParameters | None) -> dict[str, jax.Array]:

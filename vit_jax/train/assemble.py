@@ -22,7 +22,7 @@ import optax
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import require_fit, resolve
 from vit_jax.config.lengths import Phase, RunSteps
-from vit_jax.config.schema import OptimizerConfig, RunConfig, ShardingConfig
+from vit_jax.config.schema import OptimizerConfig, RunConfig
 from vit_jax.evals.running_metrics import choose_metrics, make_metric_rows
 from vit_jax.imports.references import is_reference
 from vit_jax.objectives import Objective
@@ -52,7 +52,7 @@ from vit_jax.train.step_compiler import (
     StepCompiler,
     set_shardings,
 )
-from vit_jax.train.step_norms import StepNorms
+from vit_jax.train.step_norms import choose_norms
 
 if TYPE_CHECKING:
     from vit_jax.train.teacher import Teacher
@@ -95,8 +95,8 @@ def assemble(
         describes.
       objective: in the place of the config's; an object with methods `prepare` and `sums`.
       schedule: step -> learning rate, in the place of the config's.
-      optimizer: in the place of the config's, with its learning rate: that of the schedule is then
-        only reported. `config.optimizer.frozen` and `.trained` still apply.
+      optimizer: in the place of the config's. It has its own learning rate; that of the schedule is
+        then only reported. `config.optimizer.frozen` and `.trained` still apply.
         `optim.optimizers.adapt_optimizer` says how it sees the parameters.
       teacher_weights: weights of `config.objective.teacher`, if they have been read.
 
@@ -111,25 +111,48 @@ def assemble(
     if teacher_weights is None:
         teacher_weights = read_teacher_weights(config)
 
-    # `choose_layout` replaces every "auto" of the config, such as the sharding. It needs the shapes
-    # of the state, so there is a builder before. Of the chosen values two concern the builder.
-    builder = make_state_builder(config, architecture, steps, overrides)
-    config = choose_layout(config, builder, devices, steps.earlier_phases, teacher_weights)
-    builder = builder.replace_architecture(
-        remat=config.model.remat,
-        compute_dtype=config.model.compute_dtype,
+    resolved_config, builder = resolve_layout(
+        config, architecture, steps, overrides, devices, teacher_weights
     )
-    check_optimizer(config.optimizer, builder)
+    check_optimizer(resolved_config.optimizer, builder)
 
-    compiler = make_compiler(config, builder, devices)
-    teacher = place_teacher(config, teacher_weights, builder.architecture, compiler)
+    compiler = make_compiler(resolved_config, builder, devices)
+    teacher = place_teacher(resolved_config, teacher_weights, builder.architecture, compiler)
 
-    used_objective = overrides.resolve_objective(config.objective, builder.architecture)
-    step_parts = build_step_parts(config, builder, steps, used_objective, compiler.platform)
+    # The builder has taken the other overrides; the objective depends on the network of a phase.
+    chosen_objective = overrides.resolve_objective(resolved_config.objective, builder.architecture)
+    step_parts = build_step_parts(
+        resolved_config, builder, steps, chosen_objective, compiler.platform
+    )
 
+    # Earlier phases are variants of the last one, whose network has the parameters of the state.
     last_phase = build_last_phase(step_parts, builder, compiler, teacher, label_shape)
     earlier = [build_earlier_phase(last_phase, phase, overrides) for phase in steps.earlier_phases]
     return dataclasses.replace(last_phase, earlier=tuple(earlier))
+
+
+def resolve_layout(
+    config: RunConfig,
+    architecture: Architecture,
+    steps: RunSteps,
+    overrides: Overrides,
+    devices: Sequence[jax.Device],
+    teacher_weights: "Weights | None",
+) -> tuple[RunConfig, StateBuilder]:
+    """Return the config with a value for every "auto", such as the sharding, and the builder for it.
+
+    The choice needs the shapes of the state, so there is a provisional builder first. None of the
+    values changes these shapes; two of them belong to the network.
+    """
+    provisional = make_state_builder(config, architecture, steps, overrides)
+    resolved_config = choose_layout(
+        config, provisional, devices, steps.earlier_phases, teacher_weights
+    )
+    builder = provisional.replace_architecture(
+        remat=resolved_config.model.remat,
+        compute_dtype=resolved_config.model.compute_dtype,
+    )
+    return resolved_config, builder
 
 
 def build_last_phase(
@@ -258,23 +281,6 @@ def build_step_parts(
     )
 
 
-def choose_norms(config: RunConfig, steps: RunSteps, platform: str) -> StepNorms:
-    """Return how the training step computes its norms on the devices of a platform."""
-    # Measuring only some updates needs a `lax.cond`, for which the host waits on GPUs.
-    measures_all = steps.log_every == 1 or platform == "gpu"
-    return StepNorms(
-        clips_gradients=config.optimizer.clip_global_norm is not None,
-        logged_every=None if measures_all else steps.log_every,
-        last_step=steps.total,
-        sums_rows_first=platform == "gpu" and holds_all_parameters(config.sharding),
-    )
-
-
-def holds_all_parameters(sharding: ShardingConfig) -> bool:
-    """Return whether each device has all parameters, so that sums over them need no collective."""
-    return sharding.parameters == "replicated" and sharding.num_model_shards == 1
-
-
 def jit_training(
     compiler: StepCompiler, parts: StepParts, teacher: "Teacher | None"
 ) -> JittedTraining:
@@ -288,9 +294,10 @@ def jit_evaluation(compiler: StepCompiler, parts: StepParts) -> JittedEvaluation
     evaluation = parts.config.evaluation
     evaluators = evaluation.evaluators.values()
     has_label_sets = any(evaluator.label_sets is not None for evaluator in evaluators)
-    metric_rows = None  # no metric reads rows; the network may have no logits to make them from
     if evaluation.metrics or has_label_sets:
         chosen = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
         metric_rows = make_metric_rows(chosen, has_label_sets=has_label_sets)
+    else:
+        metric_rows = None  # the network may have no logits to make rows from
     step = make_evaluation_step(parts.architecture, parts.objective, metric_rows)
     return compiler.jit_read_only(step)

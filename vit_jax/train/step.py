@@ -3,7 +3,7 @@
 A training step is a method of `StepParts`, and each of its parts is one, too: `vit-jax replay`
 calls the parts to take a step apart.
 
-Legend: B global batch, A micro-batches, H W C image, K classes.
+Legend: B global batch, A micro-batches, H W C image, M patches that patch dropout keeps, K classes.
 """
 
 import dataclasses
@@ -58,12 +58,13 @@ class StepKeys(NamedTuple):
 class LossInputs(NamedTuple):
     """Everything that the loss of a step depends on, besides the model.
 
-    All arrays but the key have the examples of the batch on the first axis.
+    All arrays but the key have the examples of the batch on the first axis. In the inputs of
+    micro-batches (`split_batch`) all arrays, also the key, have an axis A before it.
 
     Attributes:
       images: mixed images from -1 to 1, (B, H, W, C).
       targets: targets of the objective; `compute_loss` adds the logits of a teacher.
-      kept_BM: patches of each image that patch dropout keeps; None without it.
+      kept_BM: indices of the patches that patch dropout keeps; None without it.
       dropout_key: random key of dropout.
     """
 
@@ -119,7 +120,8 @@ class StepParts:
       schedule: learning rate by steps done; the optimizer has its own reference to it.
       steps: lengths of the run.
       norms: how the norms among the metrics are computed.
-      resize_network: from the model of the run to the network for the images of the phase.
+      resize_network: returns the model itself, or, in a phase of a run that begins with smaller
+        images, a network for these.
 
     The methods take a `teacher` as an argument, whose parameters are then arguments of the jitted
     step: as an attribute they would be constants of the program. It is None unless
@@ -204,8 +206,10 @@ class StepParts:
         teacher: TeacherNetwork | None = None,
     ) -> GradientsAndSums:
         """Return mean gradients over the examples of a batch, and the sums of the objective."""
-        compute_loss = functools.partial(self.compute_loss, teacher=teacher)
-        gradients, sums = accumulate_gradients(compute_loss, model, inputs, self.num_micro_batches)
+        loss_of_inputs = functools.partial(self.compute_loss, teacher=teacher)
+        gradients, sums = accumulate_gradients(
+            loss_of_inputs, model, inputs, self.num_micro_batches
+        )
         return average_gradients(gradients, sums)
 
     def compute_loss(
@@ -239,10 +243,9 @@ class StepParts:
     ) -> ModelOutput:
         """Return the output of the network, with these intermediates and those of the loss.
 
-        Parameters are frozen in two places, so that their gradients are not computed. Whole arrays:
-        here, by `stop_frozen_gradients`. Blocks, whose parameters are slices of one array: in the
-        network, by the number of last blocks that are trained. With a trained head alone nothing is
-        dropped, so that it sees exact features.
+        Frozen parameters get no gradient, in two ways. Arrays that are frozen as a whole: here, by
+        `stop_frozen_gradients`. Parameters of the first blocks, if only the last blocks are trained:
+        in the network, because one array has a parameter of all blocks.
         """
         network = self.resize_network(stop_frozen_gradients(model, self.trained))
         return call_network(
@@ -256,8 +259,8 @@ class StepParts:
         )
 
     def _select_dropout_key(self, inputs: LossInputs) -> jax.Array | None:
-        """Return the key of dropout; None where only the head is trained."""
-        if self.config.optimizer.trained == "head":
+        """Return the key of dropout; None where only the head is trained, on exact features."""
+        if self.trained is not None and self.trained.is_head_alone:
             return None
         return inputs.dropout_key
 
@@ -407,13 +410,14 @@ def accumulate_gradients(
         return jax.tree.map(jnp.add, total, differentiate(micro_batch)), None
 
     micro_batches = split_batch(inputs, num_micro_batches)
+    # Gradients and sums have no axis of examples: their shapes are the same for the whole batch.
     zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, inputs))
     total, _ = jax.lax.scan(add_micro_batch, zeros, micro_batches)
     return total
 
 
 def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
-    """Return the inputs of micro-batches, with a first dimension A.
+    """Return the inputs of all micro-batches, with a first axis A.
 
     With A = 2, micro-batch 0 takes the examples 0, 2, 4, ... and micro-batch 1 takes 1, 3, 5, ...:
     consecutive examples lie on one device, so that every device has an equal part of each
@@ -426,15 +430,15 @@ def split_batch(inputs: LossInputs, num_micro_batches: int) -> LossInputs:
 
     dropout_key_A = jax.random.split(inputs.dropout_key, num_micro_batches)
     examples = (inputs.images, inputs.targets, inputs.kept_BM)
-    images, targets, kept_BM = jax.tree.map(split, examples)
+    images, targets, kept_BM = jax.tree.map(split, examples)  # None stays None
     return LossInputs(images, targets, kept_BM, dropout_key_A)
 
 
 def average_gradients(gradients: nnx.Module, sums: Sums) -> GradientsAndSums:
-    """Return mean gradients, and the sums with the weight that `compute_means` divides them by.
+    """Return mean gradients, and the sums with the weight that the means divide by.
 
-    The weight of a batch without a readable image is 1 in the place of 0: its gradients and means
-    are 0, not NaN.
+    The weight of a batch without a readable image is 1 in the place of 0: its gradients, and the
+    means that `compute_means` returns later, are 0 and not NaN.
     """
     weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
     mean_gradients = jax.tree.map(lambda gradient: gradient / weight, gradients)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from vit_jax.config import RunConfig, RunSteps
 from vit_jax.kernels import dispatch
 
 
@@ -67,6 +68,22 @@ class StepNorms:
             return self.compute(updates)
         is_logged = (step % self.logged_every == 0) | (step == self.last_step)
         return jax.lax.cond(is_logged, self.compute, _skip_norm, updates)
+
+
+def choose_norms(config: RunConfig, steps: RunSteps, platform: str) -> StepNorms:
+    """Return how the step of a run computes its norms on the devices of a platform."""
+    # Measuring only some updates needs a `lax.cond`, for which the host waits on GPUs.
+    measures_all = steps.log_every == 1 or platform == "gpu"
+    # Then no sum over parameters needs a collective.
+    holds_all_parameters = (
+        config.sharding.parameters == "replicated" and config.sharding.num_model_shards == 1
+    )
+    return StepNorms(
+        clips_gradients=config.optimizer.clip_global_norm is not None,
+        logged_every=None if measures_all else steps.log_every,
+        last_step=steps.total,
+        sums_rows_first=platform == "gpu" and holds_all_parameters,
+    )
 
 
 def sum_squares(tree: optax.Updates) -> jax.Array:
