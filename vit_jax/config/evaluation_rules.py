@@ -14,7 +14,7 @@ from vit_jax.config.directions import (
 )
 from vit_jax.config.metric_names import (
     METRICS,
-    METRICS_OF_SEVERAL_OUTPUTS,
+    METRICS_FOR_LABEL_SETS,
     MULTILABEL_RESULTS,
     find_current_name,
     find_metric,
@@ -174,7 +174,7 @@ def _keep_defined(results: Sequence[str]) -> list[str]:
     defined = []
     for result in results:
         is_custom = result not in METRICS
-        if is_custom or result in METRICS_OF_SEVERAL_OUTPUTS:
+        if is_custom or result in METRICS_FOR_LABEL_SETS:
             defined.append(result)
     return defined
 

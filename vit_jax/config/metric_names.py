@@ -59,7 +59,7 @@ USUAL_METRICS: Mapping[Labels, tuple[str, ...]] = {
 }
 """Metrics that `vit-jax evaluate` always prints."""
 
-METRICS_OF_SEVERAL_OUTPUTS = ("accuracy", "top5_accuracy", "calibration_error")
+METRICS_FOR_LABEL_SETS = ("accuracy", "top5_accuracy", "calibration_error")
 """Metrics that are defined where an image has several right outputs, or none."""
 
 MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")

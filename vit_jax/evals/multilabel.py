@@ -40,7 +40,7 @@ class MultilabelMetrics:
             *class_names,
         )  # names for `image_rows`
         self._class_names = class_names
-        self._metrics = RunningMetrics(self.counts, chosen, usual=USUAL_METRICS["several"])
+        self._metrics = RunningMetrics(self.counts, chosen, always=USUAL_METRICS["several"])
 
     @property
     def images(self) -> int:

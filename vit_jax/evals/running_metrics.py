@@ -208,7 +208,7 @@ def make_metric_rows(
 class RunningMetrics:
     """Metrics of a split: `add` takes the rows of each batch, `compute` returns the metrics.
 
-    The argument `usual` names built-in metrics that are computed in any case.
+    The argument `always` names built-in metrics that are computed whether or not they are chosen.
 
     Attributes:
       names: names of the built-in metrics, properties of the counts.
@@ -217,9 +217,9 @@ class RunningMetrics:
     """
 
     def __init__(
-        self, counts: "ClassCounts | LabelCounts", chosen: ChosenMetrics, usual: Sequence[str] = ()
+        self, counts: "ClassCounts | LabelCounts", chosen: ChosenMetrics, always: Sequence[str] = ()
     ) -> None:
-        self.names = list(dict.fromkeys((*usual, *chosen.built_in)))
+        self.names = list(dict.fromkeys((*always, *chosen.built_in)))
         self.counts = counts
         self.means = [CustomMean(metric) for metric in chosen.custom]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from vit_jax.config.metric_names import (
-    METRICS_OF_SEVERAL_OUTPUTS,
+    METRICS_FOR_LABEL_SETS,
     USUAL_METRICS,
     format_metric,
 )
@@ -89,7 +89,7 @@ class ClassMetrics:
         self.output_A = np.flatnonzero(label_map.is_allowed_K)
         self.most_confident_mistakes = list[Mistake]()
         self.confusion_2LA = self._make_confusion()
-        self._metrics = RunningMetrics(self.counts, chosen, usual=USUAL_METRICS["one"])
+        self._metrics = RunningMetrics(self.counts, chosen, always=USUAL_METRICS["one"])
         if chosen and not label_map.has_single_outputs:
             labelled.notes.append(
                 "chosen metrics that need exactly one right output for each image are skipped."
@@ -164,7 +164,7 @@ class ClassMetrics:
 
     def _is_defined(self, name: str) -> bool:
         """Return whether a metric is defined: most need exactly one right output for each image."""
-        return self.labelled.label_map.has_single_outputs or name in METRICS_OF_SEVERAL_OUTPUTS
+        return self.labelled.label_map.has_single_outputs or name in METRICS_FOR_LABEL_SETS
 
     def shown(self) -> dict[str, str]:
         """Return `values` as text: intervals beside their accuracies."""

@@ -7,6 +7,12 @@ of this module have two kinds of results:
 * metrics from its rows, which have the predictions for each image. A metric is a property of
   the counts of predictions (`ClassCounts`, `LabelCounts`); `RunningMetrics` reads it by name.
 
+These are yielded, besides metrics that are chosen (for sets of labels `METRICS_FOR_LABEL_SETS`):
+
+    ClassificationEvaluator    the means "loss" and "accuracy"
+    LabelSetEvaluator          the metric "accuracy"
+    MultilabelEvaluator        the mean "loss" and the metrics `MULTILABEL_RESULTS`
+
 Legend: N images of the split, S places for the correct classes of an image.
 """
 
@@ -17,7 +23,7 @@ from typing import Generic
 import numpy as np
 
 from vit_jax.arrays import Batch, StepResults
-from vit_jax.config.metric_names import METRICS_OF_SEVERAL_OUTPUTS, MULTILABEL_RESULTS
+from vit_jax.config.metric_names import METRICS_FOR_LABEL_SETS, MULTILABEL_RESULTS
 from vit_jax.evals.class_counts import ClassCounts
 from vit_jax.evals.label_map import build_identity_map
 from vit_jax.evals.running_metrics import NO_FURTHER_METRICS, ChosenMetrics, RunningMetrics
@@ -54,26 +60,26 @@ class ClassificationEvaluator(Generic[Evaluated]):
           TooManyUnreadable: no image of the split is readable, or none has a label.
         """
         totals: Totals = {}
-        metrics = self.start_metrics()
+        metrics = self.make_running_metrics()
         for sums, rows in iterate_step_results(self.split.open_batches, self.step, state):
             add_sums(totals, sums)
             metrics.add(rows)
         num_images = count_images(totals)
         require_images(num_images, self.split.name)
 
-        means = self.compute_objective(totals)
+        means = self.report_means(totals)
         for name, mean in means.items():
             yield name, float(mean)
         # A chosen "loss" or "accuracy" that is also a mean of the objective is not yielded again.
         yield from metrics.compute(exclude=means.keys()).items()
         yield "images", num_images
 
-    def compute_objective(self, totals: Totals) -> Totals:
+    def report_means(self, totals: Totals) -> dict[str, np.ndarray]:
         """Return the means of the objective to report, such as "loss" and "accuracy"."""
         return compute_means(totals)
 
-    def start_metrics(self) -> RunningMetrics:
-        """Return the metrics of no image yet."""
+    def make_running_metrics(self) -> RunningMetrics:
+        """Return the metrics, before the first image."""
         label_map = build_identity_map(self.split.class_names)
         return RunningMetrics(ClassCounts(label_map), self.chosen)
 
@@ -88,24 +94,24 @@ class LabelSetEvaluator(ClassificationEvaluator[Evaluated]):
 
     correct_NS: np.ndarray
 
-    def compute_objective(self, totals: Totals) -> Totals:
+    def report_means(self, totals: Totals) -> dict[str, np.ndarray]:
         """Return no means: the objective compares with one label of each image."""
         return {}
 
-    def start_metrics(self) -> RunningMetrics:
-        """Return the metrics of no image yet, of those that are defined for sets of classes."""
+    def make_running_metrics(self) -> RunningMetrics:
+        """Return the metrics, before the first image."""
         label_map = build_identity_map(self.split.class_names, self.correct_NS)
-        chosen = self.chosen.keep(METRICS_OF_SEVERAL_OUTPUTS)
-        return RunningMetrics(ClassCounts(label_map), chosen, usual=("accuracy",))
+        chosen = self.chosen.keep(METRICS_FOR_LABEL_SETS)
+        return RunningMetrics(ClassCounts(label_map), chosen, always=("accuracy",))
 
 
 @dataclasses.dataclass(frozen=True)
 class MultilabelEvaluator(ClassificationEvaluator[Evaluated]):
     """Mean loss over a split of images that may have several labels, average precision and F1."""
 
-    def start_metrics(self) -> RunningMetrics:
-        """Return the metrics of no image yet."""
+    def make_running_metrics(self) -> RunningMetrics:
+        """Return the metrics, before the first image."""
         from vit_jax.evals.label_counts import LabelCounts  # other runs do not load it
 
         counts = LabelCounts(len(self.split.class_names))
-        return RunningMetrics(counts, self.chosen, usual=MULTILABEL_RESULTS)
+        return RunningMetrics(counts, self.chosen, always=MULTILABEL_RESULTS)

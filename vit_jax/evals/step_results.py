@@ -3,11 +3,14 @@
 A step is a function of what it evaluates, a training state or a module, and of a batch. It returns
 
 * sums over the images that count, or
-* rows: arrays with one row for each image of the batch, or
+* rows: arrays with one row for each image of the batch, among them "mask_B", or
 * both, as `StepResults`.
 
-`iterate_results` yields them batch by batch. Three functions use it, one for each kind: `sum_over`,
-`iterate_rows` and `iterate_step_results`.
+`iterate_results` yields them batch by batch. Three functions use it, one for each kind:
+
+* `sum_over` adds up sums;
+* `iterate_rows` yields rows without padding, also of unreadable images, for results by image;
+* `iterate_step_results` yields both, the rows only of images that count, for metrics.
 
 The images of all batches are in the order of the split, so that counting them gives their indices.
 Padding is at the end of the last batch; its mask is 0. So is the mask of images that could not be
@@ -28,11 +31,11 @@ from vit_jax.arrays import Batch, StepResults
 from vit_jax.data.unreadable import TooManyUnreadable
 
 OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
-Results = dict[str, jax.Array]  # sums or rows of a step, on the devices
-Rows = dict[str, np.ndarray]
-Totals = dict[str, np.ndarray]
+Results = dict[str, jax.Array]  # sums or rows of a batch, on the devices
+Rows = dict[str, np.ndarray]  # rows of a batch, on the host
+Totals = dict[str, np.ndarray]  # sums over a split, on the host
 Evaluated = TypeVar("Evaluated")  # a training state or a module
-State = TypeVar("State", contravariant=True)
+State = TypeVar("State", contravariant=True)  # protocols need this variance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +139,7 @@ def iterate_step_results(
     """
     num_seen = 0
     for sums, rows in iterate_results(open_batches, step, evaluated):
-        if rows:
+        if rows:  # a step returns them for every batch or for none
             rows = add_indices(rows, start=num_seen)
             num_seen += len(rows["mask_B"])
             rows = keep_counted(rows)
@@ -167,7 +170,7 @@ def add_sums(totals: Totals, sums: Mapping[str, np.ndarray]) -> None:
 
 
 def require_images(num_images: float | np.ndarray, name: str) -> None:
-    """Raise TooManyUnreadable if no image of a split counts."""
+    """Raise TooManyUnreadable, which ends an evaluation, if no image of a split counts."""
     if not num_images:
         raise TooManyUnreadable(
             f"{name}: no image could be read, or none has a label. There is nothing to evaluate."
