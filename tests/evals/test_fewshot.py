@@ -11,8 +11,8 @@ from vit_jax.evals.fewshot import (
     FewShot,
     FewShotResult,
     compute_spread,
-    few_shot,
     make_few_shot_measure,
+    measure_few_shot,
     order_examples,
 )
 from vit_jax.evals.least_squares import LeastSquares
@@ -77,7 +77,7 @@ def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
     support = features(LABELS)
     test = features(LABELS, 1)
 
-    few_shot(protocol, support, test, 4)
+    measure_few_shot(protocol, support, test, 4)
 
     two, four = seen
     assert np.bincount(two).tolist() == [2, 2, 2]
@@ -96,7 +96,7 @@ def test_accuracies_and_short_classes():
         l2=(1e-3, 1.0),
     )
 
-    result = few_shot(protocol, support, test, 4)
+    result = measure_few_shot(protocol, support, test, 4)
 
     measured = itertools.product(protocol.shots, protocol.l2)
 
@@ -114,7 +114,7 @@ def test_unreadable_images_are_neither_learnt_from_nor_counted():
     test = features(LABELS, 1, unreadable=(1,))
     protocol = FewShot(shots=(1,), seeds=(0,))
 
-    result = few_shot(protocol, support, test, 3)
+    result = measure_few_shot(protocol, support, test, 3)
 
     assert result.num_test == 9
     assert result.short_classes == {1: (2,)}
@@ -142,7 +142,7 @@ def test_a_side_without_readable_images_is_an_error():
     test = features(LABELS, 1, unreadable=(1,))
 
     with pytest.raises(ValueError, match="one side has none"):
-        few_shot(FewShot(), nothing, test, 3)
+        measure_few_shot(FewShot(), nothing, test, 3)
 
 
 def make_results():
@@ -231,7 +231,7 @@ def test_evaluator_yields_mean_and_spread():
     found = dict(evaluator.run(None))
 
     protocol = FewShot(shots=(1, 2))
-    result = few_shot(protocol, support, test, 3)
+    result = measure_few_shot(protocol, support, test, 3)
     expected = result.accuracies[2, 1024.0]
 
     assert list(found) == [
@@ -271,8 +271,8 @@ def test_rejected_protocols(field, value, message):
 
 
 def test_the_first_images_are_one_choice_without_seeds():
-    assert FewShot(sampling="first").order_seeds == (None,)
-    assert FewShot().order_seeds == (0, 1, 2)
+    assert FewShot(sampling="first").orders == (None,)
+    assert FewShot().orders == (0, 1, 2)
 
     with pytest.raises(ValueError, match=r"seeds=.*no effect"):
         FewShot(sampling="first", seeds=(0, 1))

@@ -68,7 +68,7 @@ def assert_equals_float64(feature, label, test, num_classes):
             l2,
         )
 
-        scores = np.concatenate(list(classifier.scores(test)))
+        scores = np.concatenate(list(classifier.iterate_scores(test)))
         difference = np.abs(scores - expected)
         assert difference.max() < TOLERANCE, l2
 

@@ -18,7 +18,7 @@ from vit_jax.config.evaluators import FROZEN_EVALUATORS, FrozenKind
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.transforms import build_fewshot_transform
 from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
-from vit_jax.evals.fewshot import FewShot, few_shot
+from vit_jax.evals.fewshot import FewShot, measure_few_shot
 from vit_jax.sharding import build_mesh, replicate
 from vit_jax.train import pretrain as verb
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
@@ -237,7 +237,7 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
 
     train = extractor.extract(DATA.train_sources["few"])
     test = extractor.extract(DATA.others["few"])
-    result = few_shot(FewShot(shots=(1, 2)), train, test, 10)
+    result = measure_few_shot(FewShot(shots=(1, 2)), train, test, 10)
 
     for shots in (1, 2):
         mean = np.mean(result.accuracies[shots, 1024.0])

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.data.records import few
 from vit_jax.evals.features import Extractor, Features
-from vit_jax.evals.fewshot import FewShot, FewShotResult, compute_spread, few_shot
+from vit_jax.evals.fewshot import FewShot, FewShotResult, compute_spread, measure_few_shot
 from vit_jax.evals.probes import run_on_pairs
 from vit_jax.evals.splits import Pair
 from vit_jax.text.tables import columns
@@ -136,7 +136,7 @@ def run_few_shot(
         train: Features,
         test: Features,
     ) -> tuple[FewShotResult, list[str]]:
-        result = few_shot(protocol, train, test, pair.train.num_classes)
+        result = measure_few_shot(protocol, train, test, pair.train.num_classes)
         return result, _list_notes(pair, result)
 
     results, notes = run_on_pairs(pairs, extractor, measure)

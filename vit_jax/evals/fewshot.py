@@ -39,9 +39,8 @@ class FewShot:
       l2: penalties on the weights; each is one result.
       sampling: "random" images of each class, or the "first" in the order of the records, which is
         one choice and takes no seeds.
-      penalty_choice: which of several penalties a table of results reports: the one with the
-        highest mean accuracy over datasets, or the best mean rank. Only `few_shot_table.choose_l2`
-        reads it.
+      penalty_choice: rule by which a table of results reports one of several penalties: the highest
+        mean accuracy over datasets, or the best mean rank. Only `few_shot_table.choose_l2` reads it.
     """
 
     shots: tuple[int, ...] = SHOTS
@@ -68,8 +67,8 @@ class FewShot:
             )
 
     @property
-    def order_seeds(self) -> tuple[int | None, ...]:
-        """Seeds of the orders of the images of each class; None for the order of the records."""
+    def orders(self) -> tuple[int | None, ...]:
+        """Orders of the images of a class: a seed for each, or None for that of the records."""
         if self.sampling == "first":
             return (None,)
         return self.seeds if self.seeds is not None else SEEDS
@@ -91,7 +90,7 @@ class FewShotResult:
     short_classes: Mapping[int, tuple[int, ...]]
 
 
-def few_shot(
+def measure_few_shot(
     protocol: FewShot,
     train: Features,
     test: Features,
@@ -104,17 +103,15 @@ def few_shot(
     """
     train, test = select_readable(train, test)
     accuracies: dict[tuple[int, float], list[float]] = collections.defaultdict(list)
-    for seed in protocol.order_seeds:
+    for seed in protocol.orders:
         examples_by_class = order_examples(train.label_N, num_classes, seed)
-        for shots in protocol.shots:
-            chosen = np.concatenate([examples[:shots] for examples in examples_by_class])
-            least_squares = LeastSquares(
-                train.feature_ND[chosen], train.label_N[chosen], num_classes
-            )
+        for num_shots in protocol.shots:
+            chosen = np.concatenate([examples[:num_shots] for examples in examples_by_class])
+            equations = LeastSquares(train.feature_ND[chosen], train.label_N[chosen], num_classes)
             for l2 in protocol.l2:
-                classifier = least_squares.solve(l2)
+                classifier = equations.solve(l2)
                 is_right_N = classifier.predict(test.feature_ND) == test.label_N
-                accuracies[shots, l2].append(float(is_right_N.mean()))
+                accuracies[num_shots, l2].append(float(is_right_N.mean()))
 
     short_classes = find_short_classes(train.label_N, num_classes, protocol.shots)
     return FewShotResult(dict(accuracies), len(test), short_classes)
@@ -123,14 +120,14 @@ def few_shot(
 def find_short_classes(
     label_N: np.ndarray,
     num_classes: int,
-    all_shots: Sequence[int],
+    shots: Sequence[int],
 ) -> dict[int, tuple[int, ...]]:
     """Return for each number of shots the classes with fewer examples."""
     num_examples_K = np.bincount(label_N, minlength=num_classes)
     short_classes = {}
-    for shots in all_shots:
-        classes = np.flatnonzero(num_examples_K < shots)
-        short_classes[shots] = tuple(classes.tolist())
+    for num_shots in shots:
+        classes = np.flatnonzero(num_examples_K < num_shots)
+        short_classes[num_shots] = tuple(classes.tolist())
     return short_classes
 
 
@@ -174,7 +171,7 @@ def make_few_shot_measure(
     )
 
     def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
-        result = few_shot(protocol, train, test, num_classes)
+        result = measure_few_shot(protocol, train, test, num_classes)
         for num_shots in protocol.shots:
             accuracies = result.accuracies[num_shots, l2]
             yield f"{num_shots}shot_accuracy", float(np.mean(accuracies))

@@ -8,10 +8,9 @@ for the weights W (D, K) and b (1, K), with
 
 * X (N, D): features, standardised over the examples that are fitted, so that X^T ones = 0;
 * ones (N, 1): a column of ones, so that ones^T ones = N;
-* c = 100: the input of the bias, large so that b is nearly free of the penalty;
+* c = 100: one more feature, the same for all examples, whose weight is b. It is large, so that b
+  is nearly free of the penalty; c b is the bias of the scores;
 * Y (N, K): targets, +1 for the class of an example and -1 for the others.
-
-The bias is the weight of a constant feature c, and c b is added to the scores.
 
 The derivatives by W and by b are zero:
 
@@ -25,7 +24,7 @@ X^T ones = 0 removes b from the first equation and W from the second:
 
 The first one has the same solution as N equations, which are fewer if N <= D:
 
-    W = X^T A, (X X^T + l2 I) A = Y     `DualEquations`
+    W = X^T A, (X X^T + l2 I) A = Y     `DualEquations`, which subtract mean(Y) from Y
 
 The equations are ill conditioned with small penalties, or if N is about D: NumPy and SciPy solve
 them in float64 on the host.
@@ -44,7 +43,7 @@ import scipy.linalg
 
 from vit_jax.evals.features import iterate_chunks
 
-BIAS_INPUT = 100.0
+BIAS_INPUT = 100.0  # c
 STD_EPSILON = 1e-5
 L2 = 1024.0
 CHUNK = 4096  # examples at a time
@@ -61,14 +60,14 @@ class LinearClassifier:
     kernel_DK: np.ndarray
     bias_K: np.ndarray
 
-    def scores(self, feature_ND: np.ndarray) -> Iterator[np.ndarray]:
+    def iterate_scores(self, feature_ND: np.ndarray) -> Iterator[np.ndarray]:
         """Yield scores (C, K), chunk by chunk."""
         for feature_CD in iterate_chunks(feature_ND, CHUNK):
             yield feature_CD @ self.kernel_DK + self.bias_K
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the class of each example, (N,)."""
-        classes = [score_CK.argmax(axis=1) for score_CK in self.scores(feature_ND)]
+        classes = [score_CK.argmax(axis=1) for score_CK in self.iterate_scores(feature_ND)]
         return np.concatenate(classes)
 
     def to_linear(self) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +76,7 @@ class LinearClassifier:
 
 
 class LeastSquares:
-    """The equations of some examples; each penalty then takes one factorisation."""
+    """Prepares the equations of some examples once; `solve` solves them for a penalty."""
 
     def __init__(self, feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int) -> None:
         """Read float32 features, in chunks if N > D.
@@ -154,11 +153,8 @@ class PrimalEquations:
 class DualEquations:
     """W with N <= D: W = X^T A and (X X^T + l2 I) A = Y - mean(Y), N equations.
 
-    Y goes in without its mean, because that leaves fewer rounding errors. W stays the same. Let k
-    be the mean of a column of Y. With A' = A + (k / l2) ones for that column of A,
-
-        (X X^T + l2 I) A' = Y - k ones + k ones = Y     because X X^T ones = 0
-        X^T A' = X^T A = W                              because X^T ones = 0
+    Y goes in without its mean, for fewer rounding errors. W stays the same: as X X^T ones = 0, to
+    subtract m ones from a column of Y subtracts (m / l2) ones from that of A, which X^T maps to 0.
     """
 
     def __init__(
