@@ -1,19 +1,19 @@
-"""AugReg, "How to train your ViT" (2106.10270), on ImageNet-21k and ImageNet-1k: augmentation and regularisation.
+"""AugReg, "How to train your ViT" (2106.10270): ImageNet-21k and -1k with strong augmentation.
 
     --config=configs/pretrain_augreg.py:B/16,aug=light2 --config.data=FOLDER
     --config=configs/pretrain_augreg.py:S/16,data=i1k
 
-Values that are not set here are defaults of `vit_jax.config`: a class token and a linear head, as in
-the released weights (big_vision's later configs have mean pooling on ImageNet-21k), random crops
-("Inception") and horizontal flips, 0.9 and 0.999 for Adam.
+Values that are not set here are defaults of `vit_jax.config`:
 
-The test split is ImageNet's validation split; a part of ImageNet-21k is held out
-(configs/README.md).
+* network: a class token and a linear head, as in the released weights; big_vision's later configs
+  have mean pooling on ImageNet-21k;
+* images: random crops ("Inception") and horizontal flips;
+* Adam: 0.9 and 0.999.
 """
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.config import (
     CheckpointConfig,
@@ -48,8 +48,8 @@ AUGMENTATIONS = {
     "strong1": Augmentation(2, 20, 0.5),
     "strong2": Augmentation(2, 20, 0.8),
 }
-# The networks, and the augmentation that the authors choose for each by data: for ViTs in their
-# configs, for hybrids in the names of released weights. Where one is missing, they name none.
+# The networks, and the augmentation that the authors choose for each by data. That of hybrids is
+# from the names of released weights, which have none for i1k.
 MODELS = {
     "Ti/16": {"i21k": "none", "i1k": "light1"},
     "S/32": {"i21k": "none", "i1k": "medium1"},
@@ -64,10 +64,10 @@ MODELS = {
 
 
 class Data(NamedTuple):
-    """Images to pre-train on. `head_bias` is about -log(classes): all begin at equal probability."""
+    """Images to pre-train on."""
 
     source: str | None
-    head_bias: float
+    head_bias: float  # about -log(classes): each class begins at the probability 1 / classes
     input: InputConfig
 
 
@@ -77,7 +77,7 @@ DATA = {
         head_bias=-10.0,
         input=InputConfig(
             train_split="train",
-            holdout_fraction=0.0036,  # 51,200 images
+            holdout_fraction=0.0036,  # 51,200 images to test with, of a folder without splits
             test_split="validation",
             image_size=(224, 224),
         ),
@@ -94,45 +94,52 @@ DATA = {
 }
 
 
+class Choice(NamedTuple):
+    """The run that an argument stands for."""
+
+    network: str  # a name of `ModelConfig`
+    data: Data
+    augmentation: Augmentation
+    weight_decay: float
+    dropout: float
+    stochastic_depth: float
+    epochs: int
+
+
 def get_config(argument: str = "") -> PretrainConfig:
-    """Argument: MODEL[,data=…][,aug=…][,wd=…][,do=…][,sd=…][,epochs=…] or FILE; one of `MODELS`.
+    """Argument: MODEL[,data=…][,aug=…][,wd=…][,do=…][,sd=…][,epochs=…] or FILE; MODEL of `MODELS`.
 
     * data: i21k (default) or i1k;
     * aug: one of `AUGMENTATIONS`; the authors' choice for model and data by default;
-    * wd: weight decay, 0.1 (default) or 0.03; the learning rate multiplies it;
-    * do, sd: dropout and stochastic depth, both 0 (default) or both 0.1;
+    * wd: weight decay, multiplied by the learning rate; 0.1 by default, the authors also use 0.03;
+    * do, sd: dropout and stochastic depth, both 0 by default; the authors also use 0.1 for both;
     * epochs: 300 by default.
 
     The name of a file of released weights stands for all of these (`config.augreg_files`).
     """
-    values = _read_argument(argument)
-    model = values["model"]
-    name = model if "+" in model else f"ViT-{model}"
-    augmentation = AUGMENTATIONS[values["aug"]]
-    data = DATA[values["data"]]
-
+    chosen = _read_argument(argument)
     return PretrainConfig(
-        data=data.source,
-        total=Duration(f"{values['epochs']} epochs"),
+        data=chosen.data.source,
+        total=Duration(f"{chosen.epochs} epochs"),
         global_batch=4096,
         model=ModelConfig(
-            name=name,
-            head_bias_init=data.head_bias,
-            dropout_fraction=values["do"],
-            stochastic_depth_fraction=values["sd"],
+            name=chosen.network,
+            head_bias_init=chosen.data.head_bias,
+            dropout_fraction=chosen.dropout,
+            stochastic_depth_fraction=chosen.stochastic_depth,
         ),
         input=dataclasses.replace(
-            data.input,
-            randaugment_layers=augmentation.randaugment_layers,
-            randaugment_magnitude=augmentation.randaugment_magnitude,
-            mixup_alpha=augmentation.mixup_alpha,
+            chosen.data.input,
+            randaugment_layers=chosen.augmentation.randaugment_layers,
+            randaugment_magnitude=chosen.augmentation.randaugment_magnitude,
+            mixup_alpha=chosen.augmentation.mixup_alpha,
         ),
         objective=ObjectiveConfig(loss="sigmoid"),
         optimizer=OptimizerConfig(
             name="adam",
             first_moment_dtype="bfloat16",
-            weight_decay=values["wd"],
-            weight_decay_meaning="paper_kernels",  # decays kernels alone; the rate multiplies it
+            weight_decay=chosen.weight_decay,
+            weight_decay_meaning="paper_kernels",  # the decay of AdamW, for kernels alone
             clip_global_norm=1.0,
         ),
         schedule=ScheduleConfig(learning_rate=1e-3, warmup=Duration("10000 steps"), decay="cosine"),
@@ -143,8 +150,8 @@ def get_config(argument: str = "") -> PretrainConfig:
     )
 
 
-def _read_argument(argument: str) -> dict[str, Any]:
-    """Return the values of the argument by name, with the authors' choice of the augmentation.
+def _read_argument(argument: str) -> Choice:
+    """Return the run that an argument stands for.
 
     Raises:
       ValueError: a value that is not one of those in the tables.
@@ -159,7 +166,7 @@ def _read_argument(argument: str) -> dict[str, Any]:
         sd=0.0,
         epochs=300,
     )
-    model = values["model"].removeprefix("ViT-")
+    model = values["model"].removeprefix("ViT-")  # with or without it
     data = values["data"]
     _require("model", model, MODELS)
     _require("data", data, DATA)
@@ -171,7 +178,15 @@ def _read_argument(argument: str) -> dict[str, Any]:
             f"Give aug= with one of {', '.join(AUGMENTATIONS)}."
         )
     _require("aug", aug, AUGMENTATIONS)
-    return values | {"model": model, "aug": aug}
+    return Choice(
+        network=model if "+" in model else f"ViT-{model}",
+        data=DATA[data],
+        augmentation=AUGMENTATIONS[aug],
+        weight_decay=values["wd"],
+        dropout=values["do"],
+        stochastic_depth=values["sd"],
+        epochs=values["epochs"],
+    )
 
 
 def _require(name: str, value: str, allowed: Collection[str]) -> None:
