@@ -23,10 +23,10 @@ from vit_jax.weights.position_resize import Grid, resize_positions
 
 Parameters = Mapping[str, np.ndarray]
 Shapes = Mapping[str, Shape]
-HEAD = "head/"
+HEAD = "head/"  # a hidden layer, which may be missing, and the last layer
 LAST_LAYER = "head/linear/"
 POOLING = "pooling/"
-_LARGE_GROUP = 5  # parameters; of larger groups a summary has the number, not the names
+_MIN_LARGE_GROUP = 5  # parameters of a group that a summary counts and does not name
 
 # Folder of the last norm, by `Architecture.final_norm`; other values have no such norm.
 LAST_NORMS = {"tokens": "encoder/norm/", "pooled": "pooled_norm/"}
@@ -34,15 +34,22 @@ LAST_NORMS = {"tokens": "encoder/norm/", "pooled": "pooled_norm/"}
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Parameters for another network."""
+    """Parameters for another network.
 
-    parameters: Parameters  # float32, for every parameter of the target
-    statuses: tuple[ArrayStatus, ...]  # the use of every parameter of either network
-    # Normalisation of pixels in the library of the weights. The first kernel has been changed, so
-    # that it takes pixels from -1 to 1 instead (`weights.folding`).
+    Attributes:
+      parameters: float32, for every parameter of the target.
+      statuses: the use of every parameter of either network.
+      normalisation: the one of pixels in the library of the weights. Reading the weights has folded
+        it into the first kernel, which takes pixels from -1 to 1 (`weights.folding`).
+      licence: terms of the weights.
+      finetuning_rule: rule of the recipe finetune for the family of the weights.
+    """
+
+    parameters: Parameters
+    statuses: tuple[ArrayStatus, ...]
     normalisation: Normalisation = OURS
-    licence: str = ""  # licence of the weights
-    finetuning_rule: str = ""  # rule of the recipe finetune for the family of the weights
+    licence: str = ""
+    finetuning_rule: str = ""
 
     def summary(self) -> str:
         """Return the number of copied parameters, and the names of the others.
@@ -60,7 +67,7 @@ class Fitted:
 
         items = [f"{num_copied} parameters copied"]
         for (folder, status), names in groups.items():
-            if len(names) >= _LARGE_GROUP:
+            if len(names) >= _MIN_LARGE_GROUP:
                 items.append(f"{folder}/* ({len(names)} parameters) {status}")
                 continue
             for name in names:
@@ -102,7 +109,8 @@ def fit(
     Args:
       weights: the source.
       target: the network.
-      position_resize: a value of `PositionResize`, how learned positions change their grid.
+      position_resize: how learned positions change their grid, a value of `PositionResize`;
+        "library" is the method of the library that the weights come from.
       channel_weights: how the first kernel changes its channels (`weights.channels`).
 
     Raises:
@@ -111,32 +119,31 @@ def fit(
     """
     source = weights.architecture
     parameters = weights.parameters
-    expected = list_shapes(target)
+    target_shapes = list_shapes(target)
 
     old_norm = LAST_NORMS.get(source.final_norm)
     new_norm = LAST_NORMS.get(target.final_norm)
-    # `position_resize` may be "library": the method of the library that the weights come from.
     resize_method = weights.choose_resize_method(position_resize)
     changes = join_changes(
         [
-            plan_head(parameters, expected, target.head_bias_init),
-            plan_last_norm(parameters, expected, old_norm, new_norm),
-            plan_pooling(parameters, expected, source.pool, target.pool),
+            plan_head(parameters, target_shapes, target.head_bias_init),
+            plan_last_norm(parameters, target_shapes, old_norm, new_norm),
+            plan_pooling(parameters, target_shapes, source.pool, target.pool),
             plan_grid(parameters, source.grid, target.grid, resize_method),
             plan_channels(parameters, source.channels, target.channels, channel_weights),
         ]
     )
-    changed = apply_changes(parameters, changes)
-    problem = f"{weights.source} does not fit {target.name}; it is for {source.name}"
-    require_expected(changed, expected, problem)
+    fitted = apply_changes(parameters, changes)
+    message_start = f"{weights.source} does not fit {target.name}; it is for {source.name}"
+    require_shapes(fitted, target_shapes, message_start)
 
-    # The pixels had a mean and a deviation for each channel, which other channels do not have.
+    # A normalisation has a mean and a deviation for each channel, so it is kept with the channels.
     normalisation = OURS
     if source.channels == target.channels:
         normalisation = read_normalisation(weights.preprocessing)
     return Fitted(
-        parameters={name: changed[name] for name in expected},
-        statuses=list_statuses(changed, changes),
+        parameters={name: fitted[name] for name in target_shapes},
+        statuses=list_statuses(fitted, changes),
         normalisation=normalisation,
         licence=weights.licence,
         finetuning_rule=weights.finetuning_rule,
@@ -146,27 +153,28 @@ def fit(
 # The head.
 
 
-def has_expected_head(parameters: Parameters, expected: Shapes) -> bool:
+def has_target_head(parameters: Parameters, target_shapes: Shapes) -> bool:
     """Return True if the head has the names and shapes of the target."""
     names = list_folder(parameters, HEAD)
-    if set(names) != set(list_folder(expected, HEAD)):
+    if set(names) != set(list_folder(target_shapes, HEAD)):
         return False
-    return all(parameters[name].shape == expected[name] for name in names)
+    return all(parameters[name].shape == target_shapes[name] for name in names)
 
 
-def plan_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
-    """Plan a new last layer, of zeros and this bias, unless the head is as expected.
+def plan_head(parameters: Parameters, target_shapes: Shapes, bias: float) -> Changes:
+    """Plan a new last layer, of zeros and this bias, unless the head has the shapes of the target.
 
-    A hidden layer is dropped unless the target has it. One that only the target has is not planned:
-    `require_expected` reports it as missing.
+    A hidden layer that both networks have is kept, one of the source alone is dropped, and one of
+    the target alone is reported as missing by `require_shapes`.
     """
-    if has_expected_head(parameters, expected):
+    if has_target_head(parameters, target_shapes):
         return {}
     last_layer: Changes = {}
-    for name in list_folder(expected, LAST_LAYER):
+    for name in list_folder(target_shapes, LAST_LAYER):
         value = bias if name == HEAD_BIAS else 0.0
-        last_layer[name] = fill(name, expected[name], value, replaces=parameters.get(name))
-    return drop_unexpected(parameters, expected, HEAD) | last_layer
+        last_layer |= fill(name, target_shapes[name], value, replaces=parameters.get(name))
+    # A hidden layer that the target has, too, is copied, as all parameters without a change.
+    return drop_from_folder(parameters, target_shapes, HEAD) | last_layer
 
 
 # The last norm.
@@ -174,7 +182,7 @@ def plan_head(parameters: Parameters, expected: Shapes, bias: float) -> Changes:
 
 def plan_last_norm(
     parameters: Parameters,
-    expected: Shapes,
+    target_shapes: Shapes,
     old_folder: str | None,
     new_folder: str | None,
 ) -> Changes:
@@ -182,37 +190,40 @@ def plan_last_norm(
 
     Args:
       parameters: parameters of the source.
-      expected: shapes of the target.
+      target_shapes: shapes of the target.
       old_folder: folder of the last norm in the source; None: it has no last norm.
       new_folder: folder of the last norm in the target; None: it has no last norm.
     """
     if old_folder == new_folder:
         return {}
+    if new_folder is None:
+        assert old_folder is not None
+        return drop_from_folder(parameters, target_shapes, old_folder)
+
     changes: Changes = {}
-    if old_folder is None and new_folder is not None:
-        for name in list_folder(expected, new_folder):
+    if old_folder is None:
+        for name in list_folder(target_shapes, new_folder):
             value = 1.0 if name.endswith("scale") else 0.0
-            changes[name] = fill(name, expected[name], value)
-    elif old_folder is not None and new_folder is None:
-        changes |= drop_unexpected(parameters, expected, old_folder)
-    elif old_folder is not None and new_folder is not None:
-        for name in list_folder(parameters, old_folder):
-            new_name = new_folder + name.removeprefix(old_folder)
-            changes |= move(name, new_name, parameters[name])
+            changes |= fill(name, target_shapes[name], value)
+        return changes
+
+    for name in list_folder(parameters, old_folder):
+        new_name = new_folder + name.removeprefix(old_folder)
+        changes |= move(name, new_name, parameters[name])
     return changes
 
 
 # The pooling.
 
 
-def plan_pooling(parameters: Parameters, expected: Shapes, old: str, new: str) -> Changes:
+def plan_pooling(parameters: Parameters, target_shapes: Shapes, old: str, new: str) -> Changes:
     """Plan to drop the parameters of another pooling.
 
-    A new pooling is not planned: `require_expected` reports its parameters as missing.
+    A new pooling is not planned: `require_shapes` reports its parameters as missing.
     """
     if old == new:
         return {}
-    return drop_unexpected(parameters, expected, POOLING)
+    return drop_from_folder(parameters, target_shapes, POOLING)
 
 
 # The positions.
@@ -250,15 +261,15 @@ def list_folder(names: Iterable[str], folder: str) -> list[str]:
     return [name for name in names if name.startswith(folder)]
 
 
-def drop_unexpected(
+def drop_from_folder(
     parameters: Parameters,
-    expected: Shapes,
+    target_shapes: Shapes,
     folder: str,
 ) -> Changes:
     """Return the changes that drop the parameters of a folder that the target does not have."""
     changes = {}
     for name in list_folder(parameters, folder):
-        if name not in expected:
+        if name not in target_shapes:
             status = ArrayStatus.describe(name, parameters[name], "dropped")
             changes[name] = Change(None, status)
     return changes
@@ -278,7 +289,7 @@ def fill(
     value: float,
     *,
     replaces: np.ndarray | None = None,
-) -> Change:
+) -> Changes:
     """Return the change of a parameter that is initialised with one value in all elements.
 
     Args:
@@ -290,8 +301,10 @@ def fill(
     """
     array = np.full(shape, value, np.float32)
     if replaces is None:
-        return Change(array, ArrayStatus.describe(name, array, "new"))
-    return Change(array, ArrayStatus.describe(name, replaces, "replaced"))
+        status = ArrayStatus.describe(name, array, "new")
+    else:
+        status = ArrayStatus.describe(name, replaces, "replaced")
+    return {name: Change(array, status)}
 
 
 def join_changes(plans: Sequence[Changes]) -> Changes:
@@ -313,14 +326,14 @@ def apply_changes(parameters: Parameters, changes: Changes) -> dict[str, np.ndar
     return changed
 
 
-def require_expected(parameters: Parameters, expected: Shapes, problem: str) -> None:
-    """Raise ValueError, which begins with `problem`, unless names and shapes are the expected."""
+def require_shapes(parameters: Parameters, target_shapes: Shapes, message_start: str) -> None:
+    """Raise ValueError unless names and shapes are the target's."""
     placeholders = {}  # `differences` compares arrays; these take no memory
-    for name, shape in expected.items():
+    for name, shape in target_shapes.items():
         placeholders[name] = np.broadcast_to(np.float32(0), shape)
     lines = pytree.differences(placeholders, parameters)
     if lines:
-        raise ValueError(f"{problem}:{pytree.list_lines(lines)}")
+        raise ValueError(f"{message_start}:{pytree.list_lines(lines)}")
 
 
 def list_statuses(
