@@ -6,10 +6,11 @@ that devices exchange one example each:
     image = weight * image + (1 - weight) * previous image
     label = mean weight * label + (1 - mean weight) * previous label
 
-All examples of a step share one weight. For mixup it is a number, an array of shape (). For CutMix it
-is a mask of the pixels, (H, W, 1): 0 inside a box and 1 outside. If the config has both, one of them
-is chosen in each step on the device, so the weight has one shape for both, (H, W, 1); in a step of
-mixup all its pixels are equal. Mixup keeps at least half of an image; CutMix may keep less.
+All examples of a step share one weight:
+
+* with mixup a number, of shape (), which is at least a half;
+* with CutMix a number for each pixel, 0 inside a box and 1 outside, (H, W, 1);
+* with both, one of them is drawn in each step on the device, and the weight is (H, W, 1).
 
 Legend: B batch, H W height and width, C channels, K classes.
 """
@@ -48,7 +49,7 @@ def mix(
     previous_mask_B = jnp.roll(mask_B, 1)
     is_paired_B = (mask_B > 0) & (previous_mask_B > 0)
     mixed_image_BHWC = _blend(image_BHWC, weight, is_paired_B)
-    label_weight = weight.mean()  # of mixup: the weight; of CutMix: the share of pixels it keeps
+    label_weight = weight.mean()  # for CutMix the share of pixels that it keeps
     mixed_label_BK = _blend(label_BK, label_weight, is_paired_B)
     return mixed_image_BHWC, mixed_label_BK
 
@@ -63,6 +64,7 @@ def _sample_weight(
 
     Its partner, the previous example, has 1 - weight.
     """
+    # Mixup alone uses the key unsplit: recorded runs had these random numbers.
     if config.cutmix_alpha == 0:
         return sample_mixup_weight(key, config.mixup_alpha)
 
@@ -81,8 +83,8 @@ def sample_mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
 
     An example counts at least as much as its partner: for a = 0.3 its weight is 0.7.
 
-    Source: AugReg (2106.10270), `get_mixup` of its released code. There each device draws a weight
-    of its own.
+    Source: AugReg (2106.10270), `get_mixup` of its released code; unlike it, all devices share one
+    weight.
     """
     a = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
     return jnp.maximum(a, 1 - a)
@@ -96,10 +98,10 @@ def sample_cutmix_weight(
 ) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
-    The area to keep is drawn, kept_area ~ Beta(alpha, alpha). Each side of the box is
-    sqrt(1 - kept_area) times the side of the image, rounded down to pixels: half of it for
-    kept_area = 0.75. The centre is uniform over the image, and parts outside the image are cut off.
-    As in the paper, the kept area has no lower bound: an example may lose most of its pixels.
+    The box has the proportions of the image and 1 - kept_area of its area, where kept_area ~
+    Beta(alpha, alpha). So each side is sqrt(1 - kept_area) of the image's, rounded down to pixels:
+    half of it for kept_area = 0.75. The centre is uniform over the image, whose edges cut
+    off a part of the box. As in the paper, an example may lose most of its pixels.
 
     Source: CutMix (1905.04899), Algorithm 1.
     """
@@ -107,17 +109,17 @@ def sample_cutmix_weight(
     kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
     side_fraction = jnp.sqrt(1 - kept_area)
 
-    def mark_side(key: jax.Array, num_pixels: int) -> jax.Array:
+    def cover_side(key: jax.Array, num_pixels: int) -> jax.Array:
         length = (side_fraction * num_pixels).astype(jnp.int32)
         centre = jax.random.randint(key, (), 0, num_pixels)
-        # `length` pixels from `start` on. The paper ends at centre + length // 2, which is one pixel
-        # fewer if `length` is odd.
+        # `length` pixels from `start` on. The paper's end, centre + length // 2, is one pixel short
+        # if `length` is odd.
         start = centre - length // 2
         pixel = jnp.arange(num_pixels)
         return (start <= pixel) & (pixel < start + length)
 
-    is_inside_H = mark_side(row_key, height)
-    is_inside_W = mark_side(column_key, width)
+    is_inside_H = cover_side(row_key, height)
+    is_inside_W = cover_side(column_key, width)
     is_inside_HW = is_inside_H[:, None] & is_inside_W
     return (~is_inside_HW).astype(jnp.float32)[:, :, None]
 
@@ -136,10 +138,7 @@ def _blend(
     """
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)  # (B, 1, 1, 1) or (B, 1)
-
-    # Of each example: (B, 1, 1, 1) for images and mixup, (B, H, W, 1) for images and CutMix, (B, 1)
-    # for labels.
-    own_weight = jnp.where(is_paired, weight, jnp.float32(1))
+    own_weight = jnp.where(is_paired, weight, jnp.float32(1))  # the shape of is_paired, or (B, H, W, 1)
     previous_weight = 1 - own_weight  # in float32: the difference of bfloat16 weights is less exact
 
     own_part = own_weight.astype(value.dtype) * value

@@ -1,4 +1,4 @@
-"""Which record training uses at each position, and the random numbers of its augmentations.
+"""The record that training uses at each position, and the random numbers of its augmentations.
 
 Both are functions of the seed: an order finds the record at any position of an endless sequence
 without the records before it, so that a resumed run continues in the same order.
@@ -18,11 +18,11 @@ from grain.experimental import index_shuffle
 _ORDER = 0  # a part of the seed of an order
 _AUGMENTATION = 1  # a part of the seed of an augmentation
 _SHUFFLE_ROUNDS = 4  # rounds of `index_shuffle`, as in grain's global shuffle
-_MIN_SIZE_SHUFFLED = 512  # `BalancedOrder` sorts permutations of fewer elements
+_MIN_SIZE_SHUFFLED = 512  # permutations of fewer elements may be drawn by sorting
 
 # These change only time and memory.
-_MAX_SIZE_STORED = 2**16  # `UniformOrder` stores permutations of at most this size
-_NUM_STORED_EPOCHS = 64  # a batch of a small dataset spans many epochs
+_MAX_SIZE_LISTED = 2**16  # `UniformOrder` lists permutations of at most this size
+_NUM_CACHED_LISTS = 64  # one for each epoch, and a batch of a small dataset has many epochs
 _NUM_CACHED = 4096  # seeds and sorted orders: 30 us each to compute, up to 1 KiB of memory
 
 
@@ -37,9 +37,8 @@ class UniformOrder:
         """Return the index of the record at a position, and its epoch."""
         epoch, offset = divmod(position, self.num_records)
         permutation = Permutation(self.seed, epoch, self.num_records)
-        # Few records, too, are shuffled and not sorted. That would be another order, and there are
-        # recorded runs with this one.
-        if self.num_records <= _MAX_SIZE_STORED:
+        # Always by shuffling, also few records: recorded runs had this order.
+        if self.num_records <= _MAX_SIZE_LISTED:
             return permutation.find_shuffled_in_list(offset), epoch
         return permutation.find_shuffled(offset), epoch
 
@@ -68,9 +67,8 @@ class BalancedOrder:
 
         records = self.records_by_class[class_number]
         epoch, offset = divmod(turn, len(records))
-        # The key of a class is the index of its first record, plus 1, because 0 is for permutations
-        # that are not of one class. The number of the class would be no key: empty classes are not
-        # counted, so it changes when another class becomes empty.
+        # The key is 1 + the first record of the class, because 0 stands for no class. It is not the
+        # number of the class, which changes when another class becomes empty.
         class_key = int(records[0]) + 1
         order_of_records = Permutation(self.seed, epoch, len(records), class_key)
         element = order_of_records.find_sorted_or_shuffled(offset)
@@ -80,12 +78,12 @@ class BalancedOrder:
 class Permutation(NamedTuple):
     """A random order of the elements 0 to size - 1, a function of these values.
 
-    There are two ways to draw it, which give different orders:
+    There are two ways to draw it, which give different orders: `index_shuffle`, which finds one
+    element without the others, and sorting random words, which is faster for few elements.
 
-    * shuffling: `index_shuffle` finds one element without the others (`find_shuffled`). A stored
-      list of all elements is faster and gives the same order (`find_shuffled_in_list`).
-    * sorting: random words are sorted, which is faster for few elements.
-      `find_sorted_or_shuffled` chooses by the size.
+        find_shuffled              by `index_shuffle`
+        find_shuffled_in_list      the same order, from a cached list of all elements
+        find_sorted_or_shuffled    few elements by sorting, many by `index_shuffle`
 
     Attributes:
       seed: random seed of the run.
@@ -107,12 +105,12 @@ class Permutation(NamedTuple):
         return self.find_shuffled(offset)
 
     def find_shuffled_in_list(self, offset: int) -> int:
-        """Return the result of `find_shuffled`, from a stored list of all elements."""
+        """Return the result of `find_shuffled`, from a cached list of all elements."""
         return int(_list_shuffled(self)[offset])
 
     def find_shuffled(self, offset: int) -> int:
         """Return the element at an offset, drawn by `index_shuffle`."""
-        if _is_power_of_two(self.size - 1):
+        if _is_power_of_two(self.size - 1):  # sizes for which `index_shuffle` has a fault
             return self._find_despite_fault(offset)
         return self._shuffle(offset, self.size)
 
@@ -126,8 +124,8 @@ class Permutation(NamedTuple):
             0 to 3 are shuffled      2  3  0  1
             element                  2  1  0
 
-        In the place of the surplus number `size` goes the number at the last offset, which no
-        caller asks for.
+        Where the surplus number `size` comes up, it is replaced by the number at the last offset,
+        for which no caller asks.
         """
         element = self._shuffle(offset, self.size + 1)
         if element == self.size:
@@ -144,10 +142,10 @@ class Permutation(NamedTuple):
         )
 
 
-# The results of these functions are stored, by the values of the permutation.
+# The results of these functions are cached, by the values of the permutation.
 
 
-@functools.lru_cache(maxsize=_NUM_STORED_EPOCHS)
+@functools.lru_cache(maxsize=_NUM_CACHED_LISTS)
 def _list_shuffled(permutation: Permutation) -> np.ndarray:
     """Return all elements in the order of `index_shuffle`, int32 (size,)."""
     elements = [permutation.find_shuffled(offset) for offset in range(permutation.size)]
@@ -160,7 +158,9 @@ def _list_by_random_words(permutation: Permutation) -> np.ndarray:
 
     The words are equal in all versions of NumPy.
     """
-    assert permutation.size <= np.iinfo(np.int16).max, "fewer are sorted than _MIN_SIZE_SHUFFLED"
+    assert permutation.size <= np.iinfo(np.int16).max, (
+        "only sizes below _MIN_SIZE_SHUFFLED are sorted"
+    )
     words = np.random.PCG64(_build_seed_sequence(permutation)).random_raw(permutation.size)
     return np.argsort(words, kind="stable").astype(np.int16)
 
@@ -172,14 +172,12 @@ def _derive_seed(permutation: Permutation) -> int:
 
 
 def _build_seed_sequence(permutation: Permutation) -> np.random.SeedSequence:
-    """Return the seeds of a permutation of any size.
+    """Return the seeds of a permutation; its size has no part in them.
 
     They are mixed, not added: with seed + number, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     """
-    # Two uses have the same entropy, which stays so for the sake of recorded runs:
-    #
-    #     here                    (seed, number,  _ORDER = 0,       class_key = 1)
-    #     `augmentation_rng`      (seed, variant, record_index = 0, _AUGMENTATION = 1)
+    # `augmentation_rng` has the same entropy for record 0, if `class_key` is 1 and `number` is its
+    # variant. This coincidence does no harm, and stays for the sake of recorded runs.
     entropy = (permutation.seed, permutation.number, _ORDER, permutation.class_key)
     return np.random.SeedSequence(entropy)
 
@@ -202,5 +200,5 @@ def augmentation_rng(seed: int, variant: int, record_index: int) -> np.random.Ge
 def _group_by_class(labels: np.ndarray) -> list[np.ndarray]:
     """Return the indices of the records of each class that has records."""
     by_class = np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[by_class])) + 1  # of all classes but the first
+    starts = np.flatnonzero(np.diff(labels[by_class])) + 1  # all classes but the first
     return np.split(by_class, starts)

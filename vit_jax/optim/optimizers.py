@@ -25,7 +25,8 @@ from vit_jax.optim.per_layer import adapt_optimizer, list_axes_within_layer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.optim.zero_start import STAND_IN_STDDEV, may_start_at_zero
 
-__all__ = ["adapt_optimizer", "build_optimizer"]  # the first is for optimizers of the caller
+# Users import `adapt_optimizer` from here, for optimizers that they have written.
+__all__ = ["adapt_optimizer", "build_optimizer"]
 
 
 def build_optimizer(
@@ -38,15 +39,15 @@ def build_optimizer(
     1. The update, by `_list_parts`, from the gradients of the trained parameters alone;
        `train_only` gives frozen ones an update of zero.
     2. Factors of the complete update, weight decay included: by depth (`layer_decay`) and by name
-       (`learning_rate_multipliers`). They see the whole network, to count its layers.
+       (`learning_rate_multipliers`). They also see frozen parameters, to count all layers.
 
     `config.name` is "adam", "lamb", "sgd", or a reference such as "optax:lion".
 
     Args:
       config: the parts and their values, and the trained parameters.
       schedule: from updates made so far to the learning rate.
-      peak_learning_rate: largest value of the schedule, by which one meaning of weight decay
-        divides (`_build_weight_decay`).
+      peak_learning_rate: largest value of the schedule. Weight decay in the meaning of big_vision
+        is divided by it.
 
     Raises:
       ValueError: a reference that cannot be called so, or whose result is no optimiser.
@@ -58,9 +59,8 @@ def build_optimizer(
     if config.learning_rate_multipliers:
         factors.append(scale_by_pattern(config.learning_rate_multipliers))
 
-    # Do not simplify these three cases. A checkpoint names the states of an optimizer by their
-    # places in nested tuples, and there are checkpoints of each case. `chain` makes a tuple of the
-    # states of its parts, `train_only` keeps the state of its optimizer as it is:
+    # A checkpoint names the states of an optimizer by their places in nested tuples, and there are
+    # checkpoints of these three cases:
     #
     #     all parameters trained     (parts ..., factors ...)
     #     some trained, no factors   (parts ...)
@@ -70,7 +70,7 @@ def build_optimizer(
         return optax.chain(*parts, *factors)
     update = train_only(optax.chain(*parts), trained)
     if not factors:
-        return update
+        return update  # not `chain(update)`, whose state would be ((parts ...),)
     return optax.chain(update, *factors)
 
 
@@ -100,7 +100,7 @@ def _list_parts(
         parts.append(_build_weight_decay(config, peak_learning_rate))
     if config.name == "lamb":
         parts.append(_build_trust_ratio())
-    parts.append(optax.scale_by_learning_rate(schedule))  # from the direction to a step against it
+    parts.append(optax.scale_by_learning_rate(schedule))  # times minus the learning rate
     return parts
 
 
@@ -122,7 +122,7 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
         eps=config.epsilon,
         mu_dtype=config.first_moment_dtype,
     )
-    # It adds bfloat16 moments and float32 gradients, which strict dtype promotion would reject.
+    # Adam adds bfloat16 moments and float32 gradients, which strict dtype promotion would reject.
     return allow_mixed_dtypes(adam)
 
 
@@ -131,13 +131,13 @@ def _build_weight_decay(
 ) -> optax.GradientTransformation:
     """Return the part that adds a multiple of the parameters to the direction.
 
-    It comes before the trust ratio of lamb and the learning rate, which multiply both. The meaning
-    of a weight decay decides what is added for a parameter:
+    It comes before the trust ratio of lamb and the learning rate, which multiply the sum of this
+    part and the direction. `config.weight_decay_meaning` decides what is added for a parameter:
 
     * paper: weight_decay * parameter, for every parameter (today's AdamW);
-    * paper_kernels: weight_decay * parameter, for kernels and factors of LoRA alone;
-    * big_vision: weight_decay / peak_learning_rate * parameter, for kernels and factors of LoRA
-      alone. With a peak of 1e-3, a weight decay of 1e-4 does what 0.1 does in the other meanings.
+    * paper_kernels: weight_decay * parameter, for parameters that multiply activations;
+    * big_vision: weight_decay / peak_learning_rate * parameter, for parameters that multiply
+      activations. With a peak of 1e-3, 1e-4 does what 0.1 does in the other meanings.
     """
     coefficient = config.weight_decay
     if config.weight_decay_meaning == "big_vision":
@@ -145,7 +145,7 @@ def _build_weight_decay(
     decays_all = config.weight_decay_meaning == "paper"
 
     def decay(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        if decays_all or _is_kernel(name):
+        if decays_all or _multiplies_activations(name):
             return update + coefficient * parameter
         return update
 
@@ -153,13 +153,13 @@ def _build_weight_decay(
 
 
 def _build_trust_ratio() -> optax.GradientTransformation:
-    """Return the part that scales updates of kernels to the norms of the kernels (You et al., 2019).
+    """Return the part that scales updates of kernels to the kernels' norms (You et al., 2019).
 
     The update includes weight decay. Other parameters are not scaled (timm, deit3-jax).
     """
 
     def scale(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        if _is_kernel(name):
+        if _multiplies_activations(name):
             return update * _compute_trust_ratio(name, update, parameter)
         return update
 
@@ -171,9 +171,9 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
 
     The kernels of all blocks are one array, whose first axis is the layer.
 
-    A kernel that begins at zero (`optim.zero_start`) has a small norm after its first update, and
-    with it a small ratio: it would hardly move. Its norm counts as at least that of random values
-    with the standard deviation 0.02 (`STAND_IN_STDDEV`).
+    A kernel that begins at zero would hardly move: its norm, and with it its ratio, stays small. So
+    the norm of kernels that may begin at zero, which are known by name (`optim.zero_start`), is
+    taken to be at least that of random values with the standard deviation 0.02.
     """
     axes = list_axes_within_layer(name, kernel.ndim)
     kernel_norm = jnp.linalg.vector_norm(kernel, axis=axes, keepdims=True)
@@ -189,9 +189,6 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
     return jnp.where(is_defined, kernel_norm / divisor, 1.0)
 
 
-def _is_kernel(name: str) -> bool:
-    """Return whether the parameter of this name multiplies activations.
-
-    It is a kernel, or a factor of LoRA beside one.
-    """
+def _multiplies_activations(name: str) -> bool:
+    """Return whether the parameter of this name is a kernel, or a factor of LoRA beside one."""
     return name.rpartition("/")[2] in ("kernel", *LORA_FACTORS)

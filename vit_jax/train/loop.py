@@ -4,9 +4,10 @@ The loop calls a `Session`, which opens what a run needs, and the parts of it th
 (`train/session.py` describes them all):
 
 * `batches` yields the batches of the next steps;
-* `live_state` holds the only copy of the state on the devices; each step replaces it;
-* `step_hooks` look at the metrics of every step; one of them, `late_metrics`, keeps them for the
-  log;
+* `live_state` holds the only copy of the state on the devices; each step replaces it. It counts
+  its steps on the host;
+* `step_hooks` look at the metrics of every step; one of them, `late_metrics`, logs them one step
+  late;
 * `stop` knows whether the run has to end, `evaluation` and `saving` when they are due;
 * `unreadable` counts images that could not be read.
 """
@@ -50,10 +51,11 @@ def take_steps(session: "Session") -> None:
         session.before_step(step)  # may raise Paused
         batch = next(session.batches)
         metrics = session.live_state.advance(batch)
-        for hook in session.step_hooks:  # they log the step before, so that no device waits
+        # The devices still compute the metrics: `late_metrics` keeps them and logs the ones before.
+        for hook in session.step_hooks:
             hook.after_step(step, metrics)
 
-        is_stopping = session.stop.is_requested()  # the same in all processes
+        is_stopping = session.stop.is_requested()  # asked, and answered alike, in all processes
         is_due = session.evaluation.is_due(step) or session.saving.is_due(step)
         if not (is_stopping or is_due):
             continue
@@ -79,7 +81,7 @@ def evaluate_and_save(session: "Session") -> None:
     state = session.live_state.read()
     try:
         results = session.evaluation.run_due(step, state)
-    except Interrupted:  # of the input, which cannot name the step; `make_error` does
+    except Interrupted:  # raised by the input, without the step; this error names it
         save_and_raise(session, session.stop.make_error(step))
     except TooManyUnreadable as error:
         save_and_raise(session, error)
@@ -89,20 +91,20 @@ def evaluate_and_save(session: "Session") -> None:
 def save_and_raise(session: "Session", error: Exception) -> NoReturn:
     """Save the state after the last step, and end the run with `error`.
 
-    The checkpoint notes evaluators that are due after this step and have not ended: the resumed run
-    begins with them.
+    If evaluators are due after this step and have not all ended, the checkpoint notes it, and the
+    resumed run begins with all of them.
 
     Raises:
       TooManyUnreadable: in the place of `error`, if that has occurred in any process.
     """
     step = session.live_state.step
-    # All processes have to make this call, so it comes before saving, which may fail in one of them.
-    error = session.unreadable.find_error(step) or error
+    # All processes have to make this call, so it comes before saving, which may fail in one.
+    reported = session.unreadable.find_error(step) or error
     session.saving.save(
         step,
         session.live_state.read(),
-        results={},  # no evaluation has ended
+        results={},
         owes_evaluation=session.evaluation.has_unfinished(step),
     )
     session.saving.wait()
-    raise error from None
+    raise reported from None  # without its cause: the user sees one message
