@@ -119,3 +119,24 @@ def test_bytes_that_gpus_keep_outside_of_loops(remat, unroll, arrays):
     num_bytes = count_kept_bytes(architecture, 8, tiled=False)
 
     assert num_bytes == pytest.approx(arrays * TOKENS, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gelu", "arrays"),
+    [
+        # Input; tokens between; query, key, value and attention; hidden units.
+        ("tanh", 1 + 1 + 4 + 4),
+        # And the activated units.
+        ("exact", 1 + 1 + 4 + 4 + 4),
+    ],
+)
+def test_bytes_that_tpus_keep_outside_of_loops(gelu, arrays):
+    architecture = build(
+        "ViT-B/16",
+        remat="none",
+        gelu=gelu,
+    )
+
+    num_bytes = count_kept_bytes(architecture, 8, tiled=True)
+
+    assert num_bytes == pytest.approx(arrays * TOKENS, rel=0.03)

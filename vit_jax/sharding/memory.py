@@ -329,6 +329,8 @@ class _Sizes:
             if self.recomputes_activation:
                 kept_hidden -= GPU_ACTIVATED * activated
             return int(stream + halves * (4 * stream + 4 * by_heads + kept_hidden))
+        if self.is_unrolled and a.mlp == "gelu" and a.gelu == "exact":
+            hidden += activated  # XLA for TPUs computes the form with tanh again
         if remat == "dots" or self.is_unrolled:
             return stream + halves * (stream + 4 * by_heads + hidden + means)
 
