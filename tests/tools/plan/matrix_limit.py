@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from docs.tables import find_origin, table
-from tests.tools.plan.record_gpus import DOTS, Case, build_dinov3_case
+from tests.tools.plan.record_gpus import Case, build_dinov3_case
 from vit_jax.config import Architecture, ModelConfig
 from vit_jax.config.networks import build_architecture
 from vit_jax.sharding import convolutions
@@ -37,7 +37,7 @@ TUNING = (
     build_dinov3_case("S", 64, "", machine=MACHINE),
     build_dinov3_case("B", 16, "", machine=MACHINE),
     build_dinov3_case("B", 64, "", machine=MACHINE),
-    build_dinov3_case("L", 64, DOTS, machine=MACHINE),
+    build_dinov3_case("L", 64, "", machine=MACHINE),
 )
 Row = dict[str, Any]
 

@@ -188,12 +188,10 @@ FINETUNING = (
 )
 _LORA = "optimizer.lora_rank=16 optimizer.layer_decay=1.0"
 _LAST = "optimizer.trained=last:4"
-DOTS = "model.remat=dots model.scan_unroll=1"
 KINDS = {
     "": "all parameters",
     _LORA: "LoRA of rank 16",
     _LAST: "the last 4 blocks",
-    DOTS: "all parameters, `remat=dots` in a loop",
 }
 
 

@@ -4,10 +4,17 @@ hand.
 
 import pytest
 
-from tests.tools.plan.matrix_limit import TILE, UNITS, limit
+from tests.tools.plan import matrix_limit
+from tests.tools.plan.matrix_limit import GIB, MACHINE, TILE, TUNING, UNITS, limit
 from vit_jax.config import ModelConfig
 from vit_jax.config.networks import build_architecture
 from vit_jax.models.flops import forward_macs
+from vit_jax.tools.plan.arithmetic import ERROR
+from vit_jax.tools.plan.estimate import make_plan
+from vit_jax.tools.plan.topology import parse_topology
+
+RENEWED = TUNING[2:]
+"""Rows since one TPU writes the gradients of the last layer first; before, more was kept."""
 
 
 @pytest.mark.parametrize("name", ["R50x1", "R50+ViT-B/16", "ViT-B/16"])
@@ -51,3 +58,19 @@ def test_a_case_worked_by_hand():
     expected = (embedding + projections + mlp + attention + head) / UNITS
 
     assert limit(architecture, 8) == expected
+
+
+@pytest.mark.parametrize("case", RENEWED, ids=[case.name for case in RENEWED])
+def test_the_automatic_layout_of_fine_tuning_fits_as_arithmetic_says(case):
+    row = matrix_limit.load()[case.name]
+    plan = make_plan(
+        case.load(MACHINE),
+        parse_topology(MACHINE),
+        case.find_dataset(MACHINE),
+        network=case.find_network(MACHINE),
+        can_compile=False,
+    )
+
+    assert plan.memory.total / GIB == pytest.approx(row["gib"], rel=ERROR)
+    assert plan.run.training_architecture.remat == "none"
+    assert row["gib"] * GIB < plan.usable_bytes
