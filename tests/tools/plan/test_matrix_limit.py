@@ -13,7 +13,7 @@ from vit_jax.tools.plan.arithmetic import ERROR
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.topology import parse_topology
 
-RENEWED = TUNING[2:]
+RENEWED = (TUNING[0], *TUNING[2:])
 """Rows since one TPU writes the gradients of the last layer first; before, more was kept."""
 
 
