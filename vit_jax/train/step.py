@@ -24,7 +24,7 @@ from vit_jax.data.mixing import mix
 from vit_jax.objectives import Objective
 from vit_jax.objectives.sums import Sums, compute_means, score_classes
 from vit_jax.optim import ema
-from vit_jax.optim.by_name import TrainedParameters, apply_updates
+from vit_jax.optim.by_name import TrainedParameters, apply_updates, select_trained
 from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.state import TrainState
 from vit_jax.train.step_norms import StepNorms
@@ -161,7 +161,9 @@ class StepParts:
         with jax.named_scope("metrics"):
             metrics = {f"train_{name}": mean for name, mean in compute_means(sums).items()}
             metrics["learning_rate"] = self.schedule(steps_done)
-            metrics |= self.norms.measure(step, gradients, updates, model)
+            trained_gradients = select_trained(gradients, self.trained)
+            trained_updates = select_trained(updates, self.trained)
+            metrics |= self.norms.measure(step, trained_gradients, trained_updates, model)
             metrics[READABLE_IMAGES] = batch.mask_B.sum()
 
         polyak = self.update_average(state.polyak, model, step)
