@@ -85,6 +85,18 @@ def multiply_adapted(
     return products
 
 
+def repeat_rows(vector_D: Array, shape: tuple[int, ...]) -> Array:
+    """Return a vector that broadcasts against the rows of an array of this shape.
+
+    On GPUs it has that shape, and its gradient is a sum in two stages.
+    """
+    if platform() == "gpu":
+        from vit_jax.kernels.row_sums import repeat_rows_on_gpu
+
+        return repeat_rows_on_gpu(vector_D, shape)
+    return vector_D
+
+
 def dot_general(x_I: Array, kernel_IO: Array, dimension_numbers: Any, **options: Any) -> Array:
     """Return `multiply`, as `nnx.Linear` calls it: over the dimension I."""
     assert dimension_numbers == (((x_I.ndim - 1,), (0,)), ((), ())), dimension_numbers
@@ -207,7 +219,7 @@ def compute_attention(
     query_BSE: Array,
     key_BSE: Array,
     value_BSE: Array,
-    bias_3E: Array,
+    biases_E: Sequence[Array],
     num_heads: int,
 ) -> Array:
     """Return softmax(q k^T / sqrt(h)) v of every head, (B, S, E), by the kernel of a form.
@@ -217,7 +229,7 @@ def compute_attention(
       query_BSE: the projection without bias; each head has h adjacent channels of E.
       key_BSE: the same of keys.
       value_BSE: the same of values.
-      bias_3E: biases of queries, keys and values.
+      biases_E: biases of queries, keys and values.
       num_heads: T.
     """
     if form == "pallas":
@@ -229,7 +241,7 @@ def compute_attention(
             query_BSE,
             key_BSE,
             value_BSE,
-            bias_3E,
+            jnp.stack(biases_E),
             head_dim,
             is_interpreted,
         )
@@ -238,7 +250,7 @@ def compute_attention(
 
     assert form == "cudnn", form
     projections = (query_BSE, key_BSE, value_BSE)
-    operands = [x_BSE + bias_E for x_BSE, bias_E in zip(projections, bias_3E, strict=True)]
+    operands = [x_BSE + bias_E for x_BSE, bias_E in zip(projections, biases_E, strict=True)]
     query_BSE, key_BSE, value_BSE = operands
     return attention_cudnn.attention(query_BSE, key_BSE, value_BSE, num_heads)
 

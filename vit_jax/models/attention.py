@@ -64,7 +64,7 @@ class Linear(nnx.Linear):
             return product_O
         bias_O = self.bias[...]
         if output_scale is not None:
-            bias_O = bias_O * output_scale
+            bias_O = dispatch.repeat_rows(bias_O * output_scale, product_O.shape)
         return product_O + bias_O.astype(self.dtype)
 
 
@@ -90,7 +90,8 @@ def multiply_layers(
     for layer in layers:
         kernel_IO = layer.kernel[...]
         if output_scale is not None:
-            kernel_IO = kernel_IO.astype(jnp.float32) * output_scale
+            scale_IO = dispatch.repeat_rows(output_scale, kernel_IO.shape)
+            kernel_IO = kernel_IO.astype(jnp.float32) * scale_IO
         kernels_IO.append(kernel_IO.astype(x_I.dtype))
     adapted = [layer for layer in layers if layer.lora_scale is not None]
     if not adapted:
@@ -126,13 +127,13 @@ class Projections(NamedTuple):
     query_BQE: Array  # without bias
     key_BSE: Array  # without bias
     value_BSE: Array  # without bias
-    bias_3E: Array  # biases of queries, keys and values
+    biases_E: Sequence[Array]  # biases of queries, keys and values
     offset_key_QSh: Array | None = None  # keys of relative positions, the same for all heads
 
     def add_biases(self) -> list[Array]:
         """Return queries, keys and values with their biases, (B, Q or S, E)."""
         projections = (self.query_BQE, self.key_BSE, self.value_BSE)
-        return [x + bias_E for x, bias_E in zip(projections, self.bias_3E, strict=True)]
+        return [x + bias_E for x, bias_E in zip(projections, self.biases_E, strict=True)]
 
     def split_heads(self, num_heads: int) -> list[Array]:
         """Return queries, keys and values with their biases, (B, Q or S, T, h)."""
@@ -235,11 +236,11 @@ class Attention(nnx.Module):
             key_BSE = self.rotary(key_BSE + key_bias_E, self.num_heads, token_BS)
             key_bias_E = jnp.zeros_like(key_bias_E)
 
-        bias_3E = jnp.stack([query_bias_E, key_bias_E, value_bias_E])
+        biases_E = (query_bias_E, key_bias_E, value_bias_E)
         offset_key_QSh = None
         if self.positions is not None:
             offset_key_QSh = self.positions()
-        return Projections(query_BQE, key_BSE, value_BSE, bias_3E, offset_key_QSh)
+        return Projections(query_BQE, key_BSE, value_BSE, biases_E, offset_key_QSh)
 
     def _multiply_kernels(
         self,
@@ -309,7 +310,7 @@ def attend(
         projections.query_BQE,
         projections.key_BSE,
         projections.value_BSE,
-        projections.bias_3E,
+        projections.biases_E,
         num_heads,
     )
 
