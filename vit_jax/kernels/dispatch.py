@@ -118,6 +118,26 @@ def gelu(x: Array, approximate: bool, is_recomputed: bool = False) -> Array:
     return jax.nn.gelu(x, approximate)
 
 
+def recompute(
+    function: Callable[..., Array],
+    policy: Callable[..., bool],
+    is_nested: bool,
+) -> Callable[..., Array]:
+    """Return a function of activations, whose backward pass computes again what `policy` drops.
+
+    On GPUs the barrier before that has the activations alone, since it would copy the kernels of
+    layers. JAX 0.10.2 rejects this inside of another recomputation (`is_nested`).
+    """
+    if platform() != "gpu" or is_nested:
+        return jax.checkpoint(function, policy=policy)
+
+    def run(*activations: Array | None) -> Array:
+        barriers = (True,) * len(activations)
+        return jax.checkpoint(function, policy=policy, prevent_cse=barriers)(*activations)
+
+    return run
+
+
 def convolve(
     x_BHWI: Array,
     kernel_HWIO: Array,

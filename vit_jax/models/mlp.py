@@ -40,7 +40,8 @@ class Mlp(nnx.Module):
     """Dense layers to M hidden units and back, dropout after each (ViT, App. B.1).
 
     Without a gate the hidden units are GELU(expand(x)), in a form of `GELUS`; with one they are
-    silu(gate(x)) * expand(x). A `norm` follows them.
+    silu(gate(x)) * expand(x). A `norm` follows them. With `is_block_recomputed` the backward pass
+    computes the complete block again.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Mlp(nnx.Module):
         norm: Callable[[Array], Array] | None = None,
         use_bias: bool = True,
         dropout_fraction: float = 0.0,
+        is_block_recomputed: bool = False,
     ):
         dense = functools.partial(
             Linear,
@@ -71,6 +73,7 @@ class Mlp(nnx.Module):
         self.norm = norm
         self.form = form
         self.dropout_fraction = dropout_fraction
+        self.is_block_recomputed = is_block_recomputed
 
     @property
     def recomputes_activation(self) -> bool:
@@ -102,7 +105,9 @@ class Mlp(nnx.Module):
             output_scale=output_scale,
         )
         if self.recomputes_activation:
-            contract = jax.checkpoint(contract, policy=_KEEP_REDUCED)
+            contract = dispatch.recompute(
+                contract, _KEEP_REDUCED, is_nested=self.is_block_recomputed
+            )
         output = contract(hidden, gate)
         return dropout(output, self.dropout_fraction, key, Site.MLP_OUTPUT)
 
@@ -146,4 +151,5 @@ def build_mlp(a: Architecture, *, rngs: nnx.Rngs) -> Mlp:
         norm=norm,
         use_bias=a.linear_bias,
         dropout_fraction=a.dropout_fraction,
+        is_block_recomputed=a.remat != "none",
     )
