@@ -70,14 +70,14 @@ class Rates:
 
 
 _GPU = Rates(
-    products=1.26,
-    attention=4.8,
-    operations=44.9,
+    products=1.27,
+    attention=4.66,
+    operations=44.6,
     maps=3.0,
-    updates=1.84,
-    copies=1.84,
-    stacks=2.84,
-    launches=1.11,
+    updates=1.62,
+    copies=1.62,
+    stacks=2.88,
+    launches=1.1,
     exposed=0.25,
 )
 _V5E = Rates(products=0.87, results=0.57, copies=3.45, stacks=1.92)
@@ -127,6 +127,9 @@ def estimate_memory(run: Assembly, topology: Topology) -> Memory:
     if run.architecture.remat == "dots" and not is_unrolled(run.architecture, tiled=False):
         # XLA for GPUs, unlike that for TPUs, copies no gradients of a loop
         temporary = max(0, temporary - memory.gradients)
+    if config.optimizer.lora_rank is not None:
+        # The kernels are stored in the compute dtype and read without a copy.
+        temporary = max(0, temporary - memory.parameters)
     return dataclasses.replace(memory, activations=activations, temporary=temporary)
 
 
