@@ -138,7 +138,9 @@ def _blend(
     """
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)  # (B, 1, 1, 1) or (B, 1)
-    own_weight = jnp.where(is_paired, weight, jnp.float32(1))  # the shape of is_paired, or (B, H, W, 1)
+    own_weight = jnp.where(
+        is_paired, weight, jnp.float32(1)
+    )  # the shape of is_paired, or (B, H, W, 1)
     previous_weight = 1 - own_weight  # in float32: the difference of bfloat16 weights is less exact
 
     own_part = own_weight.astype(value.dtype) * value
