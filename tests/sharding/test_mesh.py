@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
 from vit_jax.config import ShardingConfig
 from vit_jax.sharding import build_mesh, compiler_options
-from vit_jax.sharding.mesh import GPU_OPTIONS, KIND_OPTIONS, TPU_OPTIONS
+from vit_jax.sharding.mesh import CPU_UNIT_OPTIONS, GPU_OPTIONS, KIND_OPTIONS, TPU_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,13 @@ def test_options_are_those_of_the_chip():
 
     assert compiler_options(v5e) == TPU_OPTIONS | KIND_OPTIONS["TPU v5 lite"]
     assert compiler_options(v4) == TPU_OPTIONS
+
+
+@pytest.mark.parametrize(("has_units", "expected"), [(True, CPU_UNIT_OPTIONS), (False, None)])
+def test_residual_units_on_cpus_have_options(has_units, expected):
+    mesh = build_mesh(jax.devices("cpu"))
+
+    assert compiler_options(mesh, has_units) == expected
 
 
 @pytest.fixture

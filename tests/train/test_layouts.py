@@ -156,8 +156,8 @@ def test_moments_and_average_lie_with_their_parameters(model):
 @pytest.mark.parametrize("step", ["train_step", "evaluation_step"])
 def test_what_the_compiler_is_told_reaches_both_steps(monkeypatch, step):
     monkeypatch.setattr(
-        "vit_jax.train.step_compiler.compiler_options",
-        lambda mesh: {"no_such_option": "1"},
+        "vit_jax.train.assemble.compiler_options",
+        lambda mesh, has_units: {"no_such_option": "1"},
     )
     run = runs.assemble_config(runs.config())
 

@@ -3,6 +3,7 @@
 from vit_jax.sharding.mesh import (
     AXES,
     BATCH_AXES,
+    Options,
     Placement,
     batch_sharding,
     build_mesh,
@@ -15,6 +16,7 @@ from vit_jax.sharding.partition import find_spec, shard_tree
 __all__ = [
     "AXES",
     "BATCH_AXES",
+    "Options",
     "Placement",
     "batch_sharding",
     "build_mesh",

@@ -28,7 +28,7 @@ from vit_jax.imports.references import is_reference
 from vit_jax.objectives import Objective
 from vit_jax.optim.by_name import check_patterns, find_trained
 from vit_jax.optim.schedules import Schedule
-from vit_jax.sharding import build_mesh, shard_tree
+from vit_jax.sharding import build_mesh, compiler_options, shard_tree
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.inputs import (
     Datasets,
@@ -233,7 +233,9 @@ def make_compiler(
     state = builder.abstract_state
     mesh = build_mesh(devices, config.sharding)
     shardings = shard_tree(state, mesh, config.sharding.parameters)
-    return StepCompiler(mesh, set_shardings(state, shardings))
+    has_units = bool(builder.architecture.units)
+    options = compiler_options(mesh, has_units)
+    return StepCompiler(mesh, set_shardings(state, shardings), options)
 
 
 def read_teacher_weights(config: RunConfig) -> "Weights | None":

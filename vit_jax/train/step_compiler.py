@@ -9,7 +9,7 @@ import jax
 from vit_jax import pytree
 from vit_jax.arrays import Batch, StepResults
 from vit_jax.kernels.devices import trace_for
-from vit_jax.sharding import Placement, batch_sharding, compiler_options, replicate
+from vit_jax.sharding import Options, Placement, batch_sharding, replicate
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Metrics, TeacherNetwork
 
@@ -56,16 +56,17 @@ class JittedTraining(NamedTuple):
 class StepCompiler:
     """Jits steps for a mesh.
 
-    A jitted step takes and returns arrays with the shardings of the run. Compiler options are the
-    ones of the platform.
+    A jitted step takes and returns arrays with the shardings of the run.
 
     Attributes:
       mesh: the devices.
       abstract_state: shapes, dtypes and shardings of the state.
+      options: options of the compiler for the devices, or None.
     """
 
     mesh: jax.sharding.Mesh
     abstract_state: TrainState
+    options: Options | None
 
     @property
     def platform(self) -> str:
@@ -126,7 +127,7 @@ class StepCompiler:
             self.place(step),
             in_shardings=(self.state_shardings, batch_sharding(self.mesh)),
             out_shardings=replicate(self.mesh),
-            compiler_options=compiler_options(self.mesh),
+            compiler_options=self.options,
         )
 
     def _jit(self, step: Callable[..., Any], state_shardings: Any, teacher: Any) -> Any:
@@ -139,7 +140,7 @@ class StepCompiler:
             in_shardings=tuple(in_shardings),
             out_shardings=(state_shardings, replicate(self.mesh)),
             donate_argnums=0,
-            compiler_options=compiler_options(self.mesh),
+            compiler_options=self.options,
         )
 
 
