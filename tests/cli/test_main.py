@@ -301,7 +301,7 @@ def test_unknown_verbs(words):
 def prepared(monkeypatch):
     """The environments in which the command has changed how its process allocates memory."""
     environments = []
-    monkeypatch.setattr(cli, "use_one_arena", environments.append)
+    monkeypatch.setattr(cli, "use_huge_pages", environments.append)
     for name in ("pretrain", "predict"):
         monkeypatch.setitem(cli.VERBS, name, lambda words: None)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -1,6 +1,7 @@
-"""Freed memory stays with the process: large blocks cause page faults once, in any thread."""
+"""Commands that train on CPUs get huge pages, which cause few page faults."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -11,104 +12,93 @@ import pytest
 from vit_jax.imports import malloc
 
 ROOT = Path(__file__).parents[2]
-SMALL = 100 * malloc.MIB
-"""Temporary memory of a step for which freed memory is kept."""
-# Blocks of 80 MiB are larger than the arena of a thread can be.
 COUNT_FAULTS = """
-import json, resource, sys, threading
+import json, os, resource, sys
 from vit_jax.imports import malloc
 
-if sys.argv[1] == "prepared":
-    malloc.use_one_arena({})
-keeps = malloc.keep_freed_memory(int(sys.argv[2]))
-faults = []
-
-def allocate():
-    for _ in range(4):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        b"x" * (80 * 2**20)
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-thread = threading.Thread(target=allocate)
-thread.start()
-thread.join()
-print(json.dumps([keeps, faults]))
+if sys.argv[1] == "huge":
+    malloc.use_huge_pages(os.environ)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+b"x" * (80 * 2**20)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(json.dumps([sys.argv[1:], faults]))
 """
-
-with_glibc = pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc",
-    reason="another allocator",
-)
+ON_REQUEST = "always [madvise] never"
 
 
-def count_faults(start, temporary_bytes):
-    """Return True if freed memory is kept, and the page faults of each of four large blocks."""
+def count_faults(pages):
+    """Return the words that a process gets, and the page faults of a large block in it."""
+    environment = {}
+    for name, value in os.environ.items():
+        if not name.startswith(malloc._USER_SETTINGS):
+            environment[name] = value
     ended = subprocess.run(
-        [sys.executable, "-c", COUNT_FAULTS, start, str(temporary_bytes)],
+        [sys.executable, "-c", COUNT_FAULTS, pages, "more words"],
         cwd=ROOT,
+        env=environment,
         capture_output=True,
         check=True,
     )
     return json.loads(ended.stdout)
 
 
-@with_glibc
-def test_the_memory_of_steps_is_cleared_once():
-    keeps, faults = count_faults("prepared", SMALL)
-
-    assert keeps
-    assert max(faults[1:]) < faults[0] / 10
-
-
-@with_glibc
-@pytest.mark.parametrize(
-    ("start", "temporary_bytes"),
-    [
-        ("default", SMALL),
-        ("prepared", malloc.LARGEST_STEP + 1),
-        ("prepared", malloc.SMALLEST_STEP),
-    ],
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or not malloc._gives_pages_on_request(Path("/")),
+    reason="another allocator, or no huge pages on request",
 )
-def test_other_steps_and_processes_return_it_to_the_system(start, temporary_bytes):
-    keeps, faults = count_faults(start, temporary_bytes)
+def test_huge_pages_cause_few_faults():
+    words, faults = count_faults("huge")
+    _, faults_of_small_pages = count_faults("small")
 
-    assert not keeps
-    assert min(faults) > 0.9 * faults[0]
+    assert words == ["huge", "more words"]
+    assert faults < faults_of_small_pages / 10
 
 
 @pytest.fixture
-def settings(monkeypatch):
-    """The values that glibc would get in a process that has not called `use_one_arena`."""
-    values = {}
+def start(monkeypatch, tmp_path):
+    """Return a function that asks for huge pages and returns the commands that replace the process."""
+    commands = []
 
-    def store(parameter, value):
-        values[parameter] = value
-        return True
+    def run(environment=None, choices=ON_REQUEST):
+        if choices is not None:
+            setting = tmp_path / malloc._LINUX_SETTING
+            setting.parent.mkdir(parents=True)
+            setting.write_text(choices)
+        malloc.use_huge_pages(environment or {}, tmp_path)
+        return commands
 
-    monkeypatch.setattr(malloc, "_set", store)
-    monkeypatch.setattr(malloc, "_has_one_arena", False)
+    monkeypatch.setattr(os, "execve", lambda *command: commands.append(command))
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
-    return values
+    monkeypatch.setattr(sys, "executable", "/bin/python")
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "vit_jax", "pretrain", "digits"])
+    monkeypatch.setattr(sys, "argv", ["/vit_jax/__main__.py", "pretrain", "digits"])
+    return run
 
 
-def test_there_are_three_settings(settings):
-    malloc.use_one_arena({"HOME": "/root"})
+def test_the_command_stays_the_same(start):
+    command = ["/bin/python", "-m", "vit_jax", "pretrain", "digits"]
+    environment = {"HOME": "/root", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
-    assert malloc.keep_freed_memory(SMALL)
-    assert settings == {-8: 1, -4: 0, -1: -1}
+    assert start({"HOME": "/root"}) == [("/bin/python", command, environment)]
 
 
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_settings_of_the_user_stay(settings, name):
-    malloc.use_one_arena({name: "4"})
-
-    assert not malloc.keep_freed_memory(SMALL)
-    assert not settings
+def test_settings_of_the_user_stay(start, name):
+    assert not start({name: "4"})
 
 
-def test_other_allocators_stay_as_they_are(settings, monkeypatch):
+@pytest.mark.parametrize("choices", ["[always] madvise never", "always madvise [never]", None])
+def test_other_systems_stay_as_they_are(start, choices):
+    assert not start(choices=choices)
+
+
+def test_other_allocators_stay_as_they_are(start, monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    malloc.use_one_arena({})
 
-    assert not malloc.keep_freed_memory(SMALL)
-    assert not settings
+    assert not start()
+
+
+def test_a_program_that_sets_the_words_continues(start, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "program.py"])
+
+    assert not start()

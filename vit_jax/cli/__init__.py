@@ -24,7 +24,7 @@ from vit_jax.imports.backend import (
     hide_cuda,
     uses_only_cpus,
 )
-from vit_jax.imports.malloc import use_one_arena
+from vit_jax.imports.malloc import use_huge_pages
 from vit_jax.text.nearest import did_you_mean
 
 
@@ -152,10 +152,10 @@ def _choose_devices() -> None:
 
 
 def _choose_allocation(words: Sequence[str]) -> None:
-    """Set how a process that only trains on CPUs allocates memory, before its threads start."""
+    """Let a command that only trains on CPUs use huge pages."""
     verb = join_verb(words)[:1]
     if _TRAINING.issuperset(verb) and uses_only_cpus(os.environ, pathlib.Path("/")):
-        use_one_arena(os.environ)
+        use_huge_pages(os.environ)
 
 
 def _describe_versions() -> str:

@@ -12,7 +12,6 @@ from vit_jax import pytree
 from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.config.lengths import Phase
-from vit_jax.imports.malloc import keep_freed_memory
 from vit_jax.models.attention import find_attention_form
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.sharding import batch_sharding
@@ -218,12 +217,7 @@ class Assembly:
         frozen: tuple[Leaves, ...] = ()
         if self.teacher is not None:
             frozen = (self.teacher.leaves,)
-        step = CompiledStep(tuple(phases), frozen)
-
-        memory = step.memory_analysis()
-        if memory is not None:
-            keep_freed_memory(memory.temp_size_in_bytes)
-        return step
+        return CompiledStep(tuple(phases), frozen)
 
     def state_from(self, leaves: Leaves) -> TrainState:
         """The state with these leaves."""
