@@ -37,7 +37,7 @@ def pad(projections, num_heads):
     for x in projections.add_biases():
         tokens.append(jnp.pad(x, ((0, 0), (0, 1), (0, 0))))
 
-    no_bias = jnp.zeros_like(projections.biases_E)
+    no_bias = [jnp.zeros_like(bias_E) for bias_E in projections.biases_E]
     output_BSE = XLA(attention.Projections(*tokens, no_bias), num_heads)
     return output_BSE[:, :-1]
 

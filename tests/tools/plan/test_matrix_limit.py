@@ -13,9 +13,6 @@ from vit_jax.tools.plan.arithmetic import ERROR
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.topology import parse_topology
 
-RENEWED = (TUNING[0], *TUNING[2:])
-"""Rows since one TPU writes the gradients of the last layer first; before, more was kept."""
-
 
 @pytest.mark.parametrize("name", ["R50x1", "R50+ViT-B/16", "ViT-B/16"])
 def test_padding_only_adds_to_the_arithmetic(name):
@@ -60,7 +57,7 @@ def test_a_case_worked_by_hand():
     assert limit(architecture, 8) == expected
 
 
-@pytest.mark.parametrize("case", RENEWED, ids=[case.name for case in RENEWED])
+@pytest.mark.parametrize("case", TUNING, ids=[case.name for case in TUNING])
 def test_the_automatic_layout_of_fine_tuning_fits_as_arithmetic_says(case):
     row = matrix_limit.load()[case.name]
     plan = make_plan(

@@ -347,7 +347,9 @@ def _choose_form(
 
 
 def _attend(form: str, num_heads: int, *operands: jax.Array) -> jax.Array:
-    return attend(Projections(*operands), num_heads, form)
+    query_BSE, key_BSE, value_BSE, bias_3E = operands
+    projections = Projections(query_BSE, key_BSE, value_BSE, tuple(bias_3E))
+    return attend(projections, num_heads, form)
 
 
 def _attend_plainly(num_heads: int, *operands: jax.Array) -> jax.Array:
