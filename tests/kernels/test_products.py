@@ -115,17 +115,32 @@ def test_products_of_one_activation_on_gpus():
 
 
 @pytest.mark.parametrize(
-    ("platform", "inputs"),
-    [("cpu", 4), ("gpu", 4), ("gpu", 30)],
-    ids=["cpu", "gpu, more outputs than inputs", "gpu, fewer outputs"],
+    ("platform", "inputs", "rank"),
+    [("cpu", 4, 2), ("gpu", 4, 2), ("gpu", 30, 2), ("gpu", 30, 20)],
+    ids=["cpu", "gpu, more outputs than inputs", "gpu, fewer outputs", "gpu, large rank"],
 )
-def test_products_with_factors(platform, inputs):
+def test_products_with_factors(platform, inputs, rank):
     """They equal the products by W + A B; a kernel may have no factors."""
     kernel_shapes = ((inputs, 6), (inputs, 7), (inputs, 8))
-    factor_shapes = ((inputs, 2), (2, 6), (inputs, 1), (1, 8))
+    factor_shapes = ((inputs, rank), (rank, 6), (inputs, 1), (1, 8))
     shapes = ((4, 8, inputs), *kernel_shapes, *factor_shapes)  # four parts of the positions
     x, *kernels, first_a, first_b, last_a, last_b = sample_arrays(*shapes)
     factors = [(first_a, first_b), None, (last_a, last_b)]
+
+    assert_equals_product_with_merged(platform, x, kernels, factors)
+
+
+@pytest.mark.parametrize("outputs", [6, 8, 10])
+@pytest.mark.parametrize("rank", [2, 20])
+def test_one_product_with_factors_on_gpus(outputs, rank):
+    shapes = ((4, 8, 8), (8, outputs), (8, rank), (rank, outputs))
+    x, kernel, a, b = sample_arrays(*shapes)
+
+    assert_equals_product_with_merged("gpu", x, [kernel], [(a, b)])
+
+
+def assert_equals_product_with_merged(platform, x, kernels, factors):
+    """Hold products and gradients on a platform to those of the merged kernels."""
     devices = FakeDevices(platform=platform, compute_capability=None)
 
     def multiply_merged(x, kernels, factors):

@@ -26,6 +26,8 @@ _ALIGNMENT = 8
 """XLA copies operands of cuBLAS to make their dimensions a multiple of this."""
 _NUM_PARTS = 32
 """Largest number of sums over positions, on each device, in the gradient of a factor."""
+_MOST_TERMS = 16
+"""Largest rank for which A B is a sum of elementwise products."""
 
 
 @jax.custom_vjp
@@ -311,11 +313,19 @@ def _differentiate_adapted(
 
 
 def _merge(kernel_IO: Array, factors: Factors) -> Array:
-    """Return W + A B, as a sum that XLA computes in the kernel that joins W and B."""
+    """Return W + A B, of factors in float32.
+
+    For small ranks it is a sum that XLA computes in the kernel that joins W and B. Its time grows
+    with the rank, other than that of a product by cuBLAS.
+    """
     a_Ir, b_rO = factors
+    dtype = kernel_IO.dtype
+    if len(b_rO) > _MOST_TERMS:
+        return kernel_IO + _multiply_alone(a_Ir.astype(dtype), b_rO.astype(dtype))
+
     products_IrO = a_Ir[:, :, None] * b_rO
     merged_IO = kernel_IO.astype(jnp.float32) + products_IrO.sum(axis=1)
-    return merged_IO.astype(kernel_IO.dtype)
+    return merged_IO.astype(dtype)
 
 
 def _add_parts(
