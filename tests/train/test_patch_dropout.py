@@ -18,7 +18,7 @@ from vit_jax.models import abstract_model
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.positions import add_positions, find_kept_tokens
 from vit_jax.train.phases import shrink_sequence
-from vit_jax.train.step import sample_patches
+from vit_jax.train.step import sample_patches, step_keys
 from vit_jax.train.step_memory import step_memory
 
 HALF = "input.patch_dropout=0.5"
@@ -195,6 +195,17 @@ def test_each_step_has_other_patches():
     assert (first != second).any()
     assert (first[0] != first[1]).any()
     assert first.shape == (16, 8)
+
+
+def test_the_key_of_patches_is_none_of_mixing():
+    """A key that is folded with i is that of part i of its split."""
+    keys = step_keys(seed=0, steps_done=7)
+    keys_of_mixing = jax.random.split(keys.mixing, 3)
+
+    words = jax.random.key_data(keys.patches)
+    words_of_mixing = jax.random.key_data(keys_of_mixing)
+
+    assert not (words == words_of_mixing).all(axis=1).any()
 
 
 def test_phases_compile_a_program_for_each_dropout():

@@ -38,7 +38,8 @@ class StepKeys(NamedTuple):
     """Random keys of one step, for its four uses.
 
     `mixing` and `dropout` are split from the key of the step. The others, which were added later,
-    derive from `mixing`: a split into four would change the losses of recorded runs.
+    derive from `mixing`: a split into four would change the losses of recorded runs. The numbers 0
+    to 2 give the keys into which mixup and CutMix split `mixing`.
     """
 
     mixing: jax.Array
@@ -46,13 +47,13 @@ class StepKeys(NamedTuple):
 
     @property
     def targets(self) -> jax.Array:
-        """The key of the objective, for example of masked patches."""
+        """The key of the objective; recorded runs with masked patches, which mix nothing, have it."""
         return jax.random.fold_in(self.mixing, 1)
 
     @property
     def patches(self) -> jax.Array:
         """The key of patch dropout."""
-        return jax.random.fold_in(self.mixing, 2)
+        return jax.random.fold_in(self.mixing, 3)
 
 
 class LossInputs(NamedTuple):
