@@ -152,13 +152,15 @@ def test_a_bucket_that_does_not_answer_ends_the_run_and_counts_for_no_damaged_im
     cloud,
     monkeypatch,
 ):
-    """The limit of time is below any pause between attempts, which is random."""
+    """There are more refusals than attempts in this time, whose pauses are random."""
     source = open_data(f"folder:{ROOT}/data/folder", "train")
-    monkeypatch.setattr(gcs_client, "RETRY_SECONDS", 1e-6)
-    cloud.inject("GET ", 503)
+    monkeypatch.setattr(gcs_client, "RETRY_SECONDS", 0.5)
+    cloud.inject("GET ", 503, times=1000)
 
     with pytest.raises(gcs_client.NoAnswer):
         source[0]
+
+    cloud.forgive()
 
 
 @pytest.mark.usefixtures("local")
