@@ -120,8 +120,9 @@ def iterate_rows(
     num_seen = 0
     for rows in iterate_results(open_batches, step, evaluated):
         rows = add_indices(rows, start=num_seen)
+        num_unpadded = max(num_examples - num_seen, 0)
         num_seen += len(rows["mask_B"])
-        yield select_rows(rows, rows["record_B"] < num_examples)
+        yield select_rows(rows, slice(num_unpadded))
     if num_seen < num_examples:
         raise RuntimeError(
             f"The batches of a split held {num_seen:,} of its {num_examples:,} images."
@@ -157,9 +158,9 @@ def keep_counted(rows: Rows) -> Rows:
     return select_rows(rows, rows["mask_B"] > 0)
 
 
-def select_rows(rows: Rows, is_selected_B: np.ndarray) -> Rows:
-    """Return the rows for which `is_selected_B` is true."""
-    return {name: value[is_selected_B] for name, value in rows.items()}
+def select_rows(rows: Rows, selected: np.ndarray | slice) -> Rows:
+    """Return the rows at these places: a slice, which copies nothing, or bool (B,)."""
+    return {name: value[selected] for name, value in rows.items()}
 
 
 def add_sums(totals: Totals, sums: Mapping[str, np.ndarray]) -> None:
