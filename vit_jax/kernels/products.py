@@ -4,7 +4,6 @@ Legend: I O channels of a kernel's input and output, r rank of LoRA's factors; o
 activation do not matter here.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -115,9 +114,7 @@ def _differentiate_each(
     for gradient_O, kernel_IO in zip(gradients_O, kernels_IO, strict=True):
         products_I.append(gradient_O @ kernel_IO.T)
 
-    dx_I = products_I[0]
-    for product_I in products_I[1:]:
-        dx_I = product_I + dx_I
+    dx_I = _add_products(products_I)
 
     kernel_gradients_IO = []
     for gradient_O in gradients_O:
@@ -125,6 +122,14 @@ def _differentiate_each(
         kernel_gradient_IO = _differentiate_kernel(*operands)
         kernel_gradients_IO.append(kernel_gradient_IO)
     return dx_I, tuple(kernel_gradients_IO)
+
+
+def _add_products(products_I: Sequence[Array]) -> Array:
+    """Return the sum of products, each of which is the first operand of its addition."""
+    sum_I = products_I[0]
+    for product_I in products_I[1:]:
+        sum_I = product_I + sum_I
+    return sum_I
 
 
 multiply_each_on_gpu.defvjp(_multiply_each_and_save, _differentiate_each)
@@ -225,8 +230,9 @@ def _list_groups(kernels_IO: Kernels) -> list[slice]:
     values as the product writes them, which need no other kernel.
     """
     last = len(kernels_IO) - 1
-    groups = [slice(0, last), slice(last, last + 1)]
-    return groups if last else groups[1:]
+    if last == 0:
+        return [slice(0, 1)]
+    return [slice(0, last), slice(last, last + 1)]
 
 
 def _split(array: Array, widths: Sequence[int]) -> list[Array]:
@@ -290,7 +296,7 @@ def _differentiate_adapted(
             kernel_IO = jnp.concatenate([kernel_IO, b_rO])
         products_I.append(gradient_O @ kernel_IO.T)
         b_parts.append(_differentiate_factor(reduced_r, gradient_O))
-    joined_I = functools.reduce(lambda total_I, product_I: product_I + total_I, products_I)
+    joined_I = _add_products(products_I)
     if is_square:
         gradient_r = _multiply_alone(gradient_O, b_rO.T)
     else:
@@ -315,8 +321,8 @@ def _differentiate_adapted(
 def _merge(kernel_IO: Array, factors: Factors) -> Array:
     """Return W + A B, of factors in float32.
 
-    For small ranks it is a sum that XLA computes in the kernel that joins W and B. Its time grows
-    with the rank, other than that of a product by cuBLAS.
+    For small ranks it is a sum that XLA computes in the kernel that joins W and B. The time of this
+    sum grows with the rank, so for large ranks cuBLAS computes A B.
     """
     a_Ir, b_rO = factors
     dtype = kernel_IO.dtype
@@ -351,8 +357,12 @@ def _add_parts(
 
 def _list_rows(factors: Sequence[Factors]) -> list[slice]:
     """Return the rows of each B among those of all."""
-    ends = list(itertools.accumulate(len(b_rO) for _, b_rO in factors))
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    rows = []
+    start = 0
+    for _, b_rO in factors:
+        rows.append(slice(start, start + len(b_rO)))
+        start += len(b_rO)
+    return rows
 
 
 def _differentiate_factor(x_I: Array, gradient_O: Array) -> Array:
