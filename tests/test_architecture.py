@@ -84,7 +84,7 @@ READ_WITHOUT_BOUND = {  # files of the system, of this package or of this proces
         "vit_jax/data/workers.py",
     ),
     *("vit_jax/cli/__init__.py", "vit_jax/imports/backend.py", "vit_jax/imports/extras.py"),
-    "vit_jax/imports/malloc.py",  # a setting of the system
+    "vit_jax/imports/huge_pages.py",  # a setting of the system
     "vit_jax/weights/formats/npz.py",  # members of an archive
     "vit_jax/data/kinds/array_files.py",  # the same
     "vit_jax/evals/feature_cache.py",  # of the cache, after it was checked that they are regular

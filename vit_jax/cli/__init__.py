@@ -24,7 +24,7 @@ from vit_jax.imports.backend import (
     hide_cuda,
     uses_only_cpus,
 )
-from vit_jax.imports.malloc import use_huge_pages
+from vit_jax.imports.huge_pages import use_huge_pages
 from vit_jax.text.nearest import did_you_mean
 
 

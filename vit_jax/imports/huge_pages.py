@@ -18,11 +18,11 @@ _USER_SETTINGS = ("MALLOC_", "GLIBC_TUNABLES")
 def use_huge_pages(environment: Mapping[str, str], root: Path = Path("/")) -> None:
     """Replace this process by the same command, in which glibc asks Linux for huge pages.
 
-    glibc reads its settings when a process starts. Nothing changes without glibc, if Linux does not
-    give huge pages on request, if `environment` has settings of the user, or if the words of the
-    command are not those of the process.
+    glibc reads its settings when a process starts. Nothing changes without a glibc that has this
+    one, if Linux does not give huge pages on request, if `environment` has settings of the user, or
+    if the words of the command are not those of the process.
     """
-    if platform.libc_ver()[0] != "glibc" or not _gives_pages_on_request(root):
+    if not _asks_for_pages() or not _gives_pages_on_request(root):
         return
     if any(name.startswith(_USER_SETTINGS) for name in environment):
         return
@@ -33,6 +33,15 @@ def use_huge_pages(environment: Mapping[str, str], root: Path = Path("/")) -> No
 
     command = [sys.executable, *sys.orig_argv[1:]]
     os.execve(sys.executable, command, {**environment, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+
+
+def _asks_for_pages() -> bool:
+    """Return whether glibc has the setting that asks Linux for huge pages: from version 2.35 on."""
+    library, version = platform.libc_ver()
+    if library != "glibc":
+        return False
+    major, minor, *_ = version.split(".")
+    return (int(major), int(minor)) >= (2, 35)
 
 
 def _gives_pages_on_request(root: Path) -> bool:

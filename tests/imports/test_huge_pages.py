@@ -1,4 +1,4 @@
-"""Commands that train on CPUs get huge pages, which cause few page faults."""
+"""Commands that train on CPUs ask Linux for huge pages."""
 
 import json
 import os
@@ -9,31 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from vit_jax.imports import malloc
+from vit_jax.imports import huge_pages
 
 ROOT = Path(__file__).parents[2]
-COUNT_FAULTS = """
-import json, os, resource, sys
-from vit_jax.imports import malloc
+LIST_REQUESTS = """
+import json, os, sys
+from vit_jax.imports import huge_pages
 
 if sys.argv[1] == "huge":
-    malloc.use_huge_pages(os.environ)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-b"x" * (80 * 2**20)
-faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(json.dumps([sys.argv[1:], faults]))
+    huge_pages.use_huge_pages(os.environ)
+block = b"x" * (80 * 2**20)
+with open("/proc/self/smaps") as mappings:
+    flags = [line.split()[1:] for line in mappings if line.startswith("VmFlags:")]
+print(json.dumps([sys.argv[1:], any("hg" in words for words in flags)]))
 """
 ON_REQUEST = "always [madvise] never"
 
 
-def count_faults(pages):
-    """Return the words that a process gets, and the page faults of a large block in it."""
+def find_requests(pages):
+    """Return the words that a process gets, and whether it asks Linux for huge pages."""
     environment = {}
     for name, value in os.environ.items():
-        if not name.startswith(malloc._USER_SETTINGS):
+        if not name.startswith(huge_pages._USER_SETTINGS):
             environment[name] = value
     ended = subprocess.run(
-        [sys.executable, "-c", COUNT_FAULTS, pages, "more words"],
+        [sys.executable, "-c", LIST_REQUESTS, pages, "more words"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -43,15 +43,13 @@ def count_faults(pages):
 
 
 @pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc" or not malloc._gives_pages_on_request(Path("/")),
+    not huge_pages._asks_for_pages() or not huge_pages._gives_pages_on_request(Path("/")),
     reason="another allocator, or no huge pages on request",
 )
-def test_huge_pages_cause_few_faults():
-    words, faults = count_faults("huge")
-    _, faults_of_small_pages = count_faults("small")
-
-    assert words == ["huge", "more words"]
-    assert faults < faults_of_small_pages / 10
+def test_large_blocks_ask_for_huge_pages():
+    """The request, not the pages: whether Linux has free ones depends on other processes."""
+    assert find_requests("huge") == [["huge", "more words"], True]
+    assert find_requests("small") == [["small", "more words"], False]
 
 
 @pytest.fixture
@@ -61,10 +59,10 @@ def start(monkeypatch, tmp_path):
 
     def run(environment=None, choices=ON_REQUEST):
         if choices is not None:
-            setting = tmp_path / malloc._LINUX_SETTING
+            setting = tmp_path / huge_pages._LINUX_SETTING
             setting.parent.mkdir(parents=True)
             setting.write_text(choices)
-        malloc.use_huge_pages(environment or {}, tmp_path)
+        huge_pages.use_huge_pages(environment or {}, tmp_path)
         return commands
 
     monkeypatch.setattr(os, "execve", lambda *command: commands.append(command))
@@ -92,8 +90,9 @@ def test_other_systems_stay_as_they_are(start, choices):
     assert not start(choices=choices)
 
 
-def test_other_allocators_stay_as_they_are(start, monkeypatch):
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+@pytest.mark.parametrize("library", [("", ""), ("glibc", "2.34"), ("glibc", "2.9.1")])
+def test_other_allocators_stay_as_they_are(start, monkeypatch, library):
+    monkeypatch.setattr(platform, "libc_ver", lambda: library)
 
     assert not start()
 
