@@ -66,7 +66,7 @@ def multiply_adapted(
       factors: A and B of each product; None for a kernel without factors.
     """
     if platform() == "gpu":
-        from vit_jax.kernels.products import multiply_adapted_on_gpu
+        from vit_jax.kernels.adapted_products import multiply_adapted_on_gpu
 
         return multiply_adapted_on_gpu(x_I, kernels_IO, factors)
 
