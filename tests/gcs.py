@@ -1,4 +1,4 @@
-"""Cloud Storage for tests: fake-gcs-server on this machine, and a proxy before it that injects failures and delays."""
+"""Cloud Storage for tests: fake-gcs-server on this machine, and a proxy before it that injects failures."""
 
 import contextlib
 import http.client
@@ -19,6 +19,7 @@ from vit_jax.storage import buckets, gcs_client
 
 BUCKET = "bucket"
 _MOST_PORTS = 5
+_HANG_SECONDS = 60
 _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 
 
@@ -27,7 +28,7 @@ class Fault(NamedTuple):
 
     pattern: re.Pattern
     status: int | None  # the reply; None: that of the server
-    seconds: float  # of waiting before the reply
+    is_held: bool  # the reply is sent when the client has sent the request once more
 
 
 class Proxy(http.server.ThreadingHTTPServer):
@@ -43,12 +44,12 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.port = 0  # of the server
         self.requests = []
         self._faults = []
-        self._lock = threading.Lock()
+        self._arrival = threading.Condition()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
-    def inject(self, pattern, status=None, *, times=1, seconds=0.0):
+    def inject(self, pattern, status=None, *, times=1, is_held=False):
         """Change the replies to the next requests, this number of times."""
-        self._faults += [Fault(re.compile(pattern), status, seconds)] * times
+        self._faults += [Fault(re.compile(pattern), status, is_held)] * times
 
     def forgive(self):
         """Return the number of faults that no request has met, and drop them."""
@@ -58,13 +59,23 @@ class Proxy(http.server.ThreadingHTTPServer):
         return left
 
     def take(self, request):
-        with self._lock:
+        with self._arrival:
             self.requests.append(request)
+            self._arrival.notify_all()
             found = next((fault for fault in self._faults if fault.pattern.search(request)), None)
 
             if found:
                 self._faults.remove(found)
             return found
+
+    def wait_for_repetition(self, request):
+        """Return when a request that is carried out has come once more; the limit is for hangs."""
+        with self._arrival:
+            num_requests = self.requests.count(request)
+            self._arrival.wait_for(
+                lambda: self.requests.count(request) > num_requests,
+                _HANG_SECONDS,
+            )
 
     def ask(self, method, path, body=None, headers=None):
         """Return status, headers and content of a reply of the server."""
@@ -96,10 +107,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         name = re.search(rb'"name": *"([^"]*)"', body[:1000]) if self.command == "POST" else None
-        fault = server.take(f"{self.command} {self.path}{f' {name[1].decode()}' if name else ''}")
-
-        if fault:
-            time.sleep(fault.seconds)
+        request = f"{self.command} {self.path}{f' {name[1].decode()}' if name else ''}"
+        fault = server.take(request)
 
         status = fault.status if fault else None
         headers = []
@@ -118,6 +127,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 body,
                 passed,
             )
+
+        if fault and fault.is_held:
+            server.wait_for_repetition(request)
 
         self.send_response(status)
         for name, value in headers:
