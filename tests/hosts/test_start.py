@@ -10,7 +10,7 @@ import types
 import jax
 import pytest
 
-from tests.integration.launchers import free_port
+from tests.integration.launchers import reserve_port
 from vit_jax import hosts
 from vit_jax.hosts.cluster import ProcessInfo
 from vit_jax.hosts.join import start_service, tell_service
@@ -148,7 +148,7 @@ def test_errors_are_reported_unless_all_processes_raise_them(monkeypatch):
 def process_info():
     return ProcessInfo(
         launcher="test",
-        coordinator=f"127.0.0.1:{free_port()}",
+        coordinator=f"127.0.0.1:{reserve_port()}",
         num_processes=2,
         process_id=0,
     )

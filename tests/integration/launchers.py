@@ -1,26 +1,38 @@
 """Environments that launchers give to the processes of a run, as if all were on this machine."""
 
+import itertools
 import socket
+import zlib
 
 FIRST_PORT = 61440
+"""The port of SLURM's job 0; Linux gives lower ports to outgoing connections."""
+NUM_JOB_PORTS = 1024
+"""Ports of jobs of a real SLURM, which other tests start meanwhile."""
+_reservations = []
 
 
-def free_port(first=0):
-    """Return a free port: any, or the first one from a number on."""
-    candidates = range(first, 65536) if first else (0,)
-    for port in candidates:
+def reserve_port():
+    """Return a free port that no other process of tests gets before this one ends.
+
+    A socket of UDP reserves the number, so that the port of TCP stays free.
+    """
+    for port in range(FIRST_PORT + NUM_JOB_PORTS, 65536):
+        reservation = socket.socket(type=socket.SOCK_DGRAM)
         with socket.socket() as probe:
             try:
+                reservation.bind(("", port))
                 probe.bind(("", port))
             except OSError:
+                reservation.close()
                 continue
-            return probe.getsockname()[1]
+        _reservations.append(reservation)
+        return port
     raise AssertionError("no port is free")
 
 
 def slurm(num_processes):
     """Return the environments of `srun --nodes=2` on nodes that are both this machine."""
-    job_id = free_port(FIRST_PORT) - FIRST_PORT
+    job_id = reserve_port() - FIRST_PORT
     step = {
         "SLURM_JOB_ID": str(job_id),
         "SLURM_STEP_ID": "0",
@@ -44,20 +56,26 @@ def jobset(num_processes):
         "NUM_JOBS": str(num_processes),
         "JOB_COMPLETION_INDEX": "0",
         "PROCESSES_IN_JOB": "1",
-        "VIT_JAX_COORDINATOR": f"127.0.0.1:{free_port()}",
+        "VIT_JAX_COORDINATOR": f"127.0.0.1:{reserve_port()}",
     }
     return [jobs | {"JOB_INDEX": str(i)} for i in range(num_processes)]
 
 
-def open_mpi(num_processes):
-    """Return the environments of `mpirun` of Open MPI 5, all on this machine.
+def find_namespace():
+    """Return a namespace of Open MPI 5 from which processes derive a free port."""
+    port = reserve_port()
+    for number in itertools.count():
+        namespace = f"prterun-here-{number}@1"
+        if FIRST_PORT + zlib.crc32(namespace.encode()) % (65536 - FIRST_PORT) == port:
+            return namespace
 
-    The namespace has a number that no other run has now.
-    """
+
+def open_mpi(num_processes):
+    """Return the environments of `mpirun` of Open MPI 5, all on this machine."""
     world = {
         "OMPI_COMM_WORLD_SIZE": str(num_processes),
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(num_processes),
-        "PMIX_NAMESPACE": f"prterun-here-{free_port()}@1",
+        "PMIX_NAMESPACE": find_namespace(),
     }
 
     environments = []
@@ -73,7 +91,7 @@ def open_mpi(num_processes):
 def explicit(num_processes):
     """Return the environments of processes that are numbered by the user."""
     run = {
-        "VIT_JAX_COORDINATOR": f"127.0.0.1:{free_port()}",
+        "VIT_JAX_COORDINATOR": f"127.0.0.1:{reserve_port()}",
         "VIT_JAX_NUM_PROCESSES": str(num_processes),
     }
     return [run | {"VIT_JAX_PROCESS_ID": str(i)} for i in range(num_processes)]

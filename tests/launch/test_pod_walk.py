@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.integration.commands import environment_of
+from tests.integration.launchers import reserve_port
 from tests.launch.conftest import LAUNCH
 from tests.launch.test_cost_guard import MACHINE
 from tests.launch.test_scripts import FAKE_PYTHON, write_program
@@ -39,12 +39,6 @@ SMALL = flags(
     "logging.compilation_cache=False",
     "input.num_workers=0",
 )
-
-
-def find_free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 # vit-jax of the checkout that it runs in: here, and on a worker as one of two processes of a run.
@@ -88,7 +82,7 @@ def stage(stage):
     python = shlex.quote(sys.executable)
     tool = TOOL.format(
         checkout=stage.checkout,
-        port=find_free_port(),
+        port=reserve_port(),
         python=python,
         xla_flags=environment_of(devices=1)["XLA_FLAGS"],  # without optimisation, as in tests
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.launchers import reserve_port
 from tests.launch.conftest import LAUNCH, STAND_INS
 
 WORDS = [
@@ -238,8 +239,7 @@ def wait_for_server(server, port):
 def storage():
     """The address of fake-gcs-server on this machine, with the buckets `images` and `bucket`."""
     program = find_storage_program()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = reserve_port()
     address = f"http://127.0.0.1:{port}"
     words = [
         "-scheme=http",
