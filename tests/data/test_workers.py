@@ -53,9 +53,17 @@ def is_running(pid):
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+def wait_until(condition):
+    """Return when the condition holds; the time limit is for hangs."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline, "hangs"
+        time.sleep(0.1)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
 def test_workers_end_with_a_killed_run(tmp_path):
-    """Workers look for the run twice a second; the time-out is for hangs."""
+    """Workers look for the run twice a second."""
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
 
@@ -71,11 +79,7 @@ def test_workers_end_with_a_killed_run(tmp_path):
             assert all(is_running(pid) for pid in pids)
 
             run.kill()
-            deadline = time.monotonic() + 300
-            while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-                time.sleep(0.1)
-
-            assert not any(is_running(pid) for pid in pids)
+            wait_until(lambda: not any(is_running(pid) for pid in pids))
         finally:
             run.kill()
 
@@ -100,9 +104,16 @@ def test_the_first_object_of_workers_hides_the_plugin_for_cuda_from_jax():
 
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="shared memory is no folder")
 def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(tmp_path):
+    """Workers prepare their next batches meanwhile, and need a moment to end."""
+
     def left():
         names = (path.name for path in SHARED_MEMORY.iterdir())
         return [name for name in names if f"vj{digits}" in name or name == f"vit_jax-{digits}.lock"]
+
+    def has_all_kinds():
+        """Return whether there are the lock, batches, and semaphores."""
+        kinds = {name.partition(digits)[0] for name in left()}
+        return kinds == {"vit_jax-", "vj", "sem.vj"}
 
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
@@ -116,18 +127,19 @@ def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(t
 
     with group as run:
         try:
-            digits = run.stdout.readline().split()[2].strip("/vj_")
+            *pids, prefix = run.stdout.readline().split()
+            digits = prefix.strip("/vj_")
+            wait_until(has_all_kinds)
             reclaim()
-            kinds = {name.partition(digits)[0] for name in left()}
-
-            expected_kinds = {"vit_jax-", "vj", "sem.vj"}
-            assert kinds == expected_kinds, "the lock, batches, and semaphores"
+            assert has_all_kinds()
         finally:
             os.killpg(run.pid, signal.SIGKILL)
 
+    wait_until(lambda: not any(is_running(int(pid)) for pid in pids))
     reclaim()
 
-    assert left() == []
+    # Another process may be removing them at this moment.
+    wait_until(lambda: left() == [])
 
 
 def test_private_names():
