@@ -3,6 +3,7 @@
 The exit code and one line tell so; nothing is half-written, and no process is left.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -227,12 +228,13 @@ def find_shared_memory(pid):
     """Return the pattern of the files of a process in shared memory.
 
     It holds one open, `vit_jax-DIGITS.lock`, and the names of the others have these digits. Other
-    tests of this machine have other files there.
+    tests of this machine have other files there. Its threads may close files meanwhile.
     """
     for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-        path = pathlib.Path(os.readlink(descriptor))
-        if path.parent == SHARED_MEMORY and path.suffix == ".lock":
-            return f"v*j*{path.stem[-5:]}*"
+        with contextlib.suppress(FileNotFoundError):
+            path = pathlib.Path(os.readlink(descriptor))
+            if path.parent == SHARED_MEMORY and path.suffix == ".lock":
+                return f"v*j*{path.stem[-5:]}*"
     raise AssertionError("the process has no file in shared memory")
 
 
@@ -272,17 +274,18 @@ def test_data_workers_end_with_the_verb(place, data_dir, number):
 
 
 def list_children(pid):
-    """Return the numbers of the processes that a process has started."""
+    """Return the numbers of the processes that a process has started; its threads may end meanwhile."""
     numbers = []
     for thread in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        numbers += map(int, thread.read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            numbers += map(int, thread.read_text().split())
     return numbers
 
 
 def is_alive(pid):
+    """Return whether a process runs, which may end between the statements."""
     try:
-        os.kill(pid, 0)
-    except OSError:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state not in "ZX"
+    return status.rpartition(")")[2].split()[0] not in "ZX"
