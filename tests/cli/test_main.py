@@ -422,7 +422,7 @@ def test_a_signal_is_not_lost_in_a_callback(number, code):
         words,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=ROOT,
     )
 

@@ -136,7 +136,7 @@ def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(
         data_dir,
         tmp_path / "run",
         *FOREVER,
-        "logging.hang_seconds=10",
+        "logging.hang_seconds=30",
         "checkpoint.every=5000 steps",
     )
 

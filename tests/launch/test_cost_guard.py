@@ -208,7 +208,7 @@ def play(stage, trouble, number):
         repository,
         *WORDS,
     ) as process:
-        _, stderr = finish(process, timeout=60)
+        _, stderr = finish(process, timeout=300)
     return process, stderr
 
 
@@ -266,7 +266,7 @@ def test_nodes_of_a_cluster_are_named_at_a_signal(stage, command, number):
         while not here.exists():
             assert process.poll() is None
         os.killpg(process.pid, number)
-        _, stderr = finish(process, timeout=60)
+        _, stderr = finish(process, timeout=300)
 
     check_nodes_are_named(process, stderr)
 
@@ -278,7 +278,7 @@ def test_nodes_of_a_cluster_are_named_where_kubectl_fails(stage, command):
     stage.answers("get", "exit 1")
 
     with stage.start("gke.sh", *COMMANDS[command]) as process:
-        _, stderr = finish(process, timeout=60)
+        _, stderr = finish(process, timeout=300)
 
     check_nodes_are_named(process, stderr)
 

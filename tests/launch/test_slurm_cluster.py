@@ -82,7 +82,7 @@ class Jobs:
             env=self.variables | variables,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=commands.HANG_SECONDS,
         )
         assert not check or result.returncode == 0, result.stderr
         return result
