@@ -26,16 +26,16 @@ print(json.dumps([sys.argv[1:], any("hg" in words for words in flags)]))
 ON_REQUEST = "always [madvise] never"
 
 
-def find_requests(pages):
-    """Return the words that a process gets, and whether it asks Linux for huge pages."""
+def find_requests(program, pages):
+    """Return the words that a program gets, and whether it asks Linux for huge pages."""
+    program.write_text(LIST_REQUESTS)
     environment = {}
     for name, value in os.environ.items():
         if not name.startswith(huge_pages._USER_SETTINGS):
             environment[name] = value
     ended = subprocess.run(
-        [sys.executable, "-c", LIST_REQUESTS, pages, "more words"],
-        cwd=ROOT,
-        env=environment,
+        [sys.executable, program, pages, "more words"],
+        env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         check=True,
     )
@@ -46,10 +46,12 @@ def find_requests(pages):
     not huge_pages._asks_for_pages() or not huge_pages._gives_pages_on_request(Path("/")),
     reason="another allocator, or no huge pages on request",
 )
-def test_large_blocks_ask_for_huge_pages():
+def test_large_blocks_ask_for_huge_pages(tmp_path):
     """The request, not the pages: whether Linux has free ones depends on other processes."""
-    assert find_requests("huge") == [["huge", "more words"], True]
-    assert find_requests("small") == [["small", "more words"], False]
+    command = tmp_path / "vit-jax"
+
+    assert find_requests(command, "huge") == [["huge", "more words"], True]
+    assert find_requests(command, "small") == [["small", "more words"], False]
 
 
 @pytest.fixture
@@ -75,9 +77,12 @@ def start(monkeypatch, tmp_path):
 
 def test_the_command_stays_the_same(start):
     command = ["/bin/python", "-m", "vit_jax", "pretrain", "digits"]
-    environment = {"HOME": "/root", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    ((program, words, environment),) = start({"HOME": "/root"})
 
-    assert start({"HOME": "/root"}) == [("/bin/python", command, environment)]
+    assert program == "/bin/python"
+    assert words == command
+    assert environment["HOME"] == "/root"
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 
 
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
@@ -97,7 +102,52 @@ def test_other_allocators_stay_as_they_are(start, monkeypatch, library):
     assert not start()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["-m", "vit_jax"], ["-I", "-m", "vit_jax"], ["/env/bin/vit-jax"], ["-O", "bin/vit-jax"]],
+)
+def test_the_command_is_replaced(start, monkeypatch, options):
+    monkeypatch.setattr(sys, "orig_argv", ["python", *options, "pretrain", "digits"])
+
+    assert len(start()) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["launch.py"],
+        ["-c", "read_input(); main()"],
+        ["-m", "pdb", "-m", "vit_jax"],
+        ["/opt/debugpy", "--connect", "127.0.0.1:5678", "-m", "vit_jax"],
+        ["/env/bin/coverage", "run", "-m", "vit_jax"],
+        [],
+    ],
+)
+def test_other_programs_run_once(start, monkeypatch, options):
+    """Their statements before the command would run again, without the input they read."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", *options, "pretrain", "digits"])
+
+    assert not start()
+
+
 def test_a_program_that_sets_the_words_continues(start, monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", "program.py"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "vit_jax"])
+
+    assert not start()
+
+
+def test_a_process_is_replaced_once(start):
+    """The loader hides GLIBC_TUNABLES from programs with capabilities."""
+    ((_, _, environment),) = start()
+    del environment["GLIBC_TUNABLES"]
+
+    assert len(start(environment, choices=None)) == 1
+
+
+def test_a_forbidden_replacement_leaves_the_process(start, monkeypatch):
+    def forbid(*command):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "execve", forbid)
 
     assert not start()
