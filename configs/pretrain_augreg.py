@@ -168,8 +168,8 @@ def _read_argument(argument: str) -> Choice:
     )
     model = values["model"].removeprefix("ViT-")  # with or without it
     data = values["data"]
-    _require("model", model, MODELS)
-    _require("data", data, DATA)
+    _require(f"model={values['model']}", model, MODELS)
+    _require(f"data={data}", data, DATA)
 
     aug = values["aug"] or MODELS[model].get(data)
     if aug is None:
@@ -177,7 +177,7 @@ def _read_argument(argument: str) -> Choice:
             f"model={model},data={data}: the authors name no augmentation for them. "
             f"Give aug= with one of {', '.join(AUGMENTATIONS)}."
         )
-    _require("aug", aug, AUGMENTATIONS)
+    _require(f"aug={aug}", aug, AUGMENTATIONS)
     return Choice(
         network=model if "+" in model else f"ViT-{model}",
         data=DATA[data],
@@ -189,7 +189,7 @@ def _read_argument(argument: str) -> Choice:
     )
 
 
-def _require(name: str, value: str, allowed: Collection[str]) -> None:
-    """Raise ValueError unless a value of the argument is allowed."""
+def _require(argument: str, value: str, allowed: Collection[str]) -> None:
+    """Raise ValueError, which quotes the argument as it was given, unless its value is allowed."""
     if value not in allowed:
-        raise ValueError(f"{name}={value}: must be one of {', '.join(allowed)}.")
+        raise ValueError(f"{argument}: must be one of {', '.join(allowed)}.")

@@ -89,9 +89,9 @@ def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     model = arguments["model"].replace("ViT-", "")
     data = arguments["data"]
     stage = arguments["stage"]
-    _require_known("model", model, MODELS)
-    _require_known("data", data, MODELS["B/16"])
-    _require_known("stage", stage, STAGES)
+    _require_known(f"model={arguments['model']}", model, MODELS)
+    _require_known(f"data={data}", data, MODELS["B/16"])
+    _require_known(f"stage={stage}", stage, STAGES)
     row = MODELS[model][data]
     epochs = arguments["epochs"] or min(row.depths)
     if epochs not in row.depths:
@@ -112,9 +112,9 @@ def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     return configure_resolution_1k(model, row, epochs)
 
 
-def _require_known(name: str, value: str, known: Collection[str]) -> None:
+def _require_known(argument: str, value: str, known: Collection[str]) -> None:
     if value not in known:
-        raise ValueError(f"{name}={value}: must be one of {', '.join(known)}.")
+        raise ValueError(f"{argument}: must be one of {', '.join(known)}.")
 
 
 def configure_pretraining_1k(model: str, row: Row, epochs: int) -> PretrainConfig:

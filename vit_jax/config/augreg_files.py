@@ -7,7 +7,8 @@ RATE = 1e-3  # learning rate of all released weights
 # For example B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0. Names of fine-tuned weights
 # go on with "--" and their data.
 _FILE_NAME = re.compile(
-    r"(?P<model>\w+)-(?P<data>i\w+)-(?P<epochs>\d+)ep-lr_(?P<rate>[\d.e-]+)-aug_(?P<aug>\w+)"
+    r"(?P<model>\w+)-(?P<data>i\w+)-(?P<epochs>\d+)ep"
+    r"-lr_(?P<rate>\d+(?:\.\d+)?(?:e-?\d+)?)-aug_(?P<aug>\w+)"
     r"-wd_(?P<wd>[\d.]+)-do_(?P<do>[\d.]+)-sd_(?P<sd>[\d.]+)"
 )
 
