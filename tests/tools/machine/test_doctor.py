@@ -59,6 +59,7 @@ def install(monkeypatch, folder, *distributions):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("enough_memory")
 def test_a_machine_where_all_is_well(tmp_path, data_dir):
     # The run is shorter than the steps that are timed.
     length = ("total=3 steps", "schedule.warmup=1 steps")
@@ -97,6 +98,7 @@ def test_a_machine_where_all_is_well(tmp_path, data_dir):
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
+@pytest.mark.usefixtures("enough_memory")
 def test_text_and_exit_code(tmp_path, monkeypatch):
     """The workdir has too little room for any checkpoint, and cannot be written either."""
     monkeypatch.setattr(checks, "LEAST_DISK_BYTES", 2**80)
@@ -382,6 +384,7 @@ def examined(monkeypatch):
     return end_with
 
 
+@pytest.mark.usefixtures("enough_memory")
 def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     """The others would wait for it in the next check."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)

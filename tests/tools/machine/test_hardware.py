@@ -63,6 +63,7 @@ def trial():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("enough_memory")
 def test_the_whole_in_small(monkeypatch, tmp_path):
     # Eight devices share two cores.
     monkeypatch.setattr(numerics, "LENGTHS", (5, 8))

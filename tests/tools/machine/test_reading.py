@@ -43,6 +43,7 @@ def test_reading_is_timed_with_all_threads(monkeypatch):
     assert read <= 1 / Slow.seconds
 
 
+@pytest.mark.usefixtures("enough_memory")
 @pytest.mark.parametrize(
     ("read", "decoded", "code", "verdict", "remedy"),
     [
