@@ -48,8 +48,8 @@ AUGMENTATIONS = {
     "strong1": Augmentation(2, 20, 0.5),
     "strong2": Augmentation(2, 20, 0.8),
 }
-# The networks, and the augmentation that the authors choose for each by data. That of hybrids is
-# from the names of released weights, which have none for i1k.
+# The augmentation that the authors choose for each network, by data. That of hybrids is in the
+# names of their released weights, which were all trained on i21k.
 MODELS = {
     "Ti/16": {"i21k": "none", "i1k": "light1"},
     "S/32": {"i21k": "none", "i1k": "medium1"},
@@ -111,7 +111,8 @@ def get_config(argument: str = "") -> PretrainConfig:
 
     * data: i21k (default) or i1k;
     * aug: one of `AUGMENTATIONS`; the authors' choice for model and data by default;
-    * wd: weight decay, multiplied by the learning rate; 0.1 by default, the authors also use 0.03;
+    * wd: weight decay of AdamW, on kernels: a step multiplies it by the learning rate; 0.1 by
+      default, the authors also use 0.03;
     * do, sd: dropout and stochastic depth, both 0 by default; the authors also use 0.1 for both;
     * epochs: 300 by default.
 
@@ -166,7 +167,7 @@ def _read_argument(argument: str) -> Choice:
         sd=0.0,
         epochs=300,
     )
-    model = values["model"].removeprefix("ViT-")  # with or without it
+    model = values["model"].removeprefix("ViT-")  # "ViT-B/16" is accepted, too
     data = values["data"]
     _require(f"model={values['model']}", model, MODELS)
     _require(f"data={data}", data, DATA)

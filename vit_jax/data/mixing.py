@@ -30,8 +30,8 @@ def mix(
 ) -> tuple[jax.Array, jax.Array]:
     """Mix images and labels by mixup, CutMix, or one of them at random in each step.
 
-    An example is not mixed if its mask or its partner's mask is 0: the zeros of an unreadable image
-    would darken a good one and give it the label of an invisible image.
+    An example is not mixed if its mask or its partner's mask is 0: an unreadable image is one
+    colour, which would veil a good one, and has a label that cannot be seen.
 
     Args:
       key: random key of this step.
@@ -98,28 +98,29 @@ def sample_cutmix_weight(
 ) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
-    The box has the proportions of the image and 1 - kept_area of its area, where kept_area ~
-    Beta(alpha, alpha). So each side is sqrt(1 - kept_area) of the image's, rounded down to pixels:
-    half of it for kept_area = 0.75. The centre is uniform over the image, whose edges cut
-    off a part of the box. As in the paper, an example may lose most of its pixels.
+    The box covers 1 - kept_fraction of the image, where kept_fraction ~ Beta(alpha, alpha), and has
+    its proportions. So each side is sqrt(1 - kept_fraction) of the image's, rounded down to pixels:
+    half of it for kept_fraction = 0.75. The centre is uniform over the image, whose edges cut off a
+    part of the box. As in the paper, an example may lose most of its pixels.
 
     Source: CutMix (1905.04899), Algorithm 1.
     """
     area_key, row_key, column_key = jax.random.split(key, 3)
-    kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
-    side_fraction = jnp.sqrt(1 - kept_area)
+    kept_fraction = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
+    side_fraction = jnp.sqrt(1 - kept_fraction)
 
-    def cover_side(key: jax.Array, num_pixels: int) -> jax.Array:
+    def is_covered(side_key: jax.Array, num_pixels: int) -> jax.Array:
+        """Return for each pixel of a side whether the box covers it."""
         length = (side_fraction * num_pixels).astype(jnp.int32)
-        centre = jax.random.randint(key, (), 0, num_pixels)
-        # `length` pixels from `start` on. The paper's end, centre + length // 2, is one pixel short
-        # if `length` is odd.
+        centre = jax.random.randint(side_key, (), 0, num_pixels)
+        # The box has all of its length. The paper's end, centre + length // 2, loses a pixel of odd
+        # lengths.
         start = centre - length // 2
         pixel = jnp.arange(num_pixels)
         return (start <= pixel) & (pixel < start + length)
 
-    is_inside_H = cover_side(row_key, height)
-    is_inside_W = cover_side(column_key, width)
+    is_inside_H = is_covered(row_key, height)
+    is_inside_W = is_covered(column_key, width)
     is_inside_HW = is_inside_H[:, None] & is_inside_W
     return (~is_inside_HW).astype(jnp.float32)[:, :, None]
 
@@ -138,9 +139,8 @@ def _blend(
     """
     other_axes = (1,) * (value.ndim - 1)
     is_paired = is_paired_B.reshape(-1, *other_axes)  # (B, 1, 1, 1) or (B, 1)
-    own_weight = jnp.where(
-        is_paired, weight, jnp.float32(1)
-    )  # the shape of is_paired, or (B, H, W, 1)
+    # The shape of `is_paired`; for CutMix (B, H, W, 1), a weight for each pixel.
+    own_weight = jnp.where(is_paired, weight, jnp.float32(1))
     previous_weight = 1 - own_weight  # in float32: the difference of bfloat16 weights is less exact
 
     own_part = own_weight.astype(value.dtype) * value

@@ -18,12 +18,12 @@ from grain.experimental import index_shuffle
 _ORDER = 0  # a part of the seed of an order
 _AUGMENTATION = 1  # a part of the seed of an augmentation
 _SHUFFLE_ROUNDS = 4  # rounds of `index_shuffle`, as in grain's global shuffle
-_MIN_SIZE_SHUFFLED = 512  # permutations of fewer elements may be drawn by sorting
+_MIN_SIZE_SHUFFLED = 512  # `BalancedOrder` draws permutations of fewer elements by random words
 
 # These change only time and memory.
 _MAX_SIZE_LISTED = 2**16  # `UniformOrder` lists permutations of at most this size
 _NUM_CACHED_LISTS = 64  # one for each epoch, and a batch of a small dataset has many epochs
-_NUM_CACHED = 4096  # seeds and sorted orders: 30 us each to compute, up to 1 KiB of memory
+_NUM_CACHED = 4096  # seeds, orders by random words: each 30 us to compute, up to 1 KiB of memory
 
 
 class UniformOrder:
@@ -63,15 +63,15 @@ class BalancedOrder:
         num_classes = len(self.records_by_class)
         turn, class_offset = divmod(position, num_classes)
         order_of_classes = Permutation(self.seed, turn, num_classes)
-        class_number = order_of_classes.find_sorted_or_shuffled(class_offset)
+        class_number = order_of_classes.find_by_words_or_shuffled(class_offset)
 
         records = self.records_by_class[class_number]
         epoch, offset = divmod(turn, len(records))
-        # The key is 1 + the first record of the class, because 0 stands for no class. It is not the
-        # number of the class, which changes when another class becomes empty.
+        # The first record of a class stays the same if another class becomes empty, its number does
+        # not. Plus 1, as 0 stands for no class.
         class_key = int(records[0]) + 1
         order_of_records = Permutation(self.seed, epoch, len(records), class_key)
-        element = order_of_records.find_sorted_or_shuffled(offset)
+        element = order_of_records.find_by_words_or_shuffled(offset)
         return int(records[element]), epoch
 
 
@@ -79,11 +79,11 @@ class Permutation(NamedTuple):
     """A random order of the elements 0 to size - 1, a function of these values.
 
     There are two ways to draw it, which give different orders: `index_shuffle`, which finds one
-    element without the others, and sorting random words, which is faster for few elements.
+    element without the others, and a random word for each element, which is faster for few.
 
-        find_shuffled              by `index_shuffle`
-        find_shuffled_in_list      the same order, from a cached list of all elements
-        find_sorted_or_shuffled    few elements by sorting, many by `index_shuffle`
+        find_shuffled                by `index_shuffle`
+        find_shuffled_in_list        the same order, from a cached list of all elements
+        find_by_words_or_shuffled    few elements by random words, many by `index_shuffle`
 
     Attributes:
       seed: random seed of the run.
@@ -98,8 +98,8 @@ class Permutation(NamedTuple):
     size: int
     class_key: int = 0
 
-    def find_sorted_or_shuffled(self, offset: int) -> int:
-        """Return the element at an offset, by sorting if there are few, else by `find_shuffled`."""
+    def find_by_words_or_shuffled(self, offset: int) -> int:
+        """Return the element at an offset: of few by random words, else by `find_shuffled`."""
         if self.size < _MIN_SIZE_SHUFFLED:
             return int(_list_by_random_words(self)[offset])
         return self.find_shuffled(offset)
@@ -121,11 +121,11 @@ class Permutation(NamedTuple):
         (docs/decisions, 5). So one number too many is shuffled. With size 3:
 
             offset                   0  1  2  3
-            0 to 3 are shuffled      2  3  0  1
+            0 to 3 are shuffled      2 [3] 0  1
             element                  2  1  0
 
-        Where the surplus number `size` comes up, it is replaced by the number at the last offset,
-        for which no caller asks.
+        Where the surplus number `size` comes up, here 3, it is replaced by the number at the last
+        offset, for which no caller asks. So each of 0 to size - 1 comes up once.
         """
         element = self._shuffle(offset, self.size + 1)
         if element == self.size:
@@ -159,7 +159,7 @@ def _list_by_random_words(permutation: Permutation) -> np.ndarray:
     The words are equal in all versions of NumPy.
     """
     assert permutation.size <= np.iinfo(np.int16).max, (
-        "only sizes below _MIN_SIZE_SHUFFLED are sorted"
+        "only permutations of fewer elements than _MIN_SIZE_SHUFFLED are drawn by words"
     )
     words = np.random.PCG64(_build_seed_sequence(permutation)).random_raw(permutation.size)
     return np.argsort(words, kind="stable").astype(np.int16)
@@ -176,8 +176,8 @@ def _build_seed_sequence(permutation: Permutation) -> np.random.SeedSequence:
 
     They are mixed, not added: with seed + number, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     """
-    # `augmentation_rng` has the same entropy for record 0, if `class_key` is 1 and `number` is its
-    # variant. This coincidence does no harm, and stays for the sake of recorded runs.
+    # `augmentation_rng` has (seed, variant, record, 1): the same for record 0 if `class_key` is 1 and
+    # `number` is its variant. This does no harm, and stays for the sake of recorded runs.
     entropy = (permutation.seed, permutation.number, _ORDER, permutation.class_key)
     return np.random.SeedSequence(entropy)
 

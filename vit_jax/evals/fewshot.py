@@ -103,8 +103,8 @@ def measure_few_shot(
     """
     train, test = select_readable(train, test)
     accuracies: dict[tuple[int, float], list[float]] = collections.defaultdict(list)
-    for seed in protocol.orders:
-        examples_by_class = order_examples(train.label_N, num_classes, seed)
+    for order in protocol.orders:
+        examples_by_class = order_examples(train.label_N, num_classes, order)
         for num_shots in protocol.shots:
             chosen = np.concatenate([examples[:num_shots] for examples in examples_by_class])
             equations = LeastSquares(train.feature_ND[chosen], train.label_N[chosen], num_classes)

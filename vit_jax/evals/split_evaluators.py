@@ -95,12 +95,13 @@ class LabelSetEvaluator(ClassificationEvaluator[Evaluated]):
     correct_NS: np.ndarray
 
     def report_means(self, totals: Totals) -> dict[str, np.ndarray]:
-        """Return no means: the objective compares with one label of each image."""
+        """Return no means: a step knows the first label of each image, and compares with it."""
         return {}
 
     def make_running_metrics(self) -> RunningMetrics:
         """Return the metrics, before the first image."""
         label_map = build_identity_map(self.split.class_names, self.correct_NS)
+        # Chosen metrics that are defined for sets, and accuracy, also if it is not chosen.
         chosen = self.chosen.keep(METRICS_FOR_LABEL_SETS)
         return RunningMetrics(ClassCounts(label_map), chosen, always=("accuracy",))
 

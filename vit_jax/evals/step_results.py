@@ -71,22 +71,23 @@ def iterate_results(
 ) -> Iterator[Any]:
     """Yield the results of a step for every batch, as NumPy arrays on the host.
 
-    They are one batch late, so that the devices do not wait for the host.
+    The results of a batch are fetched after the step of the next one has been started, so that the
+    devices do not wait for the host.
 
     Args:
       open_batches: see `Split`.
       step: (evaluated, batch) -> results.
       evaluated: a training state or a module.
     """
-    pending: object = None
+    previous: object = None
     with open_batches() as batches:
         for batch in batches:
             results = step(evaluated, batch)
-            if pending is not None:
-                yield jax.device_get(pending)
-            pending = results
-    if pending is not None:
-        yield jax.device_get(pending)
+            if previous is not None:
+                yield jax.device_get(previous)
+            previous = results
+    if previous is not None:
+        yield jax.device_get(previous)
 
 
 def sum_over(

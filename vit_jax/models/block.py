@@ -94,7 +94,7 @@ class Block(nnx.Module):
             queries_BQD=normed_BSD,
             tokens_BSD=normed_BSD,
             token_BS=token_BS,
-            output_scale=read_layer_scale(self.attention_scale),
+            output_scale=read_layer_scale(self.attention_scale),  # attention_scale of equation 2
         )
 
     def _add_branches(
@@ -124,8 +124,8 @@ class Block(nnx.Module):
 
         # Equation 3. The MLP has dropout inside, after each of its layers.
         scale_D = read_layer_scale(self.mlp_scale)
-        expanded = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
-        x = x + drop_branch(expanded, site=Site.MLP_BRANCH)
+        mlp_output = self.mlp(self.mlp_norm(x), key, output_scale=scale_D)
+        x = x + drop_branch(mlp_output, site=Site.MLP_BRANCH)
         return x.reshape(x_BSD.shape)
 
 

@@ -113,6 +113,7 @@ class Encoder(nnx.Module):
     def __init__(self, a: Architecture, key: Array):
         block_keys = jax.random.split(key, a.depth)
         build_one = functools.partial(build_block, a)
+        # One module, whose parameters are those of all blocks.
         self.blocks: EncoderBlock = jax.vmap(build_one)(block_keys)
         self.norm = build_norm(a) if a.final_norm == "tokens" else identity
 

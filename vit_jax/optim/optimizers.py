@@ -36,8 +36,8 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
     """Build an optimiser, a chain of two stages.
 
-    1. The update, by `_list_parts`, from the gradients of the trained parameters alone;
-       `train_only` gives frozen ones an update of zero.
+    1. The update of the trained parameters, by `_list_parts`. Frozen ones are hidden from it, so
+       that clipping measures trained gradients, and get an update of zero (`train_only`).
     2. Factors of the complete update, weight decay included: by depth (`layer_decay`) and by name
        (`learning_rate_multipliers`). They also see frozen parameters, to count all layers.
 
@@ -59,19 +59,15 @@ def build_optimizer(
     if config.learning_rate_multipliers:
         factors.append(scale_by_pattern(config.learning_rate_multipliers))
 
-    # A checkpoint names the states of an optimizer by their places in nested tuples, and there are
-    # checkpoints of these three cases:
-    #
-    #     all parameters trained     (parts ..., factors ...)
-    #     some trained, no factors   (parts ...)
-    #     some trained               ((parts ...), factors ...)
+    # Checkpoints name the states of an optimizer by their places in nested tuples: each of these
+    # cases keeps its nesting.
     trained = find_trained(config)
     if trained is None:
-        return optax.chain(*parts, *factors)
+        return optax.chain(*parts, *factors)  # state: (parts ..., factors ...)
     update = train_only(optax.chain(*parts), trained)
     if not factors:
-        return update  # not `chain(update)`, whose state would be ((parts ...),)
-    return optax.chain(update, *factors)
+        return update  # state: (parts ...)
+    return optax.chain(update, *factors)  # state: ((parts ...), factors ...)
 
 
 def _list_parts(
@@ -114,8 +110,8 @@ def _build_direction(config: OptimizerConfig) -> optax.GradientTransformation:
     if config.name == "sgd":
         return add_momentum(config)
 
-    # With a first moment in bfloat16, optax rounds `beta1`, too: 0.9 acts as 0.8984. This is kept,
-    # because big_vision, whose recipes have such moments, trains with the rounded value.
+    # With a first moment in bfloat16, optax rounds `beta1`, too: 0.9 acts as 0.8984. So it does for
+    # big_vision, whose recipes have such moments.
     adam = optax.scale_by_adam(
         b1=config.beta1,
         b2=config.beta2,
@@ -171,9 +167,9 @@ def _compute_trust_ratio(name: str, update: jax.Array, kernel: jax.Array) -> jax
 
     The kernels of all blocks are one array, whose first axis is the layer.
 
-    A kernel that begins at zero would hardly move: its norm, and with it its ratio, stays small. So
-    the norm of kernels that may begin at zero, which are known by name (`optim.zero_start`), is
-    taken to be at least that of random values with the standard deviation 0.02.
+    Kernels that may begin at zero (by name: `may_start_at_zero`) would hardly move, as their ratio
+    would stay near 0. Their norm counts as at least that of random values with the standard
+    deviation 0.02.
     """
     axes = list_axes_within_layer(name, kernel.ndim)
     kernel_norm = jnp.linalg.vector_norm(kernel, axis=axes, keepdims=True)

@@ -119,13 +119,15 @@ def assemble(
     compiler = make_compiler(resolved_config, builder, devices)
     teacher = place_teacher(resolved_config, teacher_weights, builder.architecture, compiler)
 
-    # The builder has taken the other overrides; the objective depends on the network of a phase.
+    # Each phase chooses its objective, which may need the size of its network. The builder has taken
+    # the other overrides.
     chosen_objective = overrides.resolve_objective(resolved_config.objective, builder.architecture)
     step_parts = build_step_parts(
         resolved_config, builder, steps, chosen_objective, compiler.platform
     )
 
-    # Earlier phases are variants of the last one, whose network has the parameters of the state.
+    # Most runs have one phase, the last. Earlier ones are variants of it, as its network has the
+    # parameters of the state.
     last_phase = build_last_phase(step_parts, builder, compiler, teacher, label_shape)
     earlier = [build_earlier_phase(last_phase, phase, overrides) for phase in steps.earlier_phases]
     return dataclasses.replace(last_phase, earlier=tuple(earlier))
@@ -141,8 +143,8 @@ def resolve_layout(
 ) -> tuple[RunConfig, StateBuilder]:
     """Return the config with a value for every "auto", such as the sharding, and the builder for it.
 
-    The choice needs the shapes of the state, so there is a provisional builder first. None of the
-    values changes these shapes; two of them belong to the network.
+    The choice needs the shapes of the state, so there is a provisional builder first. No value
+    changes these shapes. The builder of the run differs in the two values that the network uses.
     """
     provisional = make_state_builder(config, architecture, steps, overrides)
     resolved_config = choose_layout(
@@ -212,15 +214,15 @@ def build_earlier_phase(last: Assembly, phase: Phase, overrides: Overrides) -> A
 
 
 def check_optimizer(config: OptimizerConfig, builder: StateBuilder) -> None:
-    """Raise ValueError for patterns that match no parameter, and arguments that suit no update.
+    """Raise ValueError for patterns that match no parameter, and wrong arguments of an optimizer.
 
-    An optimizer by reference may take its arguments and reject them at its first update.
+    An optimizer by reference may take its arguments and reject them at its first update, so this is
+    tried without computing.
     """
     state = builder.abstract_state
     check_patterns(config, state.model)
     if is_reference(config.name):
         gradients = state.model  # arrays of the same shapes
-        # Traced for its exceptions only.
         jax.eval_shape(builder.optimizer.update, gradients, state.optimizer, state.model)
 
 

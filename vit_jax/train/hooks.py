@@ -369,7 +369,7 @@ class Saving:
         """Return whether a checkpoint is due after a step, whatever its results."""
         return self.cadence.is_due(step) or self.pause.is_due(step)
 
-    def save_if_due(
+    def save_if_due_or_best(
         self,
         step: int,
         state: TrainState,

@@ -4,8 +4,8 @@ The loop calls a `Session`, which opens what a run needs, and the parts of it th
 (`train/session.py` describes them all):
 
 * `batches` yields the batches of the next steps;
-* `live_state` holds the only copy of the state on the devices; each step replaces it. It counts
-  its steps on the host;
+* `live_state` holds the only copy of the state on the devices, which each step replaces, and the
+  number of its steps on the host;
 * `step_hooks` look at the metrics of every step; one of them, `late_metrics`, logs them one step
   late;
 * `stop` knows whether the run has to end, `evaluation` and `saving` when they are due;
@@ -51,7 +51,8 @@ def take_steps(session: "Session") -> None:
         session.before_step(step)  # may raise Paused
         batch = next(session.batches)
         metrics = session.live_state.advance(batch)
-        # The devices still compute the metrics: `late_metrics` keeps them and logs the ones before.
+        # The devices still compute these metrics: `late_metrics` keeps them until the next step, and
+        # logs those of the step before.
         for hook in session.step_hooks:
             hook.after_step(step, metrics)
 
@@ -85,7 +86,7 @@ def evaluate_and_save(session: "Session") -> None:
         save_and_raise(session, session.stop.make_error(step))
     except TooManyUnreadable as error:
         save_and_raise(session, error)
-    session.saving.save_if_due(step, state, results)
+    session.saving.save_if_due_or_best(step, state, results)
 
 
 def save_and_raise(session: "Session", error: Exception) -> NoReturn:
@@ -98,8 +99,9 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
       TooManyUnreadable: in the place of `error`, if that has occurred in any process.
     """
     step = session.live_state.step
-    # All processes have to make this call, so it comes before saving, which may fail in one.
-    reported = session.unreadable.find_error(step) or error
+    # Too many unreadable images explain more than `error`. All processes have to ask together, so
+    # this comes before saving, which may fail in one.
+    error = session.unreadable.find_error(step) or error
     session.saving.save(
         step,
         session.live_state.read(),
@@ -107,4 +109,4 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
         owes_evaluation=session.evaluation.has_unfinished(step),
     )
     session.saving.wait()
-    raise reported from None  # without its cause: the user sees one message
+    raise error from None  # without its cause: the user sees one message

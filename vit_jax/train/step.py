@@ -59,8 +59,8 @@ class StepKeys(NamedTuple):
 class LossInputs(NamedTuple):
     """Everything that the loss of a step depends on, besides the model.
 
-    All arrays but the key have the examples of the batch on the first axis. In the inputs of
-    micro-batches (`split_batch`) all arrays, also the key, have an axis A before it.
+    The arrays have the examples of the batch on their first axis. `split_batch` returns the inputs
+    of all micro-batches with one more axis in front of each field, A: of the key, too.
 
     Attributes:
       images: mixed images from -1 to 1, (B, H, W, C).
@@ -246,9 +246,9 @@ class StepParts:
     ) -> ModelOutput:
         """Return the output of the network, with these intermediates and those of the loss.
 
-        Frozen parameters get no gradient, in two ways. Arrays that are frozen as a whole: here, by
-        `stop_frozen_gradients`. Parameters of the first blocks, if only the last blocks are trained:
-        in the network, because one array has a parameter of all blocks.
+        Frozen arrays get no gradient by `stop_frozen_gradients`. If only the last blocks are
+        trained, the network stops the gradient before them (`num_trained_blocks`): one array has a
+        parameter of all blocks, and is frozen in part.
         """
         network = self.resize_network(stop_frozen_gradients(model, self.trained))
         return call_network(
@@ -349,6 +349,7 @@ def sample_patches(key: jax.Array, shape: tuple[int, int], num_kept: int) -> jax
       shape: number of images and of patches of an image.
       num_kept: number of patches to return, M.
     """
+    # The places of the largest random numbers are a uniform choice without repetition.
     _, kept_BM = jax.lax.top_k(jax.random.uniform(key, shape), num_kept)
     return jnp.sort(kept_BM, axis=1)
 

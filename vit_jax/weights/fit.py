@@ -26,7 +26,9 @@ Shapes = Mapping[str, Shape]
 HEAD = "head/"  # a hidden layer, which may be missing, and the last layer
 LAST_LAYER = "head/linear/"
 POOLING = "pooling/"
-_MIN_LARGE_GROUP = 5  # parameters of a group that a summary counts and does not name
+_MIN_LARGE_GROUP = (
+    5  # from this number on, a summary counts parameters of a folder and does not name them
+)
 
 # Folder of the last norm, by `Architecture.final_norm`; other values have no such norm.
 LAST_NORMS = {"tokens": "encoder/norm/", "pooled": "pooled_norm/"}
@@ -39,8 +41,9 @@ class Fitted:
     Attributes:
       parameters: float32, for every parameter of the target.
       statuses: the use of every parameter of either network.
-      normalisation: the one of pixels in the library of the weights. Reading the weights has folded
-        it into the first kernel, which takes pixels from -1 to 1 (`weights.folding`).
+      normalisation: how the library of the weights normalises pixels, for exports. It is not to be
+        applied: reading the weights has folded it into the first kernel, which takes pixels from -1
+        to 1 (`weights.folding`).
       licence: terms of the weights.
       finetuning_rule: rule of the recipe finetune for the family of the weights.
     """
@@ -114,8 +117,8 @@ def fit(
       channel_weights: how the first kernel changes its channels (`weights.channels`).
 
     Raises:
-      ValueError: names or shapes of parameters differ in more than head, last norm, image size,
-        channels, and the parameters of a pooling that the target lacks.
+      ValueError: names or shapes differ. Allowed are another last layer of the head, last norm,
+        image size and number of channels, and a pooling that only the source has.
     """
     source = weights.architecture
     parameters = weights.parameters
@@ -173,7 +176,7 @@ def plan_head(parameters: Parameters, target_shapes: Shapes, bias: float) -> Cha
     for name in list_folder(target_shapes, LAST_LAYER):
         value = bias if name == HEAD_BIAS else 0.0
         last_layer |= fill(name, target_shapes[name], value, replaces=parameters.get(name))
-    # A hidden layer that the target has, too, is copied, as all parameters without a change.
+    # Parameters of the source alone are dropped. Those of both get no change: they are copied.
     return drop_from_folder(parameters, target_shapes, HEAD) | last_layer
 
 
