@@ -26,9 +26,8 @@ Shapes = Mapping[str, Shape]
 HEAD = "head/"  # a hidden layer, which may be missing, and the last layer
 LAST_LAYER = "head/linear/"
 POOLING = "pooling/"
-_MIN_LARGE_GROUP = (
-    5  # from this number on, a summary counts parameters of a folder and does not name them
-)
+_MIN_LARGE_GROUP = 5
+"""From this number on, a summary counts the parameters of a folder and does not name them."""
 
 # Folder of the last norm, by `Architecture.final_norm`; other values have no such norm.
 LAST_NORMS = {"tokens": "encoder/norm/", "pooled": "pooled_norm/"}
