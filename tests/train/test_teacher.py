@@ -28,7 +28,7 @@ CLASSES = tuple("0123456789")
 MIXED = ("input.cutmix_alpha=1.0", "logging.every=1 step")
 
 
-def save_teacher(path, *fields, class_names=CLASSES, num_classes=10, seed=0):
+def save_teacher(path, *fields, class_names=CLASSES, num_classes=10, seed=0, preprocessing=None):
     """Write the weights of a random network as a user's file."""
     architecture = runs.build("model.width=32", *fields).architecture
     architecture = dataclasses.replace(
@@ -43,6 +43,7 @@ def save_teacher(path, *fields, class_names=CLASSES, num_classes=10, seed=0):
         architecture,
         parameters,
         class_names=class_names,
+        preprocessing=preprocessing,
     )
     save_weights(weights, path, OWN)
     return str(path)
@@ -210,6 +211,54 @@ def test_teachers_of_other_classes(tmp_path, monkeypatch, options, rule):
         pretrain(tmp_path / "run", monkeypatch, path)
 
     assert not (tmp_path / "run").exists()
+
+
+BANDS = ("input.channels=2", "input.bands=4,1")
+SCALE = ("input.channel_mean=20,300", "input.channel_std=10,50")
+
+
+def state_bands(*, numbers=(4, 1), mean=(20.0, 300.0), std=(10.0, 50.0)):
+    """Return the preprocessing of weights for two bands."""
+    stored = {"count": 2, "numbers": numbers, "mean": mean, "std": std}
+    return {"pixel_range": [-1.0, 1.0], "bands": stored}
+
+
+@pytest.mark.parametrize(
+    ("stated", "fields", "rule"),
+    [
+        (
+            {"numbers": (1, 4)},
+            (*BANDS, *SCALE),
+            r"bands of the run, \(4, 1\).*has \(1, 4\).*bands=1,4",
+        ),
+        ({"numbers": ()}, (*BANDS, *SCALE), r"bands of the run, \(4, 1\).*has \(1, 2\)"),
+        ({"mean": (20.0, 310.0)}, (*BANDS, *SCALE), "scale.*mean=20.0,310.0.*std=10.0,50.0"),
+        ({"std": (10.0, 5.0)}, (*BANDS, *SCALE), "scale of the channels"),
+        ({}, (*BANDS, "input.value_range=0,255"), "scale.*no value_range"),
+    ],
+)
+def test_teachers_of_other_bands(tmp_path, stated, fields, rule):
+    preprocessing = state_bands(**stated)
+    path = save_teacher(tmp_path / "other", *BANDS, preprocessing=preprocessing)
+
+    with rejects("config.objective.teacher", rule):
+        build(path, *fields)
+
+
+def test_a_teacher_of_bands_for_colours(tmp_path):
+    bands = {"count": 3, "numbers": (4, 3, 2), "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    path = save_teacher(tmp_path / "other", preprocessing={"bands": bands})
+
+    with rejects("config.objective.teacher", "RGB.*bands=4,3,2"):
+        build(path)
+
+
+def test_a_teacher_of_nearly_the_same_scale(tmp_path):
+    """Two runs on parts of the same images measure a little different scales."""
+    preprocessing = state_bands(mean=(20.5, 298.0), std=(10.1, 49.0))
+    path = save_teacher(tmp_path / "same", *BANDS, preprocessing=preprocessing)
+
+    assert build(path, *BANDS, *SCALE).teacher.architecture.channels == 2
 
 
 def test_a_teacher_that_does_not_exist(tmp_path):

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import hosts, pytree
-from vit_jax.config import Architecture, RunConfig
+from vit_jax.config import Architecture, InputConfig, RunConfig
 from vit_jax.config.network_options import ComputeDtype
+from vit_jax.data.decoding.bands import BandChoice, choose_bands, read_bands
 from vit_jax.models import abstract_model
 from vit_jax.sharding import shard_tree
 from vit_jax.storage.files import JsonObject
@@ -21,6 +23,8 @@ from vit_jax.train.step_compiler import Leaves, StepCompiler, set_shardings
 from vit_jax.weights import Weights, load_weights
 
 FIELD = "config.objective.teacher"
+_SCALE_TOLERANCE = 0.1
+"""Part of a standard deviation: scales are measured on samples of images."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,10 +124,11 @@ def build_teacher(
     """Lay a teacher out on the devices, in bfloat16; on CPUs in float32.
 
     Raises:
-      ValueError: its classes or channels are not those of the student.
+      ValueError: its classes, channels, bands or their scale are not those of the student.
     """
     name = str(config.objective.teacher)
     _require_same_sizes(name, weights.architecture, student)
+    _require_same_bands(name, weights, config.input)
     dtype = choose_dtype(compiler.platform)
     architecture = dataclasses.replace(
         weights.architecture,
@@ -156,3 +161,47 @@ def _require_same_sizes(name: str, teacher: Architecture, student: Architecture)
                 f"{FIELD}={name!r}: must have the {here} {what} of the run, and has {there}. "
                 f"Use weights with {here} {what}."
             )
+
+
+def _require_same_bands(name: str, weights: Weights, inputs: InputConfig) -> None:
+    """Raise ValueError for a teacher that states other bands, or another scale, than the run has.
+
+    A config whose channels are not measured yet has no scale.
+    """
+    there = read_bands(weights.preprocessing)
+    if there is None:
+        return
+    here = choose_bands(inputs)
+    bands_there = _list_bands(there)
+    bands_here = None
+    if here is not None:
+        bands_here = _list_bands(here)
+    if here is None or bands_there != bands_here:
+        numbers = ",".join(map(str, bands_there))
+        raise ValueError(
+            f"{FIELD}={name!r}: must have the bands of the run, {bands_here or 'RGB'}, and has "
+            f"{bands_there}. Set config.input.bands={numbers}, or use other weights."
+        )
+    if not _have_same_scale(there, here):
+        mean = ",".join(map(str, there.mean))
+        std = ",".join(map(str, there.std))
+        raise ValueError(
+            f"{FIELD}={name!r}: must have the scale of the channels of the run. "
+            f"Set config.input.channel_mean={mean} and config.input.channel_std={std}, "
+            "and no value_range."
+        )
+
+
+def _list_bands(bands: BandChoice) -> tuple[int, ...]:
+    """Return the numbers of the bands that a network reads, also if it reads all."""
+    return bands.numbers or tuple(range(1, bands.count + 1))
+
+
+def _have_same_scale(there: BandChoice, here: BandChoice) -> bool:
+    """Return whether equal values become nearly equal, where both scales are known."""
+    if not there.mean or not here.mean:
+        return True
+    means_there = np.asarray(there.mean)
+    shift = np.abs(means_there - here.mean) / there.std
+    stretch = np.abs(np.divide(here.std, there.std) - 1)
+    return bool(max(shift.max(), stretch.max()) <= _SCALE_TOLERANCE)
