@@ -8,6 +8,7 @@ import pytest
 from tests.weights.reference import networks
 from tests.weights.small_networks import VIT, assert_same, weights_of
 from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.data.subset import TrainingData
 from vit_jax.weights import load_weights
 from vit_jax.weights.averaging import load_average
 from vit_jax.weights.saving import convert, describe_weights, save_weights
@@ -123,6 +124,75 @@ def test_weights_that_have_no_mean(
 
     with pytest.raises(ValueError, match=words):
         load_average([str(run), str(tmp_path / "other")])
+
+
+FILES = TrainingData(
+    data="folder:photos",
+    seed=3,
+    holdout_fraction=0.1,
+    train_split="train",
+    test_split="test",
+    classes=(),
+    held_up_to={"ant": "0a", "bee": "1b", "cat": "2c"},
+)
+BANDS = {"count": 3, "numbers": [3, 2, 1], "mean": [0.0] * 3, "std": [1.0] * 3}
+
+
+def average_two(tmp_path, first, second):
+    """Average weights of VIT, with these changes of their metadata."""
+    sources = []
+    for name, changes in (("first", first), ("second", second)):
+        weights = weights_of(VIT, class_names=CLASSES)
+        weights = dataclasses.replace(weights, **changes)
+        save_weights(weights, tmp_path / name, "vit_jax")
+        sources.append(str(tmp_path / name))
+    return load_average(sources)
+
+
+def test_the_execution_of_a_run_may_change(tmp_path):
+    looped = dataclasses.replace(VIT, remat="full", scan_unroll=2, attention="xla")
+
+    averaged = average_two(tmp_path, {}, {"architecture": looped})
+
+    assert averaged.architecture == VIT
+
+
+def test_runs_with_other_held_out_images_have_no_mean(tmp_path):
+    """The mean would be evaluated on training images of the second one."""
+    other = dataclasses.replace(FILES, seed=5, held_up_to={"ant": "0b", "bee": "00", "cat": "2d"})
+
+    with pytest.raises(ValueError, match=r"second.*trained on the images of .*first.*seed 5"):
+        average_two(tmp_path, {"training": FILES}, {"training": other})
+
+
+@pytest.mark.parametrize("changes", [{"lora_rank": 8}, {"data": "folder:others", "seed": 4}])
+def test_runs_without_common_hold_out_problems_have_a_mean(tmp_path, changes):
+    other = dataclasses.replace(FILES, **changes)
+
+    averaged = average_two(tmp_path, {"training": FILES}, {"training": other})
+
+    assert averaged.training == FILES
+
+
+def test_a_library_states_other_fields(tmp_path):
+    stated = {"pixel_range": [-1.0, 1.0], "resize": "direct", "exif_orientation": True}
+    normalisation = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    of_library = {"resize": "direct"} | normalisation
+
+    averaged = average_two(tmp_path, {"preprocessing": stated}, {"preprocessing": of_library})
+
+    assert averaged.preprocessing == stated
+
+
+@pytest.mark.parametrize("field", ["bands", "resize"])
+def test_networks_that_take_other_images_have_no_mean(tmp_path, field):
+    stated = {"pixel_range": [-1.0, 1.0], "resize": "direct", "bands": BANDS}
+    other = stated | {"resize": "short_side"}
+    if field == "bands":
+        other = stated | {"bands": BANDS | {"numbers": [1, 2, 3]}}
+
+    with pytest.raises(ValueError, match=f"take the images of .*first.*Its {field} is"):
+        average_two(tmp_path, {"preprocessing": stated}, {"preprocessing": other})
 
 
 def test_one_source_has_no_mean(run):
