@@ -126,8 +126,7 @@ def assemble(
         resolved_config, builder, steps, chosen_objective, compiler.platform
     )
 
-    # Most runs have one phase, the last. Earlier ones are variants of it, as its network has the
-    # parameters of the state.
+    # Earlier phases are variants of the last one, whose network has the parameters of the state.
     last_phase = build_last_phase(step_parts, builder, compiler, teacher, label_shape)
     earlier = [build_earlier_phase(last_phase, phase, overrides) for phase in steps.earlier_phases]
     return dataclasses.replace(last_phase, earlier=tuple(earlier))
