@@ -88,13 +88,13 @@ CONF
   slurmctld -f "$SLURM_CONF"
   slurmd -N n1 -f "$SLURM_CONF"
   slurmd -N n2 -f "$SLURM_CONF"
-  for _ in {1..600}; do
+  for _ in {1..3000}; do
     if [[ "$(sinfo --noheader --partition=low --states=idle --Format=nodes 2>/dev/null | tr -d ' ')" == 2 ]]; then return; fi
     sleep 0.1
   done
   tail -n 20 "$folder"/logs/* >&2
   stop "$folder"
-  fail "the nodes did not come within a minute; the logs are above"
+  fail "the nodes did not come; the logs are above"
 }
 
 stop() {

@@ -268,8 +268,10 @@ def test_a_mistake_is_not_queued_again(fake):
 
 
 def test_the_time_limit_saves_and_queues_again(fake):
-    """SLURM sends the signal up to a minute earlier than asked, and limits are minutes."""
-    job = fake.submit("wait", options=("--nodes=2", "--time=1", "--signal=TERM@55"))
+    """SLURM looks at limits, which are minutes, twice a minute, and sends the signal 30 to 60 s
+    after the start, when the tasks are ready.
+    """
+    job = fake.submit("wait", options=("--nodes=2", "--time=2", "--signal=TERM@60"))
     fake.wait(lambda: fake.show(job, "Restarts") == ["1"], job)
 
     assert fake.log(job).count("saved\n") == 2
