@@ -202,10 +202,22 @@ def test_values_that_fit_each_other(fields):
         # Frozen features have no dropout, not even that of the released configs.
         {**HEAD, "model.dropout_fraction": None},
         {**HEAD, "model.dropout_fraction": 0.0},
+        # Features are learned for a head that is not zero.
+        {"optimizer.frozen": ("head/*",), "model.head_stddev": 0.02},
+        {"optimizer.frozen": ("head/*",), "model.head": "keep"},
+        {"optimizer.frozen": ("head/*/bias",)},
         # The learning rate is that of the trials.
         {**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9},
     ],
-    ids=["no search", "no dropout", "dropout of 0", "weight decay"],
+    ids=[
+        "no search",
+        "no dropout",
+        "dropout of 0",
+        "random head",
+        "kept head",
+        "frozen bias",
+        "weight decay",
+    ],
 )
 def test_values_that_fit_fine_tuning(fields):
     validate(change(fields, FINETUNING))
@@ -380,6 +392,11 @@ def test_values_that_do_not_fit_each_other(fields, rule):
         (
             {"schedule.learning_rate": 0.0, "search.learning_rates": ()},
             "=0.0.*search.learning_rates",
+        ),
+        ({"optimizer.frozen": ("head/*",)}, "='head/.*zeros stop all gradients.*head_stddev"),
+        (
+            {"optimizer.frozen": ("*/kernel",), "model.head": "zero_keep_hidden"},
+            "must not freeze the new head",
         ),
         *(({"search.learning_rates": rates}, rule) for rates, rule in NO_RATES),
         *(({"search.validation_fraction": part}, rf"={part}.*\(0, 1\)") for part in (0.0, 1.0)),

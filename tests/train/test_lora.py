@@ -410,6 +410,12 @@ def test_values_without_meaning_are_rejected(fields, field):
         validate(config)
 
 
+@pytest.mark.parametrize("frozen", ["encoder/*", "*lora_*"])
+def test_frozen_factors_are_rejected(frozen):
+    with rejects("config.optimizer.lora_rank=2", "no effect.*freezes all factors"):
+        build(*RANK, f"optimizer.frozen={frozen}")
+
+
 def test_patterns_of_parameters_that_lora_freezes_are_rejected():
     with rejects("optimizer.frozen", "no parameter matches 'embedding/"):
         build(*RANK, "optimizer.frozen=embedding/*")

@@ -7,6 +7,7 @@ rules of single fields; `evaluation_rules` has those of evaluators and of the be
 
 import itertools
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 
 from vit_jax.config.field_checks import apply_rules, is_value_range
 from vit_jax.config.lengths import get_phases, list_patch_dropouts
@@ -437,6 +438,20 @@ def check_channel_weights(config: FinetuneConfig) -> str | None:
     )
 
 
+def check_frozen_head(config: FinetuneConfig) -> str | None:
+    """Through a kernel of zeros that stays, no gradient reaches other parameters."""
+    model = config.model
+    if model.head not in ("zero", "zero_keep_hidden") or model.head_stddev:
+        return None
+    for pattern in config.optimizer.frozen:
+        if fnmatchcase("head/linear/kernel", pattern):
+            return (
+                f"optimizer.frozen={pattern!r}: must not freeze the new head, whose zeros stop all "
+                "gradients. Set config.model.head_stddev=0.02, or config.model.head=keep."
+            )
+    return None
+
+
 def check_rate(config: FinetuneConfig) -> str | None:
     """Fine-tuning needs a learning rate, or several to search."""
     if config.search.learning_rates or config.schedule.learning_rate:
@@ -477,6 +492,7 @@ def check_searched_fraction(config: FinetuneConfig) -> str | None:
 
 FINETUNE_RULES: tuple[Callable[[FinetuneConfig], str | None], ...] = (
     check_channel_weights,
+    check_frozen_head,
     check_rate,
     check_searched_rate,
     check_different_rates,

@@ -251,10 +251,10 @@ def _list_distances(leaves: Mapping[str, jax.Array]) -> list[tuple[str, np.ndarr
 def check_patterns(config: OptimizerConfig, parameters: object) -> None:
     """Check that every pattern matches a parameter, and that some parameters are trained.
 
-    With LoRA, patterns must match trained parameters.
+    With LoRA, patterns must match trained parameters, and not freeze all factors.
 
     Raises:
-      ValueError: a pattern matches none, or nothing is trained.
+      ValueError: a pattern matches none, or nothing is trained, or no factor of LoRA.
     """
     names = list(pytree.name_leaves(parameters))
     if config.lora_rank is not None:
@@ -267,12 +267,29 @@ def check_patterns(config: OptimizerConfig, parameters: object) -> None:
         _require_match("learning_rate_multipliers", pattern, names)
 
     trained = find_trained(config)
-    if trained is None or any(map(trained.includes, names)):
+    if trained is None:
+        return
+    trained_names = [name for name in names if trained.includes(name)]
+    if trained_names:
+        _require_factors(config, trained_names)
         return
     options = f"trained={config.trained!r}, frozen={config.frozen}"
     if config.lora_rank is not None:
         options += f", lora_rank={config.lora_rank}"
     raise ValueError(f"config.optimizer: {options} leaves no parameter of this model to train.")
+
+
+def _require_factors(config: OptimizerConfig, trained_names: Sequence[str]) -> None:
+    """Raise ValueError if LoRA is on and none of its factors is trained."""
+    if config.lora_rank is None:
+        return
+    if any(name.endswith(LORA_FACTORS) for name in trained_names):
+        return
+    raise ValueError(
+        f"config.optimizer.lora_rank={config.lora_rank}: has no effect with "
+        f"optimizer.frozen={config.frozen}, which freezes all factors. Freeze fewer parameters, or "
+        "use optimizer.trained='head'."
+    )
 
 
 def _require_blocks(config: OptimizerConfig, parameters: object) -> None:
