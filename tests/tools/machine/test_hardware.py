@@ -67,7 +67,10 @@ def trial():
 def test_the_whole_in_small(monkeypatch, tmp_path):
     # Eight devices share two cores.
     monkeypatch.setattr(numerics, "LENGTHS", (5, 8))
-    monkeypatch.setattr(hardware, "SMALL", dataclasses.replace(hardware.SMALL, images=1))
+    narrow = ("model.width=24", "model.mlp_dim=48")
+    fields = (*hardware.SMALL.fields, *narrow)
+    small = dataclasses.replace(hardware.SMALL, images=1, fields=fields)
+    monkeypatch.setattr(hardware, "SMALL", small)
 
     outcome = run(["doctor", "--hardware", f"--workdir={tmp_path / 'run'}", "--json"])
 
