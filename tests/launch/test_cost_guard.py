@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import time
 
 import pytest
 
@@ -265,6 +266,7 @@ def test_nodes_of_a_cluster_are_named_at_a_signal(stage, command, number):
     with stage.start("gke.sh", *COMMANDS[command]) as process:
         while not here.exists():
             assert process.poll() is None
+            time.sleep(0.01)
         os.killpg(process.pid, number)
         _, stderr = finish(process, timeout=300)
 
