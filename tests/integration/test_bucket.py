@@ -7,17 +7,12 @@ import pytest
 
 from tests import gcs
 from tests.integration import commands
+from tests.tiny import LENGTH
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.storage.buckets import BucketPath
 from vit_jax.train.run_files import read_metrics
 
-LENGTH = (
-    "total=6 steps",
-    "checkpoint.every=2 steps",
-    "evaluation.every=3 steps",
-    "logging.every=1 steps",
-)
-OPTIONS = (*LENGTH, "polyak.factor=0.99", "logging.tensorboard=True")
+OPTIONS = (*LENGTH, "logging.tensorboard=True")
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 
 
