@@ -128,14 +128,13 @@ def run_stages(architecture, body, x):
     return run(body, x)
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize(
     ("name", "image_size", "unit"),
     [
-        ("R14x0.5", (33, 50), "preactivation"),
-        ("R14x0.5", (33, 50), "postactivation"),
-        ("R14x0.5+ViT-mu/8", (48, 32), None),
-        ("R+mu/16", (64, 32), None),
+        pytest.param("R14x0.5", (33, 50), "preactivation", marks=pytest.mark.newest),
+        pytest.param("R14x0.5", (33, 50), "postactivation", marks=pytest.mark.slow),
+        pytest.param("R14x0.5+ViT-mu/8", (48, 32), None, marks=pytest.mark.slow),
+        pytest.param("R+mu/16", (64, 32), None, marks=pytest.mark.newest),
     ],
 )
 def test_stages_are_run_in_order(name, image_size, unit):

@@ -16,11 +16,11 @@ from vit_jax import pytree
 WIDE = [MIXUP, "model.width=32", "model.num_heads=8"]
 NUM_STEPS = 10
 # Parameters, replicas, model shards, attention; the data axis has the rest of eight devices. In the
-# last one it has one device, and each model shard one head.
+# last one it has one device, and each model shard one head. The second one divides all axes.
 LAYOUTS = [
-    ("replicated", 1, 1, "xla"),
-    ("fsdp", 2, 2, "pallas"),
-    ("fsdp", 1, 8, "xla"),
+    pytest.param("replicated", 1, 1, "xla", marks=pytest.mark.slow),
+    pytest.param("fsdp", 2, 2, "pallas", marks=pytest.mark.newest),
+    pytest.param("fsdp", 1, 8, "xla", marks=pytest.mark.slow),
 ]
 # It moves all logits of a query alike, so its gradient is 0, and Adam makes steps of the rounding.
 NO_GRADIENT = "attention/key/bias"
@@ -51,7 +51,6 @@ def one_device():
     return runs.train(runs.build(*WIDE), NUM_STEPS)
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize(("parameters", "replicas", "model", "attention"), LAYOUTS)
 def test_every_layout_gives_the_run_of_one_device(
     one_device,
