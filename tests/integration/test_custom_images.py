@@ -15,9 +15,11 @@ from tests.tiny import NETWORK, ROOT, flags
 from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.slow
+# A checkpoint takes as long as many steps.
+AT_THE_END = ("evaluation.every=1 fraction", "checkpoint.every=1 fraction")
 SHORTER = {
-    "pretrain": flags(*NETWORK, "total=20 steps"),
-    "finetune": flags("total=8 steps", "schedule.warmup=2 steps", "global_batch=64"),
+    "pretrain": flags(*NETWORK, "total=20 steps", *AT_THE_END),
+    "finetune": flags("total=8 steps", "schedule.warmup=2 steps", "global_batch=64", *AT_THE_END),
 }
 
 

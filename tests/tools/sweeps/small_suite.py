@@ -14,6 +14,7 @@ MODULE = "tests.tools.sweeps.small_suite"
 FINETUNING = [
     "--config=finetune:any,vtab,image_size=4",
     *flags("global_batch=16", "model.compute_dtype=float32", "logging.tensorboard=False"),
+    *flags("checkpoint.every=1 fraction"),  # one takes as long as many steps
 ]
 GRID = ["--learning_rates=0.0001,0.2", "--lengths=12:2"]
 SIZES = {
