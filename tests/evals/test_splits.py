@@ -190,7 +190,9 @@ def test_names_of_the_run_are_names_here(make):
     assert judge(data, weights, split="val") == held_out
     assert judge(data, weights, split="test") == held_out
     assert judge(data, weights, split="fit") == train
-    with rejects("--split=vla", "train, test, all, fit, val"):
+    with rejects(
+        "--split=vla", "must be one of train, test, all, fit, val for folder:.*no sub-folders"
+    ):
         open_labelled(
             data,
             weights,

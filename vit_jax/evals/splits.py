@@ -467,7 +467,7 @@ def _choose_without_splits(
     usual = test_split if plan.was_trained_on or is_chosen else WHOLE
     split = choice.split or usual
     if split not in splits:
-        raise ValueError(f"--split={split}: {words}. Use one of {', '.join(splits)}.")
+        raise ValueError(f"--split={split}: must be one of {', '.join(splits)} for {words}.")
     if splits[split] == WHOLE:
         reject_idle(f"{WHOLE} of {plan.data}", choice, "seed", "holdout_fraction")
         notes = _note_on_whole(plan, weights.training)
