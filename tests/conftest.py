@@ -1,6 +1,7 @@
 """The harness: eight CPU devices, strict dtype promotion and one cache of compiled programs."""
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import os
@@ -42,6 +43,9 @@ pytest_plugins = ["tests.tiers"]
 
 CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 CACHE_DAYS = 7
+MEMORY = pathlib.Path("/proc/self/statm")
+MEMORY_LIMIT = 2 * 2**30
+"""Bytes of a process from which on it forgets its programs after a file of tests."""
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -101,6 +105,31 @@ def pytest_collection_finish():
     """
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
+
+
+def forget_programs():
+    """Drop the compiled programs of this process and give their memory back to the system.
+
+    Those of a file of tests take up to 0.7 GB, and JAX keeps all.
+    """
+    jax.clear_caches()
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Bound the memory of this process: several run side by side."""
+    result = yield
+
+    is_last = nextitem is None or get_worker_scope(nextitem.nodeid) != get_worker_scope(item.nodeid)
+    if is_last and MEMORY.exists():
+        num_pages = int(MEMORY.read_text().split()[1])
+        if num_pages * os.sysconf("SC_PAGE_SIZE") > MEMORY_LIMIT:
+            forget_programs()
+    return result
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
