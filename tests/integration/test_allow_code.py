@@ -200,7 +200,13 @@ def test_allowed_code_runs(here, source):
     [
         (
             "finetune",
-            flags("data=mine:open_data", "search.learning_rates=", "schedule.learning_rate=0.1"),
+            flags(
+                "data=mine:open_data",
+                "search.learning_rates=",
+                "schedule.learning_rate=0.1",
+                "evaluation.every=1 fraction",
+                "checkpoint.every=1 fraction",
+            ),
         ),
         ("vtab", ["--lengths=2:1", "--learning_rates=0.1"]),
     ],

@@ -498,6 +498,7 @@ def test_the_first_loss_is_that_of_full_fine_tuning_and_readers_see_a_plain_netw
         "schedule.warmup=1 steps",
         "global_batch=16",
         "evaluation.every=4 steps",
+        "checkpoint.every=4 steps",
         "logging.every=1 steps",
         "logging.tensorboard=False",
         "model.compute_dtype=float32",
