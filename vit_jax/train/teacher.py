@@ -172,10 +172,10 @@ def _require_same_bands(name: str, weights: Weights, inputs: InputConfig) -> Non
     if there is None:
         return
     here = choose_bands(inputs)
-    bands_there = _list_bands(there)
+    bands_there = there.list_numbers()
     bands_here = None
     if here is not None:
-        bands_here = _list_bands(here)
+        bands_here = here.list_numbers()
     if here is None or bands_there != bands_here:
         numbers = ",".join(map(str, bands_there))
         raise ValueError(
@@ -190,11 +190,6 @@ def _require_same_bands(name: str, weights: Weights, inputs: InputConfig) -> Non
             f"Set config.input.channel_mean={mean} and config.input.channel_std={std}, "
             "and no value_range."
         )
-
-
-def _list_bands(bands: BandChoice) -> tuple[int, ...]:
-    """Return the numbers of the bands that a network reads, also if it reads all."""
-    return bands.numbers or tuple(range(1, bands.count + 1))
 
 
 def _have_same_scale(there: BandChoice, here: BandChoice) -> bool:

@@ -46,6 +46,10 @@ class BandChoice:
         """True if 0 and 255 become -1 and 1, as in RGB."""
         return set(self.mean) == set(self.std) == {HALF_OF_8_BITS}
 
+    def list_numbers(self) -> tuple[int, ...]:
+        """Return the numbers of the bands, also if all are read."""
+        return self.numbers or tuple(range(1, self.count + 1))
+
     def set_range(self, low: float, high: float) -> Self:
         """Return the same bands, of which these values become -1 and 1."""
         mean = ((low + high) / 2,) * self.count

@@ -414,7 +414,7 @@ def _describe_input(model: Model) -> JsonObject:
         "dtype": "float32",
         "shape": shape,
         "channels": "values of bands as stored; the program normalises them",
-        "bands": list(bands.numbers or range(1, bands.count + 1)),
+        "bands": list(bands.list_numbers()),
     }
 
 
