@@ -12,7 +12,6 @@ Values that are not set here are defaults of `vit_jax.config`:
 """
 
 import dataclasses
-from collections.abc import Collection
 from typing import NamedTuple
 
 from vit_jax.config import (
@@ -28,6 +27,7 @@ from vit_jax.config import (
     ScheduleConfig,
     parse_argument,
 )
+from vit_jax.config.arguments import require_known
 from vit_jax.config.augreg_files import translate_file_name
 
 
@@ -169,8 +169,8 @@ def _read_argument(argument: str) -> Choice:
     )
     model = values["model"].removeprefix("ViT-")  # "ViT-B/16" is accepted, too
     data = values["data"]
-    _require(f"model={values['model']}", model, MODELS)
-    _require(f"data={data}", data, DATA)
+    require_known(f"model={values['model']}", model, MODELS)
+    require_known(f"data={data}", data, DATA)
 
     aug = values["aug"] or MODELS[model].get(data)
     if aug is None:
@@ -178,7 +178,7 @@ def _read_argument(argument: str) -> Choice:
             f"model={model},data={data}: the authors name no augmentation for them. "
             f"Give aug= with one of {', '.join(AUGMENTATIONS)}."
         )
-    _require(f"aug={aug}", aug, AUGMENTATIONS)
+    require_known(f"aug={aug}", aug, AUGMENTATIONS)
     return Choice(
         network=model if "+" in model else f"ViT-{model}",
         data=DATA[data],
@@ -188,9 +188,3 @@ def _read_argument(argument: str) -> Choice:
         stochastic_depth=values["sd"],
         epochs=values["epochs"],
     )
-
-
-def _require(argument: str, value: str, allowed: Collection[str]) -> None:
-    """Raise ValueError, which quotes the argument as it was given, unless its value is allowed."""
-    if value not in allowed:
-        raise ValueError(f"{argument}: must be one of {', '.join(allowed)}.")

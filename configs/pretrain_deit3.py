@@ -10,7 +10,6 @@ differences from the reproduction.
 """
 
 import dataclasses
-from collections.abc import Collection
 from typing import Any
 
 from vit_jax.config import (
@@ -28,6 +27,7 @@ from vit_jax.config import (
     ScheduleConfig,
     parse_argument,
 )
+from vit_jax.config.arguments import require_known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,9 +89,9 @@ def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     model = arguments["model"].replace("ViT-", "")
     data = arguments["data"]
     stage = arguments["stage"]
-    _require_known(f"model={arguments['model']}", model, MODELS)
-    _require_known(f"data={data}", data, MODELS["B/16"])
-    _require_known(f"stage={stage}", stage, STAGES)
+    require_known(f"model={arguments['model']}", model, MODELS)
+    require_known(f"data={data}", data, MODELS["B/16"])
+    require_known(f"stage={stage}", stage, STAGES)
     row = MODELS[model][data]
     epochs = arguments["epochs"] or min(row.depths)
     if epochs not in row.depths:
@@ -110,11 +110,6 @@ def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
             f"stage=finetune: {model} is trained at 224 pixels with data=i1k. Leave it out."
         )
     return configure_resolution_1k(model, row, epochs)
-
-
-def _require_known(argument: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{argument}: must be one of {', '.join(known)}.")
 
 
 def configure_pretraining_1k(model: str, row: Row, epochs: int) -> PretrainConfig:

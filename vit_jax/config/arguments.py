@@ -42,6 +42,12 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     return defaults | values
 
 
+def require_known(argument: str, value: str, known: Collection[str]) -> None:
+    """Raise ValueError, which quotes the argument as it was given, unless its value is known."""
+    if value not in known:
+        raise ValueError(f"{argument}: must be one of {', '.join(known)}.")
+
+
 def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, int]:
     """Return the row of a paper's table that "ViT-L/16,epochs=14" names.
 
