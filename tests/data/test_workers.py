@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 import types
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -17,6 +16,7 @@ import grain
 import pytest
 from absl import flags
 
+from tests.integration.commands import is_running, wait_until
 from vit_jax.data import workers
 from vit_jax.data.workers import SHARED_MEMORY, choose_parallelism, reclaim
 
@@ -42,23 +42,6 @@ if __name__ == "__main__":
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(workers.__file__).parents[2])}
-
-
-def is_running(pid):
-    """Return whether a process has not ended; one that waits to be collected has."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until(condition):
-    """Return when the condition holds; the time limit is for hangs."""
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "hangs"
-        time.sleep(0.1)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
@@ -279,6 +262,7 @@ def test_the_end_of_a_run_removes_segments_of_workers_that_were_killed(monkeypat
 
 LEAVES_AT_ONCE = """
 import multiprocessing, os
+from tests.integration.commands import is_running, wait_until
 from vit_jax.data import workers
 workers._start_tracker()
 lock = multiprocessing.get_context("spawn").Lock()

@@ -227,11 +227,21 @@ def checkpoints(workdir):
     return list((pathlib.Path(workdir) / "checkpoints").glob("*"))
 
 
-def wait_until(condition, process):
-    """Return when the condition holds; the process must be alive until then."""
+def is_running(pid):
+    """Return whether a process has not ended; one that waits to be collected has."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_until(condition, process=None):
+    """Return when the condition holds; a process, if one is given, must be alive until then."""
     deadline = time.monotonic() + HANG_SECONDS
     while not condition():
-        assert process.poll() is None, process.communicate()
+        if process is not None:
+            assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "hangs"
 
         time.sleep(0.01)

@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -267,8 +266,7 @@ def test_data_workers_end_with_the_verb(place, data_dir, number):
     assert outcome.code == code
     assert outcome.err == message
 
-    while any(map(is_alive, workers)):
-        time.sleep(0.05)
+    commands.wait_until(lambda: not any(map(commands.is_running, workers)))
     assert list(SHARED_MEMORY.glob(pattern)) == []
     assert list_below(place / "output") == []
 
@@ -280,12 +278,3 @@ def list_children(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             numbers += map(int, thread.read_text().split())
     return numbers
-
-
-def is_alive(pid):
-    """Return whether a process runs, which may end between the statements."""
-    try:
-        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
