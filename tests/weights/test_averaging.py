@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tests.weights.reference import networks
-from tests.weights.small_networks import VIT, assert_same, weights_of
+from tests.weights.small_networks import TRAINING, VIT, assert_same, weights_of
 from vit_jax.checkpoint.store import CheckpointStore
-from vit_jax.data.subset import TrainingData
 from vit_jax.weights import load_weights
 from vit_jax.weights.averaging import load_average
 from vit_jax.weights.saving import convert, describe_weights, save_weights
@@ -126,15 +125,7 @@ def test_weights_that_have_no_mean(
         load_average([str(run), str(tmp_path / "other")])
 
 
-FILES = TrainingData(
-    data="folder:photos",
-    seed=3,
-    holdout_fraction=0.1,
-    train_split="train",
-    test_split="test",
-    classes=(),
-    held_up_to={"ant": "0a", "bee": "1b", "cat": "2c"},
-)
+FILES = dataclasses.replace(TRAINING, held_up_to={"ant": "0a", "bee": "1b", "cat": "2c"})
 BANDS = {"count": 3, "numbers": [3, 2, 1], "mean": [0.0] * 3, "std": [1.0] * 3}
 
 
