@@ -15,7 +15,7 @@ from pathlib import Path
 _LINUX_SETTING = "sys/kernel/mm/transparent_hugepage/enabled"
 _USER_SETTINGS = ("MALLOC_", "GLIBC_TUNABLES")
 _REPLACED = "VIT_JAX_REPLACED"
-"""Variable of a process that replaced another. A program with capabilities gets no GLIBC_TUNABLES."""
+"""Variable of a process that replaced another: one with capabilities gets no GLIBC_TUNABLES."""
 
 
 def use_huge_pages(environment: Mapping[str, str], root: Path = Path("/")) -> None:
@@ -39,13 +39,14 @@ def use_huge_pages(environment: Mapping[str, str], root: Path = Path("/")) -> No
 
 
 def _runs_command() -> bool:
-    """Return whether Python started `vit-jax` or `-m vit_jax` with these words, and no other program."""
+    """Return whether Python started `vit-jax` or `-m vit_jax` with the words of this command."""
     words = sys.argv[1:]
     first_word = len(sys.orig_argv) - len(words)
-    if sys.orig_argv[first_word:] != words:
+    started = sys.orig_argv[1:first_word]
+    if not started or sys.orig_argv[first_word:] != words:
         return False
 
-    *options, program = sys.orig_argv[1:first_word] or [""]
+    *options, program = started
     if not all(option.startswith("-") for option in options):
         return False
     if program == "vit_jax":
