@@ -101,7 +101,7 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
     step = session.live_state.step
     # Too many unreadable images explain more than `error`. All processes have to ask together, so
     # this comes before saving, which may fail in one.
-    error = session.unreadable.find_error(step) or error
+    final_error = session.unreadable.find_error(step) or error
     session.saving.save(
         step,
         session.live_state.read(),
@@ -109,4 +109,4 @@ def save_and_raise(session: "Session", error: Exception) -> NoReturn:
         owes_evaluation=session.evaluation.has_unfinished(step),
     )
     session.saving.wait()
-    raise error from None  # without its cause: the user sees one message
+    raise final_error from None  # without its cause: the user sees one message
